@@ -1,0 +1,106 @@
+# Every target sets itself up in .venv, installs only what it needs, and is quick the second time.
+#
+#   make demo                         the core alone
+#   make PYTHON=python3.12 test       another Python (3.11 or newer)
+#   make PIP_FLAGS= demo              show all that pip says
+#
+# pip's own environment variables are honoured. On Linux the torch wheel of PyPI brings CUDA with it, some
+# gigabytes; for the small CPU build of the same version:
+#
+#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
+
+PYTHON ?= python3
+PIP_FLAGS ?= -q
+
+VENV := .venv
+BIN := $(VENV)/bin
+CORE := $(VENV)/core.stamp
+DEV := $(VENV)/dev.stamp
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+VERSION := import platform; print(platform.python_version())
+
+.DEFAULT_GOAL := help
+.PHONY: demo test lint notebooks docs bench experiments soak clean help remake
+.NOTPARALLEL:
+
+help:
+	@echo "make demo         build the bnet of a sentence, print it, write its graph and equations to demo/"
+	@echo "make test         the quick tests"
+	@echo "make lint         ruff, mypy, and the order of the rooms (import-linter)"
+	@echo "make docs         check that the links of the pages lead somewhere"
+	@echo "make bench        the benchmarks, on this machine"
+	@echo "make clean        remove what builds, tests and the demo left behind; .venv stays"
+	@echo "make notebooks | experiments | soak    nothing to run yet; each says what to look at instead"
+
+demo: $(CORE)
+	@echo "== demo: the bnet of a sentence, into demo/"
+	@$(BIN)/python docs/scripts/demo.py
+
+test: $(DEV)
+	@echo "== test: the quick tests, one process for each core"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
+
+lint: $(DEV)
+	@echo "== lint: ruff"
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+	@echo "== lint: mypy"
+	@$(BIN)/mypy bnet_transformer
+	@echo "== lint: the order of the rooms"
+	@$(BIN)/lint-imports
+
+docs: $(VENV)/pyvenv.cfg
+	@echo "== docs: plain Markdown, to be read as it is; checking its links"
+	@$(BIN)/python docs/scripts/check_links.py
+
+bench: $(DEV)
+	@echo "== bench: timings on this machine"
+	@$(BIN)/python -m benchmarks
+
+notebooks:
+	@echo "== notebooks: there are none yet; look at docs/declare.md and run 'make demo'"
+
+experiments:
+	@echo "== experiments: there are none yet; 'make bench' measures what is here"
+
+soak:
+	@echo "== soak: there are no long-running tests yet; 'make test' runs all that there are"
+
+clean:
+	@echo "== clean: build products, caches and demo/ (.venv stays: remove it by hand for a fresh one)"
+	@rm -rf build dist demo htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .import_linter_cache *.egg-info
+	@find bnet_transformer tests benchmarks docs -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# $(call install,WHAT PIP GETS,IN WORDS): checks the Python of .venv, then installs.
+define install
+	@$(BIN)/python -c '$(NEW_ENOUGH)' || { \
+	  echo "$(VENV) has Python $$($(BIN)/python -c '$(VERSION)'), and bnet_transformer needs 3.11 or newer:"; \
+	  echo "  rm -rf $(VENV), then make PYTHON=/path/to/a/newer/python3 ..."; exit 1; }
+	@echo "== setting up $(VENV): $(2) (minutes the first time, then never again until the pins change)"
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c constraints.txt -e '$(1)'
+endef
+
+$(CORE): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
+	$(call install,.,the core)
+	@touch $@
+
+$(DEV): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
+	$(call install,.[dev],the core and the tools of a developer)
+	@touch $(CORE) $@
+
+# A .venv without a Python that runs (half made, or its Python was removed) is made anew.
+ifeq ($(shell $(BIN)/python -c '' 2>/dev/null && echo runs),)
+$(VENV)/pyvenv.cfg: remake
+endif
+
+$(VENV)/pyvenv.cfg:
+	@command -v '$(PYTHON)' >/dev/null || { \
+	  echo "no '$(PYTHON)' on this machine: install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3 ..."; \
+	  exit 1; }
+	@'$(PYTHON)' -c '$(NEW_ENOUGH)' || { \
+	  echo "'$(PYTHON)' is Python $$('$(PYTHON)' -c '$(VERSION)'), and bnet_transformer needs 3.11 or newer: make PYTHON=/path/to/a/newer/python3 ..."; \
+	  exit 1; }
+	@echo "== setting up $(VENV) with Python $$('$(PYTHON)' -c '$(VERSION)')"
+	@'$(PYTHON)' -m venv --clear $(VENV) || { \
+	  echo "could not make $(VENV); on Debian and Ubuntu, venv is a package of its own: apt-get install python3-venv"; exit 1; }

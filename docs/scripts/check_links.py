@@ -1,0 +1,84 @@
+"""Check that the relative links of the Markdown pages lead to a file, and their #anchors to a heading.
+
+Run it from anywhere: ``python docs/scripts/check_links.py``. It needs nothing but Python, prints one line for
+each broken link and exits with 1 if there is one. Links to the web are not followed.
+"""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+ROOT = Path(__file__).resolve().parents[2]
+FENCE = re.compile(r"\s*(```+|~~~+)")
+INLINE_CODE = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
+# [text](target "title"), ![image](target) and the definition line [name]: target
+LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?[^)]*\)|^\s*\[[^\]]+\]:\s+<?([^\s>]+)")
+HEADING = re.compile(r"#{1,6}\s+(.+?)\s*#*\s*$")
+ANCHOR = re.compile(r"<a\s+(?:id|name)=[\"']([^\"']+)")
+
+
+def prose(page: Path) -> Iterator[tuple[int, str]]:
+    """The numbered lines of a page, without its fenced code."""
+    fence = ""
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
+        mark = FENCE.match(line)
+        if mark and not fence:
+            fence = mark[1]
+        elif mark and mark[1].startswith(fence) and line.strip() == mark[1]:
+            fence = ""
+        elif not fence:
+            yield number, line
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """The fragments that a page answers to: its headings, slugged as GitHub does, and its ``<a id=...>``."""
+    found: set[str] = set()
+    seen: Counter[str] = Counter()
+    for _, line in prose(page):
+        found.update(ANCHOR.findall(line))
+        if heading := HEADING.match(line):
+            title = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading[1])  # a linked heading shows its text
+            slug = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+            found.add(f"{slug}-{seen[slug]}" if seen[slug] else slug)
+            seen[slug] += 1
+    return frozenset(found)
+
+
+def fault(page: Path, target: str) -> str | None:
+    """What is wrong with a link on a page, or None."""
+    parts = urlsplit(target)
+    if parts.scheme or parts.netloc:
+        return None
+    path = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+    if not path.is_relative_to(ROOT):
+        return "leads out of the repository"
+    if not path.exists():
+        return "no such file"
+    if parts.fragment and path.suffix == ".md" and unquote(parts.fragment) not in anchors(path):
+        return "no such heading"
+    return None
+
+
+def main() -> int:
+    """Check every page, print what is broken, return the exit code."""
+    pages = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+    count, broken = 0, 0
+    for page in pages:
+        for number, line in prose(page):
+            for groups in LINK.findall(INLINE_CODE.sub("", line)):
+                target = groups[0] or groups[1]
+                count += 1
+                if wrong := fault(page, target):
+                    broken += 1
+                    print(f"{page.relative_to(ROOT)}:{number}: {target}: {wrong}")
+    print(f"{len(pages)} pages, {count} links, {broken} broken")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
