@@ -1,0 +1,192 @@
+"""The naming law as code: plates, roles, ground names and their parsing, and which words an arrow reaches.
+
+A ground name is a role followed by its indices in the order slice, other plates, word, joined by `_`; a stack
+with a name stands in front. Roles never end in `_digits`, so a name parses back without doubt.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bnet_transformer.errors import BNetError, one_of, whole
+
+SLICE, WORD = "slice", "word"
+
+_INDEXED = re.compile(r"(?P<stem>.*?)(?P<indices>(?:_(?:0|[1-9]\d{0,17}))*)", re.ASCII)
+_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
+
+
+def stem_of(stack: str, role: str) -> str:
+    """The part of a ground name before its indices.
+
+    >>> stem_of("enc", "x"), stem_of("", "W_q")
+    ('enc_x', 'W_q')
+    """
+    return f"{stack}_{role}" if stack else role
+
+
+def join(stem: str, indices: Iterable[int]) -> str:
+    """A ground name from its stem and indices.
+
+    >>> join("W_q", (1,)), join("q", (1, 3, 2)), join("c", ())
+    ('W_q_1', 'q_1_3_2', 'c')
+    """
+    return "_".join([stem, *map(str, indices)])
+
+
+def split(name: str) -> tuple[str, tuple[int, ...]]:
+    """A ground name's stem and indices: `join` undone.
+
+    >>> split("W_q_1"), split("enc_x_0_4"), split("c")
+    (('W_q', (1,)), ('enc_x', (0, 4)), ('c', ()))
+    """
+    match = _INDEXED.fullmatch(name)
+    if match is None:
+        return name, ()
+    return match["stem"], tuple(int(index) for index in match["indices"].split("_")[1:])
+
+
+def role_fault(role: object, stacks: Sequence[str] = ()) -> str | None:
+    """What is wrong with a role as a name, or None.
+
+    >>> role_fault("W_q"), role_fault("x_1")
+    (None, "the role 'x_1', which ends in _digits")
+    """
+    if not isinstance(role, str) or not _ROLE.fullmatch(role):
+        return f"the role {role!r}, which is not a plain identifier"
+    if re.search(r"_\d+$", role):
+        return f"the role {role!r}, which ends in _digits"
+    if role.endswith("_"):
+        return f"the role {role!r}, which ends in _"
+    if keyword.iskeyword(role) or keyword.issoftkeyword(role):
+        return f"the role {role!r}, which is a Python keyword"
+    if role in stacks:
+        return f"the role {role!r}, which is the name of a stack"
+    return None
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Which words of the parent an arrow comes from, seen from word `i` of the child.
+
+    `same` (j = i), `every`, `causal` (j <= i), `earlier` (j < i), `before` (j = i - 1), `first`, `last`,
+    `window` (|i - j| <= width), `mask` (the pairs of a fixed table: row i lists what word i reads).
+
+    >>> Reach("causal").matrix(3, 3).astype(int)
+    array([[1, 0, 0],
+           [1, 1, 0],
+           [1, 1, 1]])
+    """
+
+    kind: str = "same"
+    width: int = 0
+    table: tuple[tuple[bool, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        one_of("reach", self.kind, REACHES)
+        if self.kind == "window":
+            whole("window width", self.width, least=0)
+        if self.kind == "mask" and (not self.table or len({len(row) for row in self.table}) != 1):
+            raise BNetError("mask", expected="a table of true and false, one row a word", got=self.table)
+
+    @property
+    def single(self) -> bool:
+        """True where a word reads at most one word, so that the parent's value is no collection."""
+        return self.kind in ("same", "before", "first", "last")
+
+    @property
+    def strict(self) -> bool:
+        """True where a word reads earlier words alone."""
+        return self.kind in ("before", "earlier") or (self.kind == "mask" and self._below(0))
+
+    @property
+    def backward(self) -> bool:
+        """True where no word reads a later one."""
+        return self.kind in ("same", "before", "earlier", "causal") or (self.kind == "mask" and self._below(1))
+
+    def matrix(self, children: int, parents: int) -> NDArray[np.bool_]:
+        """`[children, parents]`: true where word i of the child has an arrow from word j of the parent."""
+        return _matrix(self, children, parents)
+
+    def __str__(self) -> str:
+        return f"window({self.width})" if self.kind == "window" else self.kind
+
+    def _below(self, shift: int) -> bool:
+        return all(not cell for i, row in enumerate(self.table) for cell in row[i + shift :])
+
+
+REACHES = ("same", "every", "causal", "earlier", "before", "first", "last", "window", "mask")
+
+
+@lru_cache(maxsize=64)
+def _matrix(reach: Reach, children: int, parents: int) -> NDArray[np.bool_]:
+    i, j = np.arange(children)[:, None], np.arange(parents)[None, :]
+    match reach.kind:
+        case "mask":
+            table = np.array(reach.table, dtype=bool)
+            if table.shape != (children, parents):
+                raise BNetError(
+                    "mask",
+                    expected=f"{table.shape[0]} words that read {table.shape[1]} (the mask's shape)",
+                    got=f"{children} words that read {parents}",
+                )
+            pairs = table
+        case "same":
+            if children != parents:
+                raise BNetError(
+                    "reach 'same'",
+                    expected="as many words as the parent has",
+                    got=f"{children} and {parents}",
+                )
+            pairs = i == j
+        case "every":
+            pairs = np.ones((children, parents), dtype=bool)
+        case "causal":
+            pairs = j <= i
+        case "earlier":
+            pairs = j < i
+        case "before":
+            pairs = j == i - 1
+        case "first":
+            pairs = (j == 0) & (i >= 0)
+        case "last":
+            pairs = (j == parents - 1) & (i >= 0)
+        case _:
+            pairs = abs(i - j) <= reach.width
+    pairs.setflags(write=False)
+    return pairs
+
+
+def as_reach(value: object) -> Reach:
+    """A reach from what people write: its name, a Reach, or a table of booleans; None reads every word.
+
+    >>> as_reach("causal"), as_reach(None).kind
+    (Reach(kind='causal', width=0, table=()), 'every')
+    """
+    if value is None:
+        return Reach("every")
+    if isinstance(value, Reach):
+        return value
+    if isinstance(value, str):
+        if value in ("window", "mask"):
+            raise BNetError("reach", expected="its width or table with it", got=value, allowed="Reach(...)")
+        return Reach(value)
+    try:
+        table = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BNetError("reach", expected="a name or a table of booleans", got=value) from error
+    if table.dtype != bool or table.ndim != 2 or not table.size:
+        raise BNetError(
+            "reach",
+            expected="a table [word, word] of booleans",
+            got=f"{table.dtype} of shape {table.shape}",
+            allowed=", ".join(REACHES[:-2]) + ", Reach('window', width), a table of booleans",
+        )
+    return Reach("mask", table=tuple(tuple(bool(cell) for cell in row) for row in table))

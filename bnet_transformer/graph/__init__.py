@@ -1,0 +1,20 @@
+"""Structure alone, on integers: the folded graph, the ground graph of a sentence, shrinking. Never imports torch."""
+
+from bnet_transformer.graph.folded import Bundle, Family, FoldedGraph
+from bnet_transformer.graph.ground import Ground, Selection
+from bnet_transformer.graph.shrink import Quotient, shrink
+from bnet_transformer.graph.walk import ancestors, blanket, descendants, topological_order
+
+__all__ = [
+    "Bundle",
+    "Family",
+    "FoldedGraph",
+    "Ground",
+    "Quotient",
+    "Selection",
+    "ancestors",
+    "blanket",
+    "descendants",
+    "shrink",
+    "topological_order",
+]

@@ -1,0 +1,105 @@
+"""The folded graph: one family for each node template and slice, with its plates, and the arrows between families.
+
+It knows no sentence yet: the word plate has no size here. `Ground` adds the words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from bnet_transformer.axes import Reach, join, stem_of
+from bnet_transformer.errors import unknown
+
+
+@dataclass(frozen=True)
+class Family:
+    """All nodes of one template at one slice: `q_0` stands for `q_0_0`, `q_0_1`, ... over its plates.
+
+    `step` orders a stack: -1 for its prologue, t for what slice t computes (its state `x_(t+1)` included),
+    `slices` for its epilogue; None for a node outside every stack.
+    """
+
+    index: int
+    stack: str
+    role: str
+    slice: int | None
+    plates: tuple[str, ...]
+    words: str | None
+    step: int | None = None
+
+    @property
+    def stem(self) -> str:
+        return stem_of(self.stack, self.role)
+
+    @property
+    def name(self) -> str:
+        return join(self.stem, () if self.slice is None else (self.slice,))
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """All arrows from one family to another: for a shared plate the same index, for a plate of the parent alone
+    every index, for words the union of the reaches (one for each slot of the child that the parent fills)."""
+
+    parent: int
+    child: int
+    reaches: tuple[Reach, ...]
+    slots: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FoldedGraph:
+    """Families and bundles of arrows. Families stand in topological order, recurrent groups side by side."""
+
+    families: tuple[Family, ...]
+    bundles: tuple[Bundle, ...]
+    sizes: Mapping[str, int]
+    slices: Mapping[str, int]
+    groups: tuple[tuple[int, ...], ...] = field(default=())
+
+    @cached_property
+    def by_name(self) -> dict[str, Family]:
+        return {family.name: family for family in self.families}
+
+    @cached_property
+    def by_stem(self) -> dict[str, tuple[Family, ...]]:
+        found: dict[str, list[Family]] = {}
+        for family in self.families:
+            found.setdefault(family.stem, []).append(family)
+        return {stem: tuple(families) for stem, families in found.items()}
+
+    @cached_property
+    def into(self) -> tuple[tuple[Bundle, ...], ...]:
+        """For each family, the arrows that come in."""
+        return _gather(len(self.families), ((arrow.child, arrow) for arrow in self.bundles))
+
+    @cached_property
+    def out_of(self) -> tuple[tuple[Bundle, ...], ...]:
+        """For each family, the arrows that go out."""
+        return _gather(len(self.families), ((arrow.parent, arrow) for arrow in self.bundles))
+
+    @cached_property
+    def wordless(self) -> frozenset[int]:
+        """The weights: families that are not over words and descend from none that is (`W_q_0`, `c`)."""
+        found: set[int] = set()
+        for family in self.families:
+            above = (arrow.parent for arrow in self.into[family.index])
+            if family.words is None and all(parent in found for parent in above):
+                found.add(family.index)
+        return frozenset(found)
+
+    def family(self, name: str) -> Family:
+        """The family of that name, or the error with near matches."""
+        try:
+            return self.by_name[name]
+        except (KeyError, TypeError):
+            raise unknown("family", name, self.by_name) from None
+
+
+def _gather(count: int, pairs: Iterable[tuple[int, Bundle]]) -> tuple[tuple[Bundle, ...], ...]:
+    found: list[list[Bundle]] = [[] for _ in range(count)]
+    for index, arrow in pairs:
+        found[index].append(arrow)
+    return tuple(map(tuple, found))

@@ -1,0 +1,303 @@
+"""The ground graph of a sentence: one node for each word (and head, ...), numbered, and lazy.
+
+Nodes are integers: a family's nodes lie side by side, its plates in row-major order, the word innermost. Arrows are
+computed when asked for, as integer arrays, and only those that the question needs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bnet_transformer.axes import SLICE, WORD, join, split
+from bnet_transformer.errors import BudgetError, UnknownNameError, unknown
+from bnet_transformer.graph.folded import Bundle, Family, FoldedGraph
+
+MOST_NODES = 2**40
+
+Ids = NDArray[Any]  # int32, or int64 past 2^31 nodes
+Index = NDArray[Any]
+Picks = Sequence[int] | NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A part of the ground graph: the slices, the words of each stack, the indices of other plates; None is all.
+
+    `slices` keeps what those slices read and compute; `weights=False` leaves out the wordless families.
+    """
+
+    slices: Collection[int] | None = None
+    words: Mapping[str, Picks] = field(default_factory=dict)
+    plates: Mapping[str, Picks] = field(default_factory=dict)
+    weights: bool = True
+
+
+EVERYTHING = Selection()
+
+
+class Ground:
+    """The ground graph: names, counts, arrows as arrays, and the questions that need only structure."""
+
+    def __init__(self, folded: FoldedGraph, words: Mapping[str, int], cut: Iterable[int] = ()) -> None:
+        self.folded = folded
+        self.words = dict(words)
+        self.cut = frozenset(cut)
+        self.shapes = tuple(self._shape(family) for family in folded.families)
+        sizes = [math.prod(shape) for shape in self.shapes]
+        if sum(sizes) > MOST_NODES:
+            raise BudgetError("ground graph", expected=f"at most {MOST_NODES} nodes", got=f"{sum(sizes)}")
+        self.offsets: Ids = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
+
+    def _shape(self, family: Family) -> tuple[int, ...]:
+        plates = tuple(self.folded.sizes[plate] for plate in family.plates)
+        return plates if family.words is None else (*plates, self.words[family.words])
+
+    def surgery(self, nodes: Iterable[int]) -> Ground:
+        """The same graph without the arrows into `nodes`: what `do` leaves."""
+        return Ground(self.folded, self.words, self.cut | frozenset(nodes))
+
+    # names
+
+    def __len__(self) -> int:
+        return int(self.offsets[-1])
+
+    def axes(self, family: Family) -> tuple[str, ...]:
+        """The plates that index a family's nodes, in order: others, then the word."""
+        return family.plates if family.words is None else (*family.plates, WORD)
+
+    def id(self, name: object) -> int:
+        """The number of the node of that name, or the error with near matches."""
+        family, index = self.locate(name)
+        shape = self.shapes[family.index]
+        return int(self.offsets[family.index]) + (int(np.ravel_multi_index(index, shape)) if shape else 0)
+
+    def locate(self, name: object) -> tuple[Family, tuple[int, ...]]:
+        """The family of a node and its index there: `q_0_2` is word 2 of the family `q_0`."""
+        if isinstance(name, str):
+            stem, indices = split(name)
+            for family in self.folded.by_stem.get(stem, ()):
+                own = () if family.slice is None else (family.slice,)
+                rest = indices[len(own) :]
+                shape = self.shapes[family.index]
+                inside = len(rest) == len(shape) and all(i < n for i, n in zip(rest, shape, strict=True))
+                if indices[: len(own)] == own and inside:
+                    return family, rest
+        raise self._unknown(name)
+
+    def _unknown(self, name: object) -> UnknownNameError:
+        stem = split(name)[0] if isinstance(name, str) else ""
+        families = self.folded.by_stem.get(stem)
+        if families is None:
+            return unknown("node", name, (next(self.family_names(f)) for f in self.folded.families))
+        shape = self.shapes[families[0].index]
+        axes = [*([SLICE] if families[0].slice is not None else []), *self.axes(families[0])]
+        first, last = families[0], families[-1]
+        low = join(first.name, [0] * len(shape))
+        high = join(last.name, [size - 1 for size in self.shapes[last.index]])
+        form = "_".join([stem, *axes])
+        return UnknownNameError("node", expected=f"a node {form}", got=repr(name), allowed=f"{low} to {high}")
+
+    def name(self, node: int) -> str:
+        """The name of a node."""
+        family = self.family_of(node)
+        shape = self.shapes[family.index]
+        index = np.unravel_index(node - int(self.offsets[family.index]), shape) if shape else ()
+        return join(family.name, (int(i) for i in index))
+
+    def family_of(self, node: int) -> Family:
+        """The family of a node."""
+        return self.folded.families[int(np.searchsorted(self.offsets, node, side="right")) - 1]
+
+    def family_names(self, family: Family) -> Iterator[str]:
+        """The names of a family's nodes, in the order of their numbers."""
+        stems = [family.name]
+        for size in self.shapes[family.index]:
+            stems = [f"{stem}_{i}" for stem in stems for i in range(size)]
+        return iter(stems)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Every name; `names[id]`."""
+        return [name for family in self.folded.families for name in self.family_names(family)]
+
+    # what is there
+
+    def kept(self, family: Family, selection: Selection = EVERYTHING) -> bool:
+        """True where a selection keeps a family (some of its nodes at least)."""
+        if not selection.weights and family.index in self.folded.wordless:
+            return False
+        if selection.slices is None or family.step is None:
+            return True
+        last = self.folded.slices[family.stack] - 1
+        steps = {min(max(family.step, 0), last)}
+        if family.slice is not None:
+            steps.add(min(family.slice, last))
+        return bool(steps & set(selection.slices))
+
+    def indices(self, family: Family, selection: Selection = EVERYTHING) -> dict[str, Index]:
+        """For each of a family's axes, the indices that a selection keeps."""
+        found = {}
+        for axis, size in zip(self.axes(family), self.shapes[family.index], strict=True):
+            wanted = selection.words.get(family.stack) if axis == WORD else selection.plates.get(axis)
+            found[axis] = np.arange(size) if wanted is None else np.unique(np.asarray(wanted, dtype=np.int64))
+        return found
+
+    def nodes(self, family: Family, selection: Selection = EVERYTHING) -> Ids:
+        """The numbers of a family's nodes that a selection keeps."""
+        at = np.array([self.offsets[family.index]])
+        for (_, index), stride in zip(
+            self.indices(family, selection).items(), _strides(self.shapes[family.index]), strict=True
+        ):
+            at = (at[:, None] + index * stride).ravel()
+        return at
+
+    def count_nodes(self, selection: Selection = EVERYTHING) -> int:
+        """How many nodes a selection keeps."""
+        return sum(
+            math.prod(len(index) for index in self.indices(family, selection).values())
+            for family in self.folded.families
+            if self.kept(family, selection)
+        )
+
+    def count_arrows(self, selection: Selection = EVERYTHING) -> int:
+        """How many arrows lie between the nodes that a selection keeps; no arrow is made to count it."""
+        return sum(self._count(bundle, selection) for bundle in self._kept_arrows(selection))
+
+    def _kept_arrows(self, selection: Selection) -> Iterator[Bundle]:
+        families = self.folded.families
+        keep = [self.kept(family, selection) for family in families]
+        whole_states = selection.slices is None
+        for bundle in self.folded.bundles:
+            if keep[bundle.parent] and keep[bundle.child]:
+                child, parent = families[bundle.child], families[bundle.parent]
+                if whole_states or _inside(child, parent, set(selection.slices or ()), self.folded.slices):
+                    yield bundle
+
+    def _count(self, bundle: Bundle, selection: Selection) -> int:
+        child, parent, words = self._both(bundle, selection)
+        plates = {axis for axis in (*child, *parent) if axis != WORD}
+        total = math.prod(len(_shared(axis, child, parent)) for axis in plates) * int(words.sum())
+        return total - sum(self._count_at(bundle, node, selection) for node in self.cut_in(bundle.child))
+
+    def _count_at(self, bundle: Bundle, node: int, selection: Selection) -> int:
+        """How many arrows of a bundle would lead into one node, were it not cut."""
+        child, parent, _ = self._both(bundle, selection)
+        own = self._index(node)
+        if any(own[axis] not in child[axis] for axis in child):
+            return 0
+        words = self.reads(bundle)[own.get(WORD, 0)][parent.get(WORD, np.zeros(1, dtype=np.int64))]
+        plates = [axis for axis in parent if axis != WORD]
+        return math.prod(int(own[a] in parent[a]) if a in own else len(parent[a]) for a in plates) * int(words.sum())
+
+    def cut_in(self, family: int) -> list[int]:
+        """The nodes of a family whose incoming arrows are gone."""
+        low, high = int(self.offsets[family]), int(self.offsets[family + 1])
+        return [node for node in self.cut if low <= node < high]
+
+    def _index(self, node: int) -> dict[str, int]:
+        family = self.family_of(node)
+        shape = self.shapes[family.index]
+        where = np.unravel_index(node - int(self.offsets[family.index]), shape) if shape else ()
+        return {axis: int(i) for axis, i in zip(self.axes(family), where, strict=True)}
+
+    def _both(
+        self, bundle: Bundle, selection: Selection
+    ) -> tuple[dict[str, Index], dict[str, Index], NDArray[np.bool_]]:
+        child, parent = self.folded.families[bundle.child], self.folded.families[bundle.parent]
+        inner, outer = self.indices(child, selection), self.indices(parent, selection)
+        matrix = self.reads(bundle)
+        i = inner.get(WORD, np.zeros(1, dtype=np.int64))
+        j = outer.get(WORD, np.zeros(1, dtype=np.int64))
+        return inner, outer, matrix[np.ix_(i, j)]
+
+    def reads(self, bundle: Bundle) -> NDArray[np.bool_]:
+        """`[words of the child, words of the parent]`, 1 where a family has none: which pairs an arrow joins."""
+        child, parent = self.folded.families[bundle.child], self.folded.families[bundle.parent]
+        if parent.words is None or (child.words is None and not bundle.reaches):
+            return np.ones((1 if child.words is None else self.words[child.words], 1), dtype=bool)
+        n = 1 if child.words is None else self.words[child.words]
+        pairs = [reach.matrix(n, self.words[parent.words]) for reach in bundle.reaches]
+        return pairs[0] if len(pairs) == 1 else np.logical_or.reduce(pairs)
+
+    def arrows(self, selection: Selection = EVERYTHING) -> Iterator[tuple[Bundle, Ids, Ids]]:
+        """For each arrow of the folded graph, the numbers of the parents and children that it joins."""
+        for bundle in self._kept_arrows(selection):
+            inner, outer, words = self._both(bundle, selection)
+            yield bundle, *self._pairs(bundle, inner, outer, words)
+
+    def _pairs(
+        self,
+        bundle: Bundle,
+        inner: Mapping[str, Index],
+        outer: Mapping[str, Index],
+        words: NDArray[np.bool_],
+    ) -> tuple[Ids, Ids]:
+        child, parent = self.folded.families[bundle.child], self.folded.families[bundle.parent]
+        size = np.int32 if len(self) < 2**31 else np.int64
+        into = dict(zip(self.axes(child), _strides(self.shapes[child.index]), strict=True))
+        out = dict(zip(self.axes(parent), _strides(self.shapes[parent.index]), strict=True))
+        sources: Ids = np.array([self.offsets[parent.index]], dtype=size)
+        targets: Ids = np.array([self.offsets[child.index]], dtype=size)
+        for axis in dict.fromkeys([*child.plates, *parent.plates]):
+            index: Ids = _shared(axis, inner, outer).astype(size)
+            sources = (sources[:, None] + index * size(out.get(axis, 0))).ravel()
+            targets = (targets[:, None] + index * size(into.get(axis, 0))).ravel()
+        i, j = (side.astype(size) for side in words.nonzero())
+        if WORD in inner:
+            i = inner[WORD].astype(size)[i]
+        if WORD in outer:
+            j = outer[WORD].astype(size)[j]
+        sources, targets = (sources[:, None] + j).ravel(), (targets[:, None] + i).ravel()
+        cut = self.cut_in(bundle.child)
+        if cut:
+            stays = ~np.isin(targets, cut)
+            return sources[stays], targets[stays]
+        return sources, targets
+
+    def parents(self, node: int) -> list[int]:
+        """The parents of a node, in the order of its family's arrows."""
+        return self._beside(node, up=True)
+
+    def children(self, node: int) -> list[int]:
+        """The children of a node."""
+        return self._beside(node, up=False)
+
+    def _beside(self, node: int, *, up: bool) -> list[int]:
+        family = self.family_of(node)
+        own = {axis: np.array([i]) for axis, i in self._index(node).items()}
+        found: list[int] = []
+        for bundle in (self.folded.into if up else self.folded.out_of)[family.index]:
+            other = self.folded.families[bundle.parent if up else bundle.child]
+            theirs = self.indices(other)
+            inner, outer = (own, theirs) if up else (theirs, own)
+            i = inner.get(WORD, np.zeros(1, dtype=np.int64))
+            j = outer.get(WORD, np.zeros(1, dtype=np.int64))
+            sources, targets = self._pairs(bundle, inner, outer, self.reads(bundle)[np.ix_(i, j)])
+            found.extend((sources if up else targets).tolist())
+        return found
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+
+
+def _shared(axis: str, inner: Mapping[str, Index], outer: Mapping[str, Index]) -> Index:
+    if axis in inner and axis in outer:
+        return np.intersect1d(inner[axis], outer[axis])
+    return inner[axis] if axis in inner else outer[axis]
+
+
+def _inside(child: Family, parent: Family, slices: set[int], depth: Mapping[str, int]) -> bool:
+    """True where an arrow belongs to one of `slices`: what computes a slice's nodes, or enters or leaves the stack."""
+    step = child.step if child.step is not None else parent.step
+    if step is None:
+        return True
+    last = depth[child.stack if child.step is not None else parent.stack] - 1
+    return min(max(step, 0), last) in slices

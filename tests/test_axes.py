@@ -1,0 +1,77 @@
+"""The naming law: names parse back without doubt, bad roles are refused, reaches say what they say."""
+
+import keyword
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bnet_transformer.axes import REACHES, Reach, as_reach, join, role_fault, split, stem_of
+from bnet_transformer.errors import BNetError
+
+roles = st.from_regex(r"[A-Za-z][A-Za-z0-9_]{0,8}", fullmatch=True).filter(lambda role: role_fault(role) is None)
+
+
+@given(stack=st.just("") | roles, role=roles, indices=st.lists(st.integers(0, 10**6), max_size=4))
+def test_names_parse_back(stack, role, indices):
+    stem = stem_of(stack, role)
+    assert split(join(stem, indices)) == (stem, tuple(indices))
+    name = join(stem, indices)
+    assert name.isidentifier() and not keyword.iskeyword(name)
+
+
+@given(st.text(max_size=30))
+def test_any_text_splits_into_itself(text):
+    stem, indices = split(text)
+    assert join(stem, indices) == text
+
+
+@pytest.mark.parametrize("name", ["x_01_2", "x_1_", "x__1", "x_1.5", "x_١"])
+def test_near_names_do_not_parse_as_ground_names(name):
+    assert split(name)[0] != "x"
+
+
+@pytest.mark.parametrize("role", ["x_1", "1x", "", "x-y", "lambda", "match", "enc", "x_", "é", 3, "a b"])
+def test_bad_roles_are_told(role):
+    assert role_fault(role, stacks=["enc"]) is not None
+
+
+@pytest.mark.parametrize("kind", [kind for kind in REACHES if kind not in ("window", "mask")])
+def test_reach_matrices_against_their_definition(kind):
+    says = {
+        "same": lambda i, j: i == j,
+        "every": lambda i, j: True,
+        "causal": lambda i, j: j <= i,
+        "earlier": lambda i, j: j < i,
+        "before": lambda i, j: j == i - 1,
+        "first": lambda i, j: j == 0,
+        "last": lambda i, j: j == 3,
+    }[kind]
+    reach = Reach(kind)
+    matrix = reach.matrix(4, 4)
+    assert matrix.tolist() == [[says(i, j) for j in range(4)] for i in range(4)]
+    assert reach.single == bool((matrix.sum(1) <= 1).all())
+    if kind != "first":
+        assert reach.backward == bool(~np.triu(matrix, 1).any())
+    assert reach.strict == bool(~np.triu(matrix).any())
+
+
+@given(st.integers(0, 5), st.integers(1, 6))
+def test_window(width, n):
+    matrix = Reach("window", width).matrix(n, n)
+    assert matrix.tolist() == [[abs(i - j) <= width for j in range(n)] for i in range(n)]
+
+
+def test_a_mask_is_its_table():
+    table = np.array([[True, False], [True, True]])
+    reach = as_reach(table)
+    assert (reach.matrix(2, 2) == table).all() and reach.backward and not reach.strict
+    with pytest.raises(BNetError, match="2 words that read 2"):
+        reach.matrix(3, 3)
+
+
+@pytest.mark.parametrize("bad", ["nonsense", "window", [[1, 0], [0, 1]], [True, False], 3.5, object(), [[True], []]])
+def test_bad_reaches_are_refused(bad):
+    with pytest.raises(BNetError):
+        as_reach(bad)

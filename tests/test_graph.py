@@ -1,0 +1,254 @@
+"""Structure: the counts of the chapter, and every question against networkx and pgmpy on random nets."""
+
+import itertools
+from collections import Counter
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bnet_transformer as bt
+from bnet_transformer.axes import Reach
+from bnet_transformer.graph import (
+    Bundle,
+    Family,
+    FoldedGraph,
+    Ground,
+    Selection,
+    ancestors,
+    blanket,
+    descendants,
+    shrink,
+    topological_order,
+)
+from tests.cases import CASES
+
+THREE = {"": 3}
+EVERYTHING = Selection()
+
+
+def counts(net: bt.BNet, words: int = 3, **selection: object) -> tuple[int, int]:
+    ground = Ground(net.network.graph, {"": words})
+    chosen = Selection(**selection)
+    arrows = sum(len(sources) for _, sources, _ in ground.arrows(chosen))
+    assert arrows == ground.count_arrows(chosen)
+    assert ground.count_nodes(chosen) == sum(
+        len(ground.nodes(f, chosen)) for f in ground.folded.families if ground.kept(f, chosen)
+    )
+    return ground.count_nodes(chosen), arrows
+
+
+def test_the_chapters_slice():
+    net = bt.bayesuvius(4)
+    assert counts(net, weights=False) == (15, 30)
+    assert counts(net) == (19, 42)
+
+
+def test_a_residual_adds_three_arrows():
+    assert counts(bt.bayesuvius(4, residual=True), weights=False) == (15, 33)
+
+
+def test_a_causal_mask_leaves_six_and_six():
+    ground = Ground(bt.bayesuvius(4, mask="causal").network.graph, THREE)
+    by_role = {
+        ground.folded.families[b.parent].role: len(s) for b, s, _ in ground.arrows() if b.child == _index(ground, "x_1")
+    }
+    assert by_role == {"q": 3, "k": 6, "v": 6}
+
+
+def _index(ground: Ground, name: str) -> int:
+    return ground.folded.by_name[name].index
+
+
+@pytest.mark.parametrize("heads", [1, 2, 5])
+def test_a_selector_for_each_word(heads):
+    assert counts(bt.bayesuvius(4, heads=heads, per="word")) == (9 + 12 * heads, 3 + 39 * heads)
+
+
+@pytest.mark.parametrize("slices, words, heads", [(1, 3, 2), (2, 4, 3), (3, 1, 1)])
+def test_concat_counts(slices, words, heads):
+    """x, and for each head q, k, v, a; W_q, W_k, W_v, W_o for each head."""
+    net = bt.bayesuvius(4, slices=slices, heads=heads, combine="concat")
+    nodes = words * (slices + 1) + slices * heads * (4 * words + 4)
+    into = slices * heads * (6 * words + words + 2 * words**2 + words + words)
+    assert counts(net, words) == (nodes, into)
+
+
+def as_networkx(ground: Ground, selection: Selection = EVERYTHING) -> nx.DiGraph:
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(len(ground)))
+    for _, sources, targets in ground.arrows(selection):
+        pairs = list(zip(sources.tolist(), targets.tolist(), strict=True))
+        assert len(set(pairs)) == len(pairs)
+        assert not any(graph.has_edge(*pair) for pair in pairs)
+        graph.add_edges_from(pairs)
+    return graph
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_questions_of_structure_agree_with_networkx(case):
+    ground = case.sentence.ground
+    graph = as_networkx(ground)
+    assert nx.is_directed_acyclic_graph(graph)
+    place = {node: k for k, node in enumerate(topological_order(ground).tolist())}
+    assert sorted(place) == list(graph)
+    assert all(place[u] < place[v] for u, v in graph.edges)
+    for node in graph:
+        assert ground.id(ground.name(node)) == node
+        assert sorted(ground.parents(node)) == sorted(graph.predecessors(node))
+        assert sorted(ground.children(node)) == sorted(graph.successors(node))
+        assert ancestors(ground, [node]) == sorted(nx.ancestors(graph, node))
+        assert descendants(ground, [node]) == sorted(nx.descendants(graph, node))
+        assert blanket(ground, node) == _blanket(graph, node)
+
+
+def _blanket(graph: nx.DiGraph, node: int) -> list[int]:
+    around = set(graph.predecessors(node)) | set(graph.successors(node))
+    for child in graph.successors(node):
+        around |= set(graph.predecessors(child))
+    return sorted(around - {node})
+
+
+@st.composite
+def plans(draw):
+    """A random folded graph over two plates and words of one stack, recurrent arrows included, and a word count."""
+    count = draw(st.integers(2, 6))
+    plates = [tuple(p for p in ("atom", "head") if draw(st.booleans())) for _ in range(count)]
+    over_words = [draw(st.booleans()) for _ in range(count)]
+    arrows = []
+    for parent, child in itertools.combinations(range(count), 2):
+        if draw(st.booleans()):
+            kinds = ["every", "first", "last"] if over_words[parent] else ["same"]
+            if over_words[parent] and over_words[child]:
+                kinds += ["same", "causal", "earlier", "before"]
+            arrows.append((parent, child, draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=2, unique=True))))
+    arrows += [(k, k, ["before"]) for k in range(count) if over_words[k] and draw(st.booleans())]
+    return plates, over_words, arrows, draw(st.integers(1, 4))
+
+
+def grounded(plan) -> Ground:
+    """The ground graph of a plan."""
+    plates, over_words, arrows, words = plan
+    families = tuple(
+        Family(k, "", f"r{chr(97 + k)}", None, plates[k], "" if over_words[k] else None, 0) for k in range(len(plates))
+    )
+    bundles = tuple(Bundle(parent, child, tuple(map(Reach, kinds)), ("x",)) for parent, child, kinds in arrows)
+    groups = tuple((k,) for k in range(len(plates)))
+    return Ground(FoldedGraph(families, bundles, {"atom": 2, "head": 3}, {"": 1}, groups), {"": words})
+
+
+@settings(max_examples=200, deadline=None)
+@given(plans(), st.data())
+def test_random_nets_agree_with_networkx(plan, data):
+    ground = grounded(plan)
+    cut = data.draw(st.sets(st.integers(0, len(ground) - 1), max_size=3))
+    graph = as_networkx(ground)
+    for node in cut:
+        graph.remove_edges_from(list(graph.in_edges(node)))
+    after = ground.surgery(cut)
+    assert nx.utils.edges_equal(as_networkx(after).edges, graph.edges, directed=True)
+    assert after.count_arrows() == graph.number_of_edges()
+    nodes = data.draw(st.lists(st.integers(0, len(ground) - 1), min_size=1, max_size=3, unique=True))
+    up = set().union(*(nx.ancestors(graph, node) for node in nodes)) - set(nodes)
+    down = set().union(*(nx.descendants(graph, node) for node in nodes)) - set(nodes)
+    assert ancestors(after, nodes) == sorted(up)
+    assert descendants(after, nodes) == sorted(down)
+    assert blanket(after, nodes[0]) == _blanket(graph, nodes[0])
+    place = {node: k for k, node in enumerate(topological_order(after).tolist())}
+    assert all(place[u] < place[v] for u, v in graph.edges)
+
+
+@settings(max_examples=25, deadline=None)
+@given(plans(), st.data())
+def test_blankets_agree_with_pgmpy(plan, data):
+    ground = grounded(plan)
+    from pgmpy.base import DAG
+
+    dag = DAG()
+    dag.add_nodes_from(ground.names)
+    dag.add_edges_from((ground.name(u), ground.name(v)) for u, v in as_networkx(ground).edges)
+    node = data.draw(st.integers(0, len(ground) - 1))
+    assert {ground.name(n) for n in blanket(ground, node)} == set(dag.get_markov_blanket(ground.name(node)))
+    assert {ground.name(n) for n in ground.parents(node)} == set(dag.get_parents(ground.name(node)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans(), st.data())
+def test_a_selection_is_the_induced_subgraph(plan, data):
+    ground = grounded(plan)
+    words = data.draw(st.lists(st.integers(0, ground.words[""] - 1), min_size=1, unique=True))
+    heads = data.draw(st.lists(st.integers(0, 2), min_size=1, unique=True))
+    selection = Selection(words={"": words}, plates={"head": heads}, weights=data.draw(st.booleans()))
+    kept = {
+        int(node)
+        for family in ground.folded.families
+        if ground.kept(family, selection)
+        for node in ground.nodes(family, selection)
+    }
+    expected = as_networkx(ground).subgraph(kept)
+    got = as_networkx(ground, selection)
+    assert set(got.edges) == set(expected.edges)
+    assert ground.count_arrows(selection) == expected.number_of_edges()
+    assert ground.count_nodes(selection) == len(kept)
+
+
+def test_slices_keep_what_they_read_and_compute():
+    ground = Ground(bt.bayesuvius(4, slices=3, vocabulary=["a", "b"]).network.graph, THREE)
+    only = Selection(slices=[1], weights=False)
+    names = {f.name for f in ground.folded.families if ground.kept(f, only)}
+    assert names == {"x_1", "q_1", "k_1", "v_1", "x_2"}
+    assert counts(bt.bayesuvius(4, slices=3), slices=[1], weights=False) == (15, 30)
+    assert counts(bt.bayesuvius(4, slices=3), slices=[0, 2], weights=False) == (30, 60)
+    first = {f.name for f in ground.folded.families if ground.kept(f, Selection(slices=[0], weights=False))}
+    assert first == {"token", "x_0", "q_0", "k_0", "v_0", "x_1"}
+
+
+def test_shrinking_counts_and_cycles():
+    s = bt.bayesuvius(4).sentence("the cat sat")
+    words = s.shrink(lambda name: "x" if name.startswith("x_0") else f"word_{name.rsplit('_', 1)[1]}")
+    graph = words.to_networkx()
+    assert set(graph) == {"x", "word_0", "word_1", "word_2"} and not words.acyclic
+    assert graph["x"]["word_1"]["count"] == 3 and graph["word_0"]["word_1"]["count"] == 2
+    causal = bt.bayesuvius(4, mask="causal").sentence("the cat sat")
+    roles = causal.shrink(lambda name: name.rsplit("_", 1)[0])
+    assert roles.acyclic and set(roles.to_networkx()) == {"x_0", "q_0", "k_0", "v_0", "x_1"}
+    some = s.shrink({"q_0_0": "qs", "q_0_1": "qs"})
+    assert "q_0_2" in some.boxes and some.to_networkx()["x_0_0"]["qs"]["count"] == 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(plans(), st.randoms(use_true_random=False))
+def test_shrinking_agrees_with_networkx_quotients(plan, random):
+    ground = grounded(plan)
+    boxes = {name: f"box{random.randrange(3)}" for name in ground.names}
+    partition = [{n for n in ground.names if boxes[n] == box} for box in sorted(set(boxes.values()))]
+    graph = nx.relabel_nodes(as_networkx(ground), dict(enumerate(ground.names)))
+    expected = nx.quotient_graph(graph, partition, relabel=False)
+    quotient = shrink(ground, boxes).to_networkx()
+    name = {frozenset(part): boxes[next(iter(part))] for part in partition}
+    assert set(quotient.edges) == {(name[u], name[v]) for u, v in expected.edges}
+    across = Counter((boxes[u], boxes[v]) for u, v in graph.edges if boxes[u] != boxes[v])
+    assert {(u, v): count for u, v, count in quotient.edges(data="count")} == across
+
+
+def test_unknown_names_tell_the_range_or_near_matches():
+    s = bt.bayesuvius(4, heads=2, combine="concat").sentence("the cat sat")
+    with pytest.raises(bt.UnknownNameError, match="q_0_0_0 to q_0_1_2"):
+        s.parents("q_0_2_0")
+    with pytest.raises(bt.UnknownNameError, match="near matches"):
+        s.parents("w_q_0_0")
+    for bad in ("x", "x_0", "x_0_3", "x_-1_0", "", "x_0_0 ", "x_00_0", None, 3):
+        with pytest.raises(bt.UnknownNameError):
+            s.parents(bad)
+
+
+def test_counting_is_lazy():
+    """512 words x 12 slices x 12 heads: 75 million arrows, counted without making one."""
+    ground = Ground(bt.bayesuvius(4, slices=12, heads=12, combine="concat").network.graph, {"": 512})
+    assert ground.count_arrows() > 75_000_000
+    part = Selection(slices=[5], plates={"head": [3]}, words={"": np.arange(10)})
+    arrows = 3 * 10 * 2 + 10 + 2 * 10 * 10 + 10 + 10  # W and x to q, k, v; q; k and v to a; W_o; a to x
+    assert sum(len(s) for _, s, _ in ground.arrows(part)) == ground.count_arrows(part) == arrows
+    assert ground.name(ground.id("a_11_11_511")) == "a_11_11_511"
