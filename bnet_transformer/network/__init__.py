@@ -1,0 +1,9 @@
+"""The declaration of an architecture and the net it becomes: names, arrows, cycles and shapes checked as a whole.
+
+Passes: `declaration_to_templates`, `templates_to_graph`, then shapes and parameters in `declare`.
+"""
+
+from bnet_transformer.network.declaration import Arrow, Declaration, Node, Plate, Stack
+from bnet_transformer.network.network import Input, Member, Network, declare
+
+__all__ = ["Arrow", "Declaration", "Input", "Member", "Network", "Node", "Plate", "Stack", "declare"]

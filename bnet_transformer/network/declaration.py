@@ -1,0 +1,164 @@
+"""The language in which an architecture is declared: nodes with a TPM, the arrows into them, plates, stacks.
+
+A declaration is plain data. Every reading of the package starts from it, and none knows an architecture by name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bnet_transformer.axes import Reach, as_reach
+from bnet_transformer.errors import BNetError, listed, mapping, one_of, whole
+from bnet_transformer.tpm.base import TPM, Shape, shape_of
+
+SLICES = ("same", "next", "first", "last")
+
+
+@dataclass(frozen=True)
+class Plate:
+    """A repeated index of known size, such as the heads of a slice. The word plate needs no declaration."""
+
+    name: str
+    size: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise BNetError("plate name", expected="a string", got=self.name)
+        object.__setattr__(self, "size", whole(f"plate {self.name}", self.size))
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """An arrow into a node: from which role, which words of it, which slice, and which entry of a plate.
+
+    `role` is a role of the same stack or outside the stacks, or `stack.role`. `reach` says which words (`same`,
+    `every`, `causal`, `earlier`, `before`, `first`, `last`, a `Reach`, a table of booleans). `slice` is `same`, `next`
+    (the state that this slice makes), `first`, `last` or a number; by default `same` within a stack, else `last`.
+    `pick={"head": "c"}` reads the plate `head` of the parent at the state of the discrete node `c`, which becomes a
+    parent as well.
+    """
+
+    role: str
+    reach: Reach = field(default_factory=Reach)
+    slice: str | int | None = None
+    pick: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.role, str):
+            raise BNetError("arrow", expected="the role that it comes from, a string", got=self.role)
+        object.__setattr__(self, "reach", as_reach(self.reach))
+        if isinstance(self.slice, str):
+            one_of("arrow slice", self.slice, SLICES)
+        elif self.slice is not None:
+            object.__setattr__(self, "slice", whole("arrow slice", self.slice, least=0))
+        for plate, role in mapping("pick", self.pick).items():
+            if not isinstance(role, str):
+                raise BNetError(f"pick of {plate}", expected="the role of a discrete node", got=role)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node template: its role, its TPM, the arrows into it in the order of the TPM's slots, its plates.
+
+    `plates` names the plates it is repeated over (`"word"`, and plates of the declaration); the slice plate comes
+    with the block where the node stands. `shared=True` gives all its slices the same parameters. A root that is
+    drawn once for a whole corpus, not for each sentence, has `scope="corpus"`. `shape` is needed only where a node
+    reads itself at earlier words; elsewhere it follows from the TPM.
+    """
+
+    role: str
+    tpm: TPM
+    parents: Sequence[str | Arrow] = ()
+    plates: Sequence[str] = ()
+    shared: bool = False
+    scope: str = "sentence"
+    shape: Shape | None = None
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        if not isinstance(self.role, str):
+            raise BNetError("node", expected="a role, a string", got=self.role)
+        if not isinstance(self.tpm, TPM):
+            raise BNetError(f"node {self.role}", expected="a TPM", got=self.tpm, allowed="see bnet_transformer.tpm")
+        parents = listed(f"parents of node {self.role}", self.parents, object)
+        put(self, "parents", tuple(as_arrow(parent) for parent in parents))
+        put(self, "plates", listed(f"plates of node {self.role}", self.plates, str))
+        one_of("shared", self.shared, (True, False))
+        one_of("scope", self.scope, ("sentence", "corpus"))
+        if self.shape is not None:
+            put(self, "shape", shape_of("shape", self.shape) if self.shape != () else ())
+
+    @property
+    def arrows(self) -> tuple[Arrow, ...]:
+        """The arrows into the node."""
+        return tuple(as_arrow(parent) for parent in self.parents)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A chain of slices over one sentence's words, after a prologue and before an epilogue.
+
+    A role that stands both in the prologue and in `slice` is a *state*: read in slice t it is the state that enters,
+    declared there it is the state that leaves (t + 1). A stack among several has a name, which prefixes its nodes.
+    """
+
+    slice: Sequence[Node]
+    prologue: Sequence[Node] = ()
+    epilogue: Sequence[Node] = ()
+    slices: int = 1
+    name: str = ""
+    vocabulary: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        for what in ("slice", "prologue", "epilogue"):
+            object.__setattr__(self, what, listed(f"stack {what}", getattr(self, what), Node))
+        if not isinstance(self.name, str):
+            raise BNetError("stack name", expected="a string", got=self.name)
+        object.__setattr__(self, "slices", whole("slices", self.slices))
+        if self.vocabulary is not None:
+            object.__setattr__(self, "vocabulary", vocabulary_of(self.vocabulary))
+
+    @property
+    def states(self) -> frozenset[str]:
+        """The roles that pass from slice to slice."""
+        return frozenset(n.role for n in self.prologue) & frozenset(n.role for n in self.slice)
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """An architecture: stacks, nodes outside them (selectors, shared weights, sentence readouts), and plates."""
+
+    stacks: Sequence[Stack]
+    nodes: Sequence[Node] = ()
+    plates: Sequence[Plate] = ()
+    name: str = "net"
+
+    def __post_init__(self) -> None:
+        for what, kind in (("stacks", Stack), ("nodes", Node), ("plates", Plate)):
+            object.__setattr__(self, what, listed(what, getattr(self, what), kind))
+        if not self.stacks:
+            raise BNetError("stacks", expected="at least one stack", got="none")
+
+
+def as_arrow(parent: object) -> Arrow:
+    """An arrow, from a role alone or an Arrow."""
+    if isinstance(parent, Arrow):
+        return parent
+    if isinstance(parent, str):
+        return Arrow(parent)
+    raise BNetError("parent", expected="a role or an Arrow", got=parent)
+
+
+def vocabulary_of(words: object) -> tuple[str, ...]:
+    """A vocabulary: different words, none empty."""
+    if isinstance(words, str) or not isinstance(words, Sequence):
+        raise BNetError("vocabulary", expected="a list of different words", got=words)
+    told = listed("vocabulary", words, str)
+    if not told or not all(told):
+        raise BNetError("vocabulary", expected="words, none empty", got="an empty word" if told else "no word")
+    if len(set(told)) != len(told):
+        twice = next(word for word, count in Counter(told).items() if count > 1)
+        raise BNetError("vocabulary", expected="different words", got=f"{twice!r} twice")
+    return told

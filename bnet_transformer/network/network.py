@@ -1,0 +1,275 @@
+"""The net: a declaration checked as a whole, its folded graph, a TPM with its inputs for each family, parameters."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from bnet_transformer.axes import WORD, Reach, stem_of
+from bnet_transformer.errors import BNetError, BudgetError, DeclarationError, Fault, mapping, shown, unknown
+from bnet_transformer.graph.folded import Family, FoldedGraph
+from bnet_transformer.network.declaration import Declaration
+from bnet_transformer.network.order import (
+    Order,
+    check_reaches,
+    collection_of,
+    slots_of,
+    templates_to_graph,
+)
+from bnet_transformer.network.templates import Key, Template, declaration_to_templates
+from bnet_transformer.tpm.base import TPM, Parameter, Parent, Shape
+
+MOST_FAMILIES = 200_000
+MOST_NUMBERS = 2**33
+
+
+@dataclass(frozen=True)
+class Input:
+    """What fills one slot of a node: a family, its reach, the selectors that pick, the axes of a collection."""
+
+    slot: str
+    parent: int
+    reach: Reach
+    pick: tuple[tuple[str, int], ...]
+    over: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Member:
+    """All that readings need to know of one family besides its place in the graph."""
+
+    family: Family
+    tpm: TPM
+    inputs: tuple[Input, ...]
+    parents: tuple[Parent, ...]
+    shape: Shape
+    owner: str
+    scope: str
+    parameters: Mapping[str, Parameter]
+
+    @property
+    def learnable(self) -> bool:
+        """True where training changes one of its parameters."""
+        return any(parameter.learnable for parameter in self.parameters.values())
+
+
+@dataclass(frozen=True)
+class Network:
+    """A declaration with its parameters; `parameters` maps `owner.name` to a tensor, the node's plates leading."""
+
+    declaration: Declaration
+    graph: FoldedGraph
+    members: tuple[Member, ...]
+    parameters: Mapping[str, Tensor]
+    seed: int = 0
+
+    @cached_property
+    def learnable(self) -> frozenset[str]:
+        """The names of the parameters that training changes."""
+        return frozenset(
+            f"{member.owner}.{name}"
+            for member in self.members
+            for name, parameter in member.parameters.items()
+            if parameter.learnable
+        )
+
+    @cached_property
+    def shapes(self) -> dict[str, Shape]:
+        """The shape of every parameter, plates leading."""
+        return {name: shape for name, (shape, _) in _wanted(self.members, self.graph).items()}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating type of the parameters."""
+        return next((p.dtype for p in self.parameters.values()), torch.get_default_dtype())
+
+    @property
+    def vocabularies(self) -> dict[str, tuple[str, ...]]:
+        """The vocabulary of each stack that has one."""
+        return {s.name: tuple(s.vocabulary) for s in self.declaration.stacks if s.vocabulary is not None}
+
+    def member(self, name: str) -> Member:
+        """The member of the family of that name."""
+        return self.members[self.graph.family(name).index]
+
+    def with_parameters(self, parameters: Mapping[str, Tensor]) -> Network:
+        """The same net with other parameters (those named; the others stay)."""
+        given = mapping("parameters", parameters)
+        for name in given:
+            if name not in self.shapes:
+                raise unknown("parameter", name, self.shapes)
+        merged = {**self.parameters, **given}
+        check_parameters(self.shapes, merged)
+        return replace(self, parameters=merged)
+
+    def of(self, member: Member) -> dict[str, Tensor]:
+        """The parameters of one family."""
+        return {name: self.parameters[f"{member.owner}.{name}"] for name in member.parameters}
+
+
+def declare(declaration: Declaration, *, seed: int = 0, parameters: Mapping[str, Tensor] | None = None) -> Network:
+    """A net from its declaration: checked as a whole, every fault reported at once, parameters seeded or given."""
+    _check_size(declaration)
+    templates, faults = declaration_to_templates(declaration)
+    found = {template.key: template for template in templates}
+    faults += check_reaches(templates, found)
+    order, cycles = templates_to_graph(declaration, templates)
+    faults += cycles
+    members: list[Member] = []
+    if order is not None:
+        members, more = _members(declaration, order)
+        faults += more
+    if faults or order is None:
+        raise DeclarationError(_once(faults))
+    start = initial(members, order.graph, seed)
+    network = Network(declaration, order.graph, tuple(members), start, seed)
+    return network if parameters is None else network.with_parameters(parameters)
+
+
+def _check_size(declaration: Declaration) -> None:
+    """Refuse a declaration that would unroll into more families than any readable net has."""
+    count = len(declaration.nodes)
+    for stack in declaration.stacks:
+        count += len(stack.prologue) + len(stack.epilogue) + stack.slices * max(len(stack.slice), 1)
+    if count > MOST_FAMILIES:
+        raise BudgetError("declaration", expected=f"at most {MOST_FAMILIES} nodes and slices", got=f"{count}")
+
+
+def _members(declaration: Declaration, order: Order) -> tuple[list[Member], list[Fault]]:
+    """Shapes follow from parents to children; a family whose parents are in fault is passed over."""
+    found = {template.key: template for template in order.templates}
+    index = {template.key: k for k, template in enumerate(order.templates)}
+    shapes: dict[Key, Shape] = {}
+    members: list[Member] = []
+    faults: list[Fault] = []
+    for k, template in enumerate(order.templates):
+        inputs = _inputs(template, found, index)
+        parents = _parents(declaration, template, inputs, order.templates, shapes, faults)
+        if parents is None:
+            continue
+        try:
+            shape = template.node.tpm.shape(*parents)
+            parameters = template.node.tpm.parameters(*parents)
+        except BNetError as error:
+            faults.append(Fault(template.name, f"for {error.what}, {error.expected}", shown(error.got)))
+            continue
+        if template.node.shape is not None and template.node.shape != shape:
+            faults.append(Fault(template.name, f"the shape {template.node.shape} that its node declares", f"{shape}"))
+            continue
+        shapes[template.key] = shape
+        owner = stem_of(template.stack, template.node.role) if template.node.shared else template.name
+        family = order.graph.families[k]
+        scope = template.node.scope
+        members.append(
+            Member(family, template.node.tpm, tuple(inputs), tuple(parents), shape, owner, scope, parameters)
+        )
+    faults.extend(_clashes(members))
+    return members, faults
+
+
+def _inputs(template: Template, found: Mapping[Key, Template], index: Mapping[Key, int]) -> list[Input]:
+    inputs = []
+    for slot, source in zip(slots_of(template), template.sources, strict=False):
+        if source is not None:
+            picks = tuple((plate, index[key]) for plate, key in source.pick)
+            over = collection_of(template, source, found[source.parent])
+            inputs.append(Input(slot, index[source.parent], source.reach, picks, over))
+    return inputs
+
+
+def _parents(
+    declaration: Declaration,
+    template: Template,
+    inputs: list[Input],
+    templates: tuple[Template, ...],
+    shapes: Mapping[Key, Shape],
+    faults: list[Fault],
+) -> list[Parent] | None:
+    """What the TPM is told of its parents; None where one of them is in fault."""
+    if len(inputs) != len(template.node.arrows) or len(inputs) != len(slots_of(template)):
+        return None
+    sizes = {plate.name: plate.size for plate in declaration.plates}
+    told = []
+    for given in inputs:
+        parent = templates[given.parent]
+        shape = shapes.get(parent.key, parent.node.shape)
+        if shape is None:
+            if given.parent >= templates.index(template):
+                faults.append(Fault(parent.name, "shape=, for it is read at earlier words before it is known", "none"))
+            return None
+        tpm = parent.node.tpm
+        over = tuple((axis, None if axis == WORD else sizes[axis]) for axis in given.over)
+        states = tpm.states if tpm.reads_by_index else None
+        reads = (parent.words or "", given.reach) if WORD in given.over else None
+        told.append(Parent(parent.name, shape, states, over, reads))
+    return told
+
+
+def _clashes(members: list[Member]) -> Iterator[Fault]:
+    """Slices that share their parameters must want the same ones."""
+    first: dict[str, Member] = {}
+    for member in members:
+        other = first.setdefault(member.owner, member)
+        if other.parameters != member.parameters:
+            yield Fault(member.family.name, f"parameters as {other.family.name}, with which it shares", "other shapes")
+
+
+def _once(faults: list[Fault]) -> list[Fault]:
+    """Each fault once, not once for each slice."""
+    kept: dict[tuple[str, str], Fault] = {}
+    for fault in faults:
+        kept.setdefault((fault.node.rstrip("0123456789"), fault.expected), fault)
+    return list(kept.values())
+
+
+def _wanted(members: tuple[Member, ...] | list[Member], graph: FoldedGraph) -> dict[str, tuple[Shape, Parameter]]:
+    wanted: dict[str, tuple[Shape, Parameter]] = {}
+    for member in members:
+        plates = tuple(graph.sizes[plate] for plate in member.family.plates)
+        for name, parameter in member.parameters.items():
+            wanted.setdefault(f"{member.owner}.{name}", ((*plates, *parameter.shape), parameter))
+    return wanted
+
+
+def initial(members: list[Member], graph: FoldedGraph, seed: int) -> dict[str, Tensor]:
+    """Starting parameters; each has a generator of its own, so that one more node changes no other."""
+    store = {}
+    count = sum(math.prod(shape) for shape, _ in _wanted(members, graph).values())
+    if count > MOST_NUMBERS:
+        raise BudgetError("parameters", expected=f"at most {MOST_NUMBERS} numbers", got=f"{count}")
+    for name, (shape, parameter) in _wanted(members, graph).items():
+        if parameter.fill is None:
+            digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+            store[name] = torch.randn(shape, generator=generator) * parameter.spread
+        else:
+            fill = torch.as_tensor(parameter.fill, dtype=torch.get_default_dtype())
+            store[name] = fill.expand(shape).clone()
+    return store
+
+
+def check_parameters(shapes: Mapping[str, Shape], parameters: Mapping[str, Tensor]) -> None:
+    """Refuse parameters that are missing, of another shape, not floating, or not finite."""
+    faults = []
+    for name, shape in shapes.items():
+        value = parameters.get(name)
+        node = name.rpartition(".")[0]
+        if not isinstance(value, Tensor):
+            faults.append(
+                Fault(node, f"a tensor {name} of shape {shape}", "nothing" if value is None else shown(value))
+            )
+        elif tuple(value.shape) != shape:
+            faults.append(Fault(node, f"{name} of shape {shape}", f"shape {tuple(value.shape)}"))
+        elif not value.is_floating_point():
+            faults.append(Fault(node, f"{name} in a floating type", str(value.dtype)))
+        elif not bool(torch.isfinite(value).all()):
+            bad = int((~torch.isfinite(value)).sum())
+            faults.append(Fault(node, f"{name} finite", f"{bad} entries that are NaN or infinite"))
+    if faults:
+        raise DeclarationError(faults)

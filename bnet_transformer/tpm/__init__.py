@@ -1,0 +1,47 @@
+"""The TPMs: one small final class for each kind of conditional distribution, over one abstract base.
+
+A TPM of your own is a frozen dataclass that extends `TPM` and writes the equation of one ground node.
+"""
+
+from bnet_transformer.tpm.attention import Attention, Read
+from bnet_transformer.tpm.base import TPM, At, Parameter, Parent
+from bnet_transformer.tpm.combine import Add, Concat, Dropout, Pool
+from bnet_transformer.tpm.discrete import Categorical, Codebook, Select
+from bnet_transformer.tpm.linear import Affine, Linear
+from bnet_transformer.tpm.norm import Norm
+from bnet_transformer.tpm.normal import Normal
+from bnet_transformer.tpm.roots import Embed, Given, Positions, Sinusoid, Weight
+from bnet_transformer.tpm.score import Bilinear, Dot, Normaliser, Relative, Score
+from bnet_transformer.tpm.steps import FeedForward, ResNet
+
+__all__ = [
+    "TPM",
+    "Add",
+    "Affine",
+    "At",
+    "Attention",
+    "Bilinear",
+    "Categorical",
+    "Codebook",
+    "Concat",
+    "Dot",
+    "Dropout",
+    "Embed",
+    "FeedForward",
+    "Given",
+    "Linear",
+    "Norm",
+    "Normal",
+    "Normaliser",
+    "Parameter",
+    "Parent",
+    "Pool",
+    "Positions",
+    "Read",
+    "Relative",
+    "ResNet",
+    "Score",
+    "Select",
+    "Sinusoid",
+    "Weight",
+]

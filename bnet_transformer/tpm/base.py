@@ -1,0 +1,197 @@
+"""What every TPM is: the conditional distribution of one ground node given its parents' values.
+
+A TPM is a frozen dataclass that writes the equation of *one* ground node, with `...` in front. Of its values it may
+assume this, and nothing else:
+
+- a slot named `x` holds the value of one parent: `[..., *shape]`;
+- a slot named `k.` (the chapter writes k_. for "k of every word") holds a collection, whose axis stands before the
+  shape: `[..., m, *shape]`; `at.mask["k."]` (`[..., m]`) tells which of the m are read (all, in a ground node);
+- a last slot named `*x` holds any number of parents;
+- parameters come as `at["name"]`, `[..., *shape]`, with the node's own plates among the leading dims;
+- leading dims broadcast against each other, so `torch.einsum("...oi,...i->...o", W, x)` serves one node and a batch.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from bnet_transformer.axes import Reach
+from bnet_transformer.errors import BNetError, whole
+from bnet_transformer.tpm.symbols import Symbols
+
+Kind = Literal["deterministic", "discrete", "continuous"]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Parent:
+    """What a TPM is told of a parent before there are values.
+
+    `states` counts the values of a discrete parent that is read by its index (a selector, a word of a vocabulary);
+    `over` names the axes of a collection with their sizes (`("head", 4)`, `("word", None)`: the sentence decides),
+    empty for a single parent. `reads` says of a collection of words which stack's and by which reach.
+    """
+
+    name: str
+    shape: Shape = ()
+    states: int | None = None
+    over: tuple[tuple[str, int | None], ...] = ()
+    reads: tuple[str, Reach] | None = None
+
+    @property
+    def form(self) -> str:
+        """The parent as an error message says it."""
+        what = f"{self.states} states" if self.states is not None else f"shape {self.shape}"
+        return what + "".join(f" over every {plate}" for plate, _ in self.over)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A tensor that a TPM owns: its shape for one node, how it starts, whether training changes it.
+
+    It starts as `fill` where that is given (a number, or nested tuples of `shape`), else normal with `spread`.
+    """
+
+    shape: Shape
+    spread: float = 1.0
+    fill: float | tuple[object, ...] | None = None
+    learnable: bool = True
+
+
+@dataclass(frozen=True)
+class At:
+    """Where a TPM is evaluated: its parameters, the index of its word, and for collections who is read."""
+
+    parameters: Mapping[str, Tensor] = field(default_factory=dict)
+    word: Tensor = field(default_factory=lambda: torch.tensor(0))
+    read: Mapping[str, Tensor] = field(default_factory=dict)
+    mask: Mapping[str, Tensor] = field(default_factory=dict)
+    training: bool = False
+    dtype: torch.dtype = torch.float32
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.parameters[name]
+
+
+@dataclass(frozen=True)
+class TPM(abc.ABC):
+    """The conditional distribution of a node given its parents: deterministic, discrete or continuous."""
+
+    slots: ClassVar[tuple[str, ...]] = ()
+    kind: ClassVar[Kind] = "deterministic"
+
+    def takes(self) -> tuple[str, ...]:
+        """The slots that its parents fill, in order."""
+        return self.slots
+
+    @abc.abstractmethod
+    def shape(self, *parents: Parent) -> Shape:
+        """The shape of the node's value; refuses parents of a shape that it cannot take."""
+
+    def parameters(self, *parents: Parent) -> dict[str, Parameter]:
+        """The tensors that the TPM owns."""
+        return {}
+
+    @property
+    def states(self) -> int | None:
+        """How many values a discrete node has; None where the sentence decides it, or there is no such number."""
+        return None
+
+    @property
+    def reads_by_index(self) -> bool:
+        """True where children receive a discrete node's state, a whole number, rather than a tensor."""
+        return self.kind == "discrete"
+
+    def value(self, at: At, *parents: Tensor) -> Tensor:
+        """The value of a deterministic node."""
+        raise NotImplementedError(f"{type(self).__name__} has no value: it is {self.kind}")
+
+    def logits(self, at: At, *parents: Tensor) -> Tensor:
+        """The log probabilities, up to a constant, of a discrete node: `[..., states]`."""
+        raise NotImplementedError(f"{type(self).__name__} has no logits: it is {self.kind}")
+
+    def emit(self, at: At, state: Tensor) -> Tensor:
+        """What children receive from a discrete node in a state."""
+        return state
+
+    def distribution(self, at: At, *parents: Tensor) -> Distribution:
+        """The node's distribution given its parents' values; a delta where it is deterministic."""
+        if self.kind == "discrete":
+            return torch.distributions.Categorical(logits=self.logits(at, *parents), validate_args=False)
+        from pyro.distributions import Delta
+
+        value = self.value(at, *parents)
+        return Delta(value, event_dim=value.dim())
+
+    def reading(self, at: At, *parents: Tensor) -> Tensor | None:
+        """The attention distribution `P(j | i)`, `[..., m]`, where the TPM has one."""
+        return None
+
+    def why_no_reading(self) -> str:
+        """What to tell someone who asks for `P(j | i)` and there is none."""
+        return f"{type(self).__name__} has no attention distribution"
+
+    def latex(self, s: Symbols) -> str:
+        r"""The right-hand side of `P(node | parents) = ...` in LaTeX, written in the symbols `s`.
+
+        What a TPM that says nothing more is: `\mathbb{I}(\, x_i = \operatorname{Gate}(g_i, x_i) \,)`.
+        """
+        return s.call(type(self).__name__)
+
+    def priors(self) -> Mapping[str, float]:
+        """For each logits parameter with a Dirichlet prior, the concentration of its rows."""
+        return {}
+
+    @property
+    def longest(self) -> int | None:
+        """How many words the node can be over; None where there is no bound."""
+        return None
+
+    @property
+    def support(self) -> str:
+        """The values that the node can take, in words."""
+        if self.kind == "discrete":
+            return "the words read" if self.states is None else f"0 to {self.states - 1}"
+        return "real"
+
+
+def vector(parent: Parent, width: int | None = None, *, why: str = "") -> int:
+    """The width of a parent that must be a vector (of that width)."""
+    wanted = "a vector" if width is None else f"a vector of width {width}"
+    wrong_width = len(parent.shape) == 1 and width is not None and parent.shape[0] != width
+    if parent.states is not None or len(parent.shape) != 1 or wrong_width:
+        raise BNetError(parent.name, expected=wanted + (f" ({why})" if why else ""), got=parent.form)
+    return parent.shape[0]
+
+
+def single_axis(parent: Parent) -> None:
+    """Refuse a collection over more than one axis (words, or the entries of one plate), or over none."""
+    if len(parent.over) != 1:
+        raise BNetError(parent.name, expected="a collection over words alone, or over one plate", got=parent.form)
+
+
+def matrix(parent: Parent) -> tuple[int, int]:
+    """The shape of a parent that must be a matrix."""
+    if parent.states is not None or len(parent.shape) != 2:
+        raise BNetError(parent.name, expected="a matrix", got=parent.form)
+    return parent.shape[0], parent.shape[1]
+
+
+def index(parent: Parent) -> int:
+    """The number of states of a parent that must be discrete."""
+    if parent.states is None:
+        raise BNetError(parent.name, expected="a discrete node (its states index a table)", got=parent.form)
+    return parent.states
+
+
+def shape_of(what: str, shape: object) -> Shape:
+    """A value's shape, from a number or a tuple of numbers."""
+    sizes = shape if isinstance(shape, Sequence) and not isinstance(shape, str) else (shape,)
+    return tuple(whole(what, size) for size in sizes)

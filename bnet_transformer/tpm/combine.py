@@ -1,0 +1,164 @@
+"""Sums and gatherings: add parents, sum heads through `W_o`, pick, drop out, pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from bnet_transformer.errors import BNetError, number, one_of
+from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Shape, matrix, single_axis, vector
+from bnet_transformer.tpm.notation import numeral
+from bnet_transformer.tpm.pool import POOLS, pooled, pooled_latex
+from bnet_transformer.tpm.symbols import Symbols
+
+
+@final
+@dataclass(frozen=True)
+class Add(TPM):
+    """The sum of its parents, all of one shape; of a single parent it is a copy.
+
+    >>> Add().value(At(), torch.ones(2), torch.ones(2))
+    tensor([2., 2.])
+    """
+
+    slots: ClassVar[tuple[str, ...]] = ("*x",)
+
+    def shape(self, *parents: Parent) -> Shape:
+        if not parents:
+            raise BNetError("Add", expected="at least one parent", got="none")
+        for parent in parents:
+            if parent.states is not None or parent.shape != parents[0].shape:
+                wanted = f"a value of shape {parents[0].shape}, as {parents[0].name}"
+                raise BNetError(parent.name, expected=wanted, got=parent.form)
+        return parents[0].shape
+
+    def value(self, at: At, *parents: Tensor) -> Tensor:
+        total = parents[0]
+        for parent in parents[1:]:
+            total = total + parent
+        return total
+
+    def latex(self, s: Symbols) -> str:
+        return s.equals(" + ".join(str(s.of(slot)) for slot in s.each()))
+
+
+@final
+@dataclass(frozen=True)
+class Concat(TPM):
+    """`sum_h W_o^h a^h (+ b) (+ x)`: heads concatenated and mapped by `W_o = [W_o^1 ... W_o^K]`; no selector.
+
+    With `mapped=False` there is no `W_o`: the heads' vectors stand side by side.
+
+    >>> Concat().takes(), Concat(mapped=False).takes()
+    (('W_o.', 'a.'), ('a.',))
+    """
+
+    mapped: bool = True
+    bias: bool = False
+    residual: bool = False
+
+    def __post_init__(self) -> None:
+        for what in ("mapped", "bias", "residual"):
+            one_of(what, getattr(self, what), (True, False))
+
+    def takes(self) -> tuple[str, ...]:
+        return (*(("W_o.",) if self.mapped else ()), "a.", *(("x",) if self.residual else ()))
+
+    def shape(self, *parents: Parent) -> Shape:
+        a = parents[1 if self.mapped else 0]
+        width = vector(a)
+        for parent in parents[: 2 if self.mapped else 1]:
+            if len(parent.over) != 1:
+                raise BNetError(parent.name, expected="one collection (a plate of heads)", got=parent.form)
+            if parent.over[0] != a.over[0] or parent.over[0][1] is None:
+                raise BNetError(parent.name, expected="a plate of known size, as W_o and a share", got=parent.form)
+        if not self.mapped:
+            out = (a.over[0][1] or 1) * width
+        else:
+            out, columns = matrix(parents[0])
+            if columns != width:
+                wanted = f"matrices with {width} columns, as {a.name}"
+                raise BNetError(parents[0].name, expected=wanted, got=parents[0].form)
+        if self.residual:
+            vector(parents[-1], out, why="the residual is added")
+        return (out,)
+
+    def parameters(self, *parents: Parent) -> dict[str, Parameter]:
+        return {"bias": Parameter(self.shape(*parents), fill=0.0)} if self.bias else {}
+
+    def value(self, at: At, *parents: Tensor) -> Tensor:
+        if self.mapped:
+            total = torch.einsum("...hof,...hf->...o", parents[0], parents[1])
+        else:
+            total = parents[0].flatten(-2)
+        if self.bias:
+            total = total + at["bias"]
+        return total + parents[-1] if self.residual else total
+
+    def latex(self, s: Symbols) -> str:
+        rest = (s.plus(s.parameter("b")) if self.bias else "") + (f" + {s.of('x')}" if self.residual else "")
+        if not self.mapped:
+            stacked = rf"\operatorname{{concat}}_{{{s.index('a.')}}} {s.of('a.', '')}"
+            return s.equals((rf"\left({stacked}\right)_a" if s.form == "einstein" else stacked) + rest)
+        heads = "" if s.form == "einstein" else s.sum("a.") + " "
+        return s.equals(heads + s.map(s.weight("W_o."), s.of("a.")) + rest)
+
+
+@final
+@dataclass(frozen=True)
+class Pool(TPM):
+    """One vector from a collection: the mean or the sum of the words that are read.
+
+    >>> Pool().takes()
+    ('x.',)
+    """
+
+    how: str = "mean"
+    slots: ClassVar[tuple[str, ...]] = ("x.",)
+
+    def __post_init__(self) -> None:
+        one_of("pool", self.how, POOLS)
+
+    def shape(self, *parents: Parent) -> Shape:
+        single_axis(parents[0])
+        return (vector(parents[0]),)
+
+    def value(self, at: At, *parents: Tensor) -> Tensor:
+        return pooled(self.how, parents[0], at.mask["x."])
+
+    def latex(self, s: Symbols) -> str:
+        return s.equals(pooled_latex(self.how, s, "x."))
+
+
+@final
+@dataclass(frozen=True)
+class Dropout(TPM):
+    """`m x / (1 - p)`, m Bernoulli(1 - p), in training; in evaluation the delta `1(x' = x)`, never enumerated.
+
+    >>> Dropout(0.1).value(At(), torch.ones(2))
+    tensor([1., 1.])
+    """
+
+    p: float = 0.1
+    slots: ClassVar[tuple[str, ...]] = ("x",)
+
+    def __post_init__(self) -> None:
+        if not 0 <= number("dropout p", self.p) < 1:
+            raise BNetError("dropout p", expected="a probability below 1", got=self.p)
+
+    def shape(self, *parents: Parent) -> Shape:
+        return (vector(parents[0]),)
+
+    def value(self, at: At, *parents: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(parents[0], self.p, training=at.training)
+
+    def latex(self, s: Symbols) -> str:
+        x, keep = s.of("x"), numeral(1 - self.p)
+        s.define(
+            rf"\text{{in training }} {s.own['a']} = \frac{{m}}{{{keep}}} {x}"
+            rf", \; m \sim \operatorname{{Bernoulli}}({keep}) \text{{ for each entry}}"
+        )
+        return s.equals(x)

@@ -1,0 +1,298 @@
+"""Choices: the categorical, and the two TPMs of a weight node under a selector (`Select`, `Codebook`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from bnet_transformer.errors import BNetError, number, one_of, whole
+from bnet_transformer.tpm.base import (
+    TPM,
+    At,
+    Kind,
+    Parameter,
+    Parent,
+    Shape,
+    index,
+    shape_of,
+    single_axis,
+)
+from bnet_transformer.tpm.notation import numeral, scripts
+from bnet_transformer.tpm.pool import POOLS, pooled, pooled_latex
+from bnet_transformer.tpm.symbols import Symbol, Symbols
+
+
+@final
+@dataclass(frozen=True)
+class Categorical(TPM):
+    """`P(y | d, x) = softmax(theta[d] + W x)_y`: a table over discrete parents `d`, affine in a vector parent `x`.
+
+    A root without parents is a selector. `probabilities` fixes the table of a root; `prior` is the concentration of a
+    Dirichlet on the table's rows. `pool="mean"` reads a sentence (an arrow from every word); `affine=False` takes
+    the vector itself as logits. `labels` names the states, so that evidence can name them.
+
+    >>> Categorical(4).shape(), Categorical(3, probabilities=(0.5, 0.25, 0.25)).states
+    ((), 3)
+    """
+
+    n: int
+    probabilities: tuple[float, ...] | None = None
+    learnable: bool | None = None
+    prior: float | None = None
+    pool: str | None = None
+    affine: bool = True
+    labels: tuple[str, ...] | None = None
+    kind: ClassVar[Kind] = "discrete"
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "n", whole("Categorical states", self.n))
+        one_of("pool", self.pool, (None, *POOLS))
+        if self.probabilities is not None:
+            put(self, "probabilities", _simplex(self.probabilities, self.n))
+        if self.learnable is None:
+            put(self, "learnable", self.probabilities is None)
+        if self.prior is not None:
+            number("prior", self.prior, above=0)
+        if self.labels is not None:
+            put(self, "labels", tuple(self.labels))
+            if len(self.labels) != self.n or len(set(self.labels)) != self.n:
+                raise BNetError("labels", expected=f"{self.n} different labels, one a state", got=self.labels)
+
+    @property
+    def states(self) -> int | None:
+        return self.n
+
+    def takes(self) -> tuple[str, ...]:
+        return ("x.",) if self.pool else ("*x",)
+
+    def shape(self, *parents: Parent) -> Shape:
+        vectors = [parent for parent in parents if parent.states is None]
+        if len(vectors) > 1 or (vectors and parents[-1].states is not None):
+            raise BNetError(
+                ", ".join(parent.name for parent in parents),
+                expected="discrete parents first, then at most one vector",
+                got=", ".join(parent.form for parent in parents),
+            )
+        for vector in vectors:
+            if self.pool:
+                single_axis(vector)
+            if len(vector.shape) != 1 or (not self.affine and vector.shape != (self.n,)):
+                wanted = "a vector" if self.affine else f"a vector of {self.n} logits"
+                raise BNetError(vector.name, expected=wanted, got=vector.form)
+        if self.probabilities is not None and parents:
+            raise BNetError(parents[0].name, expected="no parent: `probabilities` fixes a root", got="a parent")
+        return ()
+
+    def parameters(self, *parents: Parent) -> dict[str, Parameter]:
+        table = tuple(index(parent) for parent in parents if parent.states is not None)
+        if self.probabilities is not None:
+            fill = tuple(torch.tensor(self.probabilities, dtype=torch.float64).log().tolist())
+            return {"logits": Parameter((self.n,), fill=fill, learnable=bool(self.learnable))}
+        learnable = bool(self.learnable)
+        spread = Parameter((*table, self.n), 0.5, learnable=learnable)
+        flat = Parameter((*table, self.n), fill=0.0, learnable=learnable)
+        vectors = [parent for parent in parents if parent.states is None]
+        if vectors and not self.affine:
+            return {}
+        if vectors:
+            width = vectors[0].shape[0]
+            return {"logits": flat, "weight": Parameter((self.n, width), width**-0.5, learnable=learnable)}
+        return {"logits": spread if table else flat}
+
+    def logits(self, at: At, *parents: Tensor) -> Tensor:
+        discrete = [parent for parent in parents if not parent.is_floating_point()]
+        vectors = [parent for parent in parents if parent.is_floating_point()]
+        if self.pool:
+            vectors = [pooled(self.pool, vectors[0], at.mask["x."])]
+        if vectors and not self.affine:
+            return vectors[0]
+        scores = lookup(at["logits"], discrete)
+        if vectors:
+            scores = scores + torch.einsum("...nd,...d->...n", at["weight"], vectors[0])
+        return scores
+
+    def latex(self, s: Symbols) -> str:
+        s.define(_ranges(s.state, self.n))
+        vectors = [slot for slot in s.each() if not s.is_discrete(slot)]
+        states = [str(s.of(slot)) for slot in s.each() if s.is_discrete(slot)]
+        if not vectors:
+            return self._table(s, states)
+        x = pooled_latex(self.pool, s, "x.", "b") if self.pool else s.of(vectors[0], "b")
+        if not self.affine:
+            return s.softmax(pooled_latex(self.pool, s, "x.") if self.pool else str(s.of(vectors[0])))
+        bias = s.parameter("b", *states)
+        _tell_prior(s, bias, self.prior, self.n)
+        return s.softmax(s.map(s.parameter("W"), x) + s.plus(bias))
+
+    def _table(self, s: Symbols, states: list[str]) -> str:
+        s.only("word")
+        table = s.parameter(r"\theta", *states) if states else s.parameter(r"\pi", role=False)
+        _tell_prior(s, table, self.prior, self.n)
+        if self.probabilities is not None and not self.learnable:
+            listed = f"({', '.join(numeral(p) for p in self.probabilities)})"
+            if self.n <= 8:
+                return scripts(listed, [s.state])
+            s.define(rf"\pi_. \text{{ is fixed: }} {listed}")
+        return str(table.with_sub(s.state))
+
+    def priors(self) -> dict[str, float]:
+        return {} if self.prior is None else {"logits": self.prior}
+
+
+@final
+@dataclass(frozen=True)
+class Select(TPM):
+    """`P(W | c) = delta(W, W_c)`: the parent's state picks one of its tensors. Deterministic.
+
+    With several discrete parents it has one tensor for each of their joint states.
+
+    >>> Select((4, 8)).parameters(Parent("c", states=3))["values"].shape
+    (3, 4, 8)
+    """
+
+    size: int | Shape
+    spread: float | None = None
+    slots: ClassVar[tuple[str, ...]] = ("*c",)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", shape_of("Select", self.size))
+        if self.spread is not None:
+            number("spread", self.spread, above=0)
+
+    def shape(self, *parents: Parent) -> Shape:
+        if not parents:
+            raise BNetError("Select", expected="a discrete parent that selects", got="no parent")
+        for parent in parents:
+            index(parent)
+        return shape_of("Select", self.size)
+
+    def parameters(self, *parents: Parent) -> dict[str, Parameter]:
+        table = tuple(index(parent) for parent in parents)
+        return {"values": _bank(table, shape_of("Select", self.size), self.spread)}
+
+    def value(self, at: At, *parents: Tensor) -> Tensor:
+        return lookup(at["values"], parents, len(shape_of("Select", self.size)))
+
+    def latex(self, s: Symbols) -> str:
+        states = [str(s[slot]) for slot in s.each()]
+        return s.delta(s.own.chosen(*states))
+
+
+@final
+@dataclass(frozen=True)
+class Codebook(TPM):
+    """`P(W = atom m | c) = theta[c, m]`: an arbitrary categorical over `atoms` tensors, "fully Bayesian".
+
+    >>> Codebook(12, (4, 8)).parameters(Parent("c", states=3))["logits"].shape
+    (3, 12)
+    """
+
+    atoms: int
+    size: int | Shape
+    prior: float | None = None
+    spread: float | None = None
+    kind: ClassVar[Kind] = "discrete"
+
+    def __post_init__(self) -> None:
+        whole("atoms", self.atoms)
+        object.__setattr__(self, "size", shape_of("Codebook", self.size))
+        if self.prior is not None:
+            number("prior", self.prior, above=0)
+        if self.spread is not None:
+            number("spread", self.spread, above=0)
+
+    @property
+    def states(self) -> int | None:
+        return self.atoms
+
+    @property
+    def reads_by_index(self) -> bool:
+        return False
+
+    def takes(self) -> tuple[str, ...]:
+        return ("*c",)
+
+    def shape(self, *parents: Parent) -> Shape:
+        for parent in parents:
+            index(parent)
+        return shape_of("Codebook", self.size)
+
+    def parameters(self, *parents: Parent) -> dict[str, Parameter]:
+        table = tuple(index(parent) for parent in parents)
+        return {
+            "logits": Parameter((*table, self.atoms), 0.5),
+            "atoms": _bank((self.atoms,), shape_of("Codebook", self.size), self.spread),
+        }
+
+    def logits(self, at: At, *parents: Tensor) -> Tensor:
+        return lookup(at["logits"], parents)
+
+    def emit(self, at: At, state: Tensor) -> Tensor:
+        return pick(at["atoms"], state, len(shape_of("Codebook", self.size)))
+
+    def latex(self, s: Symbols) -> str:
+        table = s.parameter(r"\theta", *(str(s[slot]) for slot in s.each()))
+        s.define(rf"{_ranges(s.state, self.atoms)} \text{{ for }} {s.own}")
+        _tell_prior(s, table, self.prior, self.atoms)
+        return str(table.with_sub(s.state))
+
+    def priors(self) -> dict[str, float]:
+        return {} if self.prior is None else {"logits": self.prior}
+
+
+def lookup(table: Tensor, states: Sequence[Tensor], rank: int = 1) -> Tensor:
+    """`table[..., d1, d2, *shape]` at the states of discrete parents d1, d2; leading dims broadcast."""
+    for done, state in enumerate(states):
+        table = pick(table, state, rank + len(states) - done - 1)
+    return table
+
+
+def pick(bank: Tensor, state: Tensor, rank: int) -> Tensor:
+    """Entry `state` of a bank `[..., entries, *shape]`, where the shape has `rank` dims; leading dims broadcast.
+
+    >>> pick(torch.eye(3), torch.tensor([2, 0]), 1)
+    tensor([[0., 0., 1.],
+            [1., 0., 0.]])
+    """
+    if bank.dim() == rank + 1:
+        return bank[state]
+    lead = bank.shape[: bank.dim() - rank - 1]
+    batch = torch.broadcast_shapes(lead, state.shape)
+    where = state.expand(batch)[(...,) + (None,) * (rank + 1)].expand(*batch, 1, *bank.shape[bank.dim() - rank :])
+    return bank.expand(*batch, *bank.shape[-rank - 1 :]).gather(len(batch), where).squeeze(len(batch))
+
+
+def _ranges(state: str, n: int) -> str:
+    return rf"{state} \in \{{{_listed([str(k) for k in range(n)])}\}}"
+
+
+def _tell_prior(s: Symbols, row: Symbol, prior: float | None, n: int) -> None:
+    """The Dirichlet on a row of a table, where there is one (a row of logits stands for its softmax)."""
+    if prior is not None:
+        alpha = numeral(prior)
+        told = row.with_sub(".") if "\\" in row.base else rf"\operatorname{{softmax}}({row.plain})"
+        s.define(rf"{told} \sim \operatorname{{Dirichlet}}({_listed([alpha] * n)})")
+
+
+def _listed(items: list[str]) -> str:
+    r"""`0, 1, 2`, or `0, \ldots, 9` of many."""
+    return ", ".join(items) if len(items) <= 4 else rf"{items[0]}, \ldots, {items[-1]}"
+
+
+def _bank(entries: Shape, shape: Shape, spread: float | None) -> Parameter:
+    return Parameter((*entries, *shape), shape[-1] ** -0.5 if spread is None else spread)
+
+
+def _simplex(values: object, n: int) -> tuple[float, ...]:
+    try:
+        given = tuple(float(value) for value in values)  # type: ignore[attr-defined]
+    except (TypeError, ValueError) as error:
+        raise BNetError("probabilities", expected=f"{n} numbers that sum to 1", got=values) from error
+    if len(given) != n or not all(value >= 0 for value in given) or abs(sum(given) - 1) > 1e-6:
+        raise BNetError("probabilities", expected=f"{n} numbers of at least 0 that sum to 1", got=given)
+    return given

@@ -1,0 +1,82 @@
+"""The real-valued readout: a Normal around a word's vector, or around an affine map of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Independent
+from torch.distributions import Normal as TorchNormal
+
+from bnet_transformer.errors import number, one_of, whole
+from bnet_transformer.tpm.base import TPM, At, Kind, Parameter, Parent, Shape, single_axis, vector
+from bnet_transformer.tpm.notation import raised
+from bnet_transformer.tpm.pool import POOLS, pooled, pooled_latex
+from bnet_transformer.tpm.symbols import Symbols
+
+
+@final
+@dataclass(frozen=True)
+class Normal(TPM):
+    """`y ~ N(x, sigma^2 I)`; with `dim`, `y ~ N(W x + b, sigma^2 I)` of that width. `pool` reads a whole sentence.
+
+    `learnable=True` lets training change sigma, one for all features.
+
+    >>> Normal(0.5).shape(Parent("x", (8,)))
+    (8,)
+    """
+
+    sigma: float = 1.0
+    dim: int | None = None
+    learnable: bool = False
+    pool: str | None = None
+    kind: ClassVar[Kind] = "continuous"
+
+    def __post_init__(self) -> None:
+        number("sigma", self.sigma, above=0)
+        if self.dim is not None:
+            whole("dim", self.dim)
+        one_of("learnable", self.learnable, (True, False))
+        one_of("pool", self.pool, (None, *POOLS))
+
+    def takes(self) -> tuple[str, ...]:
+        return ("x.",) if self.pool else ("x",)
+
+    def shape(self, *parents: Parent) -> Shape:
+        width = vector(parents[0])
+        if self.pool:
+            single_axis(parents[0])
+        return (width if self.dim is None else self.dim,)
+
+    def parameters(self, *parents: Parent) -> dict[str, Parameter]:
+        width = vector(parents[0])
+        found = {"log_sigma": Parameter((), fill=math.log(self.sigma), learnable=self.learnable)}
+        if self.dim is not None:
+            found["weight"] = Parameter((self.dim, width), width**-0.5)
+            found["bias"] = Parameter((self.dim,), fill=0.0)
+        return found
+
+    def mean(self, at: At, *parents: Tensor) -> Tensor:
+        """`E[y | x]`."""
+        x = pooled(self.pool, parents[0], at.mask["x."]) if self.pool else parents[0]
+        if self.dim is None:
+            return x
+        return torch.einsum("...od,...d->...o", at["weight"], x) + at["bias"]
+
+    def distribution(self, at: At, *parents: Tensor) -> Distribution:
+        mean = self.mean(at, *parents)
+        sigma = at["log_sigma"].exp()[..., None].expand(mean.shape)
+        return Independent(TorchNormal(mean, sigma, validate_args=False), 1, validate_args=False)
+
+    def latex(self, s: Symbols) -> str:
+        letter = "a" if self.dim is None else "b"
+        mean = pooled_latex(self.pool, s, "x.", letter) if self.pool else str(s.of("x", letter))
+        if self.dim is not None:
+            mean = s.map(s.parameter("W"), mean) + s.plus(s.parameter("b"))
+        sigma = s.parameter(r"\sigma")
+        variance = f"({sigma})^2" if self.learnable else "1" if self.sigma == 1 else raised(self.sigma, "2")
+        unit = variance if s.form == "einstein" else "I" if variance == "1" else f"{variance} I"
+        return rf"\mathcal{{N}}\left({s.own['a']};\; {mean},\; {unit}\right)"

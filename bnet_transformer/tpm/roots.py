@@ -1,0 +1,222 @@
+"""Nodes whose value comes from outside: from the sentence (`Given`), the parameter store (`Weight`), or the
+position (`Sinusoid`, `Positions`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from bnet_transformer.errors import BNetError, number, one_of, whole
+from bnet_transformer.tpm.base import (
+    TPM,
+    At,
+    Parameter,
+    Parent,
+    Shape,
+    index,
+    matrix,
+    shape_of,
+)
+from bnet_transformer.tpm.notation import raised, scaled
+from bnet_transformer.tpm.symbols import FEATURES, Symbols
+
+
+@final
+@dataclass(frozen=True)
+class Given(TPM):
+    """A value that comes with the sentence: a vector for each word, or one of `states` words of a vocabulary.
+
+    >>> Given(8).shape(), Given(states=100).states
+    ((8,), 100)
+    """
+
+    size: int | Shape = ()
+    states: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.states is not None:
+            whole("states", self.states)
+            if self.size != ():
+                raise BNetError("Given", expected="a size or states=, not both", got=self)
+        object.__setattr__(self, "size", shape_of("Given", self.size))
+
+    @property
+    def reads_by_index(self) -> bool:
+        return self.states is not None
+
+    def shape(self, *parents: Parent) -> Shape:
+        return shape_of("Given", self.size)
+
+    def latex(self, s: Symbols) -> str:
+        given = s.own.decorated("bar")[FEATURES[: s.rank]]
+        s.define(rf"{given} \text{{ is given with the sentence}}")
+        return s.equals(given)
+
+
+@final
+@dataclass(frozen=True)
+class Weight(TPM):
+    """A learnable root, `P(W) = delta(W, value)`; starts normal with `spread`, 1/sqrt(columns) by default.
+
+    >>> Weight((4, 8)).shape()
+    (4, 8)
+    """
+
+    size: int | Shape
+    spread: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", shape_of("Weight", self.size))
+        if self.spread is not None:
+            number("spread", self.spread, above=0)
+
+    def shape(self, *parents: Parent) -> Shape:
+        return shape_of("Weight", self.size)
+
+    def parameters(self, *parents: Parent) -> dict[str, Parameter]:
+        shape = self.shape()
+        return {"value": Parameter(shape, shape[-1] ** -0.5 if self.spread is None else self.spread)}
+
+    def value(self, at: At, *parents: Tensor) -> Tensor:
+        return at["value"]
+
+    def latex(self, s: Symbols) -> str:
+        s.only("word")
+        return s.delta(s.own.decorated("hat"))
+
+
+@final
+@dataclass(frozen=True)
+class Sinusoid(TPM):
+    """The sinusoidal encoding of a word's position, for any length.
+
+    Feature 2e is `sin(i / base^(2e/dim))` and feature 2e+1 the cosine of the same angle, as in seed 003 and
+    Vaswani et al. (2017); `halves=True` puts all sines first, then all cosines.
+
+    >>> Sinusoid(6).value(At(word=torch.tensor(0)))
+    tensor([0., 1., 0., 1., 0., 1.])
+    """
+
+    dim: int
+    base: float = 10_000.0
+    halves: bool = False
+
+    def __post_init__(self) -> None:
+        whole("dim", self.dim)
+        number("base", self.base, above=0)
+
+    def shape(self, *parents: Parent) -> Shape:
+        return (self.dim,)
+
+    def value(self, at: At, *parents: Tensor) -> Tensor:
+        pairs = (self.dim + 1) // 2
+        power = torch.arange(pairs, dtype=torch.float64, device=at.word.device) * (2 / self.dim)
+        angle = at.word.to(torch.float64)[..., None] * self.base**-power
+        waves = [angle.sin(), angle.cos()]
+        both = torch.cat(waves, -1) if self.halves else torch.stack(waves, -1).flatten(-2)
+        return both[..., : self.dim].to(at.dtype)
+
+    def latex(self, s: Symbols) -> str:
+        def angle(power: str) -> str:
+            return f"{s.own.word or 0} / {raised(self.base, f'{power}/{self.dim}')}"
+
+        if self.halves:
+            half = (self.dim + 1) // 2
+            rows = (("2e", f"e < {half}"), (f"2(e-{half})", rf"e \ge {half}"))
+        else:
+            rows = (("e", r"e \text{ even}"), ("(e-1)", r"e \text{ odd}"))
+        waves = zip((r"\sin", r"\cos"), rows, strict=True)
+        cases = r" \\ ".join(rf"{wave}({angle(power)}) & {where}" for wave, (power, where) in waves)
+        return s.indicator(rf"{s.own.entry('e')} = \begin{{cases}} {cases} \end{{cases}}")
+
+
+@final
+@dataclass(frozen=True)
+class Positions(TPM):
+    """A learnable vector for each position, up to `length` words.
+
+    >>> Positions(length=512, dim=8).shape()
+    (8,)
+    """
+
+    length: int
+    dim: int
+    spread: float = 0.02
+
+    def __post_init__(self) -> None:
+        whole("length", self.length)
+        whole("dim", self.dim)
+        number("spread", self.spread, above=0)
+
+    def shape(self, *parents: Parent) -> Shape:
+        return (self.dim,)
+
+    def parameters(self, *parents: Parent) -> dict[str, Parameter]:
+        return {"table": Parameter((self.length, self.dim), self.spread)}
+
+    @property
+    def longest(self) -> int | None:
+        return self.length
+
+    def value(self, at: At, *parents: Tensor) -> Tensor:
+        return _rows(at["table"], at.word)
+
+    def latex(self, s: Symbols) -> str:
+        s.define(rf"{s.parameter('E', s.i)} \text{{ is the vector of position }} {s.i}")
+        return s.equals(s.parameter("E", s.i, letters="a"))
+
+
+@final
+@dataclass(frozen=True)
+class Embed(TPM):
+    """The vector of a word: row `token` of its own table, times `scale`; `tied=True` takes the table from a parent.
+
+    >>> Embed(dim=8).shape(Parent("token", states=100))
+    (8,)
+    """
+
+    dim: int
+    scale: float = 1.0
+    tied: bool = False
+    spread: float = 1.0
+
+    def __post_init__(self) -> None:
+        whole("dim", self.dim)
+        number("scale", self.scale)
+        number("spread", self.spread, above=0)
+        one_of("tied", self.tied, (True, False))
+
+    def takes(self) -> tuple[str, ...]:
+        return ("W", "token") if self.tied else ("token",)
+
+    def shape(self, *parents: Parent) -> Shape:
+        states = index(parents[-1])
+        if self.tied and matrix(parents[0]) != (states, self.dim):
+            raise BNetError(parents[0].name, expected=f"a table of shape {(states, self.dim)}", got=parents[0].form)
+        return (self.dim,)
+
+    def parameters(self, *parents: Parent) -> dict[str, Parameter]:
+        states = parents[-1].states or 0
+        return {} if self.tied else {"table": Parameter((states, self.dim), self.spread)}
+
+    def value(self, at: At, *parents: Tensor) -> Tensor:
+        table = parents[0] if self.tied else at["table"]
+        return self.scale * _rows(table, parents[-1])
+
+    def latex(self, s: Symbols) -> str:
+        token = str(s.of("token"))
+        row = s.weight("W", "a").with_sub(token) if self.tied else s.parameter("E", token, letters="a")
+        s.define(rf"{row.plain} \text{{ is row }} {token} \text{{ of a table}}")
+        return s.equals(scaled(self.scale, row.T if s.form == "row" else str(row)))
+
+
+def _rows(table: Tensor, index: Tensor) -> Tensor:
+    """Row `index` of a table `[..., rows, dim]`, leading dims broadcast."""
+    if table.dim() == 2:
+        return table[index]
+    batch = torch.broadcast_shapes(table.shape[:-2], index.shape)
+    where = index.expand(batch)[..., None, None].expand(*batch, 1, table.shape[-1])
+    return table.expand(*batch, *table.shape[-2:]).gather(-2, where).squeeze(-2)

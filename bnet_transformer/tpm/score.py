@@ -1,0 +1,227 @@
+"""The parts of attention: scores (how much word i asks for word j), biases by distance, normalisers."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from bnet_transformer.errors import BNetError, number, one_of, whole
+from bnet_transformer.tpm.base import Parent, matrix, vector
+from bnet_transformer.tpm.notation import function, raised, scaled, scripts
+from bnet_transformer.tpm.symbols import Symbol, Symbols
+
+
+@dataclass(frozen=True)
+class Score(abc.ABC):
+    """A score: `[..., m]` from the word's own vector `[..., d]` and those it reads `[..., m, d]`."""
+
+    roles: ClassVar[tuple[str, str]]
+    extra: ClassVar[tuple[str, ...]] = ()
+
+    @abc.abstractmethod
+    def check(self, query: Parent, key: Parent, *extra: Parent) -> None:
+        """Refuse shapes that cannot be scored."""
+
+    @abc.abstractmethod
+    def against(self, query: Tensor, keys: Tensor, i: Tensor, j: Tensor, *extra: Tensor) -> Tensor:
+        """`s_ij` for one query i and every key j."""
+
+    @abc.abstractmethod
+    def towards(self, queries: Tensor, key: Tensor, j: Tensor, i: Tensor, *extra: Tensor) -> Tensor:
+        """`s_ji` for every query j and one key i (the softmax over queries of the geometric integrator)."""
+
+    def latex(self, s: Symbols, query: str, key: str) -> str:
+        r"""The score in LaTeX, from the slots of query and key; the one with a dot is read, the other is own.
+
+        In the forms of matrices it is the matrix of all scores, the word's own row by row in `row`, column by
+        column in `column`. What a score that says nothing more is: `\operatorname{Score}(q_i, k_j)`.
+        """
+        given = ", ".join(str(s[slot]) for slot in (query, key, *self.extra))
+        return f"{function(type(self).__name__)}({given})"
+
+
+@final
+@dataclass(frozen=True)
+class Dot(Score):
+    """`scale * q_i . k_j`; `scale=None` is 1/sqrt(d_k). `rotary=base` rotates q by position i and k by position j.
+
+    >>> Dot(None).against(torch.ones(4), torch.ones(2, 4), torch.tensor(0), torch.arange(2))
+    tensor([2., 2.])
+    """
+
+    scale: float | None = 1.0
+    rotary: float | None = None
+    roles: ClassVar[tuple[str, str]] = ("q", "k")
+
+    def __post_init__(self) -> None:
+        if self.scale is not None:
+            number("scale", self.scale)
+        if self.rotary is not None:
+            number("rotary base", self.rotary, above=0)
+
+    def check(self, query: Parent, key: Parent, *extra: Parent) -> None:
+        width = vector(key, vector(query), why=f"as {query.name}")
+        if self.rotary is not None and width % 2:
+            raise BNetError(query.name, expected="an even width (rotary positions pair it)", got=query.form)
+
+    def factor(self, width: int) -> float:
+        """The scale for keys of that width."""
+        return width**-0.5 if self.scale is None else self.scale
+
+    def against(self, query: Tensor, keys: Tensor, i: Tensor, j: Tensor, *extra: Tensor) -> Tensor:
+        q, k = self._turn(query, i), self._turn(keys, j)
+        return self.factor(q.shape[-1]) * torch.einsum("...d,...md->...m", q, k)
+
+    def towards(self, queries: Tensor, key: Tensor, j: Tensor, i: Tensor, *extra: Tensor) -> Tensor:
+        return self.against(key, queries, i, j)
+
+    def latex(self, s: Symbols, query: str, key: str) -> str:
+        product, root = self._product(s, query, key), rf"\sqrt{{{s.width(key)}}}"
+        if self.scale is not None:
+            return scaled(self.scale, product)
+        top, rest = (product, "") if s.form in ("row", "column") else ("1", f" {product}")
+        return rf"\frac{{{top}}}{{{root}}}{rest}"
+
+    def _product(self, s: Symbols, query: str, key: str) -> str:
+        q, k = s.of(query, "b"), s.of(key, "b")
+        own, read = (q, k) if key.endswith(".") else (k, q)
+        if self.rotary is not None:
+            return self._turned_product(s, q, k, own, read)
+        products = {"word": f"{q.T} {k}", "row": f"{own} {read.T}", "column": f"{read.T} {own}"}
+        return products.get(s.form, f"{q} {k}")
+
+    def _turned_product(self, s: Symbols, q: Symbol, k: Symbol, own: Symbol, read: Symbol) -> str:
+        def turn(i: str) -> str:
+            return scripts("R", [i], s.role)
+
+        width = s.width(0)
+        s.define(
+            rf"{turn('i')} \text{{ turns features }} e \text{{ and }} e + {width // 2}"
+            rf" \text{{ by the angle }} i / {raised(self.rotary or 1, f'2e/{width}')}"
+        )
+        ours, theirs = (turn(x.word or "0") for x in (q, k))
+        if s.form == "word":
+            return rf"({ours} {q})^\top {theirs} {k}"
+        if s.form == "einstein":
+            return rf"({ours})_{{bd}} {q['d']} ({theirs})_{{be}} {k['e']}"
+        if not s.whole:
+            s.only("word")
+        rot = scripts(r"\operatorname{rot}", (), s.role)
+        if s.form == "row":
+            s.define(rf"{rot}(Z)_{{i:}} = Z_{{i:}} ({turn('i')})^\top")
+            return rf"{rot}({own}) {rot}({read})^\top"
+        s.define(rf"{rot}(Z)_{{:i}} = {turn('i')} Z_{{:i}}")
+        return rf"{rot}({read})^\top {rot}({own})"
+
+    def _turn(self, x: Tensor, position: Tensor) -> Tensor:
+        return x if self.rotary is None else rotate(x, position, self.rotary)
+
+
+@final
+@dataclass(frozen=True)
+class Bilinear(Score):
+    """`scale * z_i^T A z_j`, the correlation matrix `Z^T A Z` of seed 000; A is a weight node."""
+
+    scale: float = 1.0
+    roles: ClassVar[tuple[str, str]] = ("z", "z")
+    extra: ClassVar[tuple[str, ...]] = ("A",)
+
+    def __post_init__(self) -> None:
+        number("scale", self.scale)
+
+    def check(self, query: Parent, key: Parent, *extra: Parent) -> None:
+        wanted = (vector(query), vector(key))
+        if matrix(extra[0]) != wanted:
+            raise BNetError(extra[0].name, expected=f"a matrix of shape {wanted}", got=extra[0].form)
+
+    def against(self, query: Tensor, keys: Tensor, i: Tensor, j: Tensor, *extra: Tensor) -> Tensor:
+        return self.scale * torch.einsum("...d,...de,...me->...m", query, extra[0], keys)
+
+    def towards(self, queries: Tensor, key: Tensor, j: Tensor, i: Tensor, *extra: Tensor) -> Tensor:
+        return self.scale * torch.einsum("...md,...de,...e->...m", queries, extra[0], key)
+
+    def latex(self, s: Symbols, query: str, key: str) -> str:
+        z, A, w = s.of(query, "b"), s.weight("A", "bd"), s.of(key, "d")
+        over_keys = key.endswith(".")
+        own, read, turned = (z, w, A.T) if over_keys else (w, z, str(A))
+        straight = str(A) if over_keys else A.T
+        products = {
+            "word": f"{z.T} {A} {w}",
+            "row": f"{own} {straight} {read.T}",
+            "column": f"{read.T} {turned} {own}",
+        }
+        return scaled(self.scale, products.get(s.form, f"{z} {A} {w}"))
+
+
+@final
+@dataclass(frozen=True)
+class Relative:
+    """A bias by distance, `b[clip(j - i, -limit, limit) + limit]`, from a parent `b` of 2 limit + 1 numbers.
+
+    >>> Relative(1).bias(torch.tensor([9., 0., 1.]), torch.tensor(0), torch.arange(3))
+    tensor([0., 1., 1.])
+    """
+
+    limit: int
+
+    def __post_init__(self) -> None:
+        whole("limit", self.limit, least=0)
+
+    def check(self, b: Parent) -> None:
+        """Refuse a table of another width."""
+        vector(b, 2 * self.limit + 1, why="one number for each distance")
+
+    def bias(self, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """`[..., m]`: what is added to the score of word i and words j."""
+        distance = (j - i[..., None]).clamp(-self.limit, self.limit) + self.limit
+        if b.dim() == 1:
+            return b[distance]
+        batch = torch.broadcast_shapes(b.shape[:-1], distance.shape[:-1])
+        return b.expand(*batch, b.shape[-1]).gather(-1, distance.expand(*batch, distance.shape[-1]))
+
+    def latex(self, s: Symbols, read: str) -> str:
+        r"""`+ b_{[j-i]}`, the distance cut at the limit; in the forms of matrices a matrix of all pairs."""
+        b, j = s.weight("b", ""), str(s.of(read).word)
+        cut = scripts("", [str(self.limit)])
+        entry = b.with_sub(f"[{j}-{s.own.word}]{cut}" if s.own.word else f"[{j}]{cut}")
+        s.define(rf"[\delta]{cut} = \min(\max(\delta, -{self.limit}), {self.limit})")
+        if s.form in ("word", "einstein"):
+            return f" + {entry}"
+        table = Symbol("B", sup=(str(b),))
+        s.define(rf"{table.entry('i', 'j')} = {entry}")
+        return f" + {s.pairs(table)}"
+
+
+@final
+@dataclass(frozen=True)
+class Normaliser:
+    """From scores to weights: `softmax` over what is read (then the weights are `P(j | i)`), `sigmoid`, or `none`.
+
+    >>> Normaliser().weights(torch.tensor([0., 0., 9.]), torch.tensor([True, True, False]))
+    tensor([0.5000, 0.5000, 0.0000])
+    """
+
+    kind: str = "softmax"
+
+    def __post_init__(self) -> None:
+        one_of("normaliser", self.kind, ("softmax", "sigmoid", "none"))
+
+    def weights(self, scores: Tensor, mask: Tensor) -> Tensor:
+        """`[..., m]` over the words that the mask reads; the others weigh nothing."""
+        if self.kind == "softmax":
+            return scores.masked_fill(~mask, -torch.inf).softmax(-1)
+        weights = scores.sigmoid() if self.kind == "sigmoid" else scores
+        return weights.masked_fill(~mask, 0.0)
+
+
+def rotate(x: Tensor, position: Tensor, base: float) -> Tensor:
+    """Rotary positions (Su et al. 2021): features e and e + d/2 of `[..., d]` turn by `position / base^(2e/d)`."""
+    half = x.shape[-1] // 2
+    power = torch.arange(half, device=x.device, dtype=torch.float64) / half
+    angle = (position.to(torch.float64)[..., None] * base**-power).to(x.dtype)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)

@@ -1,0 +1,351 @@
+r"""The symbols in which a TPM writes its own LaTeX equation, in any of the four forms.
+
+`TPM.latex(s)` returns the right-hand side of `P(node | parents) = ...`. What it may use:
+
+- `s["x"]` is the value in slot `x` *for one word*: `x_i^t`. An equation made of these is told word by word in
+  every form, for in the other forms `s["x"]` stops the telling. That is all that a TPM of your own needs:
+
+      def latex(self, s: Symbols) -> str:
+          return s.equals(rf"\sigma({s['g']}) \odot {s['x']}")
+
+- `s.of("x")` is the same value as the form shows it: `x_i^t`, a matrix `X^t` whose rows (or columns) are
+  words, or `X_{ia}^t` with its indices. `s.map(W, x)`, `s.plus(b)` and `s.equals(...)` say `W x`, `+ b` and
+  the indicator in all forms at once, so that most TPMs are one line; `s.form` tells the forms apart where that
+  is not enough.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from bnet_transformer.errors import unknown
+from bnet_transformer.tpm.notation import function, scripts
+
+FORMS = ("word", "row", "column", "einstein")
+FEATURES = "abdefg"
+
+
+class Untold(Exception):
+    """What stops a telling that the asked form has no words for."""
+
+
+@dataclass(frozen=True)
+class Symbol:
+    r"""One quantity: a letter with its subscripts, its superscripts and the word it belongs to.
+
+    >>> x = Symbol("x", sup=("t",), word="i")
+    >>> str(x), x.T
+    ('x_i^t', '(x_i^t)^\\top')
+    >>> str(replace(x, base="X", form="row")), str(replace(x, base="X", form="einstein")["a"])
+    ('X^t', 'X_{ia}^t')
+    """
+
+    base: str
+    sub: tuple[str, ...] = ()
+    sup: tuple[str, ...] = ()
+    word: str | None = None
+    form: str = "word"
+    whole: bool = True
+    value: bool = False
+    at: str | None = None
+
+    def __str__(self) -> str:
+        if self.form == "einstein":
+            return self.plain if self.at is None else self.entry(*self.at)
+        if self.value and self.word is None and self.form == "row":
+            return rf"\mathbf{{1}} {self._transposed}" if self.whole else self._transposed
+        if self.value and self.word is None and self.form == "column" and self.whole:
+            return rf"{self.plain} \mathbf{{1}}^\top"
+        return self.plain
+
+    @property
+    def plain(self) -> str:
+        """The symbol by itself, as the left-hand side names it."""
+        if self.word is None or self.form == "einstein" or (self.form != "word" and self.whole):
+            return scripts(self.base, self.sub, self.sup)
+        return scripts(self.base, (*self.sub, self.word), self.sup) if self.form == "word" else self.entry(":")
+
+    @property
+    def T(self) -> str:
+        """The transpose."""
+        if self.value and self.word is None and self.form in ("row", "column"):
+            if not self.whole:
+                return self.plain if self.form == "row" else self._transposed
+            one = r"\mathbf{1}"
+            return rf"{self.plain} {one}^\top" if self.form == "row" else rf"{one} {self._transposed}"
+        return self._transposed
+
+    @property
+    def _transposed(self) -> str:
+        return rf"({self.plain})^\top" if "^" in self.plain else rf"{self.plain}^\top"
+
+    def __getitem__(self, letters: str) -> Symbol:
+        """The same with feature indices, which the einstein form alone shows."""
+        return replace(self, at=letters)
+
+    def entry(self, *indices: str) -> str:
+        """One entry, in any form: the word's index goes with those of the features."""
+        if self.word is not None and self.form != "word":
+            indices = (*indices, self.word) if self.form == "column" else (self.word, *indices)
+        if not indices:
+            return self.plain
+        indices = ("".join(indices),) if all(len(index) == 1 for index in indices) else indices
+        if self.sub or (self.word is not None and self.form == "word"):
+            return scripts(
+                f"({self.plain if self.form == 'word' else scripts(self.base, self.sub, self.sup)})", indices
+            )
+        return scripts(self.base, indices, self.sup)
+
+    def with_sub(self, *more: str) -> Symbol:
+        """The same with further subscripts."""
+        return replace(self, sub=(*self.sub, *more))
+
+    def chosen(self, *states: str) -> Symbol:
+        """The tensor that discrete parents choose for this node, the same for every word."""
+        number = ",".join(states)
+        return replace(self, sub=(*self.sub, number if self.word is None else f"({number})"), word=None)
+
+    def decorated(self, accent: str) -> Symbol:
+        """The same under an accent, `bar` or `hat`."""
+        wide = {"bar": "overline", "hat": "widehat"}
+        return replace(self, base=rf"\{accent if len(self.base) == 1 else wide[accent]}{{{self.base}}}")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What fills one slot of a TPM, as equations name it.
+
+    `word` and `told` are its symbol for one word and in the asked form, `left` stands behind the bar of P.
+    Of a collection, `all` names it as one, `over` are the letters of its indices, `where` and `count` say
+    which words are read and how many, `mask` is the superscript of the mask (none where all are read).
+    """
+
+    name: str
+    word: Symbol
+    told: Symbol
+    left: str
+    all: str
+    shape: tuple[int, ...] = ()
+    discrete: bool = False
+    over: tuple[str, ...] = ()
+    where: str = ""
+    count: str = ""
+    mask: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Symbols:
+    """The symbols of one node template in one form; see the head of this module for how a TPM uses them.
+
+    `own` is the node itself, `state` what a discrete node comes to, `words` the set of its words ("" without
+    words); `whole` is true where one matrix equation tells all words. `defined` gathers what `define` says.
+    """
+
+    form: str
+    own: Symbol
+    slots: tuple[Slot, ...]
+    state: str
+    words: str = ""
+    whole: bool = False
+    kind: str = "deterministic"
+    rank: int = 1
+    role: tuple[str, ...] = ()
+    plates: tuple[str, ...] = ()
+    defined: list[str] = field(default_factory=list)
+    primed: bool = False
+
+    # the parents
+
+    def __getitem__(self, slot: str | int) -> Symbol:
+        """The value in a slot, for one word; an equation that uses it is told word by word."""
+        self.only("word")
+        return self._primed(self._slot(slot), self._slot(slot).word)
+
+    def of(self, slot: str | int, letters: str | None = None) -> Symbol:
+        """The value in a slot as the form shows it; `letters` are its feature indices in index notation."""
+        filled = self._slot(slot)
+        if self.form != "word" and not filled.discrete:
+            rank = len(filled.shape)
+            if rank > len(FEATURES) or (self.form != "einstein" and rank != 1):
+                raise Untold
+            filled = replace(filled, told=filled.told[FEATURES[:rank] if letters is None else letters])
+        return self._primed(filled, replace(filled.told, value=True))
+
+    def weight(self, slot: str | int, letters: str = "ab") -> Symbol:
+        """A slot that holds a map (`W`, `A`), the same for every word."""
+        filled = self._slot(slot)
+        if self.form != "word" and filled.told.word is not None:
+            raise Untold
+        return self._primed(filled, filled.told[letters])
+
+    def each(self) -> list[str | int]:
+        """The slots by number, for a TPM that takes any number of parents."""
+        return list(range(len(self.slots)))
+
+    def is_discrete(self, slot: str | int) -> bool:
+        """True where the slot holds a state, a whole number."""
+        return self._slot(slot).discrete
+
+    def width(self, slot: str | int) -> int:
+        """The last size of what fills a slot."""
+        return self._slot(slot).shape[-1]
+
+    @property
+    def i(self) -> str:
+        """The index of the node's own word."""
+        if self.whole and self.form in ("row", "column"):
+            raise Untold
+        return self.own.word or "0"
+
+    # collections
+
+    def sum(self, slot: str, *, bounds: bool = True) -> str:
+        r"""The sum over a collection: `\sum_{j \le i}`; without bounds, over the index alone."""
+        filled = self._slot(slot)
+        prime = "'" if self.primed else ""
+        letters = [letter + prime for letter in filled.over]
+        if bounds and filled.where and "j" in filled.over:
+            letters = [letter for letter in letters if letter != "j" + prime] + [_prime(filled.where, prime)]
+        return rf"\sum_{{{', '.join(letters)}}}"
+
+    def count(self, slot: str) -> str:
+        """How many values a collection holds."""
+        return self._slot(slot).count
+
+    def over_words(self, *slots: str) -> None:
+        """Stop the telling in matrices unless these collections are over words, and over nothing else."""
+        if self.form != "word" and any(self._slot(slot).over != ("j",) for slot in slots):
+            raise Untold
+
+    def index(self, slot: str) -> str:
+        """The letters of a collection's indices."""
+        return "".join(self._slot(slot).over)
+
+    def over_all(self, slot: str) -> bool:
+        """True where a collection is over words and leaves none out."""
+        return self._slot(slot).over == ("j",) and not self._slot(slot).mask
+
+    def mask(self, slot: str, letter: str = "M") -> str:
+        r"""The mask of a collection as the form shows it: `M^{\mathrm{causal}}`, 0 where i reads j and -oo
+        where it does not (letter `B`: 1 and 0); "" where every word is read."""
+        filled = self._slot(slot)
+        if not filled.mask:
+            return ""
+        inside, outside = ("0", r"-\infty") if letter == "M" else ("1", "0")
+        table = Symbol(letter, sup=filled.mask)
+        self.define(rf"{table.entry('i', 'j')} = {inside} \text{{ if }} {filled.where}, \text{{ else }} {outside}")
+        return self.pairs(table)
+
+    def pairs(self, table: Symbol) -> str:
+        """A table over (own word, word read) as the form shows it."""
+        if self.own.word is None:
+            raise Untold
+        if self.form == "einstein":
+            return table.entry("i", "j")
+        if self.whole:
+            return table.plain if self.form == "row" else table.T
+        row = table.entry("i", ":")
+        return row if self.form == "row" else rf"({row})^\top"
+
+    def prime(self) -> Symbols:
+        """The same with every collection's index primed, for a sum within a sum."""
+        return replace(self, primed=True)
+
+    def read_at(self, slot: str, index: str) -> Symbols:
+        """The same with the word read in a collection at an index of its own."""
+        slots = tuple(
+            replace(s, word=_put(s.word, index), told=_put(s.told, index)) if s.over == ("j",) else s
+            for s in self.slots
+        )
+        return replace(self, slots=slots)
+
+    # what the TPM owns
+
+    def parameter(self, letter: str, *sub: str, letters: str = "", role: bool = True) -> Symbol:
+        r"""A tensor that the TPM owns, its node's role in the superscript: `W_1^{\mathrm{ffn},t}`."""
+        sup = (*self.role, *self.plates) if role else self.plates
+        return Symbol(letter, sub, sup, None, self.form, self.whole, at=letters or None)
+
+    # the right-hand side
+
+    def equals(self, value: str | Symbol) -> str:
+        r"""The TPM of a deterministic node: `\mathbb{I}(\, v_i^t = W_v^t x_i^t \,)`."""
+        return self.indicator(f"{self._own()} = {value}")
+
+    def indicator(self, statement: str) -> str:
+        r"""`\mathbb{I}(\, statement \,)`: one where it is true, zero elsewhere."""
+        tall = any(word in statement for word in (r"\frac", r"\underbrace", r"\sum", r"\begin"))
+        left, right = (r"\Big(", r"\Big)") if tall else ("(", ")")
+        return rf"\mathbb{{I}}{left}\, {statement} \,{right}"
+
+    def delta(self, value: str | Symbol) -> str:
+        r"""A delta at a tensor of the net: `\delta(W, W_c)`."""
+        return rf"\delta({self._own()}, {value})"
+
+    def call(self, name: str) -> str:
+        """A function of the parents, told for one word: what an equation is when a TPM says nothing more."""
+        self.only("word")
+        inside = ", ".join(slot.all for slot in self.slots)
+        if self.kind == "deterministic":
+            return self.equals(f"{function(name)}({inside})")
+        return f"{function(name)}({'; '.join(filter(None, (self.state, inside)))})"
+
+    def softmax(self, scores: str, name: str = "", letter: str = "a") -> str:
+        """The probability of a discrete node's state under a softmax of scores; `letter` is its index."""
+        name = name or scripts(r"\operatorname{softmax}", ["a"] if self.form == "einstein" else [])
+        inside = rf"\left({scores}\right)"
+        if self.form == "einstein":
+            return rf"\left[{name}{inside}\right]_{{{letter} = {self.state}}}"
+        if not self.whole or self.form == "word":
+            return scripts(f"{name}{inside}", [self.state])
+        at = rf"i, {self.state}" if self.form == "row" else rf"{self.state}, i"
+        return rf"\prod_{{i \in {self.words}}} {name}{inside}_{{{at}}}"
+
+    def map(self, weight: Symbol, value: str | Symbol, letters: str = "ab") -> str:
+        r"""`W x` as the form shows it: `W x_i`, `X W^\top`, `W X`, `W_{ab} X_{ib}`."""
+        if isinstance(value, Symbol):
+            value = str(value[letters[1]])
+        space = r" \, " if str(value).startswith("\\") else " "
+        return f"{value} {weight.T}" if self.form == "row" else f"{weight[letters]}{space}{value}"
+
+    def plus(self, bias: Symbol, letter: str = "a") -> str:
+        r"""`+ b` as the form shows it: the same for every word, so `+ \mathbf{1} b^\top` if words are rows."""
+        return f" + {replace(bias, value=True)[letter]}"
+
+    def define(self, statement: str) -> None:
+        """Say once, below the equations, what something in them is."""
+        if statement not in self.defined:
+            self.defined.append(statement)
+
+    def only(self, *forms: str) -> None:
+        """Stop the telling in other forms than these: the equation is then told word by word."""
+        if self.form not in forms:
+            raise Untold
+
+    def _own(self) -> str:
+        if self.form == "einstein" and self.rank > len(FEATURES):
+            raise Untold
+        return str(self.own[FEATURES[: self.rank]])
+
+    def _slot(self, slot: str | int) -> Slot:
+        if isinstance(slot, int):
+            return self.slots[slot]
+        for filled in self.slots:
+            if filled.name == slot:
+                return filled
+        raise unknown("slot", slot, [filled.name for filled in self.slots])
+
+    def _primed(self, slot: Slot, symbol: Symbol) -> Symbol:
+        if not (self.primed and slot.over):
+            return symbol
+        word = symbol.word + "'" if symbol.word in slot.over and symbol.word is not None else symbol.word
+        return replace(symbol, word=word, sup=tuple(f"{s}'" if s in slot.over else s for s in symbol.sup))
+
+
+def _put(symbol: Symbol, index: str) -> Symbol:
+    return replace(symbol, word=index) if symbol.word == "j" else symbol
+
+
+def _prime(where: str, prime: str) -> str:
+    """`j \\in S` with its j primed."""
+    return where.replace("j", "j" + prime, 1) if prime else where

@@ -1,0 +1,92 @@
+"""TPMs that the package does not contain, as a user would write them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from bnet_transformer.tpm import TPM, At, Parameter, Parent
+
+
+@final
+@dataclass(frozen=True)
+class Gate(TPM):
+    """`sigmoid(g) * x`."""
+
+    slots: ClassVar[tuple[str, ...]] = ("g", "x")
+
+    def shape(self, *parents: Parent) -> tuple[int, ...]:
+        return parents[1].shape
+
+    def value(self, at: At, *parents: Tensor) -> Tensor:
+        g, x = parents
+        return torch.sigmoid(g) * x
+
+
+@final
+@dataclass(frozen=True)
+class AdditiveAttention(TPM):
+    """Bahdanau's attention: `P(j | i) = softmax_j(w . tanh(q_i + k_j))`."""
+
+    slots: ClassVar[tuple[str, ...]] = ("q", "k.", "v.")
+
+    def shape(self, *parents: Parent) -> tuple[int, ...]:
+        return parents[2].shape
+
+    def parameters(self, *parents: Parent) -> dict[str, Parameter]:
+        return {"w": Parameter(parents[0].shape)}
+
+    def reading(self, at: At, *parents: Tensor) -> Tensor:
+        q, k, _ = parents
+        scores = torch.einsum("...d,...md->...m", at["w"], torch.tanh(q[..., None, :] + k))
+        return scores.masked_fill(~at.mask["k."], -torch.inf).softmax(-1)
+
+    def value(self, at: At, *parents: Tensor) -> Tensor:
+        return torch.einsum("...m,...md->...d", self.reading(at, *parents), parents[2])
+
+
+@final
+@dataclass(frozen=True)
+class Recurrent(TPM):
+    """An Elman cell: `tanh(W x_i + U h_(i-1) + b)`."""
+
+    dim: int
+    slots: ClassVar[tuple[str, ...]] = ("x", "h")
+
+    def shape(self, *parents: Parent) -> tuple[int, ...]:
+        return (self.dim,)
+
+    def parameters(self, *parents: Parent) -> dict[str, Parameter]:
+        (width,) = parents[0].shape
+        return {
+            "W": Parameter((self.dim, width), 0.5),
+            "U": Parameter((self.dim, self.dim), 0.5),
+            "b": Parameter((self.dim,), 0.1),
+        }
+
+    def value(self, at: At, *parents: Tensor) -> Tensor:
+        x, h = parents
+        into = torch.einsum("...oi,...i->...o", at["W"], x)
+        return torch.tanh(into + torch.einsum("...oi,...i->...o", at["U"], h) + at["b"])
+
+
+@final
+@dataclass(frozen=True)
+class Cayley(TPM):
+    """`Z Cay(C)` with `C = Z^T (A - A^T) Z`: a word needs the scores of all pairs, and its own place among them."""
+
+    slots: ClassVar[tuple[str, ...]] = ("z.", "A")
+
+    def shape(self, *parents: Parent) -> tuple[int, ...]:
+        return parents[0].shape
+
+    def value(self, at: At, *parents: Tensor) -> Tensor:
+        z, A = parents
+        C = torch.einsum("...id,...de,...je->...ij", z, A - A.mT, z)
+        one = torch.eye(C.shape[-1], dtype=C.dtype)
+        cay = torch.linalg.solve(one + C, one - C)
+        own = (at.read["z."] == at.word[..., None]).to(z.dtype)
+        return torch.einsum("...j,...ij,...id->...d", own, cay, z)

@@ -1,0 +1,387 @@
+"""Each TPM against torch's own modules or the formula written out in numpy, and its laws."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+import bnet_transformer as bt
+from bnet_transformer.tpm import (
+    Add,
+    Affine,
+    At,
+    Attention,
+    Bilinear,
+    Categorical,
+    Codebook,
+    Concat,
+    Dot,
+    Dropout,
+    Embed,
+    FeedForward,
+    Given,
+    Linear,
+    Norm,
+    Normal,
+    Normaliser,
+    Parent,
+    Pool,
+    Positions,
+    Read,
+    Relative,
+    ResNet,
+    Select,
+    Sinusoid,
+    Weight,
+)
+
+D = torch.float64
+
+
+def rand(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, dtype=D, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def fill(tpm, *parents: Parent) -> dict[str, torch.Tensor]:
+    return {name: rand(*p.shape, seed=k) for k, (name, p) in enumerate(tpm.parameters(*parents).items())}
+
+
+def reading(slots: tuple[str, ...], i: int, mask: torch.Tensor, parameters=None) -> At:
+    m = torch.arange(mask.shape[-1])
+    collections = [slot for slot in slots if slot.endswith(".")]
+    return At(parameters or {}, torch.tensor(i), dict.fromkeys(collections, m), dict.fromkeys(collections, mask))
+
+
+def close(got, expected):
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_linear_and_affine():
+    W, x = rand(3, 4), rand(4)
+    close(Linear().value(At(), W, x), W @ x)
+    p = fill(Affine(3), Parent("x", (4,)))
+    close(Affine(3).value(At(p), x), F.linear(x, p["weight"], p["bias"]))
+    close(Affine().value(At({"bias": p["bias"]}), W, x), F.linear(x, W, p["bias"]))
+
+
+@pytest.mark.parametrize("i", range(4))
+@pytest.mark.parametrize("scale", [None, 1.0, 0.3])
+def test_attention_is_torchs(i, scale):
+    q, k, v = rand(4, 6), rand(4, 6, seed=1), rand(4, 3, seed=2)
+    mask = torch.tensor([True, i > 0, True, i > 1])
+    tpm = Attention(Dot(scale))
+    at = reading(tpm.takes(), i, mask)
+    close(
+        tpm.value(at, q[i], k, v),
+        F.scaled_dot_product_attention(q[i : i + 1], k, v, mask[None], scale=scale)[0],
+    )
+    share = tpm.reading(at, q[i], k, v)
+    close(share.sum(), torch.tensor(1.0, dtype=D))
+    assert (share[~mask] == 0).all()
+    close(tpm.value(at, q[i], k, v), share @ v)
+    residual = Attention(Dot(scale), residual=True)
+    close(residual.value(at, q[i], k, v, rand(3, seed=9)), share @ v + rand(3, seed=9))
+
+
+def test_attention_over_queries_is_the_column_softmax():
+    """Seed 000: the output of column i is `sum_j v_j exp(q_j . k_i) / sum_j' exp(q_j' . k_i)`."""
+    q, k, v = rand(4, 6), rand(4, 6, seed=1), rand(4, 3, seed=2)
+    tpm = Attention(over="queries")
+    weights = torch.softmax(q @ k.T, 0)
+    for i in range(4):
+        close(tpm.value(reading(tpm.takes(), i, torch.ones(4, dtype=torch.bool)), q, k[i], v), weights[:, i] @ v)
+
+
+@pytest.mark.parametrize("over", ["keys", "queries"])
+def test_bilinear_is_the_correlation_matrix_of_seed_000(over):
+    Z, A = rand(5, 3), rand(3, 3, seed=4)
+    C = Z @ A @ Z.T
+    weights = torch.softmax(C, 1 if over == "keys" else 0)
+    tpm = Attention(Bilinear(), over=over)
+    everything = torch.ones(5, dtype=torch.bool)
+    for i in range(5):
+        pair = (Z[i], Z) if over == "keys" else (Z, Z[i])
+        row = weights[i] if over == "keys" else weights[:, i]
+        close(tpm.value(reading(tpm.takes(), i, everything), *pair, Z, A), row @ Z)
+
+
+def test_rotary_scores_depend_on_distance_alone_and_keep_length():
+    score, q, k = Dot(rotary=50.0), rand(6), rand(1, 6, seed=3)
+    at = [score.against(q, k, torch.tensor(i), torch.tensor([i + 3])) for i in range(5)]
+    for each in at[1:]:
+        close(each, at[0])
+    close(score.against(q, q[None], torch.tensor(4), torch.tensor([4])), (q @ q)[None])
+    half = torch.polar(torch.ones(3, dtype=D), 2 * 50.0 ** -(torch.arange(3, dtype=D) / 3))
+    turned = torch.complex(q[:3], q[3:]) * half
+    close(score._turn(q, torch.tensor(2)), torch.cat([turned.real, turned.imag]))
+
+
+def test_relative_bias_and_normalisers():
+    table = rand(5)
+    tpm = Attention(Dot(), Normaliser("sigmoid"), bias=Relative(2))
+    q, k, v = rand(4, 3), rand(4, 3, seed=1), rand(4, 3, seed=2)
+    mask = torch.tensor([True, True, True, False])
+    for i in range(4):
+        bias = torch.stack([table[max(-2, min(2, j - i)) + 2] for j in range(4)])
+        weights = torch.sigmoid(k @ q[i] + bias) * mask
+        close(tpm.value(reading(tpm.takes(), i, mask), q[i], k, v, table), weights @ v)
+    assert tpm.reading(reading(tpm.takes(), 0, mask), q[0], k, v, table) is None
+    assert "no distribution" in tpm.why_no_reading()
+    none = Attention(Dot(), Normaliser("none"))
+    close(none.value(reading(none.takes(), 0, mask), q[0], k, v), ((k @ q[0]) * mask) @ v)
+
+
+def test_read_is_attentions_categorical():
+    q, k = rand(3), rand(4, 3)
+    mask = torch.tensor([True, False, True, True])
+    tpm = Read(Dot(None))
+    got = tpm.distribution(reading(tpm.takes(), 0, mask), q, k).probs
+    close(got, torch.softmax((k @ q / math.sqrt(3)).masked_fill(~mask, -torch.inf), -1))
+
+
+def test_norms():
+    x = rand(6)
+    p = fill(Norm(), Parent("x", (6,)))
+    close(Norm(eps=1e-3).value(At(p), x), F.layer_norm(x, (6,), p["gain"], p["bias"], 1e-3))
+    close(Norm("rms").value(At(p), x), F.rms_norm(x, (6,), p["gain"], 1e-5))
+    close(Norm(affine=False).value(At(), x), F.layer_norm(x, (6,)))
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "identity"])
+def test_feed_forward(activation):
+    functions = {"gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "identity": lambda x: x}
+    act = functions.get(activation) or getattr(F, activation, None) or getattr(torch, activation)
+    x = rand(4)
+    tpm = FeedForward(5, activation)
+    p = fill(tpm, Parent("x", (4,)))
+    hidden = act(F.linear(x, p["weight_in"], p["bias_in"]))
+    close(tpm.value(At(p), x), F.linear(hidden, p["weight_out"], p["bias_out"]))
+    gated = FeedForward(5, activation, gated=True, bias=False)
+    p = fill(gated, Parent("x", (4,)))
+    assert not any("bias" in name for name in p)
+    hidden = act(p["weight_gate"] @ x) * (p["weight_in"] @ x)
+    close(gated.value(At(p), x), p["weight_out"] @ hidden)
+
+
+def test_resnet_steps():
+    z, tpm = rand(3), ResNet(2)
+    p = fill(tpm, Parent("x", (3,)))
+    one = z + torch.tanh(p["weight"][0] @ z + p["bias"][0])
+    close(tpm.value(At(p), z), one + torch.tanh(p["weight"][1] @ one + p["bias"][1]))
+
+
+def test_concat_is_concatenation_then_one_matrix():
+    W, a, x = rand(3, 5, 2), rand(3, 2), rand(5)
+    flat = torch.cat(list(W), 1) @ a.flatten()
+    close(Concat().value(At(), W, a), flat)
+    close(Concat(bias=True, residual=True).value(At({"bias": x}), W, a, x), flat + 2 * x)
+    close(Concat(mapped=False).value(At(), a), a.flatten())
+
+
+def test_the_small_ones():
+    x, many = rand(4), rand(3, 4)
+    mask = torch.tensor([True, False, True])
+    close(Pool().value(reading(("x.",), 0, mask), many), (many[0] + many[2]) / 2)
+    close(Pool("sum").value(reading(("x.",), 0, mask), many), many[0] + many[2])
+    close(Add().value(At(), x, x, x), 3 * x)
+    close(Dropout(0.5).value(At(), x), x)
+    dropped = Dropout(0.5).value(At(training=True), torch.ones(1000))
+    assert set(dropped.tolist()) == {0.0, 2.0}
+    table = rand(7, 4)
+    close(Embed(4, scale=2.0).value(At({"table": table}), torch.tensor(3)), 2 * table[3])
+    close(Embed(4, tied=True).value(At(), table, torch.tensor(3)), table[3])
+    close(Positions(7, 4).value(At({"table": table}, torch.tensor(5))), table[5])
+    close(Weight((2, 2)).value(At({"value": table[:2, :2]})), table[:2, :2])
+
+
+def test_categorical_is_a_table_and_a_readout():
+    theta, W, x = rand(2, 3, 4), rand(4, 5), rand(5)
+    parents = [Parent("c", states=2), Parent("d", states=3)]
+    tpm = Categorical(4)
+    assert {k: p.shape for k, p in tpm.parameters(*parents).items()} == {"logits": (2, 3, 4)}
+    got = tpm.distribution(At({"logits": theta}), torch.tensor(1), torch.tensor(2)).probs
+    close(got, torch.softmax(theta[1, 2], -1))
+    assert {k: p.shape for k, p in tpm.parameters(parents[0], Parent("x", (5,))).items()} == {
+        "logits": (2, 4),
+        "weight": (4, 5),
+    }
+    got = tpm.logits(At({"logits": theta[:, 0], "weight": W}), torch.tensor(1), x)
+    close(got, theta[1, 0] + W @ x)
+    close(Categorical(5, affine=False).logits(At(), x), x)
+    fixed = Categorical(2, (0.25, 0.75))
+    logits = torch.tensor(fixed.parameters()["logits"].fill, dtype=D)
+    close(fixed.distribution(At({"logits": logits})).probs, torch.tensor([0.25, 0.75], dtype=D))
+    assert not fixed.parameters()["logits"].learnable
+
+
+def test_weight_nodes_under_a_selector():
+    bank = rand(2, 3, 4, 5)
+    close(Select((4, 5)).value(At({"values": bank}), torch.tensor(1), torch.tensor(2)), bank[1, 2])
+    close(Select((4, 5)).value(At({"values": bank[0]}), torch.tensor(2)), bank[0, 2])
+    book, p = Codebook(3, (4, 5)), {"atoms": bank[0], "logits": rand(2, 3)}
+    close(book.distribution(At(p), torch.tensor(1)).probs, torch.softmax(p["logits"][1], -1))
+    close(book.emit(At(p), torch.tensor(2)), bank[0, 2])
+
+
+def test_normal():
+    x, y = rand(4), rand(2, seed=7)
+    tpm = Normal(0.5, dim=2)
+    p = {"log_sigma": torch.tensor(math.log(0.5), dtype=D), "weight": rand(2, 4), "bias": rand(2)}
+    mean = p["weight"] @ x + p["bias"]
+    expected = -0.5 * ((y - mean) / 0.5).square().sum() - 2 * math.log(0.5) - math.log(2 * math.pi)
+    close(tpm.distribution(At(p), x).log_prob(y), expected)
+
+
+# one definition serves one node and a batch: leading dims broadcast
+
+
+BATCHED = [
+    (Linear(), [(3, 4), (4,)]),
+    (Affine(3), [(4,)]),
+    (Norm(), [(4,)]),
+    (Norm("rms"), [(4,)]),
+    (FeedForward(5, gated=True), [(4,)]),
+    (ResNet(2), [(4,)]),
+    (Add(), [(4,), (4,)]),
+    (Normal(1.0, dim=2), [(4,)]),
+    (Categorical(3), [2, (4,)]),
+    (Select((2, 3)), [2, 3]),
+    (Codebook(4, (2, 3)), [2]),
+    (Embed(4), [5]),
+    (Attention(Dot(None, rotary=10.0), bias=Relative(1)), [(4,), "(4,)", "(3,)", (3,)]),
+    (Attention(Bilinear(), over="queries"), ["(4,)", (4,), "(4,)", (4, 4)]),
+    (Read(), [(4,), "(4,)"]),
+    (Pool(), ["(4,)"]),
+    (Concat(bias=True), ["(5, 3)", "(3,)"]),
+]
+
+
+@pytest.mark.parametrize("tpm, slots", BATCHED, ids=lambda x: repr(x) if isinstance(x, bt.tpm.TPM) else "")
+def test_one_definition_serves_a_batch(tpm, slots):
+    """Batch [b] of plates [h]: what comes out is each entry's own."""
+    b, h, m = 2, 3, 4
+    told, values = [], []
+    for k, slot in enumerate(slots):
+        if isinstance(slot, int):
+            told.append(Parent(f"p{k}", states=slot))
+            values.append(torch.randint(slot, (b, h), generator=torch.Generator().manual_seed(k)))
+        else:
+            many = isinstance(slot, str)
+            shape = eval(slot) if many else slot
+            told.append(Parent(f"p{k}", shape, over=(("head", m),) if many else ()))
+            values.append(rand(b, h, *([m] if many else []), *shape, seed=k))
+    parameters = {n: rand(h, *p.shape, seed=3) for n, p in tpm.parameters(*told).items()}
+    names = [s for s in tpm.takes() if s.endswith(".")]
+    word = torch.tensor([[0, 1, 2], [3, 2, 1]])
+    mask = torch.tensor([True, True, False, True])
+
+    def ask(at_word, parameters, values):
+        at = At(parameters, at_word, dict.fromkeys(names, torch.arange(m)), dict.fromkeys(names, mask), dtype=D)
+        if tpm.kind == "deterministic":
+            return tpm.value(at, *values)
+        if tpm.kind == "continuous":
+            return tpm.distribution(at, *values).mean
+        logits = tpm.logits(at, *values)
+        return (
+            torch.cat([logits, tpm.emit(at, values[0]).flatten(logits.dim() - 1)], -1)
+            if isinstance(tpm, Codebook)
+            else logits
+        )
+
+    batch = ask(word, parameters, values)
+    for i in range(b):
+        for j in range(h):
+            one = ask(word[i, j], {n: p[j] for n, p in parameters.items()}, [v[i, j] for v in values])
+            close(batch[i, j], one)
+
+
+# laws
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 10**6), st.floats(-3, 3))
+def test_softmax_attention_is_a_distribution_and_its_output_lies_in_the_hull(n, d, seed, scale):
+    q, k, v = rand(d, seed=seed), rand(n, d, seed=seed + 1), rand(n, d, seed=seed + 2)
+    tpm = Attention(Dot(scale))
+    at = reading(tpm.takes(), 0, torch.ones(n, dtype=torch.bool))
+    share = tpm.reading(at, q, k, v)
+    assert (share >= 0).all() and abs(float(share.sum()) - 1) < 1e-12
+    out = tpm.value(at, q, k, v)
+    direction = rand(d, seed=seed + 3)
+    assert (v @ direction).min() - 1e-9 <= out @ direction <= (v @ direction).max() + 1e-9
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 8), st.floats(2, 1e4), st.integers(0, 200), st.integers(0, 50), st.booleans())
+def test_a_shift_of_the_sinusoid_is_one_linear_map(half, base, n, k, halves):
+    """Seed 002: for any fixed offset k the encoding at n + k is a linear map of that at n, the same for all n."""
+    dim = 2 * half
+    tpm = Sinusoid(dim, base, halves)
+    at = lambda i: tpm.value(At(word=torch.tensor(i), dtype=D)).numpy()  # noqa: E731
+    turn = np.zeros((dim, dim))
+    for e in range(half):
+        angle = k * base ** (-2 * e / dim)
+        s, c = (e, e + half) if halves else (2 * e, 2 * e + 1)
+        turn[s, s] = turn[c, c] = math.cos(angle)
+        turn[s, c], turn[c, s] = math.sin(angle), -math.sin(angle)
+    np.testing.assert_allclose(at(n + k), turn @ at(n), atol=1e-9)
+    assert abs(at(n)).max() <= 1
+
+
+@pytest.mark.parametrize("dim", [1, 5, 8])
+def test_the_sinusoid_follows_seed_003(dim):
+    got = Sinusoid(dim).value(At(word=torch.arange(4), dtype=D))
+    for i in range(4):
+        for feature in range(dim):
+            angle = i / 10000 ** (2 * (feature // 2) / dim)
+            expected = math.sin(angle) if feature % 2 == 0 else math.cos(angle)
+            assert abs(float(got[i, feature]) - expected) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Categorical(0),
+        lambda: Categorical(2.0),
+        lambda: Categorical(True),
+        lambda: Categorical(2, (0.5, 0.6)),
+        lambda: Categorical(2, (-0.5, 1.5)),
+        lambda: Categorical(2, "ab"),
+        lambda: Categorical(2, labels=("a", "a")),
+        lambda: Categorical(2, prior=0.0),
+        lambda: Categorical(2, pool="max"),
+        lambda: Codebook(0, (2, 2)),
+        lambda: Select((2, 0)),
+        lambda: Select("ab"),
+        lambda: Weight((2, -1)),
+        lambda: Given(0),
+        lambda: Given(3, states=2),
+        lambda: Normal(0.0),
+        lambda: Normal(math.nan),
+        lambda: Dot(math.inf),
+        lambda: Dot(rotary=-1.0),
+        lambda: Dropout(1.0),
+        lambda: Dropout(-0.1),
+        lambda: Norm("batch"),
+        lambda: Norm(eps=0.0),
+        lambda: FeedForward(0),
+        lambda: FeedForward(3, "step"),
+        lambda: ResNet(0),
+        lambda: Attention("dot"),
+        lambda: Attention(over="values"),
+        lambda: Normaliser("max"),
+        lambda: Relative(-1),
+        lambda: Sinusoid(0),
+        lambda: Positions(0, 3),
+        lambda: Embed(3, scale=math.inf),
+        lambda: Concat(residual="yes"),
+        lambda: Pool("median"),
+    ],
+)
+def test_bad_tpms_are_refused_when_they_are_made(make):
+    with pytest.raises(bt.BNetError, match="expected"):
+        make()
