@@ -1,0 +1,92 @@
+"""bnet_transformer: a transformer read as a dynamical Bayesian network.
+
+    import bnet_transformer as bt
+
+    net = bt.bayesuvius(dim=8, slices=2, heads=4)
+    s = net.sentence("the cat sat on the mat")
+
+Heavy parts are imported when they are first used; `import bnet_transformer` does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bnet_transformer import models as models
+    from bnet_transformer import tpm as tpm
+    from bnet_transformer.axes import Reach as Reach
+    from bnet_transformer.errors import BNetError as BNetError
+    from bnet_transformer.errors import BudgetError as BudgetError
+    from bnet_transformer.errors import DeclarationError as DeclarationError
+    from bnet_transformer.errors import EvidenceError as EvidenceError
+    from bnet_transformer.errors import FileError as FileError
+    from bnet_transformer.errors import UnknownNameError as UnknownNameError
+    from bnet_transformer.face import BNet as BNet
+    from bnet_transformer.face import Sentence as Sentence
+    from bnet_transformer.face import load as load
+    from bnet_transformer.models.bayesuvius import bayesuvius as bayesuvius
+    from bnet_transformer.network import Arrow as Arrow
+    from bnet_transformer.network import Declaration as Declaration
+    from bnet_transformer.network import Node as Node
+    from bnet_transformer.network import Plate as Plate
+    from bnet_transformer.network import Stack as Stack
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Arrow",
+    "BNet",
+    "BNetError",
+    "BudgetError",
+    "Declaration",
+    "DeclarationError",
+    "EvidenceError",
+    "FileError",
+    "Node",
+    "Plate",
+    "Reach",
+    "Sentence",
+    "Stack",
+    "UnknownNameError",
+    "bayesuvius",
+    "load",
+    "models",
+    "tpm",
+]
+
+_HOME = {
+    "Arrow": "network",
+    "BNet": "face",
+    "BNetError": "errors",
+    "BudgetError": "errors",
+    "Declaration": "network",
+    "DeclarationError": "errors",
+    "EvidenceError": "errors",
+    "FileError": "errors",
+    "Node": "network",
+    "Plate": "network",
+    "Reach": "axes",
+    "Sentence": "face",
+    "Stack": "network",
+    "UnknownNameError": "errors",
+    "bayesuvius": "models",
+    "load": "face",
+    "models": "",
+    "tpm": "",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{home or name}")
+    found = getattr(module, name) if home else module
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,202 @@
+"""Questions of values to a sentence, answered by the reference: distributions, attention TPMs, weights of arrows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, Distribution
+
+from bnet_transformer.axes import WORD
+from bnet_transformer.errors import BNetError, unknown, whole
+from bnet_transformer.graph.ground import Selection
+from bnet_transformer.network import Member
+from bnet_transformer.reference import (
+    BUDGET,
+    World,
+    choices,
+    expected_reading,
+    parents,
+    runs,
+    support,
+)
+from bnet_transformer.tpm import TPM
+
+
+def must_be_discrete(world: World, node: int) -> None:
+    """Refuse a node without a finite number of states."""
+    member = world.network.members[world.ground.family_of(node).index]
+    if member.tpm.kind != "discrete":
+        names = [m.family.name for m in world.network.members if m.tpm.kind == "discrete"]
+        raise BNetError(
+            world.ground.name(node),
+            expected="a discrete random node",
+            got=f"a {member.tpm.kind} one ({type(member.tpm).__name__})",
+            allowed="nodes of " + ", ".join(names) if names else "none: this net has no discrete random node",
+        )
+
+
+def distribution(world: World, node: int, seen: Mapping[int, Tensor]) -> Distribution:
+    """`P(node | parents)`, batched over the open choices that decide the parents: `[*states]`."""
+    free = choices(world, parents(world, node), seen)
+    sizes = [support(world, choice) for choice in free]
+    found = [run.distribution(node) for run in runs(world, free, seen)]
+    if not free:
+        return found[0]
+    first = found[0]
+    if isinstance(first, Categorical):
+        logits = torch.stack([each.logits for each in found])  # type: ignore[attr-defined]
+        return Categorical(logits=logits.reshape(*sizes, -1), validate_args=False)
+    from pyro.distributions import Delta, Normal
+
+    if isinstance(first, Delta):
+        values = torch.stack([each.v for each in found])  # type: ignore[attr-defined]
+        return Delta(values.reshape((*sizes, *first.v.shape)), event_dim=first.v.dim())
+    mean = torch.stack([each.mean for each in found]).reshape((*sizes, *first.mean.shape))
+    sigma = torch.stack([each.stddev for each in found]).reshape((*sizes, *first.mean.shape))
+    batched: Distribution = Normal(mean, sigma).to_event(first.mean.dim())
+    return batched
+
+
+def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Tensor]) -> Tensor:
+    """`P(j | i)` of the family that reads in a slice: `[*states, *plates, word, word]`."""
+    member = _reader(world, slice_, role)
+    base, shape = int(world.ground.offsets[member.family.index]), world.ground.shapes[member.family.index]
+    given = next(given for given in member.inputs if WORD in given.over or dict(given.pick).get(WORD) is not None)
+    width = world.ground.words[world.network.members[given.parent].family.words or ""]
+    rows = []
+    layouts = set()
+    for offset in range(len(world.ground.nodes(member.family))):
+        node = base + offset
+        free = choices(world, parents(world, node), seen)
+        layouts.add(tuple(world.ground.family_of(choice).name for choice in free))
+        table = []
+        for run in runs(world, free, seen):
+            reading = run.reading(node)
+            if reading is None:
+                raise BNetError(member.family.name, expected="attention P(j | i)", got=member.tpm.why_no_reading())
+            row = torch.zeros(width, dtype=reading[1].dtype)
+            row[reading[0]] = reading[1]
+            table.append(row)
+        rows.append(torch.stack(table).reshape((*(support(world, choice) for choice in free), width)))
+    if len(layouts) != 1:
+        raise BNetError(
+            f"attention of {member.family.name}",
+            expected="words that depend on the same open choices",
+            got="words that depend on different ones: " + "; ".join(", ".join(names) for names in sorted(layouts)),
+            allowed="do(...) or observe(...) on these choices first",
+        )
+    stacked = torch.stack(rows, -2)
+    return stacked.reshape((*stacked.shape[:-2], *shape, width))
+
+
+def _reader(world: World, slice_: int, role: str | None) -> Member:
+    """The member that reads words in a slice: the one whose TPM is an attention."""
+    depth = max(world.network.graph.slices.values())
+    if whole("slice", slice_, least=0) >= depth:
+        raise BNetError("slice", expected=f"a slice from 0 to {depth - 1}", got=slice_)
+    found = [m for m in world.network.members if m.family.step == slice_ and _reads_words(m)]
+    names = {member.family.stem: member for member in found}
+    if role is not None:
+        if not isinstance(role, str) or role not in names:
+            raise unknown("role that reads", role, names)
+        return names[role]
+    if len(found) > 1:
+        raise BNetError("role", expected="which of them reads (role=)", got="none", allowed=", ".join(names))
+    if not found:
+        kinds = sorted({type(m.tpm).__name__ for m in world.network.members if m.family.step == slice_})
+        raise BNetError(f"attention of slice {slice_}", expected="a TPM with P(j | i)", got=", ".join(kinds))
+    return found[0]
+
+
+def _reads_words(member: Member) -> bool:
+    """True where a TPM has a distribution over words that it reads."""
+    return type(member.tpm).reading is not TPM.reading and any(WORD in given.over for given in member.inputs)
+
+
+def arrow_weights(
+    world: World, selection: Selection, seen: Mapping[int, Tensor], budget: int = BUDGET
+) -> dict[tuple[int, int], float]:
+    """`P(j | i)` for each arrow along which a selected node reads another word; averaged over what is open."""
+    weights: dict[tuple[int, int], float] = {}
+    for member in world.network.members:
+        if not _reads_words(member) or not world.ground.kept(member.family, selection):
+            continue
+        for node in world.ground.nodes(member.family, selection).tolist():
+            reading = None if node in world.do else expected_reading(world, node, seen, budget)
+            if reading is None:
+                continue
+            share = dict(zip(reading[0], reading[1].tolist(), strict=True))
+            for given in member.inputs:
+                parent = world.network.members[given.parent].family
+                if WORD in given.over:
+                    for other in world.ground.parents(node):
+                        if world.ground.family_of(other) == parent:
+                            offset = other - int(world.ground.offsets[parent.index])
+                            word = offset % world.ground.shapes[parent.index][-1]
+                            weights[other, node] = share.get(word, 0.0)
+    return weights
+
+
+def selection(
+    world: World,
+    tokens: Mapping[str, Sequence[str]],
+    weights: bool,
+    slices: int | Collection[int] | None,
+    words: object,
+    heads: int | Collection[int] | None,
+) -> Selection:
+    """A part of the ground graph, from what a person asks for: numbers, or words of the sentence."""
+    graph = world.network.graph
+    depth = max(graph.slices.values())
+    chosen = None if slices is None else _numbers("slices", slices, depth)
+    plates = {}
+    if heads is not None:
+        if "head" not in graph.sizes:
+            raise BNetError("heads", expected="a net with a plate of heads", got="a net without one")
+        plates["head"] = _numbers("heads", heads, graph.sizes["head"])
+    by_stack = words if isinstance(words, Mapping) else dict.fromkeys(tokens, words)
+    kept = {}
+    for stack, wanted in by_stack.items():
+        if stack not in tokens:
+            raise unknown("stack", stack, tokens)
+        if wanted is not None:
+            kept[stack] = _words(tokens[stack], wanted)
+    return Selection(chosen, kept, plates, weights)
+
+
+def _words(tokens: Sequence[str], wanted: object) -> list[int]:
+    """Indices of words, from indices or the words themselves (every place where a word stands)."""
+    asked = _items(wanted)
+    found: list[int] = []
+    for item in asked:
+        if isinstance(item, str):
+            places = [k for k, token in enumerate(tokens) if token == item]
+            if not places:
+                raise unknown("word", item, tokens)
+            found.extend(places)
+        else:
+            found.extend(_numbers("words", item, len(tokens)))
+    return sorted(set(found))
+
+
+def _items(wanted: object) -> list[object]:
+    """What was asked for as a list: one thing, or a collection of them."""
+    if isinstance(wanted, Tensor | np.ndarray):
+        wanted = wanted.tolist()
+    return list(wanted) if isinstance(wanted, Collection) and not isinstance(wanted, str) else [wanted]
+
+
+def _numbers(what: str, wanted: object, count: int) -> list[int]:
+    """Indices below `count`, from one or several."""
+    found = []
+    for item in _items(wanted):
+        number = whole(what, item, least=0)
+        if number >= count:
+            raise BNetError(what, expected=f"numbers from 0 to {count - 1}", got=number)
+        found.append(number)
+    if not found:
+        raise BNetError(what, expected=f"numbers from 0 to {count - 1}, at least one", got="none")
+    return sorted(set(found))

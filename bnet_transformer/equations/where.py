@@ -1,0 +1,69 @@
+"""What the letters stand for: what the indices run over, and how words stand in matrices."""
+
+from __future__ import annotations
+
+from bnet_transformer.axes import Reach
+from bnet_transformer.equations.letters import Letters
+from bnet_transformer.network import Network, Stack
+from bnet_transformer.tpm.notation import escaped
+from bnet_transformer.tpm.symbols import Symbol
+
+
+def meanings(network: Network, letters: Letters, form: str) -> list[str]:
+    """What the letters of a net stand for."""
+    lines = [_stack(network, letters, stack) for stack in network.declaration.stacks]
+    used = [plate for plate in network.graph.sizes if any(plate in f.plates for f in network.graph.families)]
+    for plate in used:
+        last = network.graph.sizes[plate] - 1
+        several = rf"0, \ldots, {last}" if last > 1 else "0, 1" if last else "0"
+        lines.append(rf"{letters.plates[plate]} \in \{{{several}\}} \quad \text{{({escaped(plate)})}}")
+    lines += [line for reach in letters.tables for line in _table(letters, reach)]
+    return lines + _before(network, letters) + _convention(network, letters, form)
+
+
+def _stack(network: Network, letters: Letters, stack: Stack) -> str:
+    depth, words, count = letters.depth(stack.name), letters.words(stack.name), letters.count(stack.name)
+    slices = "t = 0" if stack.slices == 1 else rf"t = 0, \ldots, {depth}-1"
+    line = rf"{slices}, \quad {depth} = {stack.slices}"
+    if any(family.words == stack.name for family in network.graph.families):
+        index = "" if stack.name else r"i, j \in "
+        line += rf", \qquad {index}{words} = \{{0, \ldots, {count}-1\}}"
+    return rf"\text{{in }} {letters.stack(stack.name)[0]}: \; {line}" if stack.name else line
+
+
+def _table(letters: Letters, reach: Reach) -> list[str]:
+    """Who is read by a table: in full where it is small."""
+    name = letters.table(reach)
+    if len(reach.table) > 6:
+        size = rf"{len(reach.table)} \times {len(reach.table[0])}"
+        return [rf"{name} \text{{ holds the words that row }} i \text{{ of the mask }} ({size}) \text{{ marks}}"]
+    rows = [
+        rf"{name.replace('_i', f'_{i}')} = \{{{', '.join(str(j) for j, cell in enumerate(row) if cell)}\}}"
+        for i, row in enumerate(reach.table)
+    ]
+    return [r", \quad ".join(rows)]
+
+
+def _convention(network: Network, letters: Letters, form: str) -> list[str]:
+    """How words stand in a matrix, said of the first that there is."""
+    vectors = (m.family for m in network.members if m.family.words is not None and len(m.shape) == 1)
+    family = next(vectors, None)
+    if form == "word" or family is None:
+        return []
+    one = Symbol(*letters.role(family.role), word="i")
+    many = Symbol(*letters.matrix(family.role), word="i", form=form, whole=False)
+    match form:
+        case "row":
+            return [rf"\text{{words are rows: }} {many} = {one.T}"]
+        case "column":
+            return [rf"\text{{words are columns: }} {many} = {one}"]
+        case _:
+            entry = rf"{many['a']} \text{{ is feature }} a \text{{ of word }} i"
+            return [entry, r"\text{indices that are repeated, and not on the left, are summed over}"]
+
+
+def _before(network: Network, letters: Letters) -> list[str]:
+    """What a word before the first one is worth, where one is read."""
+    read = {given.parent for m in network.members for given in m.inputs if given.reach.kind == "before"}
+    roles = dict.fromkeys(network.graph.families[k].role for k in sorted(read))
+    return [f"{Symbol(*letters.role(role), word='-1')} = 0" for role in roles]

@@ -1,0 +1,278 @@
+"""From what a person writes to tensors: text, ids and vectors of a sentence, values for `do` and evidence."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnet_transformer.axes import WORD
+from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, mapping, shown, unknown
+from bnet_transformer.network import Member, Network
+from bnet_transformer.reference import World, support
+from bnet_transformer.tpm import Given
+
+Tokens = dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Intake:
+    """A sentence as tensors: the token of each word of each stack, and the value of each `Given` family."""
+
+    tokens: Tokens
+    given: dict[str, Tensor]
+
+    @property
+    def words(self) -> dict[str, int]:
+        """How many words each stack has."""
+        return {stack: len(tokens) for stack, tokens in self.tokens.items()}
+
+
+def sentence_to_tensors(
+    network: Network, said: object = None, x: object = None, given: Mapping[str, object] | None = None
+) -> Intake:
+    """Read a sentence: text, a list of words, ids, or vectors `x`; with several stacks, a mapping from stack.
+
+    `given` fills further `Given` nodes, by family name: `[*plates, word, *shape]`.
+    """
+    stacks = [stack.name for stack in network.declaration.stacks]
+    said_by, x_by = _by_stack("sentence", said, stacks), _by_stack("x", x, stacks)
+    tokens: Tokens = {}
+    values: dict[str, Tensor] = {}
+    extra = dict(mapping("given", given))
+    for name in extra:
+        if name not in network.graph.by_name or not isinstance(network.member(name).tpm, Given):
+            raise unknown("given", name, [m.family.name for m in network.members if isinstance(m.tpm, Given)])
+    for stack in stacks:
+        main = _main(network, stack, extra)
+        tokens[stack], value = _words(network, stack, main, said_by.get(stack), x_by.get(stack))
+        if main is not None and value is not None:
+            values[main.family.name] = value
+    intake = Intake(tokens, values)
+    for member in network.members:
+        if isinstance(member.tpm, Given) and member.family.name not in values:
+            values[member.family.name] = _given(network, member, extra, intake.words)
+    _check_reads(network, intake.words)
+    return intake
+
+
+def value_of(world: World, node: int, value: object, *, evidence: bool) -> Tensor:
+    """The tensor for `do` or evidence on a node: a state, a label, or a value of the node's shape."""
+    name = world.ground.name(node)
+    family = world.ground.family_of(node)
+    member = world.network.members[family.index]
+    discrete = member.tpm.kind == "discrete" or (isinstance(member.tpm, Given) and member.tpm.reads_by_index)
+    if isinstance(value, str):
+        value = _state_of_label(world.network, member, name, value)
+    if discrete and (member.tpm.reads_by_index or _is_index(value)):
+        count = support(world, node)
+        state = _index(name, value, f"a state from 0 to {count - 1}")
+        if not 0 <= state < count:
+            raise EvidenceError(name, expected=f"a state from 0 to {count - 1}", got=value)
+        return torch.tensor(state)
+    tensor = _tensor(name, value, world.network.dtype, EvidenceError)
+    if tuple(tensor.shape) != member.shape:
+        hint = None
+        if tuple(tensor.shape[tensor.dim() - len(member.shape) :]) == member.shape:
+            hint = "a value for one state of what it depends on: say do(c=...) first, where c is open"
+        raise EvidenceError(
+            name,
+            expected=f"a value of shape {member.shape}",
+            got=f"shape {tuple(tensor.shape)}",
+            allowed=hint,
+        )
+    return tensor
+
+
+def word_vector(word: str, dim: int, seed: int) -> Tensor:
+    """The fixed vector of a word in a net without vocabulary: normal, seeded by the word itself.
+
+    >>> word_vector("cat", 4, 0).equal(word_vector("cat", 4, 0))
+    True
+    """
+    digest = hashlib.sha256(f"{seed}/word/{word}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return torch.randn(dim, generator=generator)
+
+
+def _by_stack(what: str, value: object, stacks: Sequence[str]) -> dict[str, object]:
+    if value is None:
+        return {}
+    if isinstance(value, Mapping):
+        for stack in value:
+            if stack not in stacks:
+                raise unknown("stack", stack, stacks)
+        return dict(value)
+    if len(stacks) > 1:
+        names = ", ".join(repr(stack) for stack in stacks)
+        raise BNetError(what, expected=f"a mapping from stack ({names})", got=shown(value))
+    return {stacks[0]: value}
+
+
+def _main(network: Network, stack: str, extra: Mapping[str, object]) -> Member | None:
+    """The family that a stack's words fill: its `Given` nodes over words, the discrete one where there are several."""
+    over = [
+        member
+        for member in network.members
+        if isinstance(member.tpm, Given) and member.family.words == stack and not member.family.plates
+    ]
+    open_ones = [member for member in over if member.family.name not in extra] or over
+    discrete = [member for member in open_ones if member.tpm.reads_by_index]
+    return next(iter(discrete or open_ones), None)
+
+
+def _words(
+    network: Network, stack: str, main: Member | None, said: object, x: object
+) -> tuple[tuple[str, ...], Tensor | None]:
+    """A stack's tokens, and the value of its main family."""
+    where = f"sentence of stack {stack!r}" if stack else "sentence"
+    tokens, ids = _tokens(network, stack, where, said)
+    if x is not None:
+        if main is None or main.tpm.reads_by_index:
+            raise BNetError("x", expected="a net whose words are given as vectors", got=f"vectors for {where}")
+        vectors = _tensor("x", x, network.dtype, BNetError)
+        if vectors.dim() != 2 or tuple(vectors.shape[1:]) != main.shape or not len(vectors):
+            wanted = f"vectors of shape (words, {', '.join(map(str, main.shape))}), at least one word"
+            raise BNetError("x", expected=wanted, got=f"shape {tuple(vectors.shape)}")
+        tokens = tokens or tuple(str(i) for i in range(len(vectors)))
+        if len(tokens) != len(vectors):
+            raise BNetError(where, expected=f"{len(vectors)} words, as x has rows", got=f"{len(tokens)}")
+        return tokens, vectors
+    if not tokens:
+        raise BNetError(where, expected="at least one word", got="none" if said is None else shown(said))
+    if main is None:
+        return tokens, None
+    if main.tpm.reads_by_index:
+        return tokens, _ids(network, main, where, tokens, ids)
+    if len(main.shape) != 1:
+        raise BNetError(where, expected=f"values of shape {main.shape} for each word (x=)", got=shown(said))
+    if ids is not None:
+        raise BNetError(where, expected="words or vectors (x=): the net has no vocabulary", got="ids")
+    vectors = torch.stack([word_vector(token, main.shape[0], network.seed) for token in tokens])
+    return tokens, vectors.to(network.dtype)
+
+
+def _tokens(network: Network, stack: str, where: str, said: object) -> tuple[tuple[str, ...], list[int] | None]:
+    """What was said as tokens, and as ids where it was ids."""
+    if said is None:
+        return (), None
+    if isinstance(said, str):
+        return tuple(said.split()), None
+    if isinstance(said, Tensor | np.ndarray):
+        said = said.tolist()
+    if not isinstance(said, Sequence) or isinstance(said, bytes):
+        raise BNetError(where, expected="text, a list of words, ids, or x=vectors", got=said)
+    if all(isinstance(word, str) for word in said):
+        if any(not word for word in said):
+            raise BNetError(where, expected="words, none empty", got=list(said))
+        return tuple(said), None
+    if not all(_is_index(word) for word in said):
+        raise BNetError(where, expected="text, a list of words, ids, or x=vectors", got=said)
+    ids = [int(word) for word in said]
+    vocabulary = network.vocabularies.get(stack)
+    named = [vocabulary[i] if vocabulary and 0 <= i < len(vocabulary) else str(i) for i in ids]
+    return tuple(named), ids
+
+
+def _ids(network: Network, main: Member, where: str, tokens: tuple[str, ...], ids: list[int] | None) -> Tensor:
+    states = main.tpm.states or 0
+    if ids is None:
+        vocabulary = network.vocabularies.get(main.family.stack)
+        if vocabulary is None:
+            raise BNetError(where, expected="ids: the net has no vocabulary", got=" ".join(tokens))
+        place = {word: k for k, word in enumerate(vocabulary)}
+        for token in tokens:
+            if token not in place:
+                raise unknown(f"word of the {where}", token, vocabulary)
+        ids = [place[token] for token in tokens]
+    for i in ids:
+        if not 0 <= i < states:
+            raise BNetError(where, expected=f"ids from 0 to {states - 1}", got=i)
+    return torch.tensor(ids)
+
+
+def _given(network: Network, member: Member, extra: Mapping[str, object], words: Mapping[str, int]) -> Tensor:
+    family = member.family
+    if family.name not in extra:
+        raise BNetError(
+            family.name,
+            expected="a value, for it is given with the sentence",
+            got="none",
+            allowed=f"given={{{family.name!r}: ...}}",
+        )
+    plates = tuple(network.graph.sizes[plate] for plate in family.plates)
+    shape = (*plates, *((words[family.words],) if family.words is not None else ()), *member.shape)
+    value = extra[family.name]
+    if member.tpm.reads_by_index:
+        tensor = torch.as_tensor(value)
+        if tensor.is_floating_point() or tensor.dtype == torch.bool:
+            raise BNetError(family.name, expected="whole numbers", got=f"{tensor.dtype}")
+        if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < (member.tpm.states or 0):
+            raise BNetError(family.name, expected=f"states from 0 to {(member.tpm.states or 0) - 1}", got=value)
+    else:
+        tensor = _tensor(family.name, value, network.dtype, BNetError)
+    if tuple(tensor.shape) != shape:
+        raise BNetError(family.name, expected=f"a value of shape {shape}", got=f"shape {tuple(tensor.shape)}")
+    return tensor
+
+
+def _check_reads(network: Network, words: Mapping[str, int]) -> None:
+    """Every word that reads must have a word to read, and none may lie past the positions that were learned."""
+    for member in network.members:
+        family = member.family
+        n = 1 if family.words is None else words[family.words]
+        longest = member.tpm.longest
+        if longest is not None and n > longest:
+            raise BNetError(family.name, expected=f"at most {longest} words, its learned positions", got=f"{n} words")
+        for given in member.inputs:
+            parent = network.members[given.parent].family
+            if parent.words is not None:
+                matrix = given.reach.matrix(n, words[parent.words])
+                empty = np.flatnonzero(~matrix.any(1))
+                if WORD in given.over and len(empty):
+                    raise BNetError(
+                        f"word {empty[0]} of {family.name}",
+                        expected=f"at least one word of {parent.name} to read",
+                        got=f"none (reach {given.reach}, {words[parent.words]} words)",
+                    )
+
+
+def _state_of_label(network: Network, member: Member, name: str, label: str) -> int:
+    """The state that a label names: one of the TPM's own labels, or a word of the stack's vocabulary."""
+    labels = getattr(member.tpm, "labels", None) or network.vocabularies.get(member.family.stack)
+    if labels is None or (member.tpm.states is not None and len(labels) != member.tpm.states):
+        raise EvidenceError(name, expected="a state or a tensor: its states have no labels", got=label)
+    if label not in labels:
+        error: UnknownNameError = unknown("", label, labels)
+        raise EvidenceError(name, expected="one of its labels", got=label, allowed=error.allowed)
+    return tuple(labels).index(label)
+
+
+def _is_index(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() == 0 and not value.is_floating_point() and value.dtype != torch.bool
+    return hasattr(value, "__index__") and not isinstance(value, bool | np.bool_ | np.ndarray)
+
+
+def _index(name: str, value: object, wanted: str) -> int:
+    if not _is_index(value):
+        raise EvidenceError(name, expected=wanted, got=shown(value))
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def _tensor(name: str, value: object, dtype: torch.dtype, error: type[BNetError]) -> Tensor:
+    """A finite tensor of numbers."""
+    try:
+        tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+        if tensor.is_complex():
+            raise TypeError("complex")
+        tensor = tensor.to(dtype)
+    except (TypeError, ValueError, RuntimeError) as problem:
+        raise error(name, expected="real numbers", got=shown(value)) from problem
+    if not bool(torch.isfinite(tensor).all()):
+        raise error(name, expected="finite numbers", got="NaN or infinity")
+    return tensor

@@ -1,0 +1,176 @@
+"""The transformer of the chapter (R. R. Tucci, "Bayesuvius", ch. Transformer Networks): the seed of this library.
+
+    v_i = W_v x_i     q_i = W_q x_i     k_i = W_k x_i     x'_i = sum_j v_j softmax_j(scale q_i . k_j)   (+ x_i)
+
+The weights are nodes under a head selector `c`: `Select` gives each head its own matrices; `Codebook` ("fully
+Bayesian") lets each head draw them from shared atoms. `per` says where the selector sits. `combine="concat"` has no
+selector: head is a plate, and `W_o` sums the heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bnet_transformer.axes import Reach, as_reach
+from bnet_transformer.errors import BNetError, one_of, whole
+from bnet_transformer.face import BNet
+from bnet_transformer.network import Arrow, Declaration, Node, Plate, Stack
+from bnet_transformer.network.declaration import vocabulary_of
+from bnet_transformer.tpm import (
+    TPM,
+    Attention,
+    Categorical,
+    Codebook,
+    Concat,
+    Dot,
+    Embed,
+    Given,
+    Linear,
+    Normal,
+    Select,
+    Weight,
+)
+
+
+def bayesuvius(
+    dim: int,
+    *,
+    slices: int = 1,
+    heads: int = 2,
+    atoms: int | tuple[int, int, int] | None = None,
+    combine: str = "select",
+    per: str = "sentence",
+    residual: bool = False,
+    mask: object = None,
+    scale: float | None = 1.0,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    vocabulary: Sequence[str] | None = None,
+    observe: TPM | None = None,
+    prior: float | None = None,
+    seed: int = 0,
+) -> BNet:
+    """The chapter's net. `scale=None` is 1/sqrt(key_dim); `mask` is `"causal"`, a Reach or a table of booleans;
+    `atoms` is their number for each of W_q, W_k, W_v, or three numbers; `prior` the concentration of the Dirichlet on
+    `pi` and `theta`; `observe` a readout, `Categorical(n)` or `Normal(sigma)`, of each word, or pooled.
+    """
+    whole("dim", dim)
+    whole("heads", heads)
+    one_of("combine", combine, ("select", "concat"))
+    one_of("per", per, ("corpus", "sentence", "slice", "word"))
+    if combine == "concat" and (atoms is not None or per != "sentence"):
+        what, got = ("per", per) if atoms is None else ("atoms", atoms)
+        raise BNetError(what, expected="its default with combine='concat', which has no selector", got=got)
+    key = dim if key_dim is None else whole("key_dim", key_dim)
+    value = dim if value_dim is None else whole("value_dim", value_dim)
+    slice_ = _Slice(dim, {"q": key, "k": key, "v": value}, as_reach(mask), Dot(scale), residual, prior)
+    sizes = None if atoms is None else dict(zip("qkv", _three(atoms), strict=True))
+    selector = Node("c", Categorical(heads, prior=prior), scope="corpus" if per == "corpus" else "sentence")
+    outside: list[Node] = []
+    plates = [Plate("head", heads)]
+    if combine == "concat":
+        nodes = slice_.summed()
+    elif per == "word" and sizes:
+        nodes = slice_.atoms_for_each_word(sizes, heads)
+        plates = [Plate(f"atom_{role}", size) for role, size in sizes.items()]
+    elif per == "word":
+        nodes = slice_.a_head_for_each_word(heads)
+    else:
+        nodes = slice_.one_head(sizes)
+        plates, outside = [], [selector]
+        if per == "slice":
+            nodes, outside = [selector, *nodes], []
+    stack = Stack(nodes, _words(dim, vocabulary), _readout(observe), slices=slices, vocabulary=vocabulary)
+    return BNet(Declaration([stack], outside, plates, name="bayesuvius"), seed=seed)
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """One slice of the chapter's net, in each of its arrangements."""
+
+    dim: int
+    widths: dict[str, int]
+    reach: Reach
+    score: Dot
+    residual: bool
+    prior: float | None
+
+    def one_head(self, atoms: dict[str, int] | None) -> list[Node]:
+        """One head for all words: c -> W_q, W_k, W_v -> q, k, v -> x."""
+        nodes = []
+        for role, width in self.widths.items():
+            shape = (width, self.dim)
+            tpm = Codebook(atoms[role], shape, prior=self.prior) if atoms else Select(shape)
+            nodes.append(Node(f"W_{role}", tpm, ["c"]))
+        nodes += [Node(role, Linear(), [f"W_{role}", "x"], ["word"]) for role in self.widths]
+        return [*nodes, self._mix("x", {}, ["word"], self.residual)]
+
+    def summed(self) -> list[Node]:
+        """Heads side by side, summed by W_o; no selector."""
+        return [
+            *self._maps(dict.fromkeys(self.widths, "head")),
+            self._mix("a", {}, ["head", "word"], False),
+            Node("W_o", Weight((self.dim, self.widths["v"])), plates=["head"]),
+            Node("x", Concat(residual=self.residual), ["W_o", "a", *self._rest(self.residual)], ["word"]),
+        ]
+
+    def a_head_for_each_word(self, heads: int) -> list[Node]:
+        """Each word draws the head with which it reads: c has no arrow to W, only to x'."""
+        return [
+            *self._maps(dict.fromkeys(self.widths, "head")),
+            Node("c", Categorical(heads, prior=self.prior), plates=["word"]),
+            self._mix("x", {role: {"head": "c"} for role in self.widths}, ["word"], self.residual),
+        ]
+
+    def atoms_for_each_word(self, atoms: dict[str, int], heads: int) -> list[Node]:
+        """Each word draws a head, and the head draws for it the atoms with which it reads."""
+        drawn = [Node(f"m_{r}", Categorical(m, prior=self.prior), ["c"], ["word"]) for r, m in atoms.items()]
+        return [
+            *self._maps({role: f"atom_{role}" for role in self.widths}),
+            Node("c", Categorical(heads, prior=self.prior), plates=["word"]),
+            *drawn,
+            self._mix("x", {r: {f"atom_{r}": f"m_{r}"} for r in self.widths}, ["word"], self.residual),
+        ]
+
+    def _maps(self, plates: dict[str, str]) -> list[Node]:
+        """Weights, and the queries, keys and values that they make, each on a plate of heads or atoms."""
+        weights = [Node(f"W_{r}", Weight((w, self.dim)), plates=[plates[r]]) for r, w in self.widths.items()]
+        return weights + [Node(r, Linear(), [f"W_{r}", "x"], [plates[r], "word"]) for r in self.widths]
+
+    def _mix(self, role: str, pick: dict[str, dict[str, str]], plates: list[str], residual: bool) -> Node:
+        """`sum_j v_j P(j | i)`, of the entries that `pick` picks."""
+        reaches = {"q": Reach("same"), "k": self.reach, "v": self.reach}
+        arrows = [Arrow(r, reaches[r], pick=pick.get(r, {})) for r in self.widths]
+        return Node(role, Attention(self.score, residual=residual), [*arrows, *self._rest(residual)], plates)
+
+    @staticmethod
+    def _rest(residual: bool) -> list[str]:
+        return ["x"] if residual else []
+
+
+def _words(dim: int, vocabulary: Sequence[str] | None) -> list[Node]:
+    """The words: vectors that are given, or an embedding of a vocabulary."""
+    if vocabulary is None:
+        return [Node("x", Given(dim), plates=["word"])]
+    token = Node("token", Given(states=len(vocabulary_of(vocabulary))), plates=["word"])
+    return [token, Node("x", Embed(dim), ["token"], plates=["word"])]
+
+
+def _readout(observe: TPM | None) -> list[Node]:
+    """What is observed: each word, or the sentence where the readout pools."""
+    if observe is None:
+        return []
+    if not isinstance(observe, Categorical | Normal):
+        raise BNetError("observe", expected="a readout", got=observe, allowed="Categorical(n), Normal(sigma), None")
+    if observe.pool:
+        return [Node("y", observe, [Arrow("x", Reach("every"))])]
+    return [Node("y", observe, ["x"], plates=["word"])]
+
+
+def _three(atoms: object) -> tuple[int, int, int]:
+    if isinstance(atoms, tuple | list) and len(atoms) == 3:
+        q, k, v = (whole("atoms", m) for m in atoms)
+        return q, k, v
+    count = whole("atoms", atoms)
+    return count, count, count

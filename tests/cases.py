@@ -1,0 +1,370 @@
+"""The one table of small networks on which every reading is checked against the reference.
+
+Each case builds a net and says a sentence to it; `evidence` is possible evidence on it, where it has a likelihood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer import tpm
+from bnet_transformer.tpm import (
+    Add,
+    Affine,
+    Attention,
+    Bilinear,
+    Categorical,
+    Codebook,
+    Concat,
+    Dot,
+    Dropout,
+    Embed,
+    FeedForward,
+    Given,
+    Linear,
+    Norm,
+    Normal,
+    Normaliser,
+    Pool,
+    Positions,
+    Read,
+    Relative,
+    ResNet,
+    Select,
+    Sinusoid,
+    Weight,
+)
+from tests.strangers import AdditiveAttention, Cayley, Gate, Recurrent
+
+WORD = ["word"]
+HEADS = ["head", "word"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small net, a sentence, and evidence that it can bear."""
+
+    name: str
+    build: Callable[[], bt.BNet]
+    said: object = "the cat sat"
+    evidence: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def net(self) -> bt.BNet:
+        """The net, in float64, its parameters spread so that no test is trivially true."""
+        return jolted(self.build()).to(torch.float64)
+
+    @property
+    def sentence(self) -> bt.Sentence:
+        """The bnet of the case's sentence."""
+        return self.net.sentence(self.said)
+
+
+def jolted(net: bt.BNet, spread: float = 0.3) -> bt.BNet:
+    """The same net with noise on every learnable parameter (biases that start at zero would hide errors)."""
+    generator = torch.Generator().manual_seed(5)
+    return net.replace(
+        {
+            name: value + spread * torch.randn(value.shape, generator=generator)
+            for name, value in sorted(net.parameters.items())
+            if name in net.network.learnable
+        }
+    )
+
+
+def every(role: str, **options: object) -> bt.Arrow:
+    """An arrow from every word."""
+    return bt.Arrow(role, bt.Reach("every"), **options)  # type: ignore[arg-type]
+
+
+def projections(*, heads: bool = False, width: int = 4, dim: int = 4, bias: bool = False) -> list[bt.Node]:
+    """q, k, v under weight nodes."""
+    plates = ["head"] if heads else []
+    make = Affine() if bias else Linear()
+    return [bt.Node(f"W_{r}", Weight((width, dim)), plates=plates) for r in "qkv"] + [
+        bt.Node(r, make, [f"W_{r}", "x"], plates=[*plates, "word"]) for r in "qkv"
+    ]
+
+
+def encoder(*, pre: bool) -> bt.BNet:
+    """A vanilla encoder with every word-wise step: embedding, positions, heads, norms, feed-forward, dropout."""
+    prologue = [
+        bt.Node("token", Given(states=5), plates=WORD),
+        bt.Node("embed", Embed(4, scale=2.0), ["token"], plates=WORD),
+        bt.Node("position", Sinusoid(4) if pre else Positions(8, 4), plates=WORD),
+        bt.Node("x", Add(), ["embed", "position"], plates=WORD),
+    ]
+    attend = [
+        bt.Node("a", Attention(Dot(None)), ["q", bt.Arrow("k", "causal"), bt.Arrow("v", "causal")], plates=HEADS),
+        bt.Node("W_o", Weight((4, 2)), plates=["head"]),
+        bt.Node("mix", Concat(bias=True), ["W_o", "a"], plates=WORD),
+        bt.Node("drop", Dropout(0.1), ["mix"], plates=WORD),
+    ]
+    maps = projections(heads=True, width=2, bias=True)
+    if pre:
+        rename = {"x": "norm1"}
+        maps = [bt.Node(n.role, n.tpm, [rename.get(a.role, a.role) for a in n.arrows], n.plates) for n in maps]
+        steps = [
+            bt.Node("norm1", Norm("rms"), ["x"], plates=WORD),
+            *maps,
+            *attend,
+            bt.Node("add1", Add(), ["x", "drop"], plates=WORD),
+            bt.Node("norm2", Norm(), ["add1"], plates=WORD),
+            bt.Node("ffn", FeedForward(6, "silu", gated=True, bias=False), ["norm2"], plates=WORD),
+            bt.Node("x", Add(), ["add1", "ffn"], plates=WORD),
+        ]
+    else:
+        steps = [
+            *maps,
+            *attend,
+            bt.Node("add1", Add(), ["x", "drop"], plates=WORD),
+            bt.Node("norm1", Norm(), ["add1"], plates=WORD),
+            bt.Node("ffn", FeedForward(6, "gelu"), ["norm1"], plates=WORD),
+            bt.Node("add2", Add(), ["norm1", "ffn"], plates=WORD),
+            bt.Node("x", Norm(), ["add2"], plates=WORD),
+        ]
+    readout = bt.Node("y", Categorical(5), ["x"], plates=WORD)
+    words = ("the", "cat", "sat", "on", "mat")
+    stack = bt.Stack(steps, prologue, [readout], slices=2, vocabulary=words)
+    return bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)], name="encoder"))
+
+
+def three_stacks() -> bt.BNet:
+    """Two encoders and a decoder that reads both, with a selector for each encoder and one shared weight."""
+
+    def side(name: str, selector: str) -> bt.Stack:
+        return bt.Stack(
+            [
+                bt.Node("W_q", Select((4, 4)), [selector]),
+                bt.Node("q", Linear(), ["W_q", "x"], plates=WORD),
+                bt.Node("x", Attention(residual=True), ["q", every("x"), every("x"), "x"], plates=WORD),
+            ],
+            [bt.Node("x", Given(4), plates=WORD)],
+            name=name,
+            slices=2,
+        )
+
+    decoder = bt.Stack(
+        [
+            bt.Node("q", Linear(), ["W_shared", "x"], plates=WORD),
+            bt.Node("left", Attention(), ["q", every("enc.x"), every("enc.x")], plates=WORD),
+            bt.Node("right", Attention(), ["q", every("side.x", slice="first"), every("side.x")], plates=WORD),
+            bt.Node("x", Add(), ["x", "left", "right"], plates=WORD),
+        ],
+        [bt.Node("x", Given(4), plates=WORD)],
+        [bt.Node("y", Normal(0.7), ["x"], plates=WORD)],
+        name="dec",
+    )
+    roots = [
+        bt.Node("c", Categorical(2)),
+        bt.Node("b", Categorical(3), ["c"]),
+        bt.Node("W_shared", Weight((4, 4))),
+        bt.Node("label", Categorical(2, pool="mean"), [every("dec.x")]),
+    ]
+    return bt.BNet(bt.Declaration([side("enc", "c"), side("side", "b"), decoder], roots, name="three stacks"))
+
+
+def two_selectors() -> bt.BNet:
+    """A selector of the queries and one of the keys and values; a weight under both."""
+    nodes = [
+        bt.Node("W_q", Select((4, 4)), ["c"]),
+        bt.Node("W_k", Codebook(2, (4, 4)), ["d"]),
+        bt.Node("W_v", Select((4, 4)), ["c", "d"]),
+        *[bt.Node(r, Linear(), [f"W_{r}", "x"], plates=WORD) for r in "qkv"],
+        bt.Node(
+            "x",
+            Attention(),
+            ["q", bt.Arrow("k", bt.Reach("window", 1)), bt.Arrow("v", bt.Reach("window", 1))],
+            plates=WORD,
+        ),
+    ]
+    prologue = [bt.Node("x", Given(4), plates=WORD)]
+    stack = bt.Stack(nodes, prologue, [bt.Node("y", Categorical(3), ["x"], plates=WORD)])
+    roots = [bt.Node("c", Categorical(2, (0.25, 0.75))), bt.Node("d", Categorical(3, prior=1.0))]
+    return bt.BNet(bt.Declaration([stack], roots, name="two selectors"))
+
+
+def gated() -> bt.BNet:
+    """A stranger's gate and a stranger's attention."""
+    nodes = [
+        *projections(),
+        bt.Node("a", AdditiveAttention(), ["q", every("k"), every("v")], plates=WORD),
+        bt.Node("g", Affine(4), ["x"], plates=WORD),
+        bt.Node("x", Gate(), ["g", "a"], plates=WORD),
+    ]
+    stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)], slices=2)
+    return bt.BNet(bt.Declaration([stack], name="gated"))
+
+
+def recurrent() -> bt.BNet:
+    """A recurrent net: each word reads the state of the word before."""
+    cell = bt.Node("h", Recurrent(3), ["x", bt.Arrow("h", "before")], plates=WORD, shape=(3,))
+    stack = bt.Stack(
+        [cell, bt.Node("x", Linear(4), ["h"], plates=WORD)],
+        [bt.Node("x", Given(4), plates=WORD)],
+        [bt.Node("y", Normal(0.5, dim=2), ["x"], plates=WORD)],
+        slices=2,
+    )
+    return bt.BNet(bt.Declaration([stack], name="recurrent"))
+
+
+def geometric(*, add: bool) -> bt.BNet:
+    """Seed 000: `Z softmax_col(Z^T A Z)`, then ResNet steps; words are mixed themselves, no values."""
+    extra = ["x"] if add else []
+    mix = Attention(Bilinear(), over="queries", residual=add)
+    nodes = [
+        bt.Node("A", Weight((4, 4))),
+        bt.Node("a", mix, [every("x"), "x", every("x"), "A", *extra], plates=WORD),
+        bt.Node("x", ResNet(2), ["a"], plates=WORD),
+    ]
+    return bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)], slices=2)], name="geometric"))
+
+
+def integrator() -> bt.BNet:
+    """Seed 000, multi-head: softmax over queries, heads side by side, no output matrix."""
+    nodes = [
+        *projections(heads=True, width=2),
+        bt.Node("a", Attention(Dot(0.5), over="queries"), [every("q"), "k", every("v")], plates=HEADS),
+        bt.Node("x", Concat(mapped=False), ["a"], plates=WORD),
+    ]
+    stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)])
+    return bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)], name="integrator"))
+
+
+def cayley() -> bt.BNet:
+    """A stranger's volume-preserving attention, which has no P(j | i)."""
+    nodes = [bt.Node("A", Weight((4, 4))), bt.Node("x", Cayley(), [every("x"), "A"], plates=WORD)]
+    return bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)])], name="cayley"))
+
+
+def marginal() -> bt.BNet:
+    """Reading as a variable: j is a node, and x' is the value of the word that it reads."""
+    nodes = [
+        *projections(),
+        bt.Node("j", Read(Dot(None)), ["q", bt.Arrow("k", "causal")], plates=WORD),
+        bt.Node("x", Add(), [bt.Arrow("v", "causal", pick={"word": "j"})], plates=WORD),
+    ]
+    stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)], [bt.Node("y", Categorical(3), ["x"], plates=WORD)])
+    return bt.BNet(bt.Declaration([stack], name="marginal"))
+
+
+def positioned() -> bt.BNet:
+    """Rotary and relative positions, a sigmoid normaliser beside a softmax, a pooled real readout."""
+    nodes = [
+        bt.Node("bias", Weight(5), plates=["head"]),
+        *projections(heads=True, width=4),
+        bt.Node(
+            "a",
+            Attention(Dot(None, rotary=100.0), bias=Relative(2)),
+            ["q", every("k"), every("v"), "bias"],
+            plates=HEADS,
+        ),
+        bt.Node("s", Attention(Dot(), Normaliser("sigmoid")), ["q", every("k"), every("v")], plates=HEADS),
+        bt.Node("W_o", Weight((4, 4)), plates=["head"]),
+        bt.Node("both", Add(), ["a", "s"], plates=HEADS),
+        bt.Node("x", Concat(residual=True), ["W_o", "both", "x"], plates=WORD),
+    ]
+    epilogue = [
+        bt.Node("pool", Pool("sum"), [every("x")]),
+        bt.Node("first", Add(), [bt.Arrow("x", "first"), bt.Arrow("x", "last"), "pool"]),
+        bt.Node("y", Normal(0.8, dim=2, learnable=True), ["first"]),
+    ]
+    stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)], epilogue)
+    return bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)], name="positioned"))
+
+
+def shared_slices() -> bt.BNet:
+    """One set of parameters for all slices, told both ways: shared nodes, and weights outside the slices."""
+    table = ((True, False, True), (True, True, False), (False, False, True))
+    mask = bt.Reach("mask", table=table)
+    nodes = [
+        bt.Node("W_v", Weight((4, 4)), shared=True),
+        bt.Node("q", Linear(), ["W_q", "x"], plates=WORD),
+        bt.Node("v", Linear(), ["W_v", "x"], plates=WORD),
+        bt.Node("a", Attention(), ["q", bt.Arrow("x", mask), bt.Arrow("v", mask)], plates=WORD),
+        bt.Node("x", Norm(), ["a"], plates=WORD, shared=True),
+    ]
+    prologue = [bt.Node("x", Given(4), plates=WORD), bt.Node("W_q", Weight((4, 4)))]
+    return bt.BNet(bt.Declaration([bt.Stack(nodes, prologue, slices=3)], name="shared slices"))
+
+
+def chapter(**options: object) -> Callable[[], bt.BNet]:
+    """The chapter's net with these options."""
+    return lambda: bt.bayesuvius(4, **options)  # type: ignore[arg-type]
+
+
+Y = {"y_0": 1, "y_2": 0}
+R = {"y_0": (0.5, -0.2, 0.1, 0.9), "y_2": (0.0, 0.3, -0.4, 0.2)}
+VOCABULARY = ("the", "cat", "sat")
+
+CASES: tuple[Case, ...] = (
+    Case("chapter", chapter(heads=3)),
+    Case("chapter, two slices", chapter(heads=2, slices=2, observe=Categorical(3)), evidence=Y),
+    Case("chapter, real", chapter(heads=3, residual=True, observe=Normal(0.5)), evidence=R),
+    Case(
+        "chapter, words",
+        chapter(vocabulary=VOCABULARY, observe=Categorical(3), scale=None, mask="causal"),
+        evidence={"y_1": "sat"},
+    ),
+    Case(
+        "chapter, widths",
+        chapter(key_dim=2, value_dim=3, observe=Categorical(2, pool="mean")),
+        evidence={"y": 1},
+    ),
+    Case("codebook", chapter(heads=2, atoms=(3, 2, 2), observe=Categorical(3), prior=0.5), evidence=Y),
+    Case(
+        "codebook, two slices",
+        chapter(heads=2, atoms=2, slices=2, residual=True, observe=Normal(0.4)),
+        evidence=R,
+    ),
+    Case("corpus", chapter(heads=3, per="corpus", observe=Normal(1.0, dim=2)), evidence={"y_1": (0.2, -0.3)}),
+    Case("slice", chapter(heads=2, slices=3, per="slice", observe=Categorical(3)), evidence=Y),
+    Case(
+        "slice, codebook",
+        chapter(heads=2, slices=2, atoms=(2, 1, 2), per="slice", observe=Categorical(3)),
+        evidence=Y,
+    ),
+    Case("word", chapter(heads=3, per="word", observe=Categorical(3), mask="causal"), evidence=Y),
+    Case(
+        "word, codebook",
+        chapter(heads=2, atoms=2, per="word", residual=True, observe=Categorical(3)),
+        "cat sat",
+        evidence={"y_1": 2},
+    ),
+    Case(
+        "word, two slices",
+        chapter(heads=2, slices=2, per="word", observe=Categorical(2)),
+        "cat sat",
+        {"y_0": 1},
+    ),
+    Case("concat", chapter(heads=3, combine="concat", residual=True, observe=Categorical(3)), evidence=Y),
+    Case("one word", chapter(heads=2, observe=Categorical(3)), "cat", {"y_0": 2}),
+    Case("encoder, post-norm", lambda: encoder(pre=False), "the cat sat", {"y_0": "cat"}),
+    Case("encoder, pre-norm", lambda: encoder(pre=True), "mat on the", {"y_2": 4}),
+    Case(
+        "three stacks",
+        three_stacks,
+        {"enc": "the cat", "side": "sat on mat", "dec": "a b"},
+        {"label": 1, "dec_y_0": (0.1, 0.2, 0.3, 0.4)},
+    ),
+    Case("two selectors", two_selectors, evidence=Y),
+    Case("gated", gated),
+    Case("recurrent", recurrent, evidence={"y_1": (0.1, 0.2)}),
+    Case("geometric", lambda: geometric(add=False)),
+    Case("geometric, add", lambda: geometric(add=True)),
+    Case("integrator", integrator),
+    Case("cayley", cayley),
+    Case("marginal", marginal, evidence={"y_2": 1, "y_0": 0}),
+    Case("positioned", positioned, evidence={"y": (0.1, -0.2)}),
+    Case("shared slices", shared_slices),
+)
+
+TPMS = tuple(
+    kind
+    for name in tpm.__all__
+    if isinstance(kind := getattr(tpm, name), type) and issubclass(kind, tpm.TPM) and kind is not tpm.TPM
+)

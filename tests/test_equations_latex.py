@@ -1,0 +1,318 @@
+r"""The equations of every TPM, of strangers, of every net: LaTeX that compiles and fits a page."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+import bnet_transformer as bt
+from bnet_transformer.equations import FORMS, Equations
+from bnet_transformer.equations.groups import groups
+from bnet_transformer.equations.letters import Letters
+from bnet_transformer.equations.telling import tell
+from bnet_transformer.errors import BNetError
+from bnet_transformer.tpm import (
+    TPM,
+    Add,
+    Affine,
+    Attention,
+    Categorical,
+    Concat,
+    Dot,
+    FeedForward,
+    Linear,
+    Norm,
+    Normal,
+    Normaliser,
+    Parent,
+    Pool,
+    Positions,
+    Read,
+    Relative,
+    ResNet,
+    Score,
+    Sinusoid,
+    Weight,
+)
+from bnet_transformer.tpm.symbols import Symbols
+from tests.cases import CASES, every
+from tests.telling import WORD, mixed, net, right
+
+# what pdflatex with amsmath and amssymb, MathJax and KaTeX (strict) all know
+TOLD_EVERYWHERE = r"""
+    \! \, \; \Big \\ \_ \alpha \bar \begin \beta \cdot \cdots \circ \cos \delta \end \exp \frac \ge \hat \in
+    \infty \lambda \ldots \le \left \mathbb \mathbf \mathcal \mathrm \max \mid \min \odot \operatorname \overline
+    \pi \prod \qquad \quad \right \sigma \sim \sin \sqrt \sum \tanh \text \theta \times \top \underbrace
+    \widehat \zeta \{ \}
+"""
+COMMANDS = {*TOLD_EVERYWHERE.split(), r"\ "}
+
+
+# the TPMs
+
+
+def test_the_parts_of_attention() -> None:
+    bias = bt.Node("b", Weight(3))
+    turned = mixed(Attention(Dot(0.25, rotary=1e6), bias=Relative(1)), bias)
+    score = r"0.25 \, (R_i^x x_i^t)^\top R_j^x x_j^t + b_{[j-i]_1}^t"
+    assert rf"\exp\left({score}\right)" in right(turned, "x_(t+1)")
+    assert r"i / (10^{6})^{2e/4}" in str(turned.equations())
+    assert r"\operatorname{rot}^x(X^t) \operatorname{rot}^x(X^t)^\top + B^{b^t}" in right(turned, "x_(t+1)", "row")
+    gate = mixed(Attention(normaliser=Normaliser("sigmoid")), reach="causal")
+    assert right(gate, "x_(t+1)") == r"\sum_{j \le i} x_j^t \, \operatorname{sigmoid}\left((x_i^t)^\top x_j^t\right)"
+    assert r"\left(B^{\mathrm{causal}} \odot \operatorname{sigmoid}" in right(gate, "x_(t+1)", "row")
+    plain = mixed(Attention(normaliser=Normaliser("none")))
+    assert right(plain, "x_(t+1)", "column") == r"X^t \left((X^t)^\top X^t\right)"
+
+
+def test_the_word_that_is_read_as_a_node() -> None:
+    told = net(
+        bt.Node("j", Read(), ["x", every("x")], plates=WORD),
+        bt.Node("x", Add(), [bt.Arrow("x", "every", pick={"word": "j"})], plates=WORD),
+    )
+    fraction = r"\frac{e^{(x_i^t)^\top x_{j_i^t}^t}}{\sum_{j' \in \mathcal{S}} e^{(x_i^t)^\top x_{j'}^t}}"
+    assert str(told.equations()["j_t"]) == rf"P(j_i^t \mid x_i^t, x_.^t) = {fraction}"
+    assert right(told, "x_(t+1)") == "x_{j_i^t}^t"
+    assert right(told, "x_(t+1)", "einstein") == "X_{j_i^t,a}^t"
+
+
+def test_wordwise_steps() -> None:
+    def step(tpm: TPM, form: str = "word") -> str:
+        return right(net(bt.Node("x", tpm, ["x"], plates=WORD)), "x_(t+1)", form)
+
+    assert step(FeedForward(6, "gelu", bias=False)) == r"W_2^{x,t+1} \, \operatorname{GELU}(W_1^{x,t+1} x_i^t)"
+    assert step(FeedForward(6, gated=True, bias=False), "einstein") == (
+        r"(W_2^{x,t+1})_{ab} \, \left(\operatorname{ReLU}((W_g^{x,t+1})_{bd} X_{id}^t)"
+        r"((W_1^{x,t+1})_{be} X_{ie}^t)\right)"
+    )
+    assert step(ResNet(), "row") == r"X^t + \tanh(X^t (W^{x,t+1})^\top + \mathbf{1} (b^{x,t+1})^\top)"
+    assert step(Norm("rms", affine=False)) == r"\frac{x_i^t}{\sqrt{\operatorname{mean}(x_i^t \odot x_i^t) + 10^{-5}}}"
+    assert step(Norm(), "column") == (
+        r"\operatorname{diag}(g^{x,t+1}) \, \operatorname{LayerNorm}(X^t) + b^{x,t+1} \mathbf{1}^\top"
+    )
+
+
+def test_positions_and_pools() -> None:
+    told = net(
+        bt.Node("s", Sinusoid(4), plates=WORD),
+        bt.Node("p", Positions(9, 4), plates=WORD),
+        bt.Node("x", Add(), ["x", "s", "p"], plates=WORD),
+        epilogue=[bt.Node("m", Pool(), [every("x")]), bt.Node("l", Linear(4), ["m"])],
+    )
+    assert r"\sin(i / 10000^{e/4}) & e \text{ even}" in right(told, "s_t")
+    assert right(told, "p_t") == "E_i^{p,t}"
+    assert right(told, "x_(t+1)", "row") == r"X^t + S^t + \mathbf{P}^t"
+    assert right(told, "m") == r"\frac{1}{n} \sum_{j \in \mathcal{S}} x_j^T"
+    assert (
+        told.equations("row")["m"].right
+        == r"\mathbb{I}\Big(\, \mathrm{m}^\top = \frac{1}{n} \mathbf{1}^\top X^T \,\Big)"
+    )
+    assert right(told, "l", "row") == r"W^l \, \mathrm{m}"
+
+
+# strangers
+
+
+@dataclass(frozen=True)
+class Silent(TPM):
+    """A TPM that says no equation."""
+
+    slots: ClassVar[tuple[str, ...]] = ("g", "x.")
+
+    def shape(self, *parents: Parent) -> tuple[int, ...]:
+        return parents[0].shape
+
+
+class Gate_50(Silent):
+    """One that tells a single word."""
+
+    def latex(self, s: Symbols) -> str:
+        return s.equals(rf"{s['g'].T} \, {s.sum('x.')} {s['x.']}")
+
+
+class Twice(Silent):
+    """One that tells all forms at once."""
+
+    slots: ClassVar[tuple[str, ...]] = ("x",)
+
+    def latex(self, s: Symbols) -> str:
+        return s.equals(s.map(s.parameter("W"), s.of("x")) + f" + 2 {s.of('x')}")
+
+
+@dataclass(frozen=True)
+class Additive(Score):
+    """A score that says no equation."""
+
+    roles: ClassVar[tuple[str, str]] = ("q", "k")
+
+    def check(self, query: Parent, key: Parent, *extra: Parent) -> None: ...
+
+    def against(self, query, keys, i, j, *extra):  # type: ignore[no-untyped-def]
+        raise NotImplementedError
+
+    towards = against
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_strangers_tpm_is_told_in_every_form(form: str) -> None:
+    def told(tpm: TPM) -> str:
+        parents = ["x", every("x")] if len(tpm.takes()) == 2 else ["x"]
+        return right(net(bt.Node("x", tpm, parents, plates=WORD)), "x_(t+1)", form)
+
+    assert told(Silent()) == r"\operatorname{Silent}(x_i^t, x_.^t)"
+    assert told(type("Größe_1", (Silent,), {})()) == r"\operatorname{Groe\_1}(x_i^t, x_.^t)"
+    assert told(type("猫", (Silent,), {})()) == r"\operatorname{f}(x_i^t, x_.^t)"
+    assert told(Gate_50()) == r"(x_i^t)^\top \, \sum_{j \in \mathcal{S}} x_j^t"
+    assert (
+        told(Twice())
+        == {
+            "word": "W^{x,t+1} x_i^t + 2 x_i^t",
+            "row": r"X^t (W^{x,t+1})^\top + 2 X^t",
+            "column": "W^{x,t+1} X^t + 2 X^t",
+            "einstein": "W_{ab}^{x,t+1} X_{ib}^t + 2 X_{ia}^t",
+        }[form]
+    )
+    assert r"\operatorname{Additive}(x_i^t, x_{j'}^t)" in right(mixed(Attention(Additive())), "x_(t+1)", form)
+
+
+def test_a_stranger_that_tells_nothing_is_an_error_that_names_it() -> None:
+    class Wrong(Twice):
+        def latex(self, s: Symbols) -> str:
+            return None  # type: ignore[return-value]
+
+    with pytest.raises(BNetError, match=r"Wrong\.latex: expected LaTeX, a string; got None"):
+        net(bt.Node("x", Wrong(), ["x"], plates=WORD)).equations()
+
+
+# names
+
+
+def test_two_roles_never_share_a_symbol() -> None:
+    roles = [
+        "q_cross",
+        "cross_q",
+        "Q",
+        "q",
+        "e",
+        "w_q",
+        "A",
+        "a",
+        "hidden_state",
+        "i",
+        "n",
+        "t",
+        "m",
+        "T",
+        "P",
+        "p",
+    ]
+    nodes = [bt.Node(role, Affine(4), ["x"], plates=WORD) for role in roles]
+    network = net(*nodes, bt.Node("x", Add(), roles, plates=WORD)).network
+    letters = Letters(network)
+    for name in (letters.role, letters.matrix):
+        shown = [name(role) for role in [*roles, "x"]]
+        assert len(set(shown)) == len(shown)
+    told = {role: letters.role(role) for role in ("cross_q", "hidden_state", "i", "w_q")}
+    assert told == {
+        "cross_q": (r"\mathrm{cross\_q}", ()),
+        "hidden_state": (r"\mathrm{hidden\_state}", ()),
+        "i": (r"\mathrm{i}", ()),
+        "w_q": ("w", ("q",)),
+    }
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_labels_and_vocabulary_stay_out(form: str) -> None:
+    words = ["50%", "$x$", "a_b", r"\input{/etc/passwd}", "猫", "#1", "x^2~"]
+    observe = Categorical(7, labels=tuple(words))
+    told = bt.bayesuvius(4, vocabulary=words, observe=observe).equations(form).document()
+    assert not [word for word in words if word in told]
+
+
+# every net, every form
+
+
+def variants() -> list[tuple[str, bt.BNet]]:
+    """The chapter's net in all its places, and the table of cases."""
+    found = [(case.name, case.net) for case in CASES]
+    readouts = [
+        Normal(0.3, pool="sum", learnable=True),
+        Categorical(3, pool="mean", prior=0.5, affine=False),
+        None,
+    ]
+    for k, (per, atoms, mask) in enumerate(
+        itertools.product(
+            ("corpus", "sentence", "slice", "word"),
+            (None, (2, 3, 1)),
+            (None, "causal", bt.Reach("window", 1)),
+        )
+    ):
+        options = {
+            "per": per,
+            "atoms": atoms,
+            "mask": mask,
+            "residual": k % 2 == 0,
+            "observe": readouts[k % 2 * 2],
+        }
+        found.append((f"{options}", bt.bayesuvius(3, slices=k % 3 + 1, scale=None, **options)))  # type: ignore[arg-type]
+    found.append(("logits", bt.bayesuvius(3, observe=readouts[1])))
+    plates = (bt.Plate("head", 2), bt.Plate("group", 3))
+    tower = [
+        bt.Node("k", Affine(4), ["x"], plates=["head", "group", "word"]),
+        bt.Node("mean", Pool(), [bt.Arrow("k", "same")], plates=["group", "word"]),
+        bt.Node("x", Concat(mapped=False), ["mean"], plates=WORD, shape=(12,)),
+    ]
+    return [*found, ("tower", net(*tower, plates=plates))]
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Equations]:
+    return {f"{name}, {form}": net.equations(form) for name, net in variants() for form in FORMS}
+
+
+def test_braces_balance_and_commands_are_known_everywhere(told: dict[str, Equations]) -> None:
+    for name, equation in told.items():
+        text = re.sub(r"\\[{}]", "", str(equation))
+        assert text.count("{") == text.count("}"), name
+        assert text.count(r"\left") == text.count(r"\right"), name
+        assert set(re.findall(r"\\[A-Za-z]+|\\.", str(equation))) <= COMMANDS, name
+        assert equation._repr_latex_().startswith("$$\n\\begin{aligned}")
+        assert all(row.note and row.left.startswith("P(") for row in equation)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_mentions_every_parent(form: str) -> None:
+    for name, bnet in variants():
+        network = bnet.network
+        letters = Letters(network)
+        for group in groups(network, letters):
+            row, _ = tell(group, form)
+            inputs = group.first.inputs
+            parents = {k for given in inputs for k in (given.parent, *(selector for _, selector in given.pick))}
+            for role in {network.graph.families[k].role for k in parents}:
+                bases = {letters.role(role)[0], letters.matrix(role)[0]}
+                shown = [rf"(?<![A-Za-z\\]){re.escape(base)}(?![A-Za-z])" for base in bases]
+                for side in (row.left.partition("mid")[2], row.right):
+                    assert any(re.search(base, side) for base in shown), (name, form, row, role)
+
+
+@pytest.mark.skipif(
+    shutil.which("pdflatex") is None, reason="pdflatex is not installed (apt-get install texlive-latex-base)"
+)
+def test_everything_compiles_and_fits_the_page(told: dict[str, Equations], tmp_path) -> None:  # type: ignore[no-untyped-def]
+    head, _, tail = bt.bayesuvius(4).equations().document().partition(r"\begin{align*}")
+    bodies = [rf"\typeout{{NET {k}}}{equation}\clearpage" for k, equation in enumerate(told.values())]
+    assert tail.endswith("\\end{document}\n")
+    (tmp_path / "all.tex").write_text(head + "\n".join(bodies) + "\n\\end{document}\n")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stdout[-2000:]
+    parts = re.split(r"NET (\d+)", run.stdout)[1:]
+    wide = [list(told)[int(k)] for k, log in zip(parts[::2], parts[1::2], strict=True) if "Overfull" in log]
+    assert not wide

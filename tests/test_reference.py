@@ -1,0 +1,275 @@
+"""The reference: the chapter computed by hand, evidence and do by hand, and the laws of the nets."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bnet_transformer as bt
+from bnet_transformer import reference
+from bnet_transformer.tpm import Categorical, Normal
+from tests.cases import CASES, Case, jolted
+
+D = torch.float64
+IDS = {"ids": lambda case: case.name}
+
+
+def by_hand(net: bt.BNet, x: torch.Tensor, head: int, slices: int, scale: float = 1.0) -> torch.Tensor:
+    """The chapter's equations for one head, in matrices."""
+    for t in range(slices):
+        q, k, v = (x @ net.parameters[f"W_{r}_{t}.values"][head].T for r in "qkv")
+        x = torch.softmax(scale * q @ k.T, -1) @ v
+    return x
+
+
+@pytest.mark.parametrize("slices, heads, words", [(1, 1, 1), (1, 3, 4), (3, 2, 3)])
+def test_the_chapters_equations(slices, heads, words):
+    net = bt.bayesuvius(5, slices=slices, heads=heads).to(D)
+    x = torch.randn(words, 5, dtype=D)
+    s = net.sentence(x=x)
+    for head, i in itertools.product(range(heads), range(words)):
+        expected = by_hand(net, x, head, slices)[i]
+        torch.testing.assert_close(s[f"x_{slices}_{i}"][head], expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(s.do(c=head)[f"x_{slices}_{i}"], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_multi_head_attention_is_torchs():
+    """combine='concat' with 1/sqrt(d_k) is torch.nn.MultiheadAttention without biases."""
+    torch.manual_seed(0)
+    mha = torch.nn.MultiheadAttention(6, 2, bias=False, batch_first=True, dtype=D)
+    net = bt.bayesuvius(6, heads=2, combine="concat", key_dim=3, value_dim=3, scale=None, mask="causal").to(D)
+    parts = mha.in_proj_weight.detach().reshape(3, 2, 3, 6)
+    weights = {f"W_{r}_0.value": parts[k] for k, r in enumerate("qkv")}
+    out = mha.out_proj.weight.detach().reshape(6, 2, 3).permute(1, 0, 2)
+    s = net.replace({**weights, "W_o_0.value": out}).sentence(x=(x := torch.randn(4, 6, dtype=D)))
+    hidden = torch.triu(torch.ones(4, 4, dtype=torch.bool), 1)
+    expected, shares = mha(x[None], x[None], x[None], attn_mask=hidden, average_attn_weights=False)
+    got = torch.stack([s[f"x_1_{i}"] for i in range(4)])
+    torch.testing.assert_close(got, expected[0].detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(s.attention(0), shares[0].detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_attention_over_a_plate():
+    """A collection may be the entries of a plate: a word that attends to its own heads."""
+    nodes = [
+        bt.Node("h", bt.tpm.Linear(4), ["x"], plates=["head", "word"]),
+        bt.Node("x", bt.tpm.Attention(), ["x", "h", "h"], plates=["word"]),
+    ]
+    stack = bt.Stack(nodes, [bt.Node("x", bt.tpm.Given(4), plates=["word"])])
+    net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 3)])).to(D)
+    s = net.sentence("a b")
+    h = torch.stack([s[f"h_0_{k}_1"] for k in range(3)])
+    torch.testing.assert_close(s["x_1_1"], torch.softmax(h @ s["x_0_1"], 0) @ h, rtol=1e-12, atol=1e-12)
+
+
+def test_the_posterior_of_the_selector_by_hand():
+    net = jolted(bt.bayesuvius(4, heads=3, slices=2, observe=Normal(0.5))).to(D)
+    x, y = torch.randn(3, 4, dtype=D), torch.randn(3, 4, dtype=D)
+    logits = torch.log_softmax(net.parameters["c.logits"], 0)
+    for c in range(3):
+        mean = by_hand(net, x, c, 2)
+        logits[c] += torch.distributions.Normal(mean, net.parameters["y.log_sigma"].exp()).log_prob(y).sum()
+    got = net.sentence(x=x).posterior("c", {f"y_{i}": y[i] for i in range(3)})
+    torch.testing.assert_close(got, torch.softmax(logits, 0), rtol=1e-10, atol=1e-10)
+
+
+def test_a_codebook_by_hand():
+    """sum_c pi_c theta_q[c, m] ... : seeing y, and seeing or setting W_q = m."""
+    net = jolted(bt.bayesuvius(3, heads=2, atoms=2, observe=Categorical(2))).to(D)
+    p = net.parameters
+    x = torch.randn(2, 3, dtype=D)
+    s = net.sentence(x=x)
+    pi = torch.softmax(p["c.logits"], 0)
+    theta = [torch.softmax(p[f"W_{r}_0.logits"], -1) for r in "qkv"]
+    joint = torch.zeros(2, 2, 2, 2, dtype=D)
+    for c, *m in itertools.product(range(2), repeat=4):
+        q, k, v = (x @ p[f"W_{r}_0.atoms"][a].T for r, a in zip("qkv", m, strict=True))
+        out = torch.softmax(q @ k.T, -1) @ v
+        like = torch.softmax(p["y.logits"] + out @ p["y.weight"].T, -1)[0, 1]
+        joint[c, m[0], m[1], m[2]] = pi[c] * theta[0][c, m[0]] * theta[1][c, m[1]] * theta[2][c, m[2]] * like
+    close = lambda got, weights: torch.testing.assert_close(got, weights / weights.sum(), rtol=1e-10, atol=1e-12)  # noqa: E731
+    close(s.posterior("c", {"y_0": 1}), joint.sum((1, 2, 3)))
+    close(s.posterior("W_k_0", {"y_0": 1}), joint.sum((0, 1, 3)))
+    close(s.posterior("c", {"W_q_0": 1, "y_0": 1}), joint[:, 1].sum((1, 2)))
+    close(s.posterior("c", {"W_q_0": p["W_q_0.atoms"][1], "y_0": 1}), joint[:, 1].sum((1, 2)))
+    done = joint[:, 1] / theta[0][:, 1, None, None]
+    close(s.do(W_q_0=1).posterior("c", {"y_0": 1}), done.sum((1, 2)))
+    close(s.do(W_q_0=1).posterior("c"), pi)
+    close(s.posterior("c", {"W_q_0": 1}), pi * theta[0][:, 1])
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.evidence], **IDS)
+def test_posteriors_agree_with_a_loop_over_all_states(case: Case):
+    """Elimination over what matters = the whole joint, every discrete node of the net enumerated."""
+    s = case.sentence
+    world, seen = s._world, s.observe(dict(case.evidence))._seen
+    everything = [
+        n for n in range(len(s.ground)) if _kind(s, n) == "discrete" and n not in seen and n not in _barren(s, seen)
+    ]
+    query = next((n for n in everything), None)
+    if query is None:
+        assert torch.isfinite(reference.log_evidence(world, seen))
+        return
+    weights = torch.zeros(reference.support(world, query), dtype=D)
+    for run in reference.runs(world, everything, seen):
+        lp = sum(run.log_prob(n) for n in [*everything, *seen])
+        weights[int(run.states[query])] += lp.exp()
+    got = reference.posterior(world, query, seen)
+    torch.testing.assert_close(got, weights / weights.sum(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(reference.log_evidence(world, seen).exp(), weights.sum(), rtol=1e-9, atol=1e-12)
+
+
+def _kind(s: bt.Sentence, node: int) -> str:
+    member = s.net.network.members[s.ground.family_of(node).index]
+    return "given" if isinstance(member.tpm, bt.tpm.Given) else member.tpm.kind
+
+
+def _barren(s: bt.Sentence, seen: dict) -> set[int]:
+    """Unseen readouts, which sum to one."""
+    return {n for n in range(len(s.ground)) if not s.ground.children(n) and n not in seen}
+
+
+@pytest.mark.parametrize("case", CASES, **IDS)
+def test_do_is_surgery_and_only_descendants_change(case: Case):
+    s = case.sentence
+    order = s.topological_order()
+    target = next(
+        n
+        for n in order
+        if s.parents(n)
+        and s.ground.family_of(s.ground.id(n)).words is not None
+        and _kind(s, s.ground.id(n)) == "deterministic"
+    )
+    member = s.net.network.members[s.ground.family_of(s.ground.id(target)).index]
+    value = torch.full(member.shape, 0.25, dtype=D)
+    done = s.do({target: value})
+    assert done.parents(target) == [] and done[target].equal(value)
+    below = set(s.descendants(target))
+    assert set(done.descendants(target)) == below
+    for name in order:
+        node = s.ground.id(name)
+        if _kind(s, node) in ("deterministic", "given") and name not in below and name != target:
+            assert done[name].equal(s[name]), name
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.evidence], **IDS)
+def test_doing_and_seeing_agree_at_a_root(case: Case):
+    s = case.sentence
+    roots = [n for n in s.topological_order() if _kind(s, s.ground.id(n)) == "discrete" and not s.parents(n)]
+    names = [n for n in s.topological_order() if _kind(s, s.ground.id(n)) == "discrete" and n not in case.evidence]
+    for root in roots[:1]:
+        for other in names[1:3]:
+            seen = s.posterior(other, {**case.evidence, root: 0})
+            done = s.do({root: 0}).posterior(other, case.evidence)
+            torch.testing.assert_close(seen, done, rtol=1e-9, atol=1e-12)
+
+
+# laws
+
+
+SELF_MIXING = [
+    c
+    for c in CASES
+    if c.name
+    in (
+        "chapter",
+        "chapter, real",
+        "codebook",
+        "concat",
+        "word, codebook",
+        "geometric",
+        "geometric, add",
+        "integrator",
+        "gated",
+        "slice",
+    )
+]
+
+
+@pytest.mark.parametrize("case", SELF_MIXING, **IDS)
+def test_permuting_words_permutes_the_outputs(case: Case):
+    net = case.net
+    x = torch.randn(3, 4, dtype=D)
+    order = [2, 0, 1]
+    before, after = net.sentence(x=x), net.sentence(x=x[order])
+    last = max(f.slice for f in net.network.graph.families if f.role == "x")
+    for i, j in enumerate(order):
+        torch.testing.assert_close(after[f"x_{last}_{i}"], before[f"x_{last}_{j}"], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("mask", ["causal", "every"])
+@pytest.mark.parametrize("options", [{}, {"per": "word"}, {"combine": "concat"}, {"atoms": 2}], ids=str)
+def test_a_causal_word_ignores_later_words(mask, options):
+    """In the graph and in the numbers; and without the mask it does not."""
+    net = bt.bayesuvius(4, mask=mask, residual=True, **options).to(D)
+    x = torch.randn(3, 4, dtype=D)
+    changed = torch.cat([x[:2], torch.randn(1, 4, dtype=D)])
+    s, other = net.sentence(x=x), net.sentence(x=changed)
+    for i in (0, 1):
+        in_graph = "x_0_2" in s.ancestors(f"x_1_{i}")
+        in_numbers = not torch.allclose(s[f"x_1_{i}"], other[f"x_1_{i}"], rtol=0, atol=1e-12)
+        assert in_graph == in_numbers == (mask == "every")
+
+
+@pytest.mark.parametrize("case", CASES, **IDS)
+def test_rows_of_attention_sum_to_one_and_respect_the_mask(case: Case):
+    s = case.sentence
+    try:
+        table = s.attention(0, role="a" if "a_0" in s.net.network.graph.by_name else None)
+    except bt.BNetError as error:
+        assert case.name in ("cayley", "recurrent", "three stacks", "word, two slices"), error
+        return
+    torch.testing.assert_close(table.sum(-1), torch.ones_like(table[..., 0]), rtol=1e-10, atol=1e-12)
+    assert (table >= 0).all()
+    if "causal" in case.name or (
+        case.name.startswith(("encoder", "word", "marginal"))
+        and case.name not in ("word, codebook", "word, two slices")
+    ):
+        assert not table.triu(1).any()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from([c for c in CASES if not isinstance(c.said, dict)]), st.data())
+def test_no_path_no_effect(case: Case, data):
+    """A node that does not descend from a word is not moved by it."""
+    s = case.sentence
+    words = [n for n in s.topological_order() if _kind(s, s.ground.id(n)) == "given"]
+    word = data.draw(st.sampled_from(words))
+    shape = s[word].shape
+    moved = s.do({word: 1 if not s[word].is_floating_point() else torch.full(shape, 0.7, dtype=D)})
+    below = set(s.descendants(word)) | {word}
+    for name in s.topological_order():
+        if name not in below and _kind(s, s.ground.id(name)) == "deterministic":
+            assert moved[name].equal(s[name])
+
+
+def test_a_dropout_is_a_delta_and_never_enumerated():
+    s = next(c for c in CASES if c.name == "encoder, post-norm").sentence
+    assert s["drop_0_1"].equal(s["mix_0_1"])
+    assert s.tpm("drop_0_1").log_prob(s["mix_0_1"]).item() == 0
+
+
+# what is asked for too much, or is impossible
+
+
+def test_past_the_budget_it_refuses_with_the_count():
+    s = bt.bayesuvius(3, slices=3, heads=3, per="word", observe=Categorical(2)).sentence("a b c d e")
+    with pytest.raises(bt.BudgetError, match=r"at most 65536 joint states of c_0_0.*got 177147 states"):
+        s["x_3_0"]
+
+
+def test_impossible_evidence_names_the_node():
+    net = bt.bayesuvius(3, heads=2, observe=Categorical(2)).to(D)
+    s = net.sentence("a b")
+    q = s.do(c=1)["q_0_0"]
+    assert s.posterior("c", {"q_0_0": q}).tolist() == [0.0, 1.0]
+    with pytest.raises(bt.EvidenceError, match="q_0_0"):
+        s.posterior("c", {"y_0": 1, "q_0_0": q + 1})
+    with pytest.raises(bt.EvidenceError, match=r"k_0_1.*given the evidence before it"):
+        s.posterior("c", {"q_0_0": q, "k_0_1": s.do(c=0)["k_0_1"]})
+    with pytest.raises(bt.EvidenceError, match="q_0_0"):
+        s.observe(q_0_0=q + 1).graph(attention=True)
+    never = net.replace({"c.logits": torch.tensor([0.0, -3000.0])})
+    assert never.sentence("a b").posterior("c").tolist() == [1.0, 0.0]
