@@ -77,7 +77,7 @@ def shown(value: object, width: int = 160) -> str:
 def unknown(what: str, name: object, names: Iterable[str]) -> UnknownNameError:
     """The error for a `name` that is none of `names`, with the near ones.
 
-    >>> print(unknown("node", "q_0_9", ["q_0_0", "q_0_1", "W_q_0"]))
+    >>> print(unknown("node", "q_0_9", ["q_0_0", "q_0_1", "token"]))
     node: expected a known name; got 'q_0_9'; allowed: near matches are q_0_1, q_0_0
     """
     known = list(dict.fromkeys(names))

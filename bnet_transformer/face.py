@@ -8,7 +8,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
@@ -21,6 +20,7 @@ from bnet_transformer.intake import Intake, sentence_to_tensors, value_of
 from bnet_transformer.network import Declaration, Network, declare
 
 if TYPE_CHECKING:
+    import networkx as nx
     from pgmpy.models import DiscreteBayesianNetwork
 
 

@@ -103,7 +103,9 @@ class Run:
             shape, ids, words = sources(self.world, member, index, given, self.states)
             found = [self.value(node) if node >= 0 else None for node in ids]
             parent = self.world.network.members[given.parent]
-            zero = torch.zeros(parent.shape, dtype=self.world.network.dtype)
+            zero = torch.zeros(
+                parent.shape, dtype=torch.long if parent.tpm.reads_by_index else self.world.network.dtype
+            )
             filled = [zero if value is None else value for value in found]
             values.append(torch.stack(filled).reshape(*shape, *filled[0].shape) if shape else filled[0])
             if shape:
@@ -130,8 +132,8 @@ def sources(
 ) -> tuple[tuple[int, ...], list[int], list[int]]:
     """The ground parents that fill one slot of a node: the axes of the collection, the ids, the words read.
 
-    An id of -1 stands for a word that is not there, whose value is zero: the one before the first, or one that a
-    selector picks out of reach (which has probability zero).
+    An id of -1 stands for a word that is not there, whose value is zero (or state 0): the one before the first, or
+    one that a selector picks out of reach (which has probability zero).
     """
     ground, parent = world.ground, world.network.members[given.parent].family
     own = dict(zip(ground.axes(member.family), index, strict=True))

@@ -252,6 +252,27 @@ def marginal() -> bt.BNet:
     return bt.BNet(bt.Declaration([stack], name="marginal"))
 
 
+def hidden_markov() -> bt.BNet:
+    """A chain of discrete states along the words, seen through a real readout: each state reads the one before."""
+    state = bt.Node("z", Categorical(2), [bt.Arrow("z", "before"), "x"], plates=WORD, shape=())
+    mean = [bt.Node("W", Select((2, 4)), ["z"], plates=WORD), bt.Node("x", Linear(), ["W", "x"], plates=WORD)]
+    prologue = [bt.Node("x", Given(4), plates=WORD)]
+    stack = bt.Stack([state, *mean], prologue, [bt.Node("y", Normal(0.6), ["x"], plates=WORD)])
+    return bt.BNet(bt.Declaration([stack], name="hidden Markov"))
+
+
+def experts() -> bt.BNet:
+    """A router picks for each word the expert whose feed-forward step it takes."""
+    nodes = [
+        bt.Node("r", Categorical(3), ["x"], plates=WORD),
+        bt.Node("e", FeedForward(3), ["x"], plates=["expert", "word"]),
+        bt.Node("x", Add(), ["x", bt.Arrow("e", pick={"expert": "r"})], plates=WORD),
+    ]
+    readout = [bt.Node("y", Normal(0.5), ["x"], plates=WORD)]
+    stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)], readout, slices=2)
+    return bt.BNet(bt.Declaration([stack], plates=[bt.Plate("expert", 3)], name="experts"))
+
+
 def positioned() -> bt.BNet:
     """Rotary and relative positions, a sigmoid normaliser beside a softmax, a pooled real readout."""
     nodes = [
@@ -359,6 +380,8 @@ CASES: tuple[Case, ...] = (
     Case("integrator", integrator),
     Case("cayley", cayley),
     Case("marginal", marginal, evidence={"y_2": 1, "y_0": 0}),
+    Case("hidden Markov", hidden_markov, evidence={"y_1": (0.1, 0.2), "y_2": (0.5, -0.4)}),
+    Case("experts", experts, "the cat", evidence={"y_0": (0.3, 0.1, -0.2, 0.4)}),
     Case("positioned", positioned, evidence={"y": (0.1, -0.2)}),
     Case("shared slices", shared_slices),
 )

@@ -169,6 +169,7 @@ def test_doing_and_seeing_agree_at_a_root(case: Case):
 # laws
 
 
+NO_TABLE = ("cayley", "recurrent", "hidden Markov", "experts", "three stacks", "word, two slices")
 SELF_MIXING = [
     c
     for c in CASES
@@ -219,7 +220,7 @@ def test_rows_of_attention_sum_to_one_and_respect_the_mask(case: Case):
     try:
         table = s.attention(0, role="a" if "a_0" in s.net.network.graph.by_name else None)
     except bt.BNetError as error:
-        assert case.name in ("cayley", "recurrent", "three stacks", "word, two slices"), error
+        assert case.name in NO_TABLE, error
         return
     torch.testing.assert_close(table.sum(-1), torch.ones_like(table[..., 0]), rtol=1e-10, atol=1e-12)
     assert (table >= 0).all()

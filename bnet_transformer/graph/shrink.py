@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
 from bnet_transformer.errors import BNetError, mapping
 from bnet_transformer.graph.ground import EVERYTHING, Ground, Selection
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 @dataclass(frozen=True)
@@ -24,10 +27,14 @@ class Quotient:
     @property
     def acyclic(self) -> bool:
         """True where the boxes still form a DAG."""
+        import networkx as nx
+
         return bool(nx.is_directed_acyclic_graph(self.to_networkx()))
 
     def to_networkx(self) -> nx.DiGraph:
         """The boxes as a networkx graph; arrows carry `count`."""
+        import networkx as nx
+
         graph = nx.DiGraph()
         graph.add_nodes_from(self.boxes)
         graph.add_edges_from(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import networkx as nx
-
 from bnet_transformer.axes import WORD, Reach
 from bnet_transformer.errors import Fault
 from bnet_transformer.graph.folded import Bundle, Family, FoldedGraph
@@ -24,6 +22,8 @@ class Order:
 
 def templates_to_graph(declaration: Declaration, templates: Sequence[Template]) -> tuple[Order | None, list[Fault]]:
     """The folded graph of templates whose arrows are all resolved, or the cycles in it."""
+    import networkx as nx
+
     place = {template.key: k for k, template in enumerate(templates)}
     joins = nx.DiGraph()
     joins.add_nodes_from(range(len(templates)))
@@ -67,6 +67,8 @@ def slots_of(template: Template) -> tuple[str, ...]:
 
 def _recurrent(group: Sequence[Template], places: Sequence[int]) -> tuple[list[int], list[Fault]]:
     """The order within a group that reads itself, word after word; a fault where a word would wait for itself."""
+    import networkx as nx
+
     inside = {template.key: template for template in group}
     now = nx.DiGraph()
     now.add_nodes_from(places)

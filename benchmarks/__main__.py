@@ -1,0 +1,53 @@
+"""`python -m benchmarks [row or page ...] [--json FILE] [--markdown FILE]`: measures rows, prints a table."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import harness, imports, structure
+from benchmarks.harness import Row
+
+ROWS = (
+    Row("arrows-128", "structure", structure.arrows_of_128_words),
+    Row("arrows-512", "structure", structure.arrows_of_512_words),
+    Row("networkx-128", "structure", structure.networkx_of_128_words),
+    Row("import-over-torch", "structure", imports.import_over_torch),
+    Row("import-alone", "structure", imports.import_alone),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure the rows that are named, or all."""
+    pages = list(dict.fromkeys(row.page for row in ROWS))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    known = [*pages, *(row.name for row in ROWS)]
+    parser.add_argument("rows", nargs="*", metavar="row", help=f"a row or a page of rows: {', '.join(known)}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the figures as a page of the docs")
+    asked = parser.parse_args(arguments)
+    for name in asked.rows:
+        if name not in known:
+            parser.error(f"row: expected one of {', '.join(known)}; got {name}")
+    chosen = [row for row in ROWS if not asked.rows or {row.name, row.page} & set(asked.rows)]
+    found = {}
+    for row in chosen:
+        print(f"measuring {row.name} ...", file=sys.stderr, flush=True)
+        found[row] = row.measure()
+    where = harness.conditions()
+    print(harness.to_text(found, where))
+    command = "python -m benchmarks " + " ".join(map(shlex.quote, sys.argv[1:] if arguments is None else arguments))
+    title = "Benchmarks: " + ", ".join(dict.fromkeys(row.page for row in chosen))
+    for file, text in ((asked.json, harness.to_json), (asked.markdown, None)):
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            written = text(found, where) if text else harness.to_markdown(title, command, found, where)
+            file.write_text(written, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

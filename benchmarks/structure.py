@@ -1,0 +1,132 @@
+"""Rows of the structure: arrow arrays of ground graphs, their memory, and the networkx export."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+import tracemalloc
+from typing import Any
+
+from benchmarks.harness import Figure, figure, fresh, interleaved, peak_memory, ratios
+from bnet_transformer.graph import FoldedGraph, Ground, Selection
+
+
+def arrows_of_128_words() -> list[Figure]:
+    """The arrow arrays of 128 words, 6 slices, 12 heads (concat): all of them made and kept. Memory by
+    tracemalloc, in a run of its own."""
+    folded = _net(slices=6).network.graph
+    ground = Ground(folded, {"": 128})
+    spent = interleaved({"arrays": lambda: list(Ground(folded, {"": 128}).arrows())}, runs=15)
+    tracemalloc.start()
+    kept = list(ground.arrows())
+    peak = tracemalloc.get_traced_memory()[1] / 1e6
+    tracemalloc.stop()
+    assert sum(len(sources) for _, sources, _ in kept) == ground.count_arrows()
+    return [
+        figure("nodes", len(ground), ""),
+        figure("arrows", ground.count_arrows(), ""),
+        figure("time for all arrays", spent["arrays"], "s", target=1.0),
+        figure("peak memory of the arrays", peak, "MB"),
+    ]
+
+
+def arrows_of_512_words() -> list[Figure]:
+    """512 words, 12 slices, 12 heads (concat): counted; one slice, head and ten words sliced out; then all arrays
+    at once. In a fresh process that has the folded graph and no torch; memory is its peak resident memory (VmHWM),
+    first before the ground graph is made, each later one the peak up to there."""
+    return fresh(_large, _net(slices=12).network.graph)
+
+
+def _large(folded: FoldedGraph) -> list[Figure]:
+    assert "torch" not in sys.modules
+    before = peak_memory()
+    selection = Selection(slices=[5], plates={"head": [7]}, words={"": range(100, 110)})
+    counted = interleaved({"": lambda: _counts(Ground(folded, {"": 512}))}, runs=15)[""]
+    sliced = interleaved({"": lambda: list(Ground(folded, {"": 512}).arrows(selection))}, runs=15)[""]
+    small = peak_memory()
+    ground = Ground(folded, {"": 512})
+    start = time.perf_counter()
+    streamed = sum(len(sources) for _, sources, _ in ground.arrows())
+    one_by_one = time.perf_counter() - start
+    assert streamed == ground.count_arrows()
+    stream = peak_memory()
+    start = time.perf_counter()
+    kept = list(ground.arrows())
+    at_once = time.perf_counter() - start
+    whole = peak_memory()
+    assert sum(len(sources) for _, sources, _ in kept) == streamed
+    nodes, arrows = _counts(ground)
+    few = sum(len(sources) for _, sources, _ in ground.arrows(selection))
+    return [
+        figure("nodes", nodes, ""),
+        figure("arrows", arrows, ""),
+        figure("arrows of the slice, head and words", few, ""),
+        figure("time to count nodes and arrows", counted, "s"),
+        figure("time to slice out", sliced, "s"),
+        figure("time for all arrays, one family pair after another", one_by_one, "s"),
+        figure("time for all arrays, kept at once", at_once, "s"),
+        figure("peak memory before the ground graph", before, "MB"),
+        figure("peak memory after counting and slicing", small, "MB", target=1000.0),
+        figure("peak memory after all arrays one after another", stream, "MB"),
+        figure("peak memory with all arrays at once", whole, "MB"),
+    ]
+
+
+def _counts(ground: Ground) -> tuple[int, int]:
+    return ground.count_nodes(), ground.count_arrows()
+
+
+def networkx_of_128_words() -> list[Figure]:
+    """The networkx export of 128 words, 6 slices, 12 heads (limit lifted), nodes with all their attributes,
+    against `add_edges_from` alone on ready tuples: the same arrows in the same order with the same attributes,
+    told both ways that networkx knows, the attributes in each tuple or once for each call. The ready tuples are
+    frozen out of the garbage collector's sight, for all. The ratio is to the faster peer."""
+    import networkx as nx
+
+    from bnet_transformer.export.graphs import ground_to_networkx
+
+    network = _net(slices=6).network
+    ground = Ground(network.graph, {"": 128})
+    graph = ground_to_networkx(network, ground, limit=None)
+    triples: list[tuple[str, str, dict[str, Any]]] = []
+    grouped: list[tuple[list[tuple[str, str]], dict[str, Any]]] = []
+    for _, sources, targets in ground.arrows():
+        pairs = [(ground.names[u], ground.names[v]) for u, v in zip(sources, targets, strict=True)]
+        attributes = graph.edges[pairs[0]]
+        triples += [(*pair, dict(attributes)) for pair in pairs]
+        grouped.append((pairs, dict(attributes)))
+    assert len(triples) == len(graph.edges) and all(graph.edges[u, v] == said for u, v, said in triples)
+    del graph
+    gc.collect()
+    gc.freeze()
+
+    def ready(*batches: tuple[list[Any], dict[str, str]]) -> nx.DiGraph:
+        peer = nx.DiGraph()
+        for pairs, attributes in batches:
+            peer.add_edges_from(pairs, **attributes)
+        return peer
+
+    spent = interleaved(
+        {
+            "ours": lambda: ground_to_networkx(network, Ground(network.graph, {"": 128}), limit=None),
+            "triples": lambda: ready((triples, {})),
+            "pairs": lambda: ready(*grouped),
+        },
+        runs=7,
+    )
+    gc.unfreeze()
+    best = min(("triples", "pairs"), key=lambda name: sorted(spent[name])[len(spent[name]) // 2])
+    return [
+        figure("arrows", ground.count_arrows(), ""),
+        figure("time of the export", spent["ours"], "s"),
+        figure("time of add_edges_from on (u, v, attributes)", spent["triples"], "s"),
+        figure("time of add_edges_from on (u, v), attributes by keyword", spent["pairs"], "s"),
+        figure("ratio to the faster of them", ratios(spent["ours"], spent[best]), "", target=1.3),
+    ]
+
+
+def _net(slices: int) -> Any:
+    import bnet_transformer as bt
+
+    return bt.bayesuvius(24, slices=slices, heads=12, combine="concat", key_dim=2, value_dim=2)

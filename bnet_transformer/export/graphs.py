@@ -1,0 +1,209 @@
+"""networkx graphs: the folded graph of a net, and the ground graph of a sentence or of a part of it.
+
+Nodes carry all that a picture or a query needs (role, slice, word, kind, label, ...), so that the other exports and the
+drawings read these graphs and nothing else.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bnet_transformer.axes import WORD
+from bnet_transformer.errors import BNetError, BudgetError, unknown, whole
+from bnet_transformer.graph import Ground, Selection
+from bnet_transformer.network import Member, Network
+from bnet_transformer.tpm import Given
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+LIMIT = 100_000
+HEAD = "head"
+
+_UP = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+_DOWN = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+
+Weights = Mapping[tuple[int, int], float]
+
+
+def label(
+    role: str,
+    *,
+    stack: str = "",
+    slice: int | None = None,
+    plates: Sequence[int] = (),
+    word: int | None = None,
+    token: str | None = None,
+) -> str:
+    """A node as a picture shows it: the word below, the slice above, heads (and other plates) above in parentheses.
+
+    >>> label("x", slice=1, word=2, token="sat"), label("q", stack="enc", slice=0, plates=(3,), word=12), label("c")
+    ('x₂¹ "sat"', 'enc q₁₂⁰⁽³⁾', 'c')
+    """
+    above = "" if slice is None else str(slice).translate(_UP)
+    above += "".join(f"⁽{str(index).translate(_UP)}⁾" for index in plates)
+    below = "" if word is None else str(word).translate(_DOWN)
+    name = f"{stack} {role}" if stack else role
+    return name + below + above + ("" if token is None else f' "{token}"')
+
+
+def folded_to_networkx(network: Network) -> nx.MultiDiGraph:
+    """One node for each family (a template at a slice), one arrow for each slot that a parent fills or picks.
+
+    Nodes: stack, role, slice, plates, kind, learnable, shape, tpm, label. Arrows: role (the parent's), slot, reach and
+    pick, which maps a plate of the parent to the family whose state picks along it; that family has an arrow of its
+    own, whose slot is `pick`.
+    """
+    import networkx as nx
+
+    graph = nx.MultiDiGraph()
+    for member in network.members:
+        family = member.family
+        shown = label(family.role, stack=family.stack, slice=family.slice)
+        words = () if family.words is None else (WORD,)
+        graph.add_node(family.name, **_common(member), plates=(*family.plates, *words), label=shown)
+    families = network.graph.families
+    for member in network.members:
+        for given in member.inputs:
+            parent = families[given.parent]
+            pick = {plate: families[selector].name for plate, selector in given.pick}
+            reach = str(given.reach)
+            graph.add_edge(parent.name, member.family.name, role=parent.role, slot=given.slot, reach=reach, pick=pick)
+        for selector in dict.fromkeys(index for given in member.inputs for _, index in given.pick):
+            parent = families[selector]
+            graph.add_edge(parent.name, member.family.name, role=parent.role, slot="pick", reach="same", pick={})
+    return graph
+
+
+def ground_to_networkx(
+    network: Network,
+    ground: Ground,
+    *,
+    selection: Selection | None = None,
+    tokens: Mapping[str, Sequence[str]] | None = None,
+    observed: Collection[int] = (),
+    weights: Weights | None = None,
+    min_weight: float | None = None,
+    limit: int | None = LIMIT,
+) -> nx.DiGraph:
+    """The ground graph of a sentence, or what a selection keeps of it.
+
+    Nodes: role, stack, slice, head, plates, index (along each of the plates), word, token, kind (`deterministic`,
+    `stochastic`, `observed`), learnable, shape, tpm, label. Arrows: role (the parent's) and, where `weights` has one
+    for `(parent, child)`, weight; those of a weight below `min_weight` are left out. `tokens` are the words of each
+    stack. Past `limit` arrows it refuses with the count, before it makes any; `limit=None` is no limit.
+    """
+    selection = selection or Selection()
+    check_size(ground, selection, limit)
+    words = _tokens(ground, tokens or {})
+    seen = frozenset(observed)
+    import networkx as nx
+
+    graph = nx.DiGraph()
+    for member in network.members:
+        if ground.kept(member.family, selection):
+            graph.add_nodes_from(_nodes(ground, member, selection, words, seen))
+    names: NDArray[np.object_] = np.array(ground.names, dtype=object)
+    families = network.graph.families
+    for bundle, sources, targets in ground.arrows(selection):
+        role = {"role": families[bundle.parent].role}
+        arrows: Any = zip(names[sources].tolist(), names[targets].tolist(), itertools.repeat(role))
+        if weights is not None:
+            ids = zip(sources.tolist(), targets.tolist(), strict=True)
+            arrows = _weighed(arrows, map(weights.get, ids), min_weight)
+        graph.add_edges_from(arrows)  # networkx copies the attributes
+    return graph
+
+
+def check_size(ground: Ground, selection: Selection, limit: int | None = LIMIT) -> None:
+    """Refuse more arrows than the limit, with the count; no arrow is made for it."""
+    if limit is None:
+        return
+    arrows = ground.count_arrows(selection)
+    if arrows > whole("limit", limit, least=0):
+        raise BudgetError(
+            "networkx graph",
+            expected=f"at most {limit} arrows (each becomes a Python object)",
+            got=f"{ground.count_nodes(selection)} nodes and {arrows} arrows",
+            allowed=f"fewer slices, words or plates, or limit={arrows} (limit=None for no limit)",
+        )
+
+
+def _tokens(ground: Ground, tokens: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """The words of each stack, as many as the sentence has."""
+    for stack, words in tokens.items():
+        if stack not in ground.words:
+            raise unknown("tokens of stack", stack, ground.words)
+        if len(words) != ground.words[stack]:
+            raise BNetError("tokens", expected=f"{ground.words[stack]} words", got=f"{len(words)}")
+    return dict(tokens)
+
+
+def _common(member: Member) -> dict[str, Any]:
+    """The attributes that all nodes of a family share."""
+    if isinstance(member.tpm, Given):
+        kind = "observed"
+    else:
+        kind = "deterministic" if member.tpm.kind == "deterministic" else "stochastic"
+    return {
+        "stack": member.family.stack,
+        "role": member.family.role,
+        "slice": member.family.slice,
+        "kind": kind,
+        "learnable": member.learnable,
+        "shape": member.shape,
+        "tpm": type(member.tpm).__name__,
+    }
+
+
+def _nodes(
+    ground: Ground,
+    member: Member,
+    selection: Selection,
+    tokens: Mapping[str, Sequence[str]],
+    observed: frozenset[int],
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The nodes of a family with their attributes."""
+    family = member.family
+    axes = ground.axes(family)
+    at = axes.index(HEAD) if HEAD in axes else None
+    inner = len(family.plates)
+    said = None if family.words is None else tokens.get(family.words)
+    common = _common(member) | {"plates": axes}
+    kept = ground.indices(family, selection).values()
+    ids = ground.nodes(family, selection).tolist()
+    for node, index in zip(ids, itertools.product(*(axis.tolist() for axis in kept)), strict=True):
+        word = index[-1] if family.words is not None else None
+        token = None if said is None or word is None else said[word]
+        own = {
+            "index": index,
+            "head": None if at is None else index[at],
+            "word": word,
+            "token": token,
+            "label": label(
+                family.role,
+                stack=family.stack,
+                slice=family.slice,
+                plates=index[:inner],
+                word=word,
+                token=token,
+            ),
+        }
+        if node in observed:
+            own["kind"] = "observed"
+        yield ground.names[node], common | own
+
+
+def _weighed(arrows: Any, weights: Any, least: float | None) -> Iterator[tuple[Any, ...]]:
+    """Arrows with the weight that they have; those of too small a weight left out."""
+    for arrow, weight in zip(arrows, weights, strict=True):
+        if weight is None:
+            yield arrow
+        elif least is None or weight >= least:
+            parent, child, attributes = arrow
+            yield parent, child, {**attributes, "weight": float(weight)}

@@ -1,0 +1,55 @@
+"""Writing a file whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from bnet_transformer.errors import FileError
+
+
+def as_path(path: object) -> Path:
+    """A path, from what people write."""
+    try:
+        text = os.fspath(path)  # type: ignore[call-overload]
+    except TypeError:
+        text = None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise FileError("path", expected="the path of a file, a string or a Path", got=path)
+    return Path(text)
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """An empty temporary file beside `path`, which takes its place when the block ends, and is gone if it fails.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with replacing(f"{folder}/a.txt") as temporary:
+    ...         _ = temporary.write_text("whole")
+    ...     Path(folder, "a.txt").read_text()
+    'whole'
+    """
+    target = Path(os.path.realpath(as_path(path)))
+    if os.path.isdir(target):
+        raise FileError(str(path), expected="the path of a file", got="a folder")
+    if not os.path.isdir(target.parent):
+        raise FileError(str(path), expected="a folder that is there", got=f"{target.parent}, which is not")
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as made:
+            mode = os.fstat(made.fileno()).st_mode
+        if target.exists():
+            mode = target.stat().st_mode
+        yield temporary
+        temporary.chmod(stat.S_IMODE(mode))
+        temporary.replace(target)
+    except OSError as error:
+        raise FileError(str(path), expected="a file that can be written", got=error.strerror or str(error)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,243 @@
+"""`save` and `load`: a net as one safetensors file, checked on the way out and distrusted on the way in."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bnet_transformer.errors import BNetError, DeclarationError, FileError, shown, unknown
+from bnet_transformer.files.atomic import as_path, replacing
+from bnet_transformer.files.plain import from_plain, strangers, to_plain
+from bnet_transformer.network import Declaration, Network
+from bnet_transformer.network.network import _members, _once, check_parameters
+from bnet_transformer.network.order import check_reaches, templates_to_graph
+from bnet_transformer.network.templates import declaration_to_templates
+
+FORMAT = "bnet_transformer net"
+VERSION = 1
+KEY = "bnet_transformer"
+DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+LONGEST_HEADER = 2**26
+MOST_NODES = 2_000
+MOST_FAMILIES = 50_000
+
+
+def save(network: Network, path: str | os.PathLike[str]) -> None:
+    """Write a net to one safetensors file, whole or not at all; it refuses a net that `load` would not give back."""
+    if not isinstance(network, Network):
+        raise BNetError("save", expected="a Network", got=network)
+    for name, value in network.parameters.items():
+        if name not in network.shapes:
+            raise unknown("parameter", name, network.shapes)
+        if value.is_meta or value.layout is not torch.strided:
+            raise BNetError(name, expected="a dense tensor with values", got=f"{value.layout} on {value.device}")
+        if value.dtype not in DTYPES.values():
+            allowed = ", ".join(map(str, DTYPES.values()))
+            raise BNetError(name, expected="a type that a file can hold", got=value.dtype, allowed=allowed)
+    check_parameters(network.shapes, network.parameters)
+    tensors = _apart(network.parameters)
+    metadata = {KEY: _header(network, tensors)}
+    try:
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, metadata=metadata)
+    except SafetensorError as error:
+        raise FileError(str(path), expected="a file that can be written", got=str(error)) from error
+
+
+def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = ()) -> Network:
+    """The net that `save` wrote.
+
+    A class from outside the package is imported only if `trust` names it (`"module:Class"`) or its module; True trusts
+    the file entirely, as one trusts a program. Anything wrong with the file is a FileError.
+    """
+    where = as_path(path)
+    if not isinstance(trust, bool | Collection):
+        raise BNetError("trust", expected="True, or the names of classes or modules", got=trust)
+    _look(where)
+    with _told(where), safe_open(where, framework="pt") as opened:
+        header = _read_header(where, opened.metadata())
+        network = _read_net(where, header, trust)
+        _compare(where, opened, network)
+        tensors = {name: opened.get_tensor(name).clone() for name in network.shapes}  # off the mapped file
+        network = network.with_parameters(tensors)
+        if _digest(header, tensors) != header.get("sha256"):
+            raise FileError(str(where), expected="the content that was saved (its SHA-256)", got="other bytes")
+        return network
+
+
+def _header(network: Network, tensors: Mapping[str, Tensor]) -> str:
+    """The JSON that tells all but the parameters, proved to read back as the declaration that it is."""
+    _bounded("declaration", network.declaration)
+    plain = to_plain(network.declaration, "declaration")
+    head = {"format": FORMAT, "version": VERSION, "library": _library(), "seed": network.seed, "declaration": plain}
+    try:
+        text = json.dumps({**head, "sha256": _digest(head, tensors)}, allow_nan=False)
+        same = from_plain(json.loads(text)["declaration"], "declaration") == network.declaration
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BNetError("declaration", expected="one that reads back from JSON", got=f"{error}") from error
+    if not same:
+        raise BNetError("declaration", expected="one that reads back from JSON as it is", got="another")
+    if len(text) > LONGEST_HEADER // 2:
+        raise BNetError("declaration", expected=f"at most {LONGEST_HEADER // 2} bytes of JSON", got=len(text))
+    return text
+
+
+def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """What tells a flipped bit: a hash of the seed, the declaration and every tensor."""
+    found = hashlib.sha256(json.dumps([header["seed"], header["declaration"]]).encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        found.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
+        found.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _apart(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU, each with a storage of its own and plain strides: safetensors takes no other."""
+    return {
+        name: torch.empty(value.shape, dtype=value.dtype, device="cpu").copy_(value.detach())
+        for name, value in parameters.items()
+    }
+
+
+def _library() -> str:
+    try:
+        return importlib.metadata.version(KEY)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _look(where: Path) -> None:
+    """Refuse what is no file, or none of ours by its first bytes."""
+    wanted = "a net that save wrote"
+    try:
+        found = where.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise FileError(str(where), expected=wanted, got="a folder" if where.is_dir() else "no plain file")
+        with where.open("rb") as opened:
+            start = opened.read(8)
+    except OSError as error:
+        got = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise FileError(str(where), expected=wanted, got=got) from error
+    length = int.from_bytes(start, "little")
+    if len(start) < 8:
+        raise FileError(str(where), expected=wanted, got=f"a file of {found.st_size} bytes")
+    if length > min(LONGEST_HEADER, found.st_size - 8):
+        got = f"no safetensors file, or one cut short ({found.st_size} bytes, a header of {length})"
+        raise FileError(str(where), expected=wanted, got=got)
+
+
+@contextmanager
+def _told(where: Path) -> Iterator[None]:
+    """Whatever goes wrong inside is told as a FileError that names the file."""
+    wanted = "a net that save wrote"
+    try:
+        yield
+    except FileError:
+        raise
+    except DeclarationError as error:
+        more = f" (and {len(error.faults) - 1} more)" if len(error.faults) > 1 else ""
+        raise FileError(str(where), expected=wanted, got=f"a fault: {error.faults[0]}{more}") from error
+    except SafetensorError as error:
+        raise FileError(str(where), expected=wanted, got=f"no sound safetensors file: {error}") from error
+    except BNetError as error:
+        raise FileError(str(where), expected=wanted, got=str(error)) from error
+    except Exception as error:  # values of a type that nobody foresaw; a stranger's class may fail in any way
+        raise FileError(str(where), expected=wanted, got=f"{type(error).__name__}: {error}") from error
+
+
+def _read_header(where: Path, metadata: Mapping[str, str] | None) -> dict[str, Any]:
+    """The JSON of the header, of a version that this library reads."""
+    if not metadata or KEY not in metadata:
+        raise FileError(str(where), expected=f"a net ({KEY!r} in the metadata)", got="safetensors of something else")
+    try:
+        header = json.loads(metadata[KEY])
+    except (ValueError, RecursionError) as error:
+        raise FileError(str(where), expected="JSON in the metadata", got=str(error)) from error
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise FileError(str(where), expected=f"the format {FORMAT!r}", got=header)
+    version = header.get("version")
+    if type(version) is not int or version < 1:
+        raise FileError(str(where), expected="a format version, a whole number", got=shown(repr(version)))
+    if version > VERSION:
+        got = f"version {version}, written by bnet_transformer {header.get('library')}"
+        allowed = "a newer bnet_transformer reads it: pip install --upgrade bnet_transformer"
+        raise FileError(str(where), expected=f"format version {VERSION}", got=got, allowed=allowed)
+    if type(header.get("seed")) is not int or not isinstance(header.get("declaration"), dict):
+        raise FileError(str(where), expected="a seed and a declaration in the metadata", got=sorted(header))
+    return header
+
+
+def _read_net(where: Path, header: Mapping[str, Any], trust: bool | str | Collection[str]) -> Network:
+    """The net without its parameters, its declaration checked as any other."""
+    plain = header["declaration"]
+    trusted = (trust,) if isinstance(trust, str) else () if isinstance(trust, bool) else tuple(trust)
+    strange = [
+        name
+        for name in dict.fromkeys(strangers(plain))
+        if trust is not True and name not in trusted and name.partition(":")[0] not in trusted
+    ]
+    if strange:
+        raise FileError(
+            str(where),
+            expected="classes of this package: to load others runs their code",
+            got=", ".join(strange),
+            allowed=f"where you trust them, trust={tuple(strange)!r}",
+        )
+    declaration = from_plain(plain, f"{where}: declaration")
+    if not isinstance(declaration, Declaration):
+        raise FileError(str(where), expected="a Declaration", got=type(declaration).__name__)
+    _bounded(str(where), declaration)
+    return _outline(declaration, header["seed"])
+
+
+def _outline(declaration: Declaration, seed: int) -> Network:
+    """The net of a declaration, checked, before it has parameters: a hostile size costs no memory."""
+    templates, faults = declaration_to_templates(declaration)
+    faults += check_reaches(templates, {template.key: template for template in templates})
+    order, cycles = templates_to_graph(declaration, templates)
+    faults += cycles
+    if order is not None:
+        members, more = _members(declaration, order)
+        faults += more
+    if faults or order is None:
+        raise DeclarationError(_once(faults))
+    return Network(declaration, order.graph, tuple(members), {}, seed)
+
+
+def _bounded(where: str, declaration: Declaration) -> None:
+    """Refuse so many nodes and slices that only a hostile file has them."""
+    blocks = [(stack.slices, stack) for stack in declaration.stacks]
+    nodes = sum(1 + len(s.slice) + len(s.prologue) + len(s.epilogue) for _, s in blocks)
+    nodes += len(declaration.nodes) + len(declaration.plates)
+    families = nodes + sum(slices * len(stack.slice) for slices, stack in blocks)
+    if nodes > MOST_NODES or families > MOST_FAMILIES:
+        wanted = f"at most {MOST_NODES} declared nodes and {MOST_FAMILIES} over all slices"
+        raise FileError(where, expected=wanted, got=f"{nodes} and {families}")
+
+
+def _compare(where: Path, opened: Any, network: Network) -> None:
+    """Refuse tensors that are missing, too many, of another shape or type; nothing is read for it but the header."""
+    names, shapes = set(opened.keys()), network.shapes
+    for what, some in (("missing", shapes.keys() - names), ("nobody asked for", names - shapes.keys())):
+        if some:
+            got = f"{len(some)} {what}: " + ", ".join(sorted(some)[:4])
+            raise FileError(str(where), expected=f"the {len(shapes)} tensors of the declaration", got=got)
+    for name, shape in shapes.items():
+        part = opened.get_slice(name)
+        if tuple(part.get_shape()) != shape:
+            raise FileError(str(where), expected=f"{name} of shape {shape}", got=f"shape {tuple(part.get_shape())}")
+        if part.get_dtype() not in DTYPES:
+            raise FileError(str(where), expected=f"{name} in {', '.join(DTYPES)}", got=part.get_dtype())

@@ -1,0 +1,41 @@
+"""What the tests of files share: equal nets, and files that are tampered with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from bnet_transformer.files import store
+from bnet_transformer.network import Network
+
+
+def same(one: Network, other: Network) -> None:
+    """Equal declarations, parameters equal to the bit."""
+    assert one.declaration == other.declaration
+    assert (one.seed, one.graph, one.members) == (other.seed, other.graph, other.members)
+    assert one.parameters.keys() == other.parameters.keys()
+    for name, value in one.parameters.items():
+        found = other.parameters[name]
+        assert found.dtype == value.dtype and found.shape == value.shape
+        bits = (t.detach().reshape(-1).contiguous().view(torch.uint8) for t in (value, found))
+        assert torch.equal(*bits), name
+
+
+def rewrite(path: Path, header: Callable[[dict[str, Any]], Any] | None = None, **tensors: torch.Tensor | None) -> Path:
+    """The same file with another header, and tensors changed, added or (None) gone."""
+    with safe_open(path, "pt") as opened:
+        metadata = opened.metadata()
+        held = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
+    if header is not None:
+        told = json.loads(metadata[store.KEY])
+        changed = header(told)
+        metadata[store.KEY] = json.dumps(told if changed is None else changed)
+    held |= {name: value for name, value in tensors.items() if value is not None}
+    save_file({n: v for n, v in held.items() if tensors.get(n, v) is not None}, path, metadata)
+    return path

@@ -1,0 +1,73 @@
+"""The pages run: each page's python blocks, top to bottom, in one namespace; they print what the page shows.
+
+A block marked `python no-run` is left out. A `text output` block after a python block is what it prints.
+"""
+
+import contextlib
+import io
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.cases import TPMS
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.exists()]
+BLOCK = re.compile(r"^```(?P<kind>[^\n`]*)\n(?P<body>.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path) -> list[tuple[str, str, int]]:
+    """Each fenced block of a page: what it is marked as, its text, and its line."""
+    text = page.read_text(encoding="utf-8")
+    return [(m["kind"].strip(), m["body"], text.count("\n", 0, m.start("body"))) for m in BLOCK.finditer(text)]
+
+
+def lines(text: str) -> list[str]:
+    """The lines of an output, without the spaces at their ends."""
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_runs_and_prints_what_the_page_shows(page, tmp_path, monkeypatch):
+    module = ModuleType(f"page_{page.stem}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.chdir(tmp_path)
+    printed = None
+    for kind, body, line in blocks(page):
+        if kind == "python":
+            code = compile("\n" * line + body, str(page), "exec", dont_inherit=True)
+            with contextlib.redirect_stdout(io.StringIO()) as caught:
+                exec(code, module.__dict__)
+            printed = caught.getvalue()
+        elif kind == "text output":
+            assert printed is not None, f"{page.name}, line {line}: output of no block"
+            assert lines(printed) == lines(body), f"{page.name}, line {line}"
+            printed = None
+
+
+def test_pages_mark_their_blocks_in_a_known_way():
+    known = {
+        "python",
+        "python no-run",
+        "text output",
+        "text",
+        "bash",
+        "mermaid",
+        "json",
+        "latex",
+        "tex",
+        "dot",
+    }
+    strange = {(page.name, kind) for page in PAGES for kind, _, _ in blocks(page)} - {
+        (page.name, kind) for page in PAGES for kind in known
+    }
+    assert not strange
+
+
+def test_the_page_of_tpms_has_them_all():
+    page = (ROOT / "docs" / "tpms.md").read_text(encoding="utf-8")
+    rows = set(re.findall(r"^\| `(\w+)", page, re.MULTILINE))
+    assert rows >= {kind.__name__ for kind in TPMS}

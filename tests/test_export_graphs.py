@@ -1,0 +1,361 @@
+"""The networkx exports, their text forms, and writing by suffix."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import bnet_transformer as bt
+from bnet_transformer import export
+from bnet_transformer.axes import WORD
+from bnet_transformer.export import (
+    Exportable,
+    check_size,
+    folded_to_networkx,
+    from_json,
+    ground_to_networkx,
+    label,
+    to_graphml,
+    to_json,
+)
+from bnet_transformer.graph import Ground, Selection
+from bnet_transformer.tpm import Categorical, Given
+from tests.cases import CASES, Case
+
+ATTRIBUTES = {
+    "role",
+    "stack",
+    "slice",
+    "head",
+    "plates",
+    "index",
+    "word",
+    "token",
+    "kind",
+    "learnable",
+    "shape",
+    "label",
+    "tpm",
+}
+
+
+def parts(case: Case) -> tuple[bt.Sentence, nx.DiGraph]:
+    sentence = case.sentence
+    tokens = sentence._intake.tokens
+    return sentence, ground_to_networkx(sentence.net.network, sentence.ground, tokens=tokens)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_ground_is_the_ground_graph(case: Case) -> None:
+    sentence, graph = parts(case)
+    ground, network = sentence.ground, sentence.net.network
+    assert list(graph) == ground.names and nx.is_directed_acyclic_graph(graph)
+    for node, name in enumerate(ground.names):
+        assert set(graph.predecessors(name)) == {ground.name(parent) for parent in ground.parents(node)}
+        data, family = graph.nodes[name], ground.family_of(node)
+        member = network.members[family.index]
+        assert data.keys() == ATTRIBUTES
+        assert (data["stack"], data["role"], data["slice"]) == (family.stack, family.role, family.slice)
+        assert (data["shape"], data["learnable"], data["tpm"]) == (
+            member.shape,
+            member.learnable,
+            type(member.tpm).__name__,
+        )
+        at = dict(zip(data["plates"], data["index"], strict=True))
+        assert name == "_".join([family.name, *map(str, data["index"])])
+        assert (data["word"], data["head"]) == (at.get(WORD), at.get("head"))
+        said = sentence._intake.tokens.get(family.words or "", ())
+        assert data["token"] == (said[data["word"]] if family.words is not None else None)
+        kinds = {"deterministic": "deterministic", "discrete": "stochastic", "continuous": "stochastic"}
+        assert data["kind"] == ("observed" if isinstance(member.tpm, Given) else kinds[member.tpm.kind])
+    for parent, _, data in graph.edges(data=True):
+        assert data == {"role": graph.nodes[parent]["role"]}
+    first = next(iter(graph.edges(data=True)))[2]
+    first["role"] = "changed"  # no attributes are shared between arrows
+    assert sum(data["role"] == "changed" for _, _, data in graph.edges(data=True)) == 1
+
+
+def test_labels() -> None:
+    net = bt.bayesuvius(4, heads=12, combine="concat", slices=11, residual=True)
+    sentence = net.sentence("the cat sat")
+    graph = ground_to_networkx(net.network, sentence.ground, tokens={"": ("the", "cat", "sat")})
+    assert graph.nodes["x_1_2"]["label"] == 'x₂¹ "sat"'
+    assert graph.nodes["q_10_11_0"]["label"] == 'q₀¹⁰⁽¹¹⁾ "the"'
+    assert graph.nodes["W_q_0_3"]["label"] == "W_q⁰⁽³⁾"
+    assert graph.nodes["q_10_11_0"]["head"] == 11 and graph.nodes["q_10_11_0"]["index"] == (11, 0)
+    assert label("h", stack="enc", slice=0, plates=(1, 23), word=4567890) == "enc h₄₅₆₇₈₉₀⁰⁽¹⁾⁽²³⁾"
+    untold = ground_to_networkx(net.network, sentence.ground)
+    assert untold.nodes["x_1_2"]["token"] is None and untold.nodes["x_1_2"]["label"] == "x₂¹"
+    shown = list(nx.get_node_attributes(graph, "label").values())
+    assert len(set(shown)) == len(shown)
+
+
+def test_the_chapters_counts() -> None:
+    def counts(weights: bool, **options: Any) -> tuple[int, int]:
+        sentence = bt.bayesuvius(4, **options).sentence("the cat sat")
+        graph = ground_to_networkx(sentence.net.network, sentence.ground, selection=Selection(weights=weights))
+        return graph.number_of_nodes(), graph.number_of_edges()
+
+    assert counts(False) == (15, 30) and counts(True) == (19, 42)
+    assert counts(False, residual=True) == (15, 33)
+    assert counts(False, mask="causal") == (15, 24)
+    assert counts(True, per="word", heads=5) == (9 + 12 * 5, 3 + 39 * 5)
+
+
+def test_selection_observed_and_surgery() -> None:
+    net = bt.bayesuvius(4, slices=3, heads=4, combine="concat", observe=Categorical(2))
+    ground = net.sentence("the cat sat on").ground
+    selection = Selection(slices=[1], words={"": [1, 3]}, plates={"head": [2]}, weights=False)
+    seen = ground.id("q_1_2_3")
+    graph = ground_to_networkx(net.network, ground, selection=selection, observed=[seen, ground.id("q_1_0_0")])
+    assert sorted(graph) == sorted(
+        f"{stem}_{i}" for stem in ("x_1", "q_1_2", "k_1_2", "v_1_2", "a_1_2", "x_2") for i in (1, 3)
+    )
+    whole = ground_to_networkx(net.network, ground)
+    assert set(graph.edges) == {(u, v) for u, v in whole.edges if u in graph and v in graph and not u.startswith("x_0")}
+    assert [name for name, kind in graph.nodes(data="kind") if kind == "observed"] == ["q_1_2_3"]
+    cut = ground.surgery([ground.id("x_1_0")])
+    done = ground_to_networkx(net.network, cut)
+    assert set(whole.edges) - set(done.edges) == set(whole.in_edges("x_1_0"))
+
+
+def test_weights() -> None:
+    net = bt.bayesuvius(4)
+    ground = net.sentence("the cat").ground
+    told = {("k_0_0", "x_1_1"): 0.25, ("k_0_1", "x_1_1"): 0.75, ("v_0_0", "x_1_0"): 0, ("q_0_0", "c"): 0.5}
+    weights = {(ground.id(u), ground.id(v)): w for (u, v), w in told.items()}
+    graph = ground_to_networkx(net.network, ground, weights=weights)
+    found = {(u, v): w for u, v, w in graph.edges(data="weight") if w is not None}
+    assert found == {pair: w for pair, w in told.items() if pair[1] != "c"}
+    assert all(type(w) is float for w in found.values()) and graph.edges["k_0_0", "x_1_1"]["role"] == "k"
+    some = ground_to_networkx(net.network, ground, weights=weights, min_weight=0.25)
+    assert set(graph.edges) - set(some.edges) == {("v_0_0", "x_1_0")} and set(some) == set(graph)
+    same = ground_to_networkx(net.network, ground, min_weight=0.25)
+    assert set(same.edges) == set(graph.edges)  # an arrow without a weight says nothing
+
+
+def test_too_many_arrows_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = bt.bayesuvius(24, slices=12, heads=12, combine="concat", key_dim=2, value_dim=2)
+    ground = Ground(net.network.graph, {"": 512})
+    arrows = ground.count_arrows()
+
+    def never(*given: object) -> None:
+        raise AssertionError("arrows or names were made")
+
+    monkeypatch.setattr(Ground, "arrows", never)
+    monkeypatch.setattr(Ground, "family_names", never)
+    told = rf"at most 100000 arrows .*got {len(ground)} nodes and {arrows} arrows; .*limit={arrows}"
+    with pytest.raises(bt.BudgetError, match=told):
+        ground_to_networkx(net.network, ground)
+    monkeypatch.undo()
+    small = net.sentence("a").ground
+    count = small.count_arrows()
+    with pytest.raises(bt.BudgetError):
+        ground_to_networkx(net.network, small, limit=count - 1)
+    assert ground_to_networkx(net.network, small, limit=count).number_of_edges() == count
+    assert ground_to_networkx(net.network, small, limit=None).number_of_edges() == count
+    check_size(ground, Selection(slices=[]), 0)
+    for bad in (-1, 2.5, "many", True):
+        with pytest.raises(bt.BNetError, match="limit"):
+            check_size(small, Selection(), bad)  # type: ignore[arg-type]
+
+
+def test_tokens_must_be_those_of_the_sentence() -> None:
+    net = bt.bayesuvius(4)
+    ground = net.sentence("the cat").ground
+    with pytest.raises(bt.BNetError, match="tokens: expected 2 words; got 3"):
+        ground_to_networkx(net.network, ground, tokens={"": ["a", "b", "c"]})
+    with pytest.raises(bt.UnknownNameError):
+        ground_to_networkx(net.network, ground, tokens={"enc": ["a", "b"]})
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_folded_has_an_arrow_for_each_slot(case: Case) -> None:
+    network = case.net.network
+    graph = folded_to_networkx(network)
+    assert list(graph) == [member.family.name for member in network.members]
+    for member in network.members:
+        data = graph.nodes[member.family.name]
+        words = () if member.family.words is None else (WORD,)
+        assert data["plates"] == (*member.family.plates, *words) and data["shape"] == member.shape
+        assert data.keys() == {"stack", "role", "slice", "plates", "kind", "learnable", "shape", "tpm", "label"}
+        arrows = list(graph.in_edges(member.family.name, data=True))
+        slots = [data["slot"] for _, _, data in arrows if data["slot"] != "pick"]
+        assert sorted(slots) == sorted(given.slot for given in member.inputs)
+        picks = {name for _, _, data in arrows for name in data["pick"].values()}
+        assert picks == {u for u, _, data in arrows if data["slot"] == "pick"}
+        assert all(data["role"] == graph.nodes[u]["role"] for u, _, data in arrows)
+    bundles = {
+        (network.members[b.parent].family.name, network.members[b.child].family.name) for b in network.graph.bundles
+    }
+    assert set(graph.edges()) == bundles
+
+
+def test_folded_says_reach_and_pick() -> None:
+    graph = bt.bayesuvius(4, per="word", mask="causal", residual=True).graph()
+    into = {(u, data["slot"]): data for u, _, data in graph.in_edges("x_1", data=True)}
+    assert into["k_0", "k."] == {"role": "k", "slot": "k.", "reach": "causal", "pick": {"head": "c_0"}}
+    assert into["c_0", "pick"] == {"role": "c", "slot": "pick", "reach": "same", "pick": {}}
+    assert into["x_0", "x"]["reach"] == "same" and graph.nodes["x_1"]["label"] == "x¹"
+    assert graph.nodes["x_0"]["kind"] == "observed" and graph.nodes["c_0"]["kind"] == "stochastic"
+    twice = next(case for case in CASES if case.name == "geometric").net.graph()
+    assert [data["slot"] for data in twice.get_edge_data("x_0", "a_0").values()] == ["z.", "z", "v."]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_json_and_graphml_keep_the_graph(case: Case) -> None:
+    for graph in (parts(case)[1], case.net.graph()):
+        text = to_json(graph)
+        back = from_json(text)
+        assert type(back) is type(graph) and nx.utils.graphs_equal(back, graph) and list(back) == list(graph)
+        for name, data in graph.nodes(data=True):
+            assert [(key, type(value)) for key, value in back.nodes[name].items()] == [
+                (key, type(value)) for key, value in data.items()
+            ]
+        plain = nx.node_link_graph(json.loads(text), edges="edges")
+        assert list(plain) == list(graph) and set(plain.edges) == set(graph.edges)
+        read = nx.read_graphml(io.BytesIO(to_graphml(graph).encode()), force_multigraph=graph.is_multigraph())
+        assert set(read) == set(graph) and type(read) is type(graph)
+        pairs = list(zip(sorted(read.edges), sorted(graph.edges), strict=True))
+        for mine, theirs in [(read.nodes[n], graph.nodes[n]) for n in graph] + [
+            (read.edges[r], graph.edges[g]) for r, g in pairs
+        ]:
+            for key, value in theirs.items():
+                if value is None:
+                    assert key not in mine
+                elif isinstance(value, tuple | dict):
+                    assert json.loads(mine[key]) == json.loads(json.dumps(value))
+                else:
+                    assert mine[key] == value and type(mine[key]) is type(value)
+
+
+@given(st.lists(st.text(min_size=1), min_size=1, max_size=4))
+def test_any_token_survives(tokens: list[str]) -> None:
+    net = bt.bayesuvius(2)
+    graph = ground_to_networkx(net.network, net.sentence(tokens).ground, tokens={"": tokens})
+    back = from_json(to_json(graph).encode())
+    read = nx.parse_graphml(to_graphml(graph).partition("\n")[2])
+    for i, token in enumerate(tokens):
+        assert back.nodes[f"x_0_{i}"]["token"] == token
+        found = read.nodes[f"x_0_{i}"]["token"]
+        assert found == token or json.loads(found) == token
+
+
+def test_json_refuses_what_would_not_come_back() -> None:
+    for value in ([1], {1: 2}, {1}, object(), float("nan"), float("inf"), 1j, (1, [2])):
+        graph = nx.DiGraph()
+        graph.add_node("a", value=value)
+        with pytest.raises(bt.BNetError):
+            to_json(graph)
+        graph = nx.DiGraph()
+        graph.add_edge("a", "b", value=value)
+        with pytest.raises(bt.BNetError):
+            to_json(graph)
+    for graph in (nx.DiGraph([(1, 2)]), nx.DiGraph([("a", "b", {"source": 1})])):
+        with pytest.raises(bt.BNetError):
+            to_json(graph)
+
+
+GOOD = {"nodes": [{"id": "a"}, {"id": "b"}], "edges": [{"source": "a", "target": "b"}], "directed": True}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[" * 100_000,
+        "null",
+        "[]",
+        "{}",
+        b"\xff",
+        *(
+            json.dumps({**GOOD, **bad})
+            for bad in (
+                {"nodes": 3},
+                {"nodes": [3]},
+                {"nodes": [{}]},
+                {"nodes": [{"id": 1}]},
+                {"nodes": [{"id": ["a"]}]},
+                {"nodes": [{"id": "a"}]},
+                {"nodes": [{"id": "a"}, {"id": "b"}, {"id": "a"}]},
+                {"edges": None},
+                {"edges": [3]},
+                {"edges": [{"source": "a"}]},
+                {"edges": [{"source": "a", "target": "z"}]},
+                {"edges": [{"source": "a", "target": {}}]},
+                {"graph": 3},
+                {"version": 2, "format": "bnet_transformer graph"},
+                {"version": "x"},
+                {"format": "other"},
+            )
+        ),
+    ],
+    ids=lambda text: repr(text)[:60],
+)
+def test_bad_json_is_a_file_error(text: str) -> None:
+    with pytest.raises(bt.FileError):
+        from_json(text)
+
+
+def test_write_by_suffix(tmp_path: Path) -> None:
+    sentence, graph = parts(next(case for case in CASES if case.name == "codebook"))
+    what = Exportable(lambda: graph, sentence._world)
+    export.write(tmp_path / "a.json", what)
+    assert nx.utils.graphs_equal(from_json((tmp_path / "a.json").read_bytes()), graph)
+    export.write(str(tmp_path / "a.GraphML"), what)
+    assert set(nx.read_graphml(tmp_path / "a.GraphML")) == set(graph)
+    export.write(tmp_path / "a.bif", what)
+    assert (tmp_path / "a.bif").read_text() == export.to_bif(sentence._world)
+    seen = sentence.observe(x_1_0=sentence.do(W_q_0=0, W_k_0=0, W_v_0=1)["x_1_0"])._seen
+    export.write(tmp_path / "b.bif", Exportable(lambda: graph, sentence._world, seen))
+    assert "variable x_1_0 {" in (tmp_path / "b.bif").read_text()
+    for name in ("a.txt", "a", "a.json.gz", "json"):
+        with pytest.raises(bt.BNetError, match=r"allowed: \.bif, \.graphml, \.json"):
+            export.write(tmp_path / name, what)
+    export.write(tmp_path / "a.txt", what, writers={**export.WRITERS, ".txt": lambda what: b"mine"})
+    assert (tmp_path / "a.txt").read_bytes() == b"mine"
+    with pytest.raises(bt.BNetError, match="the bnet of a sentence"):
+        export.write(tmp_path / "c.bif", Exportable(lambda: graph))
+    assert not (tmp_path / "c.bif").exists() and len(list(tmp_path.iterdir())) == 5
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("before")
+
+    def fail() -> nx.Graph:
+        raise bt.BudgetError("graph", expected="less", got="more")
+
+    with pytest.raises(bt.BudgetError):
+        export.write(path, Exportable(fail))
+    graph = nx.DiGraph([("a", "b")])
+
+    def full(self: Path, content: bytes) -> int:
+        os.write(os.open(self, os.O_WRONLY), content[:3])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(bt.FileError, match=r"^[^\n]*No space left on device$"):
+            export.write(path, Exportable(lambda: graph))
+    assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
+    for bad in (
+        tmp_path / "nowhere" / "a.json",
+        path / "a.json",
+        "/proc/nothing.json",
+        "",
+        None,
+        3,
+        tmp_path / ("x" * 300 + ".json"),
+    ):
+        with pytest.raises(bt.FileError):
+            export.write(bad, Exportable(lambda: graph))  # type: ignore[arg-type]

@@ -1,0 +1,321 @@
+"""Nets on disk: what comes back is what was saved, and strangers need consent."""
+
+import dataclasses
+import json
+import os
+import stat
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer import files, tpm
+from bnet_transformer.files import plain, store
+from bnet_transformer.network import Declaration, Network, declare
+from bnet_transformer.tpm import Add, Categorical, Given, Parent
+from tests.cases import CASES, Case
+from tests.keeping import rewrite, same
+
+TRUST = ("tests.strangers",)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "net.safetensors"
+    bt.bayesuvius(3, heads=2, observe=Categorical(2, labels=("no", "yes"))).save(path)
+    return path
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_round_trip(case: Case, tmp_path: Path) -> None:
+    net = case.net.network
+    path = tmp_path / "net.safetensors"
+    files.save(net, path)
+    same(files.load(path, trust=TRUST), net)
+    assert [found.name for found in tmp_path.iterdir()] == ["net.safetensors"]
+    first = path.read_bytes()
+    files.save(files.load(path, trust=TRUST), path)
+    assert path.read_bytes() == first  # the same net is the same file
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_bits_survive_in_every_type(dtype: torch.dtype, tmp_path: Path) -> None:
+    net = bt.bayesuvius(4, heads=3).to(dtype).network
+    values = net.parameters["W_q_0.values"].clone()
+    tiny = torch.finfo(dtype)
+    values.view(-1)[:5] = torch.tensor([-0.0, tiny.tiny / 2, tiny.max, tiny.min, tiny.eps], dtype=torch.float64).to(
+        dtype
+    )
+    net = net.with_parameters({"W_q_0.values": values})
+    files.save(net, tmp_path / "a")
+    found = files.load(tmp_path / "a")
+    same(found, net)
+    assert found.parameters["W_q_0.values"].view(-1)[0].signbit()
+
+
+def test_strided_shared_and_trained_tensors(tmp_path: Path) -> None:
+    net = bt.bayesuvius(4, heads=2).network
+    big = torch.randn(2, 4, 8, dtype=torch.float64)
+    shared = torch.nn.Parameter(torch.randn(2, 4, 4))
+    net = net.with_parameters(
+        {
+            "W_q_0.values": big[..., ::2].transpose(1, 2),
+            "W_k_0.values": shared,
+            "W_v_0.values": shared,
+            "c.logits": torch.zeros(1).expand(2),
+        }
+    )
+    files.save(net, tmp_path / "a")
+    found = files.load(tmp_path / "a")
+    same(found, net)
+    assert os.path.getsize(tmp_path / "a") < 6000  # the view's own numbers, not the storage behind it
+    assert not any(value.requires_grad for value in found.parameters.values())
+    turned = torch.complex(torch.ones(1), torch.ones(1)).conj().imag  # a negated view of 1, contiguous
+    files.save(bt.bayesuvius(4, heads=1).network.with_parameters({"c.logits": turned}), tmp_path / "a")
+    assert files.load(tmp_path / "a").parameters["c.logits"].tolist() == [-1]
+
+
+def test_a_loaded_net_does_not_hang_on_its_file(saved: Path) -> None:
+    net = files.load(saved)
+    before = {name: value.clone() for name, value in net.parameters.items()}
+    with saved.open("r+b") as opened:  # in place: a mapped file would show through
+        opened.write(b"\xff" * saved.stat().st_size)
+    assert all(torch.equal(value, before[name]) for name, value in net.parameters.items())
+    net.parameters["c.logits"].add_(1)
+
+
+def test_every_tpm_of_the_package_comes_back() -> None:
+    """With fields that are not the default."""
+    mask = bt.Reach("mask", table=((True, False), (True, True)))
+    things = [
+        Categorical(3, probabilities=(0.5, 0.25, 0.25), labels=("a", "\ud800é\n", "0")),
+        tpm.Codebook(3, (2, 2), prior=0.1, spread=1e-300),
+        tpm.Select(4),
+        tpm.Weight((2, 3)),
+        tpm.Attention(tpm.Bilinear(2), tpm.Normaliser("sigmoid"), "queries", tpm.Relative(3), residual=True),
+        tpm.Attention(tpm.Dot(None, rotary=1e4)),
+        tpm.Read(tpm.Dot(0.1 + 0.2)),
+        tpm.Norm("rms", eps=1e-12),
+        tpm.Sinusoid(7, halves=True),
+        bt.Arrow("x", mask, slice=3, pick={"head": "c", "atom": "m"}),
+        bt.Arrow("x", bt.Reach("window", 2), slice="last"),
+        bt.Node("x", Add(), ["a", bt.Arrow("b", "causal")], ["word"], shared=True, scope="corpus", shape=(3,)),
+    ]
+    for thing in things:
+        stored = json.loads(json.dumps(plain.to_plain(thing, "it")))
+        assert plain.from_plain(stored, "it") == thing
+        assert not list(plain.strangers(stored))
+    kinds = {getattr(tpm, name) for name in tpm.__all__}
+    missing = [k for k in kinds if dataclasses.is_dataclass(k) and k not in plain.REGISTRY.values()]
+    assert set(missing) == {tpm.TPM, tpm.Score}
+
+
+@dataclass(frozen=True)
+class Part:
+    names: list[str]
+    table: dict[tuple[int, str], float]
+
+
+@dataclass(frozen=True)
+class Odd(tpm.TPM):
+    """A stranger's TPM with fields of every kind."""
+
+    part: Part
+    far: float = float("-inf")
+    extra: Any = None
+    pair: tuple[int, str] = (1, "a")
+    maybe: int | None = None
+
+    @dataclass(frozen=True)
+    class Inner:
+        k: int = 3
+
+    def shape(self, *parents: Parent) -> tuple[int, ...]:
+        return (2,)
+
+
+HERE = __name__
+
+
+def odd(**fields: Any) -> Declaration:
+    made = Odd(**{"part": Part(["a", "b"], {(1, "x"): 0.5}), **fields})
+    stack = bt.Stack([bt.Node("z", made, plates=["word"])], [bt.Node("x", Given(2), plates=["word"])])
+    return Declaration([stack], name="odd")
+
+
+def test_a_strangers_class_is_stored_by_its_path_and_needs_consent(tmp_path: Path) -> None:
+    path = tmp_path / "odd"
+    net = declare(odd(extra=Odd.Inner(4)))
+    files.save(net, path)
+    names = {f"{HERE}:{name}" for name in ("Odd", "Part", "Odd.Inner")}
+    for trust in (
+        (),
+        False,
+        "nobody",
+        (f"{HERE}:Odd",),
+        [f"{HERE}:Part", f"{HERE}:Odd"],
+        (f"{HERE}x", HERE[:-1]),
+    ):
+        with pytest.raises(bt.FileError, match=f"got .*{HERE}:(Part|Odd.Inner).*allowed: .*trust="):
+            files.load(path, trust=trust)
+    for trust in (True, HERE, [HERE], names):
+        found = files.load(path, trust=trust)
+        same(found, net)
+        made = found.declaration.stacks[0].slice[0].tpm
+        assert isinstance(made, Odd) and type(made.part.names) is list and made.far == -np.inf
+    with pytest.raises(bt.BNetError, match="trust: expected True, or the names"):
+        files.load(path, trust=3)  # type: ignore[arg-type]
+
+
+def test_nothing_is_imported_without_consent(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "evil.py").write_text("open(__file__ + '.ran', 'w').close()\nraise SystemError('boom')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def evil(header: dict[str, Any]) -> None:
+        header["declaration"]["stacks"][0]["slice"][0]["tpm"]["class"] = "evil:Boom"
+
+    rewrite(saved, evil)
+    for trust in ((), "evil:Boo", "evi", False):
+        with pytest.raises(bt.FileError, match="evil:Boom"):
+            files.load(saved, trust=trust)
+    assert "evil" not in sys.modules and not (tmp_path / "evil.py.ran").exists()
+    with pytest.raises(bt.FileError, match="boom"):
+        files.load(saved, trust="evil")
+    assert (tmp_path / "evil.py.ran").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "os:system",
+        "os:nothing",
+        "nowhere_at_all:X",
+        "bnet_transformer.models.nothing:X",
+        "bnet_transformer.models.bayesuvius:Node",
+        "bnet_transformer.models.bayesuvius:TPM",
+        "builtins:dict",
+        "pathlib:Path",
+        "Nothing",
+        "TPM",
+        "Score",
+        "",
+        ":",
+        "a:",
+        ":b",
+        "..:x",
+        "os:path.join",
+        7,
+        None,
+        ["Add"],
+    ],
+)
+def test_a_trusted_path_must_lead_to_a_dataclass(saved: Path, name: object) -> None:
+    def other(header: dict[str, Any]) -> None:
+        header["declaration"]["stacks"][0]["slice"][0]["tpm"] = {"class": name}
+
+    with pytest.raises(bt.FileError):
+        files.load(rewrite(saved, other), trust=True)
+
+
+def test_models_lend_no_classes_of_others(saved: Path) -> None:
+    """A class of a model file needs no consent, but only the class that is defined there."""
+
+    def lent(header: dict[str, Any]) -> None:
+        header["declaration"]["stacks"][0]["slice"][0]["tpm"]["class"] = "bnet_transformer.models.bayesuvius:Select"
+
+    with pytest.raises(bt.FileError, match="a class where it is defined"):
+        files.load(rewrite(saved, lent))
+
+
+def test_save_refuses_what_would_not_come_back(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Local(Add):  # type: ignore[misc]
+        pass
+
+    class Undecorated(Odd):
+        pass
+
+    def net(made: Any) -> Network:
+        return declare(
+            Declaration(
+                [
+                    bt.Stack(
+                        [bt.Node("z", made, ["x"] if isinstance(made, Add) else [], ["word"])],
+                        [bt.Node("x", Given(2), plates=["word"])],
+                    )
+                ]
+            )
+        )
+
+    part = Part([], {})
+    for made, told in (
+        (Local(), "top of a module"),
+        (Undecorated(part), "itself a dataclass"),
+        (Odd(part, extra={1, 2}), r"extra: expected a value that a file can hold; got \{1, 2\}"),
+        (Odd(part, extra=object()), "a value that a file can hold"),
+        (Odd(part, extra=torch.zeros(2)), "a value that a file can hold"),
+        (Odd(part, extra=Odd), "a value that a file can hold"),
+        (Odd(part, extra=float("nan")), "as it is"),
+        (Odd(part, extra=10**5000), "reads back"),
+        (Odd(part, maybe="no"), "maybe"),
+    ):
+        with pytest.raises(bt.BNetError, match=told):
+            files.save(net(made), tmp_path / "a")
+        assert not list(tmp_path.iterdir())
+    good = bt.bayesuvius(2).network
+    nan = {**good.parameters, "c.logits": torch.tensor([0.0, float("nan")])}
+    for parameters, told in (
+        (nan, "NaN"),
+        ({**good.parameters, "zz.value": torch.zeros(2)}, "zz.value"),
+        ({}, "a tensor c.logits"),
+        ({**good.parameters, "c.logits": torch.zeros(2).to(torch.float8_e5m2)}, "float8"),
+        ({**good.parameters, "c.logits": torch.zeros(2, device="meta")}, "meta"),
+        ({**good.parameters, "c.logits": torch.zeros(2).to_sparse()}, "sparse"),
+    ):
+        with pytest.raises(bt.BNetError, match=told):
+            files.save(replace(good, parameters=parameters), tmp_path / "a")
+    for other in (None, bt.bayesuvius(2), good.declaration):
+        with pytest.raises(bt.BNetError, match="save: expected a Network"):
+            files.save(other, tmp_path / "a")  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_saving_is_whole_or_not_at_all(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, net = saved.read_bytes(), bt.bayesuvius(5).network
+
+    def fail(tensors: Any, path: Path, **named: Any) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "save_file", fail)
+        with pytest.raises(bt.FileError, match="No space left"):
+            files.save(net, saved)
+    assert saved.read_bytes() == before and len(list(saved.parent.iterdir())) == 1
+    saved.chmod(0o640)
+    files.save(net, saved)
+    assert stat.S_IMODE(saved.stat().st_mode) == 0o640 and saved.read_bytes() != before
+
+
+def test_the_mode_is_that_of_any_new_file_and_links_stay(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_bytes(b"")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "net")
+    files.save(bt.bayesuvius(2).network, link)
+    assert link.is_symlink() and (tmp_path / "net").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    files.load(link)
+
+
+@pytest.mark.parametrize(
+    "path", ["", "a\0b", None, 3, b"bytes", "/nowhere/at/all/a", "/proc/nothing.x", ".", "x" * 300]
+)
+def test_paths_that_cannot_be_written_or_read(path: Any) -> None:
+    with pytest.raises(bt.FileError):
+        files.save(bt.bayesuvius(2).network, path)
+    with pytest.raises(bt.FileError):
+        files.load(path)
