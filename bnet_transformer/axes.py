@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,6 +116,35 @@ class Reach:
         """`[children, parents]`: true where word i of the child has an arrow from word j of the parent."""
         return _matrix(self, children, parents)
 
+    def check(self, children: int, parents: int) -> None:
+        """Refuse word counts that the reach cannot join."""
+        fixed = (len(self.table), len(self.table[0])) if self.kind == "mask" else (children, children)
+        if self.kind in ("same", "mask") and (children, parents) != fixed:
+            wanted = f"{fixed[0]} words that read {fixed[1]}"
+            why = "the mask's shape" if self.kind == "mask" else "each reads the same word of the other"
+            got = f"{children} words that read {parents}"
+            raise BNetError(f"reach {self.kind}", expected=f"{wanted} ({why})", got=got)
+
+    def holds(self, i: Any, j: Any, parents: int) -> Any:
+        """Whether word i reads word j, for arrays (of any library) of indices that broadcast; not for a mask."""
+        match self.kind:
+            case "same":
+                return i == j
+            case "every":
+                return (i >= 0) & (j >= 0)
+            case "causal":
+                return j <= i
+            case "earlier":
+                return j < i
+            case "before":
+                return j == i - 1
+            case "first":
+                return (j == 0) & (i >= 0)
+            case "last":
+                return (j == parents - 1) & (i >= 0)
+            case _:
+                return abs(i - j) <= self.width
+
     def __str__(self) -> str:
         return f"window({self.width})" if self.kind == "window" else self.kind
 
@@ -127,39 +157,11 @@ REACHES = ("same", "every", "causal", "earlier", "before", "first", "last", "win
 
 @lru_cache(maxsize=64)
 def _matrix(reach: Reach, children: int, parents: int) -> NDArray[np.bool_]:
-    i, j = np.arange(children)[:, None], np.arange(parents)[None, :]
-    match reach.kind:
-        case "mask":
-            table = np.array(reach.table, dtype=bool)
-            if table.shape != (children, parents):
-                raise BNetError(
-                    "mask",
-                    expected=f"{table.shape[0]} words that read {table.shape[1]} (the mask's shape)",
-                    got=f"{children} words that read {parents}",
-                )
-            pairs = table
-        case "same":
-            if children != parents:
-                raise BNetError(
-                    "reach 'same'",
-                    expected="as many words as the parent has",
-                    got=f"{children} and {parents}",
-                )
-            pairs = i == j
-        case "every":
-            pairs = np.ones((children, parents), dtype=bool)
-        case "causal":
-            pairs = j <= i
-        case "earlier":
-            pairs = j < i
-        case "before":
-            pairs = j == i - 1
-        case "first":
-            pairs = (j == 0) & (i >= 0)
-        case "last":
-            pairs = (j == parents - 1) & (i >= 0)
-        case _:
-            pairs = abs(i - j) <= reach.width
+    reach.check(children, parents)
+    if reach.kind == "mask":
+        pairs = np.array(reach.table, dtype=bool)
+    else:
+        pairs = reach.holds(np.arange(children)[:, None], np.arange(parents)[None, :], parents)
     pairs.setflags(write=False)
     return pairs
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import networkx as nx
     from pgmpy.models import DiscreteBayesianNetwork
 
+    from bnet_transformer.compiler import Module
+
 
 class BNet:
     """A net: one declaration, its parameters, and every reading of them.
@@ -79,6 +81,18 @@ class BNet:
         A net with several stacks takes a mapping from stack. `given` fills further nodes that a declaration gives.
         """
         return Sentence(self, sentence_to_tensors(self.network, sentence, x, given))
+
+    def module(self) -> Module:
+        """The compiled net: an `nn.Module` in batched tensor operations.
+
+        >>> import bnet_transformer as bt
+        >>> module = bt.bayesuvius(dim=8, heads=4).module()
+        >>> module(torch.zeros(2, 5, 8)).shape                  # [states of c, batch, word, dim]
+        torch.Size([4, 2, 5, 8])
+        """
+        from bnet_transformer.compiler import Module
+
+        return Module(self.network)
 
     def save(self, path: str | Path) -> None:
         """Write the net to one safetensors file: its parameters, and its declaration as versioned JSON."""
@@ -251,15 +265,15 @@ class Sentence:
         export.write(path, self._exportable(options))
 
     def _exportable(self, options: Mapping[str, Any]) -> export.Exportable:
-        return export.Exportable(graph=lambda: self.graph(**options), world=self._world)
+        return export.Exportable(graph=lambda: self.graph(**options), world=self._world, evidence=self._seen)
 
     def to_pgmpy(self) -> DiscreteBayesianNetwork:
         """The discrete part, given the words, as a pgmpy network."""
-        return export.to_pgmpy(self._world)
+        return export.to_pgmpy(self._world, evidence=self._seen)
 
     def to_bif(self) -> str:
         """The discrete part, given the words, in the BIF format."""
-        return export.to_bif(self._world)
+        return export.to_bif(self._world, evidence=self._seen)
 
     def __repr__(self) -> str:
         said = " | ".join(" ".join(tokens) for tokens in self._intake.tokens.values())

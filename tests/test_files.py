@@ -1,5 +1,7 @@
 """Nets on disk: what comes back is what was saved, and strangers need consent."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import os

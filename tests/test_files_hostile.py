@@ -1,5 +1,7 @@
 """A file that is wrong in any way is a FileError, and costs neither memory nor patience."""
 
+from __future__ import annotations
+
 import functools
 import json
 import os

@@ -21,9 +21,7 @@ from bnet_transformer.errors import BNetError, DeclarationError, FileError, show
 from bnet_transformer.files.atomic import as_path, replacing
 from bnet_transformer.files.plain import from_plain, strangers, to_plain
 from bnet_transformer.network import Declaration, Network
-from bnet_transformer.network.network import _members, _once, check_parameters
-from bnet_transformer.network.order import check_reaches, templates_to_graph
-from bnet_transformer.network.templates import declaration_to_templates
+from bnet_transformer.network.network import check_parameters, outline
 
 FORMAT = "bnet_transformer net"
 VERSION = 1
@@ -200,21 +198,7 @@ def _read_net(where: Path, header: Mapping[str, Any], trust: bool | str | Collec
     if not isinstance(declaration, Declaration):
         raise FileError(str(where), expected="a Declaration", got=type(declaration).__name__)
     _bounded(str(where), declaration)
-    return _outline(declaration, header["seed"])
-
-
-def _outline(declaration: Declaration, seed: int) -> Network:
-    """The net of a declaration, checked, before it has parameters: a hostile size costs no memory."""
-    templates, faults = declaration_to_templates(declaration)
-    faults += check_reaches(templates, {template.key: template for template in templates})
-    order, cycles = templates_to_graph(declaration, templates)
-    faults += cycles
-    if order is not None:
-        members, more = _members(declaration, order)
-        faults += more
-    if faults or order is None:
-        raise DeclarationError(_once(faults))
-    return Network(declaration, order.graph, tuple(members), {}, seed)
+    return outline(declaration, header["seed"])
 
 
 def _bounded(where: str, declaration: Declaration) -> None:

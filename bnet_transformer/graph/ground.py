@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnet_transformer.axes import SLICE, WORD, join, split
-from bnet_transformer.errors import BudgetError, UnknownNameError, unknown
+from bnet_transformer.errors import BNetError, BudgetError, UnknownNameError, unknown
 from bnet_transformer.graph.folded import Bundle, Family, FoldedGraph
 
 MOST_NODES = 2**40
@@ -146,7 +146,7 @@ class Ground:
         found = {}
         for axis, size in zip(self.axes(family), self.shapes[family.index], strict=True):
             wanted = selection.words.get(family.stack) if axis == WORD else selection.plates.get(axis)
-            found[axis] = np.arange(size) if wanted is None else np.unique(np.asarray(wanted, dtype=np.int64))
+            found[axis] = np.arange(size) if wanted is None else _within(axis, wanted, size)
         return found
 
     def nodes(self, family: Family, selection: Selection = EVERYTHING) -> Ids:
@@ -282,6 +282,14 @@ class Ground:
             sources, targets = self._pairs(bundle, inner, outer, self.reads(bundle)[np.ix_(i, j)])
             found.extend((sources if up else targets).tolist())
         return found
+
+
+def _within(axis: str, wanted: Picks, size: int) -> Index:
+    """The wanted indices of an axis, each once, in order."""
+    index = np.unique(np.asarray(wanted, dtype=np.int64))
+    if len(index) and not 0 <= index[0] <= index[-1] < size:
+        raise BNetError(f"selection of {axis}", expected=f"indices from 0 to {size - 1}", got=index.tolist())
+    return index
 
 
 def _strides(shape: Sequence[int]) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -25,7 +25,7 @@ from bnet_transformer.network.order import (
 from bnet_transformer.network.templates import Key, Template, declaration_to_templates
 from bnet_transformer.tpm.base import TPM, Parameter, Parent, Shape
 
-MOST_FAMILIES = 200_000
+MOST_FAMILIES = 50_000
 MOST_NUMBERS = 2**33
 
 
@@ -115,10 +115,17 @@ class Network:
 
 def declare(declaration: Declaration, *, seed: int = 0, parameters: Mapping[str, Tensor] | None = None) -> Network:
     """A net from its declaration: checked as a whole, every fault reported at once, parameters seeded or given."""
+    network = outline(declaration, seed)
+    if parameters is not None:
+        return network.with_parameters(parameters)
+    return replace(network, parameters=initial(network.members, network.graph, seed))
+
+
+def outline(declaration: Declaration, seed: int = 0) -> Network:
+    """The net of a declaration, checked, before it has parameters: no size costs memory here."""
     _check_size(declaration)
     templates, faults = declaration_to_templates(declaration)
-    found = {template.key: template for template in templates}
-    faults += check_reaches(templates, found)
+    faults += check_reaches(templates, {template.key: template for template in templates})
     order, cycles = templates_to_graph(declaration, templates)
     faults += cycles
     members: list[Member] = []
@@ -127,9 +134,7 @@ def declare(declaration: Declaration, *, seed: int = 0, parameters: Mapping[str,
         faults += more
     if faults or order is None:
         raise DeclarationError(_once(faults))
-    start = initial(members, order.graph, seed)
-    network = Network(declaration, order.graph, tuple(members), start, seed)
-    return network if parameters is None else network.with_parameters(parameters)
+    return Network(declaration, order.graph, tuple(members), {}, seed)
 
 
 def _check_size(declaration: Declaration) -> None:
@@ -228,7 +233,7 @@ def _once(faults: list[Fault]) -> list[Fault]:
     return list(kept.values())
 
 
-def _wanted(members: tuple[Member, ...] | list[Member], graph: FoldedGraph) -> dict[str, tuple[Shape, Parameter]]:
+def _wanted(members: Sequence[Member], graph: FoldedGraph) -> dict[str, tuple[Shape, Parameter]]:
     wanted: dict[str, tuple[Shape, Parameter]] = {}
     for member in members:
         plates = tuple(graph.sizes[plate] for plate in member.family.plates)
@@ -237,7 +242,7 @@ def _wanted(members: tuple[Member, ...] | list[Member], graph: FoldedGraph) -> d
     return wanted
 
 
-def initial(members: list[Member], graph: FoldedGraph, seed: int) -> dict[str, Tensor]:
+def initial(members: Sequence[Member], graph: FoldedGraph, seed: int) -> dict[str, Tensor]:
     """Starting parameters; each has a generator of its own, so that one more node changes no other."""
     store = {}
     count = sum(math.prod(shape) for shape, _ in _wanted(members, graph).values())

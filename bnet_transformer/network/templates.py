@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -48,10 +49,17 @@ class Book:
 
     declaration: Declaration
     faults: list[Fault] = field(default_factory=list)
+    asked: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.stacks = {stack.name: stack for stack in self.declaration.stacks}
         self.outside = {node.role: node for node in self.declaration.nodes}
+
+    def near(self, reference: str, known: list[str]) -> str:
+        """The known roles near to one that is unknown."""
+        if reference not in self.asked:
+            self.asked[reference] = unknown("role", reference.rpartition(".")[2], known).allowed or ""
+        return self.asked[reference]
 
     def blame(self, node: str, expected: str, got: str) -> None:
         """Note a fault."""
@@ -133,13 +141,14 @@ def _blocks(declaration: Declaration) -> Iterator[tuple[str, list[tuple[str, Nod
 
 def _check_plates(book: Book) -> None:
     names = [plate.name for plate in book.declaration.plates]
-    for name in dict.fromkeys(names):
+    count = Counter(names)
+    for name in count:
         fault = role_fault(name)
         if fault or name in (WORD, SLICE):
             got = (fault or f"{name!r}, which every net has").replace("role", "name")
             book.blame(f"plate {name!r}", "a plain name of its own", got)
-        if names.count(name) > 1:
-            book.blame(f"plate {name!r}", "one declaration", f"{names.count(name)}")
+        if count[name] > 1:
+            book.blame(f"plate {name!r}", "one declaration", f"{count[name]}")
 
 
 def _plates(book: Book, stack: str, slice_: int | None, node: Node) -> tuple[str, ...]:
@@ -226,11 +235,8 @@ def _resolve(
             *book.outside,
             *(f"{s.name}.{n.role}" for s in book.stacks.values() if s.name for n in s.slice),
         ]
-        book.blame(
-            child.name,
-            f"an arrow from a declared role ({unknown('role', role, known).allowed})",
-            repr(reference),
-        )
+        near = book.near(reference, known)
+        book.blame(child.name, f"an arrow from a declared role ({near})", repr(reference))
         return None
     assert stack is not None
     at = _slice_of(book, child, stack, role, slice_, same_stack=stack.name == own)

@@ -1,0 +1,10 @@
+"""The compiled reading: a declaration as batched tensor operations.
+
+Passes: `network_to_plan` (which families a question needs, which choices it enumerates), then `plan_to_values` (their
+values, family by family, in one layout). `Module` holds the parameters and runs both.
+"""
+
+from bnet_transformer.compiler.module import Module
+from bnet_transformer.compiler.plan import Plan, network_to_plan
+
+__all__ = ["Module", "Plan", "network_to_plan"]

@@ -1,0 +1,266 @@
+"""Second pass, plan to values: every family as one tensor, in the layout `[*enumerated, batch, *plates, word, *shape]`.
+
+A dim on which a value does not depend has size 1, so values broadcast: all states of a selector share what lies
+before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bnet_transformer.axes import WORD
+from bnet_transformer.compiler.plan import Plan
+from bnet_transformer.network import Input, Member, Network
+from bnet_transformer.tpm import At
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things lie: the enumerated families, then the batch, the plates of the net, the word."""
+
+    enumerated: tuple[int, ...]
+    plates: tuple[str, ...]
+
+    @property
+    def batch(self) -> int:
+        return len(self.enumerated)
+
+    @property
+    def word(self) -> int:
+        return len(self.enumerated) + 1 + len(self.plates)
+
+    @property
+    def rank(self) -> int:
+        return self.word + 1
+
+    def axis(self, plate: str) -> int:
+        """The dim of a plate, or of the word."""
+        return self.word if plate == WORD else self.batch + 1 + self.plates.index(plate)
+
+
+@dataclass
+class Course:
+    """One run of a plan: the parameters, what is known, the words of each stack, and the values so far."""
+
+    network: Network
+    layout: Layout
+    parameters: Mapping[str, Tensor]
+    known: Mapping[int, Tensor]
+    words: Mapping[str, int]
+    present: Mapping[str, Tensor]
+    training: bool
+    values: dict[int, Tensor]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def plan_to_values(plan: Plan, course: Course) -> dict[int, Tensor]:
+    """The value of every family of a plan."""
+    for group in plan.groups:
+        if len(group) == 1 and not any(given.parent == group[0] for given in course.network.members[group[0]].inputs):
+            course.values[group[0]] = value(course, group[0])
+        else:
+            _scan(course, group)
+    return course.values
+
+
+def value(course: Course, index: int) -> Tensor:
+    """The value of one family, for all its words at once."""
+    member = course.network.members[index]
+    if index in course.known:
+        return _emitted(course, member, course.known[index])
+    if index in course.layout.enumerated:
+        return _emitted(course, member, states(course, index))
+    at, parents = seen(course, member)
+    return _full(course, member, member.tpm.value(at, *parents))
+
+
+def _full(course: Course, member: Member, value: Tensor) -> Tensor:
+    """A value with all dims of the layout: those that a TPM left out lead with size 1."""
+    missing = course.layout.rank + len(member.shape) - value.dim()
+    return value.reshape(*[1] * missing, *value.shape) if missing else value
+
+
+def states(course: Course, index: int) -> Tensor:
+    """All states of an enumerated family, along its own dim."""
+    place = course.layout.enumerated.index(index)
+    shape = [1] * course.layout.rank
+    shape[place] = -1
+    return torch.arange(count_states(course, index), device=course.device).reshape(shape)
+
+
+def count_states(course: Course, index: int) -> int:
+    """How many states a discrete family has; the words that it may read, where its state is a word."""
+    member = course.network.members[index]
+    if member.tpm.states is not None:
+        return member.tpm.states
+    read = next(given for given in member.inputs if WORD in given.over)
+    return course.words[course.network.members[read.parent].family.words or ""]
+
+
+def _emitted(course: Course, member: Member, known: Tensor) -> Tensor:
+    discrete = member.tpm.kind == "discrete" and not known.is_floating_point()
+    return _full(course, member, member.tpm.emit(_at(course, member, {}, {}), known)) if discrete else known
+
+
+def seen(course: Course, member: Member, word: int | None = None) -> tuple[At, list[Tensor]]:
+    """What a TPM sees: where it stands, then the value in each slot, aligned. `word` picks one word of a scan."""
+    read: dict[str, Tensor] = {}
+    mask: dict[str, Tensor] = {}
+    parents = []
+    for given in member.inputs:
+        found = course.values.get(given.parent)
+        if found is None:
+            found = _nothing(course, given)
+        for plate, selector in given.pick:
+            found = _picked(course, found, course.layout.axis(plate), selector)
+            if plate == WORD:
+                found = _within_reach(course, member, given, found, selector)
+        words = course.network.members[given.parent].family.words
+        if words is not None and WORD not in dict(given.pick):
+            found = _of_words(course, member, given, found, words, word)
+        for plate in reversed(given.over):
+            if plate != WORD:
+                found = found.unsqueeze(course.layout.rank).transpose(course.layout.axis(plate), course.layout.rank)
+        if given.over:
+            read[given.slot], mask[given.slot] = _who(course, member, given, word)
+        parents.append(found)
+    return _at(course, member, read, mask, word), parents
+
+
+def _nothing(course: Course, given: Input) -> Tensor:
+    """What is read of a word that is not there yet: zero, or state 0."""
+    parent = course.network.members[given.parent]
+    dtype = torch.long if parent.tpm.reads_by_index else course.dtype
+    return torch.zeros([1] * course.layout.rank + list(parent.shape), dtype=dtype, device=course.device)
+
+
+def _within_reach(course: Course, member: Member, given: Input, found: Tensor, selector: int) -> Tensor:
+    """A picked word that is out of reach gives zero (it has probability zero)."""
+    words = course.network.members[given.parent].family.words or ""
+    n = course.words[member.family.words] if member.family.words is not None else 1
+    reads = _reads(course, given, n, course.words[words])
+    state = course.values[selector]
+    word = torch.arange(n, device=course.device)
+    inside = reads[word, state]
+    return found * inside.reshape(*inside.shape, *[1] * (found.dim() - inside.dim()))
+
+
+def _of_words(course: Course, member: Member, given: Input, found: Tensor, words: str, word: int | None) -> Tensor:
+    """A parent's value at the words that are read: aligned with the child's, or as a collection behind them."""
+    axis = course.layout.word
+    n = found.shape[axis]
+    match given.reach.kind:
+        case "same":
+            return found if word is None else found.narrow(axis, word if n > 1 else 0, 1)
+        case "first":
+            return found.narrow(axis, 0, 1)
+        case "last":
+            return _last(course, found, words)
+        case "before":
+            if word is not None:
+                return found.narrow(axis, word - 1, 1) if word else torch.zeros_like(found.narrow(axis, 0, 1))
+            zero = torch.zeros_like(found.narrow(axis, 0, 1))
+            return torch.cat([zero, found.narrow(axis, 0, n - 1)], axis)
+        case _:
+            return found.unsqueeze(axis)
+
+
+def _last(course: Course, found: Tensor, words: str) -> Tensor:
+    """The last word that is present."""
+    axis = course.layout.word
+    if words not in course.present:
+        return found.narrow(axis, found.shape[axis] - 1, 1)
+    last = course.present[words].long().cumsum(-1).argmax(-1)
+    shape = [1] * found.dim()
+    shape[course.layout.batch] = -1
+    where = last.reshape(shape)
+    lead = torch.broadcast_shapes(where.shape, (*found.shape[:axis], 1, *found.shape[axis + 1 :]))
+    return found.expand(*lead[:axis], found.shape[axis], *lead[axis + 1 :]).gather(axis, where.expand(lead))
+
+
+def _who(course: Course, member: Member, given: Input, word: int | None) -> tuple[Tensor, Tensor]:
+    """For a collection: the indices of its entries, and which of them each word reads."""
+    network = course.network
+    if WORD not in given.over:
+        size = network.graph.sizes[given.over[-1]]
+        return torch.arange(size, device=course.device), torch.ones(size, dtype=torch.bool, device=course.device)
+    words = network.members[given.parent].family.words or ""
+    m = course.words[words]
+    n = 1 if member.family.words is None else course.words[member.family.words]
+    mask = _reads(course, given, n, m)
+    mask = mask if word is None else mask[word : word + 1]
+    if words in course.present:
+        present = course.present[words]
+        shape = (present.shape[0], *[1] * len(course.layout.plates), 1, m)
+        mask = mask & present.reshape(shape)
+        alone = ~mask.any(-1, keepdim=True)
+        mask = mask | alone  # a padding word that may read nobody reads everybody; nobody reads it
+    return torch.arange(m, device=course.device), mask
+
+
+def _reads(course: Course, given: Input, n: int, m: int) -> Tensor:
+    """`[n, m]`: which words each word reads."""
+    if given.reach.kind == "mask":
+        return torch.tensor(given.reach.table, device=course.device)
+    i, j = torch.arange(n, device=course.device), torch.arange(m, device=course.device)
+    mask: Tensor = given.reach.holds(i[:, None], j[None, :], m)
+    return mask
+
+
+def _picked(course: Course, found: Tensor, axis: int, selector: int) -> Tensor:
+    """The entry of a dim that a selector picks; a view where the selector is enumerated."""
+    if selector in course.layout.enumerated:
+        place = course.layout.enumerated.index(selector)
+        if found.shape[place] == 1:
+            return found.transpose(place, axis)
+    state = course.values[selector]
+    extra = found.dim() - state.dim()
+    where = state.reshape(*state.shape, *[1] * extra)
+    lead = torch.broadcast_shapes((*found.shape[:axis], 1, *found.shape[axis + 1 :]), where.shape)
+    return found.expand(*lead[:axis], found.shape[axis], *lead[axis + 1 :]).gather(axis, where.expand(lead))
+
+
+def _at(
+    course: Course,
+    member: Member,
+    read: Mapping[str, Tensor],
+    mask: Mapping[str, Tensor],
+    word: int | None = None,
+) -> At:
+    layout, family = course.layout, member.family
+    parameters = {}
+    for name in member.parameters:
+        stored = course.parameters[f"{member.owner}.{name}"]
+        shape = [1] * (1 + len(layout.plates) + 1)
+        for k, plate in enumerate(family.plates):
+            shape[1 + layout.plates.index(plate)] = stored.shape[k]
+        own = stored.shape[len(family.plates) :]
+        parameters[name] = stored.reshape(*shape, *own) if family.plates else stored
+    n = 1 if family.words is None else course.words[family.words]
+    place = torch.arange(n, device=course.device) if word is None else torch.tensor([word], device=course.device)
+    return At(parameters, place, read, mask, course.training, course.dtype)
+
+
+def _scan(course: Course, group: tuple[int, ...]) -> None:
+    """A group that reads itself at earlier words: word after word."""
+    axis = course.layout.word
+    stack = course.network.members[group[0]].family.words or ""
+    so_far: dict[int, list[Tensor]] = {index: [] for index in group}
+    for word in range(course.words[stack]):
+        for index in group:
+            member = course.network.members[index]
+            if index in course.known or index in course.layout.enumerated:
+                full = value(course, index)
+                so_far[index].append(full.narrow(axis, word if full.shape[axis] > 1 else 0, 1))
+            else:
+                at, parents = seen(course, member, word)
+                so_far[index].append(_full(course, member, member.tpm.value(at, *parents)))
+            later = torch.zeros_like(so_far[index][0])
+            rest = [later] * (course.words[stack] - word - 1)
+            shape = torch.broadcast_shapes(*(each.shape for each in so_far[index]))
+            course.values[index] = torch.cat([each.expand(shape) for each in so_far[index] + rest], axis)
