@@ -19,6 +19,7 @@ from bnet_transformer.reference import (
     choices,
     expected_reading,
     parents,
+    reading_parents,
     runs,
     support,
 )
@@ -70,7 +71,7 @@ def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Te
     layouts = set()
     for offset in range(len(world.ground.nodes(member.family))):
         node = base + offset
-        free = choices(world, parents(world, node), seen)
+        free = choices(world, reading_parents(world, node), seen)
         layouts.add(tuple(world.ground.family_of(choice).name for choice in free))
         table = []
         for run in runs(world, free, seen):

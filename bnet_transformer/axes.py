@@ -116,14 +116,14 @@ class Reach:
         """`[children, parents]`: true where word i of the child has an arrow from word j of the parent."""
         return _matrix(self, children, parents)
 
-    def check(self, children: int, parents: int) -> None:
-        """Refuse word counts that the reach cannot join."""
+    def check(self, children: int, parents: int, what: str = "") -> None:
+        """Refuse word counts that the reach cannot join; `what` says of which arrow."""
         fixed = (len(self.table), len(self.table[0])) if self.kind == "mask" else (children, children)
         if self.kind in ("same", "mask") and (children, parents) != fixed:
             wanted = f"{fixed[0]} words that read {fixed[1]}"
             why = "the mask's shape" if self.kind == "mask" else "each reads the same word of the other"
             got = f"{children} words that read {parents}"
-            raise BNetError(f"reach {self.kind}", expected=f"{wanted} ({why})", got=got)
+            raise BNetError(f"{what}reach {self.kind}", expected=f"{wanted} ({why})", got=got)
 
     def holds(self, i: Any, j: Any, parents: int) -> Any:
         """Whether word i reads word j, for arrays (of any library) of indices that broadcast; not for a mask."""

@@ -231,9 +231,9 @@ def _check_reads(network: Network, words: Mapping[str, int]) -> None:
         for given in member.inputs:
             parent = network.members[given.parent].family
             if parent.words is not None:
-                matrix = given.reach.matrix(n, words[parent.words])
-                empty = np.flatnonzero(~matrix.any(1))
-                if WORD in given.over and len(empty):
+                given.reach.check(n, words[parent.words], f"{parent.name} -> {family.name}, ")
+                empty = np.flatnonzero(~given.reach.matrix(n, words[parent.words]).any(1))
+                if WORD in given.over and len(empty) and not member.tpm.may_read_nothing:
                     raise BNetError(
                         f"word {empty[0]} of {family.name}",
                         expected=f"at least one word of {parent.name} to read",

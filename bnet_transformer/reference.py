@@ -90,16 +90,21 @@ class Run:
     def reading(self, node: int) -> tuple[list[int], Tensor] | None:
         """The words that a node reads and `P(j | i)` over them, where its TPM has that distribution."""
         member, index = _where(self.world, node)
-        at, *parents = self._seen(member, index)
+        at, *parents = self._seen(member, index, member.tpm.reading_slots())
         weights = member.tpm.reading(at, *parents)
         if weights is None:
             return None
         return next(iter(at.read.values())).tolist(), weights
 
-    def _seen(self, member: Member, index: tuple[int, ...]) -> tuple[At, *tuple[Tensor, ...]]:
-        """What the TPM of a node sees: where it stands, then the value in each slot."""
+    def _seen(
+        self, member: Member, index: tuple[int, ...], slots: tuple[str, ...] | None = None
+    ) -> tuple[At, *tuple[Tensor, ...]]:
+        """What the TPM of a node sees: where it stands, then the value in each slot (of `slots`, the rest empty)."""
         read, mask, values = {}, {}, []
         for given in member.inputs:
+            if slots is not None and given.slot not in slots:
+                values.append(torch.zeros(0))
+                continue
             shape, ids, words = sources(self.world, member, index, given, self.states)
             found = [self.value(node) if node >= 0 else None for node in ids]
             parent = self.world.network.members[given.parent]
@@ -107,7 +112,9 @@ class Run:
                 parent.shape, dtype=torch.long if parent.tpm.reads_by_index else self.world.network.dtype
             )
             filled = [zero if value is None else value for value in found]
-            values.append(torch.stack(filled).reshape(*shape, *filled[0].shape) if shape else filled[0])
+            values.append(
+                torch.stack(filled or [zero])[: len(filled)].reshape(*shape, *zero.shape) if shape else filled[0]
+            )
             if shape:
                 there = words if WORD in given.over else list(range(shape[-1]))
                 read[given.slot] = torch.tensor(there)
@@ -169,6 +176,9 @@ def _picked(
         if axis == plate:
             node = _selector(world, member, index, selector)
             state = world.do.get(node, states.get(node))
+            chooser, where = _where(world, node)
+            if state is None and isinstance(chooser.tpm, Given):
+                state = world.given[chooser.family.name][where]
             if state is None:
                 raise EvidenceError(world.ground.name(node), expected="a state, for it is random", got="none")
             return int(state)
@@ -203,6 +213,15 @@ def pending(world: World, node: int, known: Mapping[int, object], states: Mappin
 def parents(world: World, node: int) -> list[int]:
     """A node's parents after surgery: none where it is set."""
     return [] if node in world.do else world.ground.parents(node)
+
+
+def reading_parents(world: World, node: int) -> list[int]:
+    """The parents of a node on which its reading `P(j | i)` depends."""
+    member, _ = _where(world, node)
+    slots = member.tpm.reading_slots()
+    families = {given.parent for given in member.inputs if given.slot in slots}
+    families |= {selector for given in member.inputs if given.slot in slots for _, selector in given.pick}
+    return [parent for parent in parents(world, node) if world.ground.family_of(parent).index in families]
 
 
 def choices(world: World, nodes: Iterable[int], settled: Mapping[int, Tensor], *, beyond: bool = False) -> list[int]:
@@ -299,7 +318,7 @@ def expected_reading(
 ) -> tuple[list[int], Tensor] | None:
     """The words that a node reads and `P(j | i, evidence)`: its reading averaged over the posterior of the choices."""
     settled = {n: v for n, v in evidence.items() if _settles(world, n, v)}
-    free = choices(world, [*parents(world, node), *evidence], settled, beyond=True)
+    free = choices(world, [*reading_parents(world, node), *evidence], settled, beyond=True)
     words: list[int] = []
     found, logs = [], []
     for run in runs(world, free, settled, budget):

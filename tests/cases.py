@@ -273,6 +273,38 @@ def experts() -> bt.BNet:
     return bt.BNet(bt.Declaration([stack], plates=[bt.Plate("expert", 3)], name="experts"))
 
 
+def encoder_decoder() -> bt.BNet:
+    """Cross attention (Vaswani et al.): each decoder slice has its own keys and values over the encoder's words."""
+    given = [bt.Node("x", Given(4), plates=WORD)]
+    enc = bt.Stack(
+        [
+            *projections(),
+            bt.Node("a", Attention(Dot(None)), ["q", every("k"), every("v")], plates=WORD),
+            bt.Node("x", Add(), ["x", "a"], plates=WORD),
+        ],
+        given,
+        slices=2,
+        name="enc",
+    )
+    cross = [
+        bt.Node("W_k", Weight((4, 4))),
+        bt.Node("cross_q", Affine(4), ["a"], plates=WORD),
+        bt.Node("cross_k", Affine(), ["W_k", "enc.x"], plates=["enc.word"]),
+        bt.Node("cross_v", Linear(4), ["enc.x"], plates=["enc.word"]),
+        bt.Node("cross_a", Attention(Dot(None)), ["cross_q", every("cross_k"), every("cross_v")], plates=WORD),
+        bt.Node("past", Pool("sum"), [bt.Arrow("a", "earlier")], plates=WORD),
+    ]
+    own = bt.Node("a", Attention(), ["x", bt.Arrow("x", "causal"), bt.Arrow("x", "causal")], plates=WORD)
+    dec = bt.Stack(
+        [own, *cross, bt.Node("x", Add(), ["x", "cross_a", "past"], plates=WORD)],
+        given,
+        [bt.Node("y", Categorical(3), ["x"], plates=WORD)],
+        slices=2,
+        name="dec",
+    )
+    return bt.BNet(bt.Declaration([enc, dec], name="encoder-decoder"))
+
+
 def positioned() -> bt.BNet:
     """Rotary and relative positions, a sigmoid normaliser beside a softmax, a pooled real readout."""
     nodes = [
@@ -382,6 +414,7 @@ CASES: tuple[Case, ...] = (
     Case("marginal", marginal, evidence={"y_2": 1, "y_0": 0}),
     Case("hidden Markov", hidden_markov, evidence={"y_1": (0.1, 0.2), "y_2": (0.5, -0.4)}),
     Case("experts", experts, "the cat", evidence={"y_0": (0.3, 0.1, -0.2, 0.4)}),
+    Case("encoder-decoder", encoder_decoder, {"enc": "the cat sat", "dec": "le chat"}, {"dec_y_0": 1}),
     Case("positioned", positioned, evidence={"y": (0.1, -0.2)}),
     Case("shared slices", shared_slices),
 )

@@ -124,6 +124,24 @@ def test_faults(node, told):
     assert any(told in fault for fault in found), found
 
 
+def test_scope_and_words_are_told():
+    c = bt.Node("c", Categorical(2), ["x"], plates=WORD, scope="corpus")
+    assert any("a root without words alone" in fault for fault in faults(c))
+    both = bt.Node("k", Linear(4), ["x"], plates=["word", "enc.word"])
+    enc = bt.Stack([bt.Node("x", Add(), ["x"], plates=WORD)], [X], name="enc")
+    dec = bt.Stack([both], [X], name="dec")
+    with pytest.raises(bt.DeclarationError, match="the words of one stack"):
+        bt.BNet(bt.Declaration([enc, dec]))
+
+
+def test_a_wrong_number_of_words_names_the_arrow():
+    enc = bt.Stack([bt.Node("x", Add(), ["x"], plates=WORD)], [X], name="enc")
+    dec = bt.Stack([bt.Node("x", Add(), ["x", "enc.x"], plates=WORD)], [X], name="dec")
+    net = bt.BNet(bt.Declaration([enc, dec]))
+    with pytest.raises(bt.BNetError, match=r"enc_x_1 -> dec_x_1.*got 1 words that read 2"):
+        net.sentence({"enc": "a b", "dec": "c"})
+
+
 def test_shared_is_for_slices():
     shared = bt.Node("x", Given(4), plates=WORD, shared=True)
     assert any("within a slice alone" in fault for fault in faults(prologue=[shared]))

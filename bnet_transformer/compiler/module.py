@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -33,6 +34,8 @@ class Module(nn.Module):
             self.store[name.replace(".", "/")] = nn.Parameter(value, requires_grad=name in network.learnable)
         self.output = output_of(network)
         self._plans: dict[tuple[tuple[str, ...], frozenset[int]], Plan] = {}
+        with contextlib.suppress(BNetError):  # a default that cannot be computed is refused when it is asked for
+            self.plan((self.output,), frozenset())
 
     def forward(
         self,

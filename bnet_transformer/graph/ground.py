@@ -145,7 +145,7 @@ class Ground:
         """For each of a family's axes, the indices that a selection keeps."""
         found = {}
         for axis, size in zip(self.axes(family), self.shapes[family.index], strict=True):
-            wanted = selection.words.get(family.stack) if axis == WORD else selection.plates.get(axis)
+            wanted = selection.words.get(family.words or "") if axis == WORD else selection.plates.get(axis)
             found[axis] = np.arange(size) if wanted is None else _within(axis, wanted, size)
         return found
 

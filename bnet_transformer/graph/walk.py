@@ -44,7 +44,7 @@ def topological_order(ground: Ground) -> Ids:
         if not reads_itself:
             parts.append(ground.nodes(families[0]))
             continue
-        stack = families[0].stack
+        stack = families[0].words or ""
         for i in range(ground.words[stack]):
             here = Selection(words={stack: [i]})
             parts.extend(ground.nodes(family, here) for family in families)

@@ -77,7 +77,7 @@ def declaration_to_templates(declaration: Declaration) -> tuple[list[Template], 
             step,
             node,
             _plates(book, stack, slice_, node),
-            stack if WORD in node.plates and stack in book.stacks and step is not None else None,
+            _words(book, stack, step, node),
         )
         for stack, slice_, step, node in _placed(declaration)
     ]
@@ -126,10 +126,22 @@ def _check_names(book: Book) -> None:
     for stack, nodes in _blocks(declaration):
         seen = [(block, node.role) for block, node in nodes]
         for block, node in nodes:
+            if node.scope == "corpus" and (node.arrows or WORD in node.plates):
+                got = "parents" if node.arrows else "a word plate"
+                book.blame(stem_of(stack, node.role), "scope='corpus' for a root without words alone", got)
             if node.shared and block != "slice":
                 book.blame(stem_of(stack, node.role), "shared=True within a slice alone", f"it in the {block}")
         for block, role in dict.fromkeys(pair for pair in seen if seen.count(pair) > 1):
             book.blame(stem_of(stack, role), f"one declaration in the {block}", f"{seen.count((block, role))}")
+
+
+def _words(book: Book, stack: str, step: int | None, node: Node) -> str | None:
+    """The stack whose words a node is over: its own (`word`), another's (`enc.word`), or none."""
+    for plate in node.plates:
+        other, dot, name = plate.rpartition(".")
+        if name == WORD and dot and other in book.stacks:
+            return other
+    return stack if WORD in node.plates and step is not None else None
 
 
 def _blocks(declaration: Declaration) -> Iterator[tuple[str, list[tuple[str, Node]]]]:
@@ -156,6 +168,9 @@ def _plates(book: Book, stack: str, slice_: int | None, node: Node) -> tuple[str
     order = [plate.name for plate in book.declaration.plates]
     name = join(stem_of(stack, node.role), () if slice_ is None else (slice_,))
     outside = any(node is other for other in book.declaration.nodes)
+    others = [f"{other}.{WORD}" for other in book.stacks if other]
+    if sum(plate == WORD or plate in others for plate in node.plates) > 1:
+        book.blame(name, "the words of one stack", f"plates {', '.join(node.plates)}")
     for plate in dict.fromkeys(node.plates):
         if node.plates.count(plate) > 1:
             book.blame(name, "each plate once", f"{plate!r} {node.plates.count(plate)} times")
@@ -163,8 +178,8 @@ def _plates(book: Book, stack: str, slice_: int | None, node: Node) -> tuple[str
             book.blame(name, "no word plate: it stands outside the stacks", "plates with 'word'")
         elif plate == SLICE:
             book.blame(name, "plates without 'slice': the block where a node stands gives it", "'slice'")
-        elif plate != WORD and plate not in order:
-            known = ", ".join([*order, WORD])
+        elif plate != WORD and plate not in order and plate not in others:
+            known = ", ".join([*order, WORD, *others])
             book.blame(name, f"a declared plate ({known})", f"the plate {plate!r}")
     return tuple(plate for plate in order if plate in node.plates)
 
@@ -197,7 +212,7 @@ def _can_pick(book: Book, child: Template, parent: Template, plate: str, selecto
     if plate in child.plates:
         book.blame(child.name, f"no pick along {plate!r}, a plate of its own", f"pick by {selector.name}")
     tpm = selector.node.tpm
-    if tpm.kind != "discrete" or not tpm.reads_by_index:
+    if not tpm.reads_by_index:
         book.blame(child.name, "a pick by a discrete node", f"{selector.name}, which is {tpm.kind}")
     sizes = {p.name: p.size for p in book.declaration.plates}
     if plate in sizes and tpm.states != sizes[plate]:

@@ -155,6 +155,13 @@ class Attention(TPM):
         weights = rf"\underbrace{{{self._reading.fraction(s, s)}}}_{{P({given}){over}}}"
         return rf"\underbrace{{{total} {v} \, {weights}}}_{{\mathbb{{E}}_{{{given}}}[{v}]}}"
 
+    def reading_slots(self) -> tuple[str, ...]:
+        return self._reading.slots()
+
+    @property
+    def may_read_nothing(self) -> bool:
+        return self.normaliser.kind != "softmax"
+
     def why_no_reading(self) -> str:
         return f"the normaliser {self.normaliser.kind!r} gives weights that are no distribution"
 

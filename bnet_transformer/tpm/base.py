@@ -155,6 +155,15 @@ class TPM(abc.ABC):
         return None
 
     @property
+    def may_read_nothing(self) -> bool:
+        """True where a collection may be empty: a sum of nothing is zero, a distribution over nothing is not."""
+        return False
+
+    def reading_slots(self) -> tuple[str, ...]:
+        """The slots on which `P(j | i)` depends."""
+        return self.takes()
+
+    @property
     def support(self) -> str:
         """The values that the node can take, in words."""
         if self.kind == "discrete":

@@ -126,6 +126,10 @@ class Pool(TPM):
         single_axis(parents[0])
         return (vector(parents[0]),)
 
+    @property
+    def may_read_nothing(self) -> bool:
+        return self.how == "sum"
+
     def value(self, at: At, *parents: Tensor) -> Tensor:
         return pooled(self.how, parents[0], at.mask["x."])
 
