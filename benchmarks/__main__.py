@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import harness, imports, structure
+from benchmarks import compiled, harness, imports, structure
 from benchmarks.harness import Row
 
 ROWS = (
@@ -17,6 +17,8 @@ ROWS = (
     Row("networkx-128", "structure", structure.networkx_of_128_words),
     Row("import-over-torch", "structure", imports.import_over_torch),
     Row("import-alone", "structure", imports.import_alone),
+    Row("encoder-forward", "compiled", compiled.encoder_forward),
+    Row("encoder-training", "compiled", compiled.encoder_training),
 )
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.axes import WORD
+from bnet_transformer.compiler.fused import fused
 from bnet_transformer.compiler.plan import Plan
 from bnet_transformer.network import Input, Member, Network
 from bnet_transformer.tpm import At
@@ -76,7 +77,10 @@ def value(course: Course, index: int) -> Tensor:
     if index in course.layout.enumerated:
         return _emitted(course, member, states(course, index))
     at, parents = seen(course, member)
-    return _full(course, member, member.tpm.value(at, *parents))
+    reaches = {given.reach.kind for given in member.inputs if WORD in given.over}
+    bare = not course.present
+    found = fused(member, at, parents, whole=bare and reaches == {"every"}, causal=bare and reaches == {"causal"})
+    return _full(course, member, member.tpm.value(at, *parents) if found is None else found)
 
 
 def _full(course: Course, member: Member, value: Tensor) -> Tensor:

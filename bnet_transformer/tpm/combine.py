@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bnet_transformer.errors import BNetError, number, one_of
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Shape, matrix, single_axis, vector
+from bnet_transformer.tpm.linear import apply
 from bnet_transformer.tpm.notation import numeral
 from bnet_transformer.tpm.pool import POOLS, pooled, pooled_latex
 from bnet_transformer.tpm.symbols import Symbols
@@ -91,7 +92,8 @@ class Concat(TPM):
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
         if self.mapped:
-            total = torch.einsum("...hof,...hf->...o", parents[0], parents[1])
+            W_o = parents[0].movedim(-3, -2).flatten(-2)
+            total = apply(W_o, parents[1].flatten(-2))
         else:
             total = parents[0].flatten(-2)
         if self.bias:

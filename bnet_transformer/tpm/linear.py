@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import final
 
@@ -79,6 +80,8 @@ class Affine(TPM):
 
 def apply(W: Tensor, x: Tensor) -> Tensor:
     """`W x` for one vector or a batch of them."""
+    if math.prod(W.shape[:-2]) == 1 and W.dim() <= x.dim() + 1:
+        return torch.nn.functional.linear(x, W.reshape(W.shape[-2:]))
     return torch.einsum("...oi,...i->...o", W, x)
 
 

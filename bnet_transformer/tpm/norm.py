@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from torch import Tensor
+from torch.nn import functional
 
 from bnet_transformer.errors import number, one_of
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Shape, vector
@@ -44,8 +45,8 @@ class Norm(TPM):
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
         x = parents[0]
-        centred = x - x.mean(-1, keepdim=True) if self.form == "layer" else x
-        scaled = centred * (centred.square().mean(-1, keepdim=True) + self.eps).rsqrt()
+        scale = functional.layer_norm if self.form == "layer" else functional.rms_norm
+        scaled = scale(x, x.shape[-1:], eps=self.eps)
         if not self.affine:
             return scaled
         return at["gain"] * scaled + at["bias"] if self.form == "layer" else at["gain"] * scaled

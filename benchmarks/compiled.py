@@ -1,0 +1,85 @@
+"""Rows of the compiled reading: the same job as a peer does it, with the same weights and equal results."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import bnet_transformer as bt
+from benchmarks.harness import Figure, figure, interleaved, ratios
+from bnet_transformer.tpm import Add, Affine, Attention, Concat, Dot, FeedForward, Given, Norm, Weight
+
+DIM, HEADS, SLICES, BATCH, WORDS = 384, 12, 6, 8, 128
+WORD = ["word"]
+EACH = ["head", "word"]
+
+
+def encoder_forward() -> list[Figure]:
+    """Forward of a 6-slice, 384-wide, 12-head concat net with feed-forward (post-norm) at 8 x 128 words, against
+    `torch.nn.TransformerEncoder` of the same shape and weights; no gradients."""
+    ours, theirs, x = _pair()
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-4)
+        spent = interleaved({"ours": lambda: ours(x), "theirs": lambda: theirs(x)}, runs=15)
+    return _told(spent)
+
+
+def encoder_training() -> list[Figure]:
+    """Forward and backward of the same pair."""
+    ours, theirs, x = _pair()
+    run = {"ours": lambda: ours(x).sum().backward(), "theirs": lambda: theirs(x).sum().backward()}
+    return _told(interleaved(run, runs=11))
+
+
+def _told(spent: dict[str, list[float]]) -> list[Figure]:
+    return [
+        figure("compiled net", spent["ours"], "s"),
+        figure("torch.nn.TransformerEncoder", spent["theirs"], "s"),
+        figure("ratio", ratios(spent["ours"], spent["theirs"]), "", target=1.05),
+    ]
+
+
+def _pair() -> tuple[nn.Module, nn.Module, Tensor]:
+    torch.manual_seed(0)
+    slice_ = nn.TransformerEncoderLayer(DIM, HEADS, 4 * DIM, dropout=0.0, batch_first=True)
+    theirs = nn.TransformerEncoder(slice_, SLICES, enable_nested_tensor=False).train()
+    return _of(theirs).module().train(), theirs, torch.randn(BATCH, WORDS, DIM)
+
+
+def _of(encoder: nn.TransformerEncoder) -> bt.BNet:
+    """The bnet of a torch encoder, with its weights."""
+    width = DIM // HEADS
+    maps = [bt.Node(f"W_{r}", Weight((width, DIM)), plates=["head"]) for r in "qkv"]
+    maps += [bt.Node(r, Affine(), [f"W_{r}", "x"], EACH) for r in "qkv"]
+    steps = [
+        bt.Node("a", Attention(Dot(None)), ["q", bt.Arrow("k", "every"), bt.Arrow("v", "every")], EACH),
+        bt.Node("W_o", Weight((DIM, width)), plates=["head"]),
+        bt.Node("mix", Concat(bias=True), ["W_o", "a"], WORD),
+        bt.Node("add1", Add(), ["x", "mix"], WORD),
+        bt.Node("norm1", Norm(), ["add1"], WORD),
+        bt.Node("ffn", FeedForward(4 * DIM), ["norm1"], WORD),
+        bt.Node("add2", Add(), ["norm1", "ffn"], WORD),
+        bt.Node("x", Norm(), ["add2"], WORD),
+    ]
+    stack = bt.Stack([*maps, *steps], [bt.Node("x", Given(DIM), plates=WORD)], slices=SLICES)
+    net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", HEADS)], name="encoder"))
+    found: dict[str, Tensor] = {}
+    for t, layer in enumerate(encoder.layers):
+        weights = {name: value.detach() for name, value in layer.named_parameters()}
+        qkv = weights["self_attn.in_proj_weight"].reshape(3, HEADS, width, DIM)
+        biases = weights["self_attn.in_proj_bias"].reshape(3, HEADS, width)
+        for k, r in enumerate("qkv"):
+            found |= {f"W_{r}_{t}.value": qkv[k], f"{r}_{t}.bias": biases[k]}
+        found |= {
+            f"W_o_{t}.value": weights["self_attn.out_proj.weight"].reshape(DIM, HEADS, width).transpose(0, 1),
+            f"mix_{t}.bias": weights["self_attn.out_proj.bias"],
+            f"norm1_{t}.gain": weights["norm1.weight"],
+            f"norm1_{t}.bias": weights["norm1.bias"],
+            f"ffn_{t}.weight_in": weights["linear1.weight"],
+            f"ffn_{t}.bias_in": weights["linear1.bias"],
+            f"ffn_{t}.weight_out": weights["linear2.weight"],
+            f"ffn_{t}.bias_out": weights["linear2.bias"],
+            f"x_{t + 1}.gain": weights["norm2.weight"],
+            f"x_{t + 1}.bias": weights["norm2.bias"],
+        }
+    return net.replace(found)
