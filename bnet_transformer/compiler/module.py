@@ -33,7 +33,7 @@ class Module(nn.Module):
         for name, value in network.parameters.items():
             self.store[name.replace(".", "/")] = nn.Parameter(value, requires_grad=name in network.learnable)
         self.output = output_of(network)
-        self._plans: dict[tuple[tuple[str, ...], frozenset[int]], Plan] = {}
+        self._plans: dict[tuple[tuple[str, ...], frozenset[int], frozenset[int]], Plan] = {}
         with contextlib.suppress(BNetError):  # a default that cannot be computed is refused when it is asked for
             self.plan((self.output,), frozenset())
 
@@ -48,25 +48,39 @@ class Module(nn.Module):
     ) -> Tensor | dict[str, Tensor]:
         """The wanted values; a dict where `want` is given."""
         names = (self.output,) if want is None else tuple(want)
+        course, plan = self.course(names, x, mask, do=do, given=given)
+        found = {name: self._wanted(course, name, index) for name, index in zip(names, plan.wanted, strict=True)}
+        return found[self.output] if want is None else found
+
+    def course(
+        self,
+        want: tuple[str, ...],
+        x: Values | None = None,
+        mask: Values | None = None,
+        *,
+        do: Mapping[str, Tensor] | None = None,
+        given: Mapping[str, Tensor] | None = None,
+        enumerate_too: frozenset[int] = frozenset(),
+    ) -> tuple[Course, Plan]:
+        """All values that the wanted families need, in one layout, and the plan that computed them."""
         parameters = {name: self.store[name.replace(".", "/")] for name in self.network.parameters}
         inputs, words, batch, device = self._inputs(x, given or {})
         set_ = {self.network.graph.family(name).index: value for name, value in mapping("do", do).items()}
-        plan = self.plan(names, frozenset(set_))
+        plan = self.plan(want, frozenset(set_), enumerate_too)
         layout = Layout(plan.enumerated, tuple(self.network.graph.sizes))
         dtype = next((p.dtype for p in parameters.values()), torch.get_default_dtype())
         present = self._present(mask, words, batch)
         course = Course(self.network, layout, parameters, {}, words, present, self.training, {}, dtype, device)
-        course.known = {index: _laid_out(course, index, value) for index, value in {**inputs, **set_}.items()}
+        course.known = {index: laid_out(course, index, value) for index, value in {**inputs, **set_}.items()}
         plan_to_values(plan, course)
-        found = {name: self._wanted(course, name, index) for name, index in zip(names, plan.wanted, strict=True)}
-        return found[self.output] if want is None else found
+        return course, plan
 
-    def plan(self, want: tuple[str, ...], known: frozenset[int]) -> Plan:
+    def plan(self, want: tuple[str, ...], known: frozenset[int], enumerate_too: frozenset[int] = frozenset()) -> Plan:
         """The plan of a question, made once."""
-        key = (want, known)
+        key = (want, known, enumerate_too)
         if key not in self._plans:
             given = {m.family.index for m in self.network.members if isinstance(m.tpm, Given)}
-            self._plans[key] = network_to_plan(self.network, want, known | given)
+            self._plans[key] = network_to_plan(self.network, want, known | given, enumerate_too)
         return self._plans[key]
 
     def _wanted(self, course: Course, name: str, index: int) -> Tensor:
@@ -149,7 +163,7 @@ def output_of(network: Network) -> str:
     return last.name
 
 
-def _laid_out(course: Course, index: int, value: Tensor) -> Tensor:
+def laid_out(course: Course, index: int, value: Tensor) -> Tensor:
     """A value `[batch, *plates, word, *shape]` (or without batch) in the layout."""
     member = course.network.members[index]
     family, layout = member.family, course.layout

@@ -21,11 +21,13 @@ class Plan:
     wanted: tuple[int, ...]
 
 
-def network_to_plan(network: Network, want: Sequence[str], known: Collection[int] = ()) -> Plan:
+def network_to_plan(
+    network: Network, want: Sequence[str], known: Collection[int] = (), enumerate_too: Collection[int] = ()
+) -> Plan:
     """The plan for some families; `known` are those whose value comes from outside (`do`, evidence)."""
     wanted = tuple(network.graph.family(name).index for name in want)
-    needed: set[int] = set()
-    enumerated: set[int] = set()
+    needed: set[int] = set(enumerate_too)
+    enumerated: set[int] = set(enumerate_too)
     stack = [parent for index in wanted for parent in _above(network, index, known, wanted=True)]
     stack += [index for index in wanted if not _random(network.members[index]) or index in known]
     while stack:
@@ -46,7 +48,7 @@ def network_to_plan(network: Network, want: Sequence[str], known: Collection[int
         kept for group in network.graph.groups if (kept := tuple(index for index in group if index in needed))
     )
     for index in enumerated:
-        _check_enumerated(network, index, needed | set(wanted), enumerated)
+        _check_enumerated(network, index, (needed - enumerated) | set(wanted), enumerated)
     return Plan(groups, tuple(sorted(enumerated)), wanted)
 
 
@@ -66,17 +68,16 @@ def _check_enumerated(network: Network, index: int, computed: set[int], enumerat
     """A choice for each word may be enumerated in parallel only while no word's value depends on another's choice."""
     member = network.members[index]
     reached = {index} if member.family.words is not None else set()
-    for child in sorted(computed - enumerated) if reached else ():
+    for child in sorted(computed) if reached else ():
         inputs = network.members[child].inputs
         picks = {selector for given in inputs for _, selector in given.pick}
         reads = [given for given in inputs if given.parent in reached]
-        mixes = any(given.reach.kind != "same" and WORD not in dict(given.pick) for given in reads)
-        if mixes:
+        if any(given.reach.kind != "same" and WORD not in dict(given.pick) for given in reads):
             raise BNetError(
                 member.family.name,
                 expected="a choice whose words do not meet, to be enumerated for all words at once",
                 got=f"{network.members[child].family.name}, which reads other words' choices",
                 allowed="do= for that choice; the reference, for a small net",
             )
-        if reads or picks & reached:
+        if child not in enumerated and (reads or picks & reached):
             reached.add(child)

@@ -1,0 +1,114 @@
+"""Exact elimination against the reference, on every case that has a likelihood and discrete choices."""
+
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer import reference
+from bnet_transformer.inference import Evidence, log_evidence, posterior
+from bnet_transformer.tpm import Categorical, Normal
+from tests.cases import CASES, Case
+
+D = torch.float64
+IDS = {"ids": lambda case: case.name}
+REFUSED = ("word, two slices", "hidden Markov")
+
+
+def gathered(s: bt.Sentence, seen: dict[int, torch.Tensor]) -> dict[str, Evidence]:
+    """Evidence on ground nodes as evidence on families, for a batch of one."""
+    found = {}
+    for node, value in seen.items():
+        family = s.ground.family_of(node)
+        shape = s.ground.shapes[family.index]
+        if family.name not in found:
+            values = torch.zeros(1, *shape, *value.shape, dtype=value.dtype)
+            found[family.name] = Evidence(values, torch.zeros(1, *shape, dtype=torch.bool))
+        index = torch.unravel_index(torch.tensor(node - int(s.ground.offsets[family.index])), shape) if shape else ()
+        found[family.name].value[(0, *index)] = value
+        found[family.name].observed[(0, *index)] = True
+    return found
+
+
+def ask(case: Case, evidence: dict[str, object]):
+    s = case.sentence
+    seen = s.observe(evidence)._seen
+    given = {name: value[None] for name, value in s._intake.given.items()}
+    return s, seen, {"module": s.net.module().eval(), "evidence": gathered(s, seen), "given": given}
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.evidence], **IDS)
+def test_log_evidence_is_the_references(case: Case):
+    s, seen, question = ask(case, dict(case.evidence))
+    if case.name in REFUSED:
+        with pytest.raises(bt.BNetError):
+            log_evidence(**question)
+        return
+    got = log_evidence(**question)
+    expected = reference.log_evidence(s._world, seen)
+    torch.testing.assert_close(got.flatten()[0], expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.evidence and c.name not in REFUSED], **IDS)
+def test_posteriors_are_the_references(case: Case):
+    s, seen, question = ask(case, dict(case.evidence))
+    for member in s.net.network.members:
+        family = member.family
+        if member.tpm.kind != "discrete" or family.name in question["evidence"]:
+            continue
+        got = posterior(query=family.name, **question)
+        shape = s.ground.shapes[family.index]
+        for k, node in enumerate(s.ground.nodes(family).tolist()):
+            expected = reference.posterior(s._world, node, seen)
+            one = got.reshape(-1, got.shape[-1])[k]
+            torch.testing.assert_close(one, expected, rtol=1e-8, atol=1e-10)
+        assert tuple(got.shape[:-1]) == (1, *shape)
+
+
+@pytest.mark.parametrize("name", ["codebook", "slice", "two selectors", "word, codebook"])
+def test_evidence_on_choices_and_values(name):
+    case = next(c for c in CASES if c.name == name)
+    s = case.sentence
+    choices = [m for m in s.net.network.members if m.tpm.kind == "discrete" and not m.family.role.startswith("y")]
+    first = s.ground.name(int(s.ground.offsets[choices[-1].family.index]))
+    _, seen, question = ask(case, {**case.evidence, first: 1})
+    got = posterior(query=choices[0].family.name, **question)
+    node = int(s.ground.offsets[choices[0].family.index])
+    torch.testing.assert_close(
+        got.reshape(-1, got.shape[-1])[0], reference.posterior(s._world, node, seen), rtol=1e-8, atol=1e-10
+    )
+
+
+def test_responsibilities_of_a_batch_by_hand():
+    net = bt.bayesuvius(4, heads=3, slices=2, observe=Normal(0.5)).to(D)
+    module = net.module()
+    x, y = torch.randn(6, 5, 4, dtype=D), torch.randn(6, 5, 4, dtype=D)
+    mean = module(x, want=["x_2"])["x_2"]
+    log_p = torch.distributions.Normal(mean, net.parameters["y.log_sigma"].exp()).log_prob(y).sum((-1, -2))
+    expected = torch.softmax(log_p + torch.log_softmax(net.parameters["c.logits"], 0)[:, None], 0).T
+    got = posterior(module, "c", {"y": Evidence(y)}, x)
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_selector_of_the_corpus_sums_over_sentences_first():
+    net = bt.bayesuvius(3, heads=2, per="corpus", observe=Normal(1.0)).to(D)
+    module = net.module()
+    x, y = torch.randn(4, 2, 3, dtype=D), torch.randn(4, 2, 3, dtype=D)
+    mean = module(x, want=["x_1"])["x_1"]
+    log_p = torch.distributions.Normal(mean, torch.ones((), dtype=D)).log_prob(y).sum((1, 2, 3))
+    expected = torch.logsumexp(log_p + torch.log_softmax(net.parameters["c.logits"], 0), 0)
+    torch.testing.assert_close(log_evidence(module, {"y": Evidence(y)}, x), expected[None], rtol=1e-10, atol=1e-10)
+
+
+def test_gradients_of_the_marginal_reach_the_parameters():
+    net = bt.bayesuvius(3, heads=2, atoms=2, observe=Categorical(3), prior=1.0).to(D)
+    module = net.module()
+    y = torch.randint(3, (4, 2))
+    log_evidence(module, {"y": Evidence(y)}, torch.randn(4, 2, 3, dtype=D)).sum().backward()
+    for name, value in module.store.items():
+        assert value.grad is not None and value.grad.abs().sum() > 0, name
+
+
+def test_past_the_budget_it_refuses_with_the_count():
+    net = bt.bayesuvius(3, heads=2, atoms=50, observe=Categorical(2))
+    with pytest.raises(bt.BudgetError, match="125000"):
+        log_evidence(net.module(), {"y": Evidence(torch.zeros(1, 2, dtype=torch.long))}, torch.zeros(1, 2, 3))
