@@ -19,6 +19,7 @@ ROWS = (
     Row("import-alone", "structure", imports.import_alone),
     Row("encoder-forward", "compiled", compiled.encoder_forward),
     Row("encoder-training", "compiled", compiled.encoder_training),
+    Row("mixture-step", "compiled", compiled.mixture_step),
 )
 
 

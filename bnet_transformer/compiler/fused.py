@@ -13,6 +13,8 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.network import Member
 from bnet_transformer.tpm import Affine, At, Attention, Dot, Linear
 
+FEW = 16 * 16
+
 
 def fused(member: Member, at: At, parents: list[Tensor], *, whole: bool, causal: bool) -> Tensor | None:
     """The value of a node by a fused operation, where there is one.
@@ -41,7 +43,12 @@ def _linear(W: Tensor, x: Tensor) -> Tensor | None:
 
 
 def _is_plain(tpm: Attention, member: Member, parents: list[Tensor]) -> bool:
-    """True for scaled dot-product attention over words, and nothing added to the score."""
+    """True for scaled dot-product attention over words, nothing added to the score, and words enough to gain by it.
+
+    Explicit products are faster for few words (measured forward and backward on 2 cores: 1.2 times at 16 x 16).
+    """
+    if parents[0].shape[-2] * parents[1].shape[-2] <= FEW:
+        return False
     score = tpm.score
     plain = isinstance(score, Dot) and score.rotary is None and tpm.bias is None and tpm.over == "keys"
     return plain and tpm.normaliser.kind == "softmax" and member.inputs[1].over == (WORD,) and parents[1].dim() >= 4

@@ -14,9 +14,11 @@ from bnet_transformer.tpm import Given
 @dataclass(frozen=True)
 class Plan:
     """What is computed: groups of families in order (several in one group read each other word after word), the
-    discrete families whose states lead as enumerated dims, the families whose distribution alone is wanted."""
+    families that nothing reads after each group, the discrete families whose states lead as enumerated dims, and what
+    is wanted."""
 
     groups: tuple[tuple[int, ...], ...]
+    done: tuple[tuple[int, ...], ...]
     enumerated: tuple[int, ...]
     wanted: tuple[int, ...]
 
@@ -49,7 +51,20 @@ def network_to_plan(
     )
     for index in enumerated:
         _check_enumerated(network, index, (needed - enumerated) | set(wanted), enumerated)
-    return Plan(groups, tuple(sorted(enumerated)), wanted)
+    return Plan(groups, _done(network, groups, wanted), tuple(sorted(enumerated)), wanted)
+
+
+def _done(
+    network: Network, groups: tuple[tuple[int, ...], ...], wanted: tuple[int, ...]
+) -> tuple[tuple[int, ...], ...]:
+    """After each group, the families that are read no more."""
+    kept = {*wanted, *(bundle.parent for index in wanted for bundle in network.graph.into[index])}
+    last: dict[int, int] = {}
+    for k, group in enumerate(groups):
+        for index in group:
+            last.setdefault(index, k)
+            last |= {bundle.parent: k for bundle in network.graph.into[index]}
+    return tuple(tuple(i for i, at in last.items() if at == k and i not in kept) for k in range(len(groups)))
 
 
 def _random(member: Member) -> bool:

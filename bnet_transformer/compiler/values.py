@@ -61,11 +61,13 @@ class Course:
 
 def plan_to_values(plan: Plan, course: Course) -> dict[int, Tensor]:
     """The value of every family of a plan."""
-    for group in plan.groups:
+    for group, done in zip(plan.groups, plan.done, strict=True):
         if len(group) == 1 and not any(given.parent == group[0] for given in course.network.members[group[0]].inputs):
             course.values[group[0]] = value(course, group[0])
         else:
             _scan(course, group)
+        for index in done:
+            course.values.pop(index, None)
     return course.values
 
 

@@ -138,7 +138,7 @@ def _likelihood(course: Course, index: int, member: Member, told: Evidence, atol
     value = laid_out(course, index, told.value)
     at, parents = seen(course, member)
     if member.tpm.kind == "continuous":
-        table = member.tpm.distribution(at, *parents).log_prob(value)
+        table = member.tpm.log_prob(at, value, *parents)
         return _where_seen(course, member, told, table.clamp(min=NEVER))
     if value.is_floating_point():
         raise BNetError(member.family.name, expected="states, for nothing reads its tensors", got="tensors")

@@ -130,6 +130,11 @@ class TPM(abc.ABC):
         value = self.value(at, *parents)
         return Delta(value, event_dim=value.dim())
 
+    def log_prob(self, at: At, value: Tensor, *parents: Tensor) -> Tensor:
+        """`log P(value | parents)` of a continuous node; a TPM may write it shorter than its distribution does."""
+        found: Tensor = self.distribution(at, *parents).log_prob(value)
+        return found
+
     def reading(self, at: At, *parents: Tensor) -> Tensor | None:
         """The attention distribution `P(j | i)`, `[..., m]`, where the TPM has one."""
         return None

@@ -66,6 +66,13 @@ class Normal(TPM):
             return x
         return torch.einsum("...od,...d->...o", at["weight"], x) + at["bias"]
 
+    def log_prob(self, at: At, value: Tensor, *parents: Tensor) -> Tensor:
+        gap = value - self.mean(at, *parents)
+        log_sigma = at["log_sigma"]
+        square = torch.linalg.vecdot(gap, gap) * (-2 * log_sigma).exp()
+        found: Tensor = -0.5 * square - gap.shape[-1] * (log_sigma + 0.5 * math.log(2 * math.pi))
+        return found
+
     def distribution(self, at: At, *parents: Tensor) -> Distribution:
         mean = self.mean(at, *parents)
         sigma = at["log_sigma"].exp()[..., None].expand(mean.shape)
