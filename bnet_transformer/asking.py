@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributions import Categorical, Distribution
+from torch.distributions import Categorical, Distribution, Independent
+from torch.distributions import Normal as TorchNormal
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, unknown, whole
@@ -21,6 +22,8 @@ from bnet_transformer.reference import (
     parents,
     reading_parents,
     runs,
+    settling,
+    single_parents,
     support,
 )
 from bnet_transformer.tpm import TPM
@@ -29,6 +32,9 @@ from bnet_transformer.tpm import TPM
 def must_be_discrete(world: World, node: int) -> None:
     """Refuse a node without a finite number of states."""
     member = world.network.members[world.ground.family_of(node).index]
+    if node in world.do:
+        got = f"one that is set to {world.do[node].tolist()}"
+        raise BNetError(world.ground.name(node), expected="a node that is still random", got=got)
     if member.tpm.kind != "discrete":
         names = [m.family.name for m in world.network.members if m.tpm.kind == "discrete"]
         raise BNetError(
@@ -41,6 +47,7 @@ def must_be_discrete(world: World, node: int) -> None:
 
 def distribution(world: World, node: int, seen: Mapping[int, Tensor]) -> Distribution:
     """`P(node | parents)`, batched over the open choices that decide the parents: `[*states]`."""
+    seen = settling(world, seen)
     free = choices(world, parents(world, node), seen)
     sizes = [support(world, choice) for choice in free]
     found = [run.distribution(node) for run in runs(world, free, seen)]
@@ -52,6 +59,15 @@ def distribution(world: World, node: int, seen: Mapping[int, Tensor]) -> Distrib
         return Categorical(logits=logits.reshape(*sizes, -1), validate_args=False)
     from pyro.distributions import Delta, Normal
 
+    plain = isinstance(first, Independent) and isinstance(first.base_dist, TorchNormal)
+    if not plain and not isinstance(first, Delta):
+        names = ", ".join(world.ground.name(choice) for choice in free)
+        raise BNetError(
+            world.ground.name(node),
+            expected=f"{names} settled (do or observe)",
+            got="open choices",
+            allowed=f"a batch is made of categoricals, deltas and normals, not of {type(first).__name__}",
+        )
     if isinstance(first, Delta):
         values = torch.stack([each.v for each in found])  # type: ignore[attr-defined]
         return Delta(values.reshape((*sizes, *first.v.shape)), event_dim=first.v.dim())
@@ -64,6 +80,7 @@ def distribution(world: World, node: int, seen: Mapping[int, Tensor]) -> Distrib
 def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Tensor]) -> Tensor:
     """`P(j | i)` of the family that reads in a slice: `[*states, *plates, word, word]`."""
     member = _reader(world, slice_, role)
+    seen = settling(world, seen)
     base, shape = int(world.ground.offsets[member.family.index]), world.ground.shapes[member.family.index]
     given = next(given for given in member.inputs if WORD in given.over or dict(given.pick).get(WORD) is not None)
     width = world.ground.words[world.network.members[given.parent].family.words or ""]
@@ -71,8 +88,14 @@ def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Te
     layouts = set()
     for offset in range(len(world.ground.nodes(member.family))):
         node = base + offset
+        if node in world.do:
+            raise BNetError(
+                f"attention of {member.family.name}",
+                expected="nodes that read",
+                got=f"{world.ground.name(node)}, which is set",
+            )
         free = choices(world, reading_parents(world, node), seen)
-        layouts.add(tuple(world.ground.family_of(choice).name for choice in free))
+        layouts.add(_layout(world, free, node))
         table = []
         for run in runs(world, free, seen):
             reading = run.reading(node)
@@ -86,11 +109,24 @@ def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Te
         raise BNetError(
             f"attention of {member.family.name}",
             expected="words that depend on the same open choices",
-            got="words that depend on different ones: " + "; ".join(", ".join(names) for names in sorted(layouts)),
+            got=f"{len(layouts)} different sets of them",
             allowed="do(...) or observe(...) on these choices first",
         )
     stacked = torch.stack(rows, -2)
     return stacked.reshape((*stacked.shape[:-2], *shape, width))
+
+
+def _layout(world: World, free: list[int], node: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The choices that a row depends on, family by family; a choice of the row's own word counts as the row's own."""
+    word = world.ground.locate(world.ground.name(node))[1][-1:]
+    families: dict[str, list[tuple[int, ...]]] = {}
+    for choice in free:
+        family, index = world.ground.locate(world.ground.name(choice))
+        families.setdefault(family.name, []).append(index)
+    return tuple(
+        (name, () if len(found) == 1 and found[0][-1:] == word else tuple(i for index in found for i in index))
+        for name, found in families.items()
+    )
 
 
 def _reader(world: World, slice_: int, role: str | None) -> Member:
@@ -130,11 +166,12 @@ def arrow_weights(
             if reading is None:
                 continue
             share = dict(zip(reading[0], reading[1].tolist(), strict=True))
+            alone = single_parents(world, node)
             for given in member.inputs:
                 parent = world.network.members[given.parent].family
                 if WORD in given.over:
                     for other in world.ground.parents(node):
-                        if world.ground.family_of(other) == parent:
+                        if world.ground.family_of(other) == parent and other not in alone:
                             offset = other - int(world.ground.offsets[parent.index])
                             word = offset % world.ground.shapes[parent.index][-1]
                             weights[other, node] = share.get(word, 0.0)

@@ -94,8 +94,8 @@ class Reach:
         one_of("reach", self.kind, REACHES)
         if self.kind == "window":
             whole("window width", self.width, least=0)
-        if self.kind == "mask" and (not self.table or len({len(row) for row in self.table}) != 1):
-            raise BNetError("mask", expected="a table of true and false, one row a word", got=self.table)
+        if self.kind == "mask":
+            object.__setattr__(self, "table", _table(self.table))
 
     @property
     def single(self) -> bool:
@@ -155,6 +155,22 @@ class Reach:
 REACHES = ("same", "every", "causal", "earlier", "before", "first", "last", "window", "mask")
 
 
+def _table(value: object) -> tuple[tuple[bool, ...], ...]:
+    """A table of booleans from nested lists or an array."""
+    try:
+        table = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BNetError("mask", expected="a table of booleans", got=value) from error
+    if table.dtype != bool or table.ndim != 2 or not table.size:
+        raise BNetError(
+            "mask",
+            expected="a table [word, word] of booleans",
+            got=f"{table.dtype} of shape {table.shape}" if table.dtype != object else value,
+            allowed=", ".join(REACHES[:-2]) + ", Reach('window', width), a table of booleans",
+        )
+    return tuple(tuple(bool(cell) for cell in row) for row in table)
+
+
 @lru_cache(maxsize=64)
 def _matrix(reach: Reach, children: int, parents: int) -> NDArray[np.bool_]:
     reach.check(children, parents)
@@ -180,15 +196,4 @@ def as_reach(value: object) -> Reach:
         if value in ("window", "mask"):
             raise BNetError("reach", expected="its width or table with it", got=value, allowed="Reach(...)")
         return Reach(value)
-    try:
-        table = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise BNetError("reach", expected="a name or a table of booleans", got=value) from error
-    if table.dtype != bool or table.ndim != 2 or not table.size:
-        raise BNetError(
-            "reach",
-            expected="a table [word, word] of booleans",
-            got=f"{table.dtype} of shape {table.shape}",
-            allowed=", ".join(REACHES[:-2]) + ", Reach('window', width), a table of booleans",
-        )
-    return Reach("mask", table=tuple(tuple(bool(cell) for cell in row) for row in table))
+    return Reach("mask", table=_table(value))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +15,7 @@ from torch.distributions import Distribution
 
 from bnet_transformer import asking, export, files, graph, reference
 from bnet_transformer.equations import Equations, equations
-from bnet_transformer.errors import BNetError, EvidenceError, mapping, number, one_of
+from bnet_transformer.errors import BNetError, EvidenceError, mapping, number, one_of, whole
 from bnet_transformer.graph import Ground, Quotient, Selection
 from bnet_transformer.intake import Intake, sentence_to_tensors, value_of
 from bnet_transformer.network import Declaration, Network, declare
@@ -58,7 +59,8 @@ class BNet:
         """The same net in another floating type."""
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise BNetError("dtype", expected="a floating torch.dtype", got=dtype)
-        return self.replace({name: value.to(dtype) for name, value in self.network.parameters.items()})
+        moved = {name: value.to(dtype) for name, value in self.network.parameters.items()}
+        return BNet(replace(self.network.with_parameters(moved), floating=dtype))
 
     def check(self) -> bool:
         """True, or the error that lists every fault of the declaration and the parameters."""
@@ -160,17 +162,29 @@ class Sentence:
         """
         return asking.attention(self._world, slice, role, self._seen)
 
-    def posterior(self, name: str, evidence: Mapping[str, object] | None = None) -> Tensor:
-        """`P(node | evidence)` for a discrete node: `[states]`; what the sentence observes counts as well."""
+    def posterior(
+        self,
+        name: str,
+        evidence: Mapping[str, object] | None = None,
+        *,
+        budget: int = reference.BUDGET,
+        atol: float = reference.ATOL,
+    ) -> Tensor:
+        """`P(node | evidence)` for a discrete node: `[states]`; what the sentence observes counts as well.
+
+        Exact, over at most `budget` joint states. Evidence on a node that is a function of its parents must be
+        reproduced within `atol`.
+        """
         node = self.ground.id(name)
+        seen = self._with(mapping("evidence", evidence))._seen
         asking.must_be_discrete(self._world, node)
-        return reference.posterior(self._world, node, self._with(mapping("evidence", evidence))._seen)
+        return reference.posterior(self._world, node, seen, whole("budget", budget), number("atol", atol))
 
     # a sentence like this one
 
     def do(self, nodes: Mapping[str, object] | None = None, /, **named: object) -> Sentence:
         """A new sentence in which nodes are set: their arrows from parents go, what descends is computed again."""
-        wanted = {**mapping("do", nodes), **named}
+        wanted = _once("do", mapping("do", nodes), named)
         ids = {self.ground.id(name): value for name, value in wanted.items()}
         for node in ids:
             if node in self._seen:
@@ -180,7 +194,7 @@ class Sentence:
 
     def observe(self, nodes: Mapping[str, object] | None = None, /, **named: object) -> Sentence:
         """A new sentence in which nodes are seen to have a value: evidence, which changes no arrow."""
-        return self._with({**mapping("observe", nodes), **named})
+        return self._with(_once("observe", mapping("observe", nodes), named))
 
     def _with(self, evidence: Mapping[str, object]) -> Sentence:
         ids = {self.ground.id(name): value for name, value in evidence.items()}
@@ -188,6 +202,10 @@ class Sentence:
             if node in self._done:
                 raise EvidenceError(self.ground.name(node), expected="do or evidence on a node, not both", got="both")
         seen = {node: value_of(self._world, node, value, evidence=True) for node, value in ids.items()}
+        for node, value in seen.items():
+            if node in self._seen and not torch.equal(value, self._seen[node]):
+                got = f"{value.tolist()} beside {self._seen[node].tolist()}"
+                raise EvidenceError(self.ground.name(node), expected="one piece of evidence for a node", got=got)
         return Sentence(self.net, self._intake, self._done, {**self._seen, **seen})
 
     # structure
@@ -267,13 +285,13 @@ class Sentence:
     def _exportable(self, options: Mapping[str, Any]) -> export.Exportable:
         return export.Exportable(graph=lambda: self.graph(**options), world=self._world, evidence=self._seen)
 
-    def to_pgmpy(self) -> DiscreteBayesianNetwork:
-        """The discrete part, given the words, as a pgmpy network."""
-        return export.to_pgmpy(self._world, evidence=self._seen)
+    def to_pgmpy(self, *, limit: int = 10_000_000, runs: int = 2**16) -> DiscreteBayesianNetwork:
+        """The discrete part, given the words, as a pgmpy network, of at most `limit` table entries."""
+        return export.to_pgmpy(self._world, evidence=self._seen, limit=limit, runs=runs)
 
-    def to_bif(self) -> str:
+    def to_bif(self, *, limit: int = 10_000_000, runs: int = 2**16) -> str:
         """The discrete part, given the words, in the BIF format."""
-        return export.to_bif(self._world, evidence=self._seen)
+        return export.to_bif(self._world, evidence=self._seen, limit=limit, runs=runs)
 
     def __repr__(self) -> str:
         said = " | ".join(" ".join(tokens) for tokens in self._intake.tokens.values())
@@ -290,6 +308,14 @@ class Sentence:
 def load(path: str | Path, *, trust: Collection[str] | bool = ()) -> BNet:
     """Read a net that `save` wrote. A TPM class of somebody else's is imported only if `trust` names it."""
     return BNet(files.load(path, trust=trust))
+
+
+def _once(what: str, nodes: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Nodes told by a mapping and by keyword, none by both."""
+    for name in nodes:
+        if name in named:
+            raise EvidenceError(f"{what} of {name}", expected="one value", got="two, in the mapping and by keyword")
+    return {**nodes, **named}
 
 
 def _seed(seed: object) -> int:

@@ -39,6 +39,7 @@ def sentence_to_tensors(
 
     `given` fills further `Given` nodes, by family name: `[*plates, word, *shape]`.
     """
+    network.one_type()
     stacks = [stack.name for stack in network.declaration.stacks]
     said_by, x_by = _by_stack("sentence", said, stacks), _by_stack("x", x, stacks)
     tokens: Tokens = {}
@@ -49,7 +50,10 @@ def sentence_to_tensors(
             raise unknown("given", name, [m.family.name for m in network.members if isinstance(m.tpm, Given)])
     for stack in stacks:
         main = _main(network, stack, extra)
-        tokens[stack], value = _words(network, stack, main, said_by.get(stack), x_by.get(stack))
+        said_here = said_by.get(stack)
+        if said_here is None and main is None:
+            said_here = _counted(network, stack, extra)
+        tokens[stack], value = _words(network, stack, main, said_here, x_by.get(stack))
         if main is not None and value is not None:
             values[main.family.name] = value
     intake = Intake(tokens, values)
@@ -94,7 +98,7 @@ def word_vector(word: str, dim: int, seed: int) -> Tensor:
     >>> word_vector("cat", 4, 0).equal(word_vector("cat", 4, 0))
     True
     """
-    digest = hashlib.sha256(f"{seed}/word/{word}".encode()).digest()
+    digest = hashlib.sha256(f"{seed}/word/{word}".encode(errors="surrogatepass")).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     return torch.randn(dim, generator=generator)
 
@@ -120,9 +124,19 @@ def _main(network: Network, stack: str, extra: Mapping[str, object]) -> Member |
         for member in network.members
         if isinstance(member.tpm, Given) and member.family.words == stack and not member.family.plates
     ]
-    open_ones = [member for member in over if member.family.name not in extra] or over
+    open_ones = [member for member in over if member.family.name not in extra]
     discrete = [member for member in open_ones if member.tpm.reads_by_index]
     return next(iter(discrete or open_ones), None)
+
+
+def _counted(network: Network, stack: str, extra: Mapping[str, object]) -> list[str] | None:
+    """Numbers for words, where all that is said of a stack is the value of its given nodes."""
+    for name, value in extra.items():
+        family = network.member(name).family
+        shape = tuple(getattr(value, "shape", ())) or np.asarray(value, dtype=object).shape
+        if family.words == stack and len(shape) > len(family.plates):
+            return [str(i) for i in range(shape[len(family.plates)])]
+    return None
 
 
 def _words(
@@ -135,7 +149,7 @@ def _words(
         if main is None or main.tpm.reads_by_index:
             raise BNetError("x", expected="a net whose words are given as vectors", got=f"vectors for {where}")
         vectors = _tensor("x", x, network.dtype, BNetError)
-        if vectors.dim() != 2 or tuple(vectors.shape[1:]) != main.shape or not len(vectors):
+        if not vectors.dim() or tuple(vectors.shape[1:]) != main.shape or not len(vectors):
             wanted = f"vectors of shape (words, {', '.join(map(str, main.shape))}), at least one word"
             raise BNetError("x", expected=wanted, got=f"shape {tuple(vectors.shape)}")
         tokens = tokens or tuple(str(i) for i in range(len(vectors)))
@@ -208,7 +222,10 @@ def _given(network: Network, member: Member, extra: Mapping[str, object], words:
     shape = (*plates, *((words[family.words],) if family.words is not None else ()), *member.shape)
     value = extra[family.name]
     if member.tpm.reads_by_index:
-        tensor = torch.as_tensor(value)
+        try:
+            tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+        except (TypeError, ValueError, RuntimeError) as problem:
+            raise BNetError(family.name, expected="whole numbers", got=shown(value)) from problem
         if tensor.is_floating_point() or tensor.dtype == torch.bool:
             raise BNetError(family.name, expected="whole numbers", got=f"{tensor.dtype}")
         if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < (member.tpm.states or 0):
@@ -243,8 +260,11 @@ def _check_reads(network: Network, words: Mapping[str, int]) -> None:
 
 def _state_of_label(network: Network, member: Member, name: str, label: str) -> int:
     """The state that a label names: one of the TPM's own labels, or a word of the stack's vocabulary."""
-    labels = getattr(member.tpm, "labels", None) or network.vocabularies.get(member.family.stack)
-    if labels is None or (member.tpm.states is not None and len(labels) != member.tpm.states):
+    labels = getattr(member.tpm, "labels", None)
+    readout = member.family.step == network.graph.slices.get(member.family.stack) and member.tpm.kind == "discrete"
+    if labels is None and (readout or isinstance(member.tpm, Given)):
+        labels = network.vocabularies.get(member.family.stack)
+    if labels is None or len(labels) != member.tpm.states:
         raise EvidenceError(name, expected="a state or a tensor: its states have no labels", got=label)
     if label not in labels:
         error: UnknownNameError = unknown("", label, labels)

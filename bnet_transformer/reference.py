@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.errors import BudgetError, EvidenceError
+from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.graph.ground import Ground
 from bnet_transformer.network import Input, Member, Network
 from bnet_transformer.tpm import At, Given
@@ -66,7 +67,14 @@ class Run:
         if member.tpm.kind != "deterministic":
             name = self.world.ground.name(node)
             raise EvidenceError(name, expected="a state or evidence, for it is random", got="neither")
-        return member.tpm.value(*self._seen(member, index))
+        value = member.tpm.value(*self._seen(member, index))
+        if not isinstance(value, Tensor) or tuple(value.shape) != member.shape:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            what = f"{self.world.ground.name(node)} ({type(member.tpm).__name__})"
+            raise BNetError(what, expected=f"a value of shape {member.shape}, as it says", got=got)
+        if bool(value.isnan().any()):
+            raise BNetError(self.world.ground.name(node), expected="a value that is a number", got="NaN")
+        return value
 
     def distribution(self, node: int) -> Distribution:
         """`P(node | its parents)`, a delta for what is given or set."""
@@ -81,11 +89,19 @@ class Run:
             scores = torch.full((support(self.world, node),), -math.inf, dtype=self.world.network.dtype)
             scores[next(iter(at.read.values()))] = member.tpm.logits(at, *parents)
             return torch.distributions.Categorical(logits=scores, validate_args=False)
-        return member.tpm.distribution(at, *parents)
+        found: Any = member.tpm.distribution(at, *parents)
+        if member.tpm.kind == "discrete" and found.param_shape[-1] != member.tpm.states:
+            what = f"{self.world.ground.name(node)} ({type(member.tpm).__name__})"
+            raise BNetError(what, expected=f"logits for {member.tpm.states} states", got=f"{found.param_shape[-1]}")
+        distribution: Distribution = found
+        return distribution
 
     def log_prob(self, node: int) -> Tensor:
         """`log P(what a random node came to | its parents)`."""
-        return self.distribution(node).log_prob(self.states[node]).double()
+        found: Tensor = self.distribution(node).log_prob(self.states[node]).double()
+        if bool(found.isnan().any()):
+            raise BNetError(self.world.ground.name(node), expected="a log probability that is a number", got="NaN")
+        return found
 
     def reading(self, node: int) -> tuple[list[int], Tensor] | None:
         """The words that a node reads and `P(j | i)` over them, where its TPM has that distribution."""
@@ -94,6 +110,8 @@ class Run:
         weights = member.tpm.reading(at, *parents)
         if weights is None:
             return None
+        if bool(weights.isnan().any()):
+            raise BNetError(self.world.ground.name(node), expected="a reading P(j | i) of numbers", got="NaN")
         return next(iter(at.read.values())).tolist(), weights
 
     def _seen(
@@ -271,6 +289,7 @@ def runs(world: World, free: list[int], known: Mapping[int, Tensor], budget: int
 
 def values(world: World, node: int, settled: Mapping[int, Tensor], budget: int = BUDGET) -> Tensor:
     """The value of a node for each joint state of the choices that decide it: `[*states, *shape]`."""
+    settled = settling(world, settled)
     free = choices(world, [node], settled)
     found = torch.stack([run.value(node) for run in runs(world, free, settled, budget)])
     return found.reshape((*(support(world, choice) for choice in free), *found.shape[1:]))
@@ -341,6 +360,18 @@ def _log_terms(run: Run, free: list[int], evidence: Mapping[int, Tensor], atol: 
         settled = _settles(run.world, node, seen)
         terms.append(run.log_prob(node) if settled else _reproduced(run, node, seen, atol))
     return torch.stack(terms)
+
+
+def settling(world: World, evidence: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """The evidence that says outright what a random node came to."""
+    return {node: seen for node, seen in evidence.items() if _settles(world, node, seen)}
+
+
+def single_parents(world: World, node: int) -> set[int]:
+    """The parents of a node that fill a slot of a single parent (its query, its residual)."""
+    member, index = _where(world, node)
+    single = [given for given in member.inputs if not given.over and not given.pick]
+    return {parent for given in single for parent in sources(world, member, index, given, {})[1]}
 
 
 def _settles(world: World, node: int, seen: Tensor) -> bool:

@@ -44,6 +44,7 @@ ATTRIBUTES = {
     "shape",
     "label",
     "tpm",
+    "do",
 }
 
 

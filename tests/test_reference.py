@@ -272,5 +272,5 @@ def test_impossible_evidence_names_the_node():
         s.posterior("c", {"q_0_0": q, "k_0_1": s.do(c=0)["k_0_1"]})
     with pytest.raises(bt.EvidenceError, match="q_0_0"):
         s.observe(q_0_0=q + 1).graph(attention=True)
-    never = net.replace({"c.logits": torch.tensor([0.0, -3000.0])})
+    never = net.replace({"c.logits": torch.tensor([0.0, -3000.0], dtype=D)})
     assert never.sentence("a b").posterior("c").tolist() == [1.0, 0.0]

@@ -28,6 +28,7 @@ class Module(nn.Module):
 
     def __init__(self, network: Network) -> None:
         super().__init__()
+        network.one_type()
         self.network = network
         self.store = nn.ParameterDict()
         for name, value in network.parameters.items():

@@ -194,6 +194,7 @@ def _nodes(
                 token=token,
             ),
         }
+        own["do"] = node in ground.cut
         if node in observed:
             own["kind"] = "observed"
         yield ground.names[node], common | own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -68,6 +69,7 @@ class Network:
     members: tuple[Member, ...]
     parameters: Mapping[str, Tensor]
     seed: int = 0
+    floating: torch.dtype = torch.float32
 
     @cached_property
     def learnable(self) -> frozenset[str]:
@@ -87,12 +89,20 @@ class Network:
     @property
     def dtype(self) -> torch.dtype:
         """The floating type of the parameters."""
-        return next((p.dtype for p in self.parameters.values()), torch.get_default_dtype())
+        return next((p.dtype for p in self.parameters.values()), self.floating)
 
     @property
     def vocabularies(self) -> dict[str, tuple[str, ...]]:
         """The vocabulary of each stack that has one."""
         return {s.name: tuple(s.vocabulary) for s in self.declaration.stacks if s.vocabulary is not None}
+
+    def one_type(self) -> None:
+        """Refuse to compute with parameters of different floating types."""
+        kinds = sorted({str(value.dtype) for value in self.parameters.values()})
+        if len(kinds) > 1:
+            raise BNetError(
+                "parameters", expected="one floating type to compute in", got=", ".join(kinds), allowed="to()"
+            )
 
     def member(self, name: str) -> Member:
         """The member of the family of that name."""
@@ -159,10 +169,13 @@ def _members(declaration: Declaration, order: Order) -> tuple[list[Member], list
         if parents is None:
             continue
         try:
-            shape = template.node.tpm.shape(*parents)
-            parameters = template.node.tpm.parameters(*parents)
+            shape, parameters = _asked(template.node.tpm, parents)
         except BNetError as error:
             faults.append(Fault(template.name, f"for {error.what}, {error.expected}", shown(error.got)))
+            continue
+        endless = template.node.tpm.kind == "discrete" and template.node.tpm.states is None
+        if endless and not any(WORD in given.over for given in inputs):
+            faults.append(Fault(template.name, "a number of states, or words to read", "neither"))
             continue
         if template.node.shape is not None and template.node.shape != shape:
             faults.append(Fault(template.name, f"the shape {template.node.shape} that its node declares", f"{shape}"))
@@ -176,6 +189,25 @@ def _members(declaration: Declaration, order: Order) -> tuple[list[Member], list
         )
     faults.extend(_clashes(members))
     return members, faults
+
+
+def _asked(tpm: TPM, parents: Sequence[Parent]) -> tuple[Shape, Mapping[str, Parameter]]:
+    """What a TPM says of its shape and parameters, a stranger's mistakes told as such."""
+    name = type(tpm).__name__
+    if tpm.kind not in ("deterministic", "discrete", "continuous"):
+        raise BNetError(name, expected="a kind: deterministic, discrete or continuous", got=tpm.kind)
+    try:
+        shape, parameters = tpm.shape(*parents), tpm.parameters(*parents)
+    except BNetError:
+        raise
+    except Exception as error:
+        told = ", ".join(f"{parent.name} of {parent.form}" for parent in parents)
+        raise BNetError(name, expected=f"a TPM that takes {told}", got=repr(error)) from error
+    if not isinstance(shape, tuple) or not all(type(size) is int and size > 0 for size in shape):
+        raise BNetError(name, expected="a shape, a tuple of whole numbers", got=shape)
+    if not isinstance(parameters, Mapping) or not all(isinstance(p, Parameter) for p in parameters.values()):
+        raise BNetError(name, expected="parameters, a mapping from names to Parameter", got=parameters)
+    return shape, parameters
 
 
 def _inputs(template: Template, found: Mapping[Key, Template], index: Mapping[Key, int]) -> list[Input]:
@@ -210,7 +242,7 @@ def _parents(
             return None
         tpm = parent.node.tpm
         over = tuple((axis, None if axis == WORD else sizes[axis]) for axis in given.over)
-        states = tpm.states if tpm.reads_by_index else None
+        states = (tpm.states or 0) if tpm.reads_by_index else None
         reads = (parent.words or "", given.reach) if WORD in given.over else None
         told.append(Parent(parent.name, shape, states, over, reads))
     return told
@@ -227,9 +259,9 @@ def _clashes(members: list[Member]) -> Iterator[Fault]:
 
 def _once(faults: list[Fault]) -> list[Fault]:
     """Each fault once, not once for each slice."""
-    kept: dict[tuple[str, str], Fault] = {}
+    kept: dict[tuple[str, str, str], Fault] = {}
     for fault in faults:
-        kept.setdefault((fault.node.rstrip("0123456789"), fault.expected), fault)
+        kept.setdefault((re.sub(r"_\d+$", "", fault.node), fault.expected, re.sub(r"\d+", "#", fault.got)), fault)
     return list(kept.values())
 
 

@@ -131,7 +131,20 @@ def check_reaches(templates: Sequence[Template], found: Mapping[Key, Template]) 
         for slot, source in zip(slots_of(child), child.sources, strict=True):
             if source is not None:
                 faults.extend(_check_source(child, slot, source, found[source.parent], kind))
+                faults.extend(_check_word_pick(child, source, found))
     return faults
+
+
+def _check_word_pick(child: Template, source: Source, found: Mapping[Key, Template]) -> Iterator[Fault]:
+    """A word is picked by a node that reads exactly these words: of the same stack, by the same reach."""
+    parent = found[source.parent]
+    for plate, key in source.pick:
+        if plate == WORD:
+            selector = found[key]
+            reads = {(found[s.parent].words, s.reach) for s in selector.sources if s is not None and not s.reach.single}
+            if selector.node.tpm.states is not None or (parent.words, source.reach) not in reads:
+                wanted = f"a pick of a word by a Read of the same words as {parent.name} (reach {source.reach})"
+                yield Fault(child.name, wanted, f"pick by {selector.name}")
 
 
 def _check_source(child: Template, slot: str, source: Source, parent: Template, kind: str) -> Iterator[Fault]:

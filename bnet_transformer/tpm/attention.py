@@ -42,6 +42,10 @@ class _Reading:
         self.score.check(query, key, *extra)
 
     def weights(self, at: At, parents: tuple[Tensor, ...]) -> Tensor:
+        return self.normaliser.weights(*self.scores(at, parents))
+
+    def scores(self, at: At, parents: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """The scores of what is read, and the mask of who is."""
         slot = next(slot for slot in self.slots() if slot.endswith("."))
         query, key, *extra = parents
         i, j = at.word, at.read[slot]
@@ -51,14 +55,16 @@ class _Reading:
         else:
             scores = self.score.towards(query, key, j, i, *extra)
         if self.bias and table is not None:
-            scores = scores + self.bias.bias(table, i, j)
-        return self.normaliser.weights(scores, at.mask[slot])
+            scores = scores + self.bias.bias(table, i, j, from_key=self.over == "queries")
+        return scores, at.mask[slot]
 
     def latex(self, s: Symbols) -> tuple[str, str]:
         """The scores (with the mask, in the forms that have one) and the name of the normaliser."""
         query, key = self.slots()[:2]
         read = key if key.endswith(".") else query
-        scores = self.score.latex(s, query, key) + (self.bias.latex(s, read) if self.bias else "")
+        scores = self.score.latex(s, query, key) + (
+            self.bias.latex(s, read, from_key=self.over == "queries") if self.bias else ""
+        )
         if self.normaliser.kind != "softmax":
             return scores, {"sigmoid": r"\operatorname{sigmoid}"}.get(self.normaliser.kind, "")
         mask = s.mask(read) if s.form != "word" else ""
@@ -97,7 +103,7 @@ class Attention(TPM):
     residual: bool = False
 
     def __post_init__(self) -> None:
-        _check_parts(self.score, self.normaliser, self.over)
+        _check_parts(self.score, self.normaliser, self.over, self.bias)
         one_of("residual", self.residual, (True, False))
 
     @property
@@ -187,7 +193,7 @@ class Read(TPM):
     kind: ClassVar[Kind] = "discrete"
 
     def __post_init__(self) -> None:
-        _check_parts(self.score, Normaliser(), self.over)
+        _check_parts(self.score, Normaliser(), self.over, self.bias)
 
     @property
     def _reading(self) -> _Reading:
@@ -198,10 +204,14 @@ class Read(TPM):
 
     def shape(self, *parents: Parent) -> Shape:
         self._reading.check(parents)
+        read = self._reading.read(parents)
+        if read.reads is None:
+            raise BNetError(read.name, expected="words to read", got=read.form)
         return ()
 
     def logits(self, at: At, *parents: Tensor) -> Tensor:
-        return self._reading.weights(at, parents).log()
+        scores, mask = self._reading.scores(at, parents)
+        return scores.masked_fill(~mask, -torch.inf)
 
     def reading(self, at: At, *parents: Tensor) -> Tensor | None:
         return self._reading.weights(at, parents)
@@ -221,9 +231,11 @@ def _told(parent: Parent) -> str:
     return f"reach {reach}" + (f" of stack {stack!r}" if stack else "")
 
 
-def _check_parts(score: object, normaliser: object, over: object) -> None:
+def _check_parts(score: object, normaliser: object, over: object, bias: object) -> None:
     if not isinstance(score, Score):
         raise BNetError("score", expected="a score", got=score, allowed="Dot(), Bilinear(), or a Score of yours")
     if not isinstance(normaliser, Normaliser):
         raise BNetError("normaliser", expected="a Normaliser", got=normaliser)
     one_of("over", over, ("keys", "queries"))
+    if bias is not None and not isinstance(bias, Relative):
+        raise BNetError("bias", expected="a bias by distance", got=bias, allowed="Relative(limit), None")

@@ -48,6 +48,8 @@ class Parent:
     @property
     def form(self) -> str:
         """The parent as an error message says it."""
+        if self.states == 0:
+            return "as many states as words"
         what = f"{self.states} states" if self.states is not None else f"shape {self.shape}"
         return what + "".join(f" over every {plate}" for plate, _ in self.over)
 
@@ -111,11 +113,11 @@ class TPM(abc.ABC):
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
         """The value of a deterministic node."""
-        raise NotImplementedError(f"{type(self).__name__} has no value: it is {self.kind}")
+        raise BNetError(type(self).__name__, expected="a method `value`, for it is deterministic", got="none")
 
     def logits(self, at: At, *parents: Tensor) -> Tensor:
         """The log probabilities, up to a constant, of a discrete node: `[..., states]`."""
-        raise NotImplementedError(f"{type(self).__name__} has no logits: it is {self.kind}")
+        raise BNetError(type(self).__name__, expected="a method `logits`, for it is discrete", got="none")
 
     def emit(self, at: At, state: Tensor) -> Tensor:
         """What children receive from a discrete node in a state."""
@@ -125,6 +127,8 @@ class TPM(abc.ABC):
         """The node's distribution given its parents' values; a delta where it is deterministic."""
         if self.kind == "discrete":
             return torch.distributions.Categorical(logits=self.logits(at, *parents), validate_args=False)
+        if self.kind == "continuous":
+            raise BNetError(type(self).__name__, expected="a method `distribution`, for it is continuous", got="none")
         from pyro.distributions import Delta
 
         value = self.value(at, *parents)
@@ -160,6 +164,11 @@ class TPM(abc.ABC):
         return None
 
     @property
+    def learnable(self) -> bool:
+        """True where the TPM owns parameters that training changes."""
+        return type(self).parameters is not TPM.parameters
+
+    @property
     def may_read_nothing(self) -> bool:
         """True where a collection may be empty: a sum of nothing is zero, a distribution over nothing is not."""
         return False
@@ -171,8 +180,10 @@ class TPM(abc.ABC):
     @property
     def support(self) -> str:
         """The values that the node can take, in words."""
+        if self.states is not None:
+            return f"0 to {self.states - 1}"
         if self.kind == "discrete":
-            return "the words read" if self.states is None else f"0 to {self.states - 1}"
+            return "the words read"
         return "real"
 
 
@@ -200,7 +211,7 @@ def matrix(parent: Parent) -> tuple[int, int]:
 
 def index(parent: Parent) -> int:
     """The number of states of a parent that must be discrete."""
-    if parent.states is None:
+    if not parent.states:
         raise BNetError(parent.name, expected="a discrete node (its states index a table)", got=parent.form)
     return parent.states
 

@@ -68,6 +68,10 @@ class Concat(TPM):
     def takes(self) -> tuple[str, ...]:
         return (*(("W_o.",) if self.mapped else ()), "a.", *(("x",) if self.residual else ()))
 
+    @property
+    def learnable(self) -> bool:
+        return self.bias
+
     def shape(self, *parents: Parent) -> Shape:
         a = parents[1 if self.mapped else 0]
         width = vector(a)

@@ -9,7 +9,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, number, one_of, whole
+from bnet_transformer.errors import BNetError, listed, number, one_of, whole
 from bnet_transformer.tpm.base import (
     TPM,
     At,
@@ -41,7 +41,7 @@ class Categorical(TPM):
 
     n: int
     probabilities: tuple[float, ...] | None = None
-    learnable: bool | None = None
+    learnable: bool | None = None  # type: ignore[assignment]  # None: where `probabilities` do not fix it
     prior: float | None = None
     pool: str | None = None
     affine: bool = True
@@ -59,7 +59,7 @@ class Categorical(TPM):
         if self.prior is not None:
             number("prior", self.prior, above=0)
         if self.labels is not None:
-            put(self, "labels", tuple(self.labels))
+            put(self, "labels", listed("labels", self.labels, str))
             if len(self.labels) != self.n or len(set(self.labels)) != self.n:
                 raise BNetError("labels", expected=f"{self.n} different labels, one a state", got=self.labels)
 
@@ -284,8 +284,13 @@ def _listed(items: list[str]) -> str:
     return ", ".join(items) if len(items) <= 4 else rf"{items[0]}, \ldots, {items[-1]}"
 
 
+def _spread(shape: Shape) -> float:
+    """1/sqrt(columns), so that a map keeps the size of what it maps."""
+    return shape[-1] ** -0.5 if shape else 1.0
+
+
 def _bank(entries: Shape, shape: Shape, spread: float | None) -> Parameter:
-    return Parameter((*entries, *shape), shape[-1] ** -0.5 if spread is None else spread)
+    return Parameter((*entries, *shape), _spread(shape) if spread is None else spread)
 
 
 def _simplex(values: object, n: int) -> tuple[float, ...]:
@@ -293,6 +298,7 @@ def _simplex(values: object, n: int) -> tuple[float, ...]:
         given = tuple(float(value) for value in values)  # type: ignore[attr-defined]
     except (TypeError, ValueError) as error:
         raise BNetError("probabilities", expected=f"{n} numbers that sum to 1", got=values) from error
-    if len(given) != n or not all(value >= 0 for value in given) or abs(sum(given) - 1) > 1e-6:
-        raise BNetError("probabilities", expected=f"{n} numbers of at least 0 that sum to 1", got=given)
+    if len(given) != n or not all(value > 0 for value in given) or abs(sum(given) - 1) > 1e-6:
+        hint = "leave a state out that cannot be"
+        raise BNetError("probabilities", expected=f"{n} numbers above 0 that sum to 1", got=given, allowed=hint)
     return given

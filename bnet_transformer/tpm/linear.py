@@ -32,6 +32,10 @@ class Linear(TPM):
     def takes(self) -> tuple[str, ...]:
         return ("W", "x") if self.dim is None else ("x",)
 
+    @property
+    def learnable(self) -> bool:
+        return self.dim is not None
+
     def shape(self, *parents: Parent) -> Shape:
         return _shape(self.dim, parents)
 

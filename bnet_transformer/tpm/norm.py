@@ -33,6 +33,10 @@ class Norm(TPM):
         number("eps", self.eps, above=0)
         one_of("affine", self.affine, (True, False))
 
+    @property
+    def learnable(self) -> bool:
+        return self.affine
+
     def shape(self, *parents: Parent) -> Shape:
         return (vector(parents[0]),)
 

@@ -78,7 +78,9 @@ class Weight(TPM):
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         shape = self.shape()
-        return {"value": Parameter(shape, shape[-1] ** -0.5 if self.spread is None else self.spread)}
+        return {
+            "value": Parameter(shape, (shape[-1] ** -0.5 if shape else 1.0) if self.spread is None else self.spread)
+        }
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
         return at["value"]
@@ -191,6 +193,10 @@ class Embed(TPM):
 
     def takes(self) -> tuple[str, ...]:
         return ("W", "token") if self.tied else ("token",)
+
+    @property
+    def learnable(self) -> bool:
+        return not self.tied
 
     def shape(self, *parents: Parent) -> Shape:
         states = index(parents[-1])

@@ -175,19 +175,21 @@ class Relative:
         """Refuse a table of another width."""
         vector(b, 2 * self.limit + 1, why="one number for each distance")
 
-    def bias(self, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        """`[..., m]`: what is added to the score of word i and words j."""
-        distance = (j - i[..., None]).clamp(-self.limit, self.limit) + self.limit
+    def bias(self, b: Tensor, i: Tensor, j: Tensor, *, from_key: bool = False) -> Tensor:
+        """`[..., m]`: what is added to the score of query i and keys j, or (`from_key`) of key i and queries j."""
+        apart = i[..., None] - j if from_key else j - i[..., None]
+        distance = apart.clamp(-self.limit, self.limit) + self.limit
         if b.dim() == 1:
             return b[distance]
         batch = torch.broadcast_shapes(b.shape[:-1], distance.shape[:-1])
         return b.expand(*batch, b.shape[-1]).gather(-1, distance.expand(*batch, distance.shape[-1]))
 
-    def latex(self, s: Symbols, read: str) -> str:
-        r"""`+ b_{[j-i]}`, the distance cut at the limit; in the forms of matrices a matrix of all pairs."""
+    def latex(self, s: Symbols, read: str, *, from_key: bool = False) -> str:
+        r"""`+ b_{[j-i]}`, the distance from query to key cut at the limit; in matrix forms a matrix of all pairs."""
         b, j = s.weight("b", ""), str(s.of(read).word)
         cut = scripts("", [str(self.limit)])
-        entry = b.with_sub(f"[{j}-{s.own.word}]{cut}" if s.own.word else f"[{j}]{cut}")
+        apart = f"{s.own.word}-{j}" if from_key else f"{j}-{s.own.word}"
+        entry = b.with_sub(f"[{apart}]{cut}" if s.own.word else f"[{j}]{cut}")
         s.define(rf"[\delta]{cut} = \min(\max(\delta, -{self.limit}), {self.limit})")
         if s.form in ("word", "einstein"):
             return f" + {entry}"
