@@ -18,12 +18,17 @@ class BNetError(ValueError):
     bnet_transformer.errors.BNetError: slices: expected a whole number of at least 1; got 0
     """
 
-    def __init__(self, what: str, *, expected: str, got: object, allowed: str | None = None) -> None:
+    def __init__(
+        self, what: str, *, expected: str | None = None, got: object = None, allowed: str | None = None
+    ) -> None:
         self.what = what
         self.expected = expected
         self.got = got
         self.allowed = allowed
         tail = f"; allowed: {allowed}" if allowed else ""
+        if expected is None:  # the whole message: Pyro's trace makes an error anew from its text
+            super().__init__(what)
+            return
         super().__init__(f"{what}: expected {expected}; got {shown(got)}{tail}")
 
     def __reduce__(self) -> tuple[object, ...]:

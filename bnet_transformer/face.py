@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pgmpy.models import DiscreteBayesianNetwork
 
     from bnet_transformer.compiler import Module
+    from bnet_transformer.pyro_reading import PyroModel
 
 
 class BNet:
@@ -95,6 +96,12 @@ class BNet:
         from bnet_transformer.compiler import Module
 
         return Module(self.network)
+
+    def pyro(self) -> PyroModel:
+        """The net as a Pyro model, `model(x, y)`: plates, and `Categorical` sites that can be enumerated."""
+        from bnet_transformer.pyro_reading import pyro_model
+
+        return pyro_model(self.network)
 
     def save(self, path: str | Path) -> None:
         """Write the net to one safetensors file: its parameters, and its declaration as versioned JSON."""

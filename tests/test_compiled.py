@@ -102,6 +102,18 @@ def test_do_is_an_argument():
     torch.testing.assert_close(patched[:, 0, 1], done["x_2_1"], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("words", [3, 20])
+def test_do_of_each_words_own_choice(words):
+    """The reader's choice picks its query and the keys and values that it reads, explicit or fused."""
+    net = bt.bayesuvius(4, heads=3, per="word").to(D)
+    x = torch.randn(words, 4, dtype=D)
+    choice = [i % 3 for i in range(words)]
+    got = net.module()(x[None], do={"c_0": torch.tensor([choice])})
+    done = net.sentence(x=x).do({f"c_0_{i}": c for i, c in enumerate(choice)})
+    for i in (0, 1, words - 1):
+        torch.testing.assert_close(got[..., 0, i, :].squeeze(), done[f"x_1_{i}"], rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("case", [c for c in CASES if c.name not in ("word, two slices", "marginal")], **IDS)
 def test_gradients_reach_the_parameters_that_matter(case: Case):
     module, s = module_of(case), case.sentence

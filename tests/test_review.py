@@ -200,6 +200,13 @@ def test_read_reads_words():
         net(bt.Node("j", Read(), ["x", every("x")], W), bt.Node("x", Add(), ["x", "j"], W))
 
 
+def test_reading_twice_is_not_enumerated_word_by_word():
+    nodes = [line("v"), bt.Node("j", Read(), ["x", every("x")], W)]
+    twice = net(*nodes, bt.Node("x", Add(), [every("v", pick={"word": "j"})], W), slices=2).module()
+    with pytest.raises(bt.BNetError, match="other words' choices"):
+        twice(torch.randn(1, 3, 4))
+
+
 def test_given_words_of_any_shape():
     words = [bt.Node("x", Given((2, 2)), plates=W)]
     bare = net(bt.Node("x", Add(), ["x"], W), prologue=words)

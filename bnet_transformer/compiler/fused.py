@@ -51,7 +51,8 @@ def _is_plain(tpm: Attention, member: Member, parents: list[Tensor]) -> bool:
         return False
     score = tpm.score
     plain = isinstance(score, Dot) and score.rotary is None and tpm.bias is None and tpm.over == "keys"
-    return plain and tpm.normaliser.kind == "softmax" and member.inputs[1].over == (WORD,) and parents[1].dim() >= 4
+    plain = plain and tpm.normaliser.kind == "softmax" and member.inputs[1].over == (WORD,) and parents[1].dim() >= 4
+    return plain and parents[1].shape[-3] == 1 == parents[2].shape[-3]  # each word may have keys of its own
 
 
 def _attention(tpm: Attention, at: At, parents: list[Tensor], *, whole: bool, causal: bool) -> Tensor:

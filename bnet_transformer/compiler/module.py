@@ -65,12 +65,12 @@ class Module(nn.Module):
     ) -> tuple[Course, Plan]:
         """All values that the wanted families need, in one layout, and the plan that computed them."""
         parameters = {name: self.store[name.replace(".", "/")] for name in self.network.parameters}
-        inputs, words, batch, device = self._inputs(x, given or {})
+        inputs, words, batch, device = self.inputs(x, given or {})
         set_ = {self.network.graph.family(name).index: value for name, value in mapping("do", do).items()}
         plan = self.plan(want, frozenset(set_), enumerate_too)
         layout = Layout(plan.enumerated, tuple(self.network.graph.sizes))
         dtype = next((p.dtype for p in parameters.values()), torch.get_default_dtype())
-        present = self._present(mask, words, batch)
+        present = self.present(mask, words, batch)
         course = Course(self.network, layout, parameters, {}, words, present, self.training, {}, dtype, device)
         course.known = {index: laid_out(course, index, value) for index, value in {**inputs, **set_}.items()}
         plan_to_values(plan, course)
@@ -93,7 +93,7 @@ class Module(nn.Module):
             return _bare(course, member, torch.log_softmax(member.tpm.logits(at, *parents), -1))
         return _bare(course, member, member.tpm.distribution(at, *parents).mean)
 
-    def _inputs(
+    def inputs(
         self, x: Values | None, given: Mapping[str, Tensor]
     ) -> tuple[dict[int, Tensor], dict[str, int], int, torch.device]:
         """The value of every `Given` family, the words of each stack, the batch."""
@@ -141,7 +141,7 @@ class Module(nn.Module):
         ]
         return next(iter([m for m in over if m.tpm.reads_by_index] or over), None)
 
-    def _present(self, mask: Values | None, words: Mapping[str, int], batch: int) -> dict[str, Tensor]:
+    def present(self, mask: Values | None, words: Mapping[str, int], batch: int) -> dict[str, Tensor]:
         if mask is None:
             return {}
         by_stack = dict(mask) if isinstance(mask, Mapping) else {next(iter(words)): mask}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm import Given
@@ -87,7 +86,7 @@ def _check_enumerated(network: Network, index: int, computed: set[int], enumerat
         inputs = network.members[child].inputs
         picks = {selector for given in inputs for _, selector in given.pick}
         reads = [given for given in inputs if given.parent in reached]
-        if any(given.reach.kind != "same" and WORD not in dict(given.pick) for given in reads):
+        if any(given.reach.kind != "same" for given in reads):
             raise BNetError(
                 member.family.name,
                 expected="a choice whose words do not meet, to be enumerated for all words at once",

@@ -65,7 +65,7 @@ def plan_to_values(plan: Plan, course: Course) -> dict[int, Tensor]:
         if len(group) == 1 and not any(given.parent == group[0] for given in course.network.members[group[0]].inputs):
             course.values[group[0]] = value(course, group[0])
         else:
-            _scan(course, group)
+            scan(course, group)
         for index in done:
             course.values.pop(index, None)
     return course.values
@@ -122,13 +122,13 @@ def seen(course: Course, member: Member, word: int | None = None) -> tuple[At, l
         found = course.values.get(given.parent)
         if found is None:
             found = _nothing(course, given)
-        for plate, selector in given.pick:
-            found = _picked(course, found, course.layout.axis(plate), selector)
-            if plate == WORD:
-                found = _within_reach(course, member, given, found, selector)
         words = course.network.members[given.parent].family.words
         if words is not None and WORD not in dict(given.pick):
-            found = _of_words(course, member, given, found, words, word)
+            found = _of_words(course, member, given, found, words, word)  # first: a selector picks for the child's word
+        for plate, selector in given.pick:
+            found = _picked(course, found, course.layout.axis(plate), selector, word)
+            if plate == WORD:
+                found = _within_reach(course, member, given, found, selector)
         for plate in reversed(given.over):
             if plate != WORD:
                 found = found.unsqueeze(course.layout.rank).transpose(course.layout.axis(plate), course.layout.rank)
@@ -218,13 +218,15 @@ def _reads(course: Course, given: Input, n: int, m: int) -> Tensor:
     return mask
 
 
-def _picked(course: Course, found: Tensor, axis: int, selector: int) -> Tensor:
+def _picked(course: Course, found: Tensor, axis: int, selector: int, word: int | None = None) -> Tensor:
     """The entry of a dim that a selector picks; a view where the selector is enumerated."""
     if selector in course.layout.enumerated:
         place = course.layout.enumerated.index(selector)
         if found.shape[place] == 1:
             return found.transpose(place, axis)
     state = course.values[selector]
+    if word is not None and state.shape[course.layout.word] > 1:
+        state = state.narrow(course.layout.word, word, 1)
     extra = found.dim() - state.dim()
     where = state.reshape(*state.shape, *[1] * extra)
     lead = torch.broadcast_shapes((*found.shape[:axis], 1, *found.shape[axis + 1 :]), where.shape)
@@ -252,7 +254,7 @@ def _at(
     return At(parameters, place, read, mask, course.training, course.dtype)
 
 
-def _scan(course: Course, group: tuple[int, ...]) -> None:
+def scan(course: Course, group: tuple[int, ...]) -> None:
     """A group that reads itself at earlier words: word after word."""
     axis = course.layout.word
     stack = course.network.members[group[0]].family.words or ""

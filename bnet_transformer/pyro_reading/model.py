@@ -1,0 +1,350 @@
+"""The net as a Pyro model: one site for each random family, in plates; all that is deterministic is plain tensors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from bnet_transformer.axes import WORD
+from bnet_transformer.compiler import Module
+from bnet_transformer.compiler.module import Values, laid_out, output_of
+from bnet_transformer.compiler.values import Course, Layout, count_states, scan, seen
+from bnet_transformer.compiler.values import value as value_of
+from bnet_transformer.errors import BNetError, mapping, unknown
+from bnet_transformer.network import Member, Network
+from bnet_transformer.pyro_reading.checks import Watch, check_handled, meeting
+from bnet_transformer.pyro_reading.shapes import (
+    categorical,
+    dirichlet,
+    event_dims,
+    pyro_distribution,
+    received,
+)
+
+
+def pyro_model(network: Network) -> PyroModel:
+    """The Pyro model of a net."""
+    return PyroModel(network)
+
+
+class PyroModel:
+    """`model(x, y)`: a Pyro model of a batch of sentences.
+
+    `x` and `mask` are as for the compiled module. `y` maps families to what is seen of them, `[batch, *plates, word,
+    *shape]` (a tensor for the only readout); `seen` says, for a readout, of which words (booleans). `do` sets
+    families, deterministic ones too; `want` records deterministic ones under their names. `total` is the number of
+    sentences of the corpus of which `x` is a part; `parameters` replaces some of the net's (by `pyro.param`s, say).
+
+    Every random family is one site under its name, in the plates `sentence`, those of the net, and `word`
+    (`enc_word`, ... where stacks have names); a table with a prior has a Dirichlet site `theta_<owner>`. States have
+    Pyro's shape, `[sentence, *plates, word]` with size 1 where a family has no such plate: `data` makes it.
+
+    >>> import bnet_transformer as bt
+    >>> from bnet_transformer.tpm import Categorical
+    >>> model = pyro_model(bt.bayesuvius(4, observe=Categorical(3), prior=1.0).network)
+    >>> model.sites, model.max_plate_nesting
+    (('theta_c', 'c', 'y'), 2)
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.plates = tuple(network.graph.sizes)
+        self.max_plate_nesting = len(self.plates) + 2
+        self._module = Module(network)
+        self.random = tuple(m for m in network.members if m.tpm.kind != "deterministic")
+        self.priors = {
+            f"{member.owner}.{name}": f"theta_{member.owner}" if name == "logits" else f"theta_{member.owner}_{name}"
+            for member in self.random
+            for name in member.tpm.priors()
+        }
+        self.sites = (*dict.fromkeys(self.priors.values()), *(member.family.name for member in self.random))
+        if len(set(self.sites)) != len(self.sites):
+            raise BNetError("sites", expected="a name for each", got=", ".join(self.sites))
+
+    def __call__(
+        self,
+        x: Values | None = None,
+        y: Values | None = None,
+        *,
+        mask: Values | None = None,
+        seen: Mapping[str, Tensor] | None = None,
+        do: Mapping[str, Tensor] | None = None,
+        given: Mapping[str, Tensor] | None = None,
+        want: Sequence[str] = (),
+        parameters: Mapping[str, Tensor] | None = None,
+        total: int | None = None,
+    ) -> dict[str, Tensor]:
+        """One course of events; returns the value of each site and wanted family, in Pyro's shape."""
+        set_ = {self.network.graph.family(name).index: value for name, value in mapping("do", do).items()}
+        sites = frozenset(name for name in self.sites if name not in mapping("do", do))
+        conditioned = check_handled(self.network, sites)
+        inputs, words, batch, device = self._module.inputs(x, given or {})
+        present = self._module.present(mask, words, batch)
+        layout = Layout((), self.plates)
+        stored = {**self.network.parameters, **self._checked(parameters)}
+        course = Course(self.network, layout, stored, {}, words, present, False, {}, self.network.dtype, device)
+        course.known = {index: laid_out(course, index, value) for index, value in {**inputs, **set_}.items()}
+        observed = self._observed(course, y, set_, batch)
+        shown = self._shown(course, seen, observed)
+        course.parameters = {**stored, **self._tables(stored)}
+        told = _Told(course, observed, shown, conditioned, self._plates(course, batch, total), frozenset(set_))
+        return self._run(told, tuple(want))
+
+    def data(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Values `[batch, *plates, word, *shape]` of random families in Pyro's shape, for `condition` and `do`."""
+        course = Course(self.network, Layout((), self.plates), {}, {}, {}, {}, False, {}, self.network.dtype, _CPU)
+        found = {}
+        for name, value in mapping("data", values).items():
+            if name in self.priors.values():
+                found[name] = value
+                continue
+            if name not in self.sites:
+                raise unknown("site", name, self.sites)
+            found[name] = laid_out(course, self.network.graph.family(name).index, value)
+        return found
+
+    def _run(self, told: _Told, want: tuple[str, ...]) -> dict[str, Tensor]:
+        """Family after family: sites are drawn, the rest is computed."""
+        course, found = told.course, {}
+        for group in self._groups(want):
+            random = [index for index in group if self._is_site(index) and index not in told.set_]
+            scanned = len(group) > 1 or any(given.parent == group[0] for given in self.network.members[group[0]].inputs)
+            for index in random if scanned else ():
+                if index not in told.observed:
+                    raise BNetError(
+                        self.network.members[index].family.name,
+                        expected="a value (y= or do=), for each word's choice depends on the word before",
+                        got="none: word after word there is no plate of words",
+                        allowed="the reference, for a small net",
+                    )
+                seen_ = received(course, self.network.members[index], told.observed[index])
+                course.known = {**course.known, index: seen_}
+            if scanned:
+                scan(course, group)
+            elif not random:
+                course.values[group[0]] = value_of(course, group[0])
+            for index in random:
+                member = self.network.members[index]
+                found[member.family.name] = value = self._site(told, member)
+                if not scanned:
+                    state = received(course, member, value)  # first: the layout may grow
+                    course.known = {**course.known, index: state}
+                    course.values[group[0]] = value_of(course, group[0])
+        for name in want:
+            index = self.network.graph.family(name).index
+            if not self._is_site(index):
+                found[name] = self._record(course, self.network.members[index])
+        return found
+
+    def _site(self, told: _Told, member: Member) -> Tensor:
+        """Draw a random family, or take what is seen of it."""
+        index, name = member.family.index, member.family.name
+        at, parents = seen(told.course, member)
+        if member.tpm.kind == "discrete":
+            fn = categorical(member.tpm.logits(at, *parents))
+        else:
+            fn = pyro_distribution(name, member.tpm.distribution(at, *parents))
+        missing = self.max_plate_nesting - len(fn.batch_shape)
+        fn = fn.expand([1] * missing + list(fn.batch_shape)) if missing > 0 else fn
+        obs = told.observed.get(index)
+        infer: Any = {"enumerate": "parallel"} if member.tpm.kind == "discrete" and obs is None else {}
+        with contextlib.ExitStack() as stack:
+            for plate in told.plates_of(member):
+                stack.enter_context(plate)
+            shown = told.shown_of(member, name in told.conditioned or obs is not None)
+            if shown is not None:
+                stack.enter_context(poutine.mask(mask=shown))
+            watch = stack.enter_context(Watch())
+            drawn: Tensor = pyro.sample(name, fn, obs=obs, infer=infer)
+        if watch.enumerated:
+            self._check_apart(told, member)
+        return drawn
+
+    def _check_apart(self, told: _Told, member: Member) -> None:
+        """A choice that is enumerated must not meet those of other words."""
+        where = meeting(self.network, member.family.index, told.set_)
+        if where is not None:
+            raise BNetError(
+                member.family.name,
+                expected="a choice whose words do not meet, to be enumerated for all words at once",
+                got=f"{where}, which reads other words' choices",
+                allowed="a guide that draws it (SVI), or do= for it",
+            )
+
+    def _is_site(self, index: int) -> bool:
+        return self.network.members[index].tpm.kind != "deterministic"
+
+    def _groups(self, want: tuple[str, ...]) -> list[tuple[int, ...]]:
+        """The families above a random or wanted one, in order."""
+        output = () if self.random or want else (output_of(self.network),)
+        stack = [member.family.index for member in self.random]
+        stack += [self.network.graph.family(name).index for name in (*want, *output)]
+        needed: set[int] = set()
+        while stack:
+            index = stack.pop()
+            if index not in needed:
+                needed.add(index)
+                stack.extend(bundle.parent for bundle in self.network.graph.into[index])
+        groups = (tuple(index for index in group if index in needed) for group in self.network.graph.groups)
+        return [group for group in groups if group]
+
+    def _record(self, course: Course, member: Member) -> Tensor:
+        value = course.values[member.family.index]
+        recorded: Tensor = pyro.deterministic(member.family.name, value, event_dim=event_dims(member, value))
+        return recorded
+
+    def _tables(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tables with a prior: log of Dirichlet rows, drawn once for the corpus."""
+        found: dict[str, Tensor] = {}
+        for member in self.random:
+            for name, concentration in member.tpm.priors().items():
+                key = f"{member.owner}.{name}"
+                if key not in found:
+                    drawn: Tensor = pyro.sample(self.priors[key], dirichlet(stored[key].detach(), concentration))
+                    if member.family.plates and drawn.dim() > stored[key].dim():
+                        got = f"{self.priors[key]} of shape {tuple(drawn.shape)}"
+                        raise BNetError("plates with priors", expected="no vectorized particles", got=got)
+                    found[key] = drawn.log()
+        return found
+
+    def _checked(self, parameters: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
+        for name, value in mapping("parameters", parameters).items():
+            if name not in self.network.shapes:
+                raise unknown("parameter", name, self.network.shapes)
+            if tuple(value.shape) != self.network.shapes[name]:
+                raise BNetError(name, expected=f"shape {self.network.shapes[name]}", got=tuple(value.shape))
+        return mapping("parameters", parameters)
+
+    def _plates(self, course: Course, batch: int, total: int | None) -> dict[tuple[str, str | None], Any]:
+        """The plates of a run, by kind (and by stack, for words).
+
+        A plate of one entry is left out, which changes nothing: Pyro's marginals fail on it with a KeyError.
+        """
+        taken = set(self.sites) | set(self.network.graph.by_name)
+        if total is not None and total < batch:
+            raise BNetError("total", expected=f"at least the {batch} sentences of x", got=total)
+        found: dict[tuple[str, str | None], Any] = {}
+        if total is not None:
+            part = torch.arange(batch, device=course.device)
+            plate = pyro.plate(_free("sentence", taken), total, subsample=part, dim=-self.max_plate_nesting)
+            found["sentence", None] = plate
+        elif batch > 1:
+            found["sentence", None] = pyro.plate(_free("sentence", taken), batch, dim=-self.max_plate_nesting)
+        around = {plate for member in self.random for plate in member.family.plates}
+        for k, name in enumerate(self.plates):
+            if name in around and (size := self.network.graph.sizes[name]) > 1:
+                found["plate", name] = pyro.plate(_free(name, taken), size, dim=k - len(self.plates) - 1)
+        for stack, count in course.words.items():
+            if count > 1 and any(member.family.words == stack for member in self.random):
+                found[WORD, stack] = pyro.plate(_free(f"{stack}_{WORD}" if stack else WORD, taken), count, dim=-1)
+        return found
+
+    def _observed(self, course: Course, y: Values | None, set_: Mapping[int, Tensor], batch: int) -> dict[int, Tensor]:
+        """What is seen, in the layout."""
+        leaves = [m.family.name for m in self.random if not self.network.graph.out_of[m.family.index]]
+        if y is not None and not isinstance(y, Mapping):
+            if len(leaves) != 1:
+                raise BNetError("y", expected="a mapping from family", got="one tensor", allowed=", ".join(leaves))
+            y = {leaves[0]: y}
+        found: dict[int, Tensor] = {}
+        names = [m.family.name for m in self.random]
+        for name, value in mapping("y", y).items():
+            if name not in names:
+                if name in self.network.graph.by_name:
+                    got = "a deterministic node"
+                    raise BNetError(f"y[{name!r}]", expected="a random family", got=got, allowed=", ".join(names))
+                raise unknown("y", name, names)
+            member = self.network.member(name)
+            if member.family.index in set_:
+                raise BNetError(name, expected="do or evidence on a node, not both", got="both")
+            self._check_value(course, member, value, batch)
+            found[member.family.index] = laid_out(course, member.family.index, value)
+        return found
+
+    def _check_value(self, course: Course, member: Member, value: Tensor, batch: int) -> None:
+        """Refuse what is seen in another shape or type, or states that there are not."""
+        discrete = member.tpm.kind == "discrete"
+        if value.is_floating_point() == discrete or value.dtype == torch.bool:
+            wanted = "whole numbers, the states" if discrete else "real numbers"
+            raise BNetError(f"y[{member.family.name!r}]", expected=wanted, got=f"{value.dtype}")
+        wanted_shape = (*_lead(course, member, batch), *(() if discrete else member.shape))
+        if tuple(value.shape) != wanted_shape:
+            raise BNetError(f"y[{member.family.name!r}]", expected=f"shape {wanted_shape}", got=tuple(value.shape))
+        states = count_states(course, member.family.index) if discrete else 0
+        if discrete and value.numel() and not 0 <= int(value.min()) <= int(value.max()) < states:
+            got = f"{int(value.min())} to {int(value.max())}"
+            raise BNetError(f"y[{member.family.name!r}]", expected=f"states from 0 to {states - 1}", got=got)
+
+    def _shown(
+        self, course: Course, seen: Mapping[str, Tensor] | None, observed: Mapping[int, Tensor]
+    ) -> dict[int, Tensor]:
+        """Of which entries something is seen, in the layout."""
+        found = {}
+        for name, value in mapping("seen", seen).items():
+            member = self.network.member(name)
+            if member.family.index not in observed:
+                raise BNetError(f"seen[{name!r}]", expected="what is seen, in y", got="nothing")
+            if self.network.graph.out_of[member.family.index]:
+                raise BNetError(f"seen[{name!r}]", expected="a readout, which nothing reads", got="one that is read")
+            lead = _lead(course, member, observed[member.family.index].shape[course.layout.batch])
+            if value.dtype != torch.bool or tuple(value.shape) != lead:
+                got = f"{value.dtype} of shape {tuple(value.shape)}"
+                raise BNetError(f"seen[{name!r}]", expected=f"booleans of shape {lead}", got=got)
+            found[member.family.index] = laid_out(course, member.family.index, value)
+        return found
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What one run is told: what is seen and of which entries, which sites are conditioned, which families are set."""
+
+    course: Course
+    observed: Mapping[int, Tensor]
+    shown: Mapping[int, Tensor]
+    conditioned: frozenset[str]
+    plates: Mapping[tuple[str, str | None], Any]
+    set_: frozenset[int]
+
+    def plates_of(self, member: Member) -> list[Any]:
+        """The plates around a site."""
+        keys: list[tuple[str, str | None]] = [] if member.scope == "corpus" else [("sentence", None)]
+        keys += [("plate", plate) for plate in member.family.plates]
+        keys += [(WORD, member.family.words)] if member.family.words is not None else []
+        return [self.plates[key] for key in keys if key in self.plates]
+
+    def shown_of(self, member: Member, fixed: bool) -> Any:
+        """Of which entries a seen site counts: those that are seen, of words that are present.
+
+        The choices of words that are absent still sum to one, so they are not masked: a masked sum would count states.
+        """
+        course, words = self.course, member.family.words
+        shown = self.shown.get(member.family.index)
+        if fixed and words in course.present:
+            n = course.layout
+            there = course.present[words or ""]
+            there = there.reshape(there.shape[0], *[1] * len(n.plates), there.shape[1])
+            shown = there if shown is None else shown & there
+        return shown
+
+
+_CPU = torch.device("cpu")
+
+
+def _lead(course: Course, member: Member, batch: int) -> tuple[int, ...]:
+    family = member.family
+    sizes = tuple(course.network.graph.sizes[plate] for plate in family.plates)
+    one = () if member.scope == "corpus" else (batch,)
+    return (*one, *sizes, *((course.words[family.words],) if family.words is not None else ()))
+
+
+def _free(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_plate"
+    return name

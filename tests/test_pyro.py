@@ -1,0 +1,350 @@
+"""The Pyro reading against the reference: joint, evidence and posteriors of every case, and what Pyro does with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyro
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import MCMC, NUTS, SVI, TraceEnum_ELBO, infer_discrete
+from torch import Tensor
+
+import bnet_transformer as bt
+from bnet_transformer import reference
+from bnet_transformer.pyro_reading import PyroModel, pyro_model
+from bnet_transformer.tpm import Categorical, Normal
+from tests.cases import CASES, Case
+
+D = torch.float64
+IDS = {"ids": lambda case: case.name}
+SEEN = [case for case in CASES if case.evidence]
+MEETS = "word, two slices"  # a word's value depends on other words' choices
+MARKOV = "hidden Markov"  # a word's choice depends on the choice before
+SUMMED = [case for case in SEEN if case.name not in (MEETS, MARKOV)]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_store():
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A case as a model with its arguments."""
+
+    sentence: bt.Sentence
+    model: PyroModel
+    arguments: dict[str, object]
+
+
+def asked(case: Case, dtype: torch.dtype = D) -> Asked:
+    s = case.net.to(dtype).sentence(case.said).observe(case.evidence)
+    y: dict[str, Tensor] = {}
+    seen: dict[str, Tensor] = {}
+    for node, value in s._seen.items():
+        family = s.ground.family_of(node)
+        shape = (1, *s.ground.shapes[family.index])
+        y.setdefault(family.name, torch.zeros((*shape, *value.shape), dtype=value.dtype))
+        seen.setdefault(family.name, torch.zeros(shape, dtype=torch.bool))
+        at = node - int(s.ground.offsets[family.index])
+        y[family.name].view(-1, *value.shape)[at] = value
+        seen[family.name].view(-1)[at] = True
+    given = {name: value[None] for name, value in s._intake.given.items()}
+    return Asked(s, pyro_model(s.net.network), {"given": given, "y": y, "seen": seen})
+
+
+def with_tables(asked: Asked) -> tuple[PyroModel, float]:
+    """The model with the Dirichlet rows at the net's own tables, and the log density of these."""
+    rows = {s: asked.model.network.parameters[p].softmax(-1) for p, s in asked.model.priors.items()}
+    model = pyro.condition(asked.model, data=rows)
+    trace = poutine.trace(model).get_trace(**_drawable(asked))
+    trace.compute_log_prob()
+    return model, sum(float(trace.nodes[name]["log_prob_sum"]) for name in rows)
+
+
+def _drawable(asked: Asked) -> dict[str, object]:
+    """The arguments, with states for what cannot be drawn word after word."""
+    if "z_0" not in asked.model.sites:
+        return asked.arguments
+    words = asked.sentence.ground.words[""]
+    return {**asked.arguments, "y": {**asked.arguments["y"], "z_0": torch.arange(words)[None] % 2}}  # type: ignore[dict-item]
+
+
+def nothing(*_: object, **__: object) -> None:
+    """A guide without sites."""
+
+
+def log_marginal(model: object, asked: Asked) -> float:
+    elbo = TraceEnum_ELBO(max_plate_nesting=asked.model.max_plate_nesting)
+    return -elbo.loss(model, nothing, **asked.arguments)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(D, 1e-10), (torch.float32, 1e-5)], ids=["float64", "float32"])
+@pytest.mark.parametrize("case", SEEN, **IDS)
+def test_the_joint_is_the_references(case: Case, dtype, tolerance):
+    told = asked(case, dtype)
+    model, prior = with_tables(told)
+    trace = poutine.trace(model).get_trace(**_drawable(told))
+    ground, states = told.sentence.ground, dict(told.sentence._seen)
+    for member in told.sentence.net.network.members:
+        family = member.family
+        if family.name in told.model.sites and family.name not in told.arguments["y"]:
+            value = trace.nodes[family.name]["value"]
+            shape = () if member.tpm.kind == "discrete" else member.shape
+            flat = value.reshape(-1, *shape)
+            states |= {int(ground.offsets[family.index]) + k: state for k, state in enumerate(flat)}
+    run = reference.Run(told.sentence._world, states)
+    expected = sum(float(run.log_prob(node)) for node in states)
+    assert float(trace.log_prob_sum()) - prior == pytest.approx(expected, rel=tolerance, abs=tolerance)
+
+
+@pytest.mark.parametrize("case", SUMMED, **IDS)
+def test_the_evidence_is_the_references(case: Case):
+    told = asked(case)
+    model, prior = with_tables(told)
+    expected = float(reference.log_evidence(told.sentence._world, told.sentence._seen))
+    if any(m.tpm.kind == "discrete" and m.family.name not in told.arguments["y"] for m in told.model.random):
+        found = log_marginal(model, told)
+    else:
+        found = float(poutine.trace(model).get_trace(**told.arguments).log_prob_sum())
+    assert found - prior == pytest.approx(expected, rel=1e-8, abs=1e-8)
+
+
+@pytest.mark.parametrize("case", [c for c in SUMMED if "c" in asked(c).model.sites], **IDS)
+def test_the_posterior_is_the_references(case: Case):
+    told = asked(case)
+    model, _ = with_tables(told)
+    elbo = TraceEnum_ELBO(max_plate_nesting=told.model.max_plate_nesting)
+    found = elbo.compute_marginals(model, nothing, **told.arguments)["c"].probs.flatten()
+    torch.testing.assert_close(found, told.sentence.posterior("c"), rtol=1e-8, atol=1e-8)
+
+
+def test_what_it_cannot_sum_out_it_refuses_by_name():
+    told = asked(next(c for c in CASES if c.name == MEETS))
+    with pytest.raises(bt.BNetError, match="c_0: expected a choice whose words do not meet"):
+        log_marginal(told.model, told)
+    told = asked(next(c for c in CASES if c.name == MARKOV))
+    with pytest.raises(bt.BNetError, match="z_0: expected a value"):
+        log_marginal(told.model, told)
+
+
+def small(**options: object) -> tuple[bt.BNet, PyroModel, Tensor]:
+    options = {"heads": 3, "observe": Categorical(3), **options}
+    net = bt.bayesuvius(4, **options).to(D)  # type: ignore[arg-type]
+    return net, pyro_model(net.network), torch.randn(2, 3, 4, dtype=D)
+
+
+def test_a_batch_is_its_sentences_and_a_corpus_selector_is_one():
+    y = torch.tensor([[0, 1, 2], [2, 2, 0]])
+    for per in ("sentence", "corpus"):
+        net, model, x = small(per=per)
+        elbo = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting)
+        each = torch.stack(
+            [
+                reference.log_evidence(s._world, s._seen, s.ground.id("c"))
+                for x_, y_ in zip(x, y, strict=True)
+                for s in [net.sentence(x=x_).observe({f"y_{i}": int(v) for i, v in enumerate(y_)})]
+            ]
+        )
+        prior = torch.log_softmax(net.parameters["c.logits"], -1)
+        whole = each.logsumexp(-1).sum() if per == "sentence" else (prior + (each - prior).sum(0)).logsumexp(0)
+        assert -elbo.loss(model, nothing, x, y) == pytest.approx(float(whole), abs=1e-10)
+        if per == "sentence":  # Pyro itself refuses to scale a sum inside a corpus-wide choice
+            assert -elbo.loss(model, nothing, x, y, total=20) == pytest.approx(10 * float(whole), abs=1e-9)
+
+
+@pytest.mark.parametrize("options", [{}, {"per": "word"}, {"observe": Normal(0.5)}], ids=str)
+def test_padding_changes_nothing(options):
+    _, model, x = small(**options)
+    y = torch.randn(2, 3, 4, dtype=D) if "observe" in options else torch.tensor([[0, 1, 2], [2, 2, 0]])
+    mask = torch.tensor([[True] * 3 + [False] * 2] * 2)
+    longer = torch.cat([x, torch.randn(2, 2, 4, dtype=D)], 1)
+    y_longer = torch.cat([y, y[:, :2]], 1)
+    elbo = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting)
+    short = elbo.loss(model, nothing, x, y)
+    assert elbo.loss(model, nothing, longer, y_longer, mask=mask) == pytest.approx(short, abs=1e-10)
+    conditioned = pyro.condition(model, data=model.data({"y": y_longer}))
+    assert elbo.loss(conditioned, nothing, longer, mask=mask) == pytest.approx(short, abs=1e-10)
+
+
+def test_do_and_condition_on_a_selector_and_a_readout():
+    net, model, x = small(atoms=2)
+    y = torch.tensor([[0, 1, 2], [2, 2, 0]])
+    elbo = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting)
+    sentences = [
+        net.sentence(x=x_).observe({f"y_{i}": int(v) for i, v in enumerate(y_)}) for x_, y_ in zip(x, y, strict=True)
+    ]
+    done = sum(float(reference.log_evidence(s._world, s._seen)) for s in (s.do(c=1) for s in sentences))
+    for model_, more in [
+        (poutine.do(model, data={"c": torch.tensor(1)}), {}),
+        (poutine.do(model, data=model.data({"c": torch.ones(2, dtype=torch.long)})), {}),
+        (model, {"do": {"c": torch.ones(2, dtype=torch.long)}}),
+    ]:
+        assert -elbo.loss(model_, nothing, x, y, **more) == pytest.approx(done, abs=1e-10)
+    seen = sum(float(reference.log_evidence(s._world, s._seen)) for s in (s.observe(W_q_0=0) for s in sentences))
+    data = model.data({"W_q_0": torch.zeros(2, dtype=torch.long), "y": y})
+    assert -elbo.loss(pyro.condition(model, data=data), nothing, x) == pytest.approx(seen, abs=1e-10)
+
+
+def test_do_of_each_words_own_choice():
+    net, model, x = small(per="word")
+    c = torch.tensor([[0, 2, 1], [1, 1, 0]])
+    found = model(x, do={"c_0": c}, want=["x_1"])["x_1"]
+    done = net.sentence(x=x[0]).do({f"c_0_{i}": int(state) for i, state in enumerate(c[0])})
+    torch.testing.assert_close(found[0, 0], torch.stack([done[f"x_1_{i}"] for i in range(3)]))
+
+
+def test_do_of_a_deterministic_family():
+    net, model, x = small(slices=2)
+    patch = torch.randn(2, 3, 4, dtype=D)
+    found = model(x, do={"x_1": patch, "c": torch.tensor([2, 2])}, want=["x_2"])["x_2"]
+    nodes = {f"x_1_{i}": patch[0, i] for i in range(3)}
+    torch.testing.assert_close(found[0, 1], net.sentence(x=x[0]).do({**nodes, "c": 2})["x_2_1"])
+
+
+@pytest.mark.parametrize(
+    "data, told",
+    [
+        ({"x_1": torch.zeros(2, 3, 4)}, "x_1: expected a random site of the model; got a deterministic node"),
+        ({"q_0_1": torch.zeros(4)}, "condition on q_0_1: expected the name of a whole family"),
+        ({"y_1": torch.tensor(1)}, "allowed: 'y'"),
+        ({"c": torch.tensor([0, 1])}, "the 2 dims of sentence, plates and word"),
+    ],
+)
+def test_conditioning_what_is_no_site_is_an_error(data, told):
+    _, model, x = small()
+    with pytest.raises(bt.BNetError, match=told):
+        pyro.condition(model, data=data)(x, want=["x_1"])
+    if "condition" not in told and "x_1" in data:
+        with pytest.raises(bt.BNetError, match="do on x_1"):
+            poutine.do(model, data=data)(x)
+
+
+def test_a_model_around_it_may_condition_its_own_sites():
+    _, model, x = small()
+
+    def around():
+        pyro.sample("scale", pyro.distributions.Normal(0.0, 1.0))
+        model(x, torch.zeros(2, 3, dtype=torch.long))
+
+    assert "c" in poutine.trace(pyro.condition(around, data={"scale": torch.tensor(1.0)})).get_trace().nodes
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        ({"y": torch.zeros(2, 3)}, "whole numbers"),
+        ({"y": torch.zeros(2, 4, dtype=torch.long)}, r"shape \(2, 3\)"),
+        ({"y": torch.full((2, 3), 3)}, "states from 0 to 2"),
+        ({"y": {"x_1": torch.zeros(2, 3, 4)}}, "deterministic"),
+        ({"y": {"z": torch.zeros(2, 3)}}, "near matches|known name"),
+        ({"seen": {"y": torch.ones(2, 3, dtype=torch.bool)}}, "what is seen, in y"),
+        ({"y": {"c": torch.tensor([0, 1])}, "seen": {"c": torch.tensor([True, False])}}, "a readout"),
+        ({"y": {"c": torch.tensor([0, 1])}, "do": {"c": torch.tensor([0, 1])}}, "not both"),
+        ({"total": 1}, "at least the 2 sentences"),
+        ({"parameters": {"c.logits": torch.zeros(2)}}, "c.logits: expected shape"),
+    ],
+)
+def test_bad_input(arguments, told):
+    _, model, x = small()
+    with pytest.raises(bt.BNetError, match=told):
+        model(x, **arguments)
+
+
+def test_svi_learns_a_table_and_a_matrix():
+    net, model, x = small(prior=1.0)
+    y = torch.tensor([[0, 1, 2], [2, 2, 0]])
+
+    def guide(x: Tensor, y: Tensor) -> None:
+        rows = pyro.param("rows", torch.ones(3, dtype=D), constraint=pyro.distributions.constraints.positive)
+        pyro.sample("theta_c", pyro.distributions.Dirichlet(rows))
+
+    def learned(x: Tensor, y: Tensor) -> None:
+        model(x, y, parameters={"y.weight": pyro.param("weight", net.parameters["y.weight"].clone())})
+
+    svi = SVI(learned, guide, pyro.optim.Adam({"lr": 0.05}), TraceEnum_ELBO(max_plate_nesting=2))
+    losses = [svi.step(x, y) for _ in range(40)]
+    assert sum(losses[-5:]) < sum(losses[:5])
+
+
+def test_vectorized_particles():
+    _, model, x = small(atoms=2, prior=1.0)
+    y = torch.tensor([[0, 1, 2], [2, 2, 0]])
+
+    def guide(x: Tensor, y: Tensor) -> None:
+        for name in model.sites[:4]:
+            table = model.network.parameters[name.removeprefix("theta_") + ".logits"]
+            rows = pyro.distributions.Dirichlet(torch.ones_like(table))
+            pyro.sample(name, rows.to_event(table.dim() - 1))
+
+    def loss(particles: int, **options: bool) -> float:
+        elbo = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting, num_particles=particles, **options)
+        return elbo.loss(model, guide, x, y)
+
+    apart = torch.tensor([loss(1) for _ in range(200)])
+    assert abs(loss(200, vectorize_particles=True) - apart.mean()) < 6 * apart.std() / 200**0.5
+
+
+def test_svi_draws_choices_that_cannot_be_summed_out():
+    _, model, x = small(per="word", slices=2)
+
+    def guide(x: Tensor, y: Tensor) -> None:
+        logits = pyro.param("logits", torch.zeros(2, 1, 3, 3, dtype=D))
+        with pyro.plate("sentence", 2, dim=-3), pyro.plate("word", 3, dim=-1):
+            pyro.sample("c_0", pyro.distributions.Categorical(logits=logits))
+
+    for particles in ({}, {"num_particles": 5, "vectorize_particles": True}):
+        elbo = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting, **particles)
+        svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.05}), elbo)
+        assert torch.isfinite(torch.tensor(svi.step(x, torch.tensor([[0, 1, 2], [2, 2, 0]]))))
+    enumerated = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting)
+    with pytest.raises(bt.BNetError, match="words do not meet"):
+        enumerated.loss(model, pyro.infer.config_enumerate(guide, expand=True), x, torch.zeros(2, 3, dtype=torch.long))
+
+
+def test_nuts_on_the_tables():
+    _, model, x = small(heads=2, atoms=2, prior=1.0)
+    kernel = NUTS(model, max_plate_nesting=model.max_plate_nesting, max_tree_depth=2)
+    mcmc = MCMC(kernel, num_samples=3, warmup_steps=2, disable_progbar=True)
+    mcmc.run(x, torch.tensor([[0, 1, 2], [2, 2, 0]]))
+    rows = mcmc.get_samples()
+    assert rows["theta_c"].shape == (3, 2) and rows["theta_W_q_0"].shape == (3, 2, 2)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_infer_discrete(temperature):
+    net, model, x = small(atoms=2)
+    y = torch.tensor([[0, 1, 2], [2, 2, 0]])
+    first = -1 - model.max_plate_nesting
+    found = infer_discrete(model, first_available_dim=first, temperature=temperature)(x, y)
+    assert found["c"].shape == (2, 1) and found["W_q_0"].shape == (2, 1)
+    if temperature == 0:
+        states = {name: int(found[name][0]) for name in ("c", "W_q_0", "W_k_0", "W_v_0")}
+        s = net.sentence(x=x[0])
+        free = [s.ground.id(name) for name in states]
+        known = s.observe({f"y_{i}": int(v) for i, v in enumerate(y[0])})._seen
+        runs = list(reference.runs(s._world, free, known))
+        best = max(runs, key=lambda run: sum(float(run.log_prob(node)) for node in [*free, *known]))
+        assert states == {name: int(best.states[s.ground.id(name)]) for name in states}
+
+
+def test_it_is_drawn_with_plates():
+    _, model, x = small(per="word", prior=1.0)
+    drawn = pyro.render_model(model, model_args=(x, torch.zeros(2, 3, dtype=torch.long)), render_distributions=True)
+    for said in ("cluster_sentence", "cluster_word", "theta_c_0 -> c_0", "c_0 -> y"):
+        assert said in drawn.source
+
+
+def test_wanted_families_are_recorded():
+    _, model, x = small()
+    trace = poutine.trace(model).get_trace(x, want=["x_1"])
+    assert trace.nodes["x_1"]["value"].shape == (2, 3, 4) and trace.nodes["x_1"]["infer"]["_deterministic"]
+
+
+def test_one_site_for_each_family_however_many_words():
+    _, model, x = small(per="word")
+    nodes = poutine.trace(model).get_trace(x).nodes
+    assert {name for name in nodes if not name.startswith("_")} == {"sentence", "word", "c_0", "y"}
