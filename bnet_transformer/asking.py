@@ -118,10 +118,10 @@ def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Te
 
 def _layout(world: World, free: list[int], node: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The choices that a row depends on, family by family; a choice of the row's own word counts as the row's own."""
-    word = world.ground.locate(world.ground.name(node))[1][-1:]
+    word = world.ground.place(node)[1][-1:]
     families: dict[str, list[tuple[int, ...]]] = {}
     for choice in free:
-        family, index = world.ground.locate(world.ground.name(choice))
+        family, index = world.ground.place(choice)
         families.setdefault(family.name, []).append(index)
     return tuple(
         (name, () if len(found) == 1 and found[0][-1:] == word else tuple(i for index in found for i in index))

@@ -386,10 +386,8 @@ def _reproduced(run: Run, node: int, seen: Tensor, atol: float) -> Tensor:
 
 
 def _where(world: World, node: int) -> tuple[Member, tuple[int, ...]]:
-    family = world.ground.family_of(node)
-    shape = world.ground.shapes[family.index]
-    index = np.unravel_index(node - int(world.ground.offsets[family.index]), shape) if shape else ()
-    return world.network.members[family.index], tuple(int(i) for i in index)
+    family, index = world.ground.place(node)
+    return world.network.members[family.index], index
 
 
 def _count(world: World, member: Member) -> int:

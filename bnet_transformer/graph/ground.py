@@ -106,10 +106,15 @@ class Ground:
 
     def name(self, node: int) -> str:
         """The name of a node."""
+        family, index = self.place(node)
+        return join(family.name, index)
+
+    def place(self, node: int) -> tuple[Family, tuple[int, ...]]:
+        """The family of a node and its index there: what `locate` finds by name."""
         family = self.family_of(node)
         shape = self.shapes[family.index]
         index = np.unravel_index(node - int(self.offsets[family.index]), shape) if shape else ()
-        return join(family.name, (int(i) for i in index))
+        return family, tuple(int(i) for i in index)
 
     def family_of(self, node: int) -> Family:
         """The family of a node."""
@@ -202,10 +207,8 @@ class Ground:
         return [node for node in self.cut if low <= node < high]
 
     def _index(self, node: int) -> dict[str, int]:
-        family = self.family_of(node)
-        shape = self.shapes[family.index]
-        where = np.unravel_index(node - int(self.offsets[family.index]), shape) if shape else ()
-        return {axis: int(i) for axis, i in zip(self.axes(family), where, strict=True)}
+        family, index = self.place(node)
+        return dict(zip(self.axes(family), index, strict=True))
 
     def _both(
         self, bundle: Bundle, selection: Selection

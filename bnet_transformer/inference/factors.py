@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.compiler.module import Module, Values, laid_out
-from bnet_transformer.compiler.values import Course, count_states, seen
+from bnet_transformer.compiler.values import Course, seen, states
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm import Given
@@ -113,9 +113,7 @@ def _closure(network: Network, asked: Collection[int], known: Collection[int]) -
 def _prior(course: Course, index: int, member: Member) -> Tensor:
     """`log P(state | parents)` for every state, along the family's own dim."""
     at, parents = seen(course, member)
-    logits = member.tpm.logits(at, *parents)
-    missing = course.layout.rank + 1 - logits.dim()
-    table = torch.log_softmax(logits, -1).reshape(*[1] * missing, *logits.shape)
+    table = _log_softmax(course, member.tpm.logits(at, *parents))
     place = course.layout.enumerated.index(index)
     return table.transpose(place, -1).squeeze(-1).clamp(min=NEVER)
 
@@ -125,10 +123,8 @@ def _match(course: Course, index: int, member: Member, told: Evidence, atol: flo
     value = laid_out(course, index, told.value)
     if value.is_floating_point():
         return _agreement(course, index, member, told, course.values[index], atol)
-    place = course.layout.enumerated.index(index)
-    states = torch.arange(count_states(course, index), device=course.device)
-    own = states.reshape([-1 if k == place else 1 for k in range(course.layout.rank)])
-    return _where_seen(course, member, told, torch.where(own == value, 0.0, NEVER).to(course.dtype))
+    agrees = states(course, index) == value
+    return _where_seen(course, member, told, torch.where(agrees, 0.0, NEVER).to(course.dtype))
 
 
 def _likelihood(course: Course, index: int, member: Member, told: Evidence, atol: float) -> Tensor:
@@ -142,9 +138,7 @@ def _likelihood(course: Course, index: int, member: Member, told: Evidence, atol
         return _where_seen(course, member, told, table.clamp(min=NEVER))
     if value.is_floating_point():
         raise BNetError(member.family.name, expected="states, for nothing reads its tensors", got="tensors")
-    table = torch.log_softmax(member.tpm.logits(at, *parents), -1)
-    missing = course.layout.rank + 1 - table.dim()
-    table = table.reshape(*[1] * missing, *table.shape)
+    table = _log_softmax(course, member.tpm.logits(at, *parents))
     lead = torch.broadcast_shapes(table.shape[:-1], value.shape)
     picked = table.expand(*lead, table.shape[-1]).gather(-1, value.expand(lead)[..., None]).squeeze(-1)
     return _where_seen(course, member, told, picked.clamp(min=NEVER))
@@ -162,11 +156,11 @@ def _agreement(course: Course, index: int, member: Member, told: Evidence, made:
 def _where_seen(course: Course, member: Member, told: Evidence, table: Tensor) -> Tensor:
     if told.observed is None:
         return table
-    flags = told.observed.long()
-    layout, family = course.layout, member.family
-    shape = [1] * layout.batch + [flags.shape[0]] + [1] * (len(layout.plates) + 1)
-    for k, plate in enumerate(family.plates):
-        shape[layout.axis(plate)] = flags.shape[1 + k]
-    if family.words is not None:
-        shape[layout.word] = flags.shape[1 + len(family.plates)]
-    return torch.where(flags.reshape(shape).bool(), table, 0.0)
+    flags = laid_out(course, member.family.index, told.observed.long()).bool()
+    return torch.where(flags, table, 0.0)
+
+
+def _log_softmax(course: Course, logits: Tensor) -> Tensor:
+    """Log probabilities `[*layout, states]`; the dims that a TPM left out lead with size 1."""
+    missing = course.layout.rank + 1 - logits.dim()
+    return torch.log_softmax(logits, -1).reshape(*[1] * missing, *logits.shape)
