@@ -350,6 +350,12 @@ def chapter(**options: object) -> Callable[[], bt.BNet]:
     return lambda: bt.bayesuvius(4, **options)  # type: ignore[arg-type]
 
 
+def vanilla(kind: str, **options: object) -> Callable[[], bt.BNet]:
+    """A vanilla transformer of this kind, small."""
+    sizes = {"heads": 2, "slices": 2, "hidden": 6, **options}
+    return lambda: getattr(bt, kind)(4, **sizes)
+
+
 Y = {"y_0": 1, "y_2": 0}
 R = {"y_0": (0.5, -0.2, 0.1, 0.9), "y_2": (0.0, 0.3, -0.4, 0.2)}
 VOCABULARY = ("the", "cat", "sat")
@@ -417,6 +423,45 @@ CASES: tuple[Case, ...] = (
     Case("encoder-decoder", encoder_decoder, {"enc": "the cat sat", "dec": "le chat"}, {"dec_y_0": 1}),
     Case("positioned", positioned, evidence={"y": (0.1, -0.2)}),
     Case("shared slices", shared_slices),
+    Case("vanilla encoder", vanilla("encoder", positions=Sinusoid(4, 50.0, first=1), readout=Normal(0.5)), evidence=R),
+    Case(
+        "vanilla encoder, masked word",
+        vanilla("encoder", slices=1, norm="pre", vocabulary=VOCABULARY, readout="word", transform="gelu", bias=False),
+        evidence={"y_1": "sat"},
+    ),
+    Case(
+        "vanilla encoder, class",
+        vanilla(
+            "encoder", slices=1, positions=None, dropout=0.0, readout=Categorical(2), pool="first", transform="tanh"
+        ),
+        evidence={"y": 1},
+    ),
+    Case("vanilla decoder, causal", vanilla("decoder", vocabulary=VOCABULARY), evidence={"y_0": "cat", "y_2": 0}),
+    Case(
+        "vanilla decoder, learned",
+        vanilla("decoder", slices=1, vocabulary=3, positions="learned", words=4, norm="pre", tie=False),
+        [2, 0, 1],
+        {"y_1": 2},
+    ),
+    Case(
+        "vanilla encoder-decoder",
+        vanilla("encoder_decoder", slices=1, vocabulary=VOCABULARY),
+        {"enc": "the cat sat", "dec": "sat the"},
+        {"dec_y_1": "cat"},
+    ),
+    Case(
+        "vanilla encoder-decoder, pre-norm",
+        vanilla(
+            "encoder_decoder",
+            slices=1,
+            norm="pre",
+            vocabulary=VOCABULARY,
+            target_vocabulary=("le", "chat"),
+            mask={"cross": ((True, False, True), (False, True, True))},
+        ),
+        {"enc": "the cat sat", "dec": "le chat"},
+        {"dec_y_0": "chat"},
+    ),
 )
 
 TPMS = tuple(

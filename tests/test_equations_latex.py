@@ -19,6 +19,7 @@ from bnet_transformer.equations.telling import tell
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm import (
     TPM,
+    Activation,
     Add,
     Affine,
     Attention,
@@ -91,6 +92,8 @@ def test_wordwise_steps() -> None:
         r"(W_2^{x,t+1})_{ab} \, \left(\operatorname{ReLU}((W_g^{x,t+1})_{bd} X_{id}^t)"
         r"((W_1^{x,t+1})_{be} X_{ie}^t)\right)"
     )
+    assert step(Activation("tanh")) == r"\tanh(x_i^t)" and step(Activation("identity"), "row") == "X^t"
+    assert step(Norm(bias=False), "row") == r"\operatorname{LayerNorm}(X^t) \, \operatorname{diag}(g^{x,t+1})"
     assert step(ResNet(), "row") == r"X^t + \tanh(X^t (W^{x,t+1})^\top + \mathbf{1} (b^{x,t+1})^\top)"
     assert step(Norm("rms", affine=False)) == r"\frac{x_i^t}{\sqrt{\operatorname{mean}(x_i^t \odot x_i^t) + 10^{-5}}}"
     assert step(Norm(), "column") == (
@@ -102,10 +105,13 @@ def test_positions_and_pools() -> None:
     told = net(
         bt.Node("s", Sinusoid(4), plates=WORD),
         bt.Node("p", Positions(9, 4), plates=WORD),
+        bt.Node("f", Sinusoid(4, first=1), plates=WORD),
         bt.Node("x", Add(), ["x", "s", "p"], plates=WORD),
         epilogue=[bt.Node("m", Pool(), [every("x")]), bt.Node("l", Linear(4), ["m"])],
     )
     assert r"\sin(i / 10000^{e/4}) & e \text{ even}" in right(told, "s_t")
+    assert r"\sin((i + 1) / 10000^{e/4}) & e \text{ even}" in right(told, "f_t")
+    assert r"count from } 1" in str(told.equations())
     assert right(told, "p_t") == "E_i^{p,t}"
     assert right(told, "x_(t+1)", "row") == r"X^t + S^t + \mathbf{P}^t"
     assert right(told, "m") == r"\frac{1}{n} \sum_{j \in \mathcal{S}} x_j^T"

@@ -116,6 +116,8 @@ def test_do_is_surgery_in_both(case: Case) -> None:
         return
     plain = to_pgmpy(world, evidence=seen)
     free = [node for node in variables(world) if node not in seen]
+    if not free:
+        return
     for node in {free[0], free[-1]} if states_of(world) <= 16 else free[-1:]:
         name, state = world.ground.name(node), reference.support(world, node) - 1
         done = World(world.network, world.ground.surgery([node]), world.given, {node: torch.tensor(state)})

@@ -1,12 +1,18 @@
 """The architectures, one file each: a function of the file's name that returns a `BNet` of its declaration.
 
-To add one, add a file; `bt.models.name` is there.
+To add one, add a file; `bt.models.name` is there. A file whose name begins with `_` is what several share. Beside
+them `weights_of` reads the weights of torch's own modules, and `shift_right` makes a decoder's words of its outputs.
 """
 
 import importlib
 import pkgutil
 
-__all__ = [found.name for found in pkgutil.iter_modules(__path__)]
+from bnet_transformer.models._from_torch import weights_of
+from bnet_transformer.models._sublayers import shift_right
 
-for _name in __all__:
+ARCHITECTURES = [found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_")]
+
+for _name in ARCHITECTURES:
     globals()[_name] = getattr(importlib.import_module(f"{__name__}.{_name}"), _name)
+
+__all__ = [*ARCHITECTURES, "shift_right", "weights_of"]

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bnet_transformer.axes import Reach, as_reach
+from bnet_transformer.axes import Reach
 from bnet_transformer.errors import BNetError, one_of, whole
 from bnet_transformer.face import BNet
+from bnet_transformer.models._sublayers import reach_of
 from bnet_transformer.network import Arrow, Declaration, Node, Plate, Stack
 from bnet_transformer.network.declaration import vocabulary_of
 from bnet_transformer.tpm import (
@@ -64,7 +65,7 @@ def bayesuvius(
         raise BNetError(what, expected="its default with combine='concat', which has no selector", got=got)
     key = dim if key_dim is None else whole("key_dim", key_dim)
     value = dim if value_dim is None else whole("value_dim", value_dim)
-    slice_ = _Slice(dim, {"q": key, "k": key, "v": value}, _reach_of(mask), Dot(scale), residual, prior)
+    slice_ = _Slice(dim, {"q": key, "k": key, "v": value}, reach_of(mask), Dot(scale), residual, prior)
     sizes = None if atoms is None else dict(zip("qkv", _three(atoms), strict=True))
     selector = Node("c", Categorical(heads, prior=prior), scope="corpus" if per == "corpus" else "sentence")
     outside: list[Node] = []
@@ -166,14 +167,6 @@ def _readout(observe: TPM | None) -> list[Node]:
     if observe.pool:
         return [Node("y", observe, [Arrow("x", Reach("every"))])]
     return [Node("y", observe, ["x"], plates=["word"])]
-
-
-def _reach_of(mask: object) -> Reach:
-    reach = as_reach(mask)
-    if reach.single:
-        allowed = "None, 'causal', a Reach, a table of booleans"
-        raise BNetError("mask", expected="who reads whom", got=mask, allowed=allowed)
-    return reach
 
 
 def _three(atoms: object) -> tuple[int, int, int]:

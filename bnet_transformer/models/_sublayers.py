@@ -1,0 +1,293 @@
+"""What the vanilla transformers share: their words, their sublayers in post-norm and pre-norm places, their readouts.
+
+    post-norm   add = x + sublayer(x),   x' = norm(add)          pre-norm   x' = x + sublayer(norm(x))
+
+A sublayer is attention of several heads, summed by `W_o`, or the feed-forward map. Where there is dropout, it is a
+node between the sublayer and the sum. The last node of a slice makes its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bnet_transformer.axes import Reach, as_reach
+from bnet_transformer.errors import BNetError, number, one_of, whole
+from bnet_transformer.network import Arrow, Node, Plate
+from bnet_transformer.network.declaration import vocabulary_of
+from bnet_transformer.tpm import (
+    TPM,
+    Activation,
+    Add,
+    Affine,
+    Attention,
+    Categorical,
+    Concat,
+    Dot,
+    Dropout,
+    Embed,
+    FeedForward,
+    Given,
+    Linear,
+    Norm,
+    Normal,
+    Pool,
+    Positions,
+    Sinusoid,
+    Weight,
+)
+from bnet_transformer.tpm.steps import ACTIVATIONS
+
+Vocabulary = Sequence[str] | int | None
+WORD, HEADS, TABLE = ["word"], ["head", "word"], "W_embed"
+
+
+@dataclass(frozen=True)
+class Sublayers:
+    """The sizes and habits of a vanilla transformer, and the nodes that follow from them."""
+
+    dim: int
+    heads: int
+    hidden: int | None
+    norm: str
+    final_norm: bool | None
+    activation: str
+    bias: bool
+    dropout: float
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if whole("dim", self.dim) % whole("heads", self.heads):
+            raise BNetError("heads", expected=f"a divisor of dim, which is {self.dim}", got=self.heads)
+        if self.hidden is not None:
+            whole("hidden", self.hidden)
+        one_of("norm", self.norm, ("post", "pre"))
+        one_of("final_norm", self.final_norm, (None, True, False))
+        one_of("activation", self.activation, ACTIVATIONS)
+        one_of("bias", self.bias, (True, False))
+        if not 0 <= number("dropout", self.dropout) < 1:
+            raise BNetError("dropout", expected="a probability below 1 (0: no dropout)", got=self.dropout)
+
+    @property
+    def plate(self) -> Plate:
+        """The plate of heads."""
+        return Plate("head", self.heads)
+
+    @property
+    def normed(self) -> Norm:
+        """The TPM of every norm."""
+        return Norm(eps=self.eps, bias=self.bias)
+
+    @property
+    def ends_normed(self) -> bool:
+        """True where a norm follows the last slice: by default in a pre-norm net."""
+        return self.norm == "pre" if self.final_norm is None else self.final_norm
+
+    @property
+    def out(self) -> str:
+        """The role that leaves a stack: the last state, or its norm."""
+        return "norm" if self.ends_normed else "x"
+
+    # the words
+
+    def words(self, vocabulary: Vocabulary, positions: TPM | None, *, tied: bool) -> list[Node]:
+        """The first state: vectors, or an embedding times sqrt(dim); plus positions; less what is dropped."""
+        if vocabulary is None and positions is None:
+            return [Node("x", Given(self.dim), plates=WORD)]
+        if vocabulary is None:
+            nodes = [Node("embed", Given(self.dim), plates=WORD)]
+        else:
+            embed = Embed(self.dim, scale=self.dim**0.5, tied=tied, spread=self.dim**-0.5)
+            token = Node("token", Given(states=count(vocabulary)), plates=WORD)
+            nodes = [token, Node("embed", embed, [TABLE, "token"] if tied else ["token"], WORD)]
+        if positions is not None:
+            nodes.append(Node("position", positions, plates=WORD))
+            nodes.append(Node("add", Add(), ["embed", "position"], WORD))
+        *before, last = nodes + self._dropped(nodes[-1].role, "drop")
+        return [*before, Node("x", last.tpm, last.parents, WORD)]
+
+    def table(self, vocabulary: Vocabulary) -> Node:
+        """The embedding as a node outside the stacks, for all that share it."""
+        return Node(TABLE, Weight((count(vocabulary), self.dim)))
+
+    # the slices
+
+    def slice(self, reach: Reach, cross: Reach | None = None) -> list[Node]:
+        """One slice: attention; with a `cross` reach attention to the encoder's last state; the feed-forward map."""
+        nodes = self._residual("x", self._attention(reach), ("drop1", "add1", "norm1"))
+        if cross is not None:
+            there = self._attention(cross, "cross_", (f"enc.{self.out}", "enc.word"))
+            nodes += self._residual(nodes[-1].role, there, ("cross_drop", "cross_add", "cross_norm"))
+        return nodes + self._residual(nodes[-1].role, self._feed_forward, ("drop2", "add2", "norm2"), makes_state=True)
+
+    def finish(self) -> list[Node]:
+        """The norm after the last slice, where there is one."""
+        return [Node("norm", self.normed, ["x"], WORD)] if self.ends_normed else []
+
+    def _residual(
+        self,
+        x: str,
+        sublayer: Callable[[str], list[Node]],
+        roles: tuple[str, str, str],
+        *,
+        makes_state: bool = False,
+    ) -> list[Node]:
+        """`norm(x + sublayer(x))`, or `x + sublayer(norm(x))`."""
+        drop, add, norm = roles
+        pre = self.norm == "pre"
+        inner = sublayer(norm if pre else x)
+        inner += self._dropped(inner[-1].role, drop)
+        total = Node("x" if pre and makes_state else add, Add(), [x, inner[-1].role], WORD)
+        if pre:
+            return [Node(norm, self.normed, [x], WORD), *inner, total]
+        return [*inner, total, Node("x" if makes_state else norm, self.normed, [add], WORD)]
+
+    def _attention(
+        self, reach: Reach, prefix: str = "", read: tuple[str, str] | None = None
+    ) -> Callable[[str], list[Node]]:
+        """Attention of all heads, summed by `W_o`; `read` says where keys and values come from, by default x."""
+        width = self.dim // self.heads
+        q, k, v, a, mix = (prefix + role for role in ("q", "k", "v", "a", "mix"))
+        W_o = f"W_{prefix}o"
+        project = Affine() if self.bias else Linear()
+
+        def nodes(x: str) -> list[Node]:
+            sources = {q: (x, "word"), k: read or (x, "word"), v: read or (x, "word")}
+            return [
+                *(Node(f"W_{role}", Weight((width, self.dim)), plates=["head"]) for role in sources),
+                *(Node(r, project, [f"W_{r}", source], ["head", over]) for r, (source, over) in sources.items()),
+                Node(a, Attention(Dot(None)), [q, Arrow(k, reach), Arrow(v, reach)], HEADS),
+                Node(W_o, Weight((self.dim, width), spread=self.dim**-0.5), plates=["head"]),
+                Node(mix, Concat(bias=self.bias), [W_o, a], WORD),
+            ]
+
+        return nodes
+
+    def _feed_forward(self, x: str) -> list[Node]:
+        hidden = 4 * self.dim if self.hidden is None else self.hidden
+        return [Node("ffn", FeedForward(hidden, self.activation, bias=self.bias), [x], WORD)]
+
+    def _dropped(self, source: str, role: str) -> list[Node]:
+        return [Node(role, Dropout(self.dropout), [source], WORD)] if self.dropout else []
+
+    # the readouts
+
+    def next_word(self, vocabulary: Vocabulary, transform: str | None, *, tied: bool) -> list[Node]:
+        """A word of the vocabulary for each word. Tied logits have a bias only behind a transform, as in BERT."""
+        nodes = self._transformed(self.out, transform, WORD)
+        if transform:
+            nodes.append(Node("transform_norm", self.normed, ["transform"], WORD))
+        source = nodes[-1].role if nodes else self.out
+        size = count(vocabulary)
+        own = None if tied else size
+        logits = Affine(own) if self.bias and (transform or not tied) else Linear(own)
+        nodes.append(Node("logits", logits, [TABLE, source] if tied else [source], WORD))
+        return [*nodes, Node("y", Categorical(size, affine=False), ["logits"], WORD)]
+
+    def observed(self, readout: Categorical | Normal, pool: str | None, transform: str | None) -> list[Node]:
+        """A readout of each word, or of the sentence: of its first or last word, of their mean or sum."""
+        if readout.pool is not None:
+            if pool or transform:
+                raise BNetError("pool", expected="one pool", got=f"{pool!r} beside {readout}", allowed="pool= alone")
+            return [Node("y", readout, [Arrow(self.out, "every")])]
+        over = [] if pool else WORD
+        nodes: list[Node] = []
+        if pool in ("first", "last"):
+            nodes = [Node("pool", Add(), [Arrow(self.out, pool)])]
+        elif pool:
+            nodes = [Node("pool", Pool(pool), [Arrow(self.out, "every")])]
+        nodes += self._transformed("pool" if pool else self.out, transform, over)
+        return [*nodes, Node("y", readout, [nodes[-1].role if nodes else self.out], over)]
+
+    def _transformed(self, source: str, activation: str | None, over: list[str]) -> list[Node]:
+        """`s(W x + b)` before a readout, where it is asked for."""
+        if activation is None:
+            return []
+        dense = Affine(self.dim) if self.bias else Linear(self.dim)
+        return [Node("dense", dense, [source], over), Node("transform", Activation(activation), ["dense"], over)]
+
+    def readout(
+        self,
+        readout: TPM | str | None,
+        vocabulary: Vocabulary,
+        pool: str | None = None,
+        transform: str | None = None,
+        *,
+        tied: bool,
+    ) -> list[Node]:
+        """The nodes of what is observed."""
+        one_of("pool", pool, (None, "first", "last", "mean", "sum"))
+        one_of("transform", transform, (None, *ACTIVATIONS))
+        if readout == "auto":
+            readout = None if vocabulary is None else "word"
+        if isinstance(readout, Categorical | Normal):
+            return self.observed(readout, pool, transform)
+        allowed = "'word', a Categorical, a Normal, None"
+        if readout not in (None, "word"):
+            raise BNetError("readout", expected="what is observed", got=readout, allowed=allowed)
+        for what, value in (("pool", pool), ("transform", transform)):
+            if value is not None and (what == "pool" or readout is None):
+                raise BNetError(what, expected="a readout that it goes before", got=f"{value!r}, readout={readout!r}")
+        if readout is None:
+            return []
+        if vocabulary is None:
+            raise BNetError("readout", expected="a vocabulary, for it is 'word'", got="none", allowed=allowed)
+        return self.next_word(vocabulary, transform, tied=tied)
+
+
+def count(vocabulary: Vocabulary) -> int:
+    """How many words a vocabulary has."""
+    if isinstance(vocabulary, str | Sequence):
+        return len(vocabulary_of(vocabulary))
+    return whole("vocabulary", vocabulary)
+
+
+def listed_words(vocabulary: Vocabulary) -> tuple[str, ...] | None:
+    """The words of a vocabulary, where they are told and not only counted."""
+    return vocabulary_of(vocabulary) if isinstance(vocabulary, str | Sequence) else None
+
+
+def is_tied(tie: bool, vocabulary: Vocabulary) -> bool:
+    """True where a table of the vocabulary is a node that embedding and readout share."""
+    one_of("tie", tie, (True, False))
+    return tie and vocabulary is not None
+
+
+def positions_of(positions: TPM | str | None, dim: int, words: int | None) -> TPM | None:
+    """The TPM of the positions, from its name (learned ones for at most `words` words) or as it is."""
+    if words is not None and positions != "learned":
+        raise BNetError("words", expected="None, unless positions='learned'", got=words)
+    if positions is None or (isinstance(positions, TPM) and not positions.takes()):
+        return positions
+    if positions == "sinusoidal":
+        return Sinusoid(dim)
+    if positions == "learned":
+        if words is None:
+            raise BNetError("words", expected="the most words that positions are learned for", got="none")
+        return Positions(words, dim)
+    allowed = "'sinusoidal', 'learned', None, a TPM without parents such as Sinusoid(dim, base=100.0)"
+    raise BNetError("positions", expected="how words are placed", got=positions, allowed=allowed)
+
+
+def reach_of(mask: object, what: str = "mask") -> Reach:
+    """Which words a word reads: all of them for None."""
+    reach = as_reach(mask)
+    if reach.single:
+        allowed = "None, 'causal', a Reach, a table of booleans"
+        raise BNetError(what, expected="who reads whom", got=mask, allowed=allowed)
+    return reach
+
+
+def shift_right(outputs: Tensor, start: int) -> Tensor:
+    """A decoder's words, of its outputs `[..., word]`: the start word, then every output but the last.
+
+    >>> shift_right(torch.tensor([[5, 6, 7]]), start=0)
+    tensor([[0, 5, 6]])
+    """
+    if not isinstance(outputs, Tensor) or outputs.is_floating_point() or not outputs.dim() or not outputs.shape[-1]:
+        raise BNetError("outputs", expected="ids, [..., word], at least one word", got=outputs)
+    first = torch.full_like(outputs[..., :1], whole("start", start, least=0))
+    return torch.cat([first, outputs[..., :-1]], -1)

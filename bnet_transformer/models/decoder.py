@@ -1,0 +1,52 @@
+"""The decoder of the vanilla transformer without an encoder: a GPT-like net, which tells the next word of each word.
+
+    x_0 = sqrt(d) E[token] + position     a^h_i = sum_(j <= i) v^h_j softmax_j(q^h_i . k^h_j / sqrt(d_k))
+    P(y_i | words up to i) = softmax(E x_i)_(y_i)
+
+It is the encoder with a causal mask: `y_i` is the word that follows word i.
+"""
+
+from __future__ import annotations
+
+from bnet_transformer.face import BNet
+from bnet_transformer.models._sublayers import Sublayers, Vocabulary, is_tied, listed_words, positions_of, reach_of
+from bnet_transformer.network import Declaration, Stack
+from bnet_transformer.tpm import TPM
+
+
+def decoder(
+    dim: int = 512,
+    *,
+    heads: int = 8,
+    slices: int = 6,
+    hidden: int | None = None,
+    vocabulary: Vocabulary = None,
+    words: int | None = None,
+    positions: TPM | str | None = "sinusoidal",
+    norm: str = "post",
+    final_norm: bool | None = None,
+    activation: str = "relu",
+    bias: bool = True,
+    dropout: float = 0.1,
+    mask: object = "causal",
+    readout: TPM | str | None = "auto",
+    pool: str | None = None,
+    transform: str | None = None,
+    tie: bool = True,
+    seed: int = 0,
+) -> BNet:
+    """A vanilla decoder: a word reads itself and the words before it, and its readout is the next word.
+
+    The arguments are those of `encoder`. `readout="auto"` is `"word"`, the next word, where there is a vocabulary,
+    and none where words are vectors.
+    """
+    net = Sublayers(dim, heads, hidden, norm, final_norm, activation, bias, dropout)
+    tied = is_tied(tie, vocabulary)
+    stack = Stack(
+        net.slice(reach_of(mask)),
+        net.words(vocabulary, positions_of(positions, dim, words), tied=tied),
+        [*net.finish(), *net.readout(readout, vocabulary, pool, transform, tied=tied)],
+        slices=slices,
+        vocabulary=listed_words(vocabulary),
+    )
+    return BNet(Declaration([stack], [net.table(vocabulary)] if tied else [], [net.plate], name="decoder"), seed=seed)

@@ -1,0 +1,55 @@
+"""The encoder of the vanilla transformer (Vaswani et al. 2017), and with a readout a BERT-like net.
+
+    x_0 = sqrt(d) E[token] + position
+    a^h_i = sum_j v^h_j softmax_j(q^h_i . k^h_j / sqrt(d_k))     mix_i = sum_h W_o^h a^h_i + b
+    norm1 = norm(x + mix)                                         x' = norm(norm1 + ffn(norm1))
+
+`norm="pre"` norms what enters a sublayer instead, `x' = x + sublayer(norm(x))`, and once more after the last slice.
+"""
+
+from __future__ import annotations
+
+from bnet_transformer.face import BNet
+from bnet_transformer.models._sublayers import Sublayers, Vocabulary, is_tied, listed_words, positions_of, reach_of
+from bnet_transformer.network import Declaration, Stack
+from bnet_transformer.tpm import TPM
+
+
+def encoder(
+    dim: int = 512,
+    *,
+    heads: int = 8,
+    slices: int = 6,
+    hidden: int | None = None,
+    vocabulary: Vocabulary = None,
+    words: int | None = None,
+    positions: TPM | str | None = "sinusoidal",
+    norm: str = "post",
+    final_norm: bool | None = None,
+    activation: str = "relu",
+    bias: bool = True,
+    dropout: float = 0.1,
+    mask: object = None,
+    readout: TPM | str | None = None,
+    pool: str | None = None,
+    transform: str | None = None,
+    tie: bool = True,
+    seed: int = 0,
+) -> BNet:
+    """A vanilla encoder: every word reads every word, unless `mask` says otherwise.
+
+    `hidden` is 4 dim by default; `vocabulary` a list of words or their number (None: words are vectors); `words` the
+    most that `positions="learned"` can place; `readout="word"` a word of the vocabulary at each word (the masked
+    word of BERT), a Categorical or Normal one of each word or of `pool` ("first", "last", "mean", "sum");
+    `transform` an activation, `s(W x + b)` before the readout; `tie` gives embedding and readout one table.
+    """
+    net = Sublayers(dim, heads, hidden, norm, final_norm, activation, bias, dropout)
+    tied = is_tied(tie, vocabulary)
+    stack = Stack(
+        net.slice(reach_of(mask)),
+        net.words(vocabulary, positions_of(positions, dim, words), tied=tied),
+        [*net.finish(), *net.readout(readout, vocabulary, pool, transform, tied=tied)],
+        slices=slices,
+        vocabulary=listed_words(vocabulary),
+    )
+    return BNet(Declaration([stack], [net.table(vocabulary)] if tied else [], [net.plate], name="encoder"), seed=seed)

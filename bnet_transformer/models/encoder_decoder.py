@@ -1,0 +1,86 @@
+"""The vanilla transformer (Vaswani et al. 2017): an encoder, and a decoder that reads its last state.
+
+    cross_q_i = W_cross_q norm1_i     cross_k_j = W_cross_k enc_x_j     cross_v_j = W_cross_v enc_x_j
+    cross_a_i = sum_j cross_v_j softmax_j(cross_q_i . cross_k_j / sqrt(d_k)),   j over the encoder's words
+
+The decoder's words are the outputs shifted right by one (`bt.models.shift_right`): `dec_y_i` is output i, and it
+depends on the outputs before i and on all words of the encoder. One table serves both embeddings and the readout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bnet_transformer.axes import Reach
+from bnet_transformer.errors import BNetError, mapping, unknown
+from bnet_transformer.face import BNet
+from bnet_transformer.models._sublayers import Sublayers, Vocabulary, is_tied, listed_words, positions_of, reach_of
+from bnet_transformer.network import Declaration, Stack
+from bnet_transformer.tpm import TPM
+
+MASKS: dict[str, object] = {"enc": None, "dec": "causal", "cross": None}
+
+
+def encoder_decoder(
+    dim: int = 512,
+    *,
+    heads: int = 8,
+    slices: int = 6,
+    hidden: int | None = None,
+    vocabulary: Vocabulary = None,
+    target_vocabulary: Vocabulary = None,
+    words: int | None = None,
+    positions: TPM | str | None = "sinusoidal",
+    norm: str = "post",
+    final_norm: bool | None = None,
+    activation: str = "relu",
+    bias: bool = True,
+    dropout: float = 0.1,
+    mask: Mapping[str, object] | None = None,
+    readout: TPM | str | None = "auto",
+    tie: bool = True,
+    seed: int = 0,
+) -> BNet:
+    """The vanilla transformer, by default of the base size: 6 slices, 8 heads, 512 wide, 2048 in the feed-forward map.
+
+    The arguments are those of `encoder` and `decoder`. Both stacks share `vocabulary`, and with `tie` one table
+    serves both embeddings and the readout; with a `target_vocabulary` the table is the decoder's and the readout's.
+    `mask` maps `"enc"`, `"dec"` (causal by default) and `"cross"` to who reads whom.
+    """
+    net = Sublayers(dim, heads, hidden, norm, final_norm, activation, bias, dropout)
+    told = vocabulary if target_vocabulary is None else target_vocabulary
+    tied = is_tied(tie, told)
+    placed = positions_of(positions, dim, words)
+    reaches = _reaches(mask)
+    enc = Stack(
+        net.slice(reaches["enc"]),
+        net.words(vocabulary, placed, tied=tied and target_vocabulary is None),
+        net.finish(),
+        slices=slices,
+        name="enc",
+        vocabulary=listed_words(vocabulary),
+    )
+    dec = Stack(
+        net.slice(reaches["dec"], reaches["cross"]),
+        net.words(told, placed, tied=tied),
+        [*net.finish(), *net.readout(readout, told, tied=tied)],
+        slices=slices,
+        name="dec",
+        vocabulary=listed_words(told),
+    )
+    table = [net.table(told)] if tied else []
+    return BNet(Declaration([enc, dec], table, [net.plate], name="encoder-decoder"), seed=seed)
+
+
+def _reaches(mask: Mapping[str, object] | None) -> dict[str, Reach]:
+    """Who reads whom, in the encoder, in the decoder, and from the decoder to the encoder."""
+    given = mapping("mask", mask)
+    for name in given:
+        if name not in MASKS:
+            raise unknown("mask", name, MASKS)
+    reaches = {name: reach_of(value, f"mask of {name!r}") for name, value in {**MASKS, **given}.items()}
+    if reaches["cross"].kind not in ("every", "mask"):
+        expected = "which of the encoder's words a word reads: the words of two sentences have no common order"
+        allowed = "None, a table of booleans [decoder's word, encoder's word]"
+        raise BNetError("mask of 'cross'", expected=expected, got=str(reaches["cross"]), allowed=allowed)
+    return reaches

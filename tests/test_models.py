@@ -1,0 +1,414 @@
+"""The vanilla transformers: torch's own modules, the size of the base model, positions, words, readouts, bad input."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import bnet_transformer as bt
+from bnet_transformer.models import shift_right, weights_of
+from bnet_transformer.tpm import Categorical, Dropout, Normal, Positions, Sinusoid, Weight
+from tests.cases import jolted
+
+D = torch.float64
+BARE = {"dropout": 0.0, "positions": None}
+SIZES = {"heads": 3, "slices": 2, "hidden": 10}
+WORDS = ["the", "cat", "sat", "on", "mat"]
+EXACT = [(D, 1e-10), (torch.float32, 1e-5)]
+
+
+@pytest.fixture(params=EXACT, ids=["float64", "float32"])
+def exact(request):
+    """A floating type, and how near to torch's its numbers must be."""
+    return request.param
+
+
+def jolt(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Torch's module with noise on biases and gains, which would start at zero and one."""
+    torch.manual_seed(3)
+    for parameter in module.parameters():
+        if parameter.dim() == 1:
+            nn.init.normal_(parameter, 1.0, 0.3)
+    return module.to(dtype).eval()
+
+
+def agree(net, theirs, output, inputs, tolerance, *, x, stack=None, want=None, mask=None, do=None, rows=slice(None)):
+    """Outputs of both, and the gradients of a loss by every weight and by the input, are equal."""
+    weights = weights_of(theirs, stack)
+    module = net.to(next(theirs.parameters()).dtype).replace(weights).module().eval()
+    got = module(x, mask, want=[want or module.output], do=do)[want or module.output]
+    weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output.dtype)
+    near = {"rtol": tolerance, "atol": tolerance}
+    torch.testing.assert_close(got[rows], output[rows], **near)
+    mine = {name: module.store[name.replace(".", "/")] for name in weights}
+    wanted = torch.autograd.grad((output * weight)[rows].sum(), [*theirs.parameters(), *inputs], retain_graph=True)
+    ours = torch.autograd.grad((got * weight)[rows].sum(), [*mine.values(), *inputs])
+    gradients = weights_of(replaced(theirs, wanted), stack)
+    scale = max(float(gradient.abs().max()) for gradient in wanted)
+    for name, gradient in zip(mine, ours, strict=False):
+        torch.testing.assert_close(gradient / scale, gradients[name] / scale, **near, msg=lambda m, n=name: f"{n}: {m}")
+    for gradient, other in zip(ours[len(mine) :], wanted[len(list(theirs.parameters())) :], strict=True):
+        torch.testing.assert_close(gradient / scale, other / scale, **near)
+
+
+def replaced(theirs: nn.Module, values) -> nn.Module:
+    """A copy of torch's module that holds these values (gradients, to be told under our names)."""
+    twin = copy.deepcopy(theirs)
+    for parameter, value in zip(twin.parameters(), values, strict=False):
+        parameter.data = value
+    return twin
+
+
+# torch's own modules
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("mask", [None, "causal", "table"])
+def test_multihead_attention_is_torchs(exact, mask, bias):
+    dtype, tolerance = exact
+    theirs = jolt(nn.MultiheadAttention(6, 3, bias=bias, batch_first=True), dtype)
+    x = torch.randn(2, 5, 6, dtype=dtype, requires_grad=True)
+    reads = {"causal": torch.ones(5, 5).tril().bool(), "table": torch.rand(5, 5) < 0.5}.get(mask)
+    if reads is not None:
+        reads = reads | torch.eye(5, dtype=torch.bool)
+    output, shares = theirs(x, x, x, attn_mask=None if reads is None else ~reads, average_attn_weights=False)
+    net = bt.encoder(6, heads=3, slices=1, bias=bias, mask=reads.numpy() if mask == "table" else mask, **BARE)
+    agree(net, theirs, output, [x], tolerance, x=x, want="mix_0")
+    s = net.to(dtype).replace(weights_of(theirs)).sentence(x=x[0].detach())
+    torch.testing.assert_close(s.attention(0), shares[0].detach(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_the_encoder_is_torchs(exact, norm, activation, bias):
+    """With padded sentences: what stands in their places does not matter, and theirs are not compared."""
+    dtype, tolerance = exact
+    layer = nn.TransformerEncoderLayer(6, 3, 10, 0.0, activation, 1e-5, True, norm == "pre", bias)
+    final = nn.LayerNorm(6, bias=bias) if norm == "pre" else None
+    theirs = jolt(nn.TransformerEncoder(layer, 2, final, enable_nested_tensor=False), dtype)
+    net = bt.encoder(6, norm=norm, activation=activation, bias=bias, **SIZES, **BARE)
+    x = torch.randn(2, 5, 6, dtype=dtype, requires_grad=True)
+    present = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    output = theirs(x, src_key_padding_mask=~present)
+    agree(net, theirs, output, [x], tolerance, x=x, mask=present, rows=present)
+    assert set(weights_of(theirs)) == set(net.parameters)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_a_causal_encoder_is_the_decoder(exact, norm):
+    dtype, tolerance = exact
+    layer = nn.TransformerEncoderLayer(6, 3, 10, 0.0, batch_first=True, norm_first=norm == "pre")
+    theirs = jolt(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), dtype)
+    net = bt.decoder(6, norm=norm, final_norm=False, **SIZES, **BARE)
+    x = torch.randn(2, 20, 6, dtype=dtype, requires_grad=True)
+    output = theirs(x, nn.Transformer.generate_square_subsequent_mask(20, dtype=dtype), is_causal=True)
+    agree(net, theirs, output, [x], tolerance, x=x)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_the_decoder_is_torchs(exact, norm):
+    """Torch's decoder is the stack `dec` of an encoder-decoder whose last encoder state is set."""
+    dtype, tolerance = exact
+    layer = nn.TransformerDecoderLayer(6, 3, 10, 0.0, batch_first=True, norm_first=norm == "pre")
+    theirs = jolt(nn.TransformerDecoder(layer, 2), dtype)
+    reads = torch.tensor([[True, True, False, True], [False, True, True, True], [True, False, False, True]])
+    net = bt.encoder_decoder(6, norm=norm, final_norm=False, mask={"cross": reads.numpy()}, **SIZES, **BARE)
+    memory = torch.randn(2, 4, 6, dtype=dtype, requires_grad=True)
+    x = torch.randn(2, 3, 6, dtype=dtype, requires_grad=True)
+    causal = nn.Transformer.generate_square_subsequent_mask(3).isinf()
+    output = theirs(x, memory, tgt_mask=causal, memory_mask=~reads)
+    agree(net, theirs, output, [x, memory], tolerance, x={"enc": memory, "dec": x}, do={"enc_x_2": memory})
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_the_transformer_is_torchs(exact, norm):
+    """Both stacks with their final norms, causal, and padded on both sides."""
+    dtype, tolerance = exact
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "enable_nested_tensor is True", UserWarning)
+        theirs = jolt(nn.Transformer(6, 3, 2, 2, 10, 0.0, batch_first=True, norm_first=norm == "pre"), dtype)
+    net = bt.encoder_decoder(6, norm=norm, final_norm=True, **SIZES, **BARE)
+    source = torch.randn(2, 4, 6, dtype=dtype, requires_grad=True)
+    target = torch.randn(2, 3, 6, dtype=dtype, requires_grad=True)
+    there = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
+    here = torch.tensor([[True] * 3, [True] * 2 + [False]])
+    output = theirs(
+        source,
+        target,
+        tgt_mask=nn.Transformer.generate_square_subsequent_mask(3).isinf(),
+        src_key_padding_mask=~there,
+        tgt_key_padding_mask=~here,
+        memory_key_padding_mask=~there,
+    )
+    x, mask = {"enc": source, "dec": target}, {"enc": there, "dec": here}
+    agree(net, theirs, output, [source, target], tolerance, x=x, mask=mask, rows=here)
+    assert set(weights_of(theirs)) == set(net.parameters)
+
+
+def test_copied_weights_are_copies():
+    theirs = nn.TransformerEncoderLayer(4, 2)
+    found = weights_of(theirs, "enc")
+    assert "enc_x_1.gain" in found and not any(value.requires_grad for value in found.values())
+    found["enc_norm1_0.gain"].zero_()
+    assert theirs.norm1.weight.sum() == 4
+
+
+@pytest.mark.parametrize(
+    "make, told",
+    [
+        (lambda: nn.Linear(3, 3), "a transformer of torch; got Linear"),
+        (lambda: nn.MultiheadAttention(6, 2, kdim=4), "kdim"),
+        (lambda: nn.MultiheadAttention(6, 2, add_bias_kv=True), "add_bias_kv"),
+        (lambda: nn.MultiheadAttention(6, 2, add_zero_attn=True), "add_zero_attn"),
+        (lambda: nn.TransformerEncoderLayer(6, 2, layer_norm_eps=1e-3), "eps"),
+        (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2), 1, nn.RMSNorm(6)), "LayerNorm"),
+        (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2), 1, nn.LayerNorm(6, elementwise_affine=False)),
+         "gain"),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
+def test_what_our_nets_have_not_is_refused(make, told):
+    with pytest.raises(bt.BNetError, match=told):
+        weights_of(make())
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
+def test_weights_of_another_shape_or_norm_are_refused():
+    theirs = nn.TransformerEncoderLayer(6, 3, 10, norm_first=True)
+    with pytest.raises(bt.BNetError, match="norm2_0"):
+        bt.encoder(6, heads=3, slices=1, hidden=10).replace(weights_of(theirs))
+    with pytest.raises(bt.BNetError, match=r"W_q_0.value of shape \(2, 3, 6\); got shape \(3, 2, 6\)"):
+        bt.encoder(6, heads=2, slices=1, hidden=10, norm="pre").replace(weights_of(theirs))
+    with pytest.raises(bt.BNetError, match="the stacks enc and dec"):
+        weights_of(nn.Transformer(4, 2, 1, 1, 4), "enc")
+
+
+# sizes
+
+
+def test_the_base_model_has_63_082_496_parameters():
+    net = bt.encoder_decoder(vocabulary=37_000)
+    assert sum(value.numel() for value in net.parameters.values()) == 63_082_496
+    stacks = net.declaration.stacks
+    assert [(s.name, s.slices) for s in stacks] == [("enc", 6), ("dec", 6)]
+    assert net.network.member("dec_ffn_5").parameters["weight_in"].shape == (2048, 512)
+    assert net.network.member("dec_cross_q_0").family.plates == ("head",) and net.network.graph.sizes == {"head": 8}
+
+
+def test_one_table_serves_embeddings_and_readout():
+    net = jolted(bt.encoder_decoder(4, heads=2, slices=1, vocabulary=WORDS)).to(D)
+    s = net.sentence({"enc": "the cat", "dec": "sat the"})
+    table, x = net.parameters["W_embed.value"], s["dec_x_1_1"]
+    readers = ["enc_embed_0", "enc_embed_1", "dec_embed_0", "dec_embed_1", "dec_logits_0", "dec_logits_1"]
+    assert s.children("W_embed") == readers
+    assert s["enc_embed_0"].equal(table[0] * 2) and s["dec_embed_1"].equal(table[0] * 2)
+    torch.testing.assert_close(s.tpm("dec_y_1").probs, (table @ x).softmax(0), rtol=1e-12, atol=1e-12)
+    apart = bt.encoder_decoder(4, heads=2, slices=1, vocabulary=WORDS, tie=False).parameters
+    assert {"enc_embed.table", "dec_embed.table", "dec_logits.weight", "dec_logits.bias"} <= set(apart)
+    two = bt.encoder_decoder(4, heads=2, slices=1, vocabulary=WORDS, target_vocabulary=3)
+    assert two.parameters["enc_embed.table"].shape == (5, 4) and two.parameters["W_embed.value"].shape == (3, 4)
+    assert two.sentence({"enc": "cat", "dec": [2]}).children("W_embed") == ["dec_embed_0", "dec_logits_0"]
+
+
+def test_a_tied_table_takes_no_memory_for_each_word():
+    """No tensor of the forward and backward run is larger than the table itself."""
+    sizes = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            sizes.extend(each.numel() for each in tree_leaves(out) if isinstance(each, torch.Tensor))
+            return out
+
+    module = bt.decoder(8, heads=2, slices=1, vocabulary=500).module()
+    with Sizes():
+        module(torch.randint(500, (2, 32)), want=["x_1"])["x_1"].square().sum().backward()
+    assert max(sizes) == module.store["W_embed/value"].grad.numel() == 500 * 8
+
+
+# words: positions, order, dropout
+
+
+POSITIONS = [Sinusoid(6), Sinusoid(6, halves=True), Sinusoid(6, 50.0), Sinusoid(6, first=1)]
+
+
+@pytest.mark.parametrize("tpm", POSITIONS, ids=repr)
+def test_positions_are_unique_bounded_and_without_end(tpm):
+    module = bt.encoder(6, heads=2, slices=1, positions=tpm, dropout=0.0).to(D).module()
+    table = module(torch.zeros(1, 3000, 6, dtype=D), want=["position"])["position"][0]
+    assert table.abs().max() <= 1
+    assert torch.pdist(table).min() > 1e-4
+
+
+@given(st.integers(0, 500), st.integers(0, 500), st.floats(2, 1e5), st.booleans())
+@settings(max_examples=25)
+def test_a_shift_is_a_fixed_linear_map(k, n, base, halves):
+    """The map is fitted on words 0 to 11 and holds at word n, whatever n."""
+    module = bt.encoder(6, heads=2, slices=1, positions=Sinusoid(6, base, halves)).to(D).module()
+    table = module(torch.zeros(1, n + k + 12, 6, dtype=D), want=["position"])["position"][0]
+    angle = k * base ** -(torch.arange(3, dtype=D) / 3)
+    turn = torch.zeros(6, 6, dtype=D)
+    for e in range(3):
+        s, c = (e, e + 3) if halves else (2 * e, 2 * e + 1)
+        turn[s, s] = turn[c, c] = angle[e].cos()
+        turn[s, c], turn[c, s] = angle[e].sin(), -angle[e].sin()
+    torch.testing.assert_close(table[n + k], turn @ table[n], rtol=0, atol=1e-9)
+    torch.testing.assert_close(table[k : k + 12], table[:12] @ turn.T, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_without_positions_words_have_no_order_and_with_them_they_do(norm):
+    x = torch.randn(1, 5, 6, dtype=D)
+    order = torch.randperm(5)
+    for positions in (None, "sinusoidal"):
+        net = jolted(bt.encoder(6, norm=norm, positions=positions, **SIZES)).to(D)
+        module = net.module().eval()
+        same = torch.allclose(module(x[:, order]), module(x)[:, order], rtol=0, atol=1e-10)
+        assert same == (positions is None)
+
+
+def test_a_decoders_word_ignores_later_words_and_every_word_of_the_encoder_counts():
+    net = jolted(bt.encoder_decoder(4, heads=2, slices=2, vocabulary=WORDS)).to(D)
+    module = net.module().eval()
+    s = net.sentence({"enc": "the cat", "dec": "sat on mat"})
+    assert "dec_token_2" not in s.ancestors("dec_y_1") and {"dec_token_1", "enc_token_1"} <= set(
+        s.ancestors("dec_y_0", "dec_y_1")
+    )
+    x = {"enc": torch.tensor([[0, 1]]), "dec": torch.tensor([[2, 3, 4]])}
+    plain = module(x)
+    later = module({**x, "dec": torch.tensor([[2, 3, 0]])})
+    assert later[:, :2].equal(plain[:, :2]) and not later[:, 2].allclose(plain[:, 2])
+    assert not module({**x, "enc": torch.tensor([[0, 2]])})[:, 0].allclose(plain[:, 0])
+
+
+def test_outputs_are_shifted_right():
+    outputs = torch.tensor([[3, 1, 4], [2, 2, 0]])
+    assert shift_right(outputs, 0).tolist() == [[0, 3, 1], [0, 2, 2]]
+    for bad in (torch.zeros(2, 2), torch.zeros(0, dtype=torch.long), [1, 2]):
+        with pytest.raises(bt.BNetError, match="outputs"):
+            shift_right(bad, 0)
+    with pytest.raises(bt.BNetError, match="start"):
+        shift_right(outputs, -1)
+
+
+def test_dropout_is_a_node_that_zero_leaves_out():
+    def drops(net):
+        return {m.family.stem: m.tpm.p for m in net.network.members if isinstance(m.tpm, Dropout)}
+
+    net = bt.encoder_decoder(4, heads=2, slices=1, vocabulary=5, dropout=0.5)
+    roles = {"enc_x", "enc_drop1", "enc_drop2", "dec_x", "dec_drop1", "dec_cross_drop", "dec_drop2"}
+    assert drops(net) == dict.fromkeys(roles, 0.5)
+    assert not drops(bt.encoder_decoder(4, heads=2, slices=1, vocabulary=5, dropout=0.0))
+    assert set(drops(bt.encoder(4, heads=2))) == {"x", "drop1", "drop2"}
+    assert set(drops(bt.encoder(4, heads=2, positions=None))) == {"drop1", "drop2"}  # given vectors stay whole
+    module, x = net.module(), {"enc": torch.zeros(1, 3).long(), "dec": torch.zeros(1, 2).long()}
+    found = module(x, want=["enc_mix_0", "enc_drop1_0"])
+    kept = found["enc_drop1_0"] != 0
+    assert not kept.all() and kept.any()
+    torch.testing.assert_close(found["enc_drop1_0"][kept], 2 * found["enc_mix_0"][kept])
+    assert module.eval()(x).equal(module(x))
+
+
+# readouts
+
+
+def test_the_masked_word_of_an_encoder_with_its_transform():
+    net = jolted(bt.encoder(4, heads=2, slices=1, vocabulary=WORDS, readout="word", transform="gelu")).to(D)
+    s, p = net.sentence("the cat"), net.parameters
+    hidden = nn.functional.gelu(p["dense.weight"] @ s["x_1_1"] + p["dense.bias"])
+    normed = nn.functional.layer_norm(hidden, (4,), p["transform_norm.gain"], p["transform_norm.bias"])
+    expected = (p["W_embed.value"] @ normed + p["logits.bias"]).softmax(0)
+    torch.testing.assert_close(s.tpm("y_1").probs, expected, rtol=1e-12, atol=1e-12)
+    assert s.observe(y_1="mat") is not None and "token_1" in s.ancestors("y_0")
+
+
+@pytest.mark.parametrize("pool", ["first", "last", "mean", "sum"])
+def test_the_class_of_a_sentence(pool):
+    told = Categorical(2, labels=("good", "bad"))
+    net = jolted(bt.encoder(4, heads=2, slices=1, readout=told, pool=pool, transform="tanh", norm="pre")).to(D)
+    s, p = net.sentence("the cat sat"), net.parameters
+    words = torch.stack([s[f"norm_{i}"] for i in range(3)])
+    one = {"first": words[0], "last": words[-1], "mean": words.mean(0), "sum": words.sum(0)}[pool]
+    hidden = torch.tanh(p["dense.weight"] @ one + p["dense.bias"])
+    expected = (p["y.weight"] @ hidden + p["y.logits"]).softmax(0)
+    torch.testing.assert_close(s.tpm("y").probs, expected, rtol=1e-12, atol=1e-12)
+    assert s.observe(y="bad") is not None
+    x = s._intake.given["embed"][None]
+    torch.testing.assert_close(net.module().eval()(x)[0].exp(), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_readouts_of_words_pools_of_their_own_and_none():
+    assert bt.encoder(4, heads=2, readout=Normal(0.5)).sentence("a b").parents("y_1") == ["x_6_1"]
+    assert bt.decoder(4, heads=2, readout=Normal(0.5, pool="mean")).sentence("a b").parents("y") == ["x_6_0", "x_6_1"]
+    for net in (bt.encoder(4, heads=2, vocabulary=3), bt.decoder(4, heads=2), bt.decoder(4, heads=2, readout=None)):
+        assert "y" not in net.network.graph.by_stem
+    assert "y" in bt.decoder(4, heads=2, vocabulary=3).network.graph.by_stem
+
+
+# bad input
+
+
+@pytest.mark.parametrize(
+    "ask, told",
+    [
+        (lambda: bt.encoder(10, heads=3), "heads: expected a divisor of dim, which is 10; got 3"),
+        (lambda: bt.encoder(0), "dim"),
+        (lambda: bt.encoder(4, heads=2, hidden=0), "hidden"),
+        (lambda: bt.encoder(4, heads=2, slices=0), "slices"),
+        (lambda: bt.encoder(4, heads=2, norm="rms"), "norm.*'post', 'pre'"),
+        (lambda: bt.encoder(4, heads=2, final_norm="yes"), "final_norm"),
+        (lambda: bt.encoder(4, heads=2, activation="step"), "activation.*'relu'"),
+        (lambda: bt.encoder(4, heads=2, bias=1), "bias"),
+        (lambda: bt.encoder(4, heads=2, dropout=1.0), "dropout.*below 1"),
+        (lambda: bt.encoder(4, heads=2, dropout=-0.1), "dropout"),
+        (lambda: bt.encoder(4, heads=2, mask="first"), "who reads whom"),
+        (lambda: bt.encoder(4, heads=2, vocabulary="the cat"), "vocabulary"),
+        (lambda: bt.encoder(4, heads=2, vocabulary=0), "vocabulary"),
+        (lambda: bt.encoder(4, heads=2, vocabulary=["a", "a"]), "'a' twice"),
+        (lambda: bt.encoder(4, heads=2, tie="all"), "tie"),
+        (lambda: bt.encoder(4, heads=2, positions="rotary"), "'learned'"),
+        (lambda: bt.encoder(4, heads=2, positions="learned"), "words"),
+        (lambda: bt.encoder(4, heads=2, words=9), "unless positions='learned'"),
+        (lambda: bt.encoder(4, heads=2, positions=Dropout()), "positions"),
+        (lambda: bt.encoder(4, heads=2, positions=Sinusoid(6)), r"add.*shape \(4,\).*shape \(6,\)"),
+        (lambda: bt.encoder(4, heads=2, readout="word"), "a vocabulary"),
+        (lambda: bt.encoder(4, heads=2, readout="next"), "'word'"),
+        (lambda: bt.encoder(4, heads=2, readout=Weight(4)), "readout"),
+        (lambda: bt.encoder(4, heads=2, readout=Normal(1.0), pool="max"), "'mean'"),
+        (lambda: bt.encoder(4, heads=2, readout=Categorical(2, pool="mean"), pool="first"), "one pool"),
+        (lambda: bt.encoder(4, heads=2, vocabulary=3, readout="word", pool="mean"), "pool"),
+        (lambda: bt.encoder(4, heads=2, pool="mean"), "pool"),
+        (lambda: bt.encoder(4, heads=2, transform="tanh"), "transform"),
+        (lambda: bt.encoder_decoder(4, heads=2, mask={"cross": "causal"}), "cross.*no common order.*got causal"),
+        (lambda: bt.encoder_decoder(4, heads=2, mask={"cross": bt.Reach("window", 1)}), "no common order"),
+        (lambda: bt.encoder_decoder(4, heads=2, mask={"decoder": None}), "mask.*near matches are dec"),
+        (lambda: bt.encoder_decoder(4, heads=2, mask="causal"), "mask"),
+    ],
+)  # fmt: skip
+def test_bad_nets_are_refused(ask, told):
+    with pytest.raises(bt.BNetError, match=told):
+        ask()
+
+
+def test_bad_words_are_refused():
+    net = bt.decoder(4, heads=2, slices=1, vocabulary=3, positions="learned", words=2)
+    for ask, told in (
+        (lambda: net.sentence([0, 1, 2]), "at most 2 words"),
+        (lambda: net.module()(torch.tensor([[0, 1, 2]])), "at most 2 words"),
+        (lambda: net.sentence([0, 3]), "3"),
+        (lambda: net.module()(torch.tensor([[0, 3]])), "0 to 2"),
+        (lambda: net.module()(torch.tensor([[-1, 0]])), "0 to 2"),
+        (lambda: bt.encoder(4, heads=2).sentence(x=torch.zeros(2, 5)), r"\(words, 4\)"),
+        (lambda: bt.encoder(4, heads=2).module()(torch.zeros(1, 2, 5)), r"\(1, 2, 5\)"),
+        (lambda: bt.encoder_decoder(4, heads=2).module()(torch.zeros(1, 2, 4)), "enc, dec"),
+    ):
+        with pytest.raises(bt.BNetError, match=told):
+            ask()
+    assert bt.encoder(4, heads=2, positions=Positions(3, 4)).sentence("a b c").words == ("a", "b", "c")
