@@ -1,0 +1,11 @@
+"""What a net costs: parameters, FLOPs and bytes of each node template, exact in the number of words, and their orders.
+
+`spread` says along which dims each value spreads, `counting` how many multiplications that makes, `paths` how far two
+words are apart; `count` puts them together.
+"""
+
+from bnet_transformer.cost.count import cost
+from bnet_transformer.cost.polynomial import Polynomial
+from bnet_transformer.cost.result import Cost, Row, SliceCost
+
+__all__ = ["Cost", "Polynomial", "Row", "SliceCost", "cost"]

@@ -1,0 +1,256 @@
+"""How many multiplications the compiled reading makes for each family: its plan, walked with dims instead of tensors.
+
+A product takes one multiplication for each index of what has gone into it: the dims of its factors, the widths that
+it runs over, the axis of what is summed. That is so for every product that the compiled reading makes, fused or not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from bnet_transformer.axes import WORD
+from bnet_transformer.compiler.fused import FEW
+from bnet_transformer.compiler.plan import Plan
+from bnet_transformer.compiler.products import Fold
+from bnet_transformer.cost.polynomial import Amount, Size, number
+from bnet_transformer.cost.spread import BATCH, NONE, Dims, Seen, Spread
+from bnet_transformer.network import Member, Network
+from bnet_transformer.tpm import Attention, Dot, Parent, Product
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many entries dims and widths have, and by which symbols orders tell them."""
+
+    network: Network
+    words: Mapping[str, int]
+    batch: int
+
+    @cached_property
+    def widths(self) -> dict[str, int]:
+        """The width of each stack: that of its first state, else of its first vector over words."""
+        found: dict[str, int] = {}
+        for stack in self.network.declaration.stacks:
+            over = [m for m in self.network.members if m.family.words == stack.name and len(m.shape) == 1]
+            states = [m for m in over if m.family.stack == stack.name and m.family.role in stack.states]
+            for member in (states or over)[:1]:
+                found[stack.name] = member.shape[0]
+        return found
+
+    @cached_property
+    def symbols(self) -> dict[int, str]:
+        """The symbol of each stack's width: `d`, or `d_enc` and `d_dec` where they differ."""
+        one = len(set(self.widths.values())) == 1
+        return {width: "d" if one else f"d_{stack}" for stack, width in reversed(self.widths.items())}
+
+    def word(self, stack: str | None) -> Size:
+        """The words of a stack; 1 for a node without words."""
+        if stack is None:
+            return Size("", 1)
+        symbol = f"n_{stack}" if len(self.words) > 1 else "n"
+        return Size(symbol, self.words[stack], symbol)
+
+    def dim(self, dim: object, member: Member) -> Size:
+        """One dim of a value that a member makes."""
+        if dim == BATCH:
+            return Size("", self.batch)
+        if dim == WORD:
+            return self.word(member.family.words)
+        if isinstance(dim, str):
+            return Size(dim, self.network.graph.sizes[dim])
+        assert isinstance(dim, int)
+        choice = self.network.members[dim]
+        if choice.tpm.states is None:
+            read = next(given for given in choice.inputs if WORD in given.over)
+            return self.word(self.network.members[read.parent].family.words)
+        return Size(f"|{choice.family.name}|", choice.tpm.states)
+
+    def of(self, member: Member, dims: Dims, widths: Sequence[int], axes: Sequence[Size] = ()) -> list[Size]:
+        """All sizes of a product: a plate times a width that make up a stack's width count as that width."""
+        found = [*(self.dim(dim, member) for dim in sorted(dims, key=str)), *axes]
+        rest = list(widths)
+        told = []
+        for size in found:
+            share = next(
+                (w for w in rest if size.symbol in self.network.graph.sizes and size.count * w in self.symbols), 0
+            )
+            if share:
+                rest.remove(share)
+                told.append(Size(self.symbols[size.count * share], size.count * share))
+            else:
+                told.append(size)
+        return told + [Size(self._width(member, width), width) for width in rest]
+
+    def _width(self, member: Member, width: int) -> str:
+        """The symbol of a width: that of a stack's, else whose it is."""
+        if width == 1:
+            return ""
+        if width in self.symbols:
+            return self.symbols[width]
+        if width in (*member.shape, member.tpm.states):
+            return f"|{member.family.role}|"
+        for given in member.inputs:
+            parent = self.network.members[given.parent]
+            if width in parent.shape:
+                return f"|{parent.family.role}|"
+        fields = dataclasses.fields(member.tpm)
+        names = [each.name for each in fields if getattr(member.tpm, each.name) == width and len(each.name) > 1]
+        return names[0] if names else str(width)
+
+
+@dataclass
+class Counting:
+    """The multiplications and the entries of the value of each family that a plan makes; None where not known."""
+
+    plan: Plan
+    sizes: Sizes
+    spread: Spread = field(init=False)
+    products: dict[int, Amount | None] = field(default_factory=dict)
+    values: dict[int, Amount] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        network = self.sizes.network
+        self.spread = Spread(network, frozenset(self.plan.enumerated))
+        for group in self.plan.groups:
+            member = network.members[group[0]]
+            if group[0] in self.plan.folds:
+                self._folded(self.plan.folds[group[0]])
+            elif len(group) == 1 and all(given.parent != group[0] for given in member.inputs):
+                self._made(member)
+            else:
+                self._scan([network.members[index] for index in group])
+        for index in self.plan.wanted:
+            if network.members[index].tpm.kind != "deterministic":
+                self._readout(network.members[index])
+
+    def _made(self, member: Member) -> None:
+        index = member.family.index
+        seen = [] if self._comes(index) else self.spread.seen(member)
+        self.products[index] = Amount() if self._comes(index) else self._computed(member, seen)
+        self._valued(member, self.spread.of(member, seen))
+
+    def _comes(self, index: int) -> bool:
+        """True where a value is not computed: its states are enumerated."""
+        return index in self.spread.enumerated
+
+    def _valued(self, member: Member, dims: Dims) -> None:
+        self.spread.dims[member.family.index] = dims
+        shape = () if member.tpm.reads_by_index else member.shape
+        self.values[member.family.index] = Amount.of(self.sizes.of(member, dims, shape))
+
+    def _computed(self, member: Member, seen: Sequence[Seen]) -> Amount | None:
+        """By the fused attention where it applies, else as the TPM says."""
+        if isinstance(member.tpm, Attention) and _is_plain(member.tpm) and member.inputs[1].over == (WORD,):
+            q, k, v = seen[:3]
+            if WORD not in k.dims | v.dims:
+                return self._attention(member, q, k, v)
+        return self._said(member, seen)
+
+    def _attention(self, member: Member, q: Seen, k: Seen, v: Seen) -> Amount:
+        """Scores and mix; with many words torch's own attention, for which q, k, v are spread over one another."""
+        read = self.sizes.word(self.sizes.network.members[member.inputs[1].parent].family.words)
+        axes = [read] if WORD in k.axes else []
+        rows = self.sizes.word(member.family.words).count if WORD in q.dims else 1
+        many = rows * (read.count if axes else 1) > FEW
+        scored = q.dims | k.dims | (v.dims if many else NONE)
+        scores = Amount.of(self.sizes.of(member, scored, member.parents[1].shape, axes))
+        return scores + Amount.of(self.sizes.of(member, q.dims | k.dims | v.dims, member.parents[2].shape, axes))
+
+    def _said(self, member: Member, seen: Sequence[Seen], *, drop: Dims = NONE) -> Amount | None:
+        """As the TPM says, without the dims of `drop`."""
+        products = member.tpm.products(*member.parents)
+        if products is None:
+            return None
+        return sum((self._product(member, seen, product, drop) for product in products), Amount())
+
+    def _product(self, member: Member, seen: Sequence[Seen], product: Product, drop: Dims) -> Amount:
+        def place(parent: Parent) -> int:
+            return next(k for k, told in enumerate(member.parents) if told is parent)
+
+        dims: Dims = frozenset(member.family.plates) if product.own else NONE
+        for parent in product.of:
+            each = seen[place(parent)]
+            dims |= each.dims
+            if each.collected and all(parent is not other for other in product.over):
+                dims |= {WORD}  # what is read differs from word to word
+        axes = []
+        for parent in product.over:
+            words = self.sizes.network.members[member.inputs[place(parent)].parent].family.words
+            for axis in seen[place(parent)].axes:
+                axes.append(self.sizes.word(words) if axis == WORD else self.sizes.dim(axis, member))
+        return Amount.of(self.sizes.of(member, dims - drop, product.sizes, axes))
+
+    def _folded(self, fold: Fold) -> None:
+        """`W_q^T W_k`, that of every word, the attention, and W_v of the mix."""
+        network, member = self.sizes.network, fold.member
+        told = [
+            dataclasses.replace(parent, shape=network.members[given.parent].shape)
+            for parent, given in zip(member.parents, member.inputs, strict=True)
+        ]
+        member = dataclasses.replace(member, parents=tuple(told))
+        seen = self.spread.seen(member)
+        q, k, v = seen[:3]
+        (keys, d_q), (_, d_k) = (network.members[W.parent].shape for W in (fold.W_q, fold.W_k))
+        weights = self.spread.dims[fold.W_q.parent] | self.spread.dims[fold.W_k.parent]
+        folded = Amount.of(self.sizes.of(member, weights, (d_k, keys, d_q)))
+        mapped = Amount.of(self.sizes.of(member, weights | q.dims, (d_k, d_q)))
+        seen[0] = dataclasses.replace(q, dims=q.dims | weights)
+        attended = self._computed(member, seen)
+        dims = seen[0].dims | k.dims | v.dims
+        if fold.W_v is not None:
+            dims |= self.spread.dims[fold.W_v.parent]
+            mapped += Amount.of(self.sizes.of(member, dims, network.members[fold.W_v.parent].shape))
+        made = None if attended is None else folded + mapped + attended
+        self.products[member.family.index] = made
+        self._valued(member, dims | (seen[-1].dims if fold.residual else NONE))
+        for index in fold.away:
+            self.products[index], self.values[index] = Amount(), Amount()
+
+    def _readout(self, member: Member) -> None:
+        """The logits or the mean of a random family that is wanted."""
+        index = member.family.index
+        seen = self.spread.seen(member)
+        self.products[index] = self._said(member, seen)
+        dims = Spread(self.sizes.network, frozenset()).of(member, seen)
+        states = (self.sizes.dim(index, member),) if member.tpm.kind == "discrete" else ()
+        self.values[index] = Amount.of(self.sizes.of(member, dims, () if states else member.shape, states))
+
+    def _scan(self, group: Sequence[Member]) -> None:
+        """Word after word, until the dims of no value grow any more; the words that are left cost the same each."""
+        stack = group[0].family.words
+        word = self.sizes.word(stack)
+        there: dict[int, Dims] = {}
+        made: dict[int, list[Amount | None]] = {member.family.index: [] for member in group}
+        for _ in range(word.count):
+            before = dict(there)
+            for member in group:
+                index = member.family.index
+                seen = [] if self._comes(index) else self.spread.seen_in_scan(member, there)
+                counted = Amount() if self._comes(index) else self._said(member, seen, drop=frozenset({WORD}))
+                made[index].append(counted)
+                there[index] = there.get(index, NONE) | self.spread.of(member, seen) | {WORD}
+            if there == before:
+                break
+        for member in group:
+            index = member.family.index
+            self.products[index] = _over_words(made[index], word)
+            self._valued(member, there[index])
+
+
+def _is_plain(tpm: Attention) -> bool:
+    """True for softmax attention by scaled products without positions, which the compiled reading fuses."""
+    dot = isinstance(tpm.score, Dot) and tpm.score.rotary is None
+    return dot and tpm.bias is None and tpm.over == "keys" and tpm.normaliser.kind == "softmax"
+
+
+def _over_words(made: Sequence[Amount | None], word: Size) -> Amount | None:
+    """The sum over all words, of which the last one told stands for those that are left."""
+    counted = [each for each in made if each is not None]
+    if len(counted) < len(made):
+        return None
+    if len(counted) == word.count:
+        return sum(counted, Amount())
+    return sum(counted[:-1], Amount()) + counted[-1].repeated(word.polynomial + number(1 - len(counted)))

@@ -1,0 +1,229 @@
+"""How far two words are apart in a stack, and how many steps its slice takes one after another.
+
+A *hop* is an arrow between different words. The path from a word to another is the least number of hops by which the
+state of the one reaches the state of the other, through as many slices as that takes; the longest path is that of the
+pair farthest apart, among the pairs that are joined at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bnet_transformer.axes import Reach
+from bnet_transformer.network import Member, Network
+
+Table = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Joint:
+    """All arrows from one node of a slice to another: places among the slice's nodes, and the words that they join."""
+
+    parent: int
+    child: int
+    reach: Reach
+
+
+@dataclass(frozen=True)
+class Links:
+    """The nodes of the last slice of a stack and the arrows within it; the state that leaves is the one that enters."""
+
+    nodes: tuple[Member, ...]
+    joints: tuple[Joint, ...]
+    states: frozenset[int]
+
+
+def links(network: Network, stack: str) -> Links:
+    """The slice of a stack as a graph that runs from state to state.
+
+    Arrows from other slices than the one where the child stands do not count, nor do those through other stacks.
+    """
+    declared = next(each for each in network.declaration.stacks if each.name == stack)
+    step = declared.slices - 1
+    inside = [m for m in network.members if m.family.stack == stack and m.family.step == step]
+    nodes = [m for m in inside if m.family.words in (stack, None)]
+    place = {m.family.index: k for k, m in enumerate(nodes)}
+    roles = {m.family.role: k for k, m in enumerate(nodes)}
+    states = {role for role in declared.states if role in roles}
+    for member in network.members:
+        if member.family.stack == stack and member.family.slice == step and member.family.role in states:
+            place[member.family.index] = roles[member.family.role]
+    joints = []
+    for k, member in enumerate(nodes):
+        for bundle in network.graph.into[member.family.index]:
+            if bundle.parent in place:
+                joints += [Joint(place[bundle.parent], k, reach) for reach in bundle.reaches]
+    return _merged(Links(tuple(nodes), tuple(joints), frozenset(roles[role] for role in states)))
+
+
+def _merged(found: Links) -> Links:
+    """Without the nodes that lie between no two states; nodes that a word's own arrows join both ways are one."""
+    free, any_way = _free(found), np.eye(len(found.nodes), dtype=bool)
+    for joint in found.joints:
+        any_way[joint.parent, joint.child] = True
+    any_way = _closure(any_way)
+    states = sorted(found.states)
+    between = np.asarray(any_way[states].any(0) & any_way[:, states].any(1))
+    first = [int(np.argmax(free[k] & free[:, k])) for k in range(len(found.nodes))]
+    inside = [int(k) for k in np.flatnonzero(between)]
+    kept = sorted({first[k] for k in inside})
+    place = {k: kept.index(first[k]) for k in inside}
+    joints = {
+        Joint(place[j.parent], place[j.child], j.reach) for j in found.joints if between[j.parent] and between[j.child]
+    }
+    ordered = sorted(joints, key=lambda joint: (joint.parent, joint.child, str(joint.reach)))
+    return Links(tuple(found.nodes[k] for k in kept), tuple(ordered), frozenset(place[k] for k in states))
+
+
+def longest_path(found: Links, n: int) -> tuple[int | None, str]:
+    """The longest path between two of n words (None: no word is joined to another), and its order where it is known
+    for every n."""
+    kinds = {j.reach for j in found.joints if _joins_words(found, j)}
+    if _one_piece(found) and all(reach.kind in _SHIFTS for reach in kinds):
+        return _by_shifts(kinds, n) if kinds else (None, "")
+    return _by_tables(found, n), ""
+
+
+_SHIFTS = ("every", "causal", "earlier", "before", "window", "same")
+
+
+def _by_shifts(kinds: set[Reach], n: int) -> tuple[int | None, str]:
+    """Where a word reads all words, or those at most so far before and behind it."""
+    far: dict[str, float] = {"every": math.inf, "causal": math.inf, "earlier": math.inf, "before": 1}
+    behind = max(far.get(reach.kind, reach.width) for reach in kinds)
+    ahead = max(math.inf if reach.kind == "every" else reach.width for reach in kinds)
+    slowest = min(step for step in (behind, ahead) if step)
+    if n == 1:
+        return None, ""
+    if slowest == math.inf:
+        return 1, "O(1)"
+    return math.ceil((n - 1) / slowest), "O(n)" if slowest == 1 else f"O(n / {slowest})"
+
+
+def _joins_words(found: Links, joint: Joint) -> bool:
+    words = [found.nodes[k].family.words for k in (joint.parent, joint.child)]
+    return None not in words and joint.reach.kind != "same" and joint.reach != Reach("window", 0)
+
+
+def _one_piece(found: Links) -> bool:
+    """True where, word by word, all nodes are one: then hops follow freely on one another."""
+    return len(found.nodes) == 1 and found.nodes[0].family.words is not None
+
+
+def _free(found: Links) -> Table:
+    """`[node, node]`: whether a word's own arrows alone lead from the one node to the other."""
+    free = np.eye(len(found.nodes), dtype=bool)
+    for joint in found.joints:
+        own = joint.reach.kind in ("same", "every", "causal", "window")
+        if own and None not in (found.nodes[joint.parent].family.words, found.nodes[joint.child].family.words):
+            free[joint.parent, joint.child] = True
+    return _closure(free)
+
+
+def _by_tables(found: Links, n: int) -> int | None:
+    """By the tables of all words: the fewest hops after which no more pairs are joined."""
+    sizes = [1 if node.family.words is None else n for node in found.nodes]
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    total = int(starts[-1])
+    free, hop = np.eye(total, dtype=bool), np.zeros((total, total), dtype=bool)
+    for joint in found.joints:
+        rows = slice(starts[joint.parent], starts[joint.parent + 1])
+        columns = slice(starts[joint.child], starts[joint.child + 1])
+        n_parent, n_child = sizes[joint.parent], sizes[joint.child]
+        wordless = [found.nodes[k].family.words is None for k in (joint.parent, joint.child)]
+        if any(wordless):
+            reads = np.ones((n_parent, n_child), bool) if wordless[0] else joint.reach.matrix(1, n_parent).T
+            (hop if wordless == [True, False] else free)[rows, columns] |= reads
+            continue
+        reads = joint.reach.matrix(n_child, n_parent).T
+        free[rows, columns] |= reads & np.eye(n, dtype=bool)
+        hop[rows, columns] |= reads
+    states = sorted(k for k in found.states if found.nodes[k].family.words is not None)
+    if not states:
+        return None
+    inside = np.concatenate([np.arange(starts[k], starts[k + 1]) for k in states])
+    words = np.tile(np.arange(n), len(states))
+    apart = words[:, None] != words[None, :]
+    free = _closure(free)
+    step = _then(_then(free, hop), free) | free
+    return _fewest(step, lambda table: _joined(table[np.ix_(inside, inside)] & apart, words, n))
+
+
+def _joined(table: Table, words: NDArray[np.int_], n: int) -> Table:
+    """`[word, word]`, from tables of all states."""
+    found = np.zeros((n, n), dtype=bool)
+    np.logical_or.at(found, (words[:, None], words[None, :]), table)
+    return found
+
+
+def _fewest(step: Table, view: Callable[[Table], Table]) -> int | None:
+    """The least h for which `view(step^h)` is that of all powers, by doubling and then halving; None for none."""
+    powers = [step]
+    while not np.array_equal(doubled := _then(powers[-1], powers[-1]), powers[-1]):
+        powers.append(doubled)
+    most = view(powers[-1])
+    if not most.any():
+        return None
+    short, taken = np.eye(len(step), dtype=bool), 0  # the longest power that falls short
+    for exponent in reversed(range(len(powers))):
+        longer = _then(short, powers[exponent])
+        if not np.array_equal(view(longer), most):
+            short, taken = longer, taken + 2**exponent
+    return taken + 1
+
+
+def _closure(table: Table) -> Table:
+    while not np.array_equal(longer := _then(table, table), table):
+        table = longer
+    return table
+
+
+def _then(a: Table, b: Table) -> Table:
+    """One relation after another."""
+    found: Table = a.astype(np.float32) @ b.astype(np.float32) > 0
+    return found
+
+
+def steps(network: Network, stack: str, n: int) -> tuple[int, str]:
+    """The least steps of a slice over n words: the longest chain of words each of which waits for the one before; and
+    their order, where it is known."""
+    step = next(each for each in network.declaration.stacks if each.name == stack).slices - 1
+    longest, waits = 1, False
+    for group in network.graph.groups:
+        members = [network.members[index] for index in group]
+        if members[0].family.stack == stack and members[0].family.step == step and members[0].family.words is not None:
+            chain = _chain(members, n)
+            longest, waits = max(longest, chain), waits or any(_in_group(members))
+    return longest, "O(1)" if not waits else "O(n)" if longest == n else ""
+
+
+def _in_group(members: Sequence[Member]) -> list[tuple[int, int, Reach]]:
+    """The arrows within a group: places of parent and child, and the reach."""
+    place = {member.family.index: k for k, member in enumerate(members)}
+    return [
+        (place[given.parent], k, given.reach)
+        for k, member in enumerate(members)
+        for given in member.inputs
+        if given.parent in place
+    ]
+
+
+def _chain(members: Sequence[Member], n: int) -> int:
+    """The longest chain of words in a group that reads itself at earlier words."""
+    joints = [(p, c, reach.matrix(n, n)) for p, c, reach in _in_group(members)]
+    if not joints:
+        return 1
+    chain = np.ones((len(members), n), dtype=int)
+    for word in range(n):
+        for k in range(len(members)):
+            for parent, child, reads in joints:
+                if child == k:
+                    before = chain[parent, :word][reads[word, :word]]
+                    own = chain[parent, word] if reads[word, word] and parent != k else 1
+                    chain[k, word] = max(chain[k, word], own, 1 + before.max(initial=0))
+    return int(chain.max())

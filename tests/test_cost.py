@@ -1,0 +1,462 @@
+"""Costs: FLOPs against torch's counter, values against what is computed, paths and steps against networkx."""
+
+from __future__ import annotations
+
+import itertools
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import bnet_transformer as bt
+from bnet_transformer.cost import Cost, Polynomial
+from bnet_transformer.cost.counting import Counting, Sizes
+from bnet_transformer.cost.paths import _by_tables, links, longest_path
+from bnet_transformer.tpm import (
+    Add,
+    Affine,
+    Attention,
+    Bilinear,
+    Categorical,
+    Codebook,
+    Dot,
+    FeedForward,
+    Given,
+    Linear,
+    Norm,
+    Normaliser,
+    Pool,
+    Weight,
+)
+from tests.cases import CASES, HEADS, WORD, every, projections
+from tests.strangers import Gate, Recurrent
+
+REFUSED = "word, two slices"
+"""The net whose readout cannot be computed in batches."""
+
+
+def drawn(net: bt.BNet, words: dict[str, int], batch: int) -> Tensor | dict[str, Tensor]:
+    """Input for a module: vectors or ids for each stack."""
+    x = {}
+    for stack, n in words.items():
+        over = [m for m in net.network.members if isinstance(m.tpm, Given) and m.family.words == stack]
+        member = next(iter([m for m in over if m.tpm.reads_by_index] or over))
+        if member.tpm.reads_by_index:
+            x[stack] = torch.randint(0, member.tpm.states, (batch, n))
+        else:
+            x[stack] = torch.randn(batch, n, *member.shape, dtype=net.network.dtype)
+    return x if len(x) > 1 else next(iter(x.values()))
+
+
+def counted(net: bt.BNet, words: dict[str, int], batch: int) -> int:
+    """What torch counts of a forward pass."""
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        net.module()(drawn(net, words, batch))
+    return counter.get_total_flops()
+
+
+def words_of(net: bt.BNet, n: int) -> dict[str, int]:
+    """So many words, one more in each further stack; fewer where positions are learned, as tables have them."""
+    words = {stack.name: n + k for k, stack in enumerate(net.declaration.stacks)}
+    for member in net.network.members:
+        if member.tpm.longest is not None:
+            words[member.family.words] = min(words[member.family.words], member.tpm.longest)
+        for each in member.inputs:
+            if each.reach.kind == "mask":
+                parent = net.network.members[each.parent].family.words
+                words |= {member.family.words: len(each.reach.table), parent: len(each.reach.table[0])}
+    return words
+
+
+COUNTED = [case for case in CASES if case.name != REFUSED]
+SAID = [case for case in COUNTED if case.name != "cayley"]
+FREE = [case for case in SAID if min(words_of(case.net, 40).values()) == 40]
+"""Those for any number of words."""
+
+
+@pytest.mark.parametrize("case", SAID, ids=lambda case: case.name)
+@pytest.mark.parametrize(("n", "batch"), [(2, 1), (3, 2), (17, 1), (20, 3)])
+def test_flops_are_those_that_torch_counts(case, n, batch):
+    words = words_of(case.net, n)
+    assert case.net.cost(words, batch=batch).flops == counted(case.net, words, batch) > 0
+
+
+@pytest.mark.parametrize("case", FREE, ids=lambda case: case.name)
+def test_polynomials_hold_for_other_numbers_of_words(case):
+    words = words_of(case.net, 20)
+    cost = case.net.cost(words)
+    symbols = {stack: f"n_{stack}" if len(words) > 1 else "n" for stack in words}
+    for n in (18, 23, 29):
+        other = {stack: n + 2 * k for k, stack in enumerate(words)}
+        assert cost.flops_in_words({symbols[stack]: m for stack, m in other.items()}) == counted(case.net, other, 1)
+    again = case.net.cost(23)
+    assert [row.value_bytes_in_words(23) for row in cost.rows] == [row.value_bytes for row in again.rows]
+
+
+@pytest.mark.parametrize("case", COUNTED, ids=lambda case: case.name)
+def test_parameters_and_values_are_those_that_there_are(case):
+    net = case.net
+    words = words_of(net, 3)
+    cost = net.cost(words, batch=2)
+    assert cost.parameters == sum(value.numel() for value in net.parameters.values())
+    assert cost.parameter_bytes == 8 * cost.parameters
+    module = net.module()
+    names = tuple(family.name for family in net.network.graph.families)
+    try:
+        module.plan(names, frozenset())
+    except bt.BNetError:  # not all of them can be computed at once
+        names = (module.output,)
+    course, _ = module.course(names, drawn(net, words, 2))
+    fold = 2 * max(words.values()) > module.widest
+    counting = Counting(module.plan(names, frozenset(), fold=fold), Sizes(net.network, words, 2))
+    symbols = {counting.sizes.word(stack).symbol: n for stack, n in words.items()}
+    for index, value in course.values.items():
+        member = net.network.members[index]
+        if member.tpm.kind == "deterministic":
+            assert counting.values[index].exact(symbols) == value.numel(), member.family.name
+    bare = {m.family.stem for m in net.network.members if m.family.index in net.network.graph.wordless}
+    assert all(row.value_bytes == 0 for row in cost.rows if row.template in bare)
+
+
+def test_what_cannot_be_computed_has_no_cost():
+    (case,) = (case for case in CASES if case.name == REFUSED)
+    with pytest.raises(bt.BNetError, match="whose words do not meet"):
+        case.net.cost(3)
+
+
+def of_words(nodes: list[bt.Node], *, slices: int = 1, epilogue: tuple[bt.Node, ...] = (), width: int = 8) -> bt.BNet:
+    """A net of one stack over vectors."""
+    stack = bt.Stack(nodes, [bt.Node("x", Given(width), plates=WORD)], epilogue, slices=slices)
+    return bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)], name="small"))
+
+
+def reading(reach: object, slices: int = 1, *, residual: bool = False) -> bt.BNet:
+    """Attention of the words themselves, by a reach."""
+    arrow = bt.Arrow("x", reach)
+    own = ["x"] if residual else []
+    node = bt.Node("x", Attention(residual=residual), ["x", arrow, arrow, *own], plates=WORD)
+    return of_words([node], slices=slices)
+
+
+def rows_of(cost: Cost) -> dict[str, str]:
+    """The order of each template of a slice."""
+    return {row.template: row.order for row in cost.rows if row.block == "slice"}
+
+
+def test_orders_follow_from_the_shapes():
+    dim, heads = 32, 2
+    nodes = [
+        *projections(heads=True, width=dim // heads, dim=dim),
+        bt.Node("a", Attention(Dot(None)), ["q", every("k"), every("v")], plates=HEADS),
+        bt.Node("ffn", FeedForward(4 * dim), ["x"], plates=WORD),
+        bt.Node("x", Norm(), ["ffn"], plates=WORD),
+    ]
+    readout = bt.Node("y", Categorical(1000), ["x"], plates=WORD)
+    net = of_words(nodes, epilogue=(readout, bt.Node("s", Pool(), [every("a")], plates=["head"])), width=dim)
+    cost = net.cost(words=40, want=["y", "s"])
+    orders = rows_of(cost)
+    assert (orders["q"], orders["a"], orders["ffn"], orders["x"]) == ("O(n d^2)", "O(n^2 d)", "O(n d hidden)", "0")
+    assert cost.order == "O(n^2 d + n d^2 + n d hidden + n d |y|)"
+    assert cost.slices[0].order == "O(n^2 d + n d^2 + n d hidden)"
+    by_name = {row.template: row for row in cost.rows if row.block != "prologue"}
+    assert by_name["a"].flops_in_words == Polynomial({("n", "n"): 4 * dim})  # scores and mix, of all heads
+    assert by_name["q"].flops_in_words == Polynomial({("n",): 2 * dim**2})
+    assert by_name["y"].flops_in_words == Polynomial({("n",): 2 * 1000 * dim})
+    assert by_name["s"].flops == 0 and by_name["s"].order == "0"
+    (slices,) = cost.slices
+    assert (slices.dense_order, slices.dense_parameters) == ("O(n^2 d^2)", (40 * dim) ** 2)
+    assert slices.dense_flops == 2 * (40 * dim) ** 2 == slices.dense_flops_in_words(40)
+
+
+def test_a_selector_multiplies_only_what_depends_on_it():
+    per = bt.bayesuvius(8, heads=3).cost(words=5)
+    one = bt.bayesuvius(8, heads=1).cost(words=5)
+    assert per.flops == 3 * one.flops
+    assert rows_of(per)["x"] == "O(n^2 d |c|)"
+    nodes = [
+        bt.Node("f", FeedForward(16), ["x"], plates=WORD),
+        bt.Node("W", bt.tpm.Select((8, 8)), ["c"]),
+        bt.Node("x", Linear(), ["W", "f"], plates=WORD),
+    ]
+    stack = bt.Stack(nodes, [bt.Node("x", Given(8), plates=WORD)])
+    net = bt.BNet(bt.Declaration([stack], [bt.Node("c", Categorical(5))]))
+    orders, flops = rows_of(net.cost(4)), {row.template: row.flops for row in net.cost(4).rows if row.flops}
+    assert orders == {"W": "0", "f": "O(n d hidden)", "x": "O(n d^2 |c|)"}
+    assert flops == {"f": 2 * 2 * 4 * 8 * 16, "x": 2 * 5 * 4 * 8 * 8}
+
+
+def test_shared_weights_are_counted_once_and_products_in_each_slice():
+    def net(shared: bool) -> bt.BNet:
+        W = bt.Node("W", Weight((8, 8)), shared=shared)
+        return of_words([W, bt.Node("x", Linear(), ["W", "x"], plates=WORD)], slices=3)
+
+    one, three = net(True).cost(5), net(False).cost(5)
+    assert (one.parameters, three.parameters) == (64, 192)
+    assert one.flops == three.flops == 3 * 2 * 5 * 64
+
+
+def test_half_precision_halves_the_bytes():
+    net = bt.bayesuvius(8)
+    wide, half = net.to(torch.float64).cost(6), net.to(torch.float16).cost(6)
+    assert (wide.parameter_bytes, wide.value_bytes) == (4 * half.parameter_bytes, 4 * half.value_bytes)
+    assert wide.flops == half.flops
+
+
+@pytest.mark.parametrize("score", [Bilinear(), Dot(rotary=10.0)])
+@pytest.mark.parametrize("over", ["keys", "queries"])
+@pytest.mark.parametrize("over_words", [5, 19])
+def test_every_score_both_ways(score, over, over_words):
+    extra = ["A"] if isinstance(score, Bilinear) else []
+    pair = ["x", every("x")] if over == "keys" else [every("x"), "x"]
+    nodes = [
+        bt.Node("A", Weight((8, 8))),
+        bt.Node("x", Attention(score, over=over), [*pair, every("x"), *extra], plates=WORD),
+    ]
+    net = of_words(nodes, slices=2)
+    assert net.cost(over_words, batch=2).flops == counted(net, {"": over_words}, 2)
+
+
+@pytest.mark.parametrize(
+    ("want", "orders"),
+    [
+        ("past", "O(n d |past|)"),
+        ("last", "O(d^2)"),
+        ("alike", "O(n^2 d)"),
+        ("coded", "O(n d^2 head |W|)"),
+    ],
+)
+def test_dims_on_which_a_value_does_not_depend_are_not_multiplied(want, orders):
+    nodes = [
+        bt.Node("past", Categorical(3, pool="mean"), [bt.Arrow("x", "causal")], plates=WORD),
+        bt.Node("last", Linear(8), [bt.Arrow("x", "last")], plates=WORD),
+        bt.Node("alike", Attention(), ["x", every("x"), every("x")], plates=HEADS),
+        bt.Node("coded", Linear(), ["W", "x"], plates=HEADS),
+        bt.Node("x", Add(), ["x"], plates=WORD),
+    ]
+    stack = bt.Stack(nodes, [bt.Node("x", Given(8), plates=WORD)])
+    outside = [bt.Node("W", Codebook(3, (8, 8)), plates=["head"])]
+    net = bt.BNet(bt.Declaration([stack], outside, plates=[bt.Plate("head", 5)]))
+    name = f"{want}_0"
+    cost = net.cost(19, batch=2, want=[name])
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        net.module()(torch.randn(2, 19, 8), want=[name])
+    assert cost.flops == counter.get_total_flops() > 0
+    assert rows_of(cost)[want] == cost.order == orders
+    course, _ = net.module().course((name,), torch.randn(2, 19, 8))
+    value = course.values.get(net.network.graph.family(name).index)
+    if value is not None:
+        assert next(row for row in cost.rows if row.template == want).value_bytes == 4 * value.numel()
+
+
+def test_groups_of_several_families_that_read_each_other():
+    nodes = [
+        bt.Node("g", Recurrent(3), ["x", bt.Arrow("h", "before")], plates=WORD, shape=(3,)),
+        bt.Node("h", Recurrent(3), ["g", bt.Arrow("h", "before")], plates=WORD, shape=(3,)),
+        bt.Node("past", Pool("sum"), [bt.Arrow("mix", "earlier")], plates=WORD, shape=(8,)),
+        bt.Node("mix", Affine(8), ["past"], plates=WORD, shape=(8,)),
+        bt.Node("y", Linear(8), ["h"], plates=WORD),
+        bt.Node("x", Add(), ["y", "mix"], plates=WORD),
+    ]
+    net = of_words(nodes, slices=2)
+    for n, batch in itertools.product((1, 2, 3, 9), (1, 4)):
+        assert net.cost(n, batch=batch).flops == counted(net, {"": n}, batch)
+    assert net.cost(9).flops_in_words(4) == counted(net, {"": 4}, 1)
+
+
+# paths and steps
+
+REACHES = [
+    "every",
+    "causal",
+    "earlier",
+    "before",
+    "first",
+    "last",
+    bt.Reach("window", 1),
+    bt.Reach("window", 2),
+    bt.Reach("window", 9),
+    bt.Reach("window", 0),
+]
+
+
+def pooling(reach: object) -> bt.BNet:
+    """Attention by one reach in a chain of sums: a strict reach twice, and a pool of the sentence where it is named."""
+    single = isinstance(reach, str) and reach in ("before", "first", "last")
+    reader = Add() if single else Pool("sum")
+    nodes = [
+        bt.Node("a", reader, [bt.Arrow("x", reach)], plates=WORD),
+        bt.Node("b", reader, [bt.Arrow("a", reach)], plates=WORD),
+    ]
+    return of_words([*nodes, bt.Node("x", Add(), ["b"], plates=WORD)], slices=8)
+
+
+def measured(net: bt.BNet, n: int, slices: int) -> int | None:
+    """By networkx, on the ground graph: the most, over pairs of words, of the fewest arrows between words."""
+    graph = net.sentence(x=torch.zeros(n, 8)).graph(weights=True)
+    word = nx.get_node_attributes(graph, "word")
+    for a, b, data in graph.edges(data=True):
+        data["hop"] = int(word.get(b) is not None and word.get(a) != word.get(b))
+    found = []
+    for i, j in itertools.permutations(range(n), 2):
+        lengths = nx.single_source_dijkstra_path_length(graph, f"x_0_{i}", weight="hop")
+        there = [lengths[f"x_{t}_{j}"] for t in range(slices + 1) if f"x_{t}_{j}" in lengths]
+        found += [min(there)] if there else []
+    return max(found) if found else None
+
+
+@pytest.mark.parametrize("reach", REACHES, ids=str)
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_the_longest_path_is_that_of_the_ground_graph(reach, residual, n):
+    single = isinstance(reach, str) and reach in ("before", "first", "last")
+    nodes = [
+        bt.Node("a", Add() if single else Pool("sum"), [bt.Arrow("x", reach)], plates=WORD),
+        bt.Node("x", Add(), ["a", "x"] if residual else ["a"], plates=WORD),
+    ]
+    net = of_words(nodes, slices=8)
+    assert net.cost(n).slices[0].longest_path == measured(net, n, 8)
+    if not residual:
+        assert pooling(reach).cost(n).slices[0].longest_path == measured(pooling(reach), n, 8)
+
+
+@pytest.mark.parametrize("n", [2, 6])
+def test_paths_through_a_pool_a_table_and_a_recurrence(n):
+    pool = [bt.Node("p", Pool(), [every("x")]), bt.Node("x", Add(), ["x", "p"], plates=WORD)]
+    ring = np.eye(n, dtype=bool) | np.roll(np.eye(n, dtype=bool), 1, 1)
+    twice = [
+        bt.Node("p", Pool(), [every("x")]),
+        bt.Node("y", Add(), ["p"], plates=WORD),
+        bt.Node("o", Pool(), [every("y")]),
+        bt.Node("x", Add(), ["o"], plates=WORD),
+    ]
+    table = [bt.Node("x", Pool("sum"), [bt.Arrow("x", ring)], plates=WORD)]
+    cell = bt.Node("h", Recurrent(3), ["x", bt.Arrow("h", "before")], plates=WORD, shape=(3,))
+    for nodes, wanted in (
+        (pool, 1),
+        (twice, 2),
+        (table, n - 1),
+        ([cell, bt.Node("x", Linear(8), ["h"], plates=WORD)], n - 1),
+        ([bt.Node("x", Linear(8), ["x"], plates=WORD)], None),
+    ):
+        net = of_words(nodes, slices=8)
+        assert net.cost(n).slices[0].longest_path == measured(net, n, 8) == wanted
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.sampled_from([r for r in REACHES if r not in ("first", "last")]), min_size=1, max_size=3),
+    st.integers(1, 12),
+)
+def test_what_shifts_say_the_tables_say(reaches, n):
+    nodes = []
+    for k, reach in enumerate(reaches):
+        far = bt.Arrow("x", reach)
+        mix = Attention(normaliser=Normaliser("none"), residual=True)
+        tpm, parents = (Gate(), ["x", far]) if reach == "before" else (mix, ["x", far, far, "x"])
+        nodes.append(bt.Node(f"a{chr(97 + k)}", tpm, parents, plates=WORD))
+    net = of_words([*nodes, bt.Node("x", Add(), ["x", *(node.role for node in nodes)], plates=WORD)])
+    found = links(net.network, "")
+    assert len(found.nodes) == 1
+    assert longest_path(found, n)[0] == _by_tables(found, n)
+
+
+def test_orders_of_paths_and_steps():
+    told = {
+        "every": (1, "O(1)", 1, "O(1)"),
+        "causal": (1, "O(1)", 1, "O(1)"),
+        bt.Reach("window", 1): (11, "O(n)", 1, "O(1)"),
+        bt.Reach("window", 3): (4, "O(n / 3)", 1, "O(1)"),
+        bt.Reach("window", 50): (1, "O(n / 50)", 1, "O(1)"),
+    }
+    for reach, wanted in told.items():
+        (found,) = reading(reach, residual=True).cost(12).slices
+        assert (found.longest_path, found.longest_path_order, found.steps, found.steps_order) == wanted
+    (scan,) = CASES[[case.name for case in CASES].index("recurrent")].net.cost(12).slices
+    assert (scan.longest_path, scan.longest_path_order, scan.steps, scan.steps_order) == (11, "O(n)", 12, "O(n)")
+
+
+@pytest.mark.parametrize("reach", ["before", "earlier", "table"])
+def test_steps_are_the_longest_chain_of_words_in_a_group(reach):
+    n = 5
+    table = np.zeros((n, n), dtype=bool)
+    table[[2, 3, 4], [0, 1, 2]] = True
+    back = bt.Arrow("a", table if reach == "table" else reach)
+    reader = Add() if reach == "before" else Pool("sum")
+    nodes = [
+        bt.Node("p", reader, [back], plates=WORD, shape=(8,)),
+        bt.Node("a", Gate(), ["x", "p"], plates=WORD, shape=(8,)),
+        bt.Node("x", Add(), ["a"], plates=WORD),
+    ]
+    net = of_words(nodes)
+    graph = net.sentence(x=torch.zeros(n, 8)).graph()
+    for a, b, data in graph.edges(data=True):
+        data["wait"] = int(graph.nodes[a]["word"] != graph.nodes[b]["word"])
+    (found,) = net.cost(n).slices
+    assert found.steps == 1 + nx.dag_longest_path_length(graph, weight="wait")
+    assert found.steps_order == ("" if reach == "table" else "O(n)")
+
+
+# telling, bad input
+
+
+def test_a_strangers_product_is_told_as_unknown_and_not_as_zero():
+    (case,) = (case for case in CASES if case.name == "cayley")
+    cost = case.net.cost(4)
+    row = next(row for row in cost.rows if row.block == "slice" and row.template == "x")
+    assert (row.flops, row.flops_in_words, row.order) == (None, None, "unknown")
+    assert (cost.flops, cost.flops_in_words, cost.order, cost.slices[0].flops) == (None, None, "unknown", None)
+    assert "FLOPs unknown for x" in str(cost) and cost.parameters == 16
+    assert cost.to_dataframe()["flops"].isna().sum() == 1
+
+
+def test_the_table_is_told_in_three_ways():
+    cost = bt.encoder_decoder(8, heads=2, slices=1, vocabulary=5).cost({"enc": 4, "dec": 3})
+    frame = cost.to_dataframe()
+    assert frame["parameters"].sum() == cost.parameters and frame["flops"].sum() == cost.flops
+    assert list(frame["template"]) == [row.template for row in cost.rows]
+    text, html = str(cost), cost._repr_html_()
+    for row in cost.rows:
+        assert row.template in text and f"<td>{row.template}</td>" in html
+    assert f"{cost.flops:,}" in text and f"{cost.flops:,}" in html and "n_dec n_enc d" in text
+    assert html.count("<tr>") == len(cost.rows) + 1 + 2 + len(cost.slices)
+
+
+def test_polynomials():
+    p, q = Polynomial({("n",): 2, (): 1}), Polynomial({("n",): -2, ("m",): 3})
+    assert p + q == Polynomial({(): 1, ("m",): 3}) and (p * q)({"n": 5, "m": 7}) == p(5) * q({"n": 5, "m": 7})
+    assert str(p * p) == "4 n^2 + 4 n + 1" and str(Polynomial()) == "0"
+    for bad in (-1, 1.5, {"m": 2}, {"n": "x"}):
+        with pytest.raises(bt.BNetError):
+            p(bad)
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "told"),
+    [
+        (0, {}, "words: expected a whole number of at least 1; got 0"),
+        ("3", {}, "words: expected a whole number"),
+        ({"enc": 3}, {}, "none for 'dec'"),
+        ({"enc": 3, "dec": 2, "den": 1}, {}, "near matches are"),
+        ({"enc": 3, "dec": 0}, {}, "words of 'dec'"),
+        (3, {"batch": 0}, "batch: expected"),
+        (3, {"want": ["dec_xx_1"]}, "dec_x_1"),
+        (3, {"want": "dec_x_1"}, "want: expected a list of families"),
+    ],
+)
+def test_bad_input_is_told(words, options, told):
+    net = bt.encoder_decoder(4, heads=2, slices=1)
+    with pytest.raises(bt.BNetError, match=told):
+        net.cost(words, **options)
+
+
+def test_more_words_than_a_net_is_for():
+    with pytest.raises(bt.BNetError, match="at most 4 words"):
+        bt.encoder(4, heads=2, slices=1, positions="learned", words=4).cost(5)
+    with pytest.raises(bt.BNetError, match="mask"):
+        reading(np.ones((3, 3), dtype=bool)).cost(4)
