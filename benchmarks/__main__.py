@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import compiled, harness, imports, structure
+from benchmarks import compiled, harness, imports, mixtures, structure
 from benchmarks.harness import Row
 
 ROWS = (
@@ -19,7 +19,10 @@ ROWS = (
     Row("import-alone", "structure", imports.import_alone),
     Row("encoder-forward", "compiled", compiled.encoder_forward),
     Row("encoder-training", "compiled", compiled.encoder_training),
-    Row("mixture-step", "compiled", compiled.mixture_step),
+    Row("mixture-step", "compiled", mixtures.mixture_step),
+    Row("codebook-step", "compiled", mixtures.codebook_step),
+    Row("codebook-categorical-step", "compiled", mixtures.codebook_categorical_step),
+    Row("head-posteriors", "compiled", mixtures.head_posteriors),
 )
 
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import bnet_transformer as bt
-from benchmarks.harness import Figure, figure, interleaved, ratios
-from bnet_transformer.inference import Evidence, log_evidence
-from bnet_transformer.tpm import Add, Affine, Attention, Concat, Dot, FeedForward, Given, Norm, Normal, Weight
+from benchmarks.harness import Figure, figure, interleaved, of_the_limit, ratios
+from bnet_transformer.tpm import Add, Affine, Attention, Concat, Dot, FeedForward, Given, Norm, Weight
 
 DIM, HEADS, SLICES, BATCH, WORDS = 384, 12, 6, 8, 128
 WORD = ["word"]
@@ -24,21 +23,22 @@ def encoder_forward() -> list[Figure]:
     with torch.no_grad():
         torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-4)
         spent = interleaved({"ours": lambda: ours(x), "theirs": lambda: theirs(x)}, runs=15)
-    return _told(spent)
+        return _told(spent, lambda: ours(x))
 
 
 def encoder_training() -> list[Figure]:
     """Forward and backward of the same pair."""
     ours, theirs, x = _pair()
     run = {"ours": lambda: ours(x).sum().backward(), "theirs": lambda: theirs(x).sum().backward()}
-    return _told(interleaved(run, runs=11))
+    return _told(interleaved(run, runs=11), run["ours"])
 
 
-def _told(spent: dict[str, list[float]]) -> list[Figure]:
+def _told(spent: dict[str, list[float]], job: Callable[[], object]) -> list[Figure]:
     return [
         figure("compiled net", spent["ours"], "s"),
         figure("torch.nn.TransformerEncoder", spent["theirs"], "s"),
         figure("ratio", ratios(spent["ours"], spent["theirs"]), "", target=1.05),
+        *of_the_limit(job, spent["ours"]),
     ]
 
 
@@ -86,46 +86,3 @@ def _of(encoder: nn.TransformerEncoder) -> bt.BNet:
             f"x_{t + 1}.bias": weights["norm2.bias"],
         }
     return net.replace(found)
-
-
-def mixture_step() -> list[Figure]:
-    """A training step of the sentence mixture (K=8, N=256, 16 words, d=32, Normal readout) on one thread: the exact
-    marginal by elimination, forward and backward, against plain Pyro with TraceEnum_ELBO on the same model and
-    parameters; the two losses are asserted equal first."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        ours, theirs = _mixture()
-        torch.testing.assert_close(ours(), theirs(), rtol=1e-3, atol=1e-3)
-        spent = interleaved({"ours": lambda: ours().backward(), "theirs": lambda: theirs().backward()}, runs=7)
-    finally:
-        torch.set_num_threads(threads)
-    return [
-        figure("exact elimination", spent["ours"], "s"),
-        figure("Pyro, TraceEnum_ELBO", spent["theirs"], "s"),
-        figure("our time over Pyro's", ratios(spent["ours"], spent["theirs"]), "", target=1 / 3),
-    ]
-
-
-def _mixture() -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-    """The loss of a batch, ours and Pyro's."""
-    import pyro
-    import pyro.distributions as dist
-    from pyro.infer import TraceEnum_ELBO, config_enumerate
-
-    net = bt.bayesuvius(32, heads=8, observe=Normal(1.0))
-    module, x, y = net.module(), torch.randn(256, 16, 32), torch.randn(256, 16, 32)
-    W = {r: module.store[f"W_{r}_0/values"] for r in "qkv"}
-    logits = module.store["c/logits"]
-
-    @config_enumerate  # type: ignore[untyped-decorator]
-    def model() -> None:
-        with pyro.plate("sentence", 256):
-            c = pyro.sample("c", dist.Categorical(logits=logits))
-            q, k, v = (torch.einsum("...oi,...ni->...no", W[r][c], x) for r in "qkv")
-            mean = torch.softmax(q @ k.mT, -1) @ v
-            pyro.sample("y", dist.Normal(mean, 1.0).to_event(2), obs=y)
-
-    elbo = TraceEnum_ELBO(max_plate_nesting=1)
-    ours = lambda: -log_evidence(module, {"y": Evidence(y)}, x).sum()  # noqa: E731
-    return ours, lambda: elbo.differentiable_loss(model, lambda: None)

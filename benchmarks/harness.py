@@ -105,6 +105,25 @@ def differences(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     return [mine - other for mine, other in zip(ours, theirs, strict=True)]
 
 
+def of_the_limit(job: Callable[[], object], seconds: Sequence[float]) -> list[Figure]:
+    """How far a job is from the machine's limit: the FLOPs of its matrix products over what the machine itself does in
+    large ones (2,048 x 2,048, float32, the same threads), measured now."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        job()
+    a = torch.randn(2048, 2048)
+    rate = 2 * 2048**3 / min(interleaved({"": lambda: a @ a}, runs=7)[""])
+    done = counter.get_total_flops()
+    return [
+        figure("matrix products", done / 1e9, "GFLOP"),
+        figure("this machine's rate", rate / 1e9, "GFLOP/s"),
+        figure("share of that rate", [done / spent / rate for spent in seconds], ""),
+    ]
+
+
 def python(code: str) -> Callable[[], object]:
     """A call that runs `python -c code` as a process of its own, and fails if it fails."""
     return lambda: subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

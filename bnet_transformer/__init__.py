@@ -22,16 +22,21 @@ if TYPE_CHECKING:
     from bnet_transformer.errors import DeclarationError as DeclarationError
     from bnet_transformer.errors import EvidenceError as EvidenceError
     from bnet_transformer.errors import FileError as FileError
+    from bnet_transformer.errors import ReadingError as ReadingError
     from bnet_transformer.errors import UnknownNameError as UnknownNameError
     from bnet_transformer.face import BNet as BNet
     from bnet_transformer.face import Sentence as Sentence
     from bnet_transformer.face import load as load
     from bnet_transformer.models.bayesuvius import bayesuvius as bayesuvius
+    from bnet_transformer.models.decoder import decoder as decoder
+    from bnet_transformer.models.encoder import encoder as encoder
+    from bnet_transformer.models.encoder_decoder import encoder_decoder as encoder_decoder
     from bnet_transformer.network import Arrow as Arrow
     from bnet_transformer.network import Declaration as Declaration
     from bnet_transformer.network import Node as Node
     from bnet_transformer.network import Plate as Plate
     from bnet_transformer.network import Stack as Stack
+    from bnet_transformer.training import train as train
 
 __version__ = "0.1.0"
 
@@ -47,13 +52,18 @@ __all__ = [
     "Node",
     "Plate",
     "Reach",
+    "ReadingError",
     "Sentence",
     "Stack",
     "UnknownNameError",
     "bayesuvius",
+    "decoder",
+    "encoder",
+    "encoder_decoder",
     "load",
     "models",
     "tpm",
+    "train",
 ]
 
 _HOME = {
@@ -68,13 +78,18 @@ _HOME = {
     "Node": "network",
     "Plate": "network",
     "Reach": "axes",
+    "ReadingError": "errors",
     "Sentence": "face",
     "Stack": "network",
     "UnknownNameError": "errors",
     "bayesuvius": "models",
+    "decoder": "models",
+    "encoder": "models",
+    "encoder_decoder": "models",
     "load": "face",
     "models": "",
     "tpm": "",
+    "train": "training",
 }
 
 

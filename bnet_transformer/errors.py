@@ -65,6 +65,10 @@ class EvidenceError(BNetError):
     """Evidence, or a `do`, that the node cannot take, or that is impossible."""
 
 
+class ReadingError(BNetError):
+    """A sound question that one reading of a net cannot answer for its structure; says which can."""
+
+
 class BudgetError(BNetError):
     """More states, nodes or arrows than the stated budget; says the count and the way out."""
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from bnet_transformer import asking, export, files, graph, reference
+from bnet_transformer import asking, export, files, graph, inference, reference
 from bnet_transformer.equations import Equations, equations
 from bnet_transformer.errors import BNetError, EvidenceError, mapping, number, one_of, whole
 from bnet_transformer.graph import Ground, Quotient, Selection
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from pgmpy.models import DiscreteBayesianNetwork
 
     from bnet_transformer.compiler import Module
+    from bnet_transformer.cost import Cost
     from bnet_transformer.pyro_reading import PyroModel
+    from bnet_transformer.training import Generated
 
 
 class BNet:
@@ -103,6 +105,34 @@ class BNet:
 
         return pyro_model(self.network)
 
+    def generate(self, prompt: object = None, **options: Any) -> Generated:
+        """New words after each prompt, chosen by `method="greedy"`, `"beam"` or `"sample"`, with k and v kept.
+
+        The options are those of `training.generate`; text, ids, an array, or a list of these; `start=` and `stop=` are
+        words.
+        """
+        from bnet_transformer.training import generate
+
+        return generate(self.network, prompt, **options)
+
+    @cached_property
+    def _evaluated(self) -> Module:
+        """The compiled net that answers for its sentences."""
+        return self.module().eval()
+
+    def cost(self, words: int | Mapping[str, int], *, batch: int = 1, want: Sequence[str] | None = None) -> Cost:
+        """What a forward pass of `module()` costs for sentences of so many words: parameters, FLOPs, bytes, paths.
+
+        `words` is one number, or one for each stack; `want` names families as `module()` has it.
+
+        >>> import bnet_transformer as bt
+        >>> bt.bayesuvius(dim=8).cost(words=6).order
+        'O(n^2 d |c| + n d^2 |c|)'
+        """
+        from bnet_transformer.cost import cost
+
+        return cost(self.network, words, batch, want)
+
     def save(self, path: str | Path) -> None:
         """Write the net to one safetensors file: its parameters, and its declaration as versioned JSON."""
         files.save(self.network, path)
@@ -179,13 +209,15 @@ class Sentence:
     ) -> Tensor:
         """`P(node | evidence)` for a discrete node: `[states]`; what the sentence observes counts as well.
 
-        Exact, over at most `budget` joint states. Evidence on a node that is a function of its parents must be
-        reproduced within `atol`.
+        Exact, over at most `budget` joint states: of the choices that one node hangs on, which are eliminated, or of
+        all, where choices of words meet. Evidence on a node that is a function of its parents must be reproduced
+        within `atol`.
         """
         node = self.ground.id(name)
         seen = self._with(mapping("evidence", evidence))._seen
         asking.must_be_discrete(self._world, node)
-        return reference.posterior(self._world, node, seen, whole("budget", budget), number("atol", atol))
+        module, limit = self.net._evaluated, whole("budget", budget)
+        return inference.ground.posterior(module, self._world, node, seen, limit, number("atol", atol))
 
     # a sentence like this one
 

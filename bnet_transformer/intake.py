@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, mapping, shown, unknown
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import World, support
+from bnet_transformer.tokens import Told, Tokenizer
 from bnet_transformer.tpm import Given
 
 Tokens = dict[str, tuple[str, ...]]
@@ -21,10 +22,15 @@ Tokens = dict[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Intake:
-    """A sentence as tensors: the token of each word of each stack, and the value of each `Given` family."""
+    """A sentence as tensors: the token of each word of each stack, and the value of each `Given` family.
+
+    `told` is what the net's tokenizer made of a stack's text, where it has one; a stack that was said in words or ids
+    has none.
+    """
 
     tokens: Tokens
     given: dict[str, Tensor]
+    told: dict[str, Told] = field(default_factory=dict)
 
     @property
     def words(self) -> dict[str, int]:
@@ -33,18 +39,26 @@ class Intake:
 
 
 def sentence_to_tensors(
-    network: Network, said: object = None, x: object = None, given: Mapping[str, object] | None = None
+    network: Network,
+    said: object = None,
+    x: object = None,
+    given: Mapping[str, object] | None = None,
+    *,
+    pair: object = None,
 ) -> Intake:
     """Read a sentence: text, a list of words, ids, or vectors `x`; with several stacks, a mapping from stack.
 
-    `given` fills further `Given` nodes, by family name: `[*plates, word, *shape]`.
+    `given` fills further `Given` nodes, by family name: `[*plates, word, *shape]`. A net with a tokenizer reads text
+    and words by it, and a second sentence `pair` behind the first.
     """
     network.one_type()
     stacks = [stack.name for stack in network.declaration.stacks]
+    extra = dict(mapping("given", given))
+    told = _tokenized(network.tokenizer, said, pair, stacks, extra)
     said_by, x_by = _by_stack("sentence", said, stacks), _by_stack("x", x, stacks)
+    said_by |= {stack: list(each.ids) for stack, each in told.items()}
     tokens: Tokens = {}
     values: dict[str, Tensor] = {}
-    extra = dict(mapping("given", given))
     for name in extra:
         if name not in network.graph.by_name or not isinstance(network.member(name).tpm, Given):
             raise unknown("given", name, [m.family.name for m in network.members if isinstance(m.tpm, Given)])
@@ -56,12 +70,29 @@ def sentence_to_tensors(
         tokens[stack], value = _words(network, stack, main, said_here, x_by.get(stack))
         if main is not None and value is not None:
             values[main.family.name] = value
-    intake = Intake(tokens, values)
+    tokens |= {stack: each.tokens for stack, each in told.items()}
+    intake = Intake(tokens, values, told)
     for member in network.members:
         if isinstance(member.tpm, Given) and member.family.name not in values:
             values[member.family.name] = _given(network, member, extra, intake.words)
-    _check_reads(network, intake.words)
+    check_reads(network, intake.words)
     return intake
+
+
+def _tokenized(
+    tokenizer: Tokenizer | None, said: object, pair: object, stacks: Sequence[str], extra: dict[str, object]
+) -> dict[str, Told]:
+    """What the tokenizer makes of what is said, if it is text; the segments go to their node among `extra`."""
+    text = isinstance(said, str) or (isinstance(said, Sequence) and bool(said) and isinstance(said[0], str))
+    if tokenizer is None or len(stacks) > 1 or not text:
+        if pair is not None:
+            wanted = "one sentence: a pair is for text, and a net with a tokenizer"
+            raise BNetError("pair", expected=wanted, got=pair)
+        return {}
+    found = tokenizer.read(said, pair)
+    if tokenizer.segments is not None:
+        extra.setdefault(tokenizer.segments, list(found.segments))
+    return {stacks[0]: found}
 
 
 def value_of(world: World, node: int, value: object, *, evidence: bool) -> Tensor:
@@ -125,8 +156,13 @@ def _main(network: Network, stack: str, extra: Mapping[str, object]) -> Member |
         if isinstance(member.tpm, Given) and member.family.words == stack and not member.family.plates
     ]
     open_ones = [member for member in over if member.family.name not in extra]
-    discrete = [member for member in open_ones if member.tpm.reads_by_index]
-    return next(iter(discrete or open_ones), None)
+    return main_of(open_ones)
+
+
+def main_of(members: Sequence[Member]) -> Member | None:
+    """Of a stack's `Given` families over words, the one that its words fill: the discrete one, none with a default."""
+    needed = [m for m in members if not isinstance(m.tpm, Given) or m.tpm.default is None]
+    return next(iter([m for m in needed if m.tpm.reads_by_index] or needed or members), None)
 
 
 def _counted(network: Network, stack: str, extra: Mapping[str, object]) -> list[str] | None:
@@ -197,7 +233,8 @@ def _ids(network: Network, main: Member, where: str, tokens: tuple[str, ...], id
     if ids is None:
         vocabulary = network.vocabularies.get(main.family.stack)
         if vocabulary is None:
-            raise BNetError(where, expected="ids: the net has no vocabulary", got=" ".join(tokens))
+            allowed = "from_pretrained(..., tokenizer=), for a model that came without one"
+            raise BNetError(where, expected="ids: the net has no vocabulary", got=" ".join(tokens), allowed=allowed)
         place = {word: k for k, word in enumerate(vocabulary)}
         for token in tokens:
             if token not in place:
@@ -211,6 +248,10 @@ def _ids(network: Network, main: Member, where: str, tokens: tuple[str, ...], id
 
 def _given(network: Network, member: Member, extra: Mapping[str, object], words: Mapping[str, int]) -> Tensor:
     family = member.family
+    default = member.tpm.default if isinstance(member.tpm, Given) else None
+    if family.name not in extra and default is not None:
+        lead = tuple(network.graph.sizes[plate] for plate in family.plates)
+        return torch.full((*lead, *(() if family.words is None else (words[family.words],))), default)
     if family.name not in extra:
         raise BNetError(
             family.name,
@@ -237,7 +278,7 @@ def _given(network: Network, member: Member, extra: Mapping[str, object], words:
     return tensor
 
 
-def _check_reads(network: Network, words: Mapping[str, int]) -> None:
+def check_reads(network: Network, words: Mapping[str, int]) -> None:
     """Every word that reads must have a word to read, and none may lie past the positions that were learned."""
     for member in network.members:
         family = member.family

@@ -281,7 +281,7 @@ def runs(world: World, free: list[int], known: Mapping[int, Tensor], budget: int
             "exact enumeration",
             expected=f"at most {budget} joint states of {names}",
             got=f"{count} states",
-            allowed="a larger budget=, or evidence or do on some of these nodes",
+            allowed="a larger budget=; evidence or do on some of these nodes; SVI (net.pyro()), which is approximate",
         )
     for states in itertools.product(*map(range, sizes)):
         yield Run(world, {**known, **{n: torch.tensor(state) for n, state in zip(free, states, strict=True)}})
@@ -320,7 +320,7 @@ def log_evidence(
             raise EvidenceError(
                 world.ground.name(node),
                 expected="evidence that some state of the net makes possible",
-                got=f"{evidence[node].tolist()}, of probability zero" + (" given the evidence before it" if k else ""),
+                got=f"one of probability zero{' given the evidence before it' if k else ''}: {evidence[node].tolist()}",
             )
     return totals[-1] if query is not None else totals[-1, 0]
 

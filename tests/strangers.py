@@ -8,7 +8,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from bnet_transformer.tpm import TPM, At, Parameter, Parent
+from bnet_transformer.tpm import TPM, At, Parameter, Parent, Product
 
 
 @final
@@ -17,6 +17,7 @@ class Gate(TPM):
     """`sigmoid(g) * x`."""
 
     slots: ClassVar[tuple[str, ...]] = ("g", "x")
+    elementwise: ClassVar[bool] = True
 
     def shape(self, *parents: Parent) -> tuple[int, ...]:
         return parents[1].shape
@@ -38,6 +39,10 @@ class AdditiveAttention(TPM):
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         return {"w": Parameter(parents[0].shape)}
+
+    def products(self, *parents: Parent) -> tuple[Product, ...]:
+        q, k, v = parents
+        return Product((q, k), q.shape, over=(k,), own=True), Product((q, k, v), v.shape, over=(k,), own=True)
 
     def reading(self, at: At, *parents: Tensor) -> Tensor:
         q, k, _ = parents
@@ -66,6 +71,9 @@ class Recurrent(TPM):
             "U": Parameter((self.dim, self.dim), 0.5),
             "b": Parameter((self.dim,), 0.1),
         }
+
+    def products(self, *parents: Parent) -> tuple[Product, ...]:
+        return tuple(Product((parent,), (self.dim, *parent.shape), own=True) for parent in parents)
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
         x, h = parents

@@ -1,9 +1,13 @@
 """The compiled reading against the reference: every family of every case, do, padding, gradients, torch.compile."""
 
 import itertools
+import shutil
+from functools import cache
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer.compiler import Module
@@ -177,3 +181,106 @@ def test_it_compiles_without_a_break():
 def test_bad_input(ask, told):
     with pytest.raises(bt.BNetError, match=told):
         ask(bt.bayesuvius(4).module())
+
+
+# laws
+
+
+@cache
+def known(name: str) -> tuple[bt.Sentence, Module]:
+    case = next(c for c in CASES if c.name == name)
+    return case.sentence, module_of(case)
+
+
+CAUSAL = {"chapter, words": "x_1", "word": "x_1", "encoder, post-norm": "x_2", "vanilla decoder, causal": "x_2"}
+
+
+@settings(max_examples=80)
+@given(case=st.sampled_from(CASES), data=st.data())
+def test_what_does_not_descend_from_what_is_set_does_not_change(case: Case, data):
+    """Two values of `do` that differ at one node: only that node's descendants tell them apart."""
+    s, module = known(case.name)
+    families = [m for m in s.net.network.members if m.tpm.kind != "continuous" and not m.tpm.reads_by_index]
+    families += [m for m in s.net.network.members if m.tpm.kind == "discrete" and m.tpm.states is not None]
+    member = data.draw(st.sampled_from(families), label="member")
+    shape = s.ground.shapes[member.family.index]
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32), label="seed"))
+    if member.tpm.reads_by_index:
+        one = torch.randint(member.tpm.states, (1, *shape), generator=generator)
+    else:
+        one = torch.randn(1, *shape, *member.shape, generator=generator, dtype=D)
+    at = data.draw(st.integers(0, one.reshape(-1, *(() if member.tpm.reads_by_index else member.shape)).shape[0] - 1))
+    other = one.clone()
+    flat = other.view(-1, *(() if member.tpm.reads_by_index else member.shape))
+    flat[at] = (flat[at] + 1) % member.tpm.states if member.tpm.reads_by_index else flat[at] + 1
+    node = int(s.ground.offsets[member.family.index]) + at
+    changes = {node, *map(s.ground.id, s.descendants(s.ground.name(node)))}
+    for family in s.net.network.graph.families:
+        try:
+            first, second = (
+                module(given=batch_of(s), want=[family.name], do={member.family.name: value})[family.name]
+                for value in (one, other)
+            )
+        except bt.BNetError:
+            continue  # what it cannot compute it refuses, which others test
+        found = s.net.network.members[family.index]
+        own = 0 if first.dtype == torch.long else len(found.shape)
+        own += found.tpm.kind == "discrete" and first.is_floating_point() and not found.shape
+        lead = first.dim() - own - len(s.ground.shapes[family.index])
+        for index, id_ in zip(
+            itertools.product(*map(range, s.ground.shapes[family.index])), s.ground.nodes(family).tolist(), strict=True
+        ):
+            if id_ not in changes:
+                there = (slice(None),) * lead + index
+                torch.testing.assert_close(first[there], second[there], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.name in CAUSAL], **IDS)
+def test_a_word_ignores_later_words(case: Case):
+    s, module = known(case.name)
+    ids = batch_of(s)
+    (name,) = ids
+    later = {name: ids[name].clone()}
+    later[name][:, -1] = (ids[name][:, -1] + 1) % 3 if ids[name].dtype == torch.long else ids[name][:, -1] + 1
+    for want in (CAUSAL[case.name], "y"):
+        before, after = (module(given=each, want=[want])[want] for each in (ids, later))
+        earlier = before.shape[-2] - 1
+        torch.testing.assert_close(after[..., :earlier, :], before[..., :earlier, :], rtol=1e-12, atol=1e-12)
+        assert (after - before).abs().max() > 1e-3
+
+
+# types and compilers
+
+
+SINGLE = ("cayley",)  # a stranger's solves linear equations, which torch does in 32 bits or more
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.name not in SINGLE], **IDS)
+def test_bfloat16_is_near_float32(case: Case):
+    """The same numbers, rounded to 8 bits: the families of the last slice and the readouts."""
+    small = case.net.to(torch.bfloat16)
+    s, single = small.sentence(case.said), small.to(torch.float32)
+    batch = batch_of(s)
+    wide = {name: value.float() if value.is_floating_point() else value for name, value in batch.items()}
+    module, other = small.module().eval(), single.module().eval()
+    try:
+        got = module(given=batch)
+    except bt.BNetError:
+        assert case.name == "word, two slices"
+        return
+    assert got.dtype == torch.bfloat16 and got.isfinite().all()
+    wanted = other(given=wide)
+    assert (got.float() - wanted).abs().max() <= 5e-2 * wanted.abs().max().clamp(min=1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile's own backend wants a C++ compiler")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_it_compiles_to_machine_code():
+    selected = bt.bayesuvius(4, slices=2, heads=3, mask="causal", observe=Categorical(3))
+    encoder = next(c for c in CASES if c.name == "encoder, post-norm").net.to(torch.float32)
+    for net, x in ((selected, torch.randn(2, 5, 4)), (encoder, torch.randint(5, (2, 5)))):
+        module = net.module().eval()
+        compiled = torch.compile(module, fullgraph=True)
+        mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+        torch.testing.assert_close(compiled(x, mask), module(x, mask), rtol=1e-5, atol=1e-5)

@@ -60,7 +60,9 @@ def test_posteriors_are_the_references(case: Case):
         for k, node in enumerate(s.ground.nodes(family).tolist()):
             expected = reference.posterior(s._world, node, seen)
             one = got.reshape(-1, got.shape[-1])[k]
-            torch.testing.assert_close(one, expected, rtol=1e-8, atol=1e-10)
+            torch.testing.assert_close(one, expected, rtol=1e-10, atol=1e-10)
+            asked = s.observe(case.evidence).posterior(s.ground.name(node))
+            torch.testing.assert_close(asked, expected, rtol=1e-10, atol=1e-10)
         assert tuple(got.shape[:-1]) == (1, *shape)
 
 
@@ -76,6 +78,8 @@ def test_evidence_on_choices_and_values(name):
     torch.testing.assert_close(
         got.reshape(-1, got.shape[-1])[0], reference.posterior(s._world, node, seen), rtol=1e-8, atol=1e-10
     )
+    asked = s.posterior(s.ground.name(node), {**case.evidence, first: 1})
+    torch.testing.assert_close(asked, reference.posterior(s._world, node, seen), rtol=1e-10, atol=1e-10)
 
 
 def test_responsibilities_of_a_batch_by_hand():
@@ -112,3 +116,106 @@ def test_past_the_budget_it_refuses_with_the_count():
     net = bt.bayesuvius(3, heads=2, atoms=50, observe=Categorical(2))
     with pytest.raises(bt.BudgetError, match="125000"):
         log_evidence(net.module(), {"y": Evidence(torch.zeros(1, 2, dtype=torch.long))}, torch.zeros(1, 2, 3))
+
+
+# a sentence asks by elimination, and the reference only where words meet
+
+
+@pytest.fixture
+def asked_the_reference(monkeypatch) -> list[str]:
+    """The nodes of which the reference was asked for a posterior."""
+    nodes, ask_ = [], reference.posterior
+
+    def told(world, query, *arguments):
+        nodes.append(world.ground.name(query))
+        return ask_(world, query, *arguments)
+
+    monkeypatch.setattr(reference, "posterior", told)
+    return nodes
+
+
+@pytest.mark.parametrize("name, node", [("word, two slices", "c_1_0"), ("hidden Markov", "z_0_1")])
+def test_where_words_meet_the_reference_answers(name, node, asked_the_reference):
+    case = next(c for c in CASES if c.name == name)
+    s = case.sentence.observe(case.evidence)
+    got = s.posterior(node)
+    assert asked_the_reference == [node]
+    torch.testing.assert_close(got, reference.posterior(s._world, s.ground.id(node), s._seen), rtol=0, atol=0)
+    with pytest.raises(bt.BudgetError, match="SVI"):
+        s.posterior(node, budget=3)
+
+
+def test_surgery_on_some_words_is_the_references_and_on_all_is_not(asked_the_reference):
+    s = next(c for c in CASES if c.name == "chapter, two slices").sentence.observe(y_2=1)
+    some = s.do(x_1_0=s.do(c=1)["x_1_2"])
+    torch.testing.assert_close(some.posterior("c"), reference.posterior(some._world, s.ground.id("c"), s._seen))
+    assert asked_the_reference.count("c") == 2
+    every = s.do({f"x_1_{i}": s.do(c=1)[f"x_1_{i}"] for i in range(3)}).do(W_v_1=torch.eye(4))
+    got = every.posterior("c")
+    assert asked_the_reference.count("c") == 2
+    torch.testing.assert_close(got, reference.posterior(every._world, s.ground.id("c"), s._seen))
+
+
+@pytest.mark.parametrize("name, node, count", [("codebook", "c", 24), ("slice", "c_2", 8), ("codebook", "W_q_0", 24)])
+def test_past_the_budget_a_sentence_is_told_the_count_and_the_method(name, node, count):
+    case = next(c for c in CASES if c.name == name)
+    for budget in (1, 7):
+        with pytest.raises(bt.BudgetError, match=r"expected at most . joint states .*got \d+; allowed: .*SVI"):
+            case.sentence.posterior(node, case.evidence, budget=budget)
+    assert case.sentence.posterior(node, case.evidence, budget=count).sum() == pytest.approx(1)
+
+
+def test_many_words_are_no_burden(asked_the_reference):
+    """3^12 joint states, of which each word hangs on three."""
+    s = bt.bayesuvius(4, heads=3, per="word", observe=Categorical(3)).sentence(" ".join("abcdefghijkl"))
+    assert s.posterior("c_0_3", {f"y_{i}": i % 3 for i in range(12)}, budget=9).shape == (3,)
+    assert not asked_the_reference
+
+
+def test_evidence_on_what_is_given_is_checked(asked_the_reference):
+    s = bt.bayesuvius(4, heads=2).sentence("a b")
+    assert s.posterior("c", {"x_0_1": s["x_0_1"]}).tolist() == [0.5, 0.5]
+    with pytest.raises(bt.EvidenceError, match=r"x_0_1: .*probability zero"):
+        s.posterior("c", {"x_0_1": torch.zeros(4)})
+
+
+# other judges
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.evidence and c.name not in REFUSED], **IDS)
+def test_posteriors_are_pgmpys(case: Case):
+    s, seen, question = ask(case, dict(case.evidence))
+    families = [m.family for m in s.net.network.members if m.tpm.kind == "discrete"]
+    if not families:
+        return
+    from pgmpy.inference import VariableElimination
+
+    model = s.observe(case.evidence).to_pgmpy()
+    engine = VariableElimination(model)
+    for family in families:
+        node = int(s.ground.nodes(family)[-1])
+        if node in seen:
+            continue
+        found = engine.query([s.ground.name(node)], evidence=model.graph["evidence"], show_progress=False)
+        got = posterior(query=family.name, **question)
+        wanted = torch.tensor(found.values, dtype=D)
+        torch.testing.assert_close(got.reshape(-1, got.shape[-1])[-1], wanted, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.evidence and c.name not in REFUSED], **IDS)
+def test_gradients_of_the_log_evidence_are_finite_differences(case: Case):
+    """Along one random direction for each learnable parameter."""
+    _, _, question = ask(case, dict(case.evidence))
+    module = question["module"]
+    learnable = {name: value for name, value in module.store.items() if value.requires_grad}
+    log_evidence(**question).sum().backward()
+    for name, value in learnable.items():
+        way, step = torch.randn_like(value), 1e-5
+        grad = torch.zeros(()) if value.grad is None else (value.grad * way).sum()
+        ends = []
+        with torch.no_grad():
+            for sign in (1, -2):
+                value += sign * step * way
+                ends.append(log_evidence(**question).sum())
+            value += step * way
+        torch.testing.assert_close(grad.double(), (ends[0] - ends[1]) / (2 * step), rtol=1e-5, atol=1e-7, msg=name)

@@ -161,12 +161,13 @@ def test_padding_changes_nothing(options):
     _, model, x = small(**options)
     y = torch.randn(2, 3, 4, dtype=D) if "observe" in options else torch.tensor([[0, 1, 2], [2, 2, 0]])
     mask = torch.tensor([[True] * 3 + [False] * 2] * 2)
-    longer = torch.cat([x, torch.randn(2, 2, 4, dtype=D)], 1)
-    y_longer = torch.cat([y, y[:, :2]], 1)
+    longer = torch.cat([x, torch.full((2, 2, 4), torch.nan, dtype=D)], 1)
+    nonsense = torch.full_like(y[:, :2], -100 if y.dtype == torch.long else torch.inf)
+    y_longer = torch.cat([y, nonsense], 1)
     elbo = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting)
     short = elbo.loss(model, nothing, x, y)
     assert elbo.loss(model, nothing, longer, y_longer, mask=mask) == pytest.approx(short, abs=1e-10)
-    conditioned = pyro.condition(model, data=model.data({"y": y_longer}))
+    conditioned = pyro.condition(model, data=model.data({"y": torch.cat([y, y[:, :2]], 1)}))  # Pyro wants states
     assert elbo.loss(conditioned, nothing, longer, mask=mask) == pytest.approx(short, abs=1e-10)
 
 
@@ -223,6 +224,37 @@ def test_conditioning_what_is_no_site_is_an_error(data, told):
             poutine.do(model, data=data)(x)
 
 
+def test_do_and_evidence_on_one_node():
+    _, model, x = small()
+    y, c = torch.tensor([[0, 1, 2], [2, 2, 0]]), torch.tensor([0, 1])
+    both = model.data({"c": c, "y": y})
+    for told, more in (
+        (poutine.do(pyro.condition(model, data=both), data={"c": both["c"]}), {}),
+        (pyro.condition(poutine.do(model, data={"c": both["c"]}), data=both), {}),
+        (poutine.do(model, data={"y": both["y"]}), {"y": y}),
+        (model, {"y": {"c": c}, "do": {"c": c}}),
+    ):
+        with pytest.raises(bt.EvidenceError, match="do or evidence on a node, not both"):
+            told(x, **more)
+    with pytest.raises(bt.BNetError, match=r"condition on c: .* a set by do= node"):
+        pyro.condition(model, data=both)(x, do={"c": c})
+
+
+def test_a_part_of_the_corpus_cannot_sum_its_selector_out():
+    _, model, x = small(per="corpus")
+    y = torch.tensor([[0, 1, 2], [2, 2, 0]])
+    elbo = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting)
+    with pytest.raises(bt.BNetError, match="total: expected all sentences of the corpus in x, for c is one draw"):
+        elbo.loss(model, nothing, x, y, total=20)
+    assert elbo.loss(model, nothing, x, y, total=2) == pytest.approx(elbo.loss(model, nothing, x, y))
+    drawn = [
+        float(poutine.trace(model).get_trace(x, {"y": y, "c": torch.tensor([1])[0]}, total=n).log_prob_sum())
+        for n in (2, 20)
+    ]
+    prior = float(torch.log_softmax(model.network.parameters["c.logits"], -1)[1])
+    assert drawn[1] - prior == pytest.approx(10 * (drawn[0] - prior))
+
+
 def test_a_model_around_it_may_condition_its_own_sites():
     _, model, x = small()
 
@@ -245,6 +277,12 @@ def test_a_model_around_it_may_condition_its_own_sites():
         ({"y": {"c": torch.tensor([0, 1])}, "seen": {"c": torch.tensor([True, False])}}, "a readout"),
         ({"y": {"c": torch.tensor([0, 1])}, "do": {"c": torch.tensor([0, 1])}}, "not both"),
         ({"total": 1}, "at least the 2 sentences"),
+        ({"total": 2.5}, "total: expected a whole number"),
+        ({"y": [[0, 1, 2]] * 2}, "y: expected a mapping"),
+        ({"y": {"y": [[0, 1, 2]] * 2}}, "a tensor"),
+        ({"do": {"c": torch.tensor([0, 3])}}, r"do\['c'\]: expected states from 0 to 2; got 3"),
+        ({"do": {"x_1_0": torch.zeros(2, 4)}}, "one node; allowed: 'x_1'"),
+        ({"mask": torch.zeros(2, 3, dtype=torch.bool)}, "mask, sentence 0: expected at least one word"),
         ({"parameters": {"c.logits": torch.zeros(2)}}, "c.logits: expected shape"),
     ],
 )

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import bnet_transformer as bt
 from bnet_transformer.tpm import (
+    Activation,
     Add,
     Affine,
     At,
@@ -147,6 +148,8 @@ def test_norms():
     x = rand(6)
     p = fill(Norm(), Parent("x", (6,)))
     close(Norm(eps=1e-3).value(At(p), x), F.layer_norm(x, (6,), p["gain"], p["bias"], 1e-3))
+    assert set(Norm(bias=False).parameters(Parent("x", (6,)))) == {"gain"}
+    close(Norm(bias=False).value(At({"gain": p["gain"]}), x), F.layer_norm(x, (6,), p["gain"]))
     close(Norm("rms").value(At(p), x), F.rms_norm(x, (6,), p["gain"], 1e-5))
     close(Norm(affine=False).value(At(), x), F.layer_norm(x, (6,)))
 
@@ -160,6 +163,7 @@ def test_feed_forward(activation):
     p = fill(tpm, Parent("x", (4,)))
     hidden = act(F.linear(x, p["weight_in"], p["bias_in"]))
     close(tpm.value(At(p), x), F.linear(hidden, p["weight_out"], p["bias_out"]))
+    close(Activation(activation).value(At(), x), act(x))
     gated = FeedForward(5, activation, gated=True, bias=False)
     p = fill(gated, Parent("x", (4,)))
     assert not any("bias" in name for name in p)
@@ -340,6 +344,14 @@ def test_the_sinusoid_follows_seed_003(dim):
             angle = i / 10000 ** (2 * (feature // 2) / dim)
             expected = math.sin(angle) if feature % 2 == 0 else math.cos(angle)
             assert abs(float(got[i, feature]) - expected) < 1e-12
+    counted = Sinusoid(dim, first=1).value(At(word=torch.arange(4), dtype=D))  # seeds 002 and 003 count from 1
+    for i in range(1, 5):
+        for feature in range(1, dim + 1):
+            angle = i / 10000 ** ((feature - feature % 2) / dim)
+            expected = math.cos(angle) if feature % 2 else math.sin(angle)
+            assert abs(float(counted[i - 1, feature - 1]) - expected) < 1e-12
+    halves = Sinusoid(dim, halves=True).value(At(word=torch.arange(1, 5), dtype=D))
+    close(Sinusoid(dim, halves=True, first=1).value(At(word=torch.arange(4), dtype=D)), halves)
 
 
 @pytest.mark.parametrize(
@@ -376,6 +388,9 @@ def test_the_sinusoid_follows_seed_003(dim):
         lambda: Normaliser("max"),
         lambda: Relative(-1),
         lambda: Sinusoid(0),
+        lambda: Sinusoid(4, first=2),
+        lambda: Norm(bias="no"),
+        lambda: Activation("step"),
         lambda: Positions(0, 3),
         lambda: Embed(3, scale=math.inf),
         lambda: Concat(residual="yes"),

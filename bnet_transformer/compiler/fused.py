@@ -1,9 +1,15 @@
-"""Fused operations: a TPM of the package whose equation torch has as one operation.
+"""Fused operations: equations of the package's TPMs as the fewest and largest products that torch has for them.
 
-Each takes what the TPM would see and returns the same value, or None where the operation does not apply.
+Each takes what the TPM would see, in the layout `[*enumerated, batch, *plates, word, *shape]`, and returns the same
+value, or None where it does not apply. Dims of size 1 are dims on which a value does not depend: what is the same for
+all heads or selector states is one operand of one large product, never copied.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,64 +18,193 @@ from torch.nn import functional
 from bnet_transformer.axes import WORD
 from bnet_transformer.network import Member
 from bnet_transformer.tpm import Affine, At, Attention, Dot, Linear
+from bnet_transformer.tpm.linear import apply
 
-FEW = 16 * 16
+FEW = 16 * 16  # pairs of words up to which explicit products beat fused attention (2 cores, forward and backward)
 
 
-def fused(member: Member, at: At, parents: list[Tensor], *, whole: bool, causal: bool) -> Tensor | None:
+def fused(member: Member, at: At, parents: Sequence[Tensor], *, whole: bool, causal: bool) -> Tensor | None:
     """The value of a node by a fused operation, where there is one.
 
     `whole` says that every word reads every word, `causal` that it reads those up to itself: no mask is needed then.
     """
     tpm = member.tpm
     if isinstance(tpm, Linear | Affine) and tpm.dim is None:
-        product = _linear(parents[0], parents[1])
-        return product + at["bias"] if product is not None and isinstance(tpm, Affine) else product
-    if isinstance(tpm, Attention) and _is_plain(tpm, member, parents):
-        return _attention(tpm, at, parents, whole=whole, causal=causal)
+        bias = at["bias"] if isinstance(tpm, Affine) else None
+        return maps([parents[0]], parents[1], [bias])[0]
+    if isinstance(tpm, Attention) and is_plain(tpm, member, parents):
+        mix = mix_of(reading_of(tpm, at, parents, whole=whole, causal=causal))
+        return mix + parents[-1] if tpm.residual else mix
     return None
 
 
-def _linear(W: Tensor, x: Tensor) -> Tensor | None:
-    """`W x` as one matrix product for all heads and selector states, where x is the same for them all."""
+def maps(weights: Sequence[Tensor], x: Tensor, biases: Sequence[Tensor | None]) -> list[Tensor]:
+    """`W x (+ b)` for several W at once: one matrix product where x is the same for all their heads and states."""
+    if all(_shares(W, x) for W in weights) and not any(_wider(b, W) for b, W in zip(biases, weights, strict=True)):
+        flat = [W.reshape(-1, W.shape[-1]) for W in weights]
+        bias = [b.expand(W.shape[:-1]).reshape(-1) for b, W in zip(biases, weights, strict=True) if b is not None]
+        y = functional.linear(x, _joined(flat), _joined(bias) if bias else None)
+        parts = y.split([len(W) for W in flat], -1) if len(flat) > 1 else [y]
+        return [_spread(part, W) for part, W in zip(parts, weights, strict=True)]
+    if len(weights) > 1 and len({W.shape[:-2] for W in weights}) == 1:
+        parts = _each(torch.cat(list(weights), -2), x).split([W.shape[-2] for W in weights], -1)
+    else:
+        parts = [_each(W, x) for W in weights]
+    return [part if b is None else part + b for part, b in zip(parts, biases, strict=True)]
+
+
+def _each(W: Tensor, x: Tensor) -> Tensor:
+    """`W x` with one product for each head or state, each of all words."""
     rank = x.dim() - 1
+    wide = [d for d in range(rank) if W.shape[d] > 1] if W.dim() == x.dim() + 1 else []
+    if not wide or any(x.shape[d] != W.shape[d] for d in wide):
+        return apply(W, x)
+    rest = [d for d in range(rank) if d not in wide]
+    count = math.prod([W.shape[d] for d in wide])
+    order = [*wide, *rest]
+    W, x = W.reshape(count, *W.shape[-2:]), x.permute(*order, rank)
+    y = torch.bmm(x.reshape(count, -1, x.shape[-1]), W.mT)
+    return y.reshape(*x.shape[:-1], -1).permute(*(order.index(d) for d in range(rank)), rank)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+
+
+def _shares(W: Tensor, x: Tensor) -> bool:
+    """True where x has size 1 along every dim in which W differs."""
+    return W.dim() == x.dim() + 1 and all(x.shape[d] == 1 for d in range(x.dim() - 1) if W.shape[d] > 1)
+
+
+def _wider(b: Tensor | None, W: Tensor) -> bool:
+    """True where a bias differs along a dim in which its W does not."""
+    return b is not None and any(n > m for n, m in zip(b.shape[-2::-1], W.shape[-3::-1], strict=False))
+
+
+def _spread(y: Tensor, W: Tensor) -> Tensor:
+    """From `[*lead, all rows of W]` to the layout, the dims of W in their places: a view."""
+    rank = y.dim() - 1
     wide = [d for d in range(rank) if W.shape[d] > 1]
-    if not wide or W.dim() != x.dim() + 1 or any(x.shape[d] > 1 for d in wide):
-        return None
-    rows, sizes = W.shape[-2], [W.shape[d] for d in wide]
-    y: Tensor = functional.linear(x, W.reshape(-1, W.shape[-1])).reshape(*x.shape[:-1], *sizes, rows)
+    if not wide:
+        return y
+    y = y.reshape(*y.shape[:-1], *[W.shape[d] for d in wide], W.shape[-2])
     order = [rank + wide.index(d) if d in wide else d for d in range(rank)]
     return y.permute(*order, *wide, y.dim() - 1).squeeze(tuple(range(rank, rank + len(wide))))
 
 
-def _is_plain(tpm: Attention, member: Member, parents: list[Tensor]) -> bool:
-    """True for scaled dot-product attention over words, nothing added to the score, and words enough to gain by it.
-
-    Explicit products are faster for few words (measured forward and backward on 2 cores: 1.2 times at 16 x 16).
-    """
-    if parents[0].shape[-2] * parents[1].shape[-2] <= FEW:
-        return False
-    score = tpm.score
-    plain = isinstance(score, Dot) and score.rotary is None and tpm.bias is None and tpm.over == "keys"
+def is_plain(tpm: Attention, member: Member, parents: Sequence[Tensor]) -> bool:
+    """True for softmax attention over words by scaled products, all words reading the same keys, and no bias."""
+    plain = isinstance(tpm.score, Dot) and tpm.score.rotary is None and tpm.bias is None and tpm.over == "keys"
     plain = plain and tpm.normaliser.kind == "softmax" and member.inputs[1].over == (WORD,) and parents[1].dim() >= 4
     return plain and parents[1].shape[-3] == 1 == parents[2].shape[-3]  # each word may have keys of its own
 
 
-def _attention(tpm: Attention, at: At, parents: list[Tensor], *, whole: bool, causal: bool) -> Tensor:
-    """Scaled dot-product attention over `[*lead, word, dim]`."""
+@dataclass(frozen=True)
+class Reading:
+    """What a plain softmax attention reads: q, k, v `[*lead, word, feature]`; no mask where every word reads all."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    causal: bool
+    scale: float
+
+
+def reading_of(tpm: Attention, at: At, parents: Sequence[Tensor], *, whole: bool, causal: bool) -> Reading:
+    """What an attention reads, from what it sees."""
     assert isinstance(tpm.score, Dot)
     q, k, v = parents[0], parents[1].squeeze(-3), parents[2].squeeze(-3)
+    causal = causal and q.shape[-2] == k.shape[-2]
+    return Reading(q, k, v, None if whole else at.mask["k."], causal, tpm.score.factor(q.shape[-1]))
+
+
+def mix_of(r: Reading) -> Tensor:
+    """`softmax(scale q k^T) v`: by explicit products for few words, else torch's own attention."""
+    n, m = r.q.shape[-2], r.k.shape[-2]
+    if n * m > FEW:
+        return _scaled_dot_product(r)
+    dims = dims_of(r)
+    Q, K, V = dims.rows(r.q, dims.of_q), dims.rows(r.k, dims.of_k, first=True), dims.rows(r.v, dims.of_v)
+    scores = scaled_product(Q, K, r.scale).reshape(len(Q), n, -1, m)
+    if r.mask is not None:
+        scores = scores.masked_fill(~dims.mask(r.mask).unsqueeze(-2), -torch.inf)
+    mix = torch.bmm(scores.softmax(-1).reshape(len(Q), -1, m), V.reshape(len(Q), m, -1))
+    return dims.back(mix, n, r.v.shape[-1])
+
+
+def scaled_product(Q: Tensor, K: Tensor, scale: float) -> Tensor:
+    """`scale Q K^T` for a batch of matrices."""
+    return torch.bmm(Q, K.mT) if scale == 1 else torch.baddbmm(Q.new_empty(()), Q, K.mT, beta=0, alpha=scale)
+
+
+def _scaled_dot_product(r: Reading) -> Tensor:
+    q, k, v, mask = r.q, r.k, r.v, None if r.causal else r.mask
     n, m = q.shape[-2], k.shape[-2]
+    dims = dims_of(r)
+    if mask is None and not r.causal and dims.of_q and not dims.of_k and not dims.of_v:
+        Q, K, V = dims.rows(q, dims.of_q), dims.rows(k, ()), dims.rows(v, ())
+        mix = functional.scaled_dot_product_attention(Q[:, None], K[:, None], V[:, None], scale=r.scale)
+        return dims.back(mix[:, 0], n, v.shape[-1])
     lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    mask = None
-    if not whole and not (causal and n == m):
-        mask = at.mask["k."]
+    if mask is not None:
         lead = torch.broadcast_shapes(lead, mask.shape[:-2])
         mask = mask.expand(*lead, n, m).reshape(-1, 1, n, m) if mask.dim() > 2 else mask
     rows = lead[-1] if mask is None or mask.dim() == 2 else 1
     q, k, v = (x.expand(*lead, *x.shape[-2:]).reshape(-1, rows, *x.shape[-2:]) for x in (q, k, v))
-    mix = functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal and mask is None, scale=tpm.score.factor(q.shape[-1])
-    )
-    mix = mix.reshape(*lead, n, v.shape[-1])
-    return mix + parents[-1] if tpm.residual else mix
+    mix = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=r.causal, scale=r.scale)
+    return mix.reshape(*lead, n, v.shape[-1])
+
+
+@dataclass(frozen=True)
+class Dims:
+    """The leading dims of an attention: those of q, of k or of v alone, and those that several of them have."""
+
+    sizes: tuple[int, ...]
+    both: tuple[int, ...]
+    of_q: tuple[int, ...]
+    of_k: tuple[int, ...]
+    of_v: tuple[int, ...]
+
+    def rows(self, x: Tensor, own: tuple[int, ...], *, first: bool = False) -> Tensor:
+        """`[both, word * own, feature]` of `[*lead, word, feature]`; `first`: `own * word`."""
+        rank = len(self.sizes)
+        x = x.reshape(*[1] * (rank + 2 - x.dim()), *x.shape)
+        x = x.expand(*(n if d in self.both else x.shape[d] for d, n in enumerate(self.sizes)), -1, -1)
+        rest = [d for d in range(rank) if d not in self.both and d not in own]
+        order = [*self.both, *own, rank] if first else [*self.both, rank, *own]
+        return x.permute(*order, *rest, rank + 1).reshape(self.count(self.both), -1, x.shape[-1])
+
+    def back(self, mix: Tensor, n: int, width: int) -> Tensor:
+        """The layout `[*lead, word, feature]` of `[both, word * of_q * of_k, of_v * feature]`: a view."""
+        order = [*self.both, -1, *self.of_q, *self.of_k, *self.of_v]
+        full = mix.reshape(*(n if d < 0 else self.sizes[d] for d in order), width)
+        return full.permute(*(order.index(d) for d in range(len(self.sizes))), order.index(-1), len(order))
+
+    def mask(self, mask: Tensor) -> Tensor:
+        """A mask `[..., word, word read]` as `[both, word, word read]`, or as it is where all share it."""
+        return mask if mask.dim() == 2 else self.rows(mask, ())
+
+    def count(self, dims: tuple[int, ...]) -> int:
+        """How many entries some dims have."""
+        return math.prod([self.sizes[d] for d in dims])
+
+
+def dims_of(r: Reading, *others: Tensor) -> Dims:
+    """The dims of a reading; those of its mask, and of others `[*lead, ., .]`, count as dims of several."""
+    rank = r.q.dim() - 2
+    given = [list(x.shape[:rank]) for x in (r.q, r.k, r.v)]
+    more = [_lead(x, rank) for x in (r.mask, *others) if x is not None]
+    sizes = [max([lead[d] for lead in given + more]) for d in range(rank)]
+    both: list[int] = []
+    alone: list[list[int]] = [[], [], []]
+    for d in range(rank):
+        wide = [i for i in range(3) if given[i][d] > 1]
+        shared = len(wide) != 1 or any([lead[d] > 1 for lead in more])  # noqa: C419
+        (both if shared else alone[wide[0]]).append(d)
+    return Dims(tuple(sizes), tuple(both), tuple(alone[0]), tuple(alone[1]), tuple(alone[2]))
+
+
+def _lead(x: Tensor, rank: int) -> list[int]:
+    """The leading dims of `[..., ., .]`, as many as there are in the layout."""
+    return [1] * (rank + 2 - x.dim()) + list(x.shape[:-2])

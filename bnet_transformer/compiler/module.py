@@ -9,12 +9,26 @@ import torch
 from torch import Tensor, nn
 
 from bnet_transformer.compiler.plan import Plan, network_to_plan
+from bnet_transformer.compiler.told import (
+    Values,
+    batch_of,
+    by_family,
+    check_mask,
+    check_read,
+    check_value,
+    form,
+    laid_out,
+    lead_of,
+    received,
+    wanted,
+)
 from bnet_transformer.compiler.values import Course, Layout, count_states, plan_to_values, seen
-from bnet_transformer.errors import BNetError, mapping, unknown
+from bnet_transformer.errors import BNetError, mapping, unknown, whole
+from bnet_transformer.intake import check_reads, main_of
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm import Given
 
-Values = Tensor | Mapping[str, Tensor]
+__all__ = ["Module", "Values", "laid_out", "output_of"]
 
 
 class Module(nn.Module):
@@ -34,9 +48,12 @@ class Module(nn.Module):
         for name, value in network.parameters.items():
             self.store[name.replace(".", "/")] = nn.Parameter(value, requires_grad=name in network.learnable)
         self.output = output_of(network)
-        self._plans: dict[tuple[tuple[str, ...], frozenset[int], frozenset[int]], Plan] = {}
+        self.widest = max((n for member in network.members for n in member.shape), default=0)
+        self._fitting: set[tuple[tuple[str, int], ...]] = set()
+        self._plans: dict[tuple[object, ...], Plan] = {}
         with contextlib.suppress(BNetError):  # a default that cannot be computed is refused when it is asked for
-            self.plan((self.output,), frozenset())
+            for fold in (False, True):
+                self.plan((self.output,), frozenset(), fold=fold)
 
     def forward(
         self,
@@ -48,7 +65,7 @@ class Module(nn.Module):
         given: Mapping[str, Tensor] | None = None,
     ) -> Tensor | dict[str, Tensor]:
         """The wanted values; a dict where `want` is given."""
-        names = (self.output,) if want is None else tuple(want)
+        names = (self.output,) if want is None else wanted(want)
         course, plan = self.course(names, x, mask, do=do, given=given)
         found = {name: self._wanted(course, name, index) for name, index in zip(names, plan.wanted, strict=True)}
         return found[self.output] if want is None else found
@@ -60,28 +77,46 @@ class Module(nn.Module):
         mask: Values | None = None,
         *,
         do: Mapping[str, Tensor] | None = None,
+        seen: Mapping[str, Tensor] | None = None,
         given: Mapping[str, Tensor] | None = None,
         enumerate_too: frozenset[int] = frozenset(),
+        left: frozenset[int] = frozenset(),
     ) -> tuple[Course, Plan]:
-        """All values that the wanted families need, in one layout, and the plan that computed them."""
+        """All values that the wanted families need (but for the `left`), in one layout, and the plan.
+
+        `seen` says outright what some random families came to, as `do` does; only messages tell them apart.
+        """
         parameters = {name: self.store[name.replace(".", "/")] for name in self.network.parameters}
-        inputs, words, batch, device = self.inputs(x, given or {})
-        set_ = {self.network.graph.family(name).index: value for name, value in mapping("do", do).items()}
-        plan = self.plan(want, frozenset(set_), enumerate_too)
+        inputs, words, batch, device = self.inputs(x, given)
+        set_ = self.told("do", do, words, batch) | self.told("evidence", seen, words, batch)
+        batch = batch_of(self.network, set_, batch)
+        fold = batch * max([0, *words.values()]) > self.widest
+        plan = self.plan(want, frozenset(set_), enumerate_too, left, fold=fold)
         layout = Layout(plan.enumerated, tuple(self.network.graph.sizes))
-        dtype = next((p.dtype for p in parameters.values()), torch.get_default_dtype())
+        dtype = next((p.dtype for p in parameters.values()), self.network.floating)
         present = self.present(mask, words, batch)
         course = Course(self.network, layout, parameters, {}, words, present, self.training, {}, dtype, device)
-        course.known = {index: laid_out(course, index, value) for index, value in {**inputs, **set_}.items()}
+        course.known = received(course, {**inputs, **set_})
+        if present:
+            groups = (*plan.groups, plan.wanted, left)
+            check_read(course, (self.network.members[index] for group in groups for index in group))
         plan_to_values(plan, course)
         return course, plan
 
-    def plan(self, want: tuple[str, ...], known: frozenset[int], enumerate_too: frozenset[int] = frozenset()) -> Plan:
+    def plan(
+        self,
+        want: tuple[str, ...],
+        known: frozenset[int],
+        enumerate_too: frozenset[int] = frozenset(),
+        left: frozenset[int] = frozenset(),
+        *,
+        fold: bool = False,
+    ) -> Plan:
         """The plan of a question, made once."""
-        key = (want, known, enumerate_too)
+        key = (want, known, enumerate_too, left, fold)
         if key not in self._plans:
             given = {m.family.index for m in self.network.members if isinstance(m.tpm, Given)}
-            self._plans[key] = network_to_plan(self.network, want, known | given, enumerate_too)
+            self._plans[key] = network_to_plan(self.network, want, known | given, enumerate_too, fold=fold, left=left)
         return self._plans[key]
 
     def _wanted(self, course: Course, name: str, index: int) -> Tensor:
@@ -90,45 +125,92 @@ class Module(nn.Module):
             return _bare(course, member, course.values[index])
         at, parents = seen(course, member)
         if member.tpm.kind == "discrete":
-            return _bare(course, member, torch.log_softmax(member.tpm.logits(at, *parents), -1))
+            logits = torch.log_softmax(member.tpm.logits(at, *parents), -1)
+            missing = course.layout.rank + 1 - logits.dim()
+            return _bare(course, member, logits.reshape(*[1] * missing, *logits.shape))
         return _bare(course, member, member.tpm.distribution(at, *parents).mean)
 
+    def told(self, what: str, told: object, words: Mapping[str, int], batch: int) -> dict[int, tuple[str, Tensor]]:
+        """Values by the number of their family, each with its name in messages; wrong names and forms are refused."""
+        found = by_family(self.network, what, told)
+        batch = batch_of(self.network, found, batch)
+        for index, (name, value) in found.items():
+            self._check(index, name, value, words, batch)
+        return found
+
+    def _check(self, index: int, what: str, value: Tensor, words: Mapping[str, int], batch: int) -> None:
+        like = next(iter(self.store.values()), None)
+        check_value(self.network, self.network.members[index], what, value, words=words, batch=batch, like=like)
+
     def inputs(
-        self, x: Values | None, given: Mapping[str, Tensor]
-    ) -> tuple[dict[int, Tensor], dict[str, int], int, torch.device]:
-        """The value of every `Given` family, the words of each stack, the batch."""
+        self, x: Values | None, given: Mapping[str, Tensor] | None
+    ) -> tuple[dict[int, tuple[str, Tensor]], dict[str, int], int, torch.device]:
+        """The value of every `Given` family with its name in messages, the words of each stack, the batch."""
         stacks = [stack.name for stack in self.network.declaration.stacks]
-        by_stack = dict(x) if isinstance(x, Mapping) else {} if x is None else {stacks[0]: x}
         if len(stacks) > 1 and x is not None and not isinstance(x, Mapping):
             raise BNetError("x", expected="a mapping from stack: " + ", ".join(stacks), got="one tensor")
-        inputs: dict[int, Tensor] = {}
+        by_stack = dict(x) if isinstance(x, Mapping) else {} if x is None else {stacks[0]: x}
+        inputs = by_family(self.network, "given", given)
+        for index, (what, _) in inputs.items():
+            if not isinstance(self.network.members[index].tpm, Given):
+                names = [m.family.name for m in self.network.members if isinstance(m.tpm, Given)]
+                hint = ", ".join(names) + "; do= sets any node"
+                raise BNetError(what, expected="a node that is given", got="one that is not", allowed=hint)
         words: dict[str, int] = {}
         for stack, value in by_stack.items():
             if stack not in stacks:
                 raise unknown("stack", stack, stacks)
-            member = self._main(stack, given)
-            if value.dim() < 2:
-                raise BNetError("x", expected="[batch, word] ids or [batch, word, dim] vectors", got=tuple(value.shape))
+            what = f"x[{stack!r}]" if len(stacks) > 1 else "x"
+            member = self._main(stack, mapping("given", given))
+            if not isinstance(value, Tensor) or value.dim() < 2:
+                got = tuple(value.shape) if isinstance(value, Tensor) else value
+                raise BNetError(what, expected="[batch, word] ids or [batch, word, dim] vectors", got=got)
             words[stack] = value.shape[1]
             if member is not None:
-                if tuple(value.shape[2:]) != member.shape:
-                    wanted = f"[batch, word{''.join(f', {n}' for n in member.shape)}]"
-                    raise BNetError("x", expected=wanted, got=f"shape {tuple(value.shape)}")
-                inputs[member.family.index] = value
-        for name, value in given.items():
-            member = self.network.member(name)
-            inputs[member.family.index] = value
-            if member.family.words is not None:
-                words.setdefault(member.family.words, value.shape[1 + len(member.family.plates)])
+                inputs[member.family.index] = what, value
+        for index, (what, value) in inputs.items():
+            family = self.network.members[index].family
+            if family.words is not None:
+                if not isinstance(value, Tensor) or value.dim() < 2 + len(family.plates):
+                    got = tuple(value.shape) if isinstance(value, Tensor) else value
+                    raise BNetError(what, expected=form(self.network.members[index]), got=got)
+                words.setdefault(family.words, value.shape[1 + len(family.plates)])
+        return self._complete(inputs, words, by_stack)
+
+    def _complete(
+        self, inputs: dict[int, tuple[str, Tensor]], words: dict[str, int], by_stack: Mapping[str, Tensor]
+    ) -> tuple[dict[int, tuple[str, Tensor]], dict[str, int], int, torch.device]:
+        """The inputs, none missing, all of the right form for words that the net can read."""
+        first = next(iter(by_stack.values()), next((value for _, value in inputs.values()), torch.zeros(1)))
+        for member in self.network.members:
+            default = member.tpm.default if isinstance(member.tpm, Given) else None
+            words_known = member.family.words is None or member.family.words in words
+            if default is not None and words_known and member.family.index not in inputs:
+                lead = lead_of(self.network, member, words)
+                inputs[member.family.index] = member.family.name, torch.full((1, *lead), default, device=first.device)
         missing = [
             m.family.name for m in self.network.members if isinstance(m.tpm, Given) and m.family.index not in inputs
         ]
-        if missing or set(stacks) - set(words):
+        missing += [f"stack {s.name!r}" for s in self.network.declaration.stacks if s.name not in words]
+        if missing:
             raise BNetError(
                 "x", expected="a value for every given node and stack", got="none for " + ", ".join(missing)
             )
-        first = next(iter(inputs.values()), next(iter(by_stack.values()), torch.zeros(1)))
-        return inputs, words, first.shape[0], first.device
+        batch = batch_of(self.network, inputs, first.shape[0] if by_stack else 1)
+        for index, (what, value) in inputs.items():
+            self._check(index, what, value, words, batch)
+        if not torch.compiler.is_compiling():
+            self._check_words(words)
+        return inputs, words, batch, first.device
+
+    def _check_words(self, words: Mapping[str, int]) -> None:
+        """Refuse numbers of words that the reaches and positions of the net do not allow; each is looked at once."""
+        key = tuple(words.items())
+        if key not in self._fitting:
+            for stack, count in words.items():
+                whole(f"words of stack {stack!r}" if stack else "words", count)
+            check_reads(self.network, words)
+            self._fitting.add(key)
 
     def _main(self, stack: str, given: Mapping[str, Tensor]) -> Member | None:
         over = [
@@ -139,18 +221,11 @@ class Module(nn.Module):
             and not member.family.plates
             and member.family.name not in given
         ]
-        return next(iter([m for m in over if m.tpm.reads_by_index] or over), None)
+        return main_of(over)
 
     def present(self, mask: Values | None, words: Mapping[str, int], batch: int) -> dict[str, Tensor]:
-        if mask is None:
-            return {}
-        by_stack = dict(mask) if isinstance(mask, Mapping) else {next(iter(words)): mask}
-        for stack, present in by_stack.items():
-            wanted = (batch, words[stack])
-            if present.dtype != torch.bool or tuple(present.shape) != wanted:
-                got = f"{present.dtype} of shape {tuple(present.shape)}"
-                raise BNetError("mask", expected=f"booleans of shape {wanted}, true where a word is", got=got)
-        return by_stack
+        """The words that are present, by stack; nothing where all are."""
+        return check_mask(mask, words, batch)
 
 
 def output_of(network: Network) -> str:
@@ -162,21 +237,6 @@ def output_of(network: Network) -> str:
         families = network.graph.by_stem.get(name, ())
         last = families[-1] if families else last
     return last.name
-
-
-def laid_out(course: Course, index: int, value: Tensor) -> Tensor:
-    """A value `[batch, *plates, word, *shape]` (or without batch) in the layout."""
-    member = course.network.members[index]
-    family, layout = member.family, course.layout
-    discrete = not value.is_floating_point()
-    rank = (0 if discrete else len(member.shape)) + len(family.plates) + (family.words is not None)
-    value = value if value.dim() > rank else value.unsqueeze(0)
-    shape = [1] * layout.batch + [value.shape[0]] + [1] * (len(layout.plates) + 1)
-    for k, plate in enumerate(family.plates):
-        shape[layout.axis(plate)] = value.shape[1 + k]
-    if family.words is not None:
-        shape[layout.word] = value.shape[1 + len(family.plates)]
-    return value.reshape(*shape, *([] if discrete else member.shape))
 
 
 def _bare(course: Course, member: Member, value: Tensor) -> Tensor:

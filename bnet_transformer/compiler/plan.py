@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from bnet_transformer.errors import BNetError
+from bnet_transformer.compiler.products import Fold, folds, together
+from bnet_transformer.errors import ReadingError
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm import Given
 
@@ -13,19 +14,33 @@ from bnet_transformer.tpm import Given
 @dataclass(frozen=True)
 class Plan:
     """What is computed: groups of families in order (several in one group read each other word after word), the
-    families that nothing reads after each group, the discrete families whose states lead as enumerated dims, and what
-    is wanted."""
+    families that nothing reads after each group, the discrete families whose states lead as enumerated dims, what
+    is wanted, the attentions into which their maps are folded, the maps that are made together, and the families
+    that are left to whoever asked, who finds all that they read."""
 
     groups: tuple[tuple[int, ...], ...]
     done: tuple[tuple[int, ...], ...]
     enumerated: tuple[int, ...]
     wanted: tuple[int, ...]
+    folds: Mapping[int, Fold] = field(default_factory=dict)
+    together: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    left: frozenset[int] = frozenset()
 
 
 def network_to_plan(
-    network: Network, want: Sequence[str], known: Collection[int] = (), enumerate_too: Collection[int] = ()
+    network: Network,
+    want: Sequence[str],
+    known: Collection[int] = (),
+    enumerate_too: Collection[int] = (),
+    *,
+    fold: bool = False,
+    left: frozenset[int] = frozenset(),
 ) -> Plan:
-    """The plan for some families; `known` are those whose value comes from outside (`do`, evidence)."""
+    """The plan for some families; `known` are those whose value comes from outside (`do`, evidence).
+
+    `fold` where there are so many words that a product of two weights costs less than a map of all words; the families
+    `left` are not computed, but all that they read is.
+    """
     wanted = tuple(network.graph.family(name).index for name in want)
     needed: set[int] = set(enumerate_too)
     enumerated: set[int] = set(enumerate_too)
@@ -40,29 +55,43 @@ def network_to_plan(
         if member.tpm.kind == "discrete" and index not in known:
             enumerated.add(index)
         elif member.tpm.kind == "continuous" and index not in known:
-            raise BNetError(
+            raise ReadingError(
                 member.family.name, expected="a value (do=), for it is random and real, and others read it", got="none"
             )
         else:
             stack.extend(_above(network, index, known, wanted=False))
-    groups = tuple(
-        kept for group in network.graph.groups if (kept := tuple(index for index in group if index in needed))
-    )
     for index in enumerated:
         _check_enumerated(network, index, (needed - enumerated) | set(wanted), enumerated)
-    return Plan(groups, _done(network, groups, wanted), tuple(sorted(enumerated)), wanted)
+    groups = _groups(network, needed)
+    read = [index for index in wanted if _random(network.members[index]) and index not in known]
+    kept = {*wanted, *(bundle.parent for index in read for bundle in network.graph.into[index])}
+    folded = folds(network, groups, enumerated, kept, known) if fold else {}
+    groups = _groups(network, needed - {index for each in folded.values() for index in each.away})
+    kept |= {parent for index in left for parent in _read(network, index, folded)}
+    sides = together(network, [group[0] for group in groups if len(group) == 1], {*known, *folded})
+    return Plan(groups, _done(network, groups, kept, folded), tuple(sorted(enumerated)), wanted, folded, sides, left)
+
+
+def _groups(network: Network, needed: set[int]) -> tuple[tuple[int, ...], ...]:
+    """The needed families, in order."""
+    return tuple(kept for group in network.graph.groups if (kept := tuple(i for i in group if i in needed)))
+
+
+def _read(network: Network, index: int, folded: Mapping[int, Fold]) -> set[int]:
+    """What the value of a family is made of, also through the maps that are folded into it."""
+    above = {index, *(folded[index].away if index in folded else ())}
+    return {bundle.parent for i in above for bundle in network.graph.into[i]}
 
 
 def _done(
-    network: Network, groups: tuple[tuple[int, ...], ...], wanted: tuple[int, ...]
+    network: Network, groups: tuple[tuple[int, ...], ...], kept: set[int], folded: Mapping[int, Fold]
 ) -> tuple[tuple[int, ...], ...]:
     """After each group, the families that are read no more."""
-    kept = {*wanted, *(bundle.parent for index in wanted for bundle in network.graph.into[index])}
     last: dict[int, int] = {}
     for k, group in enumerate(groups):
         for index in group:
             last.setdefault(index, k)
-            last |= {bundle.parent: k for bundle in network.graph.into[index]}
+            last |= dict.fromkeys(_read(network, index, folded), k)
     return tuple(tuple(i for i, at in last.items() if at == k and i not in kept) for k in range(len(groups)))
 
 
@@ -87,7 +116,7 @@ def _check_enumerated(network: Network, index: int, computed: set[int], enumerat
         picks = {selector for given in inputs for _, selector in given.pick}
         reads = [given for given in inputs if given.parent in reached]
         if any(given.reach.kind != "same" for given in reads):
-            raise BNetError(
+            raise ReadingError(
                 member.family.name,
                 expected="a choice whose words do not meet, to be enumerated for all words at once",
                 got=f"{network.members[child].family.name}, which reads other words' choices",

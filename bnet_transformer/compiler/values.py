@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.compiler.fused import fused
+from bnet_transformer.compiler.fused import Reading, fused, maps, reading_of
 from bnet_transformer.compiler.plan import Plan
+from bnet_transformer.compiler.products import Fold
 from bnet_transformer.network import Input, Member, Network
-from bnet_transformer.tpm import At
+from bnet_transformer.tpm import Affine, At, Attention
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,15 @@ class Course:
 def plan_to_values(plan: Plan, course: Course) -> dict[int, Tensor]:
     """The value of every family of a plan."""
     for group, done in zip(plan.groups, plan.done, strict=True):
-        if len(group) == 1 and not any(given.parent == group[0] for given in course.network.members[group[0]].inputs):
+        if group[0] in plan.left:
+            pass
+        elif group[0] in plan.folds:
+            course.values[group[0]] = folded(course, plan.folds[group[0]])
+        elif group[0] in plan.together:
+            course.values |= made_together(course, plan.together[group[0]])
+        elif group[0] in course.values:
+            pass  # made together with an earlier one
+        elif len(group) == 1 and not any(given.parent == group[0] for given in course.network.members[group[0]].inputs):
             course.values[group[0]] = value(course, group[0])
         else:
             scan(course, group)
@@ -79,10 +88,64 @@ def value(course: Course, index: int) -> Tensor:
     if index in course.layout.enumerated:
         return _emitted(course, member, states(course, index))
     at, parents = seen(course, member)
+    return _full(course, member, _computed(course, member, at, parents))
+
+
+def _computed(course: Course, member: Member, at: At, parents: list[Tensor]) -> Tensor:
+    """What a TPM makes of what it sees, by a fused operation where there is one."""
+    whole, causal = _unmasked(course, member)
+    found = fused(member, at, parents, whole=whole, causal=causal)
+    return member.tpm.value(at, *parents) if found is None else found
+
+
+def made_together(course: Course, indices: tuple[int, ...]) -> dict[int, Tensor]:
+    """Several maps of one vector, as one product."""
+    members = [course.network.members[index] for index in indices]
+    seen_ = [seen(course, member) for member in members]
+    biases = [at["bias"] if isinstance(m.tpm, Affine) else None for m, (at, _) in zip(members, seen_, strict=True)]
+    made = maps([parents[0] for _, parents in seen_], seen_[0][1][1], biases)
+    return {m.family.index: _full(course, m, each) for m, each in zip(members, made, strict=True)}
+
+
+def folded(course: Course, fold: Fold) -> Tensor:
+    """An attention with the maps around it folded in: `softmax(x_i . (W_q^T W_k) x_j)`, and W_v after the mix."""
+    at, parents, residual = _folded_in(course, fold)
+    mix = _computed(course, fold.member, at, parents)
+    if fold.W_v is not None:
+        (mix,) = maps([course.values[fold.W_v.parent]], mix, [None])
+    return _full(course, fold.member, mix if residual is None else mix + residual)
+
+
+def _folded_in(course: Course, fold: Fold) -> tuple[At, list[Tensor], Tensor | None]:
+    """What the attention of a fold sees, and the residual that is added to what it makes."""
+    at, parents = seen(course, fold.member)
+    residual = parents.pop() if fold.residual else None
+    W_q, W_k = course.values[fold.W_q.parent], course.values[fold.W_k.parent]
+    (parents[0],) = maps([W_k.mT @ W_q], parents[0], [None])
+    return at, parents, residual
+
+
+def attended(course: Course, member: Member, fold: Fold | None) -> tuple[Reading, Tensor | None, Tensor | None]:
+    """What a plain attention reads; then W_v, where it is applied to the mix; then the residual."""
+    if fold is not None:
+        at, parents, residual = _folded_in(course, fold)
+        member = fold.member
+    else:
+        at, parents = seen(course, member)
+    whole, causal = _unmasked(course, member)
+    tpm = member.tpm
+    assert isinstance(tpm, Attention)
+    if fold is None:
+        residual = parents[-1] if tpm.residual else None
+    W_v = None if fold is None or fold.W_v is None else course.values[fold.W_v.parent]
+    return reading_of(tpm, at, parents, whole=whole, causal=causal), W_v, residual
+
+
+def _unmasked(course: Course, member: Member) -> tuple[bool, bool]:
+    """Whether all words are there and every one reads every one, or those up to itself: no mask is needed then."""
     reaches = {given.reach.kind for given in member.inputs if WORD in given.over}
     bare = not course.present
-    found = fused(member, at, parents, whole=bare and reaches == {"every"}, causal=bare and reaches == {"causal"})
-    return _full(course, member, member.tpm.value(at, *parents) if found is None else found)
+    return bare and reaches == {"every"}, bare and reaches == {"causal"}
 
 
 def _full(course: Course, member: Member, value: Tensor) -> Tensor:
@@ -101,16 +164,21 @@ def states(course: Course, index: int) -> Tensor:
 
 def count_states(course: Course, index: int) -> int:
     """How many states a discrete family has; the words that it may read, where its state is a word."""
-    member = course.network.members[index]
+    return states_in(course.network, index, course.words)
+
+
+def states_in(network: Network, index: int, words: Mapping[str, int]) -> int:
+    """How many states a discrete family has in sentences of so many words."""
+    member = network.members[index]
     if member.tpm.states is not None:
         return member.tpm.states
     read = next(given for given in member.inputs if WORD in given.over)
-    return course.words[course.network.members[read.parent].family.words or ""]
+    return words[network.members[read.parent].family.words or ""]
 
 
 def _emitted(course: Course, member: Member, known: Tensor) -> Tensor:
     discrete = member.tpm.kind == "discrete" and not known.is_floating_point()
-    return _full(course, member, member.tpm.emit(_at(course, member, {}, {}), known)) if discrete else known
+    return _full(course, member, member.tpm.emit(standing(course, member), known)) if discrete else known
 
 
 def seen(course: Course, member: Member, word: int | None = None) -> tuple[At, list[Tensor]]:
@@ -204,9 +272,18 @@ def _who(course: Course, member: Member, given: Input, word: int | None) -> tupl
         present = course.present[words]
         shape = (present.shape[0], *[1] * len(course.layout.plates), 1, m)
         mask = mask & present.reshape(shape)
-        alone = ~mask.any(-1, keepdim=True)
-        mask = mask | alone  # a padding word that may read nobody reads everybody; nobody reads it
+        mask = mask | _absent_and_alone(course, member, mask, word)
     return torch.arange(m, device=course.device), mask
+
+
+def _absent_and_alone(course: Course, member: Member, mask: Tensor, word: int | None) -> Tensor:
+    """The padding words that may read nobody: they read everybody, and nobody reads them."""
+    alone = ~mask.any(-1, keepdim=True)
+    if member.family.words not in course.present:
+        return torch.zeros_like(alone)
+    present = course.present[member.family.words or ""]
+    present = present if word is None else present[:, word : word + 1]
+    return alone & ~present.reshape(present.shape[0], *[1] * len(course.layout.plates), -1, 1)
 
 
 def _reads(course: Course, given: Input, n: int, m: int) -> Tensor:
@@ -231,6 +308,11 @@ def _picked(course: Course, found: Tensor, axis: int, selector: int, word: int |
     where = state.reshape(*state.shape, *[1] * extra)
     lead = torch.broadcast_shapes((*found.shape[:axis], 1, *found.shape[axis + 1 :]), where.shape)
     return found.expand(*lead[:axis], found.shape[axis], *lead[axis + 1 :]).gather(axis, where.expand(lead))
+
+
+def standing(course: Course, member: Member) -> At:
+    """Where a family stands, with its parameters, whatever it reads."""
+    return _at(course, member, {}, {})
 
 
 def _at(

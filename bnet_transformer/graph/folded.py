@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from bnet_transformer.axes import Reach, join, stem_of
-from bnet_transformer.errors import unknown
+from bnet_transformer.axes import Reach, join, split, stem_of
+from bnet_transformer.errors import UnknownNameError, unknown
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,27 @@ class FoldedGraph:
         return frozenset(found)
 
     def family(self, name: str) -> Family:
-        """The family of that name, or the error with near matches."""
+        """The family of that name, or the error with near matches; the name of one node is told as such."""
         try:
             return self.by_name[name]
         except (KeyError, TypeError):
-            raise unknown("family", name, self.by_name) from None
+            owner = self.owner(name)
+            if owner is None:
+                raise unknown("family", name, self.by_name) from None
+            got, allowed = f"{name!r}, one node", f"{owner.name!r}"
+            raise UnknownNameError("family", expected="the name of a family", got=got, allowed=allowed) from None
+
+    def owner(self, name: object) -> Family | None:
+        """The family of which that is the name of one node: `q_0` of `q_0_2`."""
+        stem, indices = split(name) if isinstance(name, str) else ("", ())
+        for family in self.by_stem.get(stem, ()):
+            own = () if family.slice is None else (family.slice,)
+            sizes = [self.sizes[plate] for plate in family.plates]
+            at = indices[len(own) :]
+            whole = len(at) == len(sizes) + (family.words is not None) > 0
+            if whole and indices[: len(own)] == own and all(i < n for i, n in zip(at, sizes, strict=False)):
+                return family
+        return None
 
 
 def _gather(count: int, pairs: Iterable[tuple[int, Bundle]]) -> tuple[tuple[Bundle, ...], ...]:

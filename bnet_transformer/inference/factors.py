@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnet_transformer.compiler.module import Module, Values, laid_out
-from bnet_transformer.compiler.values import Course, seen, states
-from bnet_transformer.errors import BNetError, BudgetError
+from bnet_transformer.compiler.module import Module, Values
+from bnet_transformer.compiler.told import batch_of, by_family, check_states, check_value, laid_out, lead_of, there_of
+from bnet_transformer.compiler.values import Course, seen, states, states_in
+from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, ReadingError, mapping
+from bnet_transformer.inference.readout import attentions_below, log_likelihood
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm import Given
 
@@ -28,10 +30,12 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Factor:
-    """`log P` of one family, or of its evidence: the family says over which plates and words it lies."""
+    """`log P` of one family, or (`told`) of its evidence: the family says over which plates and words it lies."""
 
     member: Member
     table: Tensor
+    told: Evidence | None = None
+    summed: bool = False  # over its words already
 
 
 def question_to_factors(
@@ -48,45 +52,162 @@ def question_to_factors(
 ) -> tuple[Course, list[Factor]]:
     """The factors that evidence and a query need, every choice among them enumerated along a dim of its own."""
     network = module.network
-    known = {network.graph.family(name).index for name in do or {}}
+    _check_names(network, evidence, mapping("do", do))
+    known = {network.graph.family(name).index for name in mapping("do", do)}
     asked = [network.graph.family(name).index for name in (*evidence, *([query] if query else []))]
     above = _closure(network, asked, known)
     inner = {bundle.parent for index in above for bundle in network.graph.into[index] if index not in known}
     random = {i for i in above if network.members[i].tpm.kind != "deterministic" and i not in known}
     tops = {asked[-1]} if query else set()
-    free = {i for i in random if network.members[i].tpm.kind == "discrete" and i in inner | tops}
+    tops |= {
+        i for i in random - {*tops} if network.members[i].tpm.kind == "discrete" and _is_tensor(network, i, evidence)
+    }
+    settled = {i for i in inner - tops if _settles(network, i, evidence)}
+    free = {i for i in random - settled if network.members[i].tpm.kind == "discrete" and i in inner | tops}
+    _, words, batch, _ = module.inputs(x, given)
     for index in asked:
-        _check_budget(network, index, free, known, budget)
-    want = tuple(network.graph.families[i].name for i in sorted(random | set(asked) - known))
-    course, _ = module.course(want, x, mask, do=do, given=given, enumerate_too=frozenset(free))
+        _check_budget(network, index, free, known | settled, words, budget)
+    _check_forms(module, evidence, do, words, batch)
+    needed = random | set(asked) - known
+    want = _names(network, (needed - settled) | _above_settled(network, settled, free | known | settled))
+    outright = {name: evidence[name].value for name in _names(network, settled)}
+    told_of = {network.graph.family(name).index for name in evidence} - known
+    below = attentions_below(network, told_of, above, {*known, *settled, *tops, *(told_of - random)}, free)
+    course, plan = module.course(
+        want,
+        x,
+        mask,
+        do=do,
+        seen=outright,
+        given=given,
+        enumerate_too=frozenset(free),
+        left=frozenset(below.values()),
+    )
     factors = []
-    for index in sorted(random | set(asked) - known):
+    for index in sorted(needed):
         member = network.members[index]
-        told = evidence.get(member.family.name)
         if index in free:
             factors.append(Factor(member, _prior(course, index, member)))
-            if told is not None:
-                factors.append(Factor(member, _match(course, index, member, told, atol)))
-        elif told is not None:
-            factors.append(Factor(member, _likelihood(course, index, member, told, atol)))
+        if member.family.name in evidence:
+            told = _laid_out(course, member, evidence[member.family.name])
+            if index in below:
+                table = log_likelihood(course, plan, member, told.value, told.observed).clamp(min=NEVER)
+                factors.append(Factor(member, table, told, summed=True))
+                continue
+            found = _match if index in free else _likelihood
+            factors.append(Factor(member, _where_seen(told, found(course, index, member, told, atol)), told))
     return course, factors
 
 
-def _check_budget(network: Network, index: int, free: set[int], known: set[int], budget: int) -> None:
+def _check_names(network: Network, evidence: object, do: Mapping[str, Tensor]) -> None:
+    """Refuse evidence on what is no family, on what is given or set, and what is no `Evidence`."""
+    for name, told in mapping("evidence", evidence).items():
+        member = network.member(name)
+        if name in do:
+            raise EvidenceError(name, expected="do or evidence on a node, not both", got="both")
+        if isinstance(member.tpm, Given):
+            raise EvidenceError(
+                name, expected="evidence on a node that is not given with the sentence", got="a given one"
+            )
+        if not isinstance(told, Evidence):
+            raise BNetError(f"evidence[{name!r}]", expected="Evidence(value, observed)", got=told)
+
+
+def _settles(network: Network, index: int, evidence: Mapping[str, Evidence]) -> bool:
+    """True where evidence says outright what a random family came to, all of it."""
+    told = evidence.get(network.graph.families[index].name)
+    if told is None or told.observed is not None or not isinstance(told.value, Tensor):
+        return False
+    kind = network.members[index].tpm.kind
+    if network.members[index].scope == "corpus":
+        return False  # one draw for all sentences: its probability counts once
+    return kind == "continuous" or (kind == "discrete" and not told.value.is_floating_point())
+
+
+def _is_tensor(network: Network, index: int, evidence: Mapping[str, Evidence]) -> bool:
+    """True where evidence on a choice is the tensor that its children receive, not its state."""
+    told = evidence.get(network.graph.families[index].name)
+    return told is not None and isinstance(told.value, Tensor) and told.value.is_floating_point()
+
+
+def _above_settled(network: Network, settled: Collection[int], known: Collection[int]) -> set[int]:
+    """The families that the probability of settled ones hangs on."""
+    found = {bundle.parent for index in settled for bundle in network.graph.into[index]}
+    for index in found - set(known):
+        if network.members[index].tpm.kind != "deterministic":
+            raise ReadingError(
+                network.members[index].family.name,
+                expected="a value (evidence or do=) for all of it, for it is random and real, and others read it",
+                got="none",
+                allowed="the reference, for a small net",
+            )
+    return found
+
+
+def _names(network: Network, indices: Collection[int]) -> tuple[str, ...]:
+    return tuple(network.graph.families[index].name for index in sorted(indices))
+
+
+def _check_forms(
+    module: Module,
+    evidence: Mapping[str, Evidence],
+    do: Mapping[str, Tensor] | None,
+    words: Mapping[str, int],
+    batch: int,
+) -> None:
+    """Refuse evidence of another form or type than its family has, in another number of sentences."""
+    network, like = module.network, next(iter(module.store.values()), None)
+    batch = batch_of(network, by_family(network, "do", do), batch)
+    values = {f"evidence[{name!r}]": (network.member(name), told) for name, told in evidence.items()}
+    apart = {m.family.index: (what, told.value) for what, (m, told) in values.items() if m.scope != "corpus"}
+    batch = batch_of(network, apart, batch)
+    for what, (member, told) in values.items():
+        sentences = None if member.scope == "corpus" else batch
+        check_value(network, member, what, told.value, words=words, batch=sentences, like=like)
+        if told.observed is not None:
+            lead = lead_of(network, member, words)
+            shapes = [lead, (1, *lead), lead if sentences is None else (batch, *lead)]
+            given = told.observed
+            if not isinstance(given, Tensor) or given.dtype != torch.bool or tuple(given.shape) not in shapes:
+                got = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, Tensor) else given
+                wanted = f"booleans of shape {shapes[-1]}, true where it was seen"
+                raise BNetError(f"{what}.observed", expected=wanted, got=got)
+
+
+def _laid_out(course: Course, member: Member, told: Evidence) -> Evidence:
+    """Evidence in the layout; zero stands where nothing was seen, at absent words among others."""
+    index, shown = member.family.index, there_of(course, member)
+    value = laid_out(course, index, told.value if told.value.is_floating_point() else told.value.long())
+    if told.observed is not None:
+        observed = laid_out(course, index, told.observed.long()).bool()
+        shown = observed if shown is None else shown & observed
+    if shown is not None:
+        value = value.where(shown.reshape(*shown.shape, *[1] * (value.dim() - shown.dim())), 0)
+    check_states(course, index, f"evidence[{member.family.name!r}]", value)
+    return Evidence(value, shown)
+
+
+def _where_seen(told: Evidence, table: Tensor) -> Tensor:
+    return table if told.observed is None else torch.where(told.observed, table, 0.0)
+
+
+def _check_budget(
+    network: Network, index: int, free: set[int], known: set[int], words: Mapping[str, int], budget: int
+) -> None:
     """Refuse evidence whose value hangs on more joint states than the budget, before any is computed."""
-    found: set[int] = set()
-    stack = [bundle.parent for bundle in network.graph.into[index] if index not in known]
-    seen_: set[int] = set()
+    found = {index} & free
+    stack = [bundle.parent for bundle in network.graph.into[index]]
+    passed: set[int] = set()
     while stack:
         at = stack.pop()
-        if at in seen_ or at in known:
+        if at in passed or at in known:
             continue
-        seen_.add(at)
+        passed.add(at)
         if at in free:
             found.add(at)
         else:
             stack.extend(bundle.parent for bundle in network.graph.into[at])
-    count = math.prod(network.members[i].tpm.states or 1 for i in found)
+    count = math.prod(states_in(network, i, words) for i in found)
     if count > budget:
         names = ", ".join(network.members[i].family.name for i in sorted(found))
         raise BudgetError(
@@ -120,44 +241,30 @@ def _prior(course: Course, index: int, member: Member) -> Tensor:
 
 def _match(course: Course, index: int, member: Member, told: Evidence, atol: float) -> Tensor:
     """Evidence on an enumerated family: zero for the states that agree with it, NEVER for the others."""
-    value = laid_out(course, index, told.value)
-    if value.is_floating_point():
-        return _agreement(course, index, member, told, course.values[index], atol)
-    agrees = states(course, index) == value
-    return _where_seen(course, member, told, torch.where(agrees, 0.0, NEVER).to(course.dtype))
+    if told.value.is_floating_point():
+        return _agreement(course, index, member, told, atol)
+    return torch.where(states(course, index) == told.value, 0.0, NEVER).to(course.dtype)
 
 
 def _likelihood(course: Course, index: int, member: Member, told: Evidence, atol: float) -> Tensor:
-    """`log P(evidence | parents)` of a family that nothing else reads, or that is a function of its parents."""
+    """`log P(evidence | parents)` of a family that is not enumerated, or that is a function of its parents."""
     if member.tpm.kind == "deterministic":
-        return _agreement(course, index, member, told, course.values[index], atol)
-    value = laid_out(course, index, told.value)
+        return _agreement(course, index, member, told, atol)
     at, parents = seen(course, member)
     if member.tpm.kind == "continuous":
-        table = member.tpm.log_prob(at, value, *parents)
-        return _where_seen(course, member, told, table.clamp(min=NEVER))
-    if value.is_floating_point():
-        raise BNetError(member.family.name, expected="states, for nothing reads its tensors", got="tensors")
+        return member.tpm.log_prob(at, told.value, *parents).clamp(min=NEVER)
     table = _log_softmax(course, member.tpm.logits(at, *parents))
-    lead = torch.broadcast_shapes(table.shape[:-1], value.shape)
-    picked = table.expand(*lead, table.shape[-1]).gather(-1, value.expand(lead)[..., None]).squeeze(-1)
-    return _where_seen(course, member, told, picked.clamp(min=NEVER))
+    lead = torch.broadcast_shapes(table.shape[:-1], told.value.shape)
+    picked = table.expand(*lead, table.shape[-1]).gather(-1, told.value.expand(lead)[..., None]).squeeze(-1)
+    return picked.clamp(min=NEVER)
 
 
-def _agreement(course: Course, index: int, member: Member, told: Evidence, made: Tensor, atol: float) -> Tensor:
+def _agreement(course: Course, index: int, member: Member, told: Evidence, atol: float) -> Tensor:
     """Zero where the value that the net makes is the one that was seen, within `atol`; else NEVER."""
-    value = laid_out(course, index, told.value)
-    near = (made - value).abs() <= atol
+    near = (course.values[index] - told.value).abs() <= atol
     for _ in member.shape:
         near = near.all(-1)
-    return _where_seen(course, member, told, torch.where(near, 0.0, NEVER).to(course.dtype))
-
-
-def _where_seen(course: Course, member: Member, told: Evidence, table: Tensor) -> Tensor:
-    if told.observed is None:
-        return table
-    flags = laid_out(course, member.family.index, told.observed.long()).bool()
-    return torch.where(flags, table, 0.0)
+    return torch.where(near, 0.0, NEVER).to(course.dtype)
 
 
 def _log_softmax(course: Course, logits: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ from pyro.poutine.do_messenger import DoMessenger
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import _PYRO_STACK
 
-from bnet_transformer.axes import WORD, split
-from bnet_transformer.errors import BNetError
+from bnet_transformer.axes import WORD
+from bnet_transformer.errors import BNetError, EvidenceError
 from bnet_transformer.network import Input, Member, Network
 
 
@@ -34,46 +34,34 @@ def handled() -> Iterator[tuple[str, str]]:
                 yield from ((name, what) for name in handler.data)
 
 
-def check_handled(network: Network, sites: frozenset[str]) -> frozenset[str]:
-    """The names that are conditioned; refuse those of nodes of the net that are no site."""
-    found = set()
+def check_handled(network: Network, sites: frozenset[str], observed: frozenset[str]) -> frozenset[str]:
+    """The names that are conditioned; refuse those of nodes of the net that are no site, and do on what is seen."""
+    found: dict[str, set[str]] = {"condition": set(), "do": set()}
     for name, what in handled():
         if name in sites:
-            found |= {name} if what == "condition" else set()
+            found[what].add(name)
             continue
-        stem, indices = split(name)
-        family = network.graph.by_name.get(name)
-        like = network.graph.by_stem.get(stem, ())
-        owners = [f.name for f in like if _is_ground(network, network.members[f.index], indices)]
-        if family is None and not owners:
+        family, owner = network.graph.by_name.get(name), network.graph.owner(name)
+        if family is None and owner is None:
             continue  # a site of a model around this one
-        if family is None:
-            some = f", or y={{{owners[0]!r}: ...}} with seen= for some of its words" if owners[0] in sites else ""
+        if family is None and owner is not None:
+            some = f", or y={{{owner.name!r}: ...}} with seen= for some of its words" if owner.name in sites else ""
             raise BNetError(
                 f"{what} on {name}",
                 expected="the name of a whole family, for its nodes are one site",
                 got="one node",
-                allowed=f"{owners[0]!r}{some}",
+                allowed=f"{owner.name!r}{some}",
             )
-        kind = "deterministic" if network.members[family.index].tpm.kind == "deterministic" else "set by do="
+        kind = "deterministic" if network.member(name).tpm.kind == "deterministic" else "set by do="
         raise BNetError(
             f"{what} on {name}",
             expected="a random site of the model",
             got=f"a {kind} node, which Pyro would pass over in silence",
             allowed=", ".join(sorted(sites)) + f"; to set it, model(x, do={{{name!r}: ...}})",
         )
-    return frozenset(found)
-
-
-def _is_ground(network: Network, member: Member, indices: tuple[int, ...]) -> bool:
-    """True where a stem with these indices is one node of the family."""
-    family = member.family
-    own = () if family.slice is None else (family.slice,)
-    count = len(own) + len(family.plates) + (family.words is not None)
-    sizes = [network.graph.sizes[plate] for plate in family.plates]
-    rest = indices[len(own) :]
-    inside = all(i < n for i, n in zip(rest, sizes, strict=False))
-    return len(indices) == count and indices[: len(own)] == own and inside
+    for name in sorted(found["do"] & (found["condition"] | observed)):
+        raise EvidenceError(name, expected="do or evidence on a node, not both", got="both")
+    return frozenset(found["condition"])
 
 
 def meeting(network: Network, index: int, known: frozenset[int]) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,12 @@ from torch import Tensor
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler import Module
-from bnet_transformer.compiler.module import Values, laid_out, output_of
-from bnet_transformer.compiler.values import Course, Layout, count_states, scan, seen
+from bnet_transformer.compiler.module import Values, output_of
+from bnet_transformer.compiler.told import batch_of, check_read, laid_out, there_of
+from bnet_transformer.compiler.told import received as received_values
+from bnet_transformer.compiler.values import Course, Layout, scan, seen
 from bnet_transformer.compiler.values import value as value_of
-from bnet_transformer.errors import BNetError, mapping, unknown
+from bnet_transformer.errors import BNetError, EvidenceError, mapping, unknown, whole
 from bnet_transformer.network import Member, Network
 from bnet_transformer.pyro_reading.checks import Watch, check_handled, meeting
 from bnet_transformer.pyro_reading.shapes import (
@@ -82,19 +84,23 @@ class PyroModel:
         total: int | None = None,
     ) -> dict[str, Tensor]:
         """One course of events; returns the value of each site and wanted family, in Pyro's shape."""
-        set_ = {self.network.graph.family(name).index: value for name, value in mapping("do", do).items()}
         sites = frozenset(name for name in self.sites if name not in mapping("do", do))
-        conditioned = check_handled(self.network, sites)
-        inputs, words, batch, device = self._module.inputs(x, given or {})
+        conditioned = check_handled(self.network, sites, frozenset(self._told(y)))
+        inputs, words, batch, device = self._module.inputs(x, given)
+        set_ = self._module.told("do", do, words, batch)
+        batch = batch_of(self.network, set_, batch)
         present = self._module.present(mask, words, batch)
         layout = Layout((), self.plates)
         stored = {**self.network.parameters, **self._checked(parameters)}
         course = Course(self.network, layout, stored, {}, words, present, False, {}, self.network.dtype, device)
-        course.known = {index: laid_out(course, index, value) for index, value in {**inputs, **set_}.items()}
+        course.known = received_values(course, {**inputs, **set_})
+        check_read(course, self.network.members if present else ())
         observed = self._observed(course, y, set_, batch)
         shown = self._shown(course, seen, observed)
         course.parameters = {**stored, **self._tables(stored)}
-        told = _Told(course, observed, shown, conditioned, self._plates(course, batch, total), frozenset(set_))
+        plates = self._plates(course, batch, total)
+        scale = 1.0 if total is None else total / batch
+        told = _Told(course, observed, shown, conditioned, plates, frozenset(set_), scale)
         return self._run(told, tuple(want))
 
     def data(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -165,6 +171,13 @@ class PyroModel:
             drawn: Tensor = pyro.sample(name, fn, obs=obs, infer=infer)
         if watch.enumerated:
             self._check_apart(told, member)
+            if member.scope == "corpus" and told.scale != 1:
+                raise BNetError(
+                    "total",
+                    expected=f"all sentences of the corpus in x, for {name} is one draw for them and is summed out",
+                    got="a part of them",
+                    allowed=f"a guide that draws {name} (SVI); do= or y= for it",
+                )
         return drawn
 
     def _check_apart(self, told: _Told, member: Member) -> None:
@@ -228,7 +241,7 @@ class PyroModel:
         A plate of one entry is left out, which changes nothing: Pyro's marginals fail on it with a KeyError.
         """
         taken = set(self.sites) | set(self.network.graph.by_name)
-        if total is not None and total < batch:
+        if total is not None and whole("total", total) < batch:
             raise BNetError("total", expected=f"at least the {batch} sentences of x", got=total)
         found: dict[tuple[str, str | None], Any] = {}
         if total is not None:
@@ -246,16 +259,11 @@ class PyroModel:
                 found[WORD, stack] = pyro.plate(_free(f"{stack}_{WORD}" if stack else WORD, taken), count, dim=-1)
         return found
 
-    def _observed(self, course: Course, y: Values | None, set_: Mapping[int, Tensor], batch: int) -> dict[int, Tensor]:
+    def _observed(self, course: Course, y: Values | None, set_: Collection[int], batch: int) -> dict[int, Tensor]:
         """What is seen, in the layout."""
-        leaves = [m.family.name for m in self.random if not self.network.graph.out_of[m.family.index]]
-        if y is not None and not isinstance(y, Mapping):
-            if len(leaves) != 1:
-                raise BNetError("y", expected="a mapping from family", got="one tensor", allowed=", ".join(leaves))
-            y = {leaves[0]: y}
-        found: dict[int, Tensor] = {}
+        found: dict[int, tuple[str, Tensor]] = {}
         names = [m.family.name for m in self.random]
-        for name, value in mapping("y", y).items():
+        for name, value in self._told(y).items():
             if name not in names:
                 if name in self.network.graph.by_name:
                     got = "a deterministic node"
@@ -263,24 +271,31 @@ class PyroModel:
                 raise unknown("y", name, names)
             member = self.network.member(name)
             if member.family.index in set_:
-                raise BNetError(name, expected="do or evidence on a node, not both", got="both")
+                raise EvidenceError(name, expected="do or evidence on a node, not both", got="both")
             self._check_value(course, member, value, batch)
-            found[member.family.index] = laid_out(course, member.family.index, value)
-        return found
+            found[member.family.index] = f"y[{name!r}]", value
+        return received_values(course, found)
+
+    def _told(self, y: Values | None) -> Mapping[str, Tensor]:
+        """What is seen, by family: a tensor alone is the only readout's."""
+        leaves = [m.family.name for m in self.random if not self.network.graph.out_of[m.family.index]]
+        if isinstance(y, Tensor):
+            if len(leaves) != 1:
+                raise BNetError("y", expected="a mapping from family", got="one tensor", allowed=", ".join(leaves))
+            return {leaves[0]: y}
+        return mapping("y", y)
 
     def _check_value(self, course: Course, member: Member, value: Tensor, batch: int) -> None:
-        """Refuse what is seen in another shape or type, or states that there are not."""
+        """Refuse what is seen in another shape or type."""
         discrete = member.tpm.kind == "discrete"
+        if not isinstance(value, Tensor):
+            raise BNetError(f"y[{member.family.name!r}]", expected="a tensor", got=value)
         if value.is_floating_point() == discrete or value.dtype == torch.bool:
             wanted = "whole numbers, the states" if discrete else "real numbers"
             raise BNetError(f"y[{member.family.name!r}]", expected=wanted, got=f"{value.dtype}")
         wanted_shape = (*_lead(course, member, batch), *(() if discrete else member.shape))
         if tuple(value.shape) != wanted_shape:
             raise BNetError(f"y[{member.family.name!r}]", expected=f"shape {wanted_shape}", got=tuple(value.shape))
-        states = count_states(course, member.family.index) if discrete else 0
-        if discrete and value.numel() and not 0 <= int(value.min()) <= int(value.max()) < states:
-            got = f"{int(value.min())} to {int(value.max())}"
-            raise BNetError(f"y[{member.family.name!r}]", expected=f"states from 0 to {states - 1}", got=got)
 
     def _shown(
         self, course: Course, seen: Mapping[str, Tensor] | None, observed: Mapping[int, Tensor]
@@ -303,7 +318,8 @@ class PyroModel:
 
 @dataclass(frozen=True)
 class _Told:
-    """What one run is told: what is seen and of which entries, which sites are conditioned, which families are set."""
+    """What one run is told: what is seen and of which entries, which sites are conditioned, which families are set,
+    and how many sentences each stands for."""
 
     course: Course
     observed: Mapping[int, Tensor]
@@ -311,6 +327,7 @@ class _Told:
     conditioned: frozenset[str]
     plates: Mapping[tuple[str, str | None], Any]
     set_: frozenset[int]
+    scale: float
 
     def plates_of(self, member: Member) -> list[Any]:
         """The plates around a site."""
@@ -324,12 +341,11 @@ class _Told:
 
         The choices of words that are absent still sum to one, so they are not masked: a masked sum would count states.
         """
-        course, words = self.course, member.family.words
+        course = self.course
         shown = self.shown.get(member.family.index)
-        if fixed and words in course.present:
-            n = course.layout
-            there = course.present[words or ""]
-            there = there.reshape(there.shape[0], *[1] * len(n.plates), there.shape[1])
+        there = there_of(course, member) if fixed else None
+        if there is not None:
+            there = there.reshape(there.shape[course.layout.batch :])
             shown = there if shown is None else shown & there
         return shown
 

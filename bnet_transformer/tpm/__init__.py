@@ -4,7 +4,7 @@ A TPM of your own is a frozen dataclass that extends `TPM` and writes the equati
 """
 
 from bnet_transformer.tpm.attention import Attention, Read
-from bnet_transformer.tpm.base import TPM, At, Parameter, Parent
+from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product
 from bnet_transformer.tpm.combine import Add, Concat, Dropout, Pool
 from bnet_transformer.tpm.discrete import Categorical, Codebook, Select
 from bnet_transformer.tpm.linear import Affine, Linear
@@ -12,10 +12,11 @@ from bnet_transformer.tpm.norm import Norm
 from bnet_transformer.tpm.normal import Normal
 from bnet_transformer.tpm.roots import Embed, Given, Positions, Sinusoid, Weight
 from bnet_transformer.tpm.score import Bilinear, Dot, Normaliser, Relative, Score
-from bnet_transformer.tpm.steps import FeedForward, ResNet
+from bnet_transformer.tpm.steps import Activation, FeedForward, ResNet
 
 __all__ = [
     "TPM",
+    "Activation",
     "Add",
     "Affine",
     "At",
@@ -37,6 +38,7 @@ __all__ = [
     "Parent",
     "Pool",
     "Positions",
+    "Product",
     "Read",
     "Relative",
     "ResNet",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError, one_of
-from bnet_transformer.tpm.base import TPM, At, Kind, Parent, Shape, single_axis, vector
+from bnet_transformer.tpm.base import TPM, At, Kind, Parent, Product, Shape, single_axis, vector
 from bnet_transformer.tpm.notation import scripts
 from bnet_transformer.tpm.score import Dot, Normaliser, Relative, Score
 from bnet_transformer.tpm.symbols import Symbols
@@ -57,6 +57,11 @@ class _Reading:
         if self.bias and table is not None:
             scores = scores + self.bias.bias(table, i, j, from_key=self.over == "queries")
         return scores, at.mask[slot]
+
+    def products(self, parents: tuple[Parent, ...]) -> tuple[Product, ...] | None:
+        """The matrix products of the scores."""
+        own, read = parents[:2] if self.over == "keys" else parents[1::-1]
+        return self.score.products(own, read, *parents[2 : len(parents) - (self.bias is not None)])
 
     def latex(self, s: Symbols) -> tuple[str, str]:
         """The scores (with the mask, in the forms that have one) and the name of the normaliser."""
@@ -125,6 +130,12 @@ class Attention(TPM):
         if x is not None:
             vector(x, width, why="the residual is added to the mix")
         return (width,)
+
+    def products(self, *parents: Parent) -> tuple[Product, ...] | None:
+        reading, v, _ = self._part(parents)
+        scores = self._reading.products(reading)
+        mix = Product((*reading, v), v.shape, over=(self._reading.read(reading),))
+        return None if scores is None else (*scores, mix)
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
         reading, v, x = self._part(parents)
@@ -208,6 +219,9 @@ class Read(TPM):
         if read.reads is None:
             raise BNetError(read.name, expected="words to read", got=read.form)
         return ()
+
+    def products(self, *parents: Parent) -> tuple[Product, ...] | None:
+        return self._reading.products(parents)
 
     def logits(self, at: At, *parents: Tensor) -> Tensor:
         scores, mask = self._reading.scores(at, parents)

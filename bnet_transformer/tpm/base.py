@@ -68,6 +68,20 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class Product:
+    """One matrix product in the equation of one ground node: it takes as many multiplications as its sizes multiply to.
+
+    `of` are the parents that have gone into it, `sizes` the widths that it runs over, `over` the collections along
+    whose axis it runs (`sum_j`), and `own` says that a parameter of the TPM is one of its factors.
+    """
+
+    of: tuple[Parent, ...]
+    sizes: Shape
+    over: tuple[Parent, ...] = ()
+    own: bool = False
+
+
+@dataclass(frozen=True)
 class At:
     """Where a TPM is evaluated: its parameters, the index of its word, and for collections who is read."""
 
@@ -88,6 +102,7 @@ class TPM(abc.ABC):
 
     slots: ClassVar[tuple[str, ...]] = ()
     kind: ClassVar[Kind] = "deterministic"
+    elementwise: ClassVar[bool] = False  # True where the equation has no matrix product
 
     def takes(self) -> tuple[str, ...]:
         """The slots that its parents fill, in order."""
@@ -100,6 +115,10 @@ class TPM(abc.ABC):
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         """The tensors that the TPM owns."""
         return {}
+
+    def products(self, *parents: Parent) -> tuple[Product, ...] | None:
+        """The matrix products of its equation, from which costs are counted; None where it does not say."""
+        return () if self.elementwise else None
 
     @property
     def states(self) -> int | None:

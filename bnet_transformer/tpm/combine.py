@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError, number, one_of
-from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Shape, matrix, single_axis, vector
+from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, matrix, single_axis, vector
 from bnet_transformer.tpm.linear import apply
 from bnet_transformer.tpm.notation import numeral
 from bnet_transformer.tpm.pool import POOLS, pooled, pooled_latex
@@ -26,6 +26,7 @@ class Add(TPM):
     """
 
     slots: ClassVar[tuple[str, ...]] = ("*x",)
+    elementwise: ClassVar[bool] = True
 
     def shape(self, *parents: Parent) -> Shape:
         if not parents:
@@ -94,14 +95,19 @@ class Concat(TPM):
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         return {"bias": Parameter(self.shape(*parents), fill=0.0)} if self.bias else {}
 
+    def products(self, *parents: Parent) -> tuple[Product, ...]:
+        if not self.mapped:
+            return ()
+        W_o, a = parents[:2]
+        return (Product((W_o, a), W_o.shape, over=(a,)),)
+
     def value(self, at: At, *parents: Tensor) -> Tensor:
+        bias = at["bias"] if self.bias else None
         if self.mapped:
             W_o = parents[0].movedim(-3, -2).flatten(-2)
-            total = apply(W_o, parents[1].flatten(-2))
+            total = apply(W_o, parents[1].flatten(-2), bias)
         else:
-            total = parents[0].flatten(-2)
-        if self.bias:
-            total = total + at["bias"]
+            total = parents[0].flatten(-2) if bias is None else parents[0].flatten(-2) + bias
         return total + parents[-1] if self.residual else total
 
     def latex(self, s: Symbols) -> str:
@@ -124,6 +130,7 @@ class Pool(TPM):
 
     how: str = "mean"
     slots: ClassVar[tuple[str, ...]] = ("x.",)
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         one_of("pool", self.how, POOLS)
@@ -154,6 +161,7 @@ class Dropout(TPM):
 
     p: float = 0.1
     slots: ClassVar[tuple[str, ...]] = ("x",)
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= number("dropout p", self.p) < 1:

@@ -16,6 +16,7 @@ from bnet_transformer.tpm.base import (
     Kind,
     Parameter,
     Parent,
+    Product,
     Shape,
     index,
     shape_of,
@@ -104,6 +105,10 @@ class Categorical(TPM):
             return {"logits": flat, "weight": Parameter((self.n, width), width**-0.5, learnable=learnable)}
         return {"logits": spread if table else flat}
 
+    def products(self, *parents: Parent) -> tuple[Product, ...]:
+        vectors = tuple(parent for parent in parents if parent.states is None) if self.affine else ()
+        return tuple(Product((x,), (self.n, *x.shape), own=True) for x in vectors)
+
     def logits(self, at: At, *parents: Tensor) -> Tensor:
         discrete = [parent for parent in parents if not parent.is_floating_point()]
         vectors = [parent for parent in parents if parent.is_floating_point()]
@@ -158,6 +163,7 @@ class Select(TPM):
     size: int | Shape
     spread: float | None = None
     slots: ClassVar[tuple[str, ...]] = ("*c",)
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", shape_of("Select", self.size))
@@ -197,6 +203,7 @@ class Codebook(TPM):
     prior: float | None = None
     spread: float | None = None
     kind: ClassVar[Kind] = "discrete"
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         whole("atoms", self.atoms)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError, whole
-from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Shape, matrix, vector
+from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, matrix, vector
 from bnet_transformer.tpm.symbols import Symbol, Symbols
 
 
@@ -41,6 +41,9 @@ class Linear(TPM):
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         return _own_matrix(self.dim, parents)
+
+    def products(self, *parents: Parent) -> tuple[Product, ...]:
+        return _products(self.dim, parents)
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
         W = parents[0] if self.dim is None else at["weight"]
@@ -74,19 +77,23 @@ class Affine(TPM):
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         return _own_matrix(self.dim, parents) | {"bias": Parameter(self.shape(*parents), fill=0.0)}
 
+    def products(self, *parents: Parent) -> tuple[Product, ...]:
+        return _products(self.dim, parents)
+
     def value(self, at: At, *parents: Tensor) -> Tensor:
         W = parents[0] if self.dim is None else at["weight"]
-        return apply(W, parents[-1]) + at["bias"]
+        return apply(W, parents[-1], at["bias"])
 
     def latex(self, s: Symbols) -> str:
         return s.equals(s.map(_matrix_of(self.dim, s), s.of("x")) + s.plus(s.parameter("b")))
 
 
-def apply(W: Tensor, x: Tensor) -> Tensor:
-    """`W x` for one vector or a batch of them."""
-    if math.prod(W.shape[:-2]) == 1 and W.dim() <= x.dim() + 1:
-        return torch.nn.functional.linear(x, W.reshape(W.shape[-2:]))
-    return torch.einsum("...oi,...i->...o", W, x)
+def apply(W: Tensor, x: Tensor, b: Tensor | None = None) -> Tensor:
+    """`W x (+ b)` for one vector or a batch of them."""
+    if math.prod(W.shape[:-2]) == 1 and W.dim() <= x.dim() + 1 and (b is None or b.dim() == 1):
+        return torch.nn.functional.linear(x, W.reshape(W.shape[-2:]), b)
+    y = torch.einsum("...oi,...i->...o", W, x)
+    return y if b is None else y + b
 
 
 def _shape(dim: int | None, parents: tuple[Parent, ...]) -> Shape:
@@ -101,6 +108,12 @@ def _shape(dim: int | None, parents: tuple[Parent, ...]) -> Shape:
             got=parents[1].form,
         )
     return (out,)
+
+
+def _products(dim: int | None, parents: tuple[Parent, ...]) -> tuple[Product, ...]:
+    """Of `W x`."""
+    (out,), (width,) = _shape(dim, parents), parents[-1].shape
+    return (Product(parents, (out, width), own=dim is not None),)
 
 
 def _matrix_of(dim: int | None, s: Symbols) -> Symbol:

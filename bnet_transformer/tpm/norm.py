@@ -17,7 +17,9 @@ from bnet_transformer.tpm.symbols import Symbols
 @final
 @dataclass(frozen=True)
 class Norm(TPM):
-    """`gain (x - mean x) / sqrt(var x + eps) + bias`; `kind="rms"`: `gain x / sqrt(mean x^2 + eps)`.
+    """`gain (x - mean x) / sqrt(var x + eps) + bias`; `Norm("rms")`: `gain x / sqrt(mean x^2 + eps)`.
+
+    `bias=False` leaves the bias of a layer norm out.
 
     >>> Norm("rms").parameters(Parent("x", (8,))).keys()
     dict_keys(['gain'])
@@ -26,12 +28,15 @@ class Norm(TPM):
     form: str = "layer"
     eps: float = 1e-5
     affine: bool = True
+    bias: bool = True
     slots: ClassVar[tuple[str, ...]] = ("x",)
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         one_of("norm", self.form, ("layer", "rms"))
         number("eps", self.eps, above=0)
         one_of("affine", self.affine, (True, False))
+        one_of("bias", self.bias, (True, False))
 
     @property
     def learnable(self) -> bool:
@@ -45,15 +50,19 @@ class Norm(TPM):
             return {}
         shape = self.shape(*parents)
         gain = {"gain": Parameter(shape, fill=1.0)}
-        return gain | {"bias": Parameter(shape, fill=0.0)} if self.form == "layer" else gain
+        return gain | {"bias": Parameter(shape, fill=0.0)} if self._biased else gain
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
         x = parents[0]
-        scale = functional.layer_norm if self.form == "layer" else functional.rms_norm
-        scaled = scale(x, x.shape[-1:], eps=self.eps)
-        if not self.affine:
+        gain, bias = at.parameters.get("gain"), at.parameters.get("bias")
+        own = None if gain is None or gain.dim() > 1 else gain  # a gain for each entry of a plate is applied apart
+        if self.form == "layer":
+            scaled = functional.layer_norm(x, x.shape[-1:], own, None if own is None else bias, self.eps)
+        else:
+            scaled = functional.rms_norm(x, x.shape[-1:], own, self.eps)
+        if own is not None or gain is None:
             return scaled
-        return at["gain"] * scaled + at["bias"] if self.form == "layer" else at["gain"] * scaled
+        return gain * scaled if bias is None else gain * scaled + bias
 
     def latex(self, s: Symbols) -> str:
         x, b = s.of("x"), s.of("x", "b")
@@ -65,12 +74,16 @@ class Norm(TPM):
             s.define(rf"{name}(x) = {_normed('x', 'x', layer, eps, '')} \text{{ for each word}}")
             scale = rf"\operatorname{{diag}}({gain})"
             value = rf"{name}({x}) \, {scale}" if s.form == "row" else rf"{scale} \, {name}({x})"
-            return s.equals(value + (bias if layer else "") if self.affine else f"{name}({x})")
+            return s.equals(value + (bias if self._biased else "") if self.affine else f"{name}({x})")
         value = _normed(str(x), str(b), layer, eps, "_b" if s.form == "einstein" else "")
         if not self.affine:
             return s.equals(value)
         times = rf"{gain['a']} " if s.form == "einstein" else rf"{gain} \odot "
-        return s.equals(times + value + (bias if layer else ""))
+        return s.equals(times + value + (bias if self._biased else ""))
+
+    @property
+    def _biased(self) -> bool:
+        return self.form == "layer" and self.bias
 
 
 def _normed(x: str, inner: str, layer: bool, eps: str, over: str) -> str:

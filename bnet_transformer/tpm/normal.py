@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent
 from torch.distributions import Normal as TorchNormal
+from torch.nn import functional
 
 from bnet_transformer.errors import number, one_of, whole
-from bnet_transformer.tpm.base import TPM, At, Kind, Parameter, Parent, Shape, single_axis, vector
+from bnet_transformer.tpm.base import TPM, At, Kind, Parameter, Parent, Product, Shape, single_axis, vector
 from bnet_transformer.tpm.notation import raised
 from bnet_transformer.tpm.pool import POOLS, pooled, pooled_latex
 from bnet_transformer.tpm.symbols import Symbols
@@ -59,6 +60,9 @@ class Normal(TPM):
             found["bias"] = Parameter((self.dim,), fill=0.0)
         return found
 
+    def products(self, *parents: Parent) -> tuple[Product, ...]:
+        return () if self.dim is None else (Product(parents, (self.dim, *parents[0].shape), own=True),)
+
     def mean(self, at: At, *parents: Tensor) -> Tensor:
         """`E[y | x]`."""
         x = pooled(self.pool, parents[0], at.mask["x."]) if self.pool else parents[0]
@@ -67,10 +71,13 @@ class Normal(TPM):
         return torch.einsum("...od,...d->...o", at["weight"], x) + at["bias"]
 
     def log_prob(self, at: At, value: Tensor, *parents: Tensor) -> Tensor:
-        gap = value - self.mean(at, *parents)
+        mean = self.mean(at, *parents)
+        return self.log_density(at, squared_distance(value, mean), mean.shape[-1])
+
+    def log_density(self, at: At, square: Tensor, numbers: int | Tensor) -> Tensor:
+        """The log density of so many numbers at a squared distance from their mean."""
         log_sigma = at["log_sigma"]
-        square = torch.linalg.vecdot(gap, gap) * (-2 * log_sigma).exp()
-        found: Tensor = -0.5 * square - gap.shape[-1] * (log_sigma + 0.5 * math.log(2 * math.pi))
+        found: Tensor = -0.5 * (-2 * log_sigma).exp() * square - numbers * (log_sigma + 0.5 * math.log(2 * math.pi))
         return found
 
     def distribution(self, at: At, *parents: Tensor) -> Distribution:
@@ -87,3 +94,9 @@ class Normal(TPM):
         variance = f"({sigma})^2" if self.learnable else "1" if self.sigma == 1 else raised(self.sigma, "2")
         unit = variance if s.form == "einstein" else "I" if variance == "1" else f"{variance} I"
         return rf"\mathcal{{N}}\left({s.own['a']};\; {mean},\; {unit}\right)"
+
+
+def squared_distance(a: Tensor, b: Tensor) -> Tensor:
+    """`|a - b|^2` of vectors; the way back makes one tensor, where a difference and its square make three."""
+    a, b = torch.broadcast_tensors(a, b)
+    return functional.mse_loss(a, b, reduction="none").sum(-1)

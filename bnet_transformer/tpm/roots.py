@@ -3,8 +3,9 @@ position (`Sinusoid`, `Positions`)."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -29,18 +30,24 @@ from bnet_transformer.tpm.symbols import FEATURES, Symbols
 class Given(TPM):
     """A value that comes with the sentence: a vector for each word, or one of `states` words of a vocabulary.
 
+    `default` is the state of every node where the sentence says nothing of them.
+
     >>> Given(8).shape(), Given(states=100).states
     ((8,), 100)
     """
 
     size: int | Shape = ()
     states: int | None = None
+    default: int | None = None
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.states is not None:
             whole("states", self.states)
             if self.size != ():
                 raise BNetError("Given", expected="a size or states=, not both", got=self)
+        if self.default is not None and whole("default", self.default, least=0) >= (self.states or 0):
+            raise BNetError("default", expected="one of the states", got=self)
         object.__setattr__(self, "size", shape_of("Given", self.size))
 
     @property
@@ -67,6 +74,7 @@ class Weight(TPM):
 
     size: int | Shape
     spread: float | None = None
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", shape_of("Weight", self.size))
@@ -95,8 +103,9 @@ class Weight(TPM):
 class Sinusoid(TPM):
     """The sinusoidal encoding of a word's position, for any length.
 
-    Feature 2e is `sin(i / base^(2e/dim))` and feature 2e+1 the cosine of the same angle, as in seed 003 and
-    Vaswani et al. (2017); `halves=True` puts all sines first, then all cosines.
+    Feature 2e is `sin(i / base^(2e/dim))` and feature 2e+1 the cosine of the same angle, as in Vaswani et al. (2017);
+    `halves=True` puts all sines first, then all cosines. Words and features count from 0; `first=1` counts both from
+    1, so that the even features, which have the sines, start with the second.
 
     >>> Sinusoid(6).value(At(word=torch.tensor(0)))
     tensor([0., 1., 0., 1., 0., 1.])
@@ -105,31 +114,40 @@ class Sinusoid(TPM):
     dim: int
     base: float = 10_000.0
     halves: bool = False
+    first: int = 0
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         whole("dim", self.dim)
         number("base", self.base, above=0)
+        one_of("halves", self.halves, (True, False))
+        one_of("first", self.first, (0, 1))
 
     def shape(self, *parents: Parent) -> Shape:
         return (self.dim,)
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
-        pairs = (self.dim + 1) // 2
+        left_out = 0 if self.halves else self.first
+        pairs = (self.dim + left_out + 1) // 2
         power = torch.arange(pairs, dtype=torch.float64, device=at.word.device) * (2 / self.dim)
-        angle = at.word.to(torch.float64)[..., None] * self.base**-power
+        angle = (at.word + self.first).to(torch.float64)[..., None] * self.base**-power
         waves = [angle.sin(), angle.cos()]
         both = torch.cat(waves, -1) if self.halves else torch.stack(waves, -1).flatten(-2)
-        return both[..., : self.dim].to(at.dtype)
+        return both[..., left_out : left_out + self.dim].to(at.dtype)
 
     def latex(self, s: Symbols) -> str:
+        place = f"({s.own.word or 0} + 1)" if self.first else s.own.word or 0
+
         def angle(power: str) -> str:
-            return f"{s.own.word or 0} / {raised(self.base, f'{power}/{self.dim}')}"
+            return f"{place} / {raised(self.base, f'{power}/{self.dim}')}"
 
         if self.halves:
             half = (self.dim + 1) // 2
             rows = (("2e", f"e < {half}"), (f"2(e-{half})", rf"e \ge {half}"))
         else:
             rows = (("e", r"e \text{ even}"), ("(e-1)", r"e \text{ odd}"))
+            if self.first:
+                s.define(rf"\text{{features }} e \text{{ of }} {s.own.plain} \text{{ count from }} 1")
         waves = zip((r"\sin", r"\cos"), rows, strict=True)
         cases = r" \\ ".join(rf"{wave}({angle(power)}) & {where}" for wave, (power, where) in waves)
         return s.indicator(rf"{s.own.entry('e')} = \begin{{cases}} {cases} \end{{cases}}")
@@ -147,6 +165,7 @@ class Positions(TPM):
     length: int
     dim: int
     spread: float = 0.02
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         whole("length", self.length)
@@ -184,6 +203,7 @@ class Embed(TPM):
     scale: float = 1.0
     tied: bool = False
     spread: float = 1.0
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         whole("dim", self.dim)
@@ -221,8 +241,8 @@ class Embed(TPM):
 
 def _rows(table: Tensor, index: Tensor) -> Tensor:
     """Row `index` of a table `[..., rows, dim]`, leading dims broadcast."""
-    if table.dim() == 2:
-        return table[index]
+    if math.prod(table.shape[:-2]) == 1:
+        return torch.nn.functional.embedding(index, table.reshape(table.shape[-2:]))
     batch = torch.broadcast_shapes(table.shape[:-2], index.shape)
     where = index.expand(batch)[..., None, None].expand(*batch, 1, table.shape[-1])
     return table.expand(*batch, *table.shape[-2:]).gather(-2, where).squeeze(-2)

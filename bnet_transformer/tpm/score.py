@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError, number, one_of, whole
-from bnet_transformer.tpm.base import Parent, matrix, vector
+from bnet_transformer.tpm.base import Parent, Product, matrix, vector
 from bnet_transformer.tpm.notation import function, raised, scaled, scripts
 from bnet_transformer.tpm.symbols import Symbol, Symbols
 
@@ -33,6 +33,10 @@ class Score(abc.ABC):
     @abc.abstractmethod
     def towards(self, queries: Tensor, key: Tensor, j: Tensor, i: Tensor, *extra: Tensor) -> Tensor:
         """`s_ji` for every query j and one key i (the softmax over queries of the geometric integrator)."""
+
+    def products(self, own: Parent, read: Parent, *extra: Parent) -> tuple[Product, ...] | None:
+        """The matrix products of the scores of one word, from its own vector and those it reads; None if not said."""
+        return None
 
     def latex(self, s: Symbols, query: str, key: str) -> str:
         r"""The score in LaTeX, from the slots of query and key; the one with a dot is read, the other is own.
@@ -78,6 +82,9 @@ class Dot(Score):
 
     def towards(self, queries: Tensor, key: Tensor, j: Tensor, i: Tensor, *extra: Tensor) -> Tensor:
         return self.against(key, queries, i, j)
+
+    def products(self, own: Parent, read: Parent, *extra: Parent) -> tuple[Product, ...]:
+        return (Product((own, read), read.shape, over=(read,)),)
 
     def latex(self, s: Symbols, query: str, key: str) -> str:
         product, root = self._product(s, query, key), rf"\sqrt{{{s.width(key)}}}"
@@ -139,10 +146,16 @@ class Bilinear(Score):
             raise BNetError(extra[0].name, expected=f"a matrix of shape {wanted}", got=extra[0].form)
 
     def against(self, query: Tensor, keys: Tensor, i: Tensor, j: Tensor, *extra: Tensor) -> Tensor:
-        return self.scale * torch.einsum("...d,...de,...me->...m", query, extra[0], keys)
+        Az = torch.einsum("...d,...de->...e", query, extra[0])  # the one word first
+        return self.scale * torch.einsum("...e,...me->...m", Az, keys)
 
     def towards(self, queries: Tensor, key: Tensor, j: Tensor, i: Tensor, *extra: Tensor) -> Tensor:
-        return self.scale * torch.einsum("...md,...de,...e->...m", queries, extra[0], key)
+        Az = torch.einsum("...de,...e->...d", extra[0], key)
+        return self.scale * torch.einsum("...md,...d->...m", queries, Az)
+
+    def products(self, own: Parent, read: Parent, *extra: Parent) -> tuple[Product, ...]:
+        (A,) = extra
+        return Product((own, A), A.shape), Product((own, A, read), read.shape, over=(read,))
 
     def latex(self, s: Symbols, query: str, key: str) -> str:
         z, A, w = s.of(query, "b"), s.weight("A", "bd"), s.of(key, "d")

@@ -1,4 +1,4 @@
-"""The word-wise steps after attention: the feed-forward map and the ResNet step."""
+"""The word-wise steps: an activation, the feed-forward map, the ResNet step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bnet_transformer.errors import one_of, whole
-from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Shape, vector
+from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, vector
 from bnet_transformer.tpm.linear import apply
 from bnet_transformer.tpm.symbols import Symbols
 
@@ -35,6 +35,33 @@ LATEX = {
     "sigmoid": r"\operatorname{sigmoid}",
     "identity": "",
 }
+
+
+@final
+@dataclass(frozen=True)
+class Activation(TPM):
+    """`s(x)`, entry by entry.
+
+    >>> Activation("relu").value(At(), torch.tensor([-1.0, 2.0]))
+    tensor([0., 2.])
+    """
+
+    activation: str = "relu"
+    slots: ClassVar[tuple[str, ...]] = ("x",)
+    elementwise: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        one_of("activation", self.activation, ACTIVATIONS)
+
+    def shape(self, *parents: Parent) -> Shape:
+        return (vector(parents[0]),)
+
+    def value(self, at: At, *parents: Tensor) -> Tensor:
+        return ACTIVATIONS[self.activation](parents[0])
+
+    def latex(self, s: Symbols) -> str:
+        activate = LATEX[self.activation]
+        return s.equals(f"{activate}({s.of('x')})" if activate else s.of("x"))
 
 
 @final
@@ -71,6 +98,10 @@ class FeedForward(TPM):
             found |= {f"bias_{name}": Parameter(shape[:1], fill=0.0) for name, shape in maps.items()}
         return found
 
+    def products(self, *parents: Parent) -> tuple[Product, ...]:
+        (width,) = self.shape(*parents)
+        return (Product(parents, (self.hidden, width), own=True),) * (3 if self.gated else 2)
+
     def value(self, at: At, *parents: Tensor) -> Tensor:
         inner = self._map(at, "in", parents[0])
         activate = ACTIVATIONS[self.activation]
@@ -90,8 +121,7 @@ class FeedForward(TPM):
         return s.equals(out + (s.plus(s.parameter("b", "2")) if self.bias else ""))
 
     def _map(self, at: At, name: str, x: Tensor) -> Tensor:
-        y = apply(at[f"weight_{name}"], x)
-        return y + at[f"bias_{name}"] if self.bias else y
+        return apply(at[f"weight_{name}"], x, at[f"bias_{name}"] if self.bias else None)
 
 
 @final
@@ -121,11 +151,15 @@ class ResNet(TPM):
             "bias": Parameter((self.blocks, width), fill=0.0),
         }
 
+    def products(self, *parents: Parent) -> tuple[Product, ...]:
+        (width,) = self.shape(*parents)
+        return (Product(parents, (width, width), own=True),) * self.blocks
+
     def value(self, at: At, *parents: Tensor) -> Tensor:
         z = parents[0]
         activate = ACTIVATIONS[self.activation]
         for W, b in zip(at["weight"].unbind(-3), at["bias"].unbind(-2), strict=True):
-            z = z + activate(apply(W, z) + b)
+            z = z + activate(apply(W, z, b))
         return z
 
     def latex(self, s: Symbols) -> str:

@@ -1,0 +1,160 @@
+"""Rows of exact inference: the mixture over heads and over atoms against plain Pyro, posteriors against pgmpy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import bnet_transformer as bt
+from benchmarks.harness import Figure, figure, interleaved, of_the_limit, ratios
+from bnet_transformer.inference import Evidence, log_evidence, posterior
+from bnet_transformer.tpm import Categorical, Normal
+
+HEADS, ATOMS, SENTENCES, WORDS, DIM = 8, 12, 256, 16, 32
+Loss = Callable[[], Tensor]
+
+
+def mixture_step() -> list[Figure]:
+    """A training step of the sentence mixture (K=8, N=256, 16 words, d=32, Normal readout) on one thread: the exact
+    marginal by elimination, forward and backward, against plain Pyro with TraceEnum_ELBO on the same model and
+    parameters; the two losses are asserted equal first."""
+    with one_thread():
+        ours, theirs = _mixture()
+        return _compared(ours, theirs, runs=21, target=1 / 3)
+
+
+def codebook_step() -> list[Figure]:
+    """The same with codebooks: each head draws W_q, W_k and W_v from 12 atoms a role, so 1,728 joint states of the
+    weights under 8 heads. The Normal readout is met by Gram matrices."""
+    with one_thread():
+        ours, theirs = _codebook(Normal(1.0))
+        return _compared(ours, theirs, runs=3, target=1 / 20)
+
+
+def codebook_categorical_step() -> list[Figure]:
+    """The same codebooks under a Categorical(8) readout of each word, which has no Gram matrices; 16 sentences, for
+    plain Pyro keeps every word's vector in every joint state."""
+    with one_thread():
+        ours, theirs = _codebook(Categorical(8), sentences=16)
+        return _compared(ours, theirs, runs=3, target=1 / 2)
+
+
+def head_posteriors() -> list[Figure]:
+    """P(c | y) of 256 sentences (4 heads, 6 words, d=8, Categorical(8) readout of each word): one batch of ours
+    against pgmpy's VariableElimination, sentence by sentence, on the exported nets; asserted equal to 1e-8. The
+    export itself is not in pgmpy's time."""
+    from pgmpy.inference import VariableElimination
+
+    words = list("abcdefgh")
+    net = bt.bayesuvius(8, heads=4, vocabulary=words, observe=Categorical(8)).to(torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    ids, y = (torch.randint(8, (SENTENCES, 6), generator=generator) for _ in range(2))
+    module = net.module()
+    start = time.perf_counter()
+    models = [VariableElimination(net.sentence(row.tolist()).to_pgmpy()) for row in ids]
+    exported = (time.perf_counter() - start) / SENTENCES
+
+    def ours() -> Tensor:
+        return posterior(module, "c", {"y": Evidence(y)}, ids)
+
+    def theirs() -> Tensor:
+        seen = [{f"y_{i}": words[s] for i, s in enumerate(row)} for row in y.tolist()]
+        return torch.stack([_query(model, each) for model, each in zip(models, seen, strict=True)])
+
+    torch.testing.assert_close(ours(), theirs(), rtol=1e-8, atol=1e-8)
+    spent = interleaved({"ours": ours, "theirs": theirs}, runs=3)
+    return [
+        figure("one batch", spent["ours"], "s"),
+        figure("pgmpy, one by one", spent["theirs"], "s"),
+        figure("our time over pgmpy's", ratios(spent["ours"], spent["theirs"]), ""),
+        figure("export of one sentence", exported, "s"),
+    ]
+
+
+def _query(model: Any, seen: dict[str, str]) -> Tensor:
+    return torch.as_tensor(model.query(["c"], seen, show_progress=False).values, dtype=torch.float64)
+
+
+def _compared(ours: Loss, theirs: Loss, runs: int, target: float) -> list[Figure]:
+    torch.testing.assert_close(ours(), theirs(), rtol=1e-4, atol=1e-2)
+    spent = interleaved({"ours": lambda: ours().backward(), "theirs": lambda: theirs().backward()}, runs=runs)
+    return [
+        figure("exact elimination", spent["ours"], "s"),
+        figure("Pyro, TraceEnum_ELBO", spent["theirs"], "s"),
+        figure("our time over Pyro's", ratios(spent["ours"], spent["theirs"]), "", target=target),
+        *of_the_limit(lambda: ours().backward(), spent["ours"]),
+    ]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch on one thread, for both sides."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _mixture() -> tuple[Loss, Loss]:
+    """The loss of a batch, ours and Pyro's."""
+    import pyro
+    import pyro.distributions as dist
+    from pyro.infer import TraceEnum_ELBO, config_enumerate
+
+    torch.manual_seed(0)
+    net = bt.bayesuvius(DIM, heads=HEADS, observe=Normal(1.0))
+    module, x, y = net.module(), torch.randn(SENTENCES, WORDS, DIM), torch.randn(SENTENCES, WORDS, DIM)
+    W = {r: module.store[f"W_{r}_0/values"] for r in "qkv"}
+    logits = module.store["c/logits"]
+
+    @config_enumerate  # type: ignore[untyped-decorator]
+    def model() -> None:
+        with pyro.plate("sentence", SENTENCES):
+            c = pyro.sample("c", dist.Categorical(logits=logits))
+            q, k, v = (torch.einsum("...oi,...ni->...no", W[r][c], x) for r in "qkv")
+            mean = torch.softmax(q @ k.mT, -1) @ v
+            pyro.sample("y", dist.Normal(mean, 1.0).to_event(2), obs=y)
+
+    elbo = TraceEnum_ELBO(max_plate_nesting=1)
+    ours = lambda: -log_evidence(module, {"y": Evidence(y)}, x).sum()  # noqa: E731
+    return ours, lambda: elbo.differentiable_loss(model, lambda: None)
+
+
+def _codebook(readout: Normal | Categorical, sentences: int = SENTENCES) -> tuple[Loss, Loss]:
+    import pyro
+    import pyro.distributions as dist
+    from pyro.infer import TraceEnum_ELBO, config_enumerate
+
+    torch.manual_seed(0)
+    net = bt.bayesuvius(DIM, heads=HEADS, atoms=ATOMS, observe=readout)
+    module, x = net.module(), torch.randn(sentences, WORDS, DIM)
+    real = isinstance(readout, Normal)
+    y = torch.randn(sentences, WORDS, DIM) if real else torch.randint(8, (sentences, WORDS))
+    store = module.store
+
+    @config_enumerate  # type: ignore[untyped-decorator]
+    def model() -> None:
+        with pyro.plate("sentence", sentences):
+            c = pyro.sample("c", dist.Categorical(logits=store["c/logits"]))
+            vectors = []
+            for r in "qkv":
+                m = pyro.sample(f"m_{r}", dist.Categorical(logits=store[f"W_{r}_0/logits"][c]))
+                vectors.append(torch.einsum("...oi,...ni->...no", store[f"W_{r}_0/atoms"][m], x))
+            q, k, v = vectors
+            mean = torch.softmax(q @ k.mT, -1) @ v
+            if real:
+                read = dist.Normal(mean, 1.0).to_event(2)
+            else:
+                read = dist.Categorical(logits=mean @ store["y/weight"].mT + store["y/logits"]).to_event(1)
+            pyro.sample("y", read, obs=y)
+
+    elbo = TraceEnum_ELBO(max_plate_nesting=1)
+    ours = lambda: -log_evidence(module, {"y": Evidence(y)}, x).sum()  # noqa: E731
+    return ours, lambda: elbo.differentiable_loss(model, lambda: None)

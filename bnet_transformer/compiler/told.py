@@ -1,0 +1,226 @@
+"""What a module is told, checked and laid out: names of families, values, masks.
+
+Forms and types are always checked. What only the numbers tell (ids outside their table, a word that is left nothing to
+read) is checked where they can be read: not within `torch.compile`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from bnet_transformer.axes import WORD
+from bnet_transformer.compiler.values import Course, count_states
+from bnet_transformer.errors import BNetError, mapping, unknown
+from bnet_transformer.network import Input, Member, Network
+from bnet_transformer.tpm import Given
+
+Values = Tensor | Mapping[str, Tensor]
+
+
+def wanted(want: object) -> tuple[str, ...]:
+    """The names of wanted families, from a list of them."""
+    if isinstance(want, str):
+        raise BNetError("want", expected="a list of families", got=repr(want), allowed=f"want=[{want!r}]")
+    if not isinstance(want, Sequence) or not all(isinstance(name, str) for name in want):
+        raise BNetError("want", expected="a list of families", got=want)
+    return tuple(want)
+
+
+def by_family(network: Network, what: str, told: object) -> dict[int, tuple[str, Tensor]]:
+    """Values by the number of their family, each with how a message calls it; names that are none are refused."""
+    values = mapping(what, told)
+    return {network.graph.family(name).index: (f"{what}[{name!r}]", value) for name, value in values.items()}
+
+
+def check_value(
+    network: Network,
+    member: Member,
+    what: str,
+    value: object,
+    *,
+    words: Mapping[str, int],
+    batch: int | None,
+    like: Tensor | None,
+) -> None:
+    """Refuse a value that is not `[batch, *plates, word, *shape]`, or of the wrong type; see `form`.
+
+    `batch` None allows no such dim; `like` is a parameter, whose type and device are the net's.
+    """
+    if not isinstance(value, Tensor):
+        raise BNetError(what, expected="a tensor", got=value)
+    whole = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    states = member.tpm.kind == "discrete" or member.tpm.reads_by_index
+    if whole and not states:
+        raise BNetError(what, expected=f"real numbers{_as(like)}", got=f"{value.dtype}")
+    if not whole and (member.tpm.reads_by_index or not value.is_floating_point()):
+        kind = "ids" if isinstance(member.tpm, Given) else "states"
+        raise BNetError(what, expected=f"whole numbers, the {kind}" if states else "real numbers", got=f"{value.dtype}")
+    if like is not None and not whole and value.dtype != like.dtype:
+        hint = f"net.to({value.dtype}), or {what} in {like.dtype}"
+        raise BNetError(what, expected=f"{like.dtype}, as the parameters", got=f"{value.dtype}", allowed=hint)
+    if like is not None and value.device != like.device:
+        raise BNetError(what, expected=f"a tensor on {like.device}, as the parameters", got=f"one on {value.device}")
+    lead, shape = lead_of(network, member, words), () if whole else member.shape
+    batches: list[tuple[int, ...]] = [(), (1,)] if batch is None else [(), (1,), (batch,)]
+    if not is_one_of(value.shape, [(*b, *lead, *shape) for b in batches]):
+        sizes = (*(() if batch is None else (batch,)), *lead, *shape)
+        wanted_shape = f"{form(member, state=whole)} of shape {sizes}"
+        raise BNetError(what, expected=wanted_shape, got=f"shape {tuple(value.shape)}")
+
+
+def _as(like: Tensor | None) -> str:
+    return "" if like is None else f" ({like.dtype}, as the parameters)"
+
+
+def is_one_of(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> bool:
+    """True where a shape is one of these, size by size: `torch.compile` may know sizes as symbols."""
+    for other in shapes:
+        if len(shape) == len(other) and all([n == m for n, m in zip(shape, other, strict=True)]):  # noqa: C419
+            return True
+    return False
+
+
+def lead_of(network: Network, member: Member, words: Mapping[str, int]) -> tuple[int, ...]:
+    """How many nodes a family has along each of its plates, the word last."""
+    family = member.family
+    sizes = tuple(network.graph.sizes[plate] for plate in family.plates)
+    return sizes if family.words is None else (*sizes, words[family.words])
+
+
+def form(member: Member, *, state: bool = False) -> str:
+    """How a value (or state) of a family lies, as a message says it: `[batch, head, word, 4]`."""
+    family, shape = member.family, () if state else member.shape
+    axes = ["batch", *family.plates, *([WORD] if family.words is not None else []), *map(str, shape)]
+    return f"[{', '.join(axes)}]"
+
+
+def batch_of(network: Network, told: Mapping[int, tuple[str, Tensor]], least: int) -> int:
+    """How many sentences there are: what is told of one of them holds for all."""
+    found = [least]
+    for index, (_, value) in told.items() if least == 1 else ():
+        member = network.members[index]
+        shape = member.shape if isinstance(value, Tensor) and value.is_floating_point() else ()
+        rank = len(member.family.plates) + (member.family.words is not None) + len(shape)
+        if isinstance(value, Tensor) and value.dim() == rank + 1:
+            found.append(value.shape[0])
+    return max(found)
+
+
+def laid_out(course: Course, index: int, value: Tensor) -> Tensor:
+    """A value `[batch, *plates, word, *shape]` (or without batch) in the layout."""
+    member = course.network.members[index]
+    family, layout = member.family, course.layout
+    discrete = not value.is_floating_point()
+    rank = (0 if discrete else len(member.shape)) + len(family.plates) + (family.words is not None)
+    value = value if value.dim() > rank else value.unsqueeze(0)
+    shape = [1] * layout.batch + [value.shape[0]] + [1] * (len(layout.plates) + 1)
+    for k, plate in enumerate(family.plates):
+        shape[layout.axis(plate)] = value.shape[1 + k]
+    if family.words is not None:
+        shape[layout.word] = value.shape[1 + len(family.plates)]
+    return value.reshape(*shape, *([] if discrete else member.shape))
+
+
+def received(course: Course, told: Mapping[int, tuple[str, Tensor]]) -> dict[int, Tensor]:
+    """Values in the layout, states as whole numbers of their table; what stands at absent words becomes zero."""
+    found = {}
+    for index, (what, value) in told.items():
+        laid = laid_out(course, index, value if value.is_floating_point() else value.long())
+        there = there_of(course, course.network.members[index])
+        if there is not None:
+            own = laid.dim() - course.layout.rank
+            laid = laid.masked_fill(~there.reshape(*there.shape, *[1] * own), 0)
+        check_states(course, index, what, laid)
+        found[index] = laid
+    return found
+
+
+def there_of(course: Course, member: Member) -> Tensor | None:
+    """Which words of a family are present, in the layout; None where all are."""
+    words, layout = member.family.words, course.layout
+    if words is None or words not in course.present:
+        return None
+    present = course.present[words]
+    return present.reshape(*[1] * layout.batch, present.shape[0], *[1] * len(layout.plates), present.shape[1])
+
+
+def check_states(course: Course, index: int, what: str, value: Tensor) -> None:
+    """Refuse ids and states that there are not."""
+    if value.is_floating_point() or not value.numel() or not readable(value):
+        return
+    low, high = (int(end) for end in value.aminmax())
+    states = _states(course, index)
+    if not 0 <= low <= high < states:
+        kind = "ids" if isinstance(course.network.members[index].tpm, Given) else "states"
+        raise BNetError(what, expected=f"{kind} from 0 to {states - 1}", got=low if low < 0 else high)
+
+
+def _states(course: Course, index: int) -> int:
+    tpm = course.network.members[index].tpm
+    return (tpm.states or 0) if isinstance(tpm, Given) else count_states(course, index)
+
+
+def readable(value: Tensor) -> bool:
+    """True where the numbers of a tensor can be looked at."""
+    return not torch.compiler.is_compiling() and not value.is_meta and type(value) in (Tensor, nn.Parameter)
+
+
+def check_mask(mask: Values | None, words: Mapping[str, int], batch: int) -> dict[str, Tensor]:
+    """The words that are present, by stack: booleans, in every sentence some."""
+    if mask is None:
+        return {}
+    if not isinstance(mask, Mapping) and len(words) > 1:
+        got = "one tensor" if isinstance(mask, Tensor) else mask
+        raise BNetError("mask", expected="a mapping from stack: " + ", ".join(words), got=got)
+    by_stack = dict(mask) if isinstance(mask, Mapping) else {next(iter(words)): mask}
+    for stack, present in by_stack.items():
+        if stack not in words:
+            raise unknown("stack of mask", stack, words)
+        what = f"mask[{stack!r}]" if stack else "mask"
+        wanted_shape = (batch, words[stack])
+        fits = isinstance(present, Tensor) and is_one_of(present.shape, [wanted_shape, (1, words[stack])])
+        if not fits or present.dtype != torch.bool:
+            got = f"{present.dtype} of shape {tuple(present.shape)}" if isinstance(present, Tensor) else present
+            raise BNetError(what, expected=f"booleans of shape {wanted_shape}, true where a word is", got=got)
+        if readable(present) and not bool((some := present.any(-1)).all()):
+            which = int((~some).nonzero()[0])
+            raise BNetError(f"{what}, sentence {which}", expected="at least one word that is present", got="none")
+    return by_stack
+
+
+def check_read(course: Course, members: Iterable[Member]) -> None:
+    """Refuse a mask that leaves a present word nothing to read, where its TPM cannot read nothing."""
+    done = set()
+    for member in members:
+        if member.family.index in course.known or member.tpm.may_read_nothing:
+            continue
+        for given in member.inputs:
+            parent = course.network.members[given.parent].family
+            key = (given.reach, member.family.words, parent.words)
+            if WORD in given.over and parent.words in course.present and key not in done:
+                done.add(key)
+                _check_reach(course, member, given, parent.words or "")
+
+
+def _check_reach(course: Course, member: Member, given: Input, words: str) -> None:
+    own = member.family.words
+    if given.reach.kind == "every" or (own == words and given.reach.kind in ("causal", "window")):
+        return  # each sentence has a word, and each word reads itself
+    there = course.present[words]
+    if not readable(there):
+        return
+    n, m = 1 if own is None else course.words[own], course.words[words]
+    pairs = torch.tensor(given.reach.matrix(n, m), device=there.device)
+    nothing = ~(pairs & there[:, None, :]).any(-1)
+    nothing = nothing & course.present[own] if own is not None and own in course.present else nothing
+    if bool(nothing.any()):
+        sentence, word = nothing.nonzero()[0].tolist()
+        who = member.family.name if own is None else f"word {word} of {member.family.name}"
+        raise BNetError(
+            f"mask, sentence {sentence}, {who}",
+            expected=f"at least one present word of {course.network.members[given.parent].family.name} to read",
+            got=f"none (reach {given.reach})",
+        )

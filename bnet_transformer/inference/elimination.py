@@ -1,0 +1,120 @@
+"""Elimination: the sum of log factors over all choices. Choices of single words go first, within their word; then those
+of the sentence; then those of the corpus. Selectors go before anything that depends on a sentence, so codebooks cost no
+factor K.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bnet_transformer.axes import WORD
+from bnet_transformer.compiler.values import Course
+from bnet_transformer.errors import BudgetError, ReadingError
+from bnet_transformer.inference.factors import NEVER, Factor
+
+MOST_NUMBERS = 2**30
+
+
+def eliminated(course: Course, factors: list[Factor]) -> Tensor:
+    """The sum of all factors over all choices."""
+    layout, members = course.layout, course.network.members
+    local = {i for i in layout.enumerated if members[i].family.words is not None or members[i].family.plates}
+    corpus = {i for i in layout.enumerated if members[i].scope == "corpus"}
+    groups: dict[tuple[tuple[str, ...], str | None], list[Tensor]] = {}
+    for factor in factors:
+        family = factor.member.family
+        over = ((), None) if factor.summed else (family.plates, family.words)
+        groups.setdefault(over, []).append(factor.table)
+    rest = groups.pop(((), None), [])
+    batch = batch_of(factors, course)
+    for (plates, words), tables in groups.items():
+        own = {i for i in local if (members[i].family.plates, members[i].family.words) == (plates, words)}
+        _refuse_strangers(course, tables, local - own)
+        shape = full_shape(course, plates, words, batch)
+        wide = [table.expand(torch.broadcast_shapes(table.shape, shape)) for table in tables]
+        total = _sum_out(course, wide, sorted(own))
+        axes = tuple(range(layout.batch + 1, layout.rank))
+        rest.append(total.sum(axes, keepdim=True))
+    apart = [f.table for f in factors if f.member.scope == "corpus" and f.member.family.index in corpus]
+    rest = [table for table in rest if not any(table is other for other in apart)]
+    inner = [i for i in layout.enumerated if i not in local and i not in corpus]
+    total = _sum_out(course, rest, inner)
+    if corpus:
+        total = total.expand(*total.shape[: layout.batch], batch, *total.shape[layout.batch + 1 :])
+        total = _sum_out(course, [total.sum(layout.batch, keepdim=True), *apart], sorted(corpus))
+        batch = 1
+    return total.expand(*[1] * layout.batch, batch, *[1] * (layout.rank - layout.batch - 1)).reshape(batch)
+
+
+def _sum_out(course: Course, tables: list[Tensor], choices: list[int]) -> Tensor:
+    """Sum the choices out, each time the one whose joint table is smallest; then add what is left."""
+    layout = course.layout
+    left = list(choices)
+    while left:
+        costs = {i: _joint(layout.enumerated.index(i), tables) for i in left}
+        chosen = min(left, key=lambda i: math.prod(costs[i]))
+        if math.prod(costs[chosen]) > MOST_NUMBERS:
+            name = course.network.members[chosen].family.name
+            raise BudgetError(
+                f"eliminating {name}",
+                expected=f"a table of at most {MOST_NUMBERS} numbers",
+                got=f"{math.prod(costs[chosen])}",
+                allowed="fewer sentences at once",
+            )
+        place = layout.enumerated.index(chosen)
+        touched = [table for table in tables if table.shape[place] > 1]
+        tables = [table for table in tables if table.shape[place] == 1]
+        if touched:
+            tables.append(_total(touched).logsumexp(place, keepdim=True))
+        left.remove(chosen)
+    if not tables:
+        return torch.zeros([1] * layout.rank, dtype=course.dtype, device=course.device)
+    return _total(tables)
+
+
+def _joint(place: int, tables: list[Tensor]) -> tuple[int, ...]:
+    touched = [table.shape for table in tables if table.shape[place] > 1]
+    return tuple(torch.broadcast_shapes(*touched)) if touched else (0,)
+
+
+def _total(tables: list[Tensor]) -> Tensor:
+    """The sum of log tables, small ones first, so that what no sentence changes is added once."""
+    ordered = sorted(tables, key=lambda table: table.numel())
+    total = ordered[0]
+    for table in ordered[1:]:
+        total = total + table
+    return total.clamp(min=NEVER)
+
+
+def _refuse_strangers(course: Course, tables: list[Tensor], others: set[int]) -> None:
+    for i in others:
+        if any(table.shape[course.layout.enumerated.index(i)] > 1 for table in tables):
+            name = course.network.members[i].family.name
+            raise ReadingError(
+                name,
+                expected="choices for each word that meet no other plate",
+                got="one that another plate depends on",
+                allowed="the reference, for a small net",
+            )
+
+
+def full_shape(course: Course, plates: tuple[str, ...], words: str | None, batch: int) -> list[int]:
+    """How a table over all nodes of a family lies in the layout, were it no function of choices."""
+    layout = course.layout
+    shape = [1] * layout.rank
+    shape[layout.batch] = batch
+    for plate in plates:
+        shape[layout.axis(plate)] = course.network.graph.sizes[plate]
+    if words is not None:
+        shape[layout.axis(WORD)] = course.words[words]
+    return shape
+
+
+def batch_of(factors: list[Factor], course: Course) -> int:
+    """How many sentences are asked about."""
+    sizes = [factor.table.shape[course.layout.batch] for factor in factors]
+    sizes += [value.shape[course.layout.batch] for value in course.known.values()]
+    return max(sizes, default=1)

@@ -1,0 +1,93 @@
+"""Questions about single nodes of a sentence: by elimination over whole families, by the reference where the structure
+forbids that (choices of words that meet, `do` on some nodes of a family).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from bnet_transformer import reference
+from bnet_transformer.compiler.module import Module
+from bnet_transformer.errors import ReadingError
+from bnet_transformer.inference import exact
+from bnet_transformer.inference.factors import Evidence
+from bnet_transformer.reference import ATOL, BUDGET, World
+from bnet_transformer.tpm import Given
+
+
+def posterior(
+    module: Module,
+    world: World,
+    query: int,
+    evidence: Mapping[int, Tensor],
+    budget: int = BUDGET,
+    atol: float = ATOL,
+) -> Tensor:
+    """`P(query | evidence)` for a discrete node of a sentence: `[states]`."""
+    try:
+        return _eliminated(module, world, query, evidence, budget, atol)
+    except ReadingError:
+        return reference.posterior(world, query, evidence, budget, atol)
+
+
+def _eliminated(
+    module: Module, world: World, query: int, evidence: Mapping[int, Tensor], budget: int, atol: float
+) -> Tensor:
+    family, index = world.ground.place(query)
+    found = exact.posterior(
+        module,
+        family.name,
+        seen_families(world, evidence),
+        {stack: torch.zeros(1, count) for stack, count in world.ground.words.items()},
+        do=set_families(world),
+        given={name: value[None] for name, value in world.given.items()},
+        budget=budget,
+        atol=atol,
+    )
+    return found[(0, *index)].double()
+
+
+def seen_families(world: World, evidence: Mapping[int, Tensor]) -> dict[str, Evidence]:
+    """Evidence on nodes as evidence on families, for a batch of one sentence."""
+    return {name: Evidence(value, some) for name, (value, some) in _gathered(world, evidence).items()}
+
+
+def set_families(world: World) -> dict[str, Tensor]:
+    """What `do` set, as values of families; it must have set all nodes of each."""
+    found = {}
+    for name, (value, some) in _gathered(world, world.do).items():
+        if some is not None:
+            raise _apart(name, "all nodes of a family set, or none", "some of them")
+        found[name] = value
+    return found
+
+
+def _gathered(world: World, told: Mapping[int, Tensor]) -> dict[str, tuple[Tensor, Tensor | None]]:
+    """For each family, what is told of its nodes, `[1, *plates, word, *shape]`, and of which nodes (None: of all)."""
+    by_family: dict[int, dict[int, Tensor]] = {}
+    for node, value in told.items():
+        index = world.ground.family_of(node).index
+        by_family.setdefault(index, {})[node - int(world.ground.offsets[index])] = value
+    found = {}
+    for index, values in by_family.items():
+        member, shape = world.network.members[index], world.ground.shapes[index]
+        if isinstance(member.tpm, Given):
+            raise _apart(member.family.name, "a node that is not given with the sentence", "a given one")
+        first = next(iter(values.values()))
+        if any(value.shape != first.shape or value.dtype != first.dtype for value in values.values()):
+            raise _apart(member.family.name, "states for its nodes, or tensors", "both")
+        flat = torch.zeros(torch.Size(shape).numel(), *first.shape, dtype=first.dtype)
+        where = torch.tensor(list(values))
+        flat[where] = torch.stack(list(values.values()))
+        some = torch.zeros(len(flat), dtype=torch.bool)
+        some[where] = True
+        whole = flat.reshape(1, *shape, *first.shape)
+        found[member.family.name] = whole, None if bool(some.all()) else some.reshape(1, *shape)
+    return found
+
+
+def _apart(name: str, expected: str, got: str) -> ReadingError:
+    return ReadingError(name, expected=expected, got=got, allowed="the reference, for a small net")

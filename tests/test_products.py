@@ -1,0 +1,155 @@
+"""Products that are folded, made together, or met by Gram matrices give what each product by itself gives."""
+
+import itertools
+
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.compiler import Module
+from bnet_transformer.inference import Evidence, factors, log_evidence, posterior, readout
+from bnet_transformer.tpm import Attention, Categorical, Dot, Given, Linear, Normal, Weight
+
+D = torch.float64
+NETS = [
+    {},
+    {"slices": 2},
+    {"residual": True},
+    {"mask": "causal"},
+    {"atoms": 3},
+    {"atoms": (2, 3, 4), "residual": True},
+    {"atoms": 2, "slices": 2},
+    {"atoms": 3, "mask": "causal", "value_dim": 4},
+    {"per": "corpus"},
+    {"per": "slice", "slices": 2},
+    {"heads": 1},
+    {"key_dim": 2},
+    {"key_dim": 6, "scale": None},
+    {"combine": "concat", "slices": 2},
+    {"per": "word"},
+]
+
+
+def net_of(options, observe=None) -> bt.BNet:
+    return bt.bayesuvius(4, **{"heads": 3, **options}, observe=observe or Normal(0.7)).to(D)
+
+
+def unfolded(net: bt.BNet) -> Module:
+    module = net.module()
+    module.widest = 10**9  # so many words that none has as many
+    return module
+
+
+def gradients(module: Module, loss: torch.Tensor) -> list[torch.Tensor]:
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    return list(torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
+
+
+@pytest.mark.parametrize("words", [3, 20])  # explicit products, torch's own attention
+@pytest.mark.parametrize("options", NETS, ids=str)
+def test_folded_maps_change_no_value(options, words):
+    if options.get("per") == "word" and words > 3:
+        pytest.skip("as for few")
+    net, x = net_of(options), torch.randn(5, words, 4, dtype=D)
+    mask = torch.arange(words) < torch.tensor([words, words - 1, 2, 1, words])[:, None]
+    name = f"x_{options.get('slices', 1)}"
+    for there in (None, mask):
+        ours, plain = net.module(), unfolded(net)
+        a, b = (module(x, there, want=[name])[name] for module in (ours, plain))
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+        seen = torch.ones(5, words, dtype=torch.bool) if there is None else there
+        losses = [torch.where(seen[:, :, None], value, 0).square().sum() for value in (a, b)]
+        pairs = zip(gradients(ours, losses[0]), gradients(plain, losses[1]), strict=True)
+        for one, other in pairs:
+            torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+
+
+def test_maps_are_folded_where_it_pays():
+    """`W_q^T W_k` for whole-width heads in many words; not for narrow heads, few words, or q that is asked for."""
+    module = net_of({}).module()
+    known = frozenset({module.network.graph.family("x_0").index})
+    q, x = (module.network.graph.family(name).index for name in ("q_0", "x_1"))
+    assert q not in {i for group in module.plan(("x_1",), known, fold=True).groups for i in group}
+    assert x in module.plan(("x_1",), known, fold=True).folds
+    assert not module.plan(("x_1",), known).folds
+    assert not module.plan(("x_1", "q_0"), known, fold=True).folds
+    assert not net_of({"key_dim": 2}).module().plan(("x_1",), known, fold=True).folds
+    assert not net_of({"atoms": 5}).module().plan(("x_1",), known, fold=True).folds
+
+
+@pytest.mark.parametrize("observe", [Normal(0.7), Normal(0.7, dim=3), Normal(0.7, learnable=True)], ids=str)
+@pytest.mark.parametrize("gram", [True, False], ids=["gram", "explicit"])
+@pytest.mark.parametrize("options", NETS, ids=str)
+def test_a_readout_above_an_attention_is_the_plain_one(options, gram, observe, monkeypatch):
+    net, words = net_of(options, observe), 3
+    if options.get("per") == "word" and options.get("slices", 1) > 1:
+        pytest.skip("refused")
+    module = net.module()
+    x = torch.randn(5, words, 4, dtype=D)
+    y = Evidence(torch.randn(5, words, observe.dim or 4, dtype=D), torch.rand(5, words) > 0.3)
+    mask = torch.arange(words) < torch.tensor([3, 3, 2, 1, 3])[:, None]
+    for evidence, there in itertools.product((Evidence(y.value), y), (None, mask)):
+        with monkeypatch.context() as patch:
+            patch.setattr(readout, "_pays", lambda *_: gram)
+            found = log_evidence(module, {"y": evidence}, x, there)
+        with monkeypatch.context() as patch:
+            patch.setattr(factors, "attentions_below", lambda *_: {})
+            plain = log_evidence(module, {"y": evidence}, x, there)
+        torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-10)
+        for one, other in zip(gradients(module, found.sum()), gradients(module, plain.sum()), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("options", [{"atoms": 4}, {"atoms": 3, "slices": 2}, {"atoms": 4, "residual": True}], ids=str)
+def test_gram_matrices_give_posteriors(options, monkeypatch):
+    net = net_of(options)
+    module, x, y = net.module(), torch.randn(5, 3, 4, dtype=D), torch.randn(5, 3, 4, dtype=D)
+    for name in ("c", "W_q_0", "W_v_0"):
+        found = posterior(module, name, {"y": Evidence(y)}, x)
+        with monkeypatch.context() as patch:
+            patch.setattr(factors, "attentions_below", lambda *_: {})
+            plain = posterior(module, name, {"y": Evidence(y)}, x)
+        torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-9)
+
+
+def test_gram_matrices_are_used_where_they_pay(monkeypatch):
+    calls = []
+    plain = readout._by_gram_matrices
+    monkeypatch.setattr(readout, "_by_gram_matrices", lambda *args: calls.append(1) or plain(*args))
+    y = Evidence(torch.randn(2, 8, 16))
+    for options, expected in (({"atoms": 8}, 1), ({"heads": 3}, 0)):
+        calls.clear()
+        module = bt.bayesuvius(16, **options, observe=Normal()).module()
+        log_evidence(module, {"y": y}, torch.randn(2, 8, 16))
+        assert len(calls) == expected
+    module = bt.bayesuvius(16, atoms=8, observe=Categorical(3)).module()
+    log_evidence(module, {"y": Evidence(torch.zeros(2, 8, dtype=torch.long))}, torch.randn(2, 8, 16))
+    assert len(calls) == 0
+
+
+def test_what_else_is_asked_keeps_the_attention():
+    """Evidence on the attention's own value, or a second reader of it, stands beside the readout's."""
+    net = net_of({"atoms": 3})
+    module, x = net.module(), torch.randn(1, 3, 4, dtype=D)
+    made = module(x, want=["x_1"])["x_1"]
+    y = torch.randn(1, 3, 4, dtype=D)
+    seen = made[1, 2, 0][None] if made.dim() == 6 else made[1, 2, 0, 0][None]
+    found = posterior(module, "W_v_0", {"y": Evidence(y), "x_1": Evidence(seen.reshape(1, 3, 4).detach())}, x)
+    assert found.max() == 1
+
+
+def test_heads_of_unlike_widths_are_made_together():
+    """q, k and v of one vector, with plates of their own, by one product."""
+    nodes = [bt.Node(f"W_{r}", Weight((3 if r == "v" else 2, 4)), plates=["head"] if r != "k" else []) for r in "qkv"]
+    nodes += [bt.Node(r, Linear(), [f"W_{r}", "x"], ["head", "word"] if r != "k" else ["word"]) for r in "qkv"]
+    read = [bt.Arrow("k", "every"), bt.Arrow("v", "every")]
+    nodes += [bt.Node("a", Attention(Dot()), ["q", *read], ["head", "word"])]
+    nodes += [bt.Node("x", Linear(4), ["v0"], ["word"]), bt.Node("v0", Linear(4), ["x"], ["word"])][::-1]
+    stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=["word"])])
+    net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)])).to(D)
+    x = torch.randn(2, 3, 4, dtype=D)
+    module = net.module()
+    assert module.plan(("a_0",), frozenset({module.network.graph.family("x_0").index})).together
+    s = net.sentence(x=x[1])
+    for h, i in itertools.product(range(2), range(3)):
+        torch.testing.assert_close(module(x, want=["a_0"])["a_0"][1, h, i], s[f"a_0_{h}_{i}"], rtol=1e-10, atol=1e-10)

@@ -1,0 +1,328 @@
+"""What modules and inference are told: bad input meets a clear error; what stands at absent words changes nothing."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import bnet_transformer as bt
+from bnet_transformer import reference
+from bnet_transformer.compiler import Module
+from bnet_transformer.inference import Evidence, log_evidence, posterior
+from bnet_transformer.tpm import Add, Categorical, Given, Normal, Pool
+from tests.cases import CASES, Case
+from tests.test_exact import gathered
+
+D = torch.float64
+L = torch.long
+X = torch.zeros(2, 3, 4)
+IDS = {"ids": lambda case: case.name}
+FIXED = ("shared slices", "vanilla encoder-decoder, pre-norm", "vanilla decoder, learned")  # in their number of words
+UNMASKED = ("cayley",)  # a stranger's TPM that does not ask who is read
+
+
+def chapter(**options: object) -> Module:
+    return bt.bayesuvius(4, **{"heads": 3, "slices": 2, "observe": Categorical(3), **options}).module()
+
+
+@pytest.mark.parametrize(
+    "told, message",
+    [
+        ({"want": "x_1"}, r"want: expected a list of families; got 'x_1'; allowed: want=\['x_1'\]"),
+        ({"want": 3}, "want: expected a list of families"),
+        ({"want": [3]}, "want: expected a list of families"),
+        ({"want": ["x_1_2"]}, "the name of a family; got 'x_1_2', one node; allowed: 'x_1'"),
+        ({"want": ["x_9"]}, "near matches are x_"),
+        ({"x": X.double()}, r"x: expected torch.float32, as the parameters; got torch.float64; allowed: net.to\("),
+        ({"x": X.long()}, r"x: expected real numbers \(torch.float32"),
+        ({"x": X.tolist()}, r"x: expected \[batch, word\]"),
+        ({"x": X[:, :0]}, "words: expected a whole number of at least 1; got 0"),
+        ({"x": {"enc": X}}, "stack: expected a known name"),
+        ({"do": {"x_1_2": X}}, "one node; allowed: 'x_1'"),
+        ({"do": {"z": X}}, "known name"),
+        ({"do": [X]}, "do: expected a mapping"),
+        ({"do": {"c": torch.tensor(3)}}, r"do\['c'\]: expected states from 0 to 2; got 3"),
+        ({"do": {"c": torch.tensor([0, -1])}}, "states from 0 to 2; got -1"),
+        ({"do": {"c": torch.tensor(1.0)}}, "whole numbers, the states; got torch.float32"),
+        ({"do": {"c": torch.tensor(True)}}, "whole numbers, the states; got torch.bool"),
+        ({"do": {"c": torch.zeros(3, dtype=L)}}, r"do\['c'\]: expected \[batch\] of shape \(2,\); got shape \(3,\)"),
+        ({"do": {"x_1": X[:, :2]}}, r"\[batch, word, 4\] of shape \(2, 3, 4\); got shape \(2, 2, 4\)"),
+        ({"do": {"x_1": X.double()}}, r"do\['x_1'\]: expected torch.float32"),
+        ({"do": {"x_1": X.long()}}, "real numbers"),
+        ({"do": {"x_1": 3}}, "a tensor; got 3"),
+        ({"given": {"q_0": X}}, r"given\['q_0'\]: expected a node that is given; got one that is not; allowed: x_0"),
+        ({"x": None, "given": {"x_0": X[0]}}, r"given\['x_0'\]: expected \[batch, word, 4\]"),
+        ({"mask": torch.ones(2, 3)}, "mask: expected booleans of shape"),
+        ({"mask": torch.ones(2, 2, dtype=bool)}, r"shape \(2, 3\), true where"),
+        ({"mask": [[True] * 3] * 2}, "mask: expected booleans"),
+        ({"mask": {"enc": torch.ones(2, 3, dtype=bool)}}, "stack of mask"),
+        ({"mask": torch.tensor([[True] * 3, [False] * 3])}, "mask, sentence 1: expected at least one word"),
+    ],
+)
+def test_bad_input_to_a_module(told, message):
+    with pytest.raises(bt.BNetError, match=message):
+        chapter()(**{"x": X, **told})
+
+
+@pytest.mark.parametrize(
+    "ids, message",
+    [
+        (torch.tensor([[0, 2]]), r"x: expected ids from 0 to 1; got 2"),
+        (torch.tensor([[0, -1]]), "ids from 0 to 1; got -1"),
+        (torch.tensor([[0.0, 1.0]]), "whole numbers, the ids; got torch.float32"),
+        (torch.tensor([[True, False]]), "whole numbers, the ids; got torch.bool"),
+        (torch.zeros(1, 2, 4, dtype=L), r"\[batch, word\] of shape \(1, 2\)"),
+    ],
+)
+def test_bad_ids(ids, message):
+    module = chapter(vocabulary=["a", "b"])
+    with pytest.raises(bt.BNetError, match=message):
+        module(ids)
+    small = torch.tensor([[1, 0]])
+    for kind in (torch.uint8, torch.int16, torch.int32):
+        assert module(small.to(kind)).equal(module(small))
+
+
+def test_one_sentence_for_many_values_of_do():
+    module = chapter()
+    states, x = torch.randn(5, 3, 4), torch.randn(1, 3, 4)
+    done = module(x, do={"x_1": states})
+    each = torch.cat([module(x, do={"x_1": state[None]}) for state in states], 1)
+    torch.testing.assert_close(done, each)
+    with pytest.raises(bt.BNetError, match=r"do\['c'\]: expected \[batch\] of shape \(5,\)"):
+        module(x, do={"x_1": states, "c": torch.zeros(4, dtype=L)})
+
+
+def test_several_stacks_are_told_apart():
+    three = next(c for c in CASES if c.name == "three stacks")
+    module, s = three.net.module(), three.sentence
+    x = {stack: s._intake.given[f"{stack}_x_0"][None] for stack in ("enc", "side", "dec")}
+    assert module(x).shape == module(given={f"{stack}_x_0": value for stack, value in x.items()}).shape
+    with pytest.raises(bt.BNetError, match=r"x\['side'\]: expected torch.float64"):
+        module({**x, "side": x["side"].float()})
+    with pytest.raises(bt.BNetError, match="mask: expected a mapping from stack: enc, side, dec"):
+        module(x, torch.ones(1, 2, dtype=bool))
+    with pytest.raises(bt.BNetError, match="none for dec_x_0, stack 'dec'"):
+        module({stack: x[stack] for stack in ("enc", "side")})
+
+
+def test_a_word_that_is_there_must_have_a_word_to_read():
+    rows = [[False, True, False], [True, True, True], [True, False, True]]
+    net = bt.bayesuvius(4, mask=rows, observe=Categorical(3))
+    mask = torch.tensor([[True] * 3, [True, False, True]])
+    for ask in (lambda: net.module()(X, mask), lambda: net.pyro()(X, mask=mask)):
+        with pytest.raises(
+            bt.BNetError, match="mask, sentence 1, word 0 of x_1: expected at least one present word of k"
+        ):
+            ask()
+    real = bt.bayesuvius(4, heads=5, mask=rows, observe=Normal(1.0)).module()
+    with pytest.raises(bt.BNetError, match="mask, sentence 1, word 0 of x_1"):
+        log_evidence(real, {"y": Evidence(X)}, X, mask)
+    absent = torch.tensor([[True] * 3, [False, False, True]])  # an absent word may be left with nothing
+    assert net.module()(X, absent).isfinite().all()
+    with pytest.raises(bt.BNetError, match="word 0 of x_1: expected at least one word of k_0 to read"):
+        bt.bayesuvius(4, mask="earlier").module()(X)
+    with pytest.raises(bt.BNetError, match="at most 8 words"):
+        CASES[15].net.module()(torch.zeros(1, 9, dtype=L))
+
+
+def test_a_sum_of_nothing_is_zero_with_a_mask_as_without():
+    stack = bt.Stack(
+        [bt.Node("x", Pool("sum"), [bt.Arrow("x", "earlier")], plates=["word"])],
+        [bt.Node("x", Given(4), plates=["word"])],
+    )
+    module, x = bt.BNet(bt.Declaration([stack])).module(), torch.randn(1, 3, 4)
+    assert module(x, torch.tensor([[True, True, False]]))[0, :2].equal(module(x)[0, :2])
+    assert module(x)[0, 0].equal(torch.zeros(4))
+
+
+def test_checks_cost_no_graph_break():
+    module = chapter(vocabulary=["a", "b"], mask="causal")
+    ids, mask = torch.tensor([[0, 1, 1]]), torch.tensor([[True, True, False]])
+    compiled = torch.compile(module, fullgraph=True, backend="eager")
+    do = {"c": torch.tensor([2])}
+    torch.testing.assert_close(compiled(ids, mask, do=do), module(ids, mask, do=do))
+
+
+# padding
+
+
+def padded(s: bt.Sentence, more: int = 2) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The given values of a sentence with more words, nonsense in them, and the mask that says so."""
+    given, mask = {}, {}
+    for name, value in s._intake.given.items():
+        family = s.net.network.graph.by_name[name]
+        if family.words is not None:
+            axis, count = len(family.plates), s.ground.words[family.words]
+            nonsense = torch.full_like(value.narrow(axis, 0, 1), -100 if value.dtype == L else torch.nan)
+            value = torch.cat([value, *[nonsense] * more], axis)
+            mask[family.words] = (torch.arange(count + more) < count)[None]
+        given[name] = value[None]
+    return given, mask
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.name not in FIXED + UNMASKED], **IDS)
+def test_padding_changes_no_value(case: Case):
+    module, s = case.net.module().eval(), case.sentence
+    given, mask = padded(s)
+    for member in s.net.network.members:
+        family = member.family
+        want = [family.name]
+        try:
+            short = module(given={k: v[None] for k, v in s._intake.given.items()}, want=want)[family.name]
+        except bt.BNetError:
+            continue  # what it cannot compute it refuses, which others test
+        long = module(given=given, mask=mask, want=want)[family.name]
+        own = len(member.shape) if member.tpm.kind != "discrete" or long.is_floating_point() else 0
+        own = 1 if member.tpm.kind == "discrete" and long.is_floating_point() and not member.shape else own
+        if family.words is not None:
+            long = long.narrow(long.dim() - own - 1, 0, s.ground.words[family.words])
+        for k, (n, m) in enumerate(zip(short.shape, long.shape, strict=True)):
+            long = long.narrow(k, 0, n) if n < m else long  # the states of a choice among words
+        torch.testing.assert_close(long, short, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [c for c in CASES if c.evidence and c.name not in (*FIXED, "word, two slices", "hidden Markov")],
+    **IDS,
+)
+def test_padding_changes_no_evidence_and_no_posterior(case: Case):
+    s = case.sentence.observe(case.evidence)
+    seen, graph = gathered(s, s._seen), s.net.network.graph
+    longer = {}
+    for name, told in seen.items():
+        value, observed = told.value, told.observed
+        if graph.by_name[name].words is not None:
+            axis = 1 + len(graph.by_name[name].plates)
+            nonsense = torch.full_like(value.narrow(axis, 0, 1), 99 if value.dtype == L else torch.inf)
+            value = torch.cat([value, nonsense, nonsense], axis)
+            observed = torch.cat([observed, *[torch.ones_like(observed.narrow(axis, 0, 1))] * 2], axis)
+        longer[name] = Evidence(value, observed)
+    module = s.net.module().eval()
+    short = {"given": {k: v[None] for k, v in s._intake.given.items()}, "evidence": seen}
+    given, mask = padded(s)
+    long = {"given": given, "mask": mask, "evidence": longer}
+    torch.testing.assert_close(log_evidence(module, **long), log_evidence(module, **short), rtol=1e-10, atol=1e-10)
+    for member in s.net.network.members:
+        if member.tpm.kind == "discrete" and member.family.name not in seen:
+            few = posterior(module, member.family.name, **short)
+            many = posterior(module, member.family.name, **long)
+            many = many[tuple(slice(0, n) for n in few.shape)]
+            torch.testing.assert_close(many, few, rtol=1e-10, atol=1e-10)
+
+
+# evidence
+
+
+def question(**told: object) -> dict[str, object]:
+    return {"evidence": {"y": Evidence(torch.zeros(2, 3, dtype=L))}, "x": X, **told}
+
+
+@pytest.mark.parametrize(
+    "told, message",
+    [
+        ({"evidence": {"y_1": Evidence(torch.zeros(2, dtype=L))}}, "one node; allowed: 'y'"),
+        ({"evidence": {"z": Evidence(torch.zeros(2, dtype=L))}}, "known name"),
+        ({"evidence": [1]}, "evidence: expected a mapping"),
+        ({"evidence": {"y": torch.zeros(2, 3, dtype=L)}}, r"evidence\['y'\]: expected Evidence\(value, observed\)"),
+        ({"evidence": {"y": Evidence([1, 2])}}, r"evidence\['y'\]: expected a tensor"),
+        ({"evidence": {"y": Evidence(torch.zeros(2, 3))}}, "whole numbers, the states"),
+        ({"evidence": {"y": Evidence(torch.zeros(2, 4, dtype=L))}}, r"shape \(2, 3\); got shape \(2, 4\)"),
+        ({"evidence": {"y": Evidence(torch.full((2, 3), 3))}}, r"evidence\['y'\]: expected states from 0 to 2; got 3"),
+        ({"evidence": {"c": Evidence(torch.tensor([0, 3]))}}, r"evidence\['c'\]: expected states from 0 to 2"),
+        ({"evidence": {"x_0": Evidence(X)}}, "x_0: expected evidence on a node that is not given"),
+        ({"evidence": {"q_0": Evidence(X.double())}}, r"evidence\['q_0'\]: expected torch.float32"),
+        ({"evidence": {"y": Evidence(torch.zeros(2, 3, dtype=L), torch.ones(2, 3))}}, "observed: expected booleans"),
+        (
+            {"evidence": {"y": Evidence(torch.zeros(2, 3, dtype=L), torch.ones(3, 2, dtype=bool))}},
+            r"booleans of shape \(2, 3\), true where it was seen; got torch.bool of shape \(3, 2\)",
+        ),
+        ({"do": {"y": torch.zeros(2, 3, dtype=L)}}, "y: expected do or evidence on a node, not both"),
+        ({"do": {"c": torch.tensor(4)}}, r"do\['c'\]: expected states"),
+    ],
+)
+def test_bad_evidence(told, message):
+    module = chapter(atoms=2)
+    for ask in (log_evidence, lambda module, **asked: posterior(module, "W_q_0", **asked)):
+        with pytest.raises(bt.BNetError, match=message):
+            ask(module, **question(**told))
+
+
+def test_bad_queries():
+    module = chapter(atoms=2)
+    with pytest.raises(bt.BNetError, match="x_1: expected a discrete family; got a deterministic one; allowed: c, W_"):
+        posterior(module, "x_1", **question())
+    with pytest.raises(bt.BNetError, match="c: expected a family that is still random"):
+        posterior(module, "c", **question(do={"c": torch.tensor(0)}))
+    with pytest.raises(bt.BNetError, match="one node; allowed: 'y'"):
+        posterior(module, "y_1", **question())
+
+
+def test_a_selector_of_the_corpus_takes_one_state():
+    module = chapter(per="corpus")
+    state = {"c": Evidence(torch.tensor([1]))}
+    seen = log_evidence(module, {**question()["evidence"], **state}, X)
+    done = log_evidence(module, question()["evidence"], X, do={"c": torch.tensor(1)}).sum()
+    torch.testing.assert_close(seen, (done + torch.tensor(1 / 3).log())[None])
+    with pytest.raises(bt.BNetError, match=r"evidence\['c'\]: expected \[batch\] of shape \(\); got shape \(2,\)"):
+        log_evidence(module, {"c": Evidence(torch.tensor([1, 1]))}, X)
+
+
+def test_impossible_evidence_is_named():
+    net = bt.bayesuvius(4, heads=3, atoms=2, observe=Normal(1.0)).to(D)
+    module, x = net.module(), torch.randn(3, 3, 4, dtype=D)
+    q = module(x, want=["q_0"])["q_0"]
+    value = q[0].clone()
+    value[1, 2] = q[1, 1, 2]
+    for ask in (lambda e, **m: log_evidence(module, e, x, **m), lambda e, **m: posterior(module, "c", e, x, **m)):
+        told = "q_0_2 of sentence 1: expected evidence that some state of the net makes possible; got "
+        with pytest.raises(bt.EvidenceError, match=told + "one of probability zero given the evidence before it"):
+            ask({"y": Evidence(x), "q_0": Evidence(value)})
+        shown = torch.ones(3, 3, dtype=bool)
+        shown[1, 0], shown[1, 1] = False, False
+        assert ask({"q_0": Evidence(value, shown)}).isfinite().all()
+        padding = torch.tensor([[True] * 3, [True, True, False], [True] * 3])
+        assert ask({"q_0": Evidence(value)}, mask=padding).isfinite().all()
+        with pytest.raises(bt.EvidenceError, match=r"k_0_0 of sentence 0: .*probability zero:"):
+            ask({"k_0": Evidence(torch.zeros_like(value)), "y": Evidence(x)})
+        with pytest.raises(bt.EvidenceError, match=r"W_k_0 of sentence 2.*zero:"):
+            ask({"W_k_0": Evidence(net.parameters["W_k_0.atoms"][[0, 1, 1]] + torch.tensor([0, 0, 1])[:, None, None])})
+        with pytest.raises(bt.EvidenceError, match=r"y.* of sentence 1: expected finite numbers"):
+            ask({"y": Evidence(x.index_fill(0, torch.tensor(1), torch.nan))})
+    impossible = log_evidence(module, {"q_0": Evidence(value)}, x, check=False)
+    assert impossible[1] < -5e29 and impossible[[0, 2]].isfinite().all() and not impossible.isnan().any()
+
+
+def test_impossible_evidence_under_a_selector_of_the_corpus_names_its_sentence():
+    net = bt.bayesuvius(4, heads=3, per="corpus").to(D)
+    module, x = net.module(), torch.randn(3, 2, 4, dtype=D)
+    q = module(x, want=["q_0"])["q_0"]
+    value = torch.stack([q[0, 0], q[0, 1], q[2, 2]])
+    with pytest.raises(bt.EvidenceError, match=r"q_0_0 of sentence 2.*given the evidence before it"):
+        log_evidence(module, {"q_0": Evidence(value)}, x)
+
+
+def test_evidence_that_settles_a_choice_is_the_references():
+    """All of a family seen: its state is known to what lies below, and its own probability counts."""
+    s = next(c for c in CASES if c.name == "codebook").sentence.observe({"W_q_0": 1, "c": 0, "y_1": 2})
+    given = {k: v[None] for k, v in s._intake.given.items()}
+    seen = {name: Evidence(told.value) if name != "y" else told for name, told in gathered(s, s._seen).items()}
+    got = log_evidence(s.net.module(), seen, given=given)
+    torch.testing.assert_close(got[0], reference.log_evidence(s._world, s._seen), rtol=1e-10, atol=1e-10)
+
+
+def test_a_real_choice_that_others_read_must_be_seen_whole():
+    nodes = [bt.Node("z", Normal(0.5), ["x"], plates=["word"]), bt.Node("x", Add(), ["x", "z"], plates=["word"])]
+    stack = bt.Stack(
+        nodes,
+        [bt.Node("x", Given(2), plates=["word"])],
+        [bt.Node("y", Categorical(2), ["x"], plates=["word"])],
+    )
+    net = bt.BNet(bt.Declaration([stack])).to(D)
+    s = net.sentence(x=[[0.1, 0.2], [0.3, -0.4]]).observe(z_0_0=(1.0, 0.5), z_0_1=(0.0, 0.1), y_0=1)
+    seen, x = gathered(s, s._seen), s._intake.given["x_0"][None]
+    with pytest.raises(bt.BNetError, match="z_0"):
+        log_evidence(net.module(), seen, x)
+    seen["z_0"] = Evidence(seen["z_0"].value)
+    expected = reference.log_evidence(s._world, s._seen)
+    torch.testing.assert_close(log_evidence(net.module(), seen, x)[0], expected, rtol=1e-10, atol=1e-10)
