@@ -30,7 +30,8 @@ help:
 	@echo "make docs         check that the links of the pages lead somewhere"
 	@echo "make bench        the benchmarks, on this machine"
 	@echo "make clean        remove what builds, tests and the demo left behind; .venv stays"
-	@echo "make notebooks | experiments | soak    nothing to run yet; each says what to look at instead"
+	@echo "make experiments  train on the small tasks of docs/experiments, and write that page anew (some ten minutes)"
+	@echo "make notebooks | soak    nothing to run yet; each says what to look at instead"
 
 demo: $(CORE)
 	@echo "== demo: the bnet of a sentence, into demo/"
@@ -60,8 +61,9 @@ bench: $(DEV)
 notebooks:
 	@echo "== notebooks: there are none yet; look at docs/declare.md and run 'make demo'"
 
-experiments:
-	@echo "== experiments: there are none yet; 'make bench' measures what is here"
+experiments: $(CORE)
+	@echo "== experiments: training on small tasks, into docs/experiments/"
+	@$(BIN)/python -m experiments
 
 soak:
 	@echo "== soak: there are no long-running tests yet; 'make test' runs all that there are"

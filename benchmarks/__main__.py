@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import compiled, harness, imports, mixtures, structure
+from benchmarks import compiled, harness, imports, mixtures, structure, vanilla
 from benchmarks.harness import Row
 
 ROWS = (
@@ -23,6 +23,8 @@ ROWS = (
     Row("codebook-step", "compiled", mixtures.codebook_step),
     Row("codebook-categorical-step", "compiled", mixtures.codebook_categorical_step),
     Row("head-posteriors", "compiled", mixtures.head_posteriors),
+    Row("training-step", "vanilla", vanilla.training_step),
+    Row("decoding", "vanilla", vanilla.decoding),
 )
 
 

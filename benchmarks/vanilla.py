@@ -1,0 +1,97 @@
+"""Rows of training and decoding: the vanilla transformer against `torch.nn.Transformer` with the same weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import bnet_transformer as bt
+from benchmarks.harness import Figure, figure, interleaved, ratios
+from bnet_transformer.training.data import Batch
+from bnet_transformer.training.parallel import Ranks
+from bnet_transformer.training.run import Recipe, Run
+from bnet_transformer.training.task import task_of
+
+DIM, HEADS, SLICES, VOCABULARY, BATCH, WORDS, NEW = 256, 8, 3, 1000, 16, 32, 32
+
+
+class Theirs(nn.Module):
+    """torch's transformer with one table for both embeddings and the readout, and no positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, DIM)
+        self.core = nn.Transformer(DIM, HEADS, SLICES, SLICES, 4 * DIM, 0.0, batch_first=True)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        return self.told(self.core.encoder(self.embed(source)), target)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return self.table(ids) * DIM**0.5
+
+    def told(self, memory: Tensor, target: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+        last = self.core.decoder(self.embed(target), memory, tgt_mask=mask, tgt_is_causal=True)
+        return last @ self.table.weight.mT
+
+
+def training_step() -> list[Figure]:
+    """A step of `bt.train` (loss, gradients, clipping, AdamW) on 16 pairs of 32 words, 3 and 3 slices, 256 wide, 8
+    heads, against the same step written out for `torch.nn.Transformer` with the same weights."""
+    ours, theirs, source, target = _pair()
+    adam = torch.optim.AdamW(theirs.parameters(), 1e-3, betas=(0.9, 0.98), eps=1e-9)
+    recipe = Recipe(batch=BATCH, rate=1e-3, clip=1.0)
+    run = Run(task_of(ours.network), recipe, 1, Ranks(0, 1, torch.device("cpu")), None, False, {})
+    batch = Batch({"enc": source, "dec": target[:, :-1]}, None, {"dec_y": target[:, 1:]})
+
+    def step() -> float:
+        logits = theirs(source, target[:, :-1])
+        loss = functional.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        adam.step()
+        adam.zero_grad()
+        return float(loss.detach())
+
+    assert abs(run.train(batch)[0] - step()) < 1e-4
+    spent = interleaved({"ours": lambda: run.train(batch), "theirs": step}, runs=15)
+    return _figures("bt.train", spent, 1.05)
+
+
+def decoding() -> list[Figure]:
+    """32 words chosen greedily for each of 8 sources of 32 words by `net.generate`, with k and v kept, against
+    `torch.nn.Transformer`, which keeps its memory and no k and v; the same weights, and the words are the same."""
+    ours, theirs, source, _ = _pair()
+    source = source[:8]
+
+    def choose() -> Tensor:
+        with torch.inference_mode():
+            memory, ids = theirs.core.encoder(theirs.embed(source)), torch.zeros(len(source), 1, dtype=torch.long)
+            for _ in range(NEW):
+                ids = torch.cat([ids, theirs.told(memory, ids)[:, -1].argmax(-1, keepdim=True)], 1)
+        return ids[:, 1:]
+
+    theirs.eval()
+    assert [list(row) for row in ours.generate(source, start=0, length=NEW).ids] == choose().tolist()
+    calls = {"ours": lambda: ours.generate(source, start=0, length=NEW), "theirs": choose}
+    return _figures("net.generate", interleaved(calls, runs=9), 1.05)
+
+
+def _pair() -> tuple[bt.BNet, Theirs, Tensor, Tensor]:
+    torch.manual_seed(0)
+    theirs = Theirs().train()
+    net = bt.encoder_decoder(
+        DIM, heads=HEADS, slices=SLICES, vocabulary=VOCABULARY, positions=None, final_norm=True, dropout=0.0
+    )
+    table = {"W_embed.value": theirs.table.weight.detach().clone()}
+    ours = net.replace({**bt.models.weights_of(theirs.core), **table})
+    return ours, theirs, torch.randint(VOCABULARY, (BATCH, WORDS)), torch.randint(VOCABULARY, (BATCH, WORDS + 1))
+
+
+def _figures(name: str, spent: dict[str, list[float]], target: float) -> list[Figure]:
+    return [
+        figure(name, spent["ours"], "s"),
+        figure("torch.nn.Transformer", spent["theirs"], "s"),
+        figure("ratio", ratios(spent["ours"], spent["theirs"]), "", target=target),
+    ]

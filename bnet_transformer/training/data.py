@@ -1,0 +1,345 @@
+"""Data as examples: lists of sentences or of pairs, arrays, a stream of tokens on disk; and minibatches by step."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from bnet_transformer.errors import BNetError, FileError, unknown
+from bnet_transformer.network import Member
+from bnet_transformer.training.task import Task
+from bnet_transformer.training.words import real_numbers, whole_numbers
+
+UNSEEN = -1
+WAYS = "a list of sentences or of pairs, an array [sentence, word], a pair of arrays, a file of tokens"
+
+
+@dataclass(frozen=True)
+class Example:
+    """One sentence: the words of each stack, and what is observed at each readout."""
+
+    words: Mapping[str, Tensor]
+    observed: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sentences padded to one length: words `[batch, word]`, who is present, what is observed (-1 or NaN: nothing)."""
+
+    x: Mapping[str, Tensor]
+    mask: Mapping[str, Tensor] | None
+    observed: Mapping[str, Tensor]
+
+    @property
+    def sentences(self) -> int:
+        """How many sentences there are."""
+        return len(next(iter(self.x.values())))
+
+    @property
+    def count(self) -> int:
+        """How many words are observed, over all readouts."""
+        return sum(int(seen(value).sum()) for value in self.observed.values())
+
+    def share(self, rank: int, world: int) -> Batch:
+        """Every `world`-th sentence; where none is left, one of which nothing is observed."""
+        if rank < self.sentences:
+            return self._each(lambda value: value[rank::world], lambda value: value[rank::world])
+        return self._each(lambda value: value[:1], lambda value: torch.full_like(value[:1], nothing(value)))
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
+        """The same on a device, real numbers in the net's floating type."""
+
+        def moved(value: Tensor) -> Tensor:
+            return value.to(device, dtype) if value.is_floating_point() else value.to(device)
+
+        return self._each(moved, moved)
+
+    def _each(self, words: Callable[[Tensor], Tensor], observed: Callable[[Tensor], Tensor]) -> Batch:
+        mask = None if self.mask is None else {k: words(v) for k, v in self.mask.items()}
+        return replace(
+            self,
+            x={k: words(v) for k, v in self.x.items()},
+            mask=mask,
+            observed={k: observed(v) for k, v in self.observed.items()},
+        )
+
+
+def nothing(value: Tensor) -> float:
+    """What stands where nothing is observed."""
+    return float("nan") if value.is_floating_point() else UNSEEN
+
+
+def seen(value: Tensor) -> Tensor:
+    """Where something is observed: of real numbers, of a whole vector."""
+    return ~value.isnan().any(-1) if value.is_floating_point() else value != UNSEEN
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How one example is read: by a task, with words before and after what is told, and a bound on its length."""
+
+    task: Task
+    start: object = None
+    stop: object = None
+
+    def __call__(self, said: object) -> Example:
+        """An example of a sentence, a pair, or a mapping from stack and readout."""
+        task = self.task
+        if isinstance(said, Example):
+            return said
+        if isinstance(said, Mapping):
+            return self._example(said)
+        names = list(task.stacks)
+        if len(names) == 1 and task.next_word is None:
+            names += [readout.family.name for readout in task.readouts] or ["observed"]
+        if len(names) == 1:
+            return self._example({names[0]: said})
+        if not isinstance(said, tuple | list) or len(said) != len(names):
+            wanted = f"a pair ({', '.join(name or 'sentence' for name in names)})"
+            raise BNetError("example", expected=wanted if len(names) == 2 else wanted[7:], got=said)
+        return self._example(dict(zip(names, said, strict=True)))
+
+    def _example(self, said: Mapping[str, object]) -> Example:
+        task, words, observed = self.task, {}, {}
+        readouts = {readout.family.name: readout for readout in task.readouts}
+        for name in said:
+            if name not in task.words and name not in readouts and task.readouts:
+                raise unknown("example", name, [*task.words, *readouts])
+        for stack, of in task.words.items():
+            if stack not in said:
+                raise BNetError("example", expected=f"words of stack {stack!r}", got=f"only {', '.join(said)}")
+            words[stack] = of.tensor(said[stack])
+        told = task.next_word
+        for name in readouts or [name for name in said if name not in task.words]:
+            if name in said:
+                observed[name] = _observed(readouts.get(name), said[name])
+            elif told is not None:
+                words[told], observed[name] = self._shifted(told, words[told])
+            else:
+                raise BNetError("example", expected=f"what is observed of {name}", got=f"only {', '.join(said)}")
+        for stack, of in task.words.items():
+            of.check_length(len(words[stack]))
+        for name, value in observed.items():
+            self._check(readouts.get(name), value, words)
+        return Example(words, observed)
+
+    def _shifted(self, stack: str, words: Tensor) -> tuple[Tensor, Tensor]:
+        """All words but the last, and the next word of each."""
+        of = self.task.words[stack]
+        ends = [None if word is None else torch.tensor([of.id(word)]) for word in (self.start, self.stop)]
+        words = torch.cat([part for part in (ends[0], words, ends[1]) if part is not None])
+        if len(words) < 2:
+            raise BNetError("example", expected="at least 2 words, the second to be told by the first", got="1")
+        return words[:-1], words[1:]
+
+    def _check(self, readout: Member | None, value: Tensor, words: Mapping[str, Tensor]) -> None:
+        if readout is None:
+            return
+        family, discrete = readout.family, readout.tpm.kind == "discrete"
+        sizes = self.task.network.graph.sizes
+        shape = tuple(sizes[plate] for plate in family.plates)
+        shape += (len(words[family.words]),) if family.words is not None else ()
+        shape += () if discrete else readout.shape
+        if tuple(value.shape) != shape:
+            raise BNetError(family.name, expected=f"values of shape {shape}", got=f"shape {tuple(value.shape)}")
+        states = readout.tpm.states
+        if discrete and states is not None and value.numel():
+            low, high = int(value.min()), int(value.max())
+            if low < UNSEEN or high >= states:
+                wanted = f"states from 0 to {states - 1} (-1 or None: not observed)"
+                raise BNetError(family.name, expected=wanted, got=low if low < UNSEEN else high)
+
+
+def _observed(readout: Member | None, value: object) -> Tensor:
+    """What is observed of a readout, as a tensor."""
+    if readout is None:
+        floating = isinstance(value, Tensor) and value.is_floating_point()
+        array = np.asarray(value) if not isinstance(value, Tensor) else None
+        floating = floating or (array is not None and array.dtype.kind == "f")
+        return real_numbers("observed", value) if floating else whole_numbers("observed", value)
+    if readout.tpm.kind == "continuous":
+        return real_numbers(readout.family.name, value)
+    if isinstance(value, str | list | tuple):
+        value = _states(readout, value)
+    return whole_numbers(readout.family.name, value)
+
+
+def _states(readout: Member, value: object) -> object:
+    """States of labels; None is what is not observed."""
+    labels = getattr(readout.tpm, "labels", None) or ()
+    if value is None:
+        return UNSEEN
+    if isinstance(value, str):
+        if value not in labels:
+            raise unknown(f"label of {readout.family.name}", value, labels)
+        return labels.index(value)
+    return [_states(readout, part) for part in value] if isinstance(value, list | tuple) else value
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Minibatches by step: the same at every run for the same seed, each example once in an epoch."""
+
+    task: Task
+    batch: int
+    seed: int
+    size: int | None
+    example: Callable[[int], Example]
+    fresh: Callable[[int], Sequence[Example]] | None = None
+
+    @property
+    def epoch(self) -> int | None:
+        """How many steps an epoch has; None where every step has data of its own."""
+        return None if self.size is None else -(-self.size // self.batch)
+
+    def __call__(self, step: int) -> Batch:
+        """The minibatch of a step, counted from 0."""
+        if self.fresh is not None or self.size is None or self.epoch is None:
+            assert self.fresh is not None
+            return padded(self.task, self.fresh(step))
+        epoch, place = divmod(step, self.epoch)
+        order = _order(self.size, self.seed, epoch)[place * self.batch : (place + 1) * self.batch]
+        return padded(self.task, [self.example(int(k)) for k in order])
+
+    def in_order(self) -> list[Batch]:
+        """All examples once, as they come."""
+        if self.size is None:
+            raise BNetError("held_out", expected=WAYS, got="a function of the step")
+        starts = range(0, self.size, self.batch)
+        return [padded(self.task, [self.example(k) for k in range(s, min(s + self.batch, self.size))]) for s in starts]
+
+    def digest(self) -> str:
+        """What tells other data: how much there is, and its first and last example."""
+        if self.size is None:
+            return "a function of the step"
+        found = hashlib.sha256(str(self.size).encode())
+        for example in (self.example(0), self.example(self.size - 1)):
+            for name, value in sorted({**example.words, **example.observed}.items()):
+                found.update(f"{name} {value.tolist()}".encode())
+        return found.hexdigest()[:16]
+
+
+@lru_cache(maxsize=4)
+def _order(size: int, seed: int, epoch: int) -> Tensor:
+    return torch.randperm(size, generator=torch.Generator().manual_seed(mixed(seed, "order", epoch)))
+
+
+def mixed(*parts: object) -> int:
+    """A seed from several things."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
+
+
+def batches(reader: Reader, data: object, batch: int, seed: int, words: int | None) -> Batches:
+    """Minibatches of whatever form the data has."""
+    task = reader.task
+    if callable(data):
+        make = cast(Callable[[int], object], data)
+
+        def fresh(step: int) -> list[Example]:
+            found = batches(reader, make(step), 1, 0, words)
+            if found.size is None:
+                raise BNetError("data", expected=WAYS, got="a function that returns a function")
+            return [found.example(k) for k in range(found.size)]
+
+        return Batches(task, batch, seed, None, reader, fresh)
+    if isinstance(data, str | Path):
+        data = tokens_of(data)
+    if isinstance(data, Tensor | np.ndarray) and data.ndim == 1 and data.dtype != object:
+        return _windows(task, data, batch, seed, words)
+    if words is not None:
+        raise BNetError("words", expected="None: only a stream of tokens is cut in windows", got=words)
+    if isinstance(data, tuple) and data and all(isinstance(part, Tensor | np.ndarray) for part in data):
+        arrays = data
+        if len({len(part) for part in arrays}) > 1:
+            raise BNetError("data", expected="arrays of one length", got=[len(part) for part in arrays])
+        return Batches(task, batch, seed, len(arrays[0]), lambda k: _told(reader, k, tuple(part[k] for part in arrays)))
+    if isinstance(data, Tensor | np.ndarray) and len(data):
+        rows = data
+        return Batches(task, batch, seed, len(rows), lambda k: _told(reader, k, rows[k]))
+    if not isinstance(data, Sequence) or not len(data):
+        raise BNetError("data", expected=WAYS, got=data)
+    if all(isinstance(word, int) for word in data):
+        raise BNetError("data", expected=WAYS, got="a list of ids", allowed="[ids], for a single sentence")
+    read = [_told(reader, k, said) for k, said in enumerate(data)]
+    return Batches(task, batch, seed, len(read), read.__getitem__)
+
+
+def _told(reader: Reader, k: int, said: object) -> Example:
+    """An example, or the error that says which one it is."""
+    try:
+        return reader(said)
+    except BNetError as error:
+        raise type(error)(
+            f"data[{k}], {error.what}", expected=error.expected, got=error.got, allowed=error.allowed
+        ) from error
+
+
+def _windows(task: Task, stream: Tensor | np.ndarray, batch: int, seed: int, words: int | None) -> Batches:
+    """A stream of tokens, cut into windows of `words` words and the one after them."""
+    stack = task.next_word
+    if stack is None or len(task.stacks) > 1:
+        raise BNetError("data", expected="sentences: a stream is for a net of one stack that tells the next word",
+                        got=f"a stream of {len(stream)} tokens")  # fmt: skip
+    if words is None:
+        raise BNetError("words", expected="how many words a window of the stream has", got="None")
+    of, readout = task.words[stack], task.readouts[0].family.name
+    of.check_length(words)
+    count = (len(stream) - 1) // words
+    if count < 1:
+        raise BNetError("data", expected=f"more than {words} tokens, a window", got=f"{len(stream)}")
+
+    def window(k: int) -> Example:
+        ids = of.tensor(stream[k * words : (k + 1) * words + 1])
+        return Example({stack: ids[:-1]}, {readout: ids[1:]})
+
+    return Batches(task, batch, seed, count, window)
+
+
+def tokens_of(path: str | Path) -> np.ndarray:
+    """A stream of tokens on disk, mapped into memory: `.npy`, or `.bin` of uint16."""
+    where, wanted = str(path), "a file of tokens: .npy, or .bin of uint16"
+    if Path(path).suffix not in (".npy", ".bin"):
+        raise FileError(where, expected=wanted, got=f"the suffix {Path(path).suffix!r}")
+    try:
+        if Path(path).suffix == ".npy":
+            found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        else:
+            found = np.memmap(path, dtype=np.uint16, mode="r")
+    except (OSError, ValueError) as error:
+        raise FileError(where, expected=wanted, got=str(error)) from error
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise FileError(where, expected=wanted, got=f"{found.dtype} of shape {found.shape}")
+    return found
+
+
+def padded(task: Task, examples: Sequence[Example]) -> Batch:
+    """Examples as a batch, padded behind their ends; a mask where a word could read the padding."""
+    if not examples:
+        raise BNetError("data", expected="at least one example in a batch", got="none")
+    x, mask = {}, {}
+    for stack in task.stacks:
+        rows = [example.words[stack] for example in examples]
+        lengths = [len(row) for row in rows]
+        x[stack] = _together(rows, 0)
+        if len(set(lengths)) > 1 and task.masks(stack):
+            mask[stack] = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    observed = {}
+    for name in examples[0].observed:
+        rows = [example.observed[name] for example in examples]
+        observed[name] = _together(rows, nothing(rows[0]))
+    return Batch(x, mask or None, observed)
+
+
+def _together(rows: Sequence[Tensor], fill: float) -> Tensor:
+    if all(row.shape == rows[0].shape for row in rows):
+        return torch.stack(list(rows))
+    return pad_sequence(list(rows), batch_first=True, padding_value=fill)

@@ -1,0 +1,108 @@
+"""What a net is trained for: its readouts, and whether they tell the next word of a stack that reads no later one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bnet_transformer.errors import BNetError
+from bnet_transformer.network import Member, Network
+from bnet_transformer.training.words import Words, words_of
+
+BACKWARD = ("same", "before", "earlier", "causal", "first")
+
+
+@dataclass(frozen=True)
+class Task:
+    """The readouts of a net, the words of each stack, and the stack whose next word is told, where there is one."""
+
+    network: Network
+    readouts: tuple[Member, ...]
+    words: dict[str, Words]
+    next_word: str | None
+
+    @property
+    def stacks(self) -> tuple[str, ...]:
+        return tuple(self.words)
+
+    def masks(self, stack: str) -> bool:
+        """True where padding at the end of a stack could be read by a word that is there."""
+        for member in self.network.members:
+            for given in member.inputs:
+                words = self.network.members[given.parent].family.words
+                if words == stack and (member.family.words != stack or given.reach.kind not in BACKWARD):
+                    return True
+        return False
+
+
+def task_of(network: Network, *, likelihood: bool = True) -> Task:
+    """The task of a net; without `likelihood` (the loss is somebody else's) it needs no readout, and may choose."""
+    readouts = tuple(m for m in network.members if m.tpm.kind != "deterministic" and not _readers(network, m))
+    choices = [m.family.name for m in network.members if m.tpm.kind != "deterministic" and _readers(network, m)]
+    if likelihood and not readouts:
+        raise BNetError(
+            "net",
+            expected="a readout to train on: a net without observe= has no likelihood",
+            got="no Categorical or Normal node that nothing reads",
+            allowed="observe= or readout= of the net, or loss= of train",
+        )
+    if likelihood and choices:
+        raise BNetError(
+            "net",
+            expected="no random choice beneath the readouts: train follows one gradient",
+            got=", ".join(choices[:4]),
+            allowed="fit, which sums choices out; loss= of yours; combine='concat'",
+        )
+    stacks = [stack.name for stack in network.declaration.stacks]
+    words = {stack: words_of(network, stack) for stack in stacks}
+    return Task(network, readouts, words, _next_word(network, readouts, words))
+
+
+def _next_word(network: Network, readouts: tuple[Member, ...], words: dict[str, Words]) -> str | None:
+    """The stack whose next word the one readout tells, having read no later word."""
+    if len(readouts) != 1:
+        return None
+    (told,) = readouts
+    stack, states = told.family.words, told.tpm.states
+    if stack is None or states is None or told.family.plates or states != words[stack].states:
+        return None
+    return stack if later(network, told, stack) is None else None
+
+
+def later(network: Network, member: Member, stack: str) -> str | None:
+    """The first arrow above a node by which a word learns of later words of a stack; None if there is none."""
+    needed = above(network, member)
+    decided = decided_by(network, needed)
+    for child in needed:
+        for given in child.inputs:
+            parent = network.members[given.parent].family
+            if stack not in decided[given.parent]:
+                continue
+            if child.family.words != stack or parent.words != stack or given.reach.kind not in BACKWARD:
+                return f"{parent.name} -> {child.family.name} ({given.reach})"
+    return None
+
+
+def above(network: Network, member: Member) -> list[Member]:
+    """A node and all its ancestors, in order."""
+    found = {member.family.index}
+    todo = [member.family.index]
+    while todo:
+        parents = {bundle.parent for bundle in network.graph.into[todo.pop()]} - found
+        found |= parents
+        todo += parents
+    order = [index for group in network.graph.groups for index in group if index in found]
+    return [network.members[index] for index in order]
+
+
+def decided_by(network: Network, members: list[Member]) -> dict[int, frozenset[str]]:
+    """For each family the stacks whose words decide its value; families in order, their ancestors among them."""
+    found: dict[int, frozenset[str]] = {}
+    for member in members:
+        index, words = member.family.index, member.family.words
+        parents = (found.get(bundle.parent, frozenset()) for bundle in network.graph.into[index])
+        found[index] = frozenset(({words} if words is not None else set()).union(*parents))
+    return found
+
+
+def _readers(network: Network, member: Member) -> bool:
+    return bool(network.graph.out_of[member.family.index])

@@ -1,0 +1,124 @@
+"""The words of a stack as training and decoding take them: text, lists, ids, arrays or vectors, made tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnet_transformer.errors import BNetError, unknown
+from bnet_transformer.intake import main_of
+from bnet_transformer.network import Member, Network
+from bnet_transformer.tokens import Tokenizer
+from bnet_transformer.tpm import Given
+
+
+@dataclass(frozen=True)
+class Words:
+    """What the words of one stack are: the family that they fill, its vocabulary, the most of them."""
+
+    stack: str
+    member: Member
+    vocabulary: tuple[str, ...] | None
+    longest: int | None
+    tokenizer: Tokenizer | None = None
+
+    @property
+    def states(self) -> int | None:
+        """How many words there are; None where words are vectors."""
+        return self.member.tpm.states
+
+    @cached_property
+    def place(self) -> dict[str, int]:
+        """The id of each word of the vocabulary."""
+        return {word: k for k, word in enumerate(self.vocabulary or ())}
+
+    def tensor(self, said: object) -> Tensor:
+        """A sentence as ids `[word]`, or as vectors `[word, *shape]`."""
+        if isinstance(said, str):
+            said = said.split() if self.tokenizer is None else list(self.tokenizer.read(said).ids)
+        if self.states is None:
+            return self._vectors(said)
+        if isinstance(said, Sequence) and said and all(isinstance(word, str) for word in said):
+            return torch.tensor([self.id(word) for word in said])
+        ids = whole_numbers(self._where, said)
+        if ids.dim() != 1 or not len(ids):
+            raise BNetError(self._where, expected="words, at least one", got=said)
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= self.states:
+            raise BNetError(self._where, expected=f"ids from 0 to {self.states - 1}", got=low if low < 0 else high)
+        return ids
+
+    def id(self, word: object) -> int:
+        """The id of one word, told as itself or as its id."""
+        if isinstance(word, str):
+            if self.vocabulary is None:
+                raise BNetError(self._where, expected="ids: the net has no vocabulary", got=word)
+            if word not in self.place:
+                raise unknown(f"word of the {self._where}", word, self.place)
+            return self.place[word]
+        return int(self.tensor([word])[0])
+
+    def tell(self, ids: Iterable[int]) -> tuple[str, ...]:
+        """Ids as words; as numerals where there is no vocabulary."""
+        return tuple(str(k) if self.vocabulary is None else self.vocabulary[k] for k in ids)
+
+    def check_length(self, words: int) -> None:
+        """Refuse more words than there are learned positions."""
+        if self.longest is not None and words > self.longest:
+            wanted = f"at most {self.longest} words, the learned positions"
+            raise BNetError(self._where, expected=wanted, got=f"{words} words")
+
+    @property
+    def _where(self) -> str:
+        return f"sentence of stack {self.stack!r}" if self.stack else "sentence"
+
+    def _vectors(self, said: object) -> Tensor:
+        found = real_numbers(self._where, said)
+        if not found.dim() or tuple(found.shape[1:]) != self.member.shape or not len(found):
+            wanted = f"vectors of shape (words, {', '.join(map(str, self.member.shape))})"
+            raise BNetError(self._where, expected=wanted, got=f"shape {tuple(found.shape)}")
+        return found
+
+
+def words_of(network: Network, stack: str) -> Words:
+    """The words of a stack: its `Given` family over words, the discrete one where there are several."""
+    over = [
+        member
+        for member in network.members
+        if isinstance(member.tpm, Given) and member.family.words == stack and not member.family.plates
+    ]
+    found = main_of(over)
+    if found is None:
+        raise BNetError(f"stack {stack!r}", expected="words that are given with the sentence", got="none")
+    bounds = [m.tpm.longest for m in network.members if m.family.words == stack and m.tpm.longest is not None]
+    tokenizer = network.tokenizer if len(network.declaration.stacks) == 1 else None
+    return Words(stack, found, network.vocabularies.get(stack), min(bounds, default=None), tokenizer)
+
+
+def whole_numbers(what: str, value: object) -> Tensor:
+    """Whole numbers as a tensor of ids."""
+    try:
+        found = value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value).astype(np.int64))
+        exact = isinstance(value, Tensor) or bool(np.all(np.asarray(value) == np.asarray(found)))
+        kind = str(value.dtype) if isinstance(value, Tensor) else str(np.asarray(value).dtype)
+    except (TypeError, ValueError, OverflowError) as problem:
+        raise BNetError(what, expected="text, a list of words, or ids", got=value) from problem
+    if not exact or "float" in kind or "bool" in kind or "complex" in kind:
+        raise BNetError(what, expected="text, a list of words, or ids", got=value)
+    return found.long()
+
+
+def real_numbers(what: str, value: object) -> Tensor:
+    """Real numbers as a tensor."""
+    try:
+        found = value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value, dtype=np.float64))
+    except (TypeError, ValueError) as problem:
+        raise BNetError(what, expected="real numbers", got=value) from problem
+    if found.is_complex() or found.dtype == torch.bool:
+        raise BNetError(what, expected="real numbers", got=str(found.dtype))
+    return found

@@ -1,0 +1,1 @@
+"""Experiments: trainings whose results stand in docs/experiments; `make experiments` runs them."""

@@ -1,0 +1,292 @@
+"""Decoding: word by word equals all words anew, beams equal enumeration, samples follow the net, bad input is told."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.compiler import Module
+from bnet_transformer.tpm import (
+    Add,
+    Attention,
+    Categorical,
+    Concat,
+    Dot,
+    Embed,
+    FeedForward,
+    Given,
+    Linear,
+    Norm,
+    Normaliser,
+    Pool,
+    Positions,
+    Relative,
+    Weight,
+)
+from bnet_transformer.training.decoding import Anew, sampler
+from bnet_transformer.training.incremental import WordByWord
+from bnet_transformer.training.task import task_of
+
+D = torch.float64
+WORD, EACH = ["word"], ["head", "word"]
+
+
+def _attention(score: Attention, reach: str, extra: tuple = (), nodes: tuple = ()) -> bt.BNet:
+    """One causal slice whose attention is of some kind, two heads."""
+    maps = [bt.Node(f"W_{r}", Weight((4, 6)), plates=["head"]) for r in "qkv"]
+    maps += [bt.Node(r, Linear(), [f"W_{r}", "x"], EACH) for r in "qkv"]
+    slice_ = [
+        *maps,
+        *nodes,
+        bt.Node("a", score, ["q", bt.Arrow("k", reach), bt.Arrow("v", reach), *extra], EACH),
+        bt.Node("W_o", Weight((6, 4)), plates=["head"]),
+        bt.Node("mix", Concat(residual=True), ["W_o", "a", "x"], WORD),
+        bt.Node("x", Norm(), ["mix"], WORD),
+    ]
+    words = [bt.Node("token", Given(states=7), plates=WORD), bt.Node("x", Embed(6), ["token"], WORD)]
+    stack = bt.Stack(slice_, words, [bt.Node("y", Categorical(7), ["x"], WORD)], slices=2)
+    return bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)]))
+
+
+def _recurrent() -> bt.BNet:
+    """Reads the word before, the first word and the mean of all so far, and itself at the word before."""
+    slice_ = [
+        bt.Node("before", Linear(5), [bt.Arrow("x", "before")], WORD),
+        bt.Node("first", Linear(5), [bt.Arrow("x", "first")], WORD),
+        bt.Node("past", Pool("sum"), [bt.Arrow("x", "earlier")], WORD),
+        bt.Node("mean", Pool(), [bt.Arrow("x", "causal")], WORD),
+        bt.Node("h", Add(), ["x", "before", "first", "past", "mean", bt.Arrow("g", "before")], WORD),
+        bt.Node("g", FeedForward(8, "tanh"), ["h"], WORD, shape=(5,)),
+        bt.Node("x", Norm(), ["g"], WORD),
+    ]
+    words = [
+        bt.Node("token", Given(states=7), plates=WORD),
+        bt.Node("place", Positions(30, 5), plates=WORD),
+        bt.Node("embed", Embed(5), ["token"], WORD),
+        bt.Node("x", Add(), ["embed", "place"], WORD),
+    ]
+    return bt.BNet(bt.Declaration([bt.Stack(slice_, words, [bt.Node("y", Categorical(7), ["x"], WORD)], slices=2)]))
+
+
+NETS = {
+    "decoder": lambda: bt.decoder(16, heads=4, slices=2, vocabulary=7),
+    "pre-norm, learned positions": lambda: bt.decoder(
+        16, heads=2, slices=2, vocabulary=7, norm="pre", positions="learned", words=30, tie=False, bias=False
+    ),
+    "encoder-decoder": lambda: bt.encoder_decoder(16, heads=4, slices=2, vocabulary=7),
+    "rotary": lambda: _attention(Attention(Dot(None, rotary=100.0)), "causal"),
+    "relative": lambda: _attention(
+        Attention(bias=Relative(2)), "causal", ("b",), (bt.Node("b", Weight(5), plates=["head"]),)
+    ),
+    "sigmoid of earlier words": lambda: _attention(Attention(normaliser=Normaliser("sigmoid")), "earlier"),
+    "recurrent": _recurrent,
+    "concat of the chapter": lambda: bt.bayesuvius(
+        6, slices=2, heads=3, combine="concat", mask="causal", vocabulary=list("abcdefg"), observe=Categorical(7)
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(D, 1e-10), (torch.float32, 1e-5)], ids=["float64", "float32"])
+@pytest.mark.parametrize("name", NETS)
+def test_word_by_word_is_all_words_anew(name, dtype, tolerance):
+    net = NETS[name]().to(dtype)
+    task, module = task_of(net.network), net.module().eval()
+    x = {stack: torch.randint(0, 7, (3, 4)) for stack in task.stacks}
+    mask = {"enc": torch.arange(4) < torch.tensor([[4], [2], [3]])} if "enc" in x else None
+    with torch.no_grad():
+        ours = WordByWord(module, task, x, mask, 12)
+        oracle = Anew(module, task, x, mask, task.readouts[0].family.name)
+        for turn in range(8):
+            torch.testing.assert_close(ours.log_probs, oracle.log_probs, rtol=tolerance, atol=tolerance)
+            if turn == 2:
+                ours.repeat(2), oracle.repeat(2)
+            if turn == 5:
+                rows = torch.tensor([1, 1, 2, 3, 5, 4])  # beams change places within a sentence
+                ours.reorder(rows), oracle.reorder(rows)
+            ids = torch.randint(0, 7, (len(ours.log_probs),))
+            ours.step(ids), oracle.step(ids)
+
+
+def _guessing(seed: int) -> bt.BNet:
+    """A net of five words."""
+    return _sharp(bt.decoder(8, heads=2, slices=1, vocabulary=list("abcde"), tie=False, seed=seed).to(D))
+
+
+@pytest.fixture(scope="module")
+def net() -> bt.BNet:
+    return _guessing(4)
+
+
+def _sharp(net: bt.BNet) -> bt.BNet:
+    """A net that prefers some words by far."""
+    return net.replace({name: 3 * value for name, value in net.parameters.items() if "logits" in name})
+
+
+def _log_prob(net: bt.BNet, prompt: list[int], words: tuple[int, ...]) -> float:
+    """Of words after a prompt, by the reference: one sentence, one TPM for each word."""
+    s = net.sentence([*prompt, *words])
+    places = range(len(prompt) - 1, len(prompt) + len(words) - 1)
+    return sum(float(s.tpm(f"y_{i}").log_prob(torch.tensor(w))) for i, w in zip(places, words, strict=True))
+
+
+def test_greedy_takes_the_likeliest_word_each_time(net):
+    found = net.generate([1, 2], length=5)
+    words: list[int] = []
+    for _ in range(5):
+        tpm = net.sentence([1, 2, *words]).tpm(f"y_{1 + len(words)}")
+        words.append(int(tpm.logits.argmax()))
+    assert found.ids == (tuple(words),)
+    assert found.scores[0] == pytest.approx(_log_prob(net, [1, 2], tuple(words)), abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", [3, 17, 23])
+def test_as_many_beams_as_sentences_find_the_likeliest(seed):
+    net = _guessing(seed)
+    told = _told(net, list(itertools.product(range(5), repeat=4)))
+    best = max(told, key=told.__getitem__)
+    found = net.generate([1], method="beam", length=4, beams=5**3, penalty=0.0)
+    assert found.ids == (best,) != net.generate([1], length=4).ids
+    assert found.scores[0] == pytest.approx(_log_prob(net, [1], best), abs=1e-9)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize("seed", [3, 17, 23, 31])
+def test_beams_with_a_stop_word_find_the_best_by_length(seed, penalty):
+    """All sentences of at most 4 words, ended by `e` or by the length, weighed as Wu et al. do."""
+    net, stop = _guessing(seed), 4
+    ended = [(*words, stop) for n in range(4) for words in itertools.product(range(4), repeat=n)]
+    told = _told(net, [*ended, *itertools.product(range(4), repeat=4)])
+    best = max(told, key=lambda words: told[words] / ((5 + len(words)) / 6) ** penalty)
+    found = net.generate([1], method="beam", length=4, beams=256, penalty=penalty, stop="e")
+    assert found.ids == (tuple(word for word in best if word != stop),)
+    assert found.scores[0] == pytest.approx(told[best], abs=1e-9)
+
+
+def _told(net: bt.BNet, sentences: list[tuple[int, ...]]) -> dict[tuple[int, ...], float]:
+    """The log probability of words after the prompt [1], all sentences at once."""
+    padded = torch.tensor([[1, *words] + [0] * (4 - len(words)) for words in sentences])
+    logits = net.module().eval()(padded).detach().log_softmax(-1)[:, :-1]
+    each = logits.gather(2, padded[:, 1:, None])[..., 0].tolist()
+    return {words: sum(row[: len(words)]) for words, row in zip(sentences, each, strict=True)}
+
+
+def test_one_beam_is_greedy(net):
+    prompts = [[1], [2, 3], [4, 4, 4]]
+    assert net.generate(prompts, method="beam", beams=1, length=6).ids == net.generate(prompts, length=6).ids
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam"])
+@pytest.mark.parametrize("name", ["decoder", "encoder-decoder"])
+def test_a_ragged_batch_is_its_sentences(name, method):
+    net = NETS[name]().to(D)
+    prompts = [[1, 2, 3], [4], [5, 6, 0, 1, 2, 3]]
+    options = {"method": method, "length": 6, "start": 1, "stop": 3}
+    found = net.generate(prompts, **options)
+    alone = [net.generate(prompt, **options) for prompt in prompts]
+    assert found.ids == tuple(one.ids[0] for one in alone)
+    assert found.scores == pytest.approx([one.scores[0] for one in alone], abs=1e-10)
+    assert found.ids == net.generate(prompts, cached=False, **options).ids
+
+
+def test_samples_follow_the_net(net):
+    draws = net.generate([[1]] * 4000, method="sample", length=2, seed=7)
+    first = net.sentence([1]).tpm("y_0").probs
+    counts = torch.bincount(torch.tensor([row[0] for row in draws.ids]), minlength=5) / 4000
+    torch.testing.assert_close(counts, first.float(), rtol=0, atol=4 * math.sqrt(0.25 / 4000))
+    assert draws.ids == net.generate([[1]] * 4000, method="sample", length=2, seed=7).ids
+    assert draws.ids != net.generate([[1]] * 4000, method="sample", length=2, seed=8).ids
+    assert draws.scores[0] == pytest.approx(_log_prob(net, [1], draws.ids[0]), abs=1e-9)
+
+
+def test_what_sampling_leaves_out():
+    log_probs = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log().expand(3000, 4)
+
+    def share(temperature: float, top_k: int | None, top_p: float | None) -> torch.Tensor:
+        return torch.bincount(sampler(temperature, top_k, top_p, 0, log_probs.device)(log_probs), minlength=4) / 3000
+
+    expected = {
+        (1.0, None, None): [0.4, 0.3, 0.2, 0.1],
+        (1.0, 2, None): [4 / 7, 3 / 7, 0, 0],
+        (1.0, None, 0.6): [4 / 7, 3 / 7, 0, 0],
+        (1.0, None, 0.35): [1, 0, 0, 0],
+        (0.5, None, None): [16 / 30, 9 / 30, 4 / 30, 1 / 30],
+        (1.0, 3, 0.5): [4 / 7, 3 / 7, 0, 0],
+    }
+    for options, wanted in expected.items():
+        found = share(*options)
+        torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float32), rtol=0, atol=0.04)
+        assert bool((found[torch.tensor(wanted) == 0] == 0).all())
+
+
+def test_the_whole_net_is_computed_once(net, monkeypatch):
+    calls = []
+    course = Module.course
+    monkeypatch.setattr(Module, "course", lambda self, *a, **k: calls.append(1) or course(self, *a, **k))
+    both = bt.encoder_decoder(8, heads=2, slices=1, vocabulary=5)
+    assert len(both.generate([[1, 2], [3, 4]], start=0, length=6, method="beam").ids) == 2
+    assert len(calls) == 1
+    both.generate([[1, 2], [3, 4]], start=0, length=6, cached=False)
+    assert len(calls) == 1 + 6
+
+
+def test_what_generate_gives_back(net):
+    found = net.generate(["a b", "c"], length=3, stop="e")
+    assert found.texts == tuple(" ".join(words) for words in found.words) and len(found) == 2
+    assert found.words == tuple(tuple("abcde"[k] for k in row) for row in found.ids)
+    assert net.generate(torch.tensor([[0, 1]]), length=3, stop=4).ids == net.generate("a b", length=3, stop="e").ids
+    assert list(found.to_dataframe().columns) == ["text", "words", "score"]
+    odd = bt.decoder(8, heads=2, slices=1, vocabulary=["<b>", "&"]).generate("<b>", length=2)
+    assert "<b>" not in odd._repr_html_() and "log P" in odd._repr_html_() and str(odd) == odd.texts[0]
+
+
+def test_a_prompt_may_be_the_start_word_alone(net):
+    assert net.generate(start="b", length=3).ids == net.generate("b", length=3).ids
+
+
+SELECT = {"vocabulary": list("abc"), "mask": "causal", "observe": Categorical(3)}
+BAD = {
+    "reads later words": (lambda: bt.encoder(8, heads=2, slices=1, vocabulary=5, readout="word"), [1], {}, "causal"),
+    "no readout": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5, readout=None), [1], {}, "observe="),
+    "pooled": (
+        lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5, readout=Categorical(5), pool="last"),
+        [1],
+        {},
+        "next word",
+    ),
+    "vectors": (lambda: bt.decoder(8, heads=2, slices=1, readout=Categorical(3)), [1], {}, "next word"),
+    "a selector": (lambda: bt.bayesuvius(4, heads=2, **SELECT), "a", {}, "no random choice"),
+    "too long": (
+        lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5, positions="learned", words=6),
+        [1, 2],
+        {"length": 5},
+        "at most 6 words",
+    ),
+    "unknown word": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=["cat", "dog"]), "cta", {}, "cat"),
+    "id": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), [5], {}, "ids from 0 to 4"),
+    "stop": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), [1], {"stop": 9}, "ids from 0 to 4"),
+    "no start": (lambda: bt.encoder_decoder(8, heads=2, slices=1, vocabulary=5), [1], {}, "start="),
+    "no source": (lambda: bt.encoder_decoder(8, heads=2, slices=1, vocabulary=5), None, {"start": 1}, "mapping"),
+    "no prompt": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), None, {}, "start="),
+    "a float": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), [[1.5]], {}, "ids"),
+    **{
+        f"{name}={value}": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), [1], {name: value}, name)
+        for name, value in {
+            "method": "best",
+            "length": 0,
+            "beams": 0,
+            "penalty": -1.0,
+            "temperature": 0.0,
+            "top_k": 0,
+            "top_p": 1.5,
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_told(name):
+    make, prompt, options, match = BAD[name]
+    with pytest.raises(bt.BNetError, match=match):
+        make().generate(prompt, **options)

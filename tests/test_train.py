@@ -1,0 +1,495 @@
+"""Training: the loss is the reference's, steps are torch's, resume is exact, two processes are as one."""
+
+import datetime
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import bnet_transformer as bt
+from bnet_transformer.inference import Evidence, log_evidence
+from bnet_transformer.tpm import Categorical, Normal
+from bnet_transformer.training import Batch, toy
+from bnet_transformer.training.checkpoint import NAME
+from bnet_transformer.training.data import Reader, batches
+from bnet_transformer.training.steps import schedule_of
+from bnet_transformer.training.task import task_of
+
+D = torch.float64
+WORDS = list("abcdefg")
+
+
+def small(**options) -> bt.BNet:
+    return bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, **{"dropout": 0.0, **options}).to(D)
+
+
+def both(**options) -> bt.BNet:
+    return bt.encoder_decoder(8, heads=2, slices=1, vocabulary=WORDS, **{"dropout": 0.0, **options}).to(D)
+
+
+SENTENCES = ["a b c d", "b c", "g f e d c b a", "a a b", "d e f"]
+PAIRS = [("a b c", "g a b"), ("b", "g b c d e"), ("e f g a", "g g")]
+
+
+def first_loss(net: bt.BNet, data: object, **options) -> float:
+    return bt.train(net, data, **{"steps": 1, "batch": 100, **options}).losses[0]
+
+
+# the loss is minus the reference's log probability
+
+
+def test_the_loss_of_next_words_is_the_references():
+    net = small()
+    parts = [net.sentence(s).tpm(f"y_{i}").log_prob(torch.tensor(WORDS.index(s.split()[i + 1])))
+             for s in SENTENCES for i in range(len(s.split()) - 1)]  # fmt: skip
+    assert first_loss(net, SENTENCES) == pytest.approx(-float(torch.stack(parts).mean()), abs=1e-12)
+
+
+def test_the_loss_of_pairs_is_the_references():
+    net, parts = both(), []
+    for source, target in PAIRS:
+        words = ["g", *target.split(), "a"]
+        s = net.sentence({"enc": source, "dec": words[:-1]})
+        parts += [s.tpm(f"dec_y_{i}").log_prob(torch.tensor(WORDS.index(w))) for i, w in enumerate(words[1:])]
+    assert first_loss(net, PAIRS, start="g", stop="a") == pytest.approx(-float(torch.stack(parts).mean()), abs=1e-12)
+
+
+@pytest.mark.parametrize("pool", [None, "mean"])
+def test_the_loss_of_real_readouts_is_the_references(pool):
+    net = bt.encoder(4, heads=2, slices=1, readout=Normal(0.7, dim=3), pool=pool, dropout=0.0).to(D)
+    x = [torch.randn(n, 4, dtype=D) for n in (3, 5, 2)]
+    y = [torch.randn(*(() if pool else (len(each),)), 3, dtype=D) for each in x]
+    parts = []
+    for words, seen in zip(x, y, strict=True):
+        s = net.sentence(x=words)
+        parts += [s.tpm("y").log_prob(seen)] if pool else [s.tpm(f"y_{i}").log_prob(v) for i, v in enumerate(seen)]
+    expected = -float(torch.stack(parts).mean())
+    assert first_loss(net, list(zip(x, y, strict=True))) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_loss_of_masked_words_counts_what_is_observed():
+    net = bt.encoder(8, heads=2, slices=1, vocabulary=WORDS, readout="word", dropout=0.0).to(D)
+    data = [("a b g d", [None, -1, 2, None]), ("a g", [-1, 1])]
+    parts = [net.sentence("a b g d").tpm("y_2").log_prob(torch.tensor(2))]
+    parts += [net.sentence("a g").tpm("y_1").log_prob(torch.tensor(1))]
+    assert first_loss(net, data) == pytest.approx(-float(torch.stack(parts).mean()), abs=1e-12)
+
+
+def test_labels_and_classes_and_mappings():
+    labels = ("no", "yes")
+    net = bt.encoder(8, heads=2, slices=1, vocabulary=WORDS, readout=Categorical(2, labels=labels), pool="first").to(D)
+    told = first_loss(net, [("a b", "yes"), ("c", "no")])
+    assert told == first_loss(net, [{"": "a b", "y": 1}, {"": "c", "y": 0}])
+
+
+def test_smoothing_is_torchs_and_held_out_losses_have_none():
+    net, ids = small(), torch.randint(0, 7, (5, 6))
+    logits = net.module().eval()(ids[:, :-1]).detach().flatten(0, 1)
+    smooth = functional.cross_entropy(logits, ids[:, 1:].flatten(), label_smoothing=0.2)
+    found = bt.train(net, ids, steps=1, batch=5, smoothing=0.2, rate=1e-12, held_out=ids)
+    assert found.losses[0] == pytest.approx(float(smooth), abs=1e-12)
+    plain = functional.cross_entropy(logits, ids[:, 1:].flatten())
+    assert found.held_out[0][1] == pytest.approx(float(plain), abs=1e-8)
+
+
+def test_a_loss_of_the_users_needs_no_readout():
+    net = bt.decoder(4, heads=2, slices=1, readout=None, dropout=0.0).to(D)
+    x = torch.randn(3, 5, 4, dtype=D)
+
+    def loss(module: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        return module(batch.x).square().mean() + batch.observed["observed"].mean()
+
+    expected = net.module().eval()(x).square().mean() + 2
+    data = [(words, torch.full((1,), 2.0)) for words in x]
+    assert first_loss(net, data, loss=loss) == pytest.approx(float(expected.detach()), abs=1e-12)
+    with pytest.raises(bt.BNetError, match="one number"):
+        first_loss(net, data, loss=lambda module, batch: 1.0)
+
+
+def test_a_loss_of_the_users_may_sum_choices_out():
+    net = bt.bayesuvius(4, heads=3, vocabulary=WORDS, observe=Categorical(2), residual=True).to(D)
+    data = [("a b c", [0, 1, 1]), ("d e f", [1, 1, 0])]
+
+    def loss(module: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        return -log_evidence(module, {"y": Evidence(batch.observed["y"])}, batch.x).mean()
+
+    parts = []
+    for said, seen in data:
+        s = net.sentence(said)
+        log_p = torch.stack([s.tpm(f"y_{i}").log_prob(torch.tensor(v)) for i, v in enumerate(seen)])
+        parts.append((log_p.sum(0) + s.tpm("c").logits.log_softmax(-1)).logsumexp(0))
+    found = bt.train(net, data, steps=20, batch=2, rate=0.05, loss=loss)
+    assert found.losses[0] == pytest.approx(-float(torch.stack(parts).mean()), abs=1e-10)
+    assert found.losses[-1] < found.losses[0]
+
+
+# the steps are torch's
+
+
+def test_steps_are_those_of_a_loop_written_out():
+    net, ids = small(), torch.randint(0, 7, (6, 5))
+    options = {"rate": 2.0, "schedule": "noam", "warmup": 3, "clip": 0.3, "weight_decay": 0.1, "seed": 5}
+    found = bt.train(net, ids, steps=5, batch=6, **options)
+    module = bt.BNet(net.declaration).to(D).replace({k: v.clone() for k, v in net.parameters.items()}).module()
+    matrices = [v for k, v in module.store.items() if not k.endswith(("bias", "gain", "bias_in", "bias_out"))]
+    vectors = [v for k, v in module.store.items() if k.endswith(("bias", "gain", "bias_in", "bias_out"))]
+    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    adam = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.1)
+    losses = []
+    for step in range(1, 6):
+        loss = functional.cross_entropy(module(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        adam.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 0.3)
+        for group in adam.param_groups:
+            group["lr"] = 2.0 * 8**-0.5 * min(step**-0.5, step * 3**-1.5)
+        adam.step()
+        losses.append(float(loss.detach()))
+    assert found.losses == pytest.approx(losses, abs=1e-10)
+    for name, value in found.net.parameters.items():
+        torch.testing.assert_close(value, module.store[name.replace(".", "/")].detach(), rtol=1e-8, atol=1e-8)
+
+
+def test_rates():
+    constant, cosine = (schedule_of(kind, 0.1, 4, 24, None) for kind in ("constant", "cosine"))
+    assert [constant(s) for s in (1, 4, 20)] == pytest.approx([0.025, 0.1, 0.1])
+    assert [cosine(s) for s in (2, 4, 14, 24)] == pytest.approx([0.05, 0.1, 0.05, 0.0], abs=1e-12)
+
+
+def test_training_learns_and_leaves_the_callers_net_alone():
+    net = bt.decoder(16, heads=2, slices=1, vocabulary=WORDS, dropout=0.1)
+    before = {name: value.clone() for name, value in net.parameters.items()}
+    state = torch.get_rng_state()
+    found = bt.train(net, ["a b c d e f g"] * 8, steps=60, batch=8, rate=1e-2, held_out=["a b c d e f g"])
+    assert (
+        found.held_out[-1][1] < 0.05 < found.losses[0] and found.net.generate("a", length=6).texts[0] == "b c d e f g"
+    )
+    assert all(torch.equal(value, net.parameters[name]) for name, value in before.items())
+    assert torch.equal(state, torch.get_rng_state()) and not any(p.requires_grad for p in found.net.parameters.values())
+
+
+def test_seeds_decide_order_and_dropout():
+    net = small(dropout=0.3)
+    one, same, other = (bt.train(net, SENTENCES, steps=4, batch=2, seed=seed) for seed in (1, 1, 2))
+    assert one.losses == same.losses != other.losses
+    still = bt.train(net, ["a b c d e f g a b"], steps=3, rate=1e-12)
+    assert len({round(loss, 6) for loss in still.losses}) == 3  # each step drops out anew
+    torch.manual_seed(99)
+    assert bt.train(net, SENTENCES, steps=4, batch=2, seed=1).losses == one.losses
+
+
+def test_an_epoch_has_every_example_once():
+    given = batches(Reader(task_of(small().network)), torch.arange(7)[:, None].expand(7, 3), 3, 0, None)
+    assert given.epoch == 3
+    orders = [[int(k) for step in range(3) for k in given(3 * e + step).x[""][:, 0]] for e in range(2)]
+    assert [sorted(order) for order in orders] == [list(range(7))] * 2 and orders[0] != orders[1]
+    assert bt.train(small(), SENTENCES, epochs=2, batch=2).steps == 6
+
+
+def test_forms_of_data_are_one(tmp_path):
+    ids = torch.randint(0, 7, (6, 5))
+    net, losses = small(), []
+    texts = [" ".join(WORDS[k] for k in row) for row in ids]
+    for data in (ids, ids.numpy(), ids.tolist(), texts, [text.split() for text in texts], lambda step: ids):
+        losses.append(bt.train(net, data, steps=1, batch=6).losses[0])
+    assert losses == pytest.approx([losses[0]] * 6, abs=1e-12)
+    stream = torch.randint(0, 7, (21,)).numpy().astype(np.uint16)
+    np.save(tmp_path / "a.npy", stream)
+    stream.tofile(tmp_path / "a.bin")
+    rows = [stream[k : k + 6].astype(int).tolist() for k in range(0, 20, 5)]
+    expected = bt.train(net, rows, steps=3, batch=2).losses
+    for data in (stream, tmp_path / "a.npy", str(tmp_path / "a.bin")):
+        assert bt.train(net, data, steps=3, batch=2, words=5).losses == expected
+    pair = (torch.randint(0, 7, (4, 3)), torch.randint(0, 7, (4, 5)))
+    listed = [(a.tolist(), b.tolist()) for a, b in zip(*pair, strict=True)]
+    assert first_loss(both(), pair) == first_loss(both(), listed)
+
+
+def test_bfloat16_is_near_and_keeps_parameters():
+    net = bt.decoder(16, heads=2, slices=1, vocabulary=WORDS, dropout=0.0)
+    ids = torch.randint(0, 7, (4, 20))
+    near, own = (bt.train(net, ids, steps=3, batch=4, precision=p) for p in ("bfloat16", "float32"))
+    assert near.losses == pytest.approx(own.losses, rel=0.02) and near.losses != own.losses
+    assert near.net.network.dtype == torch.float32
+
+
+def test_it_stops_early_and_gives_the_best():
+    net = small()
+    found = bt.train(
+        net, ["a b c d"], steps=400, batch=1, rate=0.05, held_out=["d a c b", "b a d"], every=2, patience=3
+    )
+    losses = [loss for _, loss in found.held_out]
+    best = losses.index(min(losses))
+    assert found.steps < 400 and len(losses) == best + 1 + 3
+    held = bt.train(found.net, ["d a c b", "b a d"], steps=1, batch=2, rate=1e-9).losses[0]
+    assert held == pytest.approx(min(losses), abs=1e-9)
+
+
+def test_what_training_gives_back():
+    found = bt.train(small(), SENTENCES, steps=4, batch=2, held_out=SENTENCES, every=2)
+    frame = found.to_dataframe()
+    assert list(frame.index) == [1, 2, 3, 4] and frame["loss"].tolist() == list(found.losses)
+    assert frame["held_out"].notna().tolist() == [False, True, False, True]
+    assert "&lt;BNet" in found._repr_html_() and "<BNet" not in found._repr_html_()
+    assert isinstance(bt.train(small().network, SENTENCES, steps=1).net, type(small().network))
+
+
+# checkpoints
+
+KILLED = """
+import sys, time
+import bnet_transformer as bt
+net = bt.decoder(8, heads=2, slices=1, vocabulary=list("abcdefg"), dropout=0.2)
+def data(step):
+    time.sleep(0.02)
+    return [[(step + k) % 7, k % 7, (step * k) % 7] for k in range(5)]
+if __name__ == "__main__":
+    bt.train(net, data, steps=10**6, folder=sys.argv[1], every=1)
+"""
+
+
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
+    script, folder = tmp_path / "killed.py", tmp_path / "kept"
+    script.write_text(KILLED)
+    child = subprocess.Popen([sys.executable, str(script), str(folder)], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        until = time.time() + 60
+        while not (folder / NAME).exists() and time.time() < until and child.poll() is None:
+            time.sleep(0.02)
+        time.sleep(0.2)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    space: dict = {"__name__": "killed"}
+    exec(script.read_text(), space)
+    from safetensors import safe_open
+
+    with safe_open(folder / NAME, framework="pt") as opened:
+        done = json.loads(opened.metadata()["bnet_transformer"])["step"]
+    resumed = bt.train(space["net"], space["data"], steps=done + 4, folder=folder, every=1, resume=True)
+    whole = bt.train(space["net"], space["data"], steps=done + 4)
+    assert done >= 1 and resumed.losses == whole.losses
+    assert all(torch.equal(v, whole.net.parameters[k]) for k, v in resumed.net.parameters.items())
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """A folder with a checkpoint after four steps."""
+    bt.train(small(), SENTENCES, steps=4, batch=2, folder=tmp_path / "kept")
+    return tmp_path / "kept"
+
+
+def test_a_resumed_run_has_its_losses_measures_and_best(tmp_path):
+    options = {"batch": 2, "held_out": SENTENCES, "every": 1, "patience": 9}
+    whole = bt.train(small(dropout=0.1), SENTENCES, steps=6, **options)
+    bt.train(small(dropout=0.1), SENTENCES, steps=3, folder=tmp_path, **options)
+    resumed = bt.train(small(dropout=0.1), SENTENCES, steps=6, folder=tmp_path, resume=True, **options)
+    assert (resumed.losses, resumed.held_out) == (whole.losses, whole.held_out)
+    assert all(torch.equal(v, whole.net.parameters[k]) for k, v in resumed.net.parameters.items())
+
+
+@pytest.mark.parametrize(
+    ("net", "options", "match"),
+    [
+        (lambda: small(bias=False), {}, "one with"),
+        (lambda: bt.decoder(16, heads=2, slices=1, vocabulary=WORDS, dropout=0.0).to(D), {}, "of shape"),
+        (lambda: small(activation="gelu"), {}, "another declaration"),
+        (lambda: small().to(torch.float32), {}, "float32"),
+        (small, {"batch": 3}, "batch=2.*batch=3"),
+        (small, {"seed": 3, "rate": 0.1}, "rate=None, seed=0"),
+        (small, {"resume": False}, "resume=True"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(kept, net, options, match):
+    with pytest.raises(bt.BNetError, match=match):
+        bt.train(net(), SENTENCES, **{"steps": 8, "batch": 2, "folder": kept, "resume": True, **options})
+
+
+def test_a_checkpoint_of_other_data_or_with_other_bytes_is_refused(kept):
+    with pytest.raises(bt.BNetError, match="data="):
+        bt.train(small(), SENTENCES[1:], steps=8, batch=2, folder=kept, resume=True)
+    content = bytearray((kept / NAME).read_bytes())
+    content[-9] ^= 1
+    for broken in (bytes(content), bytes(content[:100]), b"", b"no such thing" * 9):
+        (kept / NAME).write_bytes(broken)
+        with pytest.raises(bt.FileError):
+            bt.train(small(), SENTENCES, steps=8, batch=2, folder=kept, resume=True)
+
+
+def test_a_diverging_loss_stops_with_the_last_good_checkpoint(tmp_path):
+    net = bt.decoder(4, heads=2, slices=1, readout=Normal(1.0), dropout=0.0)
+    good = [(torch.ones(2, 4), torch.ones(2, 4))]
+    bad = [(torch.ones(2, 4), torch.full((2, 4), 1e30))]
+    options = {"batch": 1, "folder": tmp_path, "every": 1}
+    with pytest.raises(bt.BNetError, match=r"step 4.*last good checkpoint.*rate="):
+        bt.train(net, lambda step: good if step < 3 else bad, steps=9, **options)
+    again = bt.train(net, lambda step: good, steps=5, resume=True, **options)
+    assert again.losses == bt.train(net, lambda step: good, steps=5, batch=1).losses
+    with pytest.raises(bt.BNetError, match=r"at most 5.*no checkpoint"):
+        bt.train(net, lambda step: [(torch.ones(2, 4), torch.full((2, 4), 9.0))], steps=9, bound=5.0)
+
+
+def test_an_interrupt_finishes_the_step_and_keeps_a_checkpoint(tmp_path):
+    def data(step: int) -> list[str]:
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return SENTENCES
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        bt.train(small(), data, steps=9, folder=tmp_path, every=100)
+    assert signal.getsignal(signal.SIGINT) is before
+    found = bt.train(small(), lambda step: SENTENCES, steps=9, folder=tmp_path, resume=True)
+    assert found.losses == bt.train(small(), lambda step: SENTENCES, steps=9).losses
+
+
+# toy data
+
+
+def test_small_tasks_are_what_they_say():
+    source, target = toy.reversing(20, length=4, seed=1)
+    assert target[:, 1:].tolist() == [row[::-1] for row in source.tolist()] and not target[:, 0].any()
+    source, target = toy.sorting(20, length=4, symbols=6, seed=1)
+    assert target[:, 1:].tolist() == [sorted(row) for row in source.tolist()]
+    assert set(source.flatten().tolist()) == {1, 2, 3, 4, 5}
+    assert toy.copying(3, seed=1)[0].equal(toy.copying(3, seed=1)[0])
+    forms = "%d %B %Y", "%B %d, %Y", "%A %d %B %Y", "%a %d %b %Y", "%d/%m/%Y", "%d.%m.%Y"
+    used = set()
+    for said, iso in toy.dates(200, seed=1):
+        day = datetime.date.fromisoformat("".join(iso))
+        fits = [form for form in forms if _parsed("".join(said), form) == day]
+        used |= set(fits)
+        assert fits and set(said) <= set(toy.letters())
+    assert used == set(forms)
+
+
+def _parsed(text: str, form: str) -> datetime.date | None:
+    try:
+        return datetime.datetime.strptime(text, form).date()
+    except ValueError:
+        return None
+
+
+# several processes
+
+SPREAD = """
+import json, os, sys, torch
+torch.set_num_threads(1)
+import bnet_transformer as bt
+words = list("abcdefg")
+net = bt.encoder_decoder(8, heads=2, slices=1, vocabulary=words, dropout=0.0).to(torch.float64)
+data = [("a b c", "g a b"), ("b", "g b c d e"), ("e f g a", "g g"), ("a", "g a"), ("c d", "g f e d c b a")]
+def run(folder=None, steps=6, **options):
+    found = bt.train(net, data, steps=steps, batch=3, rate=1e-2, clip=0.5, held_out=data[:3], folder=folder, **options)
+    return [found.losses, found.held_out, [float(v.abs().sum()) for v in found.net.parameters.values()]]
+if __name__ == "__main__":
+    torch.distributed.init_process_group("gloo")
+    results = [run(), run(shard=True)]
+    run(sys.argv[1], steps=3, shard=True)
+    results.append(run(sys.argv[1], resume=True))
+    if torch.distributed.get_rank() == 0:
+        with open(sys.argv[2], "w") as out:
+            json.dump(results, out)
+    torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")
+def test_two_processes_have_the_losses_of_one(tmp_path):
+    """Data-parallel, then sharded, then a sharded run that goes on data-parallel; batches of 3 and of 2 sentences."""
+    script, out = tmp_path / "spread.py", tmp_path / "out.json"
+    script.write_text(SPREAD)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *command, str(tmp_path / "kept"), str(out)], env=environment, capture_output=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    space: dict = {"__name__": "spread"}
+    exec(textwrap.dedent(script.read_text()), space)
+    losses, held_out, sums = space["run"]()
+    for found in json.loads(out.read_text()):
+        assert found[0] == pytest.approx(losses, abs=1e-12)
+        assert [step for step, _ in found[1]][-1] == held_out[-1][0]
+        assert found[1][-1][1] == pytest.approx(held_out[-1][1], abs=1e-12)
+        assert found[2] == pytest.approx(sums, abs=1e-8)
+
+
+# bad input
+
+BAD = [
+    ({}, "steps= or epochs="),
+    ({"steps": 1, "epochs": 1}, "steps= or epochs="),
+    ({"steps": 0}, "steps"),
+    ({"batch": 0}, "batch"),
+    ({"rate": -1.0}, "rate"),
+    ({"rate": math.nan}, "rate"),
+    ({"smoothing": 1.0}, "smoothing"),
+    ({"schedule": "linear"}, "'noam'"),
+    ({"schedule": "noam"}, "warmup="),
+    ({"betas": (0.9, 1.0)}, "betas"),
+    ({"weight_decay": -1.0}, "weight_decay"),
+    ({"clip": 0.0}, "clip"),
+    ({"precision": "float16"}, "precision"),
+    ({"precision": "float32"}, "float64"),
+    ({"words": 4}, "words"),
+    ({"patience": 2}, "held_out"),
+    ({"resume": True}, "folder="),
+    ({"seed": -1}, "seed"),
+    ({"shard": True}, "torchrun"),
+    ({"start": "h"}, "word"),
+    ({"every": 0}, "every"),
+]
+
+
+@pytest.mark.parametrize(("options", "match"), BAD, ids=str)
+def test_bad_options_are_told(options, match):
+    options = {"steps": 1, **options} if options and "epochs" not in options else options
+    with pytest.raises(bt.BNetError, match=match):
+        bt.train(small(), SENTENCES, **options)
+
+
+CLASSES = {"vocabulary": WORDS, "readout": Categorical(3), "pool": "mean"}
+WRONG = {
+    "no readout": (lambda: bt.encoder(8, heads=2, slices=1, vocabulary=WORDS), SENTENCES, "no likelihood"),
+    "a selector": (
+        lambda: bt.bayesuvius(4, heads=2, vocabulary=WORDS, observe=Categorical(7)), SENTENCES, "fit, which sums"
+    ),
+    "not a net": (lambda: 7, SENTENCES, "a net"),
+    "nothing": (small, [], "a list of sentences"),
+    "ids alone": (small, [1, 2, 3], "single sentence"),
+    "one word": (small, ["a b", "c"], r"data\[1\], example.*at least 2 words"),
+    "a strange word": (small, ["a b", "a z"], r"data\[1\], word"),
+    "an id too high": (small, [[1, 7]], "ids from 0 to 6"),
+    "fractions": (small, [[1.5, 2.0]], "or ids"),
+    "no pair": (both, SENTENCES, "a pair"),
+    "no target": (lambda: bt.encoder(8, heads=2, slices=1, **CLASSES), SENTENCES, "a pair"),
+    "a class too high": (lambda: bt.encoder(8, heads=2, slices=1, **CLASSES), [("a b", 3)], "states from 0 to 2"),
+    "a target for each word": (lambda: bt.encoder(8, heads=2, slices=1, **CLASSES), [("a b", [0, 1])], "shape"),
+    "a strange name": (both, [{"enc": "a", "dce": "b c"}], "dec"),
+    "no file": (small, "no/such.bin", "a file of tokens"),
+    "no tokens": (small, "data.txt", "suffix"),
+    "past learned positions": (lambda: small(positions="learned", words=3), ["a b c d e"], "at most 3 words"),
+    "arrays of two lengths": (both, (torch.zeros(2, 3).long(), torch.zeros(3, 3).long()), "one length"),
+    "nothing observed": (
+        lambda: bt.encoder(8, heads=2, slices=1, vocabulary=WORDS, readout="word"), [("a b", [None, None])], "observed"
+    ),
+    "a stream without windows": (small, np.zeros(20, dtype=np.uint16), "how many words"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_bad_data_is_told(name):
+    make, data, match = WRONG[name]
+    with pytest.raises(bt.BNetError, match=match):
+        bt.train(make(), data, steps=1)
