@@ -13,7 +13,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.training import Generated, toy
 
-UNSEEN = 10**6  # the seed of what is asked; the steps that train have the seeds 0, 1, 2, ...
+UNSEEN = 20_000_003  # the seed of what is asked; the steps that train have the seeds 0, 1, 2, ...
 COUNT = 1000
 
 
