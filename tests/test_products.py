@@ -7,7 +7,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.compiler import Module
-from bnet_transformer.inference import Evidence, factors, log_evidence, posterior, readout
+from bnet_transformer.inference import Evidence, add_gradient, factors, log_evidence, pieces, posterior, readout
 from bnet_transformer.tpm import Attention, Categorical, Dot, Given, Linear, Normal, Weight
 
 D = torch.float64
@@ -77,7 +77,10 @@ def test_maps_are_folded_where_it_pays():
     assert not net_of({"atoms": 5}).module().plan(("x_1",), known, fold=True).folds
 
 
-@pytest.mark.parametrize("observe", [Normal(0.7), Normal(0.7, dim=3), Normal(0.7, learnable=True)], ids=str)
+OBSERVED = [Normal(0.7), Normal(0.7, dim=3), Normal(0.7, dim=9), Normal(0.7, learnable=True), Categorical(3)]
+
+
+@pytest.mark.parametrize("observe", [*OBSERVED, Categorical(40)], ids=str)
 @pytest.mark.parametrize("gram", [True, False], ids=["gram", "explicit"])
 @pytest.mark.parametrize("options", NETS, ids=str)
 def test_a_readout_above_an_attention_is_the_plain_one(options, gram, observe, monkeypatch):
@@ -86,7 +89,9 @@ def test_a_readout_above_an_attention_is_the_plain_one(options, gram, observe, m
         pytest.skip("refused")
     module = net.module()
     x = torch.randn(5, words, 4, dtype=D)
-    y = Evidence(torch.randn(5, words, observe.dim or 4, dtype=D), torch.rand(5, words) > 0.3)
+    real = isinstance(observe, Normal)
+    seen = torch.randn(5, words, observe.dim or 4, dtype=D) if real else torch.randint(3, (5, words))
+    y = Evidence(seen, torch.rand(5, words) > 0.3)
     mask = torch.arange(words) < torch.tensor([3, 3, 2, 1, 3])[:, None]
     for evidence, there in itertools.product((Evidence(y.value), y), (None, mask)):
         with monkeypatch.context() as patch:
@@ -153,3 +158,16 @@ def test_heads_of_unlike_widths_are_made_together():
     s = net.sentence(x=x[1])
     for h, i in itertools.product(range(2), range(3)):
         torch.testing.assert_close(module(x, want=["a_0"])["a_0"][1, h, i], s[f"a_0_{h}_{i}"], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", [{}, {"atoms": 3}, {"per": "word"}, {"per": "corpus"}], ids=str)
+def test_gradients_by_pieces_are_those_of_the_whole(options, monkeypatch):
+    monkeypatch.setattr(pieces, "NUMBERS", 100)
+    module, x = net_of(options).module(), torch.randn(7, 3, 4, dtype=D)
+    y = Evidence(torch.randn(7, 3, 4, dtype=D), torch.rand(7, 3) > 0.3)
+    mask = torch.arange(3) < torch.tensor([3, 3, 2, 1, 3, 2, 3])[:, None]
+    whole = log_evidence(module, {"y": y}, x, mask)
+    expected = gradients(module, -2 * whole.sum())
+    torch.testing.assert_close(add_gradient(module, {"y": y}, x, mask, weight=-2), whole, rtol=1e-12, atol=1e-12)
+    for parameter, one in zip([p for p in module.parameters() if p.requires_grad], expected, strict=True):
+        torch.testing.assert_close(parameter.grad, one, rtol=1e-9, atol=1e-9)

@@ -1,4 +1,6 @@
-"""The likelihood of a Normal readout right above an attention, all words together.
+"""The likelihood of a readout right above an attention, all words together.
+
+The readout's own map goes to the values, before they are mixed: `W (P v) = P (W v)`. Under a Normal readout
 
     sum_i |t_i - sum_j P_ij v_j|^2 = |t|^2 - 2 <P, t v^T> + <P^T P, v v^T>
 
@@ -19,7 +21,7 @@ from bnet_transformer.compiler.fused import Reading, dims_of, maps, mix_of, scal
 from bnet_transformer.compiler.plan import Plan
 from bnet_transformer.compiler.values import Course, attended, standing
 from bnet_transformer.network import Member, Network
-from bnet_transformer.tpm import Attention, Dot, Normal
+from bnet_transformer.tpm import At, Attention, Categorical, Dot, Normal
 from bnet_transformer.tpm.linear import apply
 from bnet_transformer.tpm.normal import squared_distance
 
@@ -38,13 +40,21 @@ def attentions_below(
         return {}
     for index in told:
         member = network.members[index]
-        if isinstance(member.tpm, Normal) and not member.tpm.pool and not member.family.plates and index not in kept:
+        if _is_affine(member) and not member.family.plates and index not in kept:
             (given,) = member.inputs
             readers = {bundle.child for bundle in network.graph.out_of[given.parent]} & set(above)
             straight = not given.pick and given.reach.kind == "same" and member.family.words is not None
             if straight and readers == {index} and _is_attention(network.members[given.parent], kept):
                 found[index] = given.parent
     return found
+
+
+def _is_affine(member: Member) -> bool:
+    """True for a readout of each word that is affine in one vector."""
+    tpm = member.tpm
+    if not isinstance(tpm, Normal | Categorical) or tpm.pool or len(member.inputs) != 1:
+        return False
+    return isinstance(tpm, Normal) or (tpm.affine and member.parents[0].states is None)
 
 
 def _is_attention(member: Member, kept: Collection[int]) -> bool:
@@ -58,25 +68,56 @@ def _is_attention(member: Member, kept: Collection[int]) -> bool:
 
 
 def log_likelihood(course: Course, plan: Plan, member: Member, y: Tensor, observed: Tensor | None) -> Tensor:
-    """`log P(y | choices)` of all words together; `y` is `[*layout, dim]`, `observed` `[*layout]`."""
-    assert isinstance(member.tpm, Normal)
+    """`log P(y | choices)` of all words together; `y` is what was seen, in the layout, `observed` of which words."""
     x = course.network.members[member.inputs[0].parent]
-    reading, W_v, residual = attended(course, x, plan.folds.get(x.family.index))
+    reading, after, residual = attended(course, x, plan.folds.get(x.family.index))
     own = standing(course, member)
-    if member.tpm.dim is not None:
-        W, y = own["weight"], y - own["bias"]
+    W = own.parameters.get("weight")
+    if W is not None:
         residual = None if residual is None else apply(W, residual)
-        reading, W_v = (replace(reading, v=apply(W, reading.v)), None) if W_v is None else (reading, W @ W_v)
-    target = y if residual is None else y - residual
-    if W_v is None and _pays(reading, target):
+        if after is None and _narrows(W, reading):
+            reading = replace(reading, v=apply(W, reading.v))
+        else:
+            after = W if after is None else W @ after
+    if isinstance(member.tpm, Normal):
+        shift = 0 if W is None else own["bias"]
+        target = y - shift if residual is None else y - shift - residual
+        return _normal(member.tpm, own, reading, after, target, observed)
+    logits = own["logits"] if residual is None else own["logits"] + residual
+    return _categorical(_mean(reading, after) + logits, y, observed)
+
+
+def _normal(
+    tpm: Normal, own: At, reading: Reading, after: Tensor | None, target: Tensor, observed: Tensor | None
+) -> Tensor:
+    if after is None and _pays(reading, target):
         square = _by_gram_matrices(reading, target, observed)
     else:
-        mix = mix_of(reading)
-        mean = mix if W_v is None else maps([W_v], mix, [None])[0]
-        square = squared_distance(target, mean)
-        square = (square if observed is None else square * observed).sum(-1, keepdim=True)
+        square = _over_words(squared_distance(target, _mean(reading, after)), observed)
     words = target.shape[-2] if observed is None else observed.sum(-1, keepdim=True)
-    return member.tpm.log_density(own, square, words * target.shape[-1])
+    return tpm.log_density(own, square, words * target.shape[-1])
+
+
+def _categorical(logits: Tensor, y: Tensor, observed: Tensor | None) -> Tensor:
+    lead = torch.broadcast_shapes(logits.shape[:-1], y.shape)
+    picked = logits.expand(*lead, -1).gather(-1, y.expand(lead).unsqueeze(-1)).squeeze(-1)
+    return _over_words(picked - logits.logsumexp(-1), observed)
+
+
+def _mean(reading: Reading, after: Tensor | None) -> Tensor:
+    """The mix, and the map that is applied to it."""
+    mix = mix_of(reading)
+    return mix if after is None else maps([after], mix, [None])[0]
+
+
+def _over_words(each: Tensor, observed: Tensor | None) -> Tensor:
+    return (each if observed is None else each * observed).sum(-1, keepdim=True)
+
+
+def _narrows(W: Tensor, r: Reading) -> bool:
+    """True where it takes fewer products to map the values than to map every joint state's mix of them."""
+    (rows, width), m = W.shape[-2:], r.k.shape[-2]
+    return rows * m <= width * (m + rows)
 
 
 def _pays(r: Reading, target: Tensor) -> bool:
@@ -101,9 +142,7 @@ def _by_gram_matrices(r: Reading, target: Tensor, observed: Tensor | None) -> Te
     vv = torch.bmm(each, each.mT).reshape(count, -1, m * m)
     tv = torch.bmm(t, V.mT).reshape(count, n, -1, m).transpose(1, 2).reshape(count, -1, n * m)
     squares = []
-    for k in K.reshape(count, m, -1, K.shape[-1]).unbind(
-        2
-    ):  # one state of the keys at a time: what it makes stays small
+    for k in K.reshape(count, m, -1, K.shape[-1]).unbind(2):  # one state of the keys at a time: what it makes is small
         scores = scaled_product(Q, k, r.scale).reshape(count, -1, n, m)
         scores = scores if r.mask is None else scores.masked_fill(~dims.mask(r.mask).unsqueeze(-3), -torch.inf)
         P = scores.softmax(-1)
