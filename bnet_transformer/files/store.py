@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from bnet_transformer.files.atomic import as_path, replacing
 from bnet_transformer.files.plain import from_plain, strangers, to_plain
 from bnet_transformer.network import Declaration, Network
 from bnet_transformer.network.network import check_parameters, outline
+from bnet_transformer.tokens import Tokenizer
 
 FORMAT = "bnet_transformer net"
 VERSION = 1
@@ -80,6 +82,8 @@ def _header(network: Network, tensors: Mapping[str, Tensor]) -> str:
     _bounded("declaration", network.declaration)
     plain = to_plain(network.declaration, "declaration")
     head = {"format": FORMAT, "version": VERSION, "library": _library(), "seed": network.seed, "declaration": plain}
+    if network.tokenizer is not None:
+        head["tokenizer"] = [network.tokenizer.text, network.tokenizer.segments]
     try:
         text = json.dumps({**head, "sha256": _digest(head, tensors)}, allow_nan=False)
         same = from_plain(json.loads(text)["declaration"], "declaration") == network.declaration
@@ -93,8 +97,9 @@ def _header(network: Network, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """What tells a flipped bit: a hash of the seed, the declaration and every tensor."""
-    found = hashlib.sha256(json.dumps([header["seed"], header["declaration"]]).encode())
+    """What tells a flipped bit: a hash of the seed, the declaration, the tokenizer and every tensor."""
+    told = [header["tokenizer"]] if "tokenizer" in header else []
+    found = hashlib.sha256(json.dumps([header["seed"], header["declaration"], *told]).encode())
     for name in sorted(tensors):
         value = tensors[name]
         found.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
@@ -198,7 +203,17 @@ def _read_net(where: Path, header: Mapping[str, Any], trust: bool | str | Collec
     if not isinstance(declaration, Declaration):
         raise FileError(str(where), expected="a Declaration", got=type(declaration).__name__)
     _bounded(str(where), declaration)
-    return outline(declaration, header["seed"])
+    return replace(outline(declaration, header["seed"]), tokenizer=_tokenizer(where, header.get("tokenizer")))
+
+
+def _tokenizer(where: Path, told: object) -> Tokenizer | None:
+    """The tokenizer of a net that has one."""
+    if told is None:
+        return None
+    match told:
+        case [str(text), None | str() as segments]:
+            return Tokenizer(text, segments)
+    raise FileError(str(where), expected="a tokenizer: its text and the role that takes segments", got=told)
 
 
 def _bounded(where: str, declaration: Declaration) -> None:

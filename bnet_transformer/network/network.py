@@ -24,6 +24,7 @@ from bnet_transformer.network.order import (
     templates_to_graph,
 )
 from bnet_transformer.network.templates import Key, Template, declaration_to_templates
+from bnet_transformer.tokens import Tokenizer
 from bnet_transformer.tpm.base import TPM, Parameter, Parent, Shape
 
 MOST_FAMILIES = 50_000
@@ -62,7 +63,10 @@ class Member:
 
 @dataclass(frozen=True)
 class Network:
-    """A declaration with its parameters; `parameters` maps `owner.name` to a tensor, the node's plates leading."""
+    """A declaration with its parameters; `parameters` maps `owner.name` to a tensor, the node's plates leading.
+
+    `tokenizer` reads text for the net; without one, text is split on spaces.
+    """
 
     declaration: Declaration
     graph: FoldedGraph
@@ -70,6 +74,7 @@ class Network:
     parameters: Mapping[str, Tensor]
     seed: int = 0
     floating: torch.dtype = torch.float32
+    tokenizer: Tokenizer | None = None
 
     @cached_property
     def learnable(self) -> frozenset[str]:
@@ -108,14 +113,14 @@ class Network:
         """The member of the family of that name."""
         return self.members[self.graph.family(name).index]
 
-    def with_parameters(self, parameters: Mapping[str, Tensor]) -> Network:
-        """The same net with other parameters (those named; the others stay)."""
+    def with_parameters(self, parameters: Mapping[str, Tensor], *, numbers: bool = True) -> Network:
+        """The same net with other parameters (those named; the others stay); their `numbers` are looked at or not."""
         given = mapping("parameters", parameters)
         for name in given:
             if name not in self.shapes:
                 raise unknown("parameter", name, self.shapes)
         merged = {**self.parameters, **given}
-        check_parameters(self.shapes, merged)
+        check_parameters(self.shapes, merged, numbers=numbers)
         return replace(self, parameters=merged)
 
     def of(self, member: Member) -> dict[str, Tensor]:
@@ -291,8 +296,10 @@ def initial(members: Sequence[Member], graph: FoldedGraph, seed: int) -> dict[st
     return store
 
 
-def check_parameters(shapes: Mapping[str, Shape], parameters: Mapping[str, Tensor]) -> None:
-    """Refuse parameters that are missing, of another shape, not floating, or not finite."""
+def check_parameters(
+    shapes: Mapping[str, Shape], parameters: Mapping[str, Tensor], *, numbers: bool = True
+) -> None:
+    """Refuse parameters that are missing, of another shape, not floating, or (where `numbers` matter) not finite."""
     faults = []
     for name, shape in shapes.items():
         value = parameters.get(name)
@@ -305,7 +312,7 @@ def check_parameters(shapes: Mapping[str, Shape], parameters: Mapping[str, Tenso
             faults.append(Fault(node, f"{name} of shape {shape}", f"shape {tuple(value.shape)}"))
         elif not value.is_floating_point():
             faults.append(Fault(node, f"{name} in a floating type", str(value.dtype)))
-        elif not bool(torch.isfinite(value).all()):
+        elif numbers and not bool(torch.isfinite(value).all()):
             bad = int((~torch.isfinite(value)).sum())
             faults.append(Fault(node, f"{name} finite", f"{bad} entries that are NaN or infinite"))
     if faults:

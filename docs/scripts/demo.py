@@ -1,94 +1,109 @@
-"""The demo: the bnet of a sentence with the chapter's net. Prints what it is made of; writes files to `demo/`."""
+"""The demo: the bnet of a sentence in MiniLM, a real model. Prints what it is made of; writes files to `demo/`."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from pathlib import Path
 
-import bnet_transformer as bt
-from bnet_transformer.tpm import Categorical
+import torch
 
-SENTENCE = "the cat sat on the mat"
-VOCABULARY = ("the", "cat", "sat", "on", "mat")
+import bnet_transformer as bt
+
+SENTENCE = "The cat sat on the mat"
 
 
 def main() -> None:
     """Build, ask, write."""
     folder = Path("demo")
     folder.mkdir(exist_ok=True)
-    net = bt.bayesuvius(
-        dim=8, slices=2, heads=4, mask="causal", vocabulary=VOCABULARY, observe=Categorical(len(VOCABULARY))
-    )
+    start = time.perf_counter()
+    net = bt.from_pretrained("minilm")
     s = net.sentence(SENTENCE)
-    print(f"The bnet of {SENTENCE!r}, read by the chapter's net: {net!r}\n")
+    print(f"The bnet of {SENTENCE!r} in MiniLM: {net!r}\n")
+    tell_words(s)
     tell_nodes(s)
-    tell_arrows(s)
+    tell_reads(s)
     tell_answers(s)
-    written = write(s, folder)
+    tell_heads()
     print("\nWritten:")
-    for path, what in written.items():
+    for path, what in write(s, folder).items():
         print(f"  {path!s:28} {what}")
+    print(f"\n{time.perf_counter() - start:.0f} s")
+
+
+def tell_words(s: bt.Sentence) -> None:
+    """The words: tokens, with their spans in the text."""
+    told = [
+        f"{i}:{token}" + (" (special)" if special else f" {span}")
+        for i, (token, special, span) in enumerate(zip(s.words, s.special, s.spans, strict=True))
+    ]
+    print("Words      " + ", ".join(told))
 
 
 def tell_nodes(s: bt.Sentence) -> None:
-    """The nodes by role and kind."""
-    graph = s.graph()
-    rows: dict[tuple[str, str, str], list[str]] = {}
-    for name, node in graph.nodes(data=True):
-        learnable = "learnable" if node["learnable"] else ""
-        rows.setdefault((node["role"], node["tpm"], f"{node['kind']} {learnable}".strip()), []).append(name)
-    print(f"{len(graph)} nodes")
-    print(f"  {'role':8}{'TPM':14}{'kind':28}{'count':>5}   nodes")
-    for (role, tpm, kind), names in rows.items():
-        shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
-        print(f"  {role:8}{tpm:14}{kind:28}{len(names):>5}   {shown}")
+    """The nodes, counted by role."""
+    counts = Counter(name.rstrip("_0123456789") for name in s.ground.names)
+    print(f"Nodes      {len(s.ground):,}: " + ", ".join(f"{count} {role}" for role, count in counts.items()))
+    print(f"Arrows     {s.ground.count_arrows():,}\n")
 
 
-def tell_arrows(s: bt.Sentence) -> None:
-    """The arrows, counted by the roles that they join."""
-    graph = s.graph()
-    role = graph.nodes(data="role")
-    counts = Counter((role[u], role[v]) for u, v in graph.edges)
-    print(f"\n{graph.number_of_edges()} arrows")
-    for (parent, child), count in counts.items():
-        print(f"  {parent + ' -> ' + child:16}{count:>5}")
+def tell_reads(s: bt.Sentence) -> None:
+    """The strongest reads of each slice: which head, which word, which word read."""
+    print("Strongest reads, special tokens left out")
+    plain = [i for i, special in enumerate(s.special) if not special]
+    for slice_ in range(6):
+        reads = s.attention(slice_)[:, plain][:, :, plain]
+        top = reads.flatten().topk(4)
+        told = []
+        for share, at in zip(top.values.tolist(), top.indices.tolist(), strict=True):
+            head, pair = divmod(at, len(plain) ** 2)
+            i, j = (plain[k] for k in divmod(pair, len(plain)))
+            told.append(f"{s.words[i]}_{i} -> {s.words[j]}_{j} {share:.2f} (head {head})")
+        print(f"  slice {slice_}: " + ", ".join(told))
 
 
 def tell_answers(s: bt.Sentence) -> None:
     """A few questions, and what the bnet answers."""
     print("\nAsked of the bnet")
-    print(f"  parents of x_1_2:         {', '.join(s.parents('x_1_2'))}")
-    reads = s.attention(0).mean(0)[2]
-    shares = ", ".join(f"{word} {share:.2f}" for word, share in zip(s.words, reads.tolist(), strict=True))
-    print(f"  'sat' reads (slice 0):    {shares}")
-    print(f"  P(c):                     {told(s.posterior('c'))}")
-    print(f"  P(c | y_5 = mat):         {told(s.posterior('c', {'y_5': 'mat'}))}")
-    patched = s.do({"x_0_0": s["x_0_1"]})
-    shift = (patched["x_2_5"] - s["x_2_5"]).norm(dim=-1).mean().item()
-    below = len(s.descendants("x_0_0"))
-    print(f"  do(x_0_0 := x_0_1):       {below} of {len(s.ground)} nodes descend from it; x_2_5 moves by {shift:.2f}")
+    print(f"  parents of a_0_3_2:       {', '.join(s.parents('a_0_3_2')[:4])}, ...")
+    moved = {
+        head: float(
+            (s.do({f"a_3_{head}_{i}": torch.zeros(32) for i in range(len(s.words))})["x_6_2"] - s["x_6_2"]).norm()
+        )
+        for head in range(12)
+    }
+    most = max(moved, key=lambda head: moved[head])
+    print(f"  do(head = 0) in slice 3:  head {most} moves the last state of 'cat' most, by {moved[most]:.2f}")
+    net = s.net
+    others = {text: net.sentence(text)["embedding"] for text in ("A kitten lay on a rug", "The bank raised its rates")}
+    for text, other in others.items():
+        print(f"  likeness of embeddings:   {torch.cosine_similarity(s['embedding'], other, 0):.2f} to {text!r}")
 
 
-def told(probabilities: object) -> str:
-    """Probabilities in one short line."""
-    return ", ".join(f"{p:.3f}" for p in probabilities.tolist())  # type: ignore[attr-defined]
+def tell_heads() -> None:
+    """The chapter's other reading of heads, on the small net of the package: one head for each sentence."""
+    s = bt.from_pretrained("tiny").sentence("the cat sat on a dog ran by the")
+    seen = {f"y_{i}": s.words[i + 1] for i in range(2, len(s.words) - 1)}
+    told = ["(" + ", ".join(f"{p:.3f}" for p in s.posterior("c", e).tolist()) + ")" for e in ({}, seen)]
+    print(f"\nIn the net 'tiny' a sentence draws one head: P(c) = {told[0]}, P(c | the words seen) = {told[1]}")
 
 
 def write(s: bt.Sentence, folder: Path) -> dict[Path, str]:
-    """Write the graph, the discrete part, the equations and the net."""
+    """Write the graph with its strongest reads, and the equations."""
     files = {
-        folder / "cat.json": "the ground graph as node-link JSON (networkx reads it)",
+        folder / "cat.json": "the ground graph, reads of at least 0.1, as node-link JSON (networkx reads it)",
         folder / "cat.graphml": "the same as GraphML (Gephi, yEd, Cytoscape read it)",
-        folder / "cat.bif": "the discrete part, given the words (pgmpy reads it)",
     }
     for path in files:
-        s.draw(path)
+        s.draw(path, weights=False, min_weight=0.1)
     for form in ("word", "row"):
         path = folder / f"equations_{form}.tex"
         path.write_text(s.net.equations(form).document(), encoding="utf-8")
         files[path] = f"the structural equations and TPMs, {form} form (LaTeX)"
-    s.net.save(folder / "net.safetensors")
-    files[folder / "net.safetensors"] = "the net: parameters and declaration, read by bt.load"
+    tiny = bt.from_pretrained("tiny").sentence("the cat sat on the mat")
+    tiny.draw(folder / "tiny.bif")
+    files[folder / "tiny.bif"] = "the discrete part of 'tiny', given the words (pgmpy reads it)"
     return files
 
 

@@ -1,0 +1,290 @@
+"""Values of single nodes of a sentence: by the compiled reading, one family at a time and each once; by the reference
+where the compiled reading refuses (choices of words that meet, evidence on some nodes of a family).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, Distribution
+
+from bnet_transformer import asking, reference
+from bnet_transformer.axes import WORD
+from bnet_transformer.compiler.module import Module
+from bnet_transformer.compiler.values import Course, Layout, seen, states_in
+from bnet_transformer.errors import ReadingError
+from bnet_transformer.graph import Selection
+from bnet_transformer.network import Input, Member
+from bnet_transformer.reference import BUDGET, World
+from bnet_transformer.tpm import Given
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The values of one family in a layout, `[*enumerated, 1, *plates, word, *shape]`."""
+
+    layout: Layout
+    values: Tensor
+
+
+@dataclass
+class Answers:
+    """What a sentence knows of its nodes: each family is computed when it is first asked for."""
+
+    module: Module
+    world: World
+    evidence: Mapping[int, Tensor]
+    _tables: dict[tuple[str, int], _Table] = field(default_factory=dict)
+
+    def value(self, node: int) -> Tensor:
+        """The value of a node: `[*states, *shape]`."""
+        try:
+            return self._value(node)
+        except ReadingError:
+            return reference.values(self.world, node, self.evidence)
+
+    def distribution(self, node: int) -> Distribution:
+        """`P(node | parents)`, batched over the open choices that decide the parents."""
+        try:
+            return self._distribution(node)
+        except ReadingError:
+            return asking.distribution(self.world, node, self.evidence)
+
+    def attention(self, slice_: int, role: str | None) -> Tensor:
+        """`P(j | i)` of the family that reads in a slice: `[*states, *plates, word, word]`."""
+        try:
+            return self._attention(asking.reader(self.world, slice_, role))
+        except ReadingError:
+            return asking.attention(self.world, slice_, role, self.evidence)
+
+    def arrow_weights(self, selection: Selection) -> dict[tuple[int, int], float]:
+        """`P(j | i)` for each arrow along which a selected node reads another word; averaged over what is open."""
+        try:
+            return self._arrow_weights(selection)
+        except ReadingError:
+            return asking.arrow_weights(self.world, selection, self.evidence)
+
+    def _value(self, node: int) -> Tensor:
+        member, index = self._where(node)
+        if member.tpm.kind != "deterministic" and node not in self.world.do:
+            raise _refused(member, "a node with a value", "a random one")
+        free = self._free(member, [node])
+        return self._entry(self._table("value", member), member, free, index, member.shape)
+
+    def _distribution(self, node: int) -> Distribution:
+        member, index = self._where(node)
+        tpm = member.tpm
+        if node in self.world.do or isinstance(tpm, Given):
+            raise _refused(member, "a node with parents", "one that is set")
+        if tpm.kind == "deterministic":
+            from pyro.distributions import Delta
+
+            return Delta(self._value(node), event_dim=len(member.shape))
+        if tpm.kind != "discrete" or tpm.states is None:
+            raise _refused(member, "a node with a number of states", "another")
+        free = self._free(member, reference.parents(self.world, node))
+        logits = self._entry(self._table("logits", member), member, free, index, (tpm.states,))
+        return Categorical(logits=logits, validate_args=False)
+
+    def _attention(self, member: Member) -> Tensor:
+        ground = self.world.ground
+        nodes = ground.nodes(member.family).tolist()
+        if any(node in self.world.do for node in nodes):
+            raise _refused(member, "nodes that read", "one that is set")
+        free: list[int] = []
+        if self._open(member):
+            layouts = set()
+            for node in nodes:
+                free = self._free(member, reference.reading_parents(self.world, node))
+                layouts.add(asking.layout(self.world, free, node))
+            if len(layouts) != 1:
+                raise _refused(member, "words that depend on the same choices", "others")
+        return self._entry(self._table("reading", member), member, free, None, (self._width(member),))
+
+    def _arrow_weights(self, selection: Selection) -> dict[tuple[int, int], float]:
+        if self.evidence:
+            raise ReadingError("weights of arrows", expected="no evidence", got="some")
+        ground = self.world.ground
+        weights: dict[tuple[int, int], float] = {}
+        rows: dict[int, Any] = {}
+        read: dict[int, set[int]] = {}
+        reading: list[Member] = []
+        for member in self.world.network.members:
+            if not asking.reads_words(member) or not ground.kept(member.family, selection):
+                continue
+            reading.append(member)
+            over = {given.parent for given in member.inputs if WORD in given.over}
+            if self._open(member) or over & {given.parent for given in member.inputs if WORD not in given.over}:
+                raise _refused(member, "words read in one way, and no open choice above", "another")
+            read[member.family.index] = over
+        self._compute("reading", reading)
+        for member in reading:
+            table = self._entry(self._table("reading", member), member, [], None, (self._width(member),))
+            rows[member.family.index] = table.reshape(-1, table.shape[-1]).numpy()
+        for bundle, sources, targets in ground.arrows(selection):
+            if bundle.child in rows and bundle.parent in read[bundle.child]:
+                words = (sources - int(ground.offsets[bundle.parent])) % ground.shapes[bundle.parent][-1]
+                shares = rows[bundle.child][targets - int(ground.offsets[bundle.child]), words]
+                weights |= dict(zip(zip(sources.tolist(), targets.tolist(), strict=True), shares.tolist(), strict=True))
+        return weights
+
+    def _where(self, node: int) -> tuple[Member, tuple[int, ...]]:
+        family, index = self.world.ground.place(node)
+        return self.world.network.members[family.index], index
+
+    def _width(self, member: Member) -> int:
+        """How many words there are to read."""
+        given = next(given for given in member.inputs if WORD in given.over)
+        return self.world.ground.words[self.world.network.members[given.parent].family.words or ""]
+
+    def _above(self, member: Member) -> set[int]:
+        """The families above one, itself included."""
+        network = self.world.network
+        found: set[int] = set()
+        stack = [member.family.index]
+        while stack:
+            index = stack.pop()
+            if index not in found:
+                found.add(index)
+                stack.extend(bundle.parent for bundle in network.graph.into[index])
+        return found
+
+    def _open(self, member: Member) -> bool:
+        """True where a choice stands above a family."""
+        above = self._above(member) - {member.family.index}
+        return any(self.world.network.members[index].tpm.kind == "discrete" for index in above)
+
+    def _free(self, member: Member, nodes: Sequence[int]) -> list[int]:
+        """The open choices that decide some nodes, one for each family, within the budget."""
+        if not self._open(member):
+            return []
+        settled = reference.settling(self.world, self.evidence)
+        free = reference.choices(self.world, nodes, settled)
+        families = {self.world.ground.family_of(choice).index for choice in free}
+        if len(families) < len(free) or math.prod(reference.support(self.world, c) for c in free) > BUDGET:
+            raise _refused(member, "one choice of each family, within the budget", f"{len(free)} choices")
+        return free
+
+    def _entry(
+        self, table: _Table, member: Member, free: Sequence[int], index: tuple[int, ...] | None, own: tuple[int, ...]
+    ) -> Tensor:
+        """The entry of one node, or (index None) of all nodes of its family: `[*states, *own]`."""
+        layout, values, family = table.layout, table.values, member.family
+        if tuple(values.shape[layout.rank :]) != own:
+            raise _refused(member, f"a value of shape {own}", f"{tuple(values.shape[layout.rank :])}")
+        states = {self.world.ground.family_of(c).index: reference.support(self.world, c) for c in free}
+        if not states.keys() <= set(layout.enumerated):
+            raise _refused(member, "choices that are enumerated", "others")
+        axes = [layout.axis(axis) for axis in self.world.ground.axes(family)]
+        place = dict(zip(axes, index, strict=True)) if index is not None else {}
+        wide = dict(zip(axes, self.world.ground.shapes[family.index], strict=True)) if index is None else {}
+        wide |= {k: states[each] for k, each in enumerate(layout.enumerated) if each in states}
+        for k in reversed(range(layout.rank)):
+            if k in wide:
+                values = values.expand(*values.shape[:k], wide[k], *values.shape[k + 1 :])
+            else:
+                values = values.select(k, place.get(k, 0) if values.shape[k] > 1 else 0)
+        if bool(values.isnan().any()):
+            raise _refused(member, "numbers", "NaN")
+        return values.clone()
+
+    def _table(self, what: str, member: Member) -> _Table:
+        """The values, logits or readings of a family, computed once."""
+        self._compute(what, [member])
+        return self._tables[what, member.family.index]
+
+    @torch.no_grad()
+    def _compute(self, what: str, members: Sequence[Member]) -> None:
+        """Make the tables that are not there yet, all in one course of the net."""
+        asked = [member for member in members if (what, member.family.index) not in self._tables]
+        if not asked:
+            return
+        want = {member.family.index for member in asked}
+        if what != "value":
+            inputs = [given for member in asked for given in _inputs(what, member)]
+            want = {given.parent for given in inputs} | {s for given in inputs for _, s in given.pick}
+        course = self._course(sorted(want), set().union(*map(self._above, asked)))
+        for member in asked:
+            self._tables[what, member.family.index] = _tabled(what, member, course)
+
+    def _course(self, wanted: Sequence[int], above: set[int]) -> Course:
+        """The values of families, with all that was done and seen among those above them."""
+        world, network = self.world, self.world.network
+        want = tuple(network.members[index].family.name for index in wanted)
+        set_, patched = _gathered(world, world.do, above)
+        settled = {n: v for n, v in reference.settling(world, self.evidence).items() if n not in world.do}
+        seen_, some = _gathered(world, settled, above)
+        if some:
+            raise ReadingError(next(iter(some)), expected="all nodes of a family seen, or none", got="some of them")
+        known = frozenset(network.graph.family(name).index for name in {**set_, **seen_})
+        open_ = frozenset(i for i in set(wanted) - known if network.members[i].tpm.kind == "discrete")
+        plan = self.module.plan(want, known, open_)
+        if math.prod(states_in(network, index, world.ground.words) for index in plan.enumerated) > BUDGET:
+            raise ReadingError(want[0], expected=f"at most {BUDGET} joint states", got="more")
+        return self.module.course(
+            want,
+            {stack: torch.zeros(1, count) for stack, count in world.ground.words.items()},
+            do=set_,
+            seen=seen_,
+            patched=patched,
+            given={name: value[None] for name, value in world.given.items()},
+            enumerate_too=open_,
+        )[0]
+
+
+def _inputs(what: str, member: Member) -> list[Input]:
+    """What the logits or the reading of a family depend on."""
+    slots = member.tpm.reading_slots()
+    return [given for given in member.inputs if what != "reading" or given.slot in slots]
+
+
+def _tabled(what: str, member: Member, course: Course) -> _Table:
+    """The table of a family, whose parents a course has."""
+    if what == "value":
+        return _Table(course.layout, course.values[member.family.index])
+    inputs = _inputs(what, member)
+    at, seen_ = seen(course, replace(member, inputs=tuple(inputs)))
+    told = iter(seen_)
+    parents = [next(told) if given in inputs else torch.zeros(0) for given in member.inputs]
+    found = member.tpm.reading(at, *parents) if what == "reading" else member.tpm.logits(at, *parents)
+    if found is None:
+        raise _refused(member, "attention P(j | i)", member.tpm.why_no_reading())
+    found = found if what == "reading" else torch.log_softmax(found, -1)
+    missing = course.layout.rank + 1 - found.dim()
+    return _Table(course.layout, found.reshape(*[1] * missing, *found.shape))
+
+
+def _gathered(
+    world: World, told: Mapping[int, Tensor], above: set[int]
+) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
+    """What is told of nodes, by family: of all its nodes, `[1, *plates, word, *shape]`; of some, with which."""
+    whole: dict[str, Tensor] = {}
+    some: dict[str, tuple[Tensor, Tensor]] = {}
+    by_family: dict[int, dict[int, Tensor]] = {}
+    for node, value in told.items():
+        index = world.ground.family_of(node).index
+        if index in above:
+            by_family.setdefault(index, {})[node - int(world.ground.offsets[index])] = value
+    for index, values in by_family.items():
+        family, shape = world.network.members[index].family, world.ground.shapes[index]
+        first = next(iter(values.values()))
+        if any(value.shape != first.shape or value.dtype != first.dtype for value in values.values()):
+            raise ReadingError(family.name, expected="states for its nodes, or tensors", got="both")
+        flat = torch.zeros(math.prod(shape), *first.shape, dtype=first.dtype)
+        which = torch.zeros(len(flat), dtype=torch.bool)
+        flat[list(values)], which[list(values)] = torch.stack(list(values.values())), True
+        value = flat.reshape(1, *shape, *first.shape)
+        if bool(which.all()) and not isinstance(world.network.members[index].tpm, Given):
+            whole[family.name] = value
+        else:
+            some[family.name] = value, which.reshape(1, *shape)
+    return whole, some
+
+
+def _refused(member: Member, expected: str, got: str) -> ReadingError:
+    return ReadingError(member.family.name, expected=expected, got=got, allowed="the reference, for a small net")

