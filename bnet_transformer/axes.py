@@ -116,6 +116,20 @@ class Reach:
         """`[children, parents]`: true where word i of the child has an arrow from word j of the parent."""
         return _matrix(self, children, parents)
 
+    def idle(self, children: int, parents: int) -> int | None:
+        """The first word of the child that reads no word, without a table of all pairs; None where every word reads.
+
+        >>> Reach("earlier").idle(3, 3), Reach("window", 1).idle(9, 4), Reach("causal").idle(10**9, 10**9)
+        (0, 5, None)
+        """
+        if self.kind == "mask":
+            empty = np.flatnonzero(~self.matrix(children, parents).any(1))
+            return int(empty[0]) if len(empty) else None
+        if self.kind in ("earlier", "before"):
+            return 0
+        far = parents + self.width
+        return far if self.kind == "window" and far < children else None
+
     def check(self, children: int, parents: int, what: str = "") -> None:
         """Refuse word counts that the reach cannot join; `what` says of which arrow."""
         fixed = (len(self.table), len(self.table[0])) if self.kind == "mask" else (children, children)

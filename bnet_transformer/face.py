@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from bnet_transformer import asking, export, files, graph, inference, reference
+from bnet_transformer import asking, export, files, inference, reference
+from bnet_transformer.batches import Batch, sentences_to_batch
 from bnet_transformer.equations import Equations, equations
-from bnet_transformer.errors import BNetError, EvidenceError, mapping, number, one_of, whole
-from bnet_transformer.graph import Ground, Quotient, Selection
+from bnet_transformer.errors import BNetError, EvidenceError, mapping, number, one_of
+from bnet_transformer.graph import Ground
 from bnet_transformer.intake import Intake, sentence_to_tensors, value_of
 from bnet_transformer.network import Declaration, Network, declare
+from bnet_transformer.questions import Questions, tan_of_corpus
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -79,13 +81,23 @@ class BNet:
         return equations(self.network, form)
 
     def sentence(
-        self, sentence: object = None, *, x: object = None, given: Mapping[str, object] | None = None
+        self,
+        sentence: object = None,
+        *,
+        pair: object = None,
+        x: object = None,
+        given: Mapping[str, object] | None = None,
     ) -> Sentence:
         """The bnet of a sentence: text, a list of words, ids, or vectors `x=` of shape `[word, dim]`.
 
-        A net with several stacks takes a mapping from stack. `given` fills further nodes that a declaration gives.
+        A net with several stacks takes a mapping from stack. `given` fills further nodes that a declaration gives. A
+        pretrained net reads text by its tokenizer, and a second sentence `pair` behind the first.
         """
-        return Sentence(self, sentence_to_tensors(self.network, sentence, x, given))
+        return Sentence(self, sentence_to_tensors(self.network, sentence, x, given, pair=pair))
+
+    def batch(self, sentences: Sequence[object], *, pairs: Sequence[object] | None = None) -> Batch:
+        """Sentences of any lengths as tensors for `module(batch.x, batch.mask, given=batch.given)`."""
+        return sentences_to_batch(self.network, sentences, pairs)
 
     def module(self) -> Module:
         """The compiled net: an `nn.Module` in batched tensor operations.
@@ -133,6 +145,24 @@ class BNet:
 
         return cost(self.network, words, batch, want)
 
+    def tan(
+        self,
+        sentences: Sequence[object],
+        classes: object = "c",
+        *,
+        slice: int = 0,
+        head: int | None = None,
+        role: str | None = None,
+    ) -> inference.CorpusTan:
+        """The best tree of words over a corpus, by what each word of a slice reads most, given a discrete class.
+
+        `classes` is a label for each sentence, or a node: its most probable state given what a sentence observes.
+        """
+        if isinstance(sentences, str) or not isinstance(sentences, Sequence):
+            raise BNetError("sentences", expected="a list of sentences", got=sentences)
+        asked = [each if isinstance(each, Sentence) else self.sentence(each) for each in sentences]
+        return tan_of_corpus(asked, classes, slice, head, role)
+
     def save(self, path: str | Path) -> None:
         """Write the net to one safetensors file: its parameters, and its declaration as versioned JSON."""
         files.save(self.network, path)
@@ -144,7 +174,7 @@ class BNet:
         return f"<BNet {self.declaration.name}: {slices}, {families} families of nodes, {count:,} parameters>"
 
 
-class Sentence:
+class Sentence(Questions):
     """The bnet of one sentence: ground, lazy, evaluated on demand.
 
     Nodes have names (`q_0_2`: slice 0, word 2); `s[name]` is a value, `s.tpm(name)` a distribution. `do` and `observe`
@@ -177,59 +207,82 @@ class Sentence:
     def _world(self) -> reference.World:
         return reference.World(self.net.network, self.ground, self._intake.given, self._done)
 
+    @cached_property
+    def _answers(self) -> inference.Answers:
+        return inference.Answers(self.net._evaluated, self._world, self._seen)
+
     @property
     def words(self) -> tuple[str, ...]:
         """The words; with several stacks, those of all stacks in order."""
         return tuple(token for tokens in self._intake.tokens.values() for token in tokens)
 
+    @property
+    def special(self) -> tuple[bool, ...]:
+        """Which words are special tokens of a pretrained model, such as `[CLS]`."""
+        return self._intake.special(self.net.network)
+
+    @property
+    def spans(self) -> tuple[tuple[int, int] | None, ...]:
+        """Where each token stands in its text, from and up to; None for special tokens, and for words not from text."""
+        return self._intake.spans()
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each whole word: those that the tokenizer's first split (or a list of words) holds together.
+
+        A punctuation mark is a word, and so is a special token; without a tokenizer each token is one.
+        """
+        return self._intake.groups()
+
     # values and distributions
 
     def __getitem__(self, name: str) -> Tensor:
         """The value of a node: `[*states, *shape]`, with a dim for each open choice that decides it (`c` first)."""
-        return reference.values(self._world, self.ground.id(name), self._seen)
+        return self._answers.value(self.ground.id(name))
 
     def tpm(self, name: str) -> Distribution:
         """The distribution of a node given its parents' values, for each state of the open choices that decide them."""
-        return asking.distribution(self._world, self.ground.id(name), self._seen)
+        return self._answers.distribution(self.ground.id(name))
 
-    def attention(self, slice: int, *, role: str | None = None) -> Tensor:
+    def attention(self, slice: int, *, role: str | None = None, words: str = "tokens") -> Tensor:
         """The attention TPMs of a slice, `P(j | i)`: `[*states, *plates, word, word]`, zero where i cannot read j.
 
-        `role` names the node that reads, where a slice has several.
+        `role` names the node that reads, where a slice has several. `words="words"` groups sub-words (`groups`): a word
+        is read as much as its tokens are in all, and reads as its tokens do on average.
         """
-        return asking.attention(self._world, slice, role, self._seen)
-
-    def posterior(
-        self,
-        name: str,
-        evidence: Mapping[str, object] | None = None,
-        *,
-        budget: int = reference.BUDGET,
-        atol: float = reference.ATOL,
-    ) -> Tensor:
-        """`P(node | evidence)` for a discrete node: `[states]`; what the sentence observes counts as well.
-
-        Exact, over at most `budget` joint states: of the choices that one node hangs on, which are eliminated, or of
-        all, where choices of words meet. Evidence on a node that is a function of its parents must be reproduced
-        within `atol`.
-        """
-        node = self.ground.id(name)
-        seen = self._with(mapping("evidence", evidence))._seen
-        asking.must_be_discrete(self._world, node)
-        module, limit = self.net._evaluated, whole("budget", budget)
-        return inference.ground.posterior(module, self._world, node, seen, limit, number("atol", atol))
+        one_of("words", words, ("tokens", "words"))
+        if words == "words":
+            if len(self._intake.tokens) > 1:
+                raise BNetError("words", expected="'tokens', in a net with several stacks", got=words)
+            return asking.grouped(self.attention(slice, role=role), self.groups)
+        return self._answers.attention(slice, role)
 
     # a sentence like this one
 
     def do(self, nodes: Mapping[str, object] | None = None, /, **named: object) -> Sentence:
-        """A new sentence in which nodes are set: their arrows from parents go, what descends is computed again."""
-        wanted = _once("do", mapping("do", nodes), named)
-        ids = {self.ground.id(name): value for name, value in wanted.items()}
+        """A new sentence in which nodes are set: their arrows from parents go, what descends is computed again.
+
+        A node is named, or a family (`q_2`), a role (`q`) or a pattern (`"q_2_*_3"`); it is set to a value, a state, a
+        label, to what it is in another sentence, or to what `Zero()`, `Mean()`, `Noise(sigma)`, `Attend(row)` say.
+        """
+        done = self._set(_once("do", mapping("do", nodes), named))
+        return Sentence(self.net, self._intake, {**self._done, **done}, self._seen)
+
+    def undo(self, *names: str) -> Sentence:
+        """A new sentence without what `do` set: these nodes (names, families, roles, patterns), or all of them."""
+        gone = {node for name in names for node in inference.matching(self.ground, name)} or set(self._done)
+        if not gone & set(self._done):
+            raise BNetError("undo", expected="a node that do set", got=", ".join(names) or "none is set")
+        return Sentence(self.net, self._intake, {n: v for n, v in self._done.items() if n not in gone}, self._seen)
+
+    def _set(self, wanted: Mapping[str, object]) -> dict[int, Tensor]:
+        """The value of each node that `do` names."""
+        ids = inference.expanded(self.ground, wanted)
         for node in ids:
             if node in self._seen:
                 raise EvidenceError(self.ground.name(node), expected="do or evidence on a node, not both", got="both")
-        done = {node: value_of(self._world, node, value, evidence=False) for node, value in ids.items()}
-        return Sentence(self.net, self._intake, {**self._done, **done}, self._seen)
+        told = {node: inference.value_for(self._world, self, node, value) for node, value in ids.items()}
+        return {node: value_of(self._world, node, value, evidence=False) for node, value in told.items()}
 
     def observe(self, nodes: Mapping[str, object] | None = None, /, **named: object) -> Sentence:
         """A new sentence in which nodes are seen to have a value: evidence, which changes no arrow."""
@@ -248,38 +301,6 @@ class Sentence:
         return Sentence(self.net, self._intake, self._done, {**self._seen, **seen})
 
     # structure
-
-    def parents(self, name: str) -> list[str]:
-        """The nodes with an arrow into this one."""
-        return self._named(self.ground.parents(self.ground.id(name)))
-
-    def children(self, name: str) -> list[str]:
-        """The nodes to which this one has an arrow."""
-        return self._named(self.ground.children(self.ground.id(name)))
-
-    def ancestors(self, *names: str) -> list[str]:
-        """All from which a path of arrows leads to one of these nodes."""
-        return self._named(graph.ancestors(self.ground, map(self.ground.id, names)))
-
-    def descendants(self, *names: str) -> list[str]:
-        """All to which a path of arrows leads from one of these nodes."""
-        return self._named(graph.descendants(self.ground, map(self.ground.id, names)))
-
-    def blanket(self, name: str) -> list[str]:
-        """The Markov blanket: parents, children, and the children's other parents."""
-        return self._named(graph.blanket(self.ground, self.ground.id(name)))
-
-    def topological_order(self) -> list[str]:
-        """All nodes, parents before children."""
-        return self._named(graph.topological_order(self.ground).tolist())
-
-    def shrink(self, boxes: Mapping[str, str] | Callable[[str], str], *, weights: bool = False) -> Quotient:
-        """The graph with each box of nodes shrunk to one; `boxes` maps a node's name to its box."""
-        one_of("weights", weights, (True, False))
-        return graph.shrink(self.ground, boxes, Selection(weights=weights))
-
-    def _named(self, nodes: Sequence[int]) -> list[str]:
-        return [self.ground.name(node) for node in nodes]
 
     def graph(
         self,
@@ -305,7 +326,7 @@ class Sentence:
         if min_weight is not None:
             number("min_weight", min_weight)
         if attention or min_weight is not None:
-            weighed = asking.arrow_weights(self._world, selection, self._seen)
+            weighed = self._answers.arrow_weights(selection)
         return export.ground_to_networkx(
             self.net.network,
             self.ground,
@@ -344,9 +365,23 @@ class Sentence:
         return f"<Sentence {said!r}: {counts}{extra}>"
 
 
-def load(path: str | Path, *, trust: Collection[str] | bool = ()) -> BNet:
-    """Read a net that `save` wrote. A TPM class of somebody else's is imported only if `trust` names it."""
-    return BNet(files.load(path, trust=trust))
+def load(path: str | Path, *, trust: Collection[str] | bool = ()) -> Any:
+    """Read what `save` wrote: a net (`BNet`), or a fit (`Fit`).
+
+    A TPM class of somebody else's is imported only if `trust` names it.
+    """
+    from bnet_transformer.inference.fit import saved
+
+    if not saved.is_fit(path):
+        return BNet(files.load(path, trust=trust))
+    found: Any = saved.load(path, trust=trust)
+    return replace(found, net=BNet(found.network))
+
+
+def load_net(path: str | Path, *, trust: Collection[str] | bool = ()) -> BNet:
+    """The net of a file that `save` wrote: of a fit, the fitted net."""
+    found = load(path, trust=trust)
+    return found if isinstance(found, BNet) else BNet(found.network)
 
 
 def _once(what: str, nodes: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, mapping, shown, unknown
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import World, support
-from bnet_transformer.tokens import Told, Tokenizer
+from bnet_transformer.tokens import Span, Tokenizer, Told
 from bnet_transformer.tpm import Given
 
 Tokens = dict[str, tuple[str, ...]]
@@ -36,6 +36,39 @@ class Intake:
     def words(self) -> dict[str, int]:
         """How many words each stack has."""
         return {stack: len(tokens) for stack, tokens in self.tokens.items()}
+
+    def special(self, network: Network) -> tuple[bool, ...]:
+        """Which tokens are special ones of the net's tokenizer, all stacks in order."""
+        found: list[bool] = []
+        for stack, tokens in self.tokens.items():
+            ids = None
+            if network.tokenizer is not None and stack not in self.told:
+                main = family_of_words(network, stack, {})
+                ids = None if main is None or not main.tpm.reads_by_index else self.given[main.family.name].tolist()
+            if stack in self.told:
+                found += self.told[stack].special
+            elif ids is not None and network.tokenizer is not None:
+                found += network.tokenizer.is_special(ids)
+            else:
+                found += [False] * len(tokens)
+        return tuple(found)
+
+    def spans(self) -> tuple[Span | None, ...]:
+        """Where each token stands in its text, all stacks in order."""
+        found: list[Span | None] = []
+        for stack, tokens in self.tokens.items():
+            found += self.told[stack].spans if stack in self.told else [None] * len(tokens)
+        return tuple(found)
+
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each whole word, all stacks in order."""
+        found: list[tuple[int, ...]] = []
+        start = 0
+        for stack, tokens in self.tokens.items():
+            own = self.told[stack].groups if stack in self.told else [(k,) for k in range(len(tokens))]
+            found += [tuple(start + k for k in group) for group in own]
+            start += len(tokens)
+        return tuple(found)
 
 
 def sentence_to_tensors(
@@ -63,7 +96,7 @@ def sentence_to_tensors(
         if name not in network.graph.by_name or not isinstance(network.member(name).tpm, Given):
             raise unknown("given", name, [m.family.name for m in network.members if isinstance(m.tpm, Given)])
     for stack in stacks:
-        main = _main(network, stack, extra)
+        main = family_of_words(network, stack, extra)
         said_here = said_by.get(stack)
         if said_here is None and main is None:
             said_here = _counted(network, stack, extra)
@@ -148,7 +181,7 @@ def _by_stack(what: str, value: object, stacks: Sequence[str]) -> dict[str, obje
     return {stacks[0]: value}
 
 
-def _main(network: Network, stack: str, extra: Mapping[str, object]) -> Member | None:
+def family_of_words(network: Network, stack: str, extra: Mapping[str, object]) -> Member | None:
     """The family that a stack's words fill: its `Given` nodes over words, the discrete one where there are several."""
     over = [
         member
@@ -290,10 +323,10 @@ def check_reads(network: Network, words: Mapping[str, int]) -> None:
             parent = network.members[given.parent].family
             if parent.words is not None:
                 given.reach.check(n, words[parent.words], f"{parent.name} -> {family.name}, ")
-                empty = np.flatnonzero(~given.reach.matrix(n, words[parent.words]).any(1))
-                if WORD in given.over and len(empty) and not member.tpm.may_read_nothing:
+                empty = given.reach.idle(n, words[parent.words])
+                if WORD in given.over and empty is not None and not member.tpm.may_read_nothing:
                     raise BNetError(
-                        f"word {empty[0]} of {family.name}",
+                        f"word {empty} of {family.name}",
                         expected=f"at least one word of {parent.name} to read",
                         got=f"none (reach {given.reach}, {words[parent.words]} words)",
                     )

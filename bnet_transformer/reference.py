@@ -362,6 +362,11 @@ def _log_terms(run: Run, free: list[int], evidence: Mapping[int, Tensor], atol: 
     return torch.stack(terms)
 
 
+def log_joint(run: Run, free: list[int], evidence: Mapping[int, Tensor], atol: float = ATOL) -> float:
+    """`log P(the free choices, the evidence)` of one run."""
+    return float(_log_terms(run, free, evidence, atol).sum())
+
+
 def settling(world: World, evidence: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """The evidence that says outright what a random node came to."""
     return {node: seen for node, seen in evidence.items() if _settles(world, node, seen)}

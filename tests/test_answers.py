@@ -7,6 +7,7 @@ import bnet_transformer as bt
 from bnet_transformer import asking, reference
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.graph import Selection
+from bnet_transformer.inference.ground import counted
 from tests.cases import CASES
 
 HEAVY = {"codebook, two slices", "slice, codebook"}  # thousands of joint states for the reference
@@ -37,13 +38,19 @@ def same(ours, theirs):
         assert ours == theirs
 
 
-def agree(s: bt.Sentence):
-    """The value and distribution of the first and last node of each family; every reading and weight."""
+def agree(s: bt.Sentence, *, whole: bool = True):
+    """The value and distribution of the first and last node of each family; every reading and weight.
+
+    Else of the last nodes alone, of every third family: the reference is slow.
+    """
     families = [list(s.ground.family_names(family)) for family in s.net.network.graph.families]
+    families = families if whole else [[names[-1]] for names in families[::-3]]
     for name in dict.fromkeys(name for names in families for name in (names[0], names[-1])):
         node = s.ground.id(name)
         same(outcome(lambda n=name: s[n]), outcome(lambda k=node: reference.values(s._world, k, s._seen)))
         same(outcome(lambda n=name: s.tpm(n)), outcome(lambda k=node: asking.distribution(s._world, k, s._seen)))
+    if not whole:
+        return
     for slice_ in range(max(s.net.network.graph.slices.values())):
         roles = {m.family.stem for m in s.net.network.members if asking.reads_words(m)} | {None}
         for role in sorted(roles, key=str):
@@ -70,7 +77,7 @@ def test_answers_after_surgery_are_the_references(case):
     for member in (members[len(members) // 3], members[2 * len(members) // 3], members[-1]):
         names = list(s.ground.family_names(member.family))
         some = {name: torch.randn(member.shape, dtype=torch.float64) for name in names[len(names) // 2 :]}
-        agree(s.do(some))
+        agree(s.do(some), whole=False)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in HEAVY], ids=lambda case: case.name)
@@ -100,9 +107,8 @@ def test_readings_of_a_batch_are_the_sentences(case):
     s = case.sentence
     module = s.net._evaluated
     inputs = {name: value[None] for name, value in s._intake.given.items()}
-    x = {stack: torch.zeros(1, count, dtype=torch.float64) for stack, count in s.ground.words.items()}
     try:
-        readings, _ = module.readings(x, given=inputs)
+        readings, _ = module.readings(counted(s._world), given=inputs)
     except ReadingError:
         return
     for name, found in readings.items():

@@ -57,6 +57,15 @@ def test_reach_matrices_against_their_definition(kind):
     assert reach.strict == bool(~np.triu(matrix).any())
 
 
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 3))
+def test_who_reads_nothing_is_what_the_table_says(children, parents, width):
+    square = children == parents
+    kinds = [Reach(kind) for kind in REACHES[:-2] if square or kind != "same"]
+    for reach in [*kinds, Reach("window", width), as_reach(np.tri(children, parents, width - 2, dtype=bool))]:
+        idle = np.flatnonzero(~reach.matrix(children, parents).any(1))
+        assert reach.idle(children, parents) == (int(idle[0]) if len(idle) else None), reach
+
+
 @given(st.integers(0, 5), st.integers(1, 6))
 def test_window(width, n):
     matrix = Reach("window", width).matrix(n, n)

@@ -284,3 +284,11 @@ def test_it_compiles_to_machine_code():
         compiled = torch.compile(module, fullgraph=True)
         mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
         torch.testing.assert_close(compiled(x, mask), module(x, mask), rtol=1e-5, atol=1e-5)
+
+
+def test_it_compiles_for_sentences_of_any_length():
+    module = bt.decoder(8, heads=2, slices=1, vocabulary=5).module().eval()
+    compiled = torch.compile(module, fullgraph=True, backend="eager")
+    for words in (4, 17, 18, 30):
+        ids = torch.randint(5, (2, words))
+        torch.testing.assert_close(compiled(ids), module(ids), rtol=1e-5, atol=1e-5)

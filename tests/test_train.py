@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 
 import bnet_transformer as bt
+from bnet_transformer import training
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.tpm import Categorical, Normal
 from bnet_transformer.training import Batch, toy
@@ -82,6 +83,21 @@ def test_the_loss_of_masked_words_counts_what_is_observed():
     parts = [net.sentence("a b g d").tpm("y_2").log_prob(torch.tensor(2))]
     parts += [net.sentence("a g").tpm("y_1").log_prob(torch.tensor(1))]
     assert first_loss(net, data) == pytest.approx(-float(torch.stack(parts).mean()), abs=1e-12)
+
+
+def test_words_are_their_own_labels():
+    """Of a masked word, and of a decoder's outputs, as text, as a list with gaps, as ids."""
+    masked = bt.encoder(8, heads=2, slices=1, vocabulary=WORDS, readout="word", dropout=0.0).to(D)
+    assert first_loss(masked, [("a b c", ["a", None, "g"])]) == first_loss(masked, [("a b c", [0, -1, 6])])
+    assert first_loss(masked, [("a b c", "a e g")]) == first_loss(masked, [("a b c", [0, 4, 6])])
+    told = {"enc": "a b", "dec": "c d"}
+    assert first_loss(both(), [{**told, "dec_y": "d g"}]) == first_loss(both(), [{**told, "dec_y": [3, 6]}])
+    kinds = Categorical(2, labels=("no", "yes"))
+    tagged = bt.encoder(8, heads=2, slices=1, vocabulary=WORDS, readout=kinds, dropout=0.0).to(D)
+    assert first_loss(tagged, [("a b", "no yes")]) == first_loss(tagged, [("a b", ["no", 1])])
+    for net, data in ((masked, [("a b", ["a", "z"])]), (masked, [("a b", "a z")]), (tagged, [("a b", "a b")])):
+        with pytest.raises(bt.BNetError, match=r"word of the sentence|label of y"):
+            first_loss(net, data)
 
 
 def test_labels_and_classes_and_mappings():
@@ -209,6 +225,10 @@ def test_forms_of_data_are_one(tmp_path):
     expected = bt.train(net, rows, steps=3, batch=2).losses
     for data in (stream, tmp_path / "a.npy", str(tmp_path / "a.bin")):
         assert bt.train(net, data, steps=3, batch=2, words=5).losses == expected
+    rest = [*rows[:3], stream[15:19].astype(int).tolist()]  # the last window has the words that are left
+    assert (
+        bt.train(net, stream[:19], epochs=2, batch=2, words=5).losses == bt.train(net, rest, epochs=2, batch=2).losses
+    )
     pair = (torch.randint(0, 7, (4, 3)), torch.randint(0, 7, (4, 5)))
     listed = [(a.tolist(), b.tolist()) for a, b in zip(*pair, strict=True)]
     assert first_loss(both(), pair) == first_loss(both(), listed)
@@ -338,6 +358,110 @@ def test_a_diverging_loss_stops_with_the_last_good_checkpoint(tmp_path):
         bt.train(net, lambda step: [(torch.ones(2, 4), torch.full((2, 4), 9.0))], steps=9, bound=5.0)
 
 
+GROWING = {"batch": 20, "rate": 40.0, "warmup": 200, "every": 1, "bound": 3.0}  # the loss is above 3 after some steps
+
+
+def _grown(folder, **options):
+    """A run whose rate grows until it diverges; its net, its data, the error."""
+    net = bt.decoder(8, heads=2, slices=1, vocabulary=7, dropout=0.0)
+    ids = torch.randint(0, 7, (20, 6), generator=torch.Generator().manual_seed(0))
+    with pytest.raises(bt.BNetError, match="loss") as told:
+        bt.train(net, ids, **{"steps": 300, "folder": folder, **GROWING, **options})
+    return net, ids, str(told.value)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["on the way", "after the last step"])
+def test_a_checkpoint_holds_what_was_seen_to_be_good(tmp_path, last):
+    """Parameters are kept after a loss of theirs, not on the word of the step before."""
+    net, ids, told = _grown(tmp_path / "a")
+    done = int(told.split()[1].rstrip(":")) - 1
+    if last:  # the step that diverges is the last: no later batch tells
+        net, ids, told = _grown(tmp_path / "b", steps=done)
+    kept = training.kept(net, tmp_path / ("b" if last else "a"))
+    assert kept.steps == done - 1 == len(kept.losses) and f"of step {kept.steps}" in told
+    assert kept.steps > 0 and first_loss(kept.net, ids) < 3
+
+
+def test_a_diverged_run_goes_on_with_other_rates(tmp_path):
+    net, ids, told = _grown(tmp_path)
+    assert "resume='changed' with a rate= below 40" in told
+    options = {"steps": 60, "folder": tmp_path, **GROWING}
+    with pytest.raises(bt.BNetError, match=r"rate=40.0.*resume='changed'"):
+        bt.train(net, ids, resume=True, **{**options, "rate": 1e-3})
+    before = training.kept(net, tmp_path)
+    calmer = {**options, "rate": 1e-3, "schedule": "cosine", "warmup": 0, "clip": 1.0}
+    found = bt.train(net, ids, resume="changed", **calmer)
+    assert found.steps == 60 and found.losses[: before.steps] == before.losses
+    assert bt.train(net, ids, resume=True, **calmer).losses == found.losses  # the settings of the checkpoint are new
+    with pytest.raises(bt.BNetError, match=r"seed=0.*seed=1"):
+        bt.train(net, ids, resume="changed", seed=1, **calmer)
+
+
+def test_what_a_checkpoint_holds(tmp_path):
+    options = {"batch": 2, "held_out": SENTENCES[:2], "every": 1, "patience": 4, "rate": 0.3, "steps": 30}
+    found = bt.train(small(), SENTENCES, folder=tmp_path, **options)
+    best, last = (training.kept(small(), tmp_path, best=best) for best in (True, False))
+    assert (best.steps, best.losses, best.held_out) == (found.steps, found.losses, found.held_out)
+    assert all(torch.equal(value, found.net.parameters[name]) for name, value in best.net.parameters.items())
+    assert (
+        first_loss(last.net, SENTENCES[:2]) == pytest.approx(found.held_out[-1][1], abs=1e-9) != min(found.held_out)[1]
+    )
+    with pytest.raises(bt.BNetError, match="checkpoint of this net"):
+        training.kept(small(bias=False), tmp_path)
+    with pytest.raises(bt.FileError, match="No such file"):
+        training.kept(small(), tmp_path / "none")
+
+
+def test_a_resumed_run_has_the_same_aim(kept):
+    """Another loss, other held-out data, or fewer steps than are done."""
+    options = {"batch": 2, "folder": kept, "resume": True}
+    cross = {"loss": lambda module, batch: module(batch.x).square().mean()}
+    for other, match in ((cross, "loss=None"), ({"held_out": SENTENCES}, "held_out=None"), ({}, "at least the 4")):
+        with pytest.raises(bt.BNetError, match=match):
+            bt.train(small(), SENTENCES, **{"steps": 8 if other else 3, **options, **other})
+    assert bt.train(small(), SENTENCES, steps=4, **options).steps == 4
+
+
+def test_a_loss_of_the_users_is_known_again(tmp_path):
+    def squares(factor: float, form: str = ""):
+        if form == "less":
+            return lambda module, batch: factor - module(batch.x).square().mean()
+        if form == "twice":
+            return lambda module, batch: factor * 2 * module(batch.x).square().mean()
+        if form == "sizes":
+            return lambda module, batch: factor * module(batch.x).abs().mean()
+        return lambda module, batch: factor * module(batch.x).square().mean()
+
+    options = {"batch": 2, "folder": tmp_path, "resume": True}
+    net, whole = small(), bt.train(small(), SENTENCES, steps=6, batch=2, loss=squares(1.0))
+    bt.train(net, SENTENCES, steps=3, loss=squares(1.0), **options)
+    assert bt.train(net, SENTENCES, steps=6, loss=squares(1.0), **options).losses == whole.losses
+    for form in ("less", "twice", "sizes"):
+        with pytest.raises(bt.BNetError, match="loss="):
+            bt.train(net, SENTENCES, steps=8, loss=squares(1.0, form), **options)
+
+
+def test_a_loss_may_leave_parameters_alone(tmp_path):
+    def loss(module: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        return module.store["W_q_0/value"].square().mean()
+
+    options = {"batch": 2, "loss": loss}
+    bt.train(small(), SENTENCES, steps=2, folder=tmp_path, **options)
+    found = bt.train(small(), SENTENCES, steps=4, folder=tmp_path, resume=True, **options)
+    assert found.losses == bt.train(small(), SENTENCES, steps=4, **options).losses
+    assert torch.equal(found.net.parameters["W_k_0.value"], small().parameters["W_k_0.value"])
+
+
+def test_a_causal_table_trains_on_next_words():
+    ids = torch.randint(0, 7, (4, 6))
+    table = small(mask=np.tri(5, dtype=bool))
+    assert first_loss(table, ids) == pytest.approx(first_loss(small(), ids), abs=1e-12)
+    assert bt.train(table, ids.flatten()[:21], words=5, steps=2).steps == 2
+    for data, words in ((ids[:, :5], None), (torch.randint(0, 7, (20,)), 5), (torch.randint(0, 7, (20,)), 4)):
+        with pytest.raises(bt.BNetError, match=r"5 words, for the mask is a table"):
+            bt.train(table, data, words=words, steps=1)
+
+
 def test_an_interrupt_finishes_the_step_and_keeps_a_checkpoint(tmp_path):
     def data(step: int) -> list[str]:
         if step == 2:
@@ -449,6 +573,15 @@ BAD = [
     ({"shard": True}, "torchrun"),
     ({"start": "h"}, "word"),
     ({"every": 0}, "every"),
+    ({"loss": 5}, "loss"),
+    ({"loss": lambda module, batch: torch.tensor(1.0)}, "without a gradient"),
+    ({"betas": 0.9}, "betas"),
+    ({"betas": (0.9,)}, "betas"),
+    ({"device": "junk"}, "device"),
+    ({"device": "cuda:99"}, "device"),
+    ({"device": "meta"}, "device"),
+    ({"rate": 1e308}, "rate"),
+    ({"resume": "new"}, "'changed'"),
 ]
 
 
@@ -457,6 +590,10 @@ def test_bad_options_are_told(options, match):
     options = {"steps": 1, **options} if options and "epochs" not in options else options
     with pytest.raises(bt.BNetError, match=match):
         bt.train(small(), SENTENCES, **options)
+
+
+def real_valued() -> bt.BNet:
+    return bt.encoder(4, heads=2, slices=1, readout=Normal(1.0))
 
 
 CLASSES = {"vocabulary": WORDS, "readout": Categorical(3), "pool": "mean"}
@@ -484,6 +621,8 @@ WRONG = {
     "nothing observed": (
         lambda: bt.encoder(8, heads=2, slices=1, vocabulary=WORDS, readout="word"), [("a b", [None, None])], "observed"
     ),
+    "a NaN": (real_valued, [(torch.full((2, 4), math.nan), torch.ones(2, 4))], r"data\[0\], sentence.*word 0"),
+    "an infinite value": (real_valued, [(torch.ones(2, 4), torch.full((2, 4), math.inf))], r"data\[0\], y: .*finite"),
     "a stream without windows": (small, np.zeros(20, dtype=np.uint16), "how many words"),
 }  # fmt: skip
 
@@ -493,3 +632,11 @@ def test_bad_data_is_told(name):
     make, data, match = WRONG[name]
     with pytest.raises(bt.BNetError, match=match):
         bt.train(make(), data, steps=1)
+
+
+def test_a_strange_token_is_told_with_its_place(tmp_path):
+    stream = np.arange(40).astype(np.uint16) % 7
+    stream[33] = 9
+    np.save(tmp_path / "a.npy", stream)
+    with pytest.raises(bt.BNetError, match=r"a\.npy, token 33 \(window 6\): expected ids from 0 to 6; got 9"):
+        bt.train(small(), tmp_path / "a.npy", words=5, epochs=1)

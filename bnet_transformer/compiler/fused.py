@@ -115,7 +115,8 @@ def reading_of(tpm: Attention, at: At, parents: Sequence[Tensor], *, whole: bool
     """What an attention reads, from what it sees."""
     assert isinstance(tpm.score, Dot)
     q, k, v = parents[0], parents[1].squeeze(-3), parents[2].squeeze(-3)
-    causal = causal and q.shape[-2] == k.shape[-2]
+    if q.shape[-2] != k.shape[-2]:  # a branch: torch.compile would make a symbol of the comparison
+        causal = False
     return Reading(q, k, v, None if whole else at.mask["k."], causal, tpm.score.factor(q.shape[-1]))
 
 
@@ -133,6 +134,16 @@ def mix_of(r: Reading) -> Tensor:
     return dims.back(mix, n, r.v.shape[-1])
 
 
+def told_apart(r: Reading) -> tuple[Tensor, Tensor]:
+    """`P = softmax(scale q k^T)`, `[*lead, word, word read]`, and the mix `P v`."""
+    n, m = r.q.shape[-2], r.k.shape[-2]
+    lead = torch.broadcast_shapes(r.q.shape[:-2], r.k.shape[:-2])
+    Q, K = (x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (r.q, r.k))
+    scores = scaled_product(Q, K, r.scale).reshape(*lead, n, m)
+    P = (scores if r.mask is None else scores.masked_fill_(~r.mask, -torch.inf)).softmax(-1)
+    return P, P @ r.v
+
+
 def scaled_product(Q: Tensor, K: Tensor, scale: float) -> Tensor:
     """`scale Q K^T` for a batch of matrices."""
     return torch.bmm(Q, K.mT) if scale == 1 else torch.baddbmm(Q.new_empty(()), Q, K.mT, beta=0, alpha=scale)
@@ -140,18 +151,17 @@ def scaled_product(Q: Tensor, K: Tensor, scale: float) -> Tensor:
 
 def _scaled_dot_product(r: Reading) -> Tensor:
     q, k, v, mask = r.q, r.k, r.v, None if r.causal else r.mask
-    n, m = q.shape[-2], k.shape[-2]
+    n = q.shape[-2]
     dims = dims_of(r)
     if mask is None and not r.causal and dims.of_q and not dims.of_k and not dims.of_v:
         Q, K, V = dims.rows(q, dims.of_q), dims.rows(k, ()), dims.rows(v, ())
         mix = functional.scaled_dot_product_attention(Q[:, None], K[:, None], V[:, None], scale=r.scale)
         return dims.back(mix[:, 0], n, v.shape[-1])
     lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    if mask is not None:
+    if mask is not None and mask.dim() > 2:
         lead = torch.broadcast_shapes(lead, mask.shape[:-2])
-        mask = mask.expand(*lead, n, m).reshape(-1, 1, n, m) if mask.dim() > 2 else mask
-    rows = lead[-1] if mask is None or mask.dim() == 2 else 1
-    q, k, v = (x.expand(*lead, *x.shape[-2:]).reshape(-1, rows, *x.shape[-2:]) for x in (q, k, v))
+        mask = mask.expand(*lead[:-1], *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])  # heads share it: not copied
+    q, k, v = (x.expand(*lead, *x.shape[-2:]).reshape(-1, lead[-1], *x.shape[-2:]) for x in (q, k, v))
     mix = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=r.causal, scale=r.scale)
     return mix.reshape(*lead, n, v.shape[-1])
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.plan import Plan, network_to_plan
 from bnet_transformer.compiler.told import (
     Values,
@@ -23,10 +24,10 @@ from bnet_transformer.compiler.told import (
     wanted,
 )
 from bnet_transformer.compiler.values import Course, Layout, count_states, plan_to_values, seen
-from bnet_transformer.errors import BNetError, mapping, unknown, whole
+from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown, whole
 from bnet_transformer.intake import check_reads, main_of
 from bnet_transformer.network import Member, Network
-from bnet_transformer.tpm import Given
+from bnet_transformer.tpm import TPM, Given
 
 __all__ = ["Module", "Values", "laid_out", "output_of"]
 
@@ -70,6 +71,38 @@ class Module(nn.Module):
         found = {name: self._wanted(course, name, index) for name, index in zip(names, plan.wanted, strict=True)}
         return found[self.output] if want is None else found
 
+    def readings(
+        self,
+        x: Values | None = None,
+        mask: Values | None = None,
+        *,
+        of: Sequence[str] | None = None,
+        want: Sequence[str] = (),
+        do: Mapping[str, Tensor] | None = None,
+        given: Mapping[str, Tensor] | None = None,
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """`P(j | i)` of the families that read words (`of`; all by default), and the wanted values, in one course.
+
+        A reading is `[*states, batch, *plates, word, word read]`.
+        """
+        readers = {m.family.name: m.family.index for m in self.network.members if _reads(m)}
+        for name in wanted([] if of is None else of):
+            if name not in readers:
+                raise unknown("family that reads words", name, readers)
+        asked = {name: readers[name] for name in (readers if of is None else of)}
+        names = wanted(want)
+        course, plan = self.course((*asked, *names), x, mask, do=do, given=given, readings=frozenset(asked.values()))
+        found = {}
+        for name, index in asked.items():
+            weights = course.readings[index]
+            if weights is None:
+                member = self.network.members[index]
+                got = "one that is set" if index in course.known else "one that is computed word after word"
+                raise ReadingError(member.family.name, expected="a family that reads all words at once", got=got)
+            found[name] = _bare(course, self.network.members[index], weights)
+        own = zip(names, plan.wanted[len(asked) :], strict=True)
+        return found, {name: self._wanted(course, name, index) for name, index in own}
+
     def course(
         self,
         want: tuple[str, ...],
@@ -81,22 +114,32 @@ class Module(nn.Module):
         given: Mapping[str, Tensor] | None = None,
         enumerate_too: frozenset[int] = frozenset(),
         left: frozenset[int] = frozenset(),
+        patched: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+        readings: frozenset[int] = frozenset(),
+        training: bool | None = None,
     ) -> tuple[Course, Plan]:
         """All values that the wanted families need (but for the `left`), in one layout, and the plan.
 
-        `seen` says outright what some random families came to, as `do` does; only messages tell them apart.
+        `seen` says outright what some random families came to, as `do` does; only messages tell them apart. `patched`
+        sets some nodes of a family: values, and which nodes, `[batch, *plates, word]`. The `readings` of families are
+        kept beside their values. `training` is the module's own mode by default.
         """
         parameters = {name: self.store[name.replace(".", "/")] for name in self.network.parameters}
         inputs, words, batch, device = self.inputs(x, given)
         set_ = self.told("do", do, words, batch) | self.told("evidence", seen, words, batch)
         batch = batch_of(self.network, set_, batch)
-        fold = batch * max([0, *words.values()]) > self.widest
-        plan = self.plan(want, frozenset(set_), enumerate_too, left, fold=fold)
+        fold = not readings and batch * max([0, *words.values()]) > self.widest
+        some = self.told("do", {name: value for name, (value, _) in mapping("patched", patched).items()}, words, batch)
+        plan = self.plan(want, frozenset(set_), enumerate_too, left, frozenset(some), fold=fold, words=words)
         layout = Layout(plan.enumerated, tuple(self.network.graph.sizes))
         dtype = next((p.dtype for p in parameters.values()), self.network.floating)
         present = self.present(mask, words, batch)
-        course = Course(self.network, layout, parameters, {}, words, present, self.training, {}, dtype, device)
+        mode = self.training if training is None else training
+        course = Course(self.network, layout, parameters, {}, words, present, mode, {}, dtype, device)
         course.known = received(course, {**inputs, **set_})
+        for (index, value), (_, which) in zip(received(course, some).items(), (patched or {}).values(), strict=True):
+            course.patched[index] = value, laid_out(course, index, which)
+        course.readings.update(dict.fromkeys(readings))
         if present:
             groups = (*plan.groups, plan.wanted, left)
             check_read(course, (self.network.members[index] for group in groups for index in group))
@@ -109,14 +152,18 @@ class Module(nn.Module):
         known: frozenset[int],
         enumerate_too: frozenset[int] = frozenset(),
         left: frozenset[int] = frozenset(),
+        patched: frozenset[int] = frozenset(),
         *,
         fold: bool = False,
+        words: Mapping[str, int] | None = None,
     ) -> Plan:
-        """The plan of a question, made once."""
-        key = (want, known, enumerate_too, left, fold)
+        """The plan of a question, made once; `words` are for the messages of what cannot be planned."""
+        key = (want, known, enumerate_too, left, patched, fold)
         if key not in self._plans:
             given = {m.family.index for m in self.network.members if isinstance(m.tpm, Given)}
-            self._plans[key] = network_to_plan(self.network, want, known | given, enumerate_too, fold=fold, left=left)
+            self._plans[key] = network_to_plan(
+                self.network, want, known | given, enumerate_too, fold=fold, left=left, patched=patched, words=words
+            )
         return self._plans[key]
 
     def _wanted(self, course: Course, name: str, index: int) -> Tensor:
@@ -161,7 +208,7 @@ class Module(nn.Module):
             if stack not in stacks:
                 raise unknown("stack", stack, stacks)
             what = f"x[{stack!r}]" if len(stacks) > 1 else "x"
-            member = self._main(stack, mapping("given", given))
+            member = self._main(stack, what, mapping("given", given))
             if not isinstance(value, Tensor) or value.dim() < 2:
                 got = tuple(value.shape) if isinstance(value, Tensor) else value
                 raise BNetError(what, expected="[batch, word] ids or [batch, word, dim] vectors", got=got)
@@ -197,6 +244,9 @@ class Module(nn.Module):
                 "x", expected="a value for every given node and stack", got="none for " + ", ".join(missing)
             )
         batch = batch_of(self.network, inputs, first.shape[0] if by_stack else 1)
+        if batch == 0:
+            what = ", ".join(what for what, _ in inputs.values())
+            raise BNetError(what, expected="at least one sentence", got="none")
         for index, (what, value) in inputs.items():
             self._check(index, what, value, words, batch)
         if not torch.compiler.is_compiling():
@@ -212,20 +262,30 @@ class Module(nn.Module):
             check_reads(self.network, words)
             self._fitting.add(key)
 
-    def _main(self, stack: str, given: Mapping[str, Tensor]) -> Member | None:
+    def _main(self, stack: str, what: str, given: Mapping[str, Tensor]) -> Member | None:
+        """The family that `x` fills: what `given` leaves open of a stack's; both for one family are refused."""
         over = [
             member
             for member in self.network.members
-            if isinstance(member.tpm, Given)
-            and member.family.words == stack
-            and not member.family.plates
-            and member.family.name not in given
+            if isinstance(member.tpm, Given) and member.family.words == stack and not member.family.plates
         ]
-        return main_of(over)
+        found = main_of([member for member in over if member.family.name not in given])
+        rest = found is None or (isinstance(found.tpm, Given) and found.tpm.default is not None)
+        main = main_of(over)
+        if rest and main is not None and main.family.name in given:
+            name = main.family.name
+            raise BNetError(f"{what} and given[{name!r}]", expected=f"one value for {name}", got="two")
+        return found
 
     def present(self, mask: Values | None, words: Mapping[str, int], batch: int) -> dict[str, Tensor]:
         """The words that are present, by stack; nothing where all are."""
         return check_mask(mask, words, batch)
+
+
+def _reads(member: Member) -> bool:
+    """True for a deterministic family whose TPM has a distribution over words that it reads."""
+    own = type(member.tpm).reading is not TPM.reading and member.tpm.kind == "deterministic"
+    return own and any(WORD in given.over for given in member.inputs)
 
 
 def output_of(network: Network) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.products import Fold, folds, together
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.network import Member, Network
@@ -35,11 +37,14 @@ def network_to_plan(
     *,
     fold: bool = False,
     left: frozenset[int] = frozenset(),
+    patched: frozenset[int] = frozenset(),
+    words: Mapping[str, int] | None = None,
 ) -> Plan:
     """The plan for some families; `known` are those whose value comes from outside (`do`, evidence).
 
     `fold` where there are so many words that a product of two weights costs less than a map of all words; the families
-    `left` are not computed, but all that they read is.
+    `left` are not computed, but all that they read is. Some nodes of the families `patched` are set. `words` of each
+    stack are for the messages.
     """
     wanted = tuple(network.graph.family(name).index for name in want)
     needed: set[int] = set(enumerate_too)
@@ -61,15 +66,30 @@ def network_to_plan(
         else:
             stack.extend(_above(network, index, known, wanted=False))
     for index in enumerated:
-        _check_enumerated(network, index, (needed - enumerated) | set(wanted), enumerated)
+        _check_enumerated(network, index, (needed - enumerated) | set(wanted), enumerated, words)
     groups = _groups(network, needed)
     read = [index for index in wanted if _random(network.members[index]) and index not in known]
     kept = {*wanted, *(bundle.parent for index in read for bundle in network.graph.into[index])}
-    folded = folds(network, groups, enumerated, kept, known) if fold else {}
+    _check_patched(network, groups, patched)
+    folded = folds(network, groups, enumerated, kept | patched, known) if fold else {}
     groups = _groups(network, needed - {index for each in folded.values() for index in each.away})
     kept |= {parent for index in left for parent in _read(network, index, folded)}
     sides = together(network, [group[0] for group in groups if len(group) == 1], {*known, *folded})
     return Plan(groups, _done(network, groups, kept, folded), tuple(sorted(enumerated)), wanted, folded, sides, left)
+
+
+def _check_patched(network: Network, groups: Sequence[Sequence[int]], patched: frozenset[int]) -> None:
+    """Nodes of a family may be set apart from the rest where all its words are computed at once."""
+    for group in groups:
+        for index in patched & set(group):
+            member = network.members[index]
+            if len(group) > 1 or any(given.parent == index for given in member.inputs) or _random(member):
+                raise ReadingError(
+                    member.family.name,
+                    expected="all nodes of a family set, or none, where they are random or read each other",
+                    got="some of them",
+                    allowed="the reference, for a small net",
+                )
 
 
 def _groups(network: Network, needed: set[int]) -> tuple[tuple[int, ...], ...]:
@@ -107,20 +127,53 @@ def _above(network: Network, index: int, known: Collection[int], *, wanted: bool
     return [bundle.parent for bundle in network.graph.into[index]]
 
 
-def _check_enumerated(network: Network, index: int, computed: set[int], enumerated: set[int]) -> None:
+def _check_enumerated(
+    network: Network, index: int, computed: set[int], enumerated: set[int], words: Mapping[str, int] | None
+) -> None:
     """A choice for each word may be enumerated in parallel only while no word's value depends on another's choice."""
-    member = network.members[index]
-    reached = {index} if member.family.words is not None else set()
+    where = _meeting(network, index, computed, enumerated)
+    if where is not None:
+        count = "" if words is None else f": {_joint_states(network, computed, enumerated, words)}"
+        raise ReadingError(
+            network.members[index].family.name,
+            expected="a choice whose words do not meet, to be enumerated for all words at once",
+            got=f"{network.members[where].family.name}, which reads other words' choices{count}",
+            allowed="do= for that choice; SVI, which is approximate; the reference, for a small net",
+        )
+
+
+def _meeting(network: Network, index: int, computed: set[int], enumerated: set[int]) -> int | None:
+    """The first computed family that reads a choice of other words; None where none does."""
+    reached = {index} if network.members[index].family.words is not None else set()
     for child in sorted(computed) if reached else ():
         inputs = network.members[child].inputs
         picks = {selector for given in inputs for _, selector in given.pick}
         reads = [given for given in inputs if given.parent in reached]
         if any(given.reach.kind != "same" for given in reads):
-            raise ReadingError(
-                member.family.name,
-                expected="a choice whose words do not meet, to be enumerated for all words at once",
-                got=f"{network.members[child].family.name}, which reads other words' choices",
-                allowed="do= for that choice; the reference, for a small net",
-            )
+            return child
         if child not in enumerated and (reads or picks & reached):
             reached.add(child)
+    return None
+
+
+def _joint_states(network: Network, computed: set[int], enumerated: set[int], words: Mapping[str, int]) -> str:
+    """How many joint states one value hangs on: all words' choices where they meet, else one word's."""
+    total = 1
+    for index in enumerated:
+        member = network.members[index]
+        nodes = math.prod(network.graph.sizes[plate] for plate in member.family.plates)
+        if _meeting(network, index, computed, enumerated) is not None:
+            nodes *= words[member.family.words or ""]
+        total *= states_in(network, index, words) ** nodes
+    told = f"{total}" if total < 10**12 else f"about 10^{math.log10(total):.0f}"
+    most = ", ".join(f"{count} words" for count in words.values())
+    return f"up to {told} joint states ({most})"
+
+
+def states_in(network: Network, index: int, words: Mapping[str, int]) -> int:
+    """How many states a discrete family has in sentences of so many words."""
+    member = network.members[index]
+    if member.tpm.states is not None:
+        return member.tpm.states
+    read = next(given for given in member.inputs if WORD in given.over)
+    return words[network.members[read.parent].family.words or ""]

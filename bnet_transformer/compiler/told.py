@@ -66,8 +66,10 @@ def check_value(
     lead, shape = lead_of(network, member, words), () if whole else member.shape
     batches: list[tuple[int, ...]] = [(), (1,)] if batch is None else [(), (1,), (batch,)]
     if not is_one_of(value.shape, [(*b, *lead, *shape) for b in batches]):
-        sizes = (*(() if batch is None else (batch,)), *lead, *shape)
-        wanted_shape = f"{form(member, state=whole)} of shape {sizes}"
+        if batch is None:
+            wanted_shape = f"one value for all sentences, of shape {(*lead, *shape)}"
+        else:
+            wanted_shape = f"{form(member, state=whole)} of shape {(batch, *lead, *shape)}"
         raise BNetError(what, expected=wanted_shape, got=f"shape {tuple(value.shape)}")
 
 

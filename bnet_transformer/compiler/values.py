@@ -7,15 +7,16 @@ before it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.compiler.fused import Reading, fused, maps, reading_of
-from bnet_transformer.compiler.plan import Plan
+from bnet_transformer.compiler.fused import Reading, fused, is_plain, maps, reading_of, told_apart
+from bnet_transformer.compiler.plan import Plan, states_in
 from bnet_transformer.compiler.products import Fold
+from bnet_transformer.errors import ReadingError
 from bnet_transformer.network import Input, Member, Network
 from bnet_transformer.tpm import Affine, At, Attention
 
@@ -58,6 +59,8 @@ class Course:
     values: dict[int, Tensor]
     dtype: torch.dtype
     device: torch.device
+    patched: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    readings: dict[int, Tensor | None] = field(default_factory=dict)
 
 
 def plan_to_values(plan: Plan, course: Course) -> dict[int, Tensor]:
@@ -75,9 +78,18 @@ def plan_to_values(plan: Plan, course: Course) -> dict[int, Tensor]:
             course.values[group[0]] = value(course, group[0])
         else:
             scan(course, group)
+        if group[0] in course.patched:
+            course.values[group[0]] = _patched(course, group[0])
         for index in done:
             course.values.pop(index, None)
     return course.values
+
+
+def _patched(course: Course, index: int) -> Tensor:
+    """The value of a family some of whose nodes are set."""
+    set_, which = course.patched[index]
+    own = set_.dim() - course.layout.rank
+    return torch.where(which.reshape(*which.shape, *[1] * own), set_, course.values[index])
 
 
 def value(course: Course, index: int) -> Tensor:
@@ -88,14 +100,40 @@ def value(course: Course, index: int) -> Tensor:
     if index in course.layout.enumerated:
         return _emitted(course, member, states(course, index))
     at, parents = seen(course, member)
+    if index in course.readings:
+        return _full(course, member, _with_reading(course, member, at, parents))
     return _full(course, member, _computed(course, member, at, parents))
+
+
+def _with_reading(course: Course, member: Member, at: At, parents: list[Tensor]) -> Tensor:
+    """The value of a family, whose `P(j | i)` is kept beside it: an attention is computed once for both."""
+    tpm = member.tpm
+    if isinstance(tpm, Attention) and is_plain(tpm, member, parents):
+        whole, causal = _unmasked(course, member)
+        weights, mix = told_apart(reading_of(tpm, at, parents, whole=whole, causal=causal))
+        found = mix + parents[-1] if tpm.residual else mix
+    else:
+        told = tpm.reading(at, *parents)
+        if told is None:
+            raise ReadingError(member.family.name, expected="attention P(j | i)", got=tpm.why_no_reading())
+        weights, found = told, _computed(course, member, at, parents)
+    missing = course.layout.rank + 1 - weights.dim()
+    course.readings[member.family.index] = weights.reshape(*[1] * missing, *weights.shape)
+    return found
 
 
 def _computed(course: Course, member: Member, at: At, parents: list[Tensor]) -> Tensor:
     """What a TPM makes of what it sees, by a fused operation where there is one."""
     whole, causal = _unmasked(course, member)
     found = fused(member, at, parents, whole=whole, causal=causal)
-    return member.tpm.value(at, *parents) if found is None else found
+    if found is not None:
+        return found
+    found = member.tpm.value(at, *parents)
+    if not isinstance(found, Tensor) or found.shape[max(0, found.dim() - len(member.shape)) :] != member.shape:
+        got = f"one of shape {tuple(found.shape)}" if isinstance(found, Tensor) else repr(found)
+        what = f"{member.family.name} ({type(member.tpm).__name__})"
+        raise ReadingError(what, expected=f"values of shape {member.shape}, as it says", got=got)
+    return found
 
 
 def made_together(course: Course, indices: tuple[int, ...]) -> dict[int, Tensor]:
@@ -165,15 +203,6 @@ def states(course: Course, index: int) -> Tensor:
 def count_states(course: Course, index: int) -> int:
     """How many states a discrete family has; the words that it may read, where its state is a word."""
     return states_in(course.network, index, course.words)
-
-
-def states_in(network: Network, index: int, words: Mapping[str, int]) -> int:
-    """How many states a discrete family has in sentences of so many words."""
-    member = network.members[index]
-    if member.tpm.states is not None:
-        return member.tpm.states
-    read = next(given for given in member.inputs if WORD in given.over)
-    return words[network.members[read.parent].family.words or ""]
 
 
 def _emitted(course: Course, member: Member, known: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from bnet_transformer.axes import Reach
 from bnet_transformer.network import Member, Network
 
 Table = NDArray[np.bool_]
+MOST_PLACES = 4096  # rows of a table of who reaches whom
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,12 @@ def _merged(found: Links) -> Links:
 
 def longest_path(found: Links, n: int) -> tuple[int | None, str]:
     """The longest path between two of n words (None: no word is joined to another), and its order where it is known
-    for every n."""
+    for every n; "unknown" where only a table of all pairs would tell, and there are too many."""
     kinds = {j.reach for j in found.joints if _joins_words(found, j)}
     if _one_piece(found) and all(reach.kind in _SHIFTS for reach in kinds):
         return _by_shifts(kinds, n) if kinds else (None, "")
+    if sum(1 if node.family.words is None else n for node in found.nodes) > MOST_PLACES:
+        return None, "unknown"
     return _by_tables(found, n), ""
 
 
@@ -214,10 +217,17 @@ def _in_group(members: Sequence[Member]) -> list[tuple[int, int, Reach]]:
 
 
 def _chain(members: Sequence[Member], n: int) -> int:
-    """The longest chain of words in a group that reads itself at earlier words."""
-    joints = [(p, c, reach.matrix(n, n)) for p, c, reach in _in_group(members)]
-    if not joints:
+    """The longest chain of words in a group that reads itself at earlier words.
+
+    Each node of a group leads to each other; where every arrow can step to the same word or to the next, so does a way
+    round, and all words wait for one another.
+    """
+    reaches = _in_group(members)
+    if not reaches:
         return 1
+    if all(reach.kind in ("same", "before", "earlier", "causal") for _, _, reach in reaches):
+        return n
+    joints = [(p, c, reach.matrix(n, n)) for p, c, reach in reaches]
     chain = np.ones((len(members), n), dtype=int)
     for word in range(n):
         for k in range(len(members)):

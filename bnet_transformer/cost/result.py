@@ -39,8 +39,9 @@ class SliceCost:
     """The slices of one stack, beside as many dense maps of all n d inputs to all n d outputs.
 
     `order` and `steps` are those of one slice. `steps` is the longest chain of words each of which waits for the one
-    before; `longest_path` the hops between the two words that are farthest apart (None: no word reads another). Their
-    orders are empty where only the number for so many words is known, as with tables of who reads whom.
+    before; `longest_path` the hops between the two words that are farthest apart (None: no word reads another, or its
+    order is "unknown": it needs a table of more than 4096 places). Their orders are empty where only the number for so
+    many words is known, as with tables of who reads whom.
     """
 
     stack: str
@@ -183,7 +184,7 @@ class Cost:
 
 def _with(count: int | None, told: str) -> str:
     """A count with its order, where it has one."""
-    return "none" if count is None else f"{count:,}, {told}" if told else f"{count:,}"
+    return told or "none" if count is None else f"{count:,}, {told}" if told else f"{count:,}"
 
 
 def _lines(table: Sequence[Sequence[str]]) -> list[str]:

@@ -2,7 +2,9 @@
 
 from bnet_transformer.graph.folded import Bundle, Family, FoldedGraph
 from bnet_transformer.graph.ground import Ground, Selection
+from bnet_transformer.graph.separation import Question, reaches, separated
 from bnet_transformer.graph.shrink import Quotient, shrink
+from bnet_transformer.graph.trails import Trail, active_trail, minimal_cut, minimal_separator
 from bnet_transformer.graph.walk import ancestors, blanket, descendants, topological_order
 
 __all__ = [
@@ -10,11 +12,18 @@ __all__ = [
     "Family",
     "FoldedGraph",
     "Ground",
+    "Question",
     "Quotient",
     "Selection",
+    "Trail",
+    "active_trail",
     "ancestors",
     "blanket",
     "descendants",
+    "minimal_cut",
+    "minimal_separator",
+    "reaches",
+    "separated",
     "shrink",
     "topological_order",
 ]

@@ -16,9 +16,11 @@ from torch.distributions import Categorical, Distribution
 from bnet_transformer import asking, reference
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.compiler.values import Course, Layout, seen, states_in
+from bnet_transformer.compiler.plan import states_in
+from bnet_transformer.compiler.values import Course, Layout, seen
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.graph import Selection
+from bnet_transformer.inference.ground import counted
 from bnet_transformer.network import Input, Member
 from bnet_transformer.reference import BUDGET, World
 from bnet_transformer.tpm import Given
@@ -228,7 +230,7 @@ class Answers:
             raise ReadingError(want[0], expected=f"at most {BUDGET} joint states", got="more")
         return self.module.course(
             want,
-            {stack: torch.zeros(1, count) for stack, count in world.ground.words.items()},
+            counted(world),
             do=set_,
             seen=seen_,
             patched=patched,

@@ -10,7 +10,7 @@ from torch import Tensor
 from bnet_transformer.compiler.module import Module, Values
 from bnet_transformer.compiler.told import readable
 from bnet_transformer.compiler.values import Course, count_states
-from bnet_transformer.errors import BNetError, mapping
+from bnet_transformer.errors import BNetError, mapping, number, whole
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
 from bnet_transformer.inference.factors import Evidence, Factor, question_to_factors
@@ -37,6 +37,7 @@ def log_evidence(
     `check=False` does not look at the result (on an accelerator that waits for it): of evidence that is impossible it
     is then at most -5e29.
     """
+    _check_asked(module, budget, atol)
     course, factors = question_to_factors(module, evidence, None, x, mask, do=do, given=given, atol=atol, budget=budget)
     total = eliminated(course, factors)
     if check and readable(total):
@@ -56,10 +57,11 @@ def posterior(
     budget: int = BUDGET,
     atol: float = ATOL,
 ) -> Tensor:
-    """`P(query | evidence)` for a discrete family: `[batch, *plates, word, states]`.
+    """`P(query | evidence)` for a discrete family: `[batch, *plates, word, states]`; batch is 1 for one of the corpus.
 
     It is the gradient of the log evidence by the log probability of each state (Darwiche 2003).
     """
+    _check_asked(module, budget, atol)
     network = module.network
     index = network.graph.family(query).index
     member = network.members[index]
@@ -74,18 +76,28 @@ def posterior(
             module, evidence, query, x, mask, do=do, given=given, atol=atol, budget=budget
         )
     place = course.layout.enumerated.index(index)
-    shape = full_shape(course, member.family.plates, member.family.words, batch_of(factors, course))
+    batch = 1 if member.scope == "corpus" else batch_of(factors, course)
+    shape = full_shape(course, member.family.plates, member.family.words, batch)
     shape[place] = count_states(course, index)
     with torch.enable_grad():
         tilt = torch.zeros(shape, dtype=course.dtype, device=course.device, requires_grad=True)
         total = eliminated(course, [*factors, Factor(member, tilt)])
         (share,) = torch.autograd.grad(total.sum(), tilt)
     check_possible(course, factors, total)
-    kept = [k for k in range(course.layout.rank) if k >= course.layout.batch and _has(course, member.family, k)]
+    kept = [k for k in range(course.layout.rank) if k >= course.layout.batch and keeps(course, member.family, k)]
     return share.movedim(place, -1).reshape([share.shape[k] for k in kept] + [shape[place]])
 
 
-def _has(course: Course, family: Family, k: int) -> bool:
+def _check_asked(module: object, budget: object, atol: object) -> None:
+    """Refuse a net in place of its module, and a budget and a tolerance that are none."""
+    if not hasattr(module, "course"):
+        raise BNetError("module", expected="a compiled net", got=type(module).__name__, allowed="net.module()")
+    whole("budget", budget)
+    if number("atol", atol) < 0:
+        raise BNetError("atol", expected="a finite number of at least 0", got=atol)
+
+
+def keeps(course: Course, family: Family, k: int) -> bool:
     """True where dim k of the layout is one that a family's posterior keeps."""
     layout = course.layout
     if k == layout.word:

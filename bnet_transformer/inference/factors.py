@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.compiler.module import Module, Values
+from bnet_transformer.compiler.plan import states_in
 from bnet_transformer.compiler.told import batch_of, by_family, check_states, check_value, laid_out, lead_of, there_of
-from bnet_transformer.compiler.values import Course, seen, states, states_in
+from bnet_transformer.compiler.values import Course, seen, states
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, ReadingError, mapping
 from bnet_transformer.inference.readout import attentions_below, log_likelihood
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm import Given
 
+ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # of the largest
 NEVER = -1e30  # the log probability of what cannot be: finite, so that sums and gradients stay so
 
 
@@ -79,6 +81,7 @@ def question_to_factors(
         mask,
         do=do,
         seen=outright,
+        training=False,
         given=given,
         enumerate_too=frozenset(free),
         left=frozenset(below.values()),
@@ -87,7 +90,7 @@ def question_to_factors(
     for index in sorted(needed):
         member = network.members[index]
         if index in free:
-            factors.append(Factor(member, _prior(course, index, member)))
+            factors.append(Factor(member, prior_of(course, index, member)))
         if member.family.name in evidence:
             told = _laid_out(course, member, evidence[member.family.name])
             if index in below:
@@ -231,7 +234,7 @@ def _closure(network: Network, asked: Collection[int], known: Collection[int]) -
     return found
 
 
-def _prior(course: Course, index: int, member: Member) -> Tensor:
+def prior_of(course: Course, index: int, member: Member) -> Tensor:
     """`log P(state | parents)` for every state, along the family's own dim."""
     at, parents = seen(course, member)
     table = _log_softmax(course, member.tpm.logits(at, *parents))
@@ -260,8 +263,10 @@ def _likelihood(course: Course, index: int, member: Member, told: Evidence, atol
 
 
 def _agreement(course: Course, index: int, member: Member, told: Evidence, atol: float) -> Tensor:
-    """Zero where the value that the net makes is the one that was seen, within `atol`; else NEVER."""
-    near = (course.values[index] - told.value).abs() <= atol
+    """Zero where the value that the net makes is the one that was seen, within `atol` and rounding; else NEVER."""
+    made = course.values[index]
+    rounding = ROUNDING.get(made.dtype, 0.0) * made.detach().abs().amax()
+    near = (made - told.value).abs() <= atol + rounding
     for _ in member.shape:
         near = near.all(-1)
     return torch.where(near, 0.0, NEVER).to(course.dtype)

@@ -41,13 +41,19 @@ def _eliminated(
         module,
         family.name,
         seen_families(world, evidence),
-        {stack: torch.zeros(1, count) for stack, count in world.ground.words.items()},
+        counted(world),
         do=set_families(world),
         given={name: value[None] for name, value in world.given.items()},
         budget=budget,
         atol=atol,
     )
     return found[(0, *index)].double()
+
+
+def counted(world: World) -> dict[str, Tensor]:
+    """What says how many words a stack has, for the stacks for whose words nothing is given."""
+    given = {world.network.member(name).family.words for name in world.given}
+    return {stack: torch.zeros(1, count) for stack, count in world.ground.words.items() if stack not in given}
 
 
 def seen_families(world: World, evidence: Mapping[int, Tensor]) -> dict[str, Evidence]:

@@ -1,4 +1,4 @@
-"""Which evidence is impossible: the error that names it."""
+"""Which evidence is impossible, and which number is none: the error that names it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ def check_possible(course: Course, factors: Sequence[Factor], total: Tensor) -> 
     possible = total > NEVER / 2
     if bool(possible.all()):
         return
+    if bool(total.isnan().any()):
+        _check_finite(course, factors)
     sentence = int((~possible).nonzero()[0])
     several = len(total) > 1
     course, factors = _of_sentence(course, factors, sentence) if several else (course, factors)
@@ -30,6 +32,24 @@ def check_possible(course: Course, factors: Sequence[Factor], total: Tensor) -> 
     if high == 0:
         raise BNetError("log evidence", expected="a log probability that is a number", got="NaN before any evidence")
     raise _error(course, factors, high - 1, sentence if several else None)
+
+
+def _check_finite(course: Course, factors: Sequence[Factor]) -> None:
+    """Refuse what is given or set and is no number, and parameters that are none: evidence is not to blame then."""
+    layout = course.layout
+    told = {factor.member.family.index for factor in factors if factor.told is not None}
+    for index, value in course.known.items():
+        bad = ~torch.isfinite(value)
+        if index in told or not bool(bad.any()):
+            continue
+        family, at = course.network.members[index].family, bad.nonzero()[0].tolist()
+        axes = [*family.plates, *([WORD] if family.words is not None else [])]
+        what = join(family.name, [at[layout.axis(axis)] for axis in axes])
+        what += f" of sentence {at[layout.batch]}" if value.shape[layout.batch] > 1 else ""
+        raise EvidenceError(what, expected="finite numbers", got=value[tuple(at)].item())
+    for name, value in course.parameters.items():
+        if bool(value.isnan().any()):
+            raise BNetError(f"parameter {name}", expected="numbers", got="NaN")
 
 
 def _of_sentence(course: Course, factors: Sequence[Factor], sentence: int) -> tuple[Course, list[Factor]]:
@@ -85,5 +105,9 @@ def _error(course: Course, factors: Sequence[Factor], piece: int, sentence: int 
     own = factor.table.flatten(layout.batch)[..., piece]
     if bool(own.isnan().any()):
         return BNetError(what, expected="a log probability that is a number", got="NaN")
-    got = f"one of probability zero{'' if alone else ' given the evidence before it'}: {value.tolist()}"
+    beside = "" if alone else " given the evidence before it"
+    if factor.member.tpm.kind == "continuous":  # a density that is not zero may still be too small to reckon with
+        wanted = f"evidence whose log density is above {NEVER / 2:g} in some state of the net"
+        return EvidenceError(what, expected=wanted, got=f"one below it{beside}: {value.tolist()}")
+    got = f"one of probability zero{beside}: {value.tolist()}"
     return EvidenceError(what, expected="evidence that some state of the net makes possible", got=got)

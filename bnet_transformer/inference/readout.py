@@ -19,12 +19,14 @@ from torch import Tensor
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.fused import Reading, dims_of, maps, mix_of, scaled_product
 from bnet_transformer.compiler.plan import Plan
+from bnet_transformer.compiler.told import readable
 from bnet_transformer.compiler.values import Course, attended, standing
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm import At, Attention, Categorical, Dot, Normal
 from bnet_transformer.tpm.linear import apply
 from bnet_transformer.tpm.normal import squared_distance
 
+SHARP = -2.5  # the log of the least sigma at which Gram matrices are used in float32
 PAYS = 2.0  # how many times fewer products Gram matrices must need: theirs are small
 
 
@@ -90,7 +92,7 @@ def log_likelihood(course: Course, plan: Plan, member: Member, y: Tensor, observ
 def _normal(
     tpm: Normal, own: At, reading: Reading, after: Tensor | None, target: Tensor, observed: Tensor | None
 ) -> Tensor:
-    if after is None and _pays(reading, target):
+    if after is None and _is_precise(own["log_sigma"]) and _pays(reading, target):
         square = _by_gram_matrices(reading, target, observed)
     else:
         square = _over_words(squared_distance(target, _mean(reading, after)), observed)
@@ -118,6 +120,13 @@ def _narrows(W: Tensor, r: Reading) -> bool:
     """True where it takes fewer products to map the values than to map every joint state's mix of them."""
     (rows, width), m = W.shape[-2:], r.k.shape[-2]
     return rows * m <= width * (m + rows)
+
+
+def _is_precise(log_sigma: Tensor) -> bool:
+    """False where the terms of Gram matrices, far larger than their sum, would cost float32 its digits."""
+    if log_sigma.dtype == torch.float64 or not readable(log_sigma):
+        return True
+    return float(log_sigma.detach().min()) >= SHARP
 
 
 def _pays(r: Reading, target: Tensor) -> bool:

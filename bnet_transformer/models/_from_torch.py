@@ -2,30 +2,59 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor, nn
 
 from bnet_transformer.axes import join, stem_of
 from bnet_transformer.errors import BNetError
-from bnet_transformer.tpm import Norm
+from bnet_transformer.face import BNet
+from bnet_transformer.network import Member
+from bnet_transformer.tpm import FeedForward, Norm
+from bnet_transformer.tpm.steps import ACTIVATIONS
 
 TAKEN = "nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder, a layer of them, nn.MultiheadAttention"
+LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+ATTENTION = ("W_q", "W_k", "W_v", "W_o", "q", "k", "v", "mix")
 
 
-def weights_of(module: nn.Module, stack: str | None = None) -> dict[str, Tensor]:
+def weights_of(module: nn.Module, stack: str | None = None, *, net: BNet | None = None) -> dict[str, Tensor]:
     """The weights of torch's module as parameters of `encoder` or `encoder_decoder`, for `net.replace`.
 
     A `Transformer` is an `encoder_decoder`, a `TransformerDecoder` its stack `dec`, a `TransformerEncoder` an
     `encoder` (or `decoder`); a single layer or `MultiheadAttention` is slice 0 of one. `stack` names another stack.
+    With the `net` that is to have them, a copy that would be no whole one is refused: parameters of its slices and
+    final norms that the module does not have, those of the module that it does not have, another activation.
 
     >>> sorted(weights_of(nn.MultiheadAttention(8, 2, bias=False)))
     ['W_k_0.value', 'W_o_0.value', 'W_q_0.value', 'W_v_0.value']
     """
+    if net is not None and not isinstance(net, BNet):
+        raise BNetError("net", expected="the net that is to have the weights", got=net)
+    found: dict[str, Tensor] = {}
+    for part, name in _stacks(module, stack).items():
+        weights = _weights(part, name)
+        if net is not None:
+            _check_whole(net, name, part, weights)
+        found |= weights
+    return found
+
+
+def _stacks(module: nn.Module, stack: str | None) -> dict[nn.Module, str]:
+    """The stacks of a module and their names with us."""
     if isinstance(module, nn.Transformer):
         if stack is not None:
             raise BNetError("stack", expected="None: a Transformer has the stacks enc and dec", got=stack)
-        return {**weights_of(module.encoder, "enc"), **weights_of(module.decoder, "dec")}
+        return {module.encoder: "enc", module.decoder: "dec"}
     crossed = isinstance(module, nn.TransformerDecoder | nn.TransformerDecoderLayer)
-    names = _Names("dec" if crossed and stack is None else stack or "")
+    return {module: "dec" if crossed and stack is None else stack or ""}
+
+
+def _weights(module: nn.Module, stack: str) -> dict[str, Tensor]:
+    """The weights of one stack."""
+    names = _Names(stack)
     if isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder):
         found = {} if module.norm is None else names.norm("norm", None, module.norm)
         for t, layer in enumerate(module.layers):
@@ -36,6 +65,33 @@ def weights_of(module: nn.Module, stack: str | None = None) -> dict[str, Tensor]
     return names.layer(0, module)
 
 
+def _check_whole(net: BNet, stack: str, module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Refuse a copy into the slices and the final norm of a stack that leaves some of either side out."""
+    members = [member for member in net.network.members if member.family.stack == stack]
+    inside = [m for m in members if m.family.role == "norm" or _in_slice(m, net.network.graph.slices[stack])]
+    if isinstance(module, nn.MultiheadAttention):
+        inside = [member for member in inside if member.family.role in ATTENTION]
+    ours = {f"{member.owner}.{name}" for member in inside for name in member.parameters}
+    sides = (("the module has no", ours - weights.keys()), ("the net has no", weights.keys() - ours))
+    told = [f"{who} {', '.join(sorted(names)[:4])} ({len(names)} in all)" for who, names in sides if names]
+    if told:
+        wanted, allowed = (
+            "the parameters of the module, all of them",
+            "slices=, bias=, norm=, final_norm= as it has them",
+        )
+        raise BNetError("net", expected=wanted, got="; ".join(told), allowed=allowed)
+    x = torch.linspace(-4, 4, 65)
+    layers = [each for each in module.modules() if isinstance(each, LAYERS)]
+    mine = {m.tpm.activation for m in inside if isinstance(m.tpm, FeedForward)}
+    for layer, name in itertools.product(layers, sorted(mine)):
+        if not torch.allclose(layer.activation(x), ACTIVATIONS[name](x), atol=1e-6):
+            raise BNetError("activation", expected=f"that of the net, {name!r}", got=layer.activation)
+
+
+def _in_slice(member: Member, slices: int) -> bool:
+    return member.family.step is not None and 0 <= member.family.step < slices
+
+
 class _Names:
     """The names of one stack's parameters."""
 
@@ -44,7 +100,7 @@ class _Names:
 
     def layer(self, t: int, layer: nn.Module) -> dict[str, Tensor]:
         """One slice."""
-        if not isinstance(layer, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+        if not isinstance(layer, LAYERS):
             raise BNetError("module", expected="a transformer of torch", got=type(layer).__name__, allowed=TAKEN)
         found = self.attention(t, "", layer.self_attn)
         norms = [(layer.norm1, "norm1")]

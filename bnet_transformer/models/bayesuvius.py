@@ -20,6 +20,7 @@ from bnet_transformer.network import Arrow, Declaration, Node, Plate, Stack
 from bnet_transformer.network.declaration import vocabulary_of
 from bnet_transformer.tpm import (
     TPM,
+    Add,
     Attention,
     Categorical,
     Codebook,
@@ -29,6 +30,7 @@ from bnet_transformer.tpm import (
     Given,
     Linear,
     Normal,
+    Read,
     Select,
     Weight,
 )
@@ -49,17 +51,22 @@ def bayesuvius(
     value_dim: int | None = None,
     vocabulary: Sequence[str] | None = None,
     observe: TPM | None = None,
+    attention: str = "soft",
     prior: float | None = None,
     seed: int = 0,
 ) -> BNet:
     """The chapter's net. `scale=None` is 1/sqrt(key_dim); `mask` is `"causal"`, a Reach or a table of booleans;
     `atoms` is their number for each of W_q, W_k, W_v, or three numbers; `prior` the concentration of the Dirichlet on
     `pi` and `theta`; `observe` a readout, `Categorical(n)` or `Normal(sigma)`, of each word, or pooled.
+
+    `attention="marginal"` reads out the last slice by a variable `j`, the word read, while the states x stay soft:
+    `p(y_i) = sum_j P(j | i) p(y_i | v_j)`.
     """
     whole("dim", dim)
     whole("heads", heads)
     one_of("combine", combine, ("select", "concat"))
     one_of("per", per, ("corpus", "sentence", "slice", "word"))
+    one_of("attention", attention, ("soft", "marginal"))
     if combine == "concat" and (atoms is not None or per != "sentence"):
         what, got = ("per", per) if atoms is None else ("atoms", atoms)
         raise BNetError(what, expected="its default with combine='concat', which has no selector", got=got)
@@ -82,7 +89,14 @@ def bayesuvius(
         plates, outside = [], [selector]
         if per == "slice":
             nodes, outside = [selector, *nodes], []
-    stack = Stack(nodes, _words(dim, vocabulary), _readout(observe), slices=slices, vocabulary=vocabulary)
+    readout = _readout(observe)
+    if attention == "marginal":
+        if combine == "concat" or observe is None:
+            got = "combine='concat'" if combine == "concat" else "observe=None"
+            raise BNetError("attention", expected="'soft', or one head at a time and a readout", got=got)
+        picks = {} if per != "word" else {r: {f"atom_{r}": f"m_{r}"} if sizes else {"head": "c"} for r in "qkv"}
+        readout = slice_.word_read(picks, slices) + _readout(observe, "z")
+    stack = Stack(nodes, _words(dim, vocabulary), readout, slices=slices, vocabulary=vocabulary)
     return BNet(Declaration([stack], outside, plates, name="bayesuvius"), seed=seed)
 
 
@@ -134,6 +148,13 @@ class _Slice:
             self._mix("x", {r: {f"atom_{r}": f"m_{r}"} for r in self.widths}, ["word"], self.residual),
         ]
 
+    def word_read(self, pick: dict[str, dict[str, str]], slices: int) -> list[Node]:
+        """The word that the last slice reads, as a variable, and its value (with the residual)."""
+        q, k = (Arrow(r, reach, pick=pick.get(r, {})) for r, reach in (("q", Reach("same")), ("k", self.reach)))
+        v = Arrow("v", self.reach, pick={"word": "j", **pick.get("v", {})})
+        rest = [Arrow("x", slice=slices - 1)] if self.residual else []
+        return [Node("j", Read(self.score), [q, k], ["word"]), Node("z", Add(), [v, *rest], ["word"])]
+
     def _maps(self, plates: dict[str, str]) -> list[Node]:
         """Weights, and the queries, keys and values that they make, each on a plate of heads or atoms."""
         weights = [Node(f"W_{r}", Weight((w, self.dim)), plates=[plates[r]]) for r, w in self.widths.items()]
@@ -158,15 +179,15 @@ def _words(dim: int, vocabulary: Sequence[str] | None) -> list[Node]:
     return [token, Node("x", Embed(dim), ["token"], plates=["word"])]
 
 
-def _readout(observe: TPM | None) -> list[Node]:
+def _readout(observe: TPM | None, role: str = "x") -> list[Node]:
     """What is observed: each word, or the sentence where the readout pools."""
     if observe is None:
         return []
     if not isinstance(observe, Categorical | Normal):
         raise BNetError("observe", expected="a readout", got=observe, allowed="Categorical(n), Normal(sigma), None")
     if observe.pool:
-        return [Node("y", observe, [Arrow("x", Reach("every"))])]
-    return [Node("y", observe, ["x"], plates=["word"])]
+        return [Node("y", observe, [Arrow(role, Reach("every"))])]
+    return [Node("y", observe, [role], plates=["word"])]
 
 
 def _three(atoms: object) -> tuple[int, int, int]:

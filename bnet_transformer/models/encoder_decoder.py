@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bnet_transformer.axes import Reach
-from bnet_transformer.errors import BNetError, mapping, unknown
+from bnet_transformer.errors import BNetError, mapping, unknown, whole
 from bnet_transformer.face import BNet
 from bnet_transformer.models._sublayers import Sublayers, Vocabulary, is_tied, listed_words, positions_of, reach_of
 from bnet_transformer.network import Declaration, Stack
@@ -25,7 +25,7 @@ def encoder_decoder(
     dim: int = 512,
     *,
     heads: int = 8,
-    slices: int = 6,
+    slices: int | Mapping[str, int] = 6,
     hidden: int | None = None,
     vocabulary: Vocabulary = None,
     target_vocabulary: Vocabulary = None,
@@ -45,18 +45,19 @@ def encoder_decoder(
 
     The arguments are those of `encoder` and `decoder`. Both stacks share `vocabulary`, and with `tie` one table
     serves both embeddings and the readout; with a `target_vocabulary` the table is the decoder's and the readout's.
-    `mask` maps `"enc"`, `"dec"` (causal by default) and `"cross"` to who reads whom.
+    `mask` maps `"enc"`, `"dec"` (causal by default) and `"cross"` to who reads whom; `slices` may map `"enc"` and
+    `"dec"` to their numbers.
     """
     net = Sublayers(dim, heads, hidden, norm, final_norm, activation, bias, dropout)
     told = vocabulary if target_vocabulary is None else target_vocabulary
     tied = is_tied(tie, told)
     placed = positions_of(positions, dim, words)
-    reaches = _reaches(mask)
+    reaches, many = _reaches(mask), _slices(slices)
     enc = Stack(
         net.slice(reaches["enc"]),
         net.words(vocabulary, placed, tied=tied and target_vocabulary is None),
         net.finish(),
-        slices=slices,
+        slices=many["enc"],
         name="enc",
         vocabulary=listed_words(vocabulary),
     )
@@ -64,12 +65,20 @@ def encoder_decoder(
         net.slice(reaches["dec"], reaches["cross"]),
         net.words(told, placed, tied=tied),
         [*net.finish(), *net.readout(readout, told, tied=tied)],
-        slices=slices,
+        slices=many["dec"],
         name="dec",
         vocabulary=listed_words(told),
     )
     table = [net.table(told)] if tied else []
     return BNet(Declaration([enc, dec], table, [net.plate], name="encoder-decoder"), seed=seed)
+
+
+def _slices(slices: object) -> dict[str, int]:
+    """How many slices each stack has."""
+    told = slices if isinstance(slices, Mapping) else {"enc": slices, "dec": slices}
+    if {*told} != {"enc", "dec"}:
+        raise BNetError("slices", expected="a number, or one for 'enc' and one for 'dec'", got=slices)
+    return {name: whole(f"slices of {name!r}", value) for name, value in told.items()}
 
 
 def _reaches(mask: Mapping[str, object] | None) -> dict[str, Reach]:

@@ -296,9 +296,7 @@ def initial(members: Sequence[Member], graph: FoldedGraph, seed: int) -> dict[st
     return store
 
 
-def check_parameters(
-    shapes: Mapping[str, Shape], parameters: Mapping[str, Tensor], *, numbers: bool = True
-) -> None:
+def check_parameters(shapes: Mapping[str, Shape], parameters: Mapping[str, Tensor], *, numbers: bool = True) -> None:
     """Refuse parameters that are missing, of another shape, not floating, or (where `numbers` matter) not finite."""
     faults = []
     for name, shape in shapes.items():

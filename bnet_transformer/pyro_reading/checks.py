@@ -1,29 +1,35 @@
-"""What Pyro would pass over in silence: data for names that are no site, choices whose words meet."""
+"""What Pyro would pass over in silence: data for names that are no site or of another form, choices that meet."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.do_messenger import DoMessenger
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import _PYRO_STACK
+from torch import Tensor
 
 from bnet_transformer.axes import WORD
+from bnet_transformer.compiler.told import check_states, form, readable
+from bnet_transformer.compiler.values import Course
 from bnet_transformer.errors import BNetError, EvidenceError
 from bnet_transformer.network import Input, Member, Network
 
 
 class Watch(Messenger):
-    """Sees whether a site within it is enumerated."""
+    """Sees whether a site within it is enumerated, and whether its value is fixed (`obs=`, condition, do)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.enumerated = False
+        self.fixed = False
 
     def _pyro_post_sample(self, msg: Any) -> None:
         self.enumerated = (msg["infer"] or {}).get("_enumerate_dim") is not None
+        self.fixed = bool(msg["is_observed"])
 
 
 def handled() -> Iterator[tuple[str, str]]:
@@ -34,8 +40,8 @@ def handled() -> Iterator[tuple[str, str]]:
                 yield from ((name, what) for name in handler.data)
 
 
-def check_handled(network: Network, sites: frozenset[str], observed: frozenset[str]) -> frozenset[str]:
-    """The names that are conditioned; refuse those of nodes of the net that are no site, and do on what is seen."""
+def check_handled(network: Network, sites: frozenset[str], observed: frozenset[str]) -> dict[str, frozenset[str]]:
+    """The sites under `condition` and `do`; refuse nodes of the net that are no site, and do on what is seen."""
     found: dict[str, set[str]] = {"condition": set(), "do": set()}
     for name, what in handled():
         if name in sites:
@@ -61,7 +67,96 @@ def check_handled(network: Network, sites: frozenset[str], observed: frozenset[s
         )
     for name in sorted(found["do"] & (found["condition"] | observed)):
         raise EvidenceError(name, expected="do or evidence on a node, not both", got="both")
-    return frozenset(found["condition"])
+    return {what: frozenset(names) for what, names in found.items()}
+
+
+def check_type(what: str, member: Member, value: object, dtype: torch.dtype) -> Tensor:
+    """A value of a random family, or the error: states are whole numbers, the rest real ones of the net's type."""
+    if not isinstance(value, Tensor):
+        raise BNetError(what, expected="a tensor", got=value)
+    discrete = member.tpm.kind == "discrete"
+    if discrete == (value.is_floating_point() or value.is_complex()) or value.dtype == torch.bool:
+        wanted = "whole numbers, the states" if discrete else "real numbers"
+        raise BNetError(what, expected=wanted, got=f"{value.dtype}")
+    if not discrete and value.dtype != dtype:
+        hint = f"net.to({value.dtype}), or {what} in {dtype}"
+        raise BNetError(what, expected=f"{dtype}, as the net", got=f"{value.dtype}", allowed=hint)
+    return value
+
+
+def check_finite(what: str, value: Tensor, shown: Tensor | None = None) -> None:
+    """Refuse NaN and infinity, where something is seen."""
+    if not value.is_floating_point() or not readable(value):
+        return
+    bad = ~torch.isfinite(value.detach())
+    bad = bad if shown is None else bad & shown.reshape(*shown.shape, *[1] * (bad.dim() - shown.dim()))
+    if bool(bad.any()):
+        raise EvidenceError(what, expected="finite numbers", got=value.detach()[bad][0].item())
+
+
+def check_data(network: Network, member: Member, value: object) -> Tensor:
+    """A value `[batch, *plates, word, *shape]`, for sentences that are not known yet, or the error."""
+    name, family = f"data[{member.family.name!r}]", member.family
+    value = check_type(name, member, value, network.dtype)
+    lead: list[int | None] = [network.graph.sizes[plate] for plate in family.plates]
+    lead += [] if family.words is None else [None]
+    sizes = [*lead, *(() if member.tpm.kind == "discrete" else member.shape)]
+    own = value.shape[value.dim() - len(sizes) :] if value.dim() in (len(sizes), len(sizes) + 1) else None
+    if own is None or 0 in value.shape or any(n not in (None, m) for n, m in zip(sizes, own, strict=True)):
+        wanted = form(member, state=member.tpm.kind == "discrete")
+        more = "".join(f", {network.graph.sizes[plate]} along {plate}" for plate in family.plates)
+        raise BNetError(name, expected=f"{wanted}{more}", got=f"shape {tuple(value.shape)}")
+    check_finite(name, value)
+    if member.tpm.kind == "discrete" and readable(value):
+        low, high = (int(end) for end in value.aminmax())
+        if low < 0 or (member.tpm.states is not None and high >= member.tpm.states):
+            last = "" if member.tpm.states is None else f" to {member.tpm.states - 1}"
+            raise BNetError(name, expected=f"states from 0{last}", got=low if low < 0 else high)
+    return value
+
+
+def check_drawn(course: Course, member: Member, what: str, value: object, sizes: Sequence[int], how: str) -> Tensor:
+    """The value of a site: states that there are; under condition and do (`how`), also of the form of the site.
+
+    `sizes` are the site's sentences, plates and words. `do` may set one value for all; a value has further dims in
+    front where a handler draws many at once.
+    """
+    if how or member.tpm.kind == "discrete":
+        value = check_type(what, member, value, course.dtype)
+    assert isinstance(value, Tensor)
+    if how:
+        own = () if member.tpm.kind == "discrete" else member.shape
+        _check_form(what, value, tuple(sizes), own, one_for_all=how == "do")
+        check_finite(what, value)
+    check_states(course, member.family.index, what, value)
+    return value
+
+
+def _check_form(what: str, value: Tensor, sizes: tuple[int, ...], own: tuple[int, ...], *, one_for_all: bool) -> None:
+    """Refuse a value that is not `[*sizes, *own]`; `one_for_all` sentences, or entries, may be set to one value."""
+    split = max(0, value.dim() - len(own))
+    lead = tuple(value.shape[:split])
+    if len(lead) < len(sizes) and set(lead) <= {1}:
+        lead = (1,) * (len(sizes) - len(lead)) + lead
+    allowed = [sizes, (1, *sizes[1:]), (1,) * len(sizes)] if one_for_all else [sizes]
+    if lead[max(0, len(lead) - len(sizes)) :] not in allowed or value.shape[split:] != own:
+        wanted = f"shape {(*sizes, *own)}, first the {len(sizes)} dims of sentence, plates and word"
+        got = f"shape {tuple(value.shape)}"
+        raise BNetError(what, expected=wanted, got=got, allowed="model.data makes these dims")
+
+
+def check_rows(what: str, value: object, stored: Tensor) -> None:
+    """Refuse a table of probabilities that is of another form or type, or whose rows are none."""
+    if not isinstance(value, Tensor) or value.dtype != stored.dtype:
+        got = f"{value.dtype}" if isinstance(value, Tensor) else value
+        raise BNetError(what, expected=f"probabilities in {stored.dtype}", got=got)
+    if value.shape[max(0, value.dim() - stored.dim()) :] != stored.shape:
+        raise BNetError(what, expected=f"shape {tuple(stored.shape)}", got=f"shape {tuple(value.shape)}")
+    if readable(value):
+        rows = value.detach()
+        near = (rows.sum(-1) - 1).abs() <= torch.finfo(rows.dtype).eps ** 0.5
+        if not bool(near.all() & (rows >= 0).all()):
+            raise BNetError(what, expected="rows of probabilities, which sum to 1", got=rows.tolist())
 
 
 def meeting(network: Network, index: int, known: frozenset[int]) -> str | None:

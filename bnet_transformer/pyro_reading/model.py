@@ -21,7 +21,16 @@ from bnet_transformer.compiler.values import Course, Layout, scan, seen
 from bnet_transformer.compiler.values import value as value_of
 from bnet_transformer.errors import BNetError, EvidenceError, mapping, unknown, whole
 from bnet_transformer.network import Member, Network
-from bnet_transformer.pyro_reading.checks import Watch, check_handled, meeting
+from bnet_transformer.pyro_reading.checks import (
+    Watch,
+    check_data,
+    check_drawn,
+    check_finite,
+    check_handled,
+    check_rows,
+    check_type,
+    meeting,
+)
 from bnet_transformer.pyro_reading.shapes import (
     categorical,
     dirichlet,
@@ -85,7 +94,7 @@ class PyroModel:
     ) -> dict[str, Tensor]:
         """One course of events; returns the value of each site and wanted family, in Pyro's shape."""
         sites = frozenset(name for name in self.sites if name not in mapping("do", do))
-        conditioned = check_handled(self.network, sites, frozenset(self._told(y)))
+        handled = check_handled(self.network, sites, frozenset(self._told(y)))
         inputs, words, batch, device = self._module.inputs(x, given)
         set_ = self._module.told("do", do, words, batch)
         batch = batch_of(self.network, set_, batch)
@@ -97,23 +106,30 @@ class PyroModel:
         check_read(course, self.network.members if present else ())
         observed = self._observed(course, y, set_, batch)
         shown = self._shown(course, seen, observed)
+        observed = {index: self._where_seen(course, index, value, shown) for index, value in observed.items()}
         course.parameters = {**stored, **self._tables(stored)}
         plates = self._plates(course, batch, total)
         scale = 1.0 if total is None else total / batch
-        told = _Told(course, observed, shown, conditioned, plates, frozenset(set_), scale)
+        told = _Told(course, observed, shown, handled, plates, frozenset(set_), batch, scale)
         return self._run(told, tuple(want))
 
     def data(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Values `[batch, *plates, word, *shape]` of random families in Pyro's shape, for `condition` and `do`."""
+        """Values `[batch, *plates, word, *shape]` of random families in Pyro's shape, for `condition` and `do`.
+
+        Types, forms and states are checked here; what hangs on the sentences (how many, of how many words) in a run.
+        """
         course = Course(self.network, Layout((), self.plates), {}, {}, {}, {}, False, {}, self.network.dtype, _CPU)
         found = {}
         for name, value in mapping("data", values).items():
             if name in self.priors.values():
+                key = next(key for key, site in self.priors.items() if site == name)
+                check_rows(f"data[{name!r}]", value, self.network.parameters[key])
                 found[name] = value
                 continue
             if name not in self.sites:
                 raise unknown("site", name, self.sites)
-            found[name] = laid_out(course, self.network.graph.family(name).index, value)
+            member = self.network.member(name)
+            found[name] = laid_out(course, member.family.index, check_data(self.network, member, value))
         return found
 
     def _run(self, told: _Told, want: tuple[str, ...]) -> dict[str, Tensor]:
@@ -164,11 +180,15 @@ class PyroModel:
         with contextlib.ExitStack() as stack:
             for plate in told.plates_of(member):
                 stack.enter_context(plate)
-            shown = told.shown_of(member, name in told.conditioned or obs is not None)
+            shown = told.shown_of(member, name in told.handled["condition"] or obs is not None)
             if shown is not None:
                 stack.enter_context(poutine.mask(mask=shown))
             watch = stack.enter_context(Watch())
             drawn: Tensor = pyro.sample(name, fn, obs=obs, infer=infer)
+        if obs is None:
+            how = "" if not watch.fixed else "do" if name in told.handled["do"] else "condition"
+            what = f"{how} on {name}" if how else name
+            drawn = check_drawn(told.course, member, what, drawn, told.sizes_of(member), how)
         if watch.enumerated:
             self._check_apart(told, member)
             if member.scope == "corpus" and told.scale != 1:
@@ -220,7 +240,10 @@ class PyroModel:
             for name, concentration in member.tpm.priors().items():
                 key = f"{member.owner}.{name}"
                 if key not in found:
-                    drawn: Tensor = pyro.sample(self.priors[key], dirichlet(stored[key].detach(), concentration))
+                    with Watch() as watch:
+                        drawn: Tensor = pyro.sample(self.priors[key], dirichlet(stored[key].detach(), concentration))
+                    if watch.fixed:
+                        check_rows(self.priors[key], drawn, stored[key])
                     if member.family.plates and drawn.dim() > stored[key].dim():
                         got = f"{self.priors[key]} of shape {tuple(drawn.shape)}"
                         raise BNetError("plates with priors", expected="no vectorized particles", got=got)
@@ -231,8 +254,9 @@ class PyroModel:
         for name, value in mapping("parameters", parameters).items():
             if name not in self.network.shapes:
                 raise unknown("parameter", name, self.network.shapes)
-            if tuple(value.shape) != self.network.shapes[name]:
-                raise BNetError(name, expected=f"shape {self.network.shapes[name]}", got=tuple(value.shape))
+            if not isinstance(value, Tensor) or tuple(value.shape) != self.network.shapes[name]:
+                got = tuple(value.shape) if isinstance(value, Tensor) else value
+                raise BNetError(name, expected=f"shape {self.network.shapes[name]}", got=got)
         return mapping("parameters", parameters)
 
     def _plates(self, course: Course, batch: int, total: int | None) -> dict[tuple[str, str | None], Any]:
@@ -272,7 +296,11 @@ class PyroModel:
             member = self.network.member(name)
             if member.family.index in set_:
                 raise EvidenceError(name, expected="do or evidence on a node, not both", got="both")
-            self._check_value(course, member, value, batch)
+            value = check_type(f"y[{name!r}]", member, value, course.dtype)
+            own = () if member.tpm.kind == "discrete" else member.shape
+            wanted_shape = (*_lead(course, member, batch), *own)
+            if tuple(value.shape) != wanted_shape:
+                raise BNetError(f"y[{name!r}]", expected=f"shape {wanted_shape}", got=tuple(value.shape))
             found[member.family.index] = f"y[{name!r}]", value
         return received_values(course, found)
 
@@ -284,18 +312,6 @@ class PyroModel:
                 raise BNetError("y", expected="a mapping from family", got="one tensor", allowed=", ".join(leaves))
             return {leaves[0]: y}
         return mapping("y", y)
-
-    def _check_value(self, course: Course, member: Member, value: Tensor, batch: int) -> None:
-        """Refuse what is seen in another shape or type."""
-        discrete = member.tpm.kind == "discrete"
-        if not isinstance(value, Tensor):
-            raise BNetError(f"y[{member.family.name!r}]", expected="a tensor", got=value)
-        if value.is_floating_point() == discrete or value.dtype == torch.bool:
-            wanted = "whole numbers, the states" if discrete else "real numbers"
-            raise BNetError(f"y[{member.family.name!r}]", expected=wanted, got=f"{value.dtype}")
-        wanted_shape = (*_lead(course, member, batch), *(() if discrete else member.shape))
-        if tuple(value.shape) != wanted_shape:
-            raise BNetError(f"y[{member.family.name!r}]", expected=f"shape {wanted_shape}", got=tuple(value.shape))
 
     def _shown(
         self, course: Course, seen: Mapping[str, Tensor] | None, observed: Mapping[int, Tensor]
@@ -309,25 +325,40 @@ class PyroModel:
             if self.network.graph.out_of[member.family.index]:
                 raise BNetError(f"seen[{name!r}]", expected="a readout, which nothing reads", got="one that is read")
             lead = _lead(course, member, observed[member.family.index].shape[course.layout.batch])
-            if value.dtype != torch.bool or tuple(value.shape) != lead:
-                got = f"{value.dtype} of shape {tuple(value.shape)}"
+            if not isinstance(value, Tensor) or value.dtype != torch.bool or tuple(value.shape) != lead:
+                got = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
                 raise BNetError(f"seen[{name!r}]", expected=f"booleans of shape {lead}", got=got)
             found[member.family.index] = laid_out(course, member.family.index, value)
         return found
 
+    def _where_seen(self, course: Course, index: int, value: Tensor, shown: Mapping[int, Tensor]) -> Tensor:
+        """What is seen of a family, all finite; zero where nothing is."""
+        some = shown.get(index)
+        check_finite(f"y[{self.network.members[index].family.name!r}]", value, some)
+        own = value.dim() - course.layout.rank
+        return value if some is None else value.where(some.reshape(*some.shape, *[1] * own), 0)
+
 
 @dataclass(frozen=True)
 class _Told:
-    """What one run is told: what is seen and of which entries, which sites are conditioned, which families are set,
-    and how many sentences each stands for."""
+    """What one run is told: what is seen and of which entries, which sites are under `condition` and `do`, which
+    families are set, how many sentences there are, and how many each stands for."""
 
     course: Course
     observed: Mapping[int, Tensor]
     shown: Mapping[int, Tensor]
-    conditioned: frozenset[str]
+    handled: Mapping[str, frozenset[str]]
     plates: Mapping[tuple[str, str | None], Any]
     set_: frozenset[int]
+    batch: int
     scale: float
+
+    def sizes_of(self, member: Member) -> list[int]:
+        """How many entries a site has along the sentences, each plate of the net, and the words."""
+        family, network = member.family, self.course.network
+        sizes = [network.graph.sizes[plate] if plate in family.plates else 1 for plate in self.course.layout.plates]
+        words = 1 if family.words is None else self.course.words[family.words]
+        return [1 if member.scope == "corpus" else self.batch, *sizes, words]
 
     def plates_of(self, member: Member) -> list[Any]:
         """The plates around a site."""

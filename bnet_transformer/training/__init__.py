@@ -6,7 +6,7 @@ Both work on any declaration. `task` says what a net is trained for, `data` make
 
 from bnet_transformer.training.data import Batch
 from bnet_transformer.training.generate import Generated, generate
-from bnet_transformer.training.loop import train
+from bnet_transformer.training.loop import kept, train
 from bnet_transformer.training.result import Trained
 
-__all__ = ["Batch", "Generated", "Trained", "generate", "train"]
+__all__ = ["Batch", "Generated", "Trained", "generate", "kept", "train"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from bnet_transformer.files import as_path, replacing
 from bnet_transformer.network import Network
 
 FORMAT, VERSION, KEY, NAME = "bnet_transformer checkpoint", 1, "bnet_transformer", "checkpoint.safetensors"
+CHANGEABLE = frozenset(("rate", "schedule", "warmup", "dim", "clip", "precision", "steps"))
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ def write(path: Path, network: Network, found: Checkpoint) -> None:
         save_file(tensors, temporary, metadata={KEY: json.dumps(head)})
 
 
-def read(path: Path, network: Network, settings: Mapping[str, Any]) -> Checkpoint:
-    """The checkpoint of this net and these settings; any other is refused."""
+def read(path: Path, network: Network) -> Checkpoint:
+    """The checkpoint of this net; any other is refused."""
     where, wanted = str(path), "a checkpoint of train"
     try:
         with safe_open(path, framework="pt") as opened:
@@ -79,10 +80,9 @@ def read(path: Path, network: Network, settings: Mapping[str, Any]) -> Checkpoin
     if head.pop("sha256", None) != _content(head, tensors):
         raise FileError(where, expected="the content that was saved (its SHA-256)", got="other bytes")
     _check_net(where, network, head, tensors)
-    _check_settings(where, head["settings"], settings)
     losses, held_out = tensors.pop("losses").tolist(), tensors.pop("held_out").tolist()
     return Checkpoint(
-        head["step"], tensors, tuple(losses), tuple((int(step), loss) for step, loss in held_out), settings
+        head["step"], tensors, tuple(losses), tuple((int(step), loss) for step, loss in held_out), head["settings"]
     )
 
 
@@ -118,11 +118,12 @@ def _check_net(where: str, network: Network, head: Mapping[str, Any], tensors: M
         raise FileError(where, expected="a checkpoint of this net", got="another declaration", allowed=allowed)
 
 
-def _check_settings(where: str, kept: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Refuse to go on with other settings than those that the run began with."""
-    now = json.loads(json.dumps(dict(settings)))
-    other = [name for name in sorted({*kept, *now}) if kept.get(name) != now.get(name)]
+def check_settings(path: Path, found: Checkpoint, settings: Mapping[str, Any], free: Collection[str] = ()) -> None:
+    """Refuse to go on with other settings than those that the run began with, but for those that are `free`."""
+    kept, now = found.settings, json.loads(json.dumps(dict(settings)))
+    other = [name for name in sorted({*kept, *now} - {*free}) if kept.get(name) != now.get(name)]
     if other:
         wanted = "the settings that the run began with: " + ", ".join(f"{name}={kept.get(name)!r}" for name in other)
         got = ", ".join(f"{name}={now.get(name)!r}" for name in other)
-        raise BNetError(where, expected=wanted, got=got, allowed="another folder=")
+        ways = "another folder=" + (", resume='changed'" if {*other} <= CHANGEABLE else "")
+        raise BNetError(str(path), expected=wanted, got=got, allowed=ways)

@@ -121,7 +121,7 @@ class Reader:
         told = task.next_word
         for name in readouts or [name for name in said if name not in task.words]:
             if name in said:
-                observed[name] = _observed(readouts.get(name), said[name])
+                observed[name] = self._observed(readouts.get(name), said[name])
             elif told is not None:
                 words[told], observed[name] = self._shifted(told, words[told])
             else:
@@ -141,6 +141,32 @@ class Reader:
             raise BNetError("example", expected="at least 2 words, the second to be told by the first", got="1")
         return words[:-1], words[1:]
 
+    def _observed(self, readout: Member | None, value: object) -> Tensor:
+        """What is observed of a readout, as a tensor."""
+        if readout is None:
+            floating = isinstance(value, Tensor) and value.is_floating_point()
+            array = np.asarray(value) if not isinstance(value, Tensor) else None
+            floating = floating or (array is not None and array.dtype.kind == "f")
+            return real_numbers("observed", value) if floating else whole_numbers("observed", value)
+        family = readout.family
+        if readout.tpm.kind == "continuous":
+            return real_numbers(family.name, value)
+        said = self.task.words[family.words] if family.words is not None else None
+        labels = self._labels(readout)
+        if isinstance(value, str) and said is not None:
+            value = value.split() if labels is not said.place else said.tensor(value)
+        if isinstance(value, str | list | tuple):
+            value = _states(family.name, labels, value)
+        return whole_numbers(family.name, value)
+
+    def _labels(self, readout: Member) -> Mapping[str, int]:
+        """The state of each label of a readout: its own, or the words of its stack where it tells one of them."""
+        labels = getattr(readout.tpm, "labels", None)
+        if labels is not None:
+            return {label: state for state, label in enumerate(labels)}
+        words = self.task.words.get(readout.family.stack)
+        return words.place if words is not None and len(words.place) == readout.tpm.states else {}
+
     def _check(self, readout: Member | None, value: Tensor, words: Mapping[str, Tensor]) -> None:
         if readout is None:
             return
@@ -151,6 +177,8 @@ class Reader:
         shape += () if discrete else readout.shape
         if tuple(value.shape) != shape:
             raise BNetError(family.name, expected=f"values of shape {shape}", got=f"shape {tuple(value.shape)}")
+        if not discrete and bool(value.isinf().any()):
+            raise BNetError(family.name, expected="finite numbers (NaN: not observed)", got="an infinite one")
         states = readout.tpm.states
         if discrete and states is not None and value.numel():
             low, high = int(value.min()), int(value.max())
@@ -159,30 +187,15 @@ class Reader:
                 raise BNetError(family.name, expected=wanted, got=low if low < UNSEEN else high)
 
 
-def _observed(readout: Member | None, value: object) -> Tensor:
-    """What is observed of a readout, as a tensor."""
-    if readout is None:
-        floating = isinstance(value, Tensor) and value.is_floating_point()
-        array = np.asarray(value) if not isinstance(value, Tensor) else None
-        floating = floating or (array is not None and array.dtype.kind == "f")
-        return real_numbers("observed", value) if floating else whole_numbers("observed", value)
-    if readout.tpm.kind == "continuous":
-        return real_numbers(readout.family.name, value)
-    if isinstance(value, str | list | tuple):
-        value = _states(readout, value)
-    return whole_numbers(readout.family.name, value)
-
-
-def _states(readout: Member, value: object) -> object:
+def _states(what: str, labels: Mapping[str, int], value: object) -> object:
     """States of labels; None is what is not observed."""
-    labels = getattr(readout.tpm, "labels", None) or ()
     if value is None:
         return UNSEEN
     if isinstance(value, str):
         if value not in labels:
-            raise unknown(f"label of {readout.family.name}", value, labels)
-        return labels.index(value)
-    return [_states(readout, part) for part in value] if isinstance(value, list | tuple) else value
+            raise unknown(f"label of {what}", value, labels)
+        return labels[value]
+    return [_states(what, labels, part) for part in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True)
@@ -251,10 +264,11 @@ def batches(reader: Reader, data: object, batch: int, seed: int, words: int | No
             return [found.example(k) for k in range(found.size)]
 
         return Batches(task, batch, seed, None, reader, fresh)
+    where = str(data) if isinstance(data, str | Path) else "data"
     if isinstance(data, str | Path):
         data = tokens_of(data)
     if isinstance(data, Tensor | np.ndarray) and data.ndim == 1 and data.dtype != object:
-        return _windows(task, data, batch, seed, words)
+        return _windows(task, data, batch, seed, words, where)
     if words is not None:
         raise BNetError("words", expected="None: only a stream of tokens is cut in windows", got=words)
     if isinstance(data, tuple) and data and all(isinstance(part, Tensor | np.ndarray) for part in data):
@@ -283,8 +297,8 @@ def _told(reader: Reader, k: int, said: object) -> Example:
         ) from error
 
 
-def _windows(task: Task, stream: Tensor | np.ndarray, batch: int, seed: int, words: int | None) -> Batches:
-    """A stream of tokens, cut into windows of `words` words and the one after them."""
+def _windows(task: Task, stream: Tensor | np.ndarray, batch: int, seed: int, words: int | None, where: str) -> Batches:
+    """A stream of tokens, cut into windows of `words` words and the one after them; the last has what is left."""
     stack = task.next_word
     if stack is None or len(task.stacks) > 1:
         raise BNetError("data", expected="sentences: a stream is for a net of one stack that tells the next word",
@@ -292,13 +306,21 @@ def _windows(task: Task, stream: Tensor | np.ndarray, batch: int, seed: int, wor
     if words is None:
         raise BNetError("words", expected="how many words a window of the stream has", got="None")
     of, readout = task.words[stack], task.readouts[0].family.name
+    states = of.states or 0
     of.check_length(words)
-    count = (len(stream) - 1) // words
-    if count < 1:
-        raise BNetError("data", expected=f"more than {words} tokens, a window", got=f"{len(stream)}")
+    if len(stream) < 2:
+        raise BNetError(where, expected="at least 2 tokens, the second to be told by the first", got=len(stream))
+    if of.exact is not None and (len(stream) - 1) % words:
+        got = f"{len(stream)} tokens: the last window would have {(len(stream) - 1) % words} words"
+        raise BNetError(where, expected=f"windows of {words} words, for the mask is a table for so many", got=got)
+    count = -(-(len(stream) - 1) // words)
 
     def window(k: int) -> Example:
-        ids = of.tensor(stream[k * words : (k + 1) * words + 1])
+        ids = whole_numbers(where, stream[k * words : (k + 1) * words + 1])
+        strange = torch.nonzero((ids < 0) | (ids >= states)).flatten().tolist()
+        if strange:
+            what, got = f"{where}, token {k * words + strange[0]} (window {k})", int(ids[strange[0]])
+            raise BNetError(what, expected=f"ids from 0 to {states - 1}", got=got)
         return Example({stack: ids[:-1]}, {readout: ids[1:]})
 
     return Batches(task, batch, seed, count, window)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.compiler import Module
-from bnet_transformer.training.incremental import WordByWord
+from bnet_transformer.training.incremental import WordByWord, filled
 from bnet_transformer.training.task import Task
 
 
@@ -37,11 +37,13 @@ class Anew:
     ) -> None:
         self.module, self.x, self.mask, self.readout = module, dict(x), dict(mask or {}), readout
         self.stack = task.next_word or ""
+        self.exact = task.words[self.stack].exact
         self._tell()
 
     def _tell(self) -> None:
-        found = self.module(self.x, self.mask or None, want=[self.readout])
-        self.log_probs: Tensor = found[self.readout][:, -1].log_softmax(-1)
+        ids = self.x[self.stack]
+        found = self.module({**self.x, self.stack: filled(ids, self.exact)}, self.mask or None, want=[self.readout])
+        self.log_probs: Tensor = found[self.readout][:, ids.shape[1] - 1].log_softmax(-1)
 
     def step(self, ids: Tensor) -> Tensor:
         self.x[self.stack] = torch.cat([self.x[self.stack], ids[:, None]], 1)

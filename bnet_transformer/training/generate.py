@@ -64,9 +64,9 @@ def generate(
     *,
     method: str = "greedy",
     length: int = 64,
-    beams: int = 4,
-    penalty: float = 0.6,
-    temperature: float = 1.0,
+    beams: int | None = None,
+    penalty: float | None = None,
+    temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
     start: object = None,
@@ -77,44 +77,51 @@ def generate(
     """At most `length` new words after each prompt, up to the word `stop`.
 
     A prompt is text, a list of ids, or an array; a list of these (strings are texts) is a batch. A net of two stacks
-    takes its sources, and `start`, or a mapping from stack. `method` is "greedy", "sample" (by `temperature`, among
-    the `top_k` likeliest, or the fewest that have a share of `top_p`) or "beam" (of width `beams`, with the length
-    `penalty` of Wu et al.). With `cached=False` every word computes all words anew: the same, slowly.
+    takes its sources, and `start`, or a mapping from stack. `method` is "greedy", "sample" (by `temperature`, 1 by
+    default, among the `top_k` likeliest, or the fewest that have a share of `top_p`) or "beam" (of width `beams`, 4 by
+    default, with the length `penalty` of Wu et al., 0.6). With `cached=False` every word computes all words anew: the
+    same, slowly.
     """
     network.one_type()
     one_of("method", method, METHODS)
     one_of("cached", cached, (True, False))
-    _check_numbers(length, beams, penalty, temperature, top_k, top_p)
-    task = task_of(network)
+    options = {"beams": beams, "penalty": penalty, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    _check_options(method, options)
+    if whole("seed", seed, least=0) >= 2**63:
+        raise BNetError("seed", expected="a whole number below 2^63", got=seed)
+    task = task_of(network, generates=True)
     _, stack = told_by(task)
     x, mask, prompts = _read(task, stack, prompt, whole("length", length), start, stop)
-    task.words[stack].check_length(prompts.end)
+    task.words[stack].check_length(prompts.end, begun=True)
     place = next(iter(network.parameters.values())).device
     with torch.inference_mode():
         module = Module(network).eval()
         begun = {name: value.to(place) for name, value in x.items()} | {stack: prompts.ids[:, : prompts.shortest]}
         speaker = speaker_of(module, task, begun, mask, prompts.end, cached=cached)
         if method == "beam":
-            ids, scores = by_beams(speaker, prompts, beams, penalty)
+            ids, scores = by_beams(speaker, prompts, beams or 4, 0.6 if penalty is None else penalty)
         else:
-            pick = greedy if method == "greedy" else sampler(temperature, top_k, top_p, seed, place)
+            pick = greedy if method == "greedy" else sampler(temperature or 1.0, top_k, top_p, seed, place)
             ids, scores = one_by_one(speaker, prompts, pick)
     words = tuple(task.words[stack].tell(row) for row in ids)
     return Generated(tuple(map(tuple, ids)), words, tuple(scores.tolist()))
 
 
-def _check_numbers(
-    length: int, beams: int, penalty: float, temperature: float, top_k: int | None, top_p: float | None
-) -> None:
-    whole("length", length)
-    whole("beams", beams)
-    if number("penalty", penalty) < 0:
-        raise BNetError("penalty", expected="a number of at least 0", got=penalty)
-    number("temperature", temperature, above=0)
-    if top_k is not None:
-        whole("top_k", top_k)
-    if top_p is not None and number("top_p", top_p, above=0) > 1:
-        raise BNetError("top_p", expected="a share above 0, at most 1", got=top_p)
+def _check_options(method: str, options: Mapping[str, object]) -> None:
+    """Refuse options of another method, and numbers that are none."""
+    for name, value in options.items():
+        if value is None:
+            continue
+        if name in ("beams", "top_k"):
+            whole(name, value)
+        elif name == "penalty" and number(name, value) < 0:
+            raise BNetError(name, expected="a number of at least 0", got=value)
+        elif number(name, value, above=None if name == "penalty" else 0) > 1 and name == "top_p":
+            raise BNetError(name, expected="a share above 0, at most 1", got=value)
+        wanted = "beam" if name in ("beams", "penalty") else "sample"
+        if method != wanted:
+            allowed = f"method={wanted!r}"
+            raise BNetError(name, expected=f"None: method={method!r} has no use for it", got=value, allowed=allowed)
 
 
 def _read(

@@ -60,17 +60,18 @@ class WordByWord:
         self.kept = {g.parent for _, g in inputs if g.parent in self.here and g.reach.kind != "same"}
         fixed = {given.parent for _, given in inputs if given.parent not in self.here}
         want = [self.network.members[index].family.name for index in sorted(self.kept | fixed)]
+        self.rows, words = x[self.stack].shape
+        x = {**x, self.stack: filled(x[self.stack], task.words[self.stack].exact)}
         course, _ = module.course((*want, self.readout.family.name), x, mask)
         self.course, self.layout = course, course.layout
         at, parents = seen(course, self.readout)
-        self.log_probs = _log_softmax(self.readout.tpm.logits(at, *parents).select(self.layout.word, -1))
-        self.rows, words = x[self.stack].shape
-        self.state = Kept(length, words - 1)
+        self.log_probs = _log_softmax(self.readout.tpm.logits(at, *parents).select(self.layout.word, words - 1))
+        self.state = Kept(max(length, x[self.stack].shape[1]), words - 1)
         self.fixed = {index: course.values[index] for index in fixed}
         for index in self.kept:
             self._keep(index, course.values[index], 0)
-        self.places = torch.arange(length, device=course.device)
-        self.all = torch.ones(1, length, dtype=torch.bool, device=course.device)
+        self.places = torch.arange(self.state.length, device=course.device)
+        self.all = torch.ones(1, self.state.length, dtype=torch.bool, device=course.device)
         self._operations: list[Operation] | None = None
 
     def repeat(self, times: int) -> None:
@@ -164,8 +165,10 @@ class WordByWord:
 
     def _among(self, given: Input, word: int) -> Tensor:
         """Who is read among the words up to this one."""
-        mask = self.all[:, : word + 1]
-        return mask if given.reach.kind == "causal" else self.places[None, : word + 1] < word
+        places, reach = self.places[None, : word + 1], given.reach
+        if reach.kind == "mask":
+            return torch.tensor([reach.table[word][: word + 1]], device=places.device)
+        return self.all[:, : word + 1] if reach.kind == "causal" else reach.holds(word, places, word + 1)
 
     def _grows(self, given: Input) -> bool:
         return WORD in given.over and given.parent in self.here
@@ -319,6 +322,11 @@ def told_by(task: Task) -> tuple[Member, str]:
                             allowed="mask='causal'")  # fmt: skip
     told = ", ".join(f"{readout.family.name} ({type(readout.tpm).__name__})" for readout in task.readouts)
     raise BNetError("generate", expected=wanted, got=f"the readouts {told}" if told else "no readout")
+
+
+def filled(ids: Tensor, exact: int | None) -> Tensor:
+    """Words `[row, word]` up to the number that a table asks for: no earlier word reads those behind it."""
+    return ids if exact is None else functional.pad(ids, (0, exact - ids.shape[1]))
 
 
 def _check(moving: list[Member], stack: str, here: set[int], members: tuple[Member, ...]) -> None:

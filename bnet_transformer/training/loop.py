@@ -16,13 +16,15 @@ import torch
 from tqdm import tqdm
 
 from bnet_transformer.errors import BNetError, FileError, number, one_of, whole
+from bnet_transformer.files import as_path
 from bnet_transformer.network import Network
-from bnet_transformer.training.checkpoint import path_of
+from bnet_transformer.training.checkpoint import CHANGEABLE, NAME, path_of, read
 from bnet_transformer.training.data import Batch, Batches, Reader, batches
 from bnet_transformer.training.objective import Loss
-from bnet_transformer.training.parallel import ranks
+from bnet_transformer.training.parallel import device_of, ranks
 from bnet_transformer.training.result import N, Trained
 from bnet_transformer.training.run import Recipe, Run, settings_of
+from bnet_transformer.training.steps import default_rate
 from bnet_transformer.training.task import task_of
 
 
@@ -51,7 +53,7 @@ def train(
     every: int | None = None,
     patience: int | None = None,
     folder: str | Path | None = None,
-    resume: bool = False,
+    resume: bool | str = False,
     bound: float | None = None,
     seed: int = 0,
     device: str | torch.device | None = None,
@@ -61,22 +63,41 @@ def train(
     """A new net, trained on the log probability of its readouts by AdamW; the net that came in stays as it is.
 
     `data` is a list of sentences or pairs, an array `[sentence, word]`, a pair of arrays, a file of tokens (in windows
-    of `words`), or a function from the step to any of these. Where the readout tells the next word, targets follow
-    from the words, between `start` and `stop` where they are given. `loss(module, batch)` replaces the likelihood.
-    `schedule` is "constant", "cosine" or "noam", where `rate` is a factor (1 by default). Every `every` steps the
-    `held_out` loss is measured and a checkpoint goes to `folder`; `resume` goes on from it, bit for bit. After
-    `patience` measures without a better one training stops, and the best net is what it gives. A loss above `bound`
-    or not finite stops it with an error. Under torchrun each process takes its share of each batch.
+    of `words`), or a function from the step to any of these, each a batch as it is (`batch` is not for them). Where
+    the readout tells the next word, targets follow from the words, between `start` and `stop` where they are given.
+    `loss(module, batch)` replaces the likelihood. `schedule` is "constant", "cosine" or "noam", where `rate` is a
+    factor (1 by default). Every `every` steps the `held_out` loss is measured and a checkpoint goes to `folder`;
+    `resume` goes on from it, bit for bit, or, if it is "changed", with the rates of this call. After `patience`
+    measures without a better one training stops, and the best net is what it gives. A loss above `bound` or not
+    finite stops it with an error. Under torchrun each process takes its share of each batch.
     """
     recipe = Recipe(
         batch, smoothing, rate, schedule, warmup, dim, betas, eps, weight_decay, clip, precision, words, seed
     )
     habits = Habits(steps, epochs, every, patience, folder, resume, bound, progress)
     network = _network(net)
+    if loss is not None and not callable(loss):
+        raise BNetError("loss", expected="a function loss(module, batch)", got=loss)
     reader = Reader(task_of(network, likelihood=loss is None), start, stop)
     given = batches(reader, data, batch, seed, words)
-    held = [] if held_out is None else batches(reader, held_out, batch, seed, words).in_order()
-    found = _trained(network, recipe, habits, given, held, reader, loss, device, shard)
+    held = None if held_out is None else batches(reader, held_out, batch, seed, words)
+    return _held_as(net, _trained(network, recipe, habits, given, held, reader, loss, device, shard))
+
+
+def kept(net: N, folder: str | Path, *, best: bool = False) -> Trained[N]:
+    """What the checkpoint in a folder holds: the net as it was then, or the `best` by its held-out loss; the losses."""
+    network, path = _network(net), as_path(folder)
+    one_of("best", best, (True, False))
+    found = read(path / NAME if path.is_dir() else path, network)
+    parameters = found.part("best" if best else "net")
+    if not parameters:
+        raise BNetError("best", expected="a checkpoint of a run with patience=", got="one of a run without")
+    home = {name: value.to(network.parameters[name].device) for name, value in parameters.items()}
+    return _held_as(net, Trained(network.with_parameters(home), found.losses, found.held_out, found.step))
+
+
+def _held_as(net: N, found: Trained[Network]) -> Trained[N]:
+    """The result with its net as the caller holds it."""
     made = found.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(found.net)
     return replace(found, net=made)  # type: ignore[return-value]
 
@@ -86,7 +107,7 @@ def _trained(
     recipe: Recipe,
     habits: Habits,
     given: Batches,
-    held_out: list[Batch],
+    held_out: Batches | None,
     reader: Reader,
     loss: Loss | None,
     device: str | torch.device | None,
@@ -94,13 +115,14 @@ def _trained(
 ) -> Trained[Network]:
     """The steps of a recipe, on the device and in the processes that there are."""
     one_of("shard", shard, (True, False))
-    habits.check(held_out)
+    measured = [] if held_out is None else held_out.in_order()
+    habits.check(measured)
     steps = habits.total(given)
-    settings = settings_of(recipe, given, reader.start, reader.stop, steps)
-    place = torch.device(device) if device is not None else next(iter(network.parameters.values())).device
+    settings = settings_of(recipe, reader, given, held_out, loss, steps)
+    place = device_of(device, network)
     with ranks(place) as here, torch.random.fork_rng([here.device] if here.device.type == "cuda" else []):
         run = Run(reader.task, recipe, steps, here, loss, shard, settings)
-        _follow(run, given, held_out, habits, steps)
+        _follow(run, given, measured, habits, steps)
         found = run.best if habits.patience is not None and run.best else run.parameters()
     home = {name: value.to(network.parameters[name].device) for name, value in found.items()}
     return Trained(network.with_parameters(home), tuple(run.losses), tuple(run.held_out), run.step)
@@ -115,13 +137,13 @@ class Habits:
     every: int | None
     patience: int | None
     folder: str | Path | None
-    resume: bool
+    resume: bool | str
     bound: float | None
     progress: bool | None
 
     def check(self, held_out: list[Batch]) -> None:
         """Refuse what does not go together."""
-        one_of("resume", self.resume, (True, False))
+        one_of("resume", self.resume, (True, False, "changed"))
         one_of("progress", self.progress, (True, False, None))
         if self.every is not None:
             whole("every", self.every)
@@ -143,6 +165,10 @@ class Habits:
             raise BNetError("epochs", expected="steps=, for a function of the step has no end", got=self.epochs)
         return whole("epochs", self.epochs) * given.epoch
 
+    def good(self, loss: float, length: float = 0.0) -> bool:
+        """True for a loss, with the length of its gradient, that training may go on from."""
+        return math.isfinite(loss + length) and (self.bound is None or loss <= self.bound)
+
     def pauses(self, step: int, steps: int) -> bool:
         """True after the steps at which something is measured and kept: by default ten times, and at the end."""
         return step % (self.every or max(1, steps // 10)) == 0 or step == steps
@@ -155,25 +181,41 @@ def _follow(run: Run, given: Batches, held_out: list[Batch], habits: Habits, ste
         if not habits.resume:
             allowed = "resume=True, another folder="
             raise FileError(str(path), expected="no checkpoint yet", got="one", allowed=allowed)
-        run.restore(path)
+        run.restore(path, free=CHANGEABLE if habits.resume == "changed" else ())
+        if run.step > steps:
+            got, allowed = f"{steps}", "training.kept(net, folder), for the net of the checkpoint"
+            raise BNetError("steps", expected=f"at least the {run.step} of {path}", got=got, allowed=allowed)
     run.ranks.meet()
     hide = True if not run.ranks.first or habits.progress is False else False if habits.progress else None
     bar = tqdm(total=steps, initial=run.step, disable=hide, unit="step", leave=False)
-    with bar, _asked_to_stop() as asked:
-        while run.step < steps and not _tired(run, habits):
-            before = run.step
-            loss, length = run.train(given(before), habits.bound)
-            if run.step == before:
-                raise _diverged(run, loss, length, habits, path)
+    batch, due, stop = None, False, False  # due: a checkpoint that waits for the next loss of its parameters
+    with bar, asked_to_stop() as asked:
+        while run.step < steps and not stop and not _tired(run, habits):
+            batch = given(run.step)
+            loss, length = run.gradient(batch)
+            if not habits.good(loss, length):
+                raise _diverged(run, f"loss {loss:g}, a gradient of length {length:g}", habits, path)
+            if path is not None and due:
+                run.save(path)
+            run.follow(loss)
             bar.update()
             bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
-            stop = run.ranks.any(bool(asked))
-            if held_out and not stop and habits.pauses(run.step, steps):
+            stop, due = run.ranks.any(bool(asked)), habits.pauses(run.step, steps)
+            if held_out and not stop and due:
                 _measure(run, held_out, keep=habits.patience is not None)
-            if path is not None and (stop or habits.pauses(run.step, steps)):
-                run.save(path)
-            if stop:
-                raise KeyboardInterrupt
+        if batch is not None:
+            _finish(run, batch, habits, path)
+    if stop:
+        raise KeyboardInterrupt
+
+
+def _finish(run: Run, batch: Batch, habits: Habits, path: Path | None) -> None:
+    """Keep the last parameters if they are good: by their loss on the batch that made them, for there is no next."""
+    loss = run.evaluate([batch])
+    if not habits.good(loss):
+        raise _diverged(run, f"loss {loss:g} on the batch of step {run.step}", habits, path)
+    if path is not None:
+        run.save(path)
 
 
 def _measure(run: Run, held_out: list[Batch], *, keep: bool) -> None:
@@ -193,21 +235,22 @@ def _tired(run: Run, habits: Habits) -> bool:
     return len(losses) - 1 - losses.index(min(losses)) >= habits.patience
 
 
-def _diverged(run: Run, loss: float, length: float, habits: Habits, path: Path | None) -> BNetError:
-    kept = "no checkpoint was kept (folder=)" if path is None else f"{path} keeps the last good checkpoint"
-    if path is not None and not path.exists():
-        kept = "it came before the first checkpoint (every=)"
+def _diverged(run: Run, told: str, habits: Habits, path: Path | None) -> BNetError:
+    """The error of a loss that is not good, with what is kept and the ways on."""
     wanted = "a finite loss" if habits.bound is None else f"a finite loss of at most {habits.bound:g}"
-    return BNetError(
-        f"step {run.step + 1}",
-        expected=wanted,
-        got=f"loss {loss:g}, a gradient of length {length:g}; {kept}",
-        allowed=f"a rate= below {run.rate(run.step + 1):g}, a longer warmup=, clip=1.0, float32 for bfloat16",
-    )
+    rate = f"a rate= below {run.recipe.rate or default_rate(run.recipe.schedule):g}"
+    ways = f"{rate}, a longer warmup=, clip=1.0, float32 for bfloat16"
+    if run.kept is not None:
+        ways = f"{path} keeps the last good checkpoint, of step {run.kept}: resume='changed' with {ways}"
+    elif path is None:
+        told = f"{told}; no checkpoint was kept (folder=)"
+    else:
+        told = f"{told}; it came before the first good checkpoint (every=)"
+    return BNetError(f"step {run.step + 1}", expected=wanted, got=told, allowed=ways)
 
 
 @contextmanager
-def _asked_to_stop() -> Iterator[list[int]]:
+def asked_to_stop() -> Iterator[list[int]]:
     """Whether Ctrl-C came: the step is finished first. A second one is not waited for."""
     asked: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -34,6 +34,9 @@ class Objective(nn.Module):
             found = self.loss(self.module, batch)
             if not isinstance(found, Tensor) or found.dim() or not found.is_floating_point():
                 raise BNetError("loss", expected="one number: the mean over the batch, a tensor", got=found)
+            if torch.is_grad_enabled() and not found.requires_grad:
+                wanted = "a tensor that follows from parameters that training changes"
+                raise BNetError("loss", expected=wanted, got="one without a gradient")
             return found * batch.sentences
         course, _ = self.module.course(self.wanted, batch.x, batch.mask)
         smoothing = self.smoothing if self.training else 0.0

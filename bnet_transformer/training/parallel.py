@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from bnet_transformer.errors import BNetError
+from bnet_transformer.network import Network
 from bnet_transformer.training.objective import Objective
 
 
@@ -44,6 +45,22 @@ class Ranks:
         """Wait for all processes."""
         if self.world > 1:
             distributed.barrier()
+
+
+def device_of(device: str | torch.device | None, network: Network) -> torch.device:
+    """The device that is asked for, if this machine has it; by default that of the net."""
+    if device is None:
+        return next(iter(network.parameters.values())).device
+    wanted = "a device of this machine that computes"
+    try:
+        found = torch.device(device)
+        if found.type != "meta":
+            float(torch.zeros((), device=found))
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+        raise BNetError("device", expected=wanted, got=device, allowed="'cpu', 'cuda', 'cuda:0', ...") from error
+    if found.type == "meta":
+        raise BNetError("device", expected=wanted, got=device)
+    return found
 
 
 @contextmanager

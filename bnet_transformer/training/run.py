@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from bnet_transformer.compiler import Module
 from bnet_transformer.errors import BNetError, number, one_of, whole
 from bnet_transformer.training import checkpoint
-from bnet_transformer.training.data import Batch, Batches, mixed
+from bnet_transformer.training.data import Batch, Batches, Reader, mixed
 from bnet_transformer.training.objective import Loss, Objective
 from bnet_transformer.training.parallel import Ranks, laid_like, spread
 from bnet_transformer.training.parallel import whole as put_together
@@ -54,7 +56,8 @@ class Recipe:
         for what in ("dim", "words"):
             if getattr(self, what) is not None:
                 whole(what, getattr(self, what))
-        if len(self.betas) != 2 or not all(0 <= number("betas", beta) < 1 for beta in self.betas):
+        pair = isinstance(self.betas, tuple | list) and len(self.betas) == 2
+        if not pair or not all(0 <= number("betas", beta) < 1 for beta in self.betas):
             raise BNetError("betas", expected="two numbers from 0 to below 1", got=self.betas)
         if number("weight_decay", self.weight_decay) < 0:
             raise BNetError("weight_decay", expected="a number of at least 0", got=self.weight_decay)
@@ -99,14 +102,21 @@ class Run:
         self.losses: list[float] = []
         self.held_out: list[tuple[int, float]] = []
         self.best: dict[str, Tensor] = {}
+        self.kept: int | None = None  # the step of the checkpoint on disk
 
     @property
     def step(self) -> int:
         """How many steps are done."""
         return len(self.losses)
 
-    def train(self, batch: Batch, bound: float | None = None) -> tuple[float, float]:
-        """One step; its loss, and the length of the gradient. A loss past the bound changes no parameter."""
+    def train(self, batch: Batch) -> tuple[float, float]:
+        """One step; its loss, and the length of the gradient."""
+        loss, length = self.gradient(batch)
+        self.follow(loss)
+        return loss, length
+
+    def gradient(self, batch: Batch) -> tuple[float, float]:
+        """The loss of a batch and the length of its gradient, clipped where that is asked for; no parameter changes."""
         torch.manual_seed(mixed(self.recipe.seed, "dropout", self.step, self.ranks.rank))
         self.spread.train()
         total, count = self._sum(batch)
@@ -115,13 +125,18 @@ class Run:
         parameters = [value for _, value in self.named]
         clip = self.recipe.clip
         length = float(put_together(torch.nn.utils.clip_grad_norm_(parameters, math.inf if clip is None else clip)))
-        if math.isfinite(loss + length) and (bound is None or loss <= bound):
-            for group in self.optimiser.param_groups:
-                group["lr"] = self.rate(self.step + 1)
-            self.optimiser.step()
-            self.losses.append(loss)
-        self.optimiser.zero_grad(set_to_none=True)
         return loss, length
+
+    def follow(self, loss: float) -> None:
+        """Change the parameters along the gradient of that loss."""
+        rate, most = self.rate(self.step + 1), torch.finfo(self.network.dtype).max
+        if max(rate / (1 - self.recipe.betas[0]), rate * self.recipe.weight_decay) > most:
+            raise BNetError("rate", expected=f"a rate whose step {self.network.dtype} can hold", got=rate)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        self.optimiser.step()
+        self.losses.append(loss)
+        self.optimiser.zero_grad(set_to_none=True)
 
     def evaluate(self, batches: list[Batch]) -> float:
         """The mean loss of held-out data, without dropout and without smoothing."""
@@ -154,7 +169,9 @@ class Run:
         """Write a checkpoint."""
         tensors = {f"net/{name}": value for name, value in self.parameters().items()}
         for name, value in self.named:
-            state = self.optimiser.state[value]
+            state = self.optimiser.state.get(value)
+            if not state:  # a loss of the user's that does not read it
+                continue
             tensors[f"first/{name}"] = put_together(state["exp_avg"])
             tensors[f"second/{name}"] = put_together(state["exp_avg_sq"])
             tensors[f"count/{name}"] = put_together(state["step"])
@@ -162,17 +179,19 @@ class Run:
         if self.ranks.first:
             found = checkpoint.Checkpoint(self.step, tensors, tuple(self.losses), tuple(self.held_out), self.settings)
             checkpoint.write(path, self.network, found)
+        self.kept = self.step
         self.ranks.meet()
 
-    def restore(self, path: Path) -> None:
-        """Go on where a checkpoint stands."""
-        found = checkpoint.read(path, self.network, self.settings)
+    def restore(self, path: Path, *, free: Collection[str] = ()) -> None:
+        """Go on where a checkpoint stands; settings that are `free` may be others than those that it was made with."""
+        found = checkpoint.read(path, self.network)
+        checkpoint.check_settings(path, found, self.settings, free)
         with torch.no_grad():
             for name, value in found.part("net").items():
                 kept = self.module.store[name.replace(".", "/")]
                 kept.copy_(laid_like(value, kept))
         self._restore_optimiser(found.part("first"), found.part("second"), found.part("count"))
-        self.losses, self.held_out = list(found.losses), list(found.held_out)
+        self.losses, self.held_out, self.kept = list(found.losses), list(found.held_out), found.step
         self.best = {name: value.to(self.ranks.device) for name, value in found.part("best").items()}
 
     def _restore_optimiser(
@@ -187,8 +206,26 @@ class Run:
                 }
 
 
-def settings_of(recipe: Recipe, batches: Batches, start: object, stop: object, steps: int) -> dict[str, Any]:
+def settings_of(
+    recipe: Recipe, reader: Reader, data: Batches, held_out: Batches | None, loss: Loss | None, steps: int
+) -> dict[str, Any]:
     """What a resumed run must share with the run that it goes on with."""
     told = {name: getattr(recipe, name) for name in recipe.__dataclass_fields__}
-    told |= {"data": batches.digest(), "start": start, "stop": stop}
+    told |= {"data": data.digest(), "start": reader.start, "stop": reader.stop}
+    told |= {"held_out": None if held_out is None else held_out.digest(), "loss": None if loss is None else _code(loss)}
     return told | ({"steps": steps} if recipe.schedule == "cosine" else {})
+
+
+def _code(loss: Loss) -> str:
+    """What tells another function: its name and its instructions, but not what it closes over."""
+    name = getattr(loss, "__qualname__", type(loss).__qualname__)
+    code = getattr(loss, "__code__", None) or getattr(type(loss).__call__, "__code__", None)
+    return name if code is None else f"{name} {hashlib.sha256(_instructions(code)).hexdigest()[:16]}"
+
+
+def _instructions(code: CodeType) -> bytes:
+    """The instructions of a function with its names and constants, and of the functions inside; no line numbers."""
+    inside = [part for part in code.co_consts if isinstance(part, CodeType)]
+    plain = [part for part in code.co_consts if not isinstance(part, CodeType | frozenset)]
+    own = code.co_code + repr((code.co_names, code.co_varnames, plain)).encode()
+    return own + b"".join(_instructions(part) for part in inside)

@@ -23,7 +23,7 @@ def schedule_of(kind: str, rate: float | None, warmup: int, steps: int, dim: int
     2.0
     """
     one_of("schedule", kind, SCHEDULES)
-    factor = rate if rate is not None else 1.0 if kind == "noam" else 1e-3
+    factor = default_rate(kind) if rate is None else rate
     if kind == "noam":
         if warmup < 1 or dim is None:
             got = f"warmup={warmup}, dim={dim}"
@@ -37,6 +37,11 @@ def schedule_of(kind: str, rate: float | None, warmup: int, steps: int, dim: int
         return factor * 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, steps - warmup))))
 
     return followed
+
+
+def default_rate(kind: str) -> float:
+    """The `rate` where none is told: a factor for Noam."""
+    return 1.0 if kind == "noam" else 1e-3
 
 
 def width_of(network: Network) -> int | None:

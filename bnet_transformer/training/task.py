@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bnet_transformer.axes import Reach
 from bnet_transformer.errors import BNetError
 from bnet_transformer.network import Member, Network
 from bnet_transformer.training.words import Words, words_of
 
-BACKWARD = ("same", "before", "earlier", "causal", "first")
+
+def backward(reach: Reach) -> bool:
+    """True where no word reads a later one, whatever the kind of the reach: by its table, by its width."""
+    return reach.backward or reach.kind == "first" or reach == Reach("window", 0)
 
 
 @dataclass(frozen=True)
@@ -29,29 +33,30 @@ class Task:
         for member in self.network.members:
             for given in member.inputs:
                 words = self.network.members[given.parent].family.words
-                if words == stack and (member.family.words != stack or given.reach.kind not in BACKWARD):
+                if words == stack and (member.family.words != stack or not backward(given.reach)):
                     return True
         return False
 
 
-def task_of(network: Network, *, likelihood: bool = True) -> Task:
-    """The task of a net; without `likelihood` (the loss is somebody else's) it needs no readout, and may choose."""
+def task_of(network: Network, *, likelihood: bool = True, generates: bool = False) -> Task:
+    """The task of a net; without `likelihood` (the loss is somebody else's) it needs no readout, and may choose.
+
+    Where it `generates` words, what is wrong with it is told as that.
+    """
     readouts = tuple(m for m in network.members if m.tpm.kind != "deterministic" and not _readers(network, m))
     choices = [m.family.name for m in network.members if m.tpm.kind != "deterministic" and _readers(network, m)]
     if likelihood and not readouts:
-        raise BNetError(
-            "net",
-            expected="a readout to train on: a net without observe= has no likelihood",
-            got="no Categorical or Normal node that nothing reads",
-            allowed="observe= or readout= of the net, or loss= of train",
-        )
+        wanted, ways = "a readout to train on: a net without observe= has no likelihood", ", or loss= of train"
+        if generates:
+            wanted, ways = "a readout that tells the next word", ""
+        got = "no Categorical or Normal node that nothing reads"
+        raise BNetError("net", expected=wanted, got=got, allowed=f"observe= or readout= of the net{ways}")
     if likelihood and choices:
-        raise BNetError(
-            "net",
-            expected="no random choice beneath the readouts: train follows one gradient",
-            got=", ".join(choices[:4]),
-            allowed="fit, which sums choices out; loss= of yours; combine='concat'",
-        )
+        wanted, ways = "train follows one gradient", "fit, which sums choices out; loss= of yours; combine='concat'"
+        if generates:
+            wanted, ways = "each word is chosen from one distribution", "combine='concat'"
+        wanted = f"no random choice beneath the readouts: {wanted}"
+        raise BNetError("net", expected=wanted, got=", ".join(choices[:4]), allowed=ways)
     stacks = [stack.name for stack in network.declaration.stacks]
     words = {stack: words_of(network, stack) for stack in stacks}
     return Task(network, readouts, words, _next_word(network, readouts, words))
@@ -77,7 +82,7 @@ def later(network: Network, member: Member, stack: str) -> str | None:
             parent = network.members[given.parent].family
             if stack not in decided[given.parent]:
                 continue
-            if child.family.words != stack or parent.words != stack or given.reach.kind not in BACKWARD:
+            if child.family.words != stack or parent.words != stack or not backward(given.reach):
                 return f"{parent.name} -> {child.family.name} ({given.reach})"
     return None
 

@@ -19,13 +19,14 @@ from bnet_transformer.tpm import Given
 
 @dataclass(frozen=True)
 class Words:
-    """What the words of one stack are: the family that they fill, its vocabulary, the most of them."""
+    """What the words of one stack are: the family that they fill, its vocabulary; the most of them, or how many."""
 
     stack: str
     member: Member
     vocabulary: tuple[str, ...] | None
     longest: int | None
     tokenizer: Tokenizer | None = None
+    exact: int | None = None
 
     @property
     def states(self) -> int | None:
@@ -67,8 +68,12 @@ class Words:
         """Ids as words; as numerals where there is no vocabulary."""
         return tuple(str(k) if self.vocabulary is None else self.vocabulary[k] for k in ids)
 
-    def check_length(self, words: int) -> None:
-        """Refuse more words than there are learned positions."""
+    def check_length(self, words: int, *, begun: bool = False) -> None:
+        """Refuse more words than there are learned positions, and another number than that of a mask's table; where
+        they are only `begun`, a greater one."""
+        if self.exact is not None and (words > self.exact or (words < self.exact and not begun)):
+            wanted = f"{'at most ' if begun else ''}{self.exact} words, for the mask is a table for so many"
+            raise BNetError(self._where, expected=wanted, got=f"{words} words")
         if self.longest is not None and words > self.longest:
             wanted = f"at most {self.longest} words, the learned positions"
             raise BNetError(self._where, expected=wanted, got=f"{words} words")
@@ -82,6 +87,9 @@ class Words:
         if not found.dim() or tuple(found.shape[1:]) != self.member.shape or not len(found):
             wanted = f"vectors of shape (words, {', '.join(map(str, self.member.shape))})"
             raise BNetError(self._where, expected=wanted, got=f"shape {tuple(found.shape)}")
+        if not bool(found.isfinite().all()):
+            word = int((~found.isfinite()).flatten(1).any(1).nonzero()[0])
+            raise BNetError(self._where, expected="finite numbers", got=f"a NaN or an infinite one at word {word}")
         return found
 
 
@@ -97,7 +105,19 @@ def words_of(network: Network, stack: str) -> Words:
         raise BNetError(f"stack {stack!r}", expected="words that are given with the sentence", got="none")
     bounds = [m.tpm.longest for m in network.members if m.family.words == stack and m.tpm.longest is not None]
     tokenizer = network.tokenizer if len(network.declaration.stacks) == 1 else None
-    return Words(stack, found, network.vocabularies.get(stack), min(bounds, default=None), tokenizer)
+    vocabulary = network.vocabularies.get(stack)
+    return Words(stack, found, vocabulary, min(bounds, default=None), tokenizer, _exact(network, stack))
+
+
+def _exact(network: Network, stack: str) -> int | None:
+    """How many words a stack has, where a table says who reads whom."""
+    for member in network.members:
+        for given in member.inputs:
+            if given.reach.kind == "mask" and member.family.words == stack:
+                return len(given.reach.table)
+            if given.reach.kind == "mask" and network.members[given.parent].family.words == stack:
+                return len(given.reach.table[0])
+    return None
 
 
 def whole_numbers(what: str, value: object) -> Tensor:

@@ -1,0 +1,105 @@
+"""Rows of questions to a bnet: separation on a large ground graph, posteriors of a batch of sentences."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable
+
+from benchmarks.harness import Figure, figure, fresh, interleaved, peak_memory
+from bnet_transformer.graph import FoldedGraph, Ground, Question, active_trail, minimal_separator, separated
+
+QUERIES, SENTENCES, WORDS = 10_000, 1_000, 16
+
+
+def separations_of_512_words() -> list[Figure]:
+    """10,000 separation queries on the ground graph of 512 words, 12 slices, 12 heads (concat): random nodes x and y
+    given none to four random others, half of them anywhere, half near each other (one slice, words and heads below
+    four), in one call; 100 of them in a call each; trails and separators. In a fresh process that has the folded graph
+    and no torch; memory is its peak resident memory (VmHWM), before the queries and after each kind."""
+    import bnet_transformer as bt
+
+    net = bt.bayesuvius(24, slices=12, heads=12, combine="concat", key_dim=2, value_dim=2)
+    return fresh(_separations, net.network.graph)
+
+
+def _separations(folded: FoldedGraph) -> list[Figure]:
+    assert "torch" not in sys.modules
+    ground, pick = Ground(folded, {"": 512}), random.Random(0)
+    near = [n for f in folded.families if f.slice in (3, 4) for n in _low(ground, f.index)]
+    everything = range(len(ground))
+    questions = []
+    for k in range(QUERIES):
+        x, y, *given = pick.sample(near if k % 2 else everything, 2 + pick.randint(0, 4))
+        questions.append(Question(frozenset([x]), frozenset([y]), frozenset(given)))
+    before = peak_memory()
+    spent = interleaved({"": lambda: separated(Ground(folded, {"": 512}), questions)}, runs=5)[""]
+    found, batched = separated(ground, questions), peak_memory()
+    alone = _each(lambda q: separated(ground, [q]), questions[:100])
+    trails = _each(lambda q: active_trail(ground, q), questions[:100])
+    small = peak_memory()
+    separator = _each(lambda q: minimal_separator(ground, q.x, q.y), questions[1:12:2])
+    return [
+        figure("nodes", len(ground), ""),
+        figure("arrows", ground.count_arrows(), ""),
+        figure("queries that are separated", int(found.sum()), ""),
+        figure("10,000 queries in one call", spent, "s", target=10.0),
+        figure("one query in a call of its own", alone, "s"),
+        figure("a trail", trails, "s"),
+        figure("a minimal separator (both nodes near)", separator, "s"),
+        figure("peak memory before", before, "MB"),
+        figure("peak memory after the queries in one call", batched, "MB"),
+        figure("peak memory after single queries and trails", small, "MB"),
+        figure("peak memory after the separators", peak_memory(), "MB"),
+    ]
+
+
+def _low(ground: Ground, family: int) -> list[int]:
+    """The nodes of a family whose word and other indices lie below four."""
+    own = ground.folded.families[family]
+    return [n for n in ground.nodes(own)[:2048].tolist() if all(i < 4 for i in ground.place(n)[1])]
+
+
+def _each(ask: Callable[[Question], object], questions: list[Question]) -> list[float]:
+    spent = []
+    for question in questions:
+        start = time.perf_counter()
+        ask(question)
+        spent.append(time.perf_counter() - start)
+    return spent
+
+
+def posteriors_of_1000_sentences() -> list[Figure]:
+    """Posteriors in one batch of 1,000 sentences (16 words, d=32, 8 heads, Categorical(8) readout of each word), on two
+    threads: P(c | y), and with 4 atoms for each of W_q, W_k, W_v (64 joint states under 8 heads) P(c | y) and
+    P(W_q | y). Each in a fresh process; memory is its peak resident memory (VmHWM), before and after."""
+    rows = []
+    for atoms, queries in ((None, ("c",)), (4, ("c", "W_q_0"))):
+        for query in queries:
+            rows += fresh(_posteriors, atoms, query)
+    return rows
+
+
+def _posteriors(atoms: int | None, query: str) -> list[Figure]:
+    import torch
+
+    import bnet_transformer as bt
+    from bnet_transformer.inference import Evidence, posterior
+    from bnet_transformer.tpm import Categorical
+
+    torch.manual_seed(0)
+    torch.set_num_threads(2)
+    module = bt.bayesuvius(32, heads=8, atoms=atoms, observe=Categorical(8)).module()
+    x, y = torch.randn(SENTENCES, WORDS, 32), torch.randint(8, (SENTENCES, WORDS))
+    before = peak_memory()
+    found = posterior(module, query, {"y": Evidence(y)}, x)
+    assert found.shape[0] == SENTENCES and torch.allclose(found.sum(-1), torch.ones(SENTENCES), atol=1e-4)
+    after = peak_memory()
+    spent = interleaved({"": lambda: posterior(module, query, {"y": Evidence(y)}, x)}, runs=7)[""]
+    what = f"P({query} | y)" + (f", {atoms} atoms" if atoms else "")
+    return [
+        figure(what, spent, "s"),
+        figure(f"{what}: peak memory before", before, "MB"),
+        figure(f"{what}: peak memory after", after, "MB"),
+    ]

@@ -1,0 +1,125 @@
+"""Simulation-based calibration of posteriors (Talts et al. 2018): are the ranks of the truth even?
+
+    python -m benchmarks.calibration [--replications 200]
+
+Writes docs/benchmarks/calibration.md. A tiny model: two heads whose W_q, W_k are known, pi ~ Dirichlet(2, 2), entries
+of W_v ~ N(0, 1), 20 sentences of 2 words of width 2, sigma 1. Each replication draws parameters from the prior and
+sentences from them; the rank of the truth among draws of the posterior is even if the posterior is right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from scipy.stats import chi2
+from torch import Tensor
+
+import bnet_transformer as bt
+from bnet_transformer.inference import Evidence, posterior
+from bnet_transformer.tpm import Normal
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "calibration.md"
+SENTENCES, WORDS, DIM = 20, 2, 2
+LEARN = ["c.logits", "W_v_0.values"]
+
+
+def tiny(seed: int) -> tuple[bt.BNet, tuple[Tensor, Tensor], Tensor]:
+    """A net whose parameters are drawn from their prior, its sentences, and the heads that were drawn."""
+    net = bt.bayesuvius(DIM, heads=2, observe=Normal(1.0), prior=2.0, seed=11).to(torch.float64)
+    torch.manual_seed(seed)
+    pi = torch.distributions.Dirichlet(torch.full((2,), 2.0, dtype=torch.float64)).sample()
+    net = net.replace({"c.logits": pi.log(), "W_v_0.values": torch.randn(2, DIM, DIM, dtype=torch.float64)})
+    x = torch.randn(SENTENCES, WORDS, DIM, dtype=torch.float64)
+    theta = {"theta_c": pi}
+    import pyro
+
+    found = pyro.poutine.condition(net.pyro(), data=theta)(x)
+    return net, (x, found["y"].reshape(SENTENCES, WORDS, DIM)), found["c"].reshape(-1)
+
+
+def exact_ranks(replications: int, draws: int = 19) -> list[int]:
+    """Ranks of the head that was drawn among draws of its exact posterior, ties broken at random."""
+    ranks: list[int] = []
+    for seed in range(-(-replications // SENTENCES)):
+        net, (x, y), c = tiny(seed)
+        share = posterior(net.module(), "c", {"y": Evidence(y)}, x)
+        guesses = torch.multinomial(share, draws, replacement=True)
+        below, same = (guesses < c[:, None]).sum(1), (guesses == c[:, None]).sum(1)
+        ranks += (below + (torch.rand(len(c)) * (same + 1)).floor().long()).tolist()
+    return ranks[:replications]
+
+
+def nuts_ranks(
+    replications: int, draws: int = 19, thin: int = 3, warmup: int = 100, learn: Sequence[str] = LEARN
+) -> list[list[int]]:
+    """Ranks of the truth among thinned draws of NUTS, of each number by itself."""
+    return _ranks("nuts", replications, learn, thin, {"chains": 1, "draws": draws * thin, "warmup": warmup})
+
+
+def svi_ranks(replications: int, draws: int = 19) -> list[list[int]]:
+    """The same among draws of the mean-field guide."""
+    return _ranks("svi", replications, LEARN, 1, {"draws": draws, "steps": 1000, "rate": 0.03})
+
+
+def _ranks(method: str, replications: int, learn: Sequence[str], thin: int, options: dict[str, Any]) -> list[list[int]]:
+    """The share of the first head, and the first entry of its W_v where that is learned: the rank of each."""
+    ranks: list[list[int]] = [[] for _ in learn]
+    for seed in range(replications):
+        net, data, _ = tiny(1000 + seed)
+        f = bt.fit(net, data, method=method, learn=learn, spread=1.0, seed=seed, progress=False, **options)
+        for name, each in zip(learn, ranks, strict=True):
+            samples = f.samples[name].flatten(0, 1)[thin - 1 :: thin].flatten(1)[:, 0]
+            each.append(int((samples < _natural(name, net.parameters[name]).flatten()[0]).sum()))
+    return ranks
+
+
+def _natural(name: str, value: Tensor) -> Tensor:
+    return value.softmax(-1) if name.endswith("logits") else value
+
+
+def chi_square(ranks: Sequence[int], bins: int) -> tuple[float, float]:
+    """The statistic of even ranks from 0 to bins - 1, and its p."""
+    counts = torch.bincount(torch.tensor(ranks), minlength=bins).double()
+    even = len(ranks) / bins
+    found = float(((counts - even).square() / even).sum())
+    return found, float(chi2.sf(found, bins - 1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--replications", type=int, default=200)
+    count = parser.parse_args().replications
+    torch.set_num_threads(1)
+    lines = [
+        "| posterior | ranks | bins | chi-square | p | least and greatest tenth | |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    nuts, svi = nuts_ranks(count), svi_ranks(count)
+    for name, ranks, wanted in (
+        ("exact P(c given y)", exact_ranks(10 * count), True),
+        ("NUTS, P(first head)", nuts[0], True),
+        ("NUTS, W_v", nuts[1], True),
+        ("mean-field SVI, P(first head)", svi[0], False),
+        ("mean-field SVI, W_v", svi[1], False),
+    ):
+        grouped = [rank // 2 for rank in ranks]
+        found, p = chi_square(grouped, 10)
+        ends = sum(g in (0, 9) for g in grouped) / len(grouped)
+        verdict = ("met" if p > 0.01 else "**not met**") if wanted else "shown, no target"
+        lines.append(f"| {name} | {len(ranks)} | 10 | {found:.1f} | {p:.2g} | {ends:.2f} (even: 0.20) | {verdict} |")
+        print(lines[-1], flush=True)
+    text = (__doc__ or "").split("\n\n", 2)[2]
+    text = text[text.index("A tiny model") :]
+    when = f"{datetime.date.today()}, torch {torch.__version__}, one thread"
+    head = "# Are the posteriors calibrated?\n\n"
+    head += f"Measured on {when}, by `python -m benchmarks.calibration`; target p > 0.01."
+    PAGE.write_text(f"{head}\n\n{text}\n" + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""Are planted heads found again? Each row of the table beside its oracle, which knows the true parameters.
+
+    python -m benchmarks.head_recovery [--restarts 8] [--steps 300] [--only "word 0.3"]
+
+Writes docs/benchmarks/head_recovery.md. Data: d=8, d_k=4, 8 words, 4 heads, pi=(.4, .3, .2, .1), x ~ N(0, I), entries
+of W_q and W_k with standard deviation sqrt(2/d), of W_v 1/sqrt(d), y = attention + sigma noise; 2000 sentences to
+learn from, 1000 to be judged by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import math
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import bnet_transformer as bt
+from bnet_transformer.inference.fit.matching import matched, rand_index
+from bnet_transformer.tpm import Normal
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "head_recovery.md"
+DIM, KEY, WORDS, HEADS, LEARN, JUDGE = 8, 4, 8, 4, 2000, 1000
+SPREAD = 0.5  # of the Normal prior on the weights, about that of the planted ones
+PI = torch.tensor([0.4, 0.3, 0.2, 0.1])
+ROWS: list[tuple[str, float, float | None, float | None]] = [
+    ("sentence", 1.0, 0.02, 0.005),
+    ("sentence", 2.0, 0.02, 0.005),
+    ("sentence", 3.0, 0.03, None),
+    ("word", 0.1, 0.02, 0.005),
+    ("word", 0.3, 0.02, 0.005),
+    ("word", 0.5, 0.02, 0.005),
+    ("word", 1.0, None, None),
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    cells: tuple[str, ...]
+    met: bool | None
+
+    def __str__(self) -> str:
+        return "| " + " | ".join((*self.cells, {True: "met", False: "**not met**", None: ""}[self.met])) + " |"
+
+
+def planted(per: str, sigma: float, heads: int = HEADS, seed: int = 0) -> bt.BNet:
+    """The net that makes the data."""
+    generator = torch.Generator().manual_seed(seed)
+    net = mixture(per, sigma, heads)
+    spread = {"q": math.sqrt(2 / DIM), "k": math.sqrt(2 / DIM), "v": 1 / math.sqrt(DIM)}
+    key = "value" if per == "word" else "values"
+    found = {"c_0.logits" if per == "word" else "c.logits": PI.log()}
+    for role, scale in spread.items():
+        shape = (heads, DIM if role == "v" else KEY, DIM)
+        found[f"W_{role}_0.{key}"] = scale * torch.randn(shape, generator=generator)
+    return net.replace(found)
+
+
+def mixture(per: str, sigma: float, heads: int, seed: int = 0) -> bt.BNet:
+    return bt.bayesuvius(DIM, heads=heads, key_dim=KEY, per=per, observe=Normal(sigma), seed=seed)
+
+
+def drawn(net: bt.BNet, selector: str, sentences: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sentences, what is observed, and the heads that were drawn."""
+    torch.manual_seed(seed)
+    x = torch.randn(sentences, WORDS, DIM)
+    found = net.pyro()(x)
+    return x, found["y"].reshape(sentences, WORDS, DIM), found[selector].reshape(sentences, -1).squeeze(-1)
+
+
+def oracle(net: bt.BNet, x: Tensor, y: Tensor, c: Tensor, selector: str) -> tuple[float, float]:
+    """The ARI and the test NLL per dim of the true parameters."""
+    from bnet_transformer.inference import Evidence, log_evidence, posterior
+
+    module, seen = net.module(), {"y": Evidence(y)}
+    with torch.no_grad():
+        nll = -float(log_evidence(module, seen, x).sum()) / y.numel()
+    return rand_index(c, posterior(module, selector, seen, x).argmax(-1)), nll
+
+
+def head_row(per: str, sigma: float, near: float | None, gap: float | None, restarts: int, steps: int) -> Row:
+    """Fit one row; every restart that was followed to the end is told where the target asks for it."""
+    selector = "c_0" if per == "word" else "c"
+    true = planted(per, sigma)
+    x, y, _ = drawn(true, selector, LEARN, seed=1)
+    tx, ty, tc = drawn(true, selector, JUDGE, seed=2)
+    best, floor = oracle(true, tx, ty, tc, selector)
+    start = time.perf_counter()
+    net = mixture(per, sigma, HEADS)
+    f = bt.fit(net, (x, y), restarts=restarts, steps=steps, spread=SPREAD, progress=False)
+    spent = time.perf_counter() - start
+    ari = rand_index(tc, f.responsibilities(tx, ty).argmax(-1))
+    nll = -float(f.log_likelihood((tx, ty)).sum()) / ty.numel()
+    met = None if near is None else ari >= best - near and (gap is None or nll <= floor + gap)
+    end = max(step for step, _, _ in f.measured)
+    last = sorted((score for step, _, score in f.measured if step == end), reverse=True)
+    g = bt.fit(true, (x, y), steps=200, rate=0.01, batch=LEARN, spread=SPREAD, progress=False)
+    near_truth = rand_index(tc, g.responsibilities(tx, ty).argmax(-1))
+    told = ", ".join(f"{score / (WORDS * DIM):.4f}" for score in last)
+    goal = (
+        "report" if near is None else f"ARI ≥ {best - near:.3f}" + ("" if gap is None else f", NLL ≤ {floor + gap:.4f}")
+    )
+    cells = (
+        f"{per} {sigma:g}",
+        f"{best:.3f}",
+        f"{near_truth:.3f}",
+        f"{ari:.3f}",
+        f"{floor:.4f}",
+        f"{nll:.4f}",
+        goal,
+        told,
+        f"{spent:.0f} s",
+    )
+    return Row(cells, met)
+
+
+def summed_row(steps: int) -> Row:
+    """The deterministic sum of four heads, trained on the same sentences, against the mixture (sentence, sigma 1)."""
+    true = planted("sentence", 1.0)
+    x, y, _ = drawn(true, "c", LEARN, seed=1)
+    tx, ty, _ = drawn(true, "c", JUDGE, seed=2)
+    f = bt.fit(mixture("sentence", 1.0, HEADS), (x, y), restarts=4, steps=steps, progress=False)
+    mine = -float(f.log_likelihood((tx, ty)).sum()) / ty.numel()
+    net = bt.bayesuvius(DIM, heads=HEADS, key_dim=KEY, combine="concat", observe=Normal(1.0))
+    g = bt.fit(net, (x, y), restarts=4, steps=2 * steps, progress=False)
+    theirs = -float(g.log_likelihood((tx, ty)).sum()) / ty.numel()
+    return Row(
+        ("mixture less sum of 4 heads, NLL per dim", f"{mine:.4f}", f"{theirs:.4f}", "0.2 better"), theirs - mine >= 0.2
+    )
+
+
+def offered_row(restarts: int, steps: int) -> Row:
+    """Eight heads offered where four exist."""
+    true = planted("sentence", 1.0)
+    x, y, _ = drawn(true, "c", LEARN, seed=1)
+    tx, ty, tc = drawn(true, "c", JUDGE, seed=2)
+    f = bt.fit(mixture("sentence", 1.0, 8), (x, y), method="em", restarts=restarts, steps=steps, progress=False)
+    nll = -float(f.log_likelihood((tx, ty)).sum()) / ty.numel()
+    ari = rand_index(tc, f.responsibilities(tx, ty).argmax(-1))
+    shares = ", ".join(f"{p:.3f}" for p in sorted(f.pi.tolist(), reverse=True))
+    told = f"{f.heads.live} live, {f.heads.effective:.2f} in effect ({shares})"
+    return Row(("8 offered, 4 exist", told, f"ARI {ari:.3f}, NLL {nll:.4f}", "report"), None)
+
+
+def codebook(atoms: int, seed: int, sigma: float) -> bt.BNet:
+    """A net whose heads draw from atoms by planted rows, Dirichlet(0.3)."""
+    net = bt.bayesuvius(DIM, heads=HEADS, atoms=atoms, key_dim=KEY, observe=Normal(sigma), seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    found = {"c.logits": PI.log()}
+    rows = torch.distributions.Gamma(torch.full((3, HEADS, atoms), 0.3), torch.ones(()))
+    torch.manual_seed(seed)
+    drawn_rows = rows.sample().clamp(min=1e-12)
+    for k, role in enumerate("qkv"):
+        found[f"W_{role}_0.logits"] = (drawn_rows[k] / drawn_rows[k].sum(-1, keepdim=True)).log()
+        scale = 1 / math.sqrt(DIM) if role == "v" else math.sqrt(2 / DIM)
+        shape = (atoms, DIM if role == "v" else KEY, DIM)
+        found[f"W_{role}_0.atoms"] = scale * torch.randn(shape, generator=generator)
+    return net.replace(found)
+
+
+def total_variation(true: bt.BNet, pi: Tensor, theta: list[Tensor]) -> float:
+    """The pi-weighted total variation between planted rows and those found, heads matched, mean over the roles."""
+    weights = true.parameters["c.logits"].softmax(-1)
+    planted_rows = [true.parameters[f"W_{role}_0.logits"].softmax(-1) for role in "qkv"]
+    apart = torch.stack([(a[:, None] - b).abs().sum(-1) / 2 for a, b in zip(planted_rows, theta, strict=True)]).mean(0)
+    match = torch.tensor(matched(-apart - (weights[:, None] - pi).abs()))
+    return float((weights * apart[torch.arange(len(match)), match]).sum())
+
+
+def observed_atoms(
+    states: list[Tensor], atoms: int, restarts: int = 20, steps: int = 500
+) -> tuple[Tensor, list[Tensor]]:
+    """EM where the atoms of each sentence are seen and only its head is not: the floor."""
+    seen = [functional.one_hot(s, atoms).double() for s in states]
+    best: tuple[float, Tensor, list[Tensor]] | None = None
+    for r in range(restarts):
+        generator = torch.Generator().manual_seed(r)
+        pi = torch.full((HEADS,), 1 / HEADS, dtype=torch.float64)
+        theta = [torch.rand(HEADS, atoms, generator=generator, dtype=torch.float64).log_softmax(-1).exp() for _ in seen]
+        for _ in range(steps):
+            joint = pi.log() + sum(s @ t.log().mT for s, t in zip(seen, theta, strict=True))
+            share = joint.softmax(-1)
+            pi = share.mean(0)
+            theta = [(c := share.mT @ s + 1e-9) / c.sum(-1, keepdim=True) for s in seen]
+        score = float(joint.logsumexp(-1).sum())
+        if best is None or score > best[0]:
+            best = score, pi, theta
+    assert best is not None
+    return best[1], best[2]
+
+
+def codebook_row(sentences: int = 20_000, atoms: int = 6, sigma: float = 1.0) -> Row:
+    """Planted rows of theta, their atoms known, found by EM on the exact marginal."""
+    true = codebook(atoms, seed=0, sigma=sigma)
+    torch.manual_seed(1)
+    x = torch.randn(sentences, WORDS, DIM)
+    found = true.pyro()(x)
+    y = found["y"].reshape(sentences, WORDS, DIM)
+    tables = ["c.logits", *(f"W_{role}_0.logits" for role in "qkv")]
+    fresh = bt.bayesuvius(DIM, heads=HEADS, atoms=atoms, key_dim=KEY, observe=Normal(sigma), seed=5)
+    net = true.replace({name: fresh.parameters[name] for name in tables})
+    start = time.perf_counter()
+    f = bt.fit(net, (x, y), method="em", learn=tables, restarts=8, steps=200, every=200, progress=False)
+    spent = time.perf_counter() - start
+    states = [found[f"W_{role}_0"].reshape(-1).long() for role in "qkv"]
+    floor = total_variation(true, *observed_atoms(states, atoms))
+    tv = total_variation(true, f.pi, [f.theta[f"W_{role}_0"] for role in "qkv"])
+    told = f"{tv:.4f}"
+    return Row(("codebook: TV of theta, pi-weighted", f"{floor:.4f}", told, "TV ≤ 0.05", f"{spent:.0f} s"), tv <= 0.05)
+
+
+def page(restarts: int, steps: int, only: str | None, tell: Callable[[str], None]) -> str:
+    """All rows, told as they come, and the page that they make."""
+    heads = [
+        "| selector, sigma | oracle ARI | ARI, started at the truth | ARI | oracle NLL | NLL | target "
+        "| restarts (held-out log likelihood per dim) | time | |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    tell("\n".join(heads))
+    for per, sigma, near, gap in ROWS:
+        if only in (None, f"{per} {sigma:g}"):
+            heads.append(str(head_row(per, sigma, near, gap, restarts, steps)))
+            tell(heads[-1])
+    rest = ["| what | of | found | target | |", "|---|---|---|---|---|"]
+    others = {
+        "sum": lambda: summed_row(steps),
+        "offered": lambda: offered_row(restarts, steps),
+        "codebook": codebook_row,
+    }
+    for name, of in others.items():
+        if only in (None, name):
+            rest.append(str(of()))
+            tell(rest[-1])
+    when = (
+        f"{datetime.date.today()}, {platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+    )
+    text = __doc__ or ""
+    return (
+        f"# Are planted heads found again?\n\nMeasured on {when}, by `python -m benchmarks.head_recovery`; "
+        f"{restarts} restarts of {steps} steps.\n\n{text[text.index('Data:') :]}\n"
+        + "\n".join(heads)
+        + "\n\n"
+        + "\n".join(rest)
+        + "\n"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--restarts", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--only")
+    told = parser.parse_args()
+    text = page(told.restarts, told.steps, told.only, lambda line: print(line, flush=True))
+    if told.only is None:
+        PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""A best parent for each node so that no circle arises: the maximum spanning arborescence (Chu and Liu, Edmonds)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def best_parents(weight: NDArray[np.float64]) -> list[int]:
+    """The parent of each node, -1 for a root: as few roots as can be, and of those the greatest total weight.
+
+    `weight[i, j]` is that of an arrow from j to i, NaN where there is none; the diagonal does not count.
+
+    >>> best_parents(np.array([[0, 3.0, 1], [2, 0, 1], [1, 4, 0]]))
+    [1, -1, 1]
+    """
+    n = len(weight)
+    table = np.full((n + 1, n + 1), -np.inf)
+    table[:n, :n] = np.where(np.isnan(weight), -np.inf, weight)
+    finite = table[np.isfinite(table)]
+    table[:n, n] = -1 - 2 * (n + 1) * (np.abs(finite).max() if len(finite) else 0)
+    np.fill_diagonal(table, -np.inf)
+    return [-1 if parent == n else int(parent) for parent in _arborescence(table, n)[:n]]
+
+
+def _arborescence(table: NDArray[np.float64], root: int) -> NDArray[np.int64]:
+    """The parent of each node in the best arborescence from a root that reaches every node."""
+    parent: NDArray[np.int64] = table.argmax(axis=1)
+    parent[root] = root
+    circle = _circle(parent, root)
+    if circle is None:
+        return parent
+    inside = np.zeros(len(table), dtype=bool)
+    inside[circle] = True
+    outer = np.flatnonzero(~inside)
+    into = table[circle] - table[circle, parent[circle]][:, None]  # what it costs to enter the circle at a node
+    small = np.full((len(outer) + 1, len(outer) + 1), -np.inf)
+    small[:-1, :-1] = table[np.ix_(outer, outer)]
+    small[-1, :-1] = into[:, outer].max(axis=0)
+    small[:-1, -1] = table[np.ix_(outer, circle)].max(axis=1)
+    np.fill_diagonal(small, -np.inf)
+    found = _arborescence(small, int(np.flatnonzero(outer == root)[0]))
+    parents: NDArray[np.int64] = parent.copy()
+    for k, node in enumerate(outer):
+        inner = table[node, circle].argmax()
+        parents[node] = circle[inner] if found[k] == len(outer) else outer[found[k]]
+    entry = outer[found[-1]]
+    parents[circle[into[:, entry].argmax()]] = entry
+    return parents
+
+
+def _circle(parent: NDArray[np.int64], root: int) -> NDArray[np.int64] | None:
+    """The nodes of a circle among the parents, if there is one."""
+    done = {root}
+    for start in range(len(parent)):
+        path: list[int] = []
+        node = start
+        while node not in done and node not in path:
+            path.append(node)
+            node = int(parent[node])
+        if node in path:
+            return np.array(path[path.index(node) :])
+        done.update(path)
+    return None

@@ -1,0 +1,208 @@
+"""Counterfactuals: what a node would have been, had others been set, given what was seen.
+
+Abduction: the posterior of the choices, and the noise of what was seen. Action: `do`. Prediction: the net again, with
+that noise. The noise of a Normal is its residual. A categorical does not say what its noise is: Gumbel-max is the
+convention here (Oberst and Sontag 2019), one of many that agree with the net and differ in their counterfactuals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Independent
+from torch.distributions import Normal as TorchNormal
+
+from bnet_transformer import reference
+from bnet_transformer.errors import BNetError, ReadingError
+from bnet_transformer.graph import topological_order
+from bnet_transformer.reference import ATOL, BUDGET, Run, World
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+GUMBEL_MAX = "Gumbel-max, a convention: the net does not say what the noise of a categorical is"
+Seen = Mapping[int, Tensor]
+
+
+@dataclass(frozen=True)
+class Counterfactual:
+    """What a node would have been.
+
+    Of a discrete node `probabilities`; of any other `values[s]`, `[s, *shape]`, with `weights[s]` (and `sigma[s]` of a
+    random real node that was not seen). `convention` says on what categorical noise the answer hangs, where it does.
+    """
+
+    node: str
+    probabilities: Tensor | None = None
+    values: Tensor | None = field(default=None, repr=False)
+    weights: Tensor | None = field(default=None, repr=False)
+    sigma: Tensor | None = field(default=None, repr=False)
+    convention: str | None = None
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean value of a node that is not discrete."""
+        if self.values is None or self.weights is None:
+            raise BNetError(self.node, expected="a node with real values", got="a discrete one: see probabilities")
+        return torch.einsum("s,s...->...", self.weights.to(self.values.dtype), self.values)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A row for each state, or for each value with its weight."""
+        import pandas as pd
+
+        if self.probabilities is not None:
+            return pd.DataFrame({"probability": self.probabilities.numpy()}).rename_axis("state")
+        assert self.values is not None and self.weights is not None
+        frame = pd.DataFrame(self.values.flatten(1).numpy())
+        frame.insert(0, "weight", self.weights.numpy())
+        return frame
+
+    def _repr_html_(self) -> str:
+        told = f" ({self.convention})" if self.convention else ""
+        return f"<p>{self.node}{told}</p>{self.to_dataframe().to_html()}"
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """A course of events that might have been: its weight, what random nodes came to, and whether the convention
+    decided any of it."""
+
+    weight: float
+    states: dict[int, Tensor]
+    assumed: bool
+
+
+def counterfactual(
+    world: World, done: Mapping[int, Tensor], evidence: Seen, query: int, budget: int = BUDGET, atol: float = ATOL
+) -> Counterfactual:
+    """What `query` would have been under `done`, given the evidence in the world as it was; by enumeration."""
+    reference.log_evidence(world, evidence, None, budget, atol)
+    other = replace(world, ground=world.ground.surgery(done), do={**world.do, **done})
+    settled = reference.settling(world, evidence)
+    free = reference.choices(world, [*evidence, query], settled, beyond=True)
+    above = set(reference.pending(other, query, {}, {}))
+    order = [n for n in topological_order(world.ground).tolist() if n in above and n not in other.do]
+    random = [node for node in order if _kind(world, node) != "deterministic"]
+    for node in random:
+        if _kind(world, node) == "continuous" and node not in settled and node != query:
+            wanted = "what a random real node came to, for others read it"
+            raise ReadingError(world.ground.name(node), expected=wanted, got="neither evidence nor do")
+    found: list[_Branch] = []
+    twins = _Twins(other)
+    for run in reference.runs(world, free, settled, budget):
+        log = reference.log_joint(run, free, evidence, atol)
+        if log > -math.inf:
+            branches = [_Branch(math.exp(log), {}, False)]
+            for node in random:
+                if node in run.states:
+                    before = run.distribution(node)
+                    state = run.states[node]
+                    branches = [step for each in branches for step in _stepped(twins, each, node, before, state)]
+            found += branches
+    return _told(twins, query, found)
+
+
+@dataclass(frozen=True)
+class _Twins:
+    """The world as it might have been, run once for each joint state of its choices."""
+
+    world: World
+    runs: dict[tuple[tuple[int, int], ...], Run] = field(default_factory=dict)
+    distributions: dict[tuple[Run, int], Distribution] = field(default_factory=dict)
+
+    def run(self, states: Mapping[int, Tensor]) -> Run:
+        """The run of these states, kept where they are all choices."""
+        if any(state.is_floating_point() for state in states.values()):
+            return Run(self.world, states)
+        key = tuple((node, int(state)) for node, state in states.items())
+        return self.runs.setdefault(key, Run(self.world, states))
+
+    def distribution(self, states: Mapping[int, Tensor], node: int) -> Distribution:
+        """`P(node | its parents)` in that run."""
+        run = self.run(states)
+        if (run, node) not in self.distributions:
+            self.distributions[run, node] = run.distribution(node)
+        return self.distributions[run, node]
+
+
+def _stepped(twins: _Twins, branch: _Branch, node: int, before: Distribution, state: Tensor) -> list[_Branch]:
+    """The branches after one random node: its noise made `state` of `before`, its parents are those of the branch."""
+    other, after = twins.world, twins.distribution(branch.states, node)
+    if _kind(other, node) == "continuous":
+        mean, sigma = _normal(other, node, before)
+        mean_after, sigma_after = _normal(other, node, after)
+        value = mean_after + sigma_after * (state - mean) / sigma
+        return [_Branch(branch.weight, {**branch.states, node: value}, branch.assumed)]
+    p, q = (each.probs.double() for each in (before, after))  # type: ignore[attr-defined]
+    share = gumbel_max(p, q, int(state))
+    assumed = branch.assumed or not torch.equal(p, q)
+    return [
+        _Branch(branch.weight * float(share[m]), {**branch.states, node: torch.tensor(m)}, assumed)
+        for m in torch.nonzero(share).flatten().tolist()
+    ]
+
+
+def gumbel_max(p: Tensor, q: Tensor, state: int) -> Tensor:
+    """`P(the state under q | it was `state` under p)` when one Gumbel noise makes both; in closed form.
+
+    As a race of exponential times with rates p, the first was `state`; under q each time is longer by r = p / q. With
+    `L(s) = 1 + sum_(j != state) q_j (s - r_j)_+`, state m wins with `int_(r_m)^(r_state) q_m / L(s)^2 ds`.
+    """
+    ratio = [float(a / b) if b > 0 else math.inf for a, b in zip(p, q, strict=True)]
+    if torch.equal(p, q) or ratio[state] <= min(ratio):
+        return torch.nn.functional.one_hot(torch.tensor(state), len(p)).to(p.dtype)
+    end, rates = ratio[state], q.tolist()
+    others = [m for m in range(len(rates)) if m != state and ratio[m] < end]
+    found = torch.zeros_like(p)
+    knots = sorted({ratio[m] for m in others})
+    height, slope = 1.0, 0.0
+    for start, stop in zip(knots, [*knots[1:], end], strict=True):
+        slope += sum(rates[m] for m in others if ratio[m] == start)
+        top = height + slope * (stop - start)
+        area = 1 / (slope * height) if math.isinf(stop) else (stop - start) / (height * top)
+        for m in others:
+            found[m] += rates[m] * area if ratio[m] <= start else 0.0
+        height = top
+    found[state] = 1 / height
+    return found
+
+
+def _told(twins: _Twins, query: int, found: list[_Branch]) -> Counterfactual:
+    """The answer: the branches by what the query comes to."""
+    other = twins.world
+    weights = torch.tensor([branch.weight for branch in found], dtype=torch.float64)
+    weights = weights / weights.sum()
+    name = other.ground.name(query)
+    convention = GUMBEL_MAX if any(branch.assumed for branch in found) else None
+    if _kind(other, query) == "discrete" and query not in other.do:
+        states = torch.stack([branch.states[query] for branch in found])
+        share = torch.zeros(reference.support(other, query), dtype=torch.float64)
+        return Counterfactual(name, share.index_add(0, states, weights), convention=convention)
+    values, sigmas = [], []
+    for branch in found:
+        run = twins.run(branch.states)
+        if _kind(other, query) == "continuous" and query not in branch.states and query not in other.do:
+            mean, sigma = _normal(other, query, run.distribution(query))
+            values.append(mean)
+            sigmas.append(sigma)
+        else:
+            values.append(run.value(query))
+    spread = torch.stack(sigmas) if sigmas else None
+    return Counterfactual(name, None, torch.stack(values), weights, spread, convention)
+
+
+def _normal(world: World, node: int, distribution: Distribution) -> tuple[Tensor, Tensor]:
+    base = distribution.base_dist if isinstance(distribution, Independent) else distribution
+    if not isinstance(base, TorchNormal):
+        name, kind = world.ground.name(node), type(base).__name__
+        raise ReadingError(name, expected="a Normal, whose noise is what is seen less its mean", got=kind)
+    return base.mean, base.stddev
+
+
+def _kind(world: World, node: int) -> str:
+    return world.network.members[world.ground.family_of(node).index].tpm.kind

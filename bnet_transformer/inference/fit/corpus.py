@@ -1,0 +1,201 @@
+"""The data of a fit: sentences with what is observed of them, checked once and kept as tensors."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnet_transformer.errors import BNetError
+from bnet_transformer.inference.factors import Evidence
+from bnet_transformer.network import Network
+from bnet_transformer.training.data import Batch, Example, Reader, batches, padded, seen
+from bnet_transformer.training.task import Task, task_of
+
+PAIRS = "pairs of sentences and what is observed of them: a list of pairs, or a pair of arrays (x, y)"
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Sentences as tensors: words, who is present, evidence of each readout. Equal to itself alone."""
+
+    x: Mapping[str, Tensor]
+    mask: Mapping[str, Tensor] | None
+    evidence: Mapping[str, Evidence]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.x.values())))
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers are observed: what a log likelihood per dim is divided by."""
+        total = 0
+        for told in self.evidence.values():
+            each = told.value if told.observed is None else told.value[told.observed]
+            total += each.numel()
+        return total
+
+    def take(self, which: Tensor | slice) -> Corpus:
+        """Some of the sentences."""
+        return Corpus(
+            {k: v[which] for k, v in self.x.items()},
+            None if self.mask is None else {k: v[which] for k, v in self.mask.items()},
+            {
+                k: Evidence(told.value[which], None if told.observed is None else told.observed[which])
+                for k, told in self.evidence.items()
+            },
+        )
+
+    def parts(self, size: int) -> list[Corpus]:
+        """All sentences in parts of at most so many."""
+        if len(self) <= size:
+            return [self]
+        return [self.take(slice(start, start + size)) for start in range(0, len(self), size)]
+
+    def digest(self) -> str:
+        """What tells other data: a hash of every number."""
+        found = hashlib.sha256()
+        told = {f"{k} value": each.value for k, each in self.evidence.items()}
+        told |= {f"{k} seen": each.observed for k, each in self.evidence.items() if each.observed is not None}
+        for name, value in sorted({**self.x, **told, **dict(self.mask or {})}.items()):
+            found.update(f"{name} {tuple(value.shape)}".encode())
+            found.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return found.hexdigest()[:16]
+
+    def to(self, device: torch.device) -> Corpus:
+        """The same on a device."""
+        return Corpus(
+            {k: v.to(device) for k, v in self.x.items()},
+            None if self.mask is None else {k: v.to(device) for k, v in self.mask.items()},
+            {
+                k: Evidence(told.value.to(device), None if told.observed is None else told.observed.to(device))
+                for k, told in self.evidence.items()
+            },
+        )
+
+
+def task_of_mixture(network: Network) -> Task:
+    """The readouts of a net that may choose; refused where there is nothing to observe."""
+    task = task_of(network, likelihood=False)
+    if not task.readouts:
+        raise BNetError(
+            "net",
+            expected="a readout: a net without observe= has no likelihood to fit",
+            got="no Categorical or Normal node that nothing reads",
+            allowed="observe= of the net",
+        )
+    return replace(task, next_word=None)
+
+
+def corpus_of(network: Network, data: object, what: str = "data", *, missing: bool = False) -> Corpus:
+    """The corpus of data in any of its forms; NaN is refused, but (`missing`) for words of which nothing is seen."""
+    if isinstance(data, Corpus):
+        return data
+    task = task_of_mixture(network)
+    batch = _of_arrays(task, data, what)
+    if batch is not None:
+        _check_numbers(what, batch.x, batch.observed, missing)
+        return _corpus(network, batch)
+    try:
+        read = batches(Reader(task), data, 1, 0, None)
+    except BNetError as error:
+        raise (BNetError(what, expected=PAIRS, got=error.got) if error.what == "data" else error) from error
+    if read.size is None:
+        raise BNetError(what, expected=PAIRS, got="a function")
+    examples = [read.example(k) for k in range(read.size)]
+    for k, example in enumerate(examples):
+        words, observed = (
+            {name: value[None] for name, value in each.items()} for each in (example.words, example.observed)
+        )
+        _check_numbers(what, words, observed, missing, k)
+    return _corpus(network, padded(task, examples))
+
+
+def _of_arrays(task: Task, data: object, what: str) -> Batch | None:
+    """A batch of a pair of whole arrays, without a look at each sentence; None for other data."""
+    if not isinstance(data, tuple | list) or len(data) != 2 or len(task.readouts) != 1 or len(task.stacks) != 1:
+        return None
+    if not all(isinstance(part, Tensor | np.ndarray) and part.dtype != object for part in data):
+        return None
+    x, y = (torch.as_tensor(part) for part in data)
+    if not x.dim() or not y.dim() or not len(x):
+        raise BNetError(what, expected="at least one sentence", got=f"arrays of shape {_shapes(x, y)}")
+    if len(x) != len(y):
+        raise BNetError(what, expected="as many observations as sentences", got=f"shapes {_shapes(x, y)}")
+    reader = Reader(task)
+    (stack,), (readout,) = task.stacks, task.readouts
+    try:
+        first = reader((x[0], y[0]))  # forms and types, told by the reader of single sentences
+    except BNetError as error:
+        where = f"{what}[0], {error.what}"
+        raise type(error)(where, expected=error.expected, got=error.got, allowed=error.allowed) from error
+    words, observed = first.words[stack], first.observed[readout.family.name]
+    if x.shape[1:] != words.shape or y.shape[1:] != observed.shape:
+        raise BNetError(what, expected=f"[sentence, {words.shape}], {observed.shape}", got=f"{_shapes(x, y)}")
+    states = task.words[stack].states
+    for name, part, top in (("x", x, states), ("y", y, readout.tpm.states)):
+        if top is not None and (int(part.min()) < (0 if name == "x" else -1) or int(part.max()) >= top):
+            low, high = int(part.min()), int(part.max())
+            raise BNetError(f"{what}, {name}", expected=f"ids from 0 to {top - 1}", got=f"{low} to {high}")
+    return Batch({stack: x.to(words.dtype)}, None, {readout.family.name: y.to(observed.dtype)})
+
+
+def _shapes(x: Tensor, y: Tensor) -> str:
+    return f"{tuple(x.shape)} and {tuple(y.shape)}"
+
+
+def _corpus(network: Network, batch: Batch) -> Corpus:
+    """A batch as a corpus, in the net's floating type."""
+    x = {stack: value.to(network.dtype) if value.is_floating_point() else value for stack, value in batch.x.items()}
+    evidence = {}
+    for name, value in batch.observed.items():
+        shown = seen(value)
+        if not bool(shown.any()):
+            raise BNetError("data", expected=f"something observed of {name}", got="nothing")
+        if value.is_floating_point():
+            value = value.to(network.dtype).masked_fill(~shown[..., None], 0.0)
+        else:
+            value = value.masked_fill(~shown, 0)
+        evidence[name] = Evidence(value, None if bool(shown.all()) else shown)
+    return Corpus(x, batch.mask, evidence)
+
+
+def _check_numbers(
+    what: str, x: Mapping[str, Tensor], observed: Mapping[str, Tensor], missing: bool, first: int = 0
+) -> None:
+    """Refuse numbers that are none, told with the sentence where they are."""
+    for name, value in (*x.items(), *observed.items()):
+        if not value.is_floating_point():
+            continue
+        good = value.isfinite().all(-1)
+        if missing and name in observed:
+            good = good | value.isnan().all(-1)
+        if not bool(good.all()):
+            which = first + int((~good.reshape(len(good), -1).all(1)).nonzero()[0, 0])
+            raise BNetError(
+                f"{what}, {name or 'x'}, sentence {which}",
+                expected="finite numbers",
+                got="NaN or infinity",
+                allowed="missing=True, where NaN says that nothing of a word was observed",
+            )
+
+
+def words_of_corpus(network: Network, x: object) -> Corpus:
+    """Sentences of which nothing is observed: text, lists, ids or vectors; an array `[sentence, word, ...]`."""
+    task = task_of_mixture(network)
+    if isinstance(x, str) or not isinstance(x, Sequence | Tensor | np.ndarray) or not len(x):
+        raise BNetError("x", expected="a list of sentences, or an array of them", got=x)
+    if len(task.stacks) > 1:
+        raise BNetError("x", expected="sentences of a net with one stack", got=f"stacks {', '.join(task.stacks)}")
+    (stack,) = task.stacks
+    examples = [Example({stack: task.words[stack].tensor(said)}, {}) for said in x]
+    for example in examples:
+        task.words[stack].check_length(len(example.words[stack]))
+    batch = padded(task, examples)
+    _check_numbers("x", batch.x, {}, False)
+    floating = {k: v.to(network.dtype) if v.is_floating_point() else v for k, v in batch.x.items()}
+    return Corpus(floating, batch.mask, {})

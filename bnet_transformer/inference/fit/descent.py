@@ -1,0 +1,108 @@
+"""Several sets of parameters that learn at once: AdamW steps on the exact marginal, closed-form steps for tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, distributed
+
+from bnet_transformer.inference.fit.corpus import Corpus
+from bnet_transformer.inference.fit.objective import Objective
+from bnet_transformer.network import Network
+from bnet_transformer.network.network import declare
+from bnet_transformer.training.data import mixed
+from bnet_transformer.training.parallel import Ranks
+
+FIRST, SECOND, SMALL = 0.9, 0.99, 1e-8  # of Adam: how long means last, and what keeps division sound
+
+
+@dataclass
+class Sets:
+    """The learned parameters of every restart that is still followed, with Adam's means; `who` says which they are."""
+
+    values: dict[str, Tensor]
+    first: dict[str, Tensor]
+    second: dict[str, Tensor]
+    who: list[int]
+
+    def keep(self, places: list[int]) -> None:
+        """Follow only some."""
+        for part in (self.values, self.first, self.second):
+            for name, value in part.items():
+                part[name] = value[places]
+        self.who = [self.who[place] for place in places]
+
+    def one(self, place: int) -> dict[str, Tensor]:
+        """The parameters of one."""
+        return {name: value[place].detach().clone() for name, value in self.values.items()}
+
+
+def begun(network: Network, names: tuple[str, ...], restarts: int, seed: int, device: torch.device) -> Sets:
+    """The net's own parameters for the first restart, newly drawn ones for the others."""
+    own = [{name: network.parameters[name] for name in names}]
+    for r in range(1, restarts):
+        drawn = declare(network.declaration, seed=mixed(seed, "restart", r)).parameters
+        own.append({name: drawn[name].to(network.parameters[name].dtype) for name in names})
+    values = {name: torch.stack([each[name].detach().to(device) for each in own]) for name in names}
+    zeros = {name: torch.zeros_like(value) for name, value in values.items()}
+    return Sets(values, zeros, {k: v.clone() for k, v in zeros.items()}, list(range(restarts)))
+
+
+def bound_and_gradient(
+    objective: Objective, sets: Sets, corpus: Corpus, total: int, power: float, ranks: Ranks, autocast: bool
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The mean over sentences of `log P(y) + log P(parameters) / total`, `[set]`, and its gradient.
+
+    Under torchrun each process takes its share of the sentences, and all get the sum.
+    """
+    size = len(corpus)
+    part = corpus if ranks.world == 1 else corpus.take(slice(ranks.rank, None, ranks.world))
+    leaves = {name: value.detach().requires_grad_() for name, value in sets.values.items()}
+    with torch.enable_grad(), torch.autocast(ranks.device.type, torch.bfloat16, enabled=autocast):
+        bound = objective.log_prior(leaves) / total / ranks.world
+        if len(part):
+            bound = bound + objective.log_evidences(leaves, part, power).sum(1) / size
+    gradients = torch.autograd.grad(bound.sum(), list(leaves.values()), allow_unused=True)
+    slopes = [torch.zeros_like(v) if g is None else g for g, v in zip(gradients, leaves.values(), strict=True)]
+    found = [bound.detach(), *slopes]
+    if ranks.world > 1:
+        for each in found:
+            distributed.all_reduce(each)
+    return found[0], dict(zip(leaves, found[1:], strict=True))
+
+
+def climb(
+    sets: Sets, gradient: Mapping[str, Tensor], step: int, rate: float, clip: float | None, decay: float
+) -> Tensor:
+    """One step of AdamW up the gradient, for each set by itself; which sets have sound gradients, `[set]`."""
+    square = torch.stack([g.flatten(1).double().square().sum(1) for g in gradient.values()]).sum(0)
+    sound = square.isfinite()
+    factor = torch.ones_like(square) if clip is None else (clip / square.sqrt().clamp(min=1e-30)).clamp(max=1.0)
+    for name, g in gradient.items():
+        wide = (-1, *[1] * (g.dim() - 1))
+        g = torch.where(sound.reshape(wide), g * factor.reshape(wide).to(g.dtype), 0.0)
+        m = sets.first[name] = FIRST * sets.first[name] + (1 - FIRST) * g
+        s = sets.second[name] = SECOND * sets.second[name] + (1 - SECOND) * g.square()
+        m, s = m / (1 - FIRST**step), s / (1 - SECOND**step)
+        sets.values[name] = (1 - rate * decay) * sets.values[name] + rate * m / (s.sqrt() + SMALL)
+    return sound
+
+
+def settle_tables(objective: Objective, sets: Sets, parts: list[Corpus]) -> Tensor:
+    """The M-step in closed form: `theta = (counts + concentration - 1) / sum`, for the tables that choose.
+
+    Returns the log evidence of all sentences before it, `[set]`.
+    """
+    totals: dict[str, Tensor] = {}
+    bound = torch.zeros(len(sets.who), dtype=objective.network.dtype, device=next(iter(sets.values.values())).device)
+    for part in parts:
+        counts, evidence = torch.vmap(lambda one, part=part: objective.counts(one, part))(sets.values)
+        bound = bound + evidence
+        for name, count in counts.items():
+            totals[name] = totals.get(name, 0) + count
+    for name, count in totals.items():
+        share = (count + objective.learned.tables[name] - 1).clamp(min=SMALL)
+        sets.values[name] = (share / share.sum(-1, keepdim=True)).log()
+    return bound

@@ -1,0 +1,203 @@
+"""What every fit makes large: the exact log evidence of the sentences plus the log prior of the parameters.
+
+One set of parameters is a mapping from name to tensor; several sets have one more dim in front, and are computed at
+once (`torch.vmap`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from bnet_transformer.compiler import Module
+from bnet_transformer.compiler.values import Course, states
+from bnet_transformer.errors import BNetError
+from bnet_transformer.graph import Family
+from bnet_transformer.inference.elimination import eliminated
+from bnet_transformer.inference.exact import ATOL
+from bnet_transformer.inference.factors import Factor, prior_of, question_to_factors
+from bnet_transformer.inference.fit.corpus import Corpus
+from bnet_transformer.network import Member, Network
+from bnet_transformer.training.task import above
+
+Parameters = Mapping[str, Tensor]
+Ask = Callable[[Course, list[Factor]], Any]
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a fit learns: tables of log probabilities (with their Dirichlet concentration), and weights."""
+
+    tables: Mapping[str, float]
+    weights: tuple[str, ...]
+    spread: float | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return (*self.tables, *self.weights)
+
+
+def learned_of(network: Network, readouts: tuple[Member, ...], learn: object, spread: float | None) -> Learned:
+    """The parameters above the readouts that may be learned, those of `learn` where it names some."""
+    read = {member.owner: member for readout in readouts for member in above(network, readout)}
+    known = [name for name in network.parameters if name in network.learnable and name.rpartition(".")[0] in read]
+    if learn is not None:
+        if isinstance(learn, str) or not all(isinstance(name, str) for name in learn):  # type: ignore[attr-defined]
+            raise BNetError("learn", expected="a list of parameters", got=learn)
+        wanted = list(learn)  # type: ignore[call-overload]
+        for name in wanted:
+            if name not in known:
+                raise BNetError(
+                    "learn", expected="learnable parameters above a readout", got=name, allowed=", ".join(known)
+                )
+        known = [name for name in known if name in wanted]
+    if not known:
+        raise BNetError("net", expected="parameters that a fit changes", got="none")
+    tables = {}
+    for name in known:
+        owner, _, key = name.rpartition(".")
+        member = read[owner]
+        if member.tpm.kind == "discrete" and key == "logits" and "weight" not in member.parameters:
+            tables[name] = member.tpm.priors().get("logits", 1.0)
+    return Learned(tables, tuple(name for name in known if name not in tables), spread)
+
+
+class Objective(nn.Module):
+    """`log P(y | x)` of sentences by exact elimination, for one set of parameters or several."""
+
+    def __init__(self, network: Network, learned: Learned, budget: int) -> None:
+        super().__init__()
+        self.module = Module(network)
+        for value in self.module.store.values():
+            value.requires_grad_(False)
+        self.module.eval()
+        self.network, self.learned, self.budget = network, learned, budget
+        self._kept: WeakKeyDictionary[Corpus, tuple[Course, list[Factor]]] = WeakKeyDictionary()
+
+    @property
+    def selectors(self) -> tuple[Family, ...]:
+        """The discrete families that choose: something reads them."""
+        graph = self.network.graph
+        return tuple(
+            m.family for m in self.network.members if m.tpm.kind == "discrete" and graph.out_of[m.family.index]
+        )
+
+    @property
+    def choosing(self) -> frozenset[str]:
+        """The learned tables of families that choose: those whose expected counts are told."""
+        owners = {m.owner for m in self.network.members if m.family in self.selectors}
+        return frozenset(name for name in self.learned.tables if name.rpartition(".")[0] in owners)
+
+    @property
+    def of_corpus(self) -> bool:
+        """True where a selector is drawn once for all sentences."""
+        return any(self.network.members[family.index].scope == "corpus" for family in self.selectors)
+
+    def forward(self, corpus: Corpus, ask: Ask, do: Mapping[str, Tensor] | None = None) -> Any:
+        """What is asked of the factors of the sentences."""
+        if not self.learned.weights and do is None and corpus in self._kept:
+            return ask(*self._with_tables(*self._kept[corpus]))
+        evidence, x, mask = corpus.evidence, corpus.x, corpus.mask
+        course, factors = question_to_factors(
+            self.module, evidence, None, x, mask, do=do, given=None, atol=ATOL, budget=self.budget
+        )
+        return ask(course, factors)
+
+    def keep(self, corpus: Corpus) -> None:
+        """Keep the likelihoods of sentences that are asked about again and again, where only tables are learned."""
+        if not self.learned.weights and corpus not in self._kept:
+            with torch.no_grad():
+                course, factors = self(corpus, lambda course, factors: (course, factors))
+            if not any(f.told is not None and _table(f) in self.learned.tables for f in factors):
+                course.values.clear()
+                self._kept[corpus] = course, factors
+
+    def _with_tables(self, course: Course, factors: list[Factor]) -> tuple[Course, list[Factor]]:
+        """Kept factors, those of tables made anew."""
+        now = {name: self.module.store[name.replace(".", "/")] for name in self.network.parameters}
+        course = replace(course, parameters=now, values={i: states(course, i) for i in course.layout.enumerated})
+        return course, [
+            f if f.told is not None else replace(f, table=prior_of(course, f.member.family.index, f.member))
+            for f in factors
+        ]
+
+    def log_evidence(
+        self, parameters: Parameters, corpus: Corpus, power: float = 1.0, do: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """The log evidence of each sentence under a set of parameters, `[sentence]`; `[1]` of the whole corpus.
+
+        With a `power` below 1 all factors are flattened: `log sum_c (P(c) P(y | c))^power / power`. What is set (`do`)
+        is not summed.
+        """
+
+        def ask(course: Course, factors: list[Factor]) -> Tensor:
+            if power == 1.0:
+                return eliminated(course, factors)
+            return eliminated(course, [replace(factor, table=factor.table * power) for factor in factors]) / power
+
+        return torch.func.functional_call(self, _stored(parameters), (corpus, ask, do))  # type: ignore[no-any-return]
+
+    def log_evidences(self, sets: Parameters, corpus: Corpus, power: float = 1.0) -> Tensor:
+        """The same for several sets of parameters at once, `[set, sentence]`."""
+        return torch.vmap(lambda each: self.log_evidence(each, corpus, power))(dict(sets))
+
+    def log_prior(self, sets: Parameters) -> Tensor:
+        """The log density of the learned parameters, up to a constant, `[set]`: Dirichlet rows, normal weights."""
+        first = next(iter(sets.values()))
+        total = first.new_zeros(len(first))
+        for name, concentration in self.learned.tables.items():
+            if concentration != 1.0:
+                total = total + (concentration - 1) * torch.log_softmax(sets[name], -1).flatten(1).sum(1)
+        if self.learned.spread is not None:
+            for name in self.learned.weights:
+                total = total - sets[name].flatten(1).square().sum(1) / (2 * self.learned.spread**2)
+        return total
+
+    def counts(self, parameters: Parameters, corpus: Corpus) -> tuple[dict[str, Tensor], Tensor]:
+        """How often each state of each learned table of choices is expected to have been drawn; the log evidence.
+
+        The counts are the derivative of the log evidence by log probabilities (Darwiche 2003).
+        """
+
+        def ask(course: Course, factors: list[Factor]) -> tuple[dict[str, Tensor], Tensor]:
+            drawn = [k for k, f in enumerate(factors) if f.told is None and _table(f) in self.learned.tables]
+
+            def total(tables: list[Tensor]) -> Tensor:
+                tilted = list(factors)
+                for k, table in zip(drawn, tables, strict=True):
+                    tilted[k] = replace(factors[k], table=table)
+                return eliminated(course, tilted).sum()
+
+            found: dict[str, Tensor] = {}
+            shares, evidence = torch.func.grad_and_value(total)([factors[k].table for k in drawn])
+            for k, share in zip(drawn, shares, strict=True):
+                count = _counted(course, factors[k].member, share)
+                if count is not None:
+                    found[_table(factors[k])] = found.get(_table(factors[k]), 0) + count
+            return found, evidence
+
+        return torch.func.functional_call(self, _stored(parameters), (corpus, ask))  # type: ignore[no-any-return]
+
+
+def _table(factor: Factor) -> str:
+    return f"{factor.member.owner}.logits"
+
+
+def _counted(course: Course, member: Member, share: Tensor) -> Tensor | None:
+    """A share of each state in the layout, summed to `[*states of the parents, state]`."""
+    parents = [given.parent for given in member.inputs]
+    if any(parent not in course.layout.enumerated for parent in parents):
+        return None  # a parent that evidence settles: its row differs by sentence
+    places = [course.layout.enumerated.index(index) for index in (*parents, member.family.index)]
+    rest = [d for d in range(share.dim()) if d not in places]
+    return share.permute(*places, *rest).flatten(len(places)).sum(-1)
+
+
+def _stored(parameters: Parameters) -> dict[str, Tensor]:
+    return {f"module.store.{name.replace('.', '/')}": value for name, value in parameters.items()}

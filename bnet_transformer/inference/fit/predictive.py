@@ -1,0 +1,122 @@
+"""What a net with choices predicts: readouts with the choices summed out, draws of them, checks against data."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from bnet_transformer.compiler import Module
+from bnet_transformer.compiler.values import seen
+from bnet_transformer.errors import mapping
+from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
+from bnet_transformer.inference.exact import keeps, posterior
+from bnet_transformer.inference.factors import Factor, prior_of
+from bnet_transformer.inference.fit.corpus import Corpus
+from bnet_transformer.network import Network
+from bnet_transformer.pyro_reading import pyro_model
+from bnet_transformer.training.task import above
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Statistic = Callable[[Tensor], Tensor]
+
+
+def predicted(network: Network, name: str, corpus: Corpus) -> Tensor:
+    """`P(y | x)` of a discrete readout, `[sentence, word, state]`; `E[y | x]` of a real one; choices summed out."""
+    module, member = Module(network).eval(), network.member(name)
+    if member.tpm.kind == "discrete":
+        return posterior(module, name, {}, corpus.x, corpus.mask)
+    graph = network.graph
+    free = [m.family.index for m in above(network, member) if m.tpm.kind == "discrete" and graph.out_of[m.family.index]]
+    with torch.no_grad():
+        course, _ = module.course((name,), corpus.x, corpus.mask, enumerate_too=frozenset(free))
+        at, parents = seen(course, member)
+        mean = member.tpm.distribution(at, *parents).mean
+        priors = [Factor(network.members[i], prior_of(course, i, network.members[i])) for i in free]
+    family = member.family
+    shape = full_shape(course, family.plates, family.words, batch_of([Factor(member, mean[..., 0])], course))
+    # The derivative at 0 of log E[exp(t . mean)] by t is the mean of the means.
+    tilt = torch.zeros(*shape, *member.shape, dtype=mean.dtype, device=mean.device, requires_grad=True)
+    with torch.enable_grad():
+        total = eliminated(course, [*priors, Factor(member, (tilt * mean).sum(-1))])
+        (found,) = torch.autograd.grad(total.sum(), tilt)
+    found = found.flatten(0, course.layout.batch)
+    first = course.layout.batch
+    kept = [n for k, n in enumerate(shape[first:]) if keeps(course, family, first + k)]
+    return found.reshape(*kept, *member.shape)
+
+
+def drawn(network: Network, name: str, corpus: Corpus, seed: int) -> Tensor:
+    """One draw of a readout for each sentence, in the form of its evidence."""
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        found = pyro_model(network)(corpus.x, mask=corpus.mask)[name]
+    return found.reshape(corpus.evidence[name].value.shape)
+
+
+@dataclass(frozen=True)
+class Check:
+    """Statistics of the data beside those of draws of the net; `p` is the share of draws above it, ties halved."""
+
+    observed: Mapping[str, float]
+    mean: Mapping[str, float]
+    spread: Mapping[str, float]
+    p: Mapping[str, float]
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row for each statistic."""
+        import pandas as pd
+
+        return pd.DataFrame({"observed": self.observed, "mean": self.mean, "spread": self.spread, "p": self.p})
+
+    def _repr_html_(self) -> str:
+        return f"<div>{html.escape('posterior predictive checks')}{self.to_dataframe().to_html()}</div>"
+
+
+def usual(corpus: Corpus, name: str, states: int | None) -> dict[str, Statistic]:
+    """The statistics that are looked at where none are told."""
+    shown = corpus.evidence[name].observed
+
+    def flat(y: Tensor) -> Tensor:
+        if shown is not None:
+            return y[shown]
+        return y.flatten() if states is not None else y.flatten(0, -2)
+
+    if states is not None:
+        return {f"share of {k}": _share(flat, k) for k in range(states)}
+    return {
+        "mean": lambda y: flat(y).mean(),
+        "variance": lambda y: flat(y).var(0).mean(),
+        "kurtosis": lambda y: (flat(y) - flat(y).mean(0)).pow(4).mean() / flat(y).var(0).square().mean(),
+    }
+
+
+def _share(flat: Statistic, k: int) -> Statistic:
+    return lambda y: (flat(y) == k).double().mean()
+
+
+def checked(
+    draw: Callable[[int], Network], name: str, corpus: Corpus, statistics: object, draws: int, states: int | None
+) -> Check:
+    """Posterior predictive checks: each draw takes a net of the posterior, and sentences of that net."""
+    told = dict(mapping("statistics", statistics)) or usual(corpus, name, states)
+    observed = {what: float(of(corpus.evidence[name].value)) for what, of in told.items()}
+    rows = []
+    for k in range(draws):
+        y = drawn(draw(k), name, corpus, k)
+        rows.append([float(of(y)) for of in told.values()])
+    table = torch.tensor(rows, dtype=torch.float64)
+    seen_ = torch.tensor(list(observed.values()), dtype=torch.float64)
+    share = ((table > seen_).double() + 0.5 * (table == seen_).double()).mean(0)
+    return Check(
+        observed,
+        dict(zip(told, table.mean(0).tolist(), strict=True)),
+        dict(zip(told, table.std(0).tolist(), strict=True)),
+        dict(zip(told, share.tolist(), strict=True)),
+    )

@@ -1,0 +1,195 @@
+"""`fit`: a net with choices and sentences in, what can be known of its parameters out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from bnet_transformer.errors import BNetError, one_of, whole
+from bnet_transformer.inference.exact import BUDGET
+from bnet_transformer.inference.fit.ascent import Ascent, ascend
+from bnet_transformer.inference.fit.corpus import Corpus, corpus_of, task_of_mixture
+from bnet_transformer.inference.fit.objective import Objective, learned_of
+from bnet_transformer.inference.fit.recipe import Habits, Recipe
+from bnet_transformer.inference.fit.result import Fit
+from bnet_transformer.inference.fit.sampling import sampled
+from bnet_transformer.network import Network
+from bnet_transformer.training.data import mixed
+from bnet_transformer.training.parallel import Ranks, ranks
+from bnet_transformer.training.result import N
+
+LAST = 0.2  # of the rate, when the best restart goes on with all sentences
+SHARE, MOST = 0.1, 1000  # of the sentences that are held out to choose among restarts, where none are told
+
+
+def fit(
+    net: N,
+    data: object,
+    *,
+    method: str = "map",
+    steps: int | None = None,
+    batch: int | None = None,
+    rate: float | None = None,
+    restarts: int = 1,
+    prune: bool = True,
+    held_out: object = None,
+    anneal: float | None = None,
+    inner: int = 10,
+    spread: float | None = None,
+    learn: Collection[str] | None = None,
+    clip: float | None = None,
+    weight_decay: float = 0.0,
+    precision: str | None = None,
+    chains: int = 4,
+    draws: int = 500,
+    warmup: int = 300,
+    choices: str = "exact",
+    missing: bool = False,
+    budget: int = BUDGET,
+    every: int | None = None,
+    patience: int | None = None,
+    folder: str | Path | None = None,
+    resume: bool | str = False,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    progress: bool | None = None,
+) -> Fit[N]:
+    """The parameters of a net with choices, from sentences and what is observed of them; the net stays as it is.
+
+    `data` is a list of pairs (sentence, observed), or a pair of arrays. All methods share one objective, the exact log
+    evidence of the sentences plus the log prior: Dirichlet on the tables where the net has a `prior`, Normal of a
+    `spread` on the weights. `"map"` climbs it by AdamW; `"em"` sets the tables in closed form every `inner` steps, and
+    climbs with the weights; `"svi"` and `"nuts"` give samples of the posterior. Of several `restarts`, followed all at
+    once, the worse half is let go after a quarter and a half of the steps (`prune`), and the best by the `held_out`
+    likelihood is given; where those sentences come out of `data`, it goes on with all for a quarter of the steps more.
+    `anneal` flattens likelihoods at first. Where choices are too many to be summed, `choices="sampled"` draws them, of
+    `"svi"`, which is approximate. `learn` names the parameters to learn. Every `every` steps there is a measure, and a
+    checkpoint in `folder`; `resume` goes on from it ("changed": with another rate, steps, clip or precision). Ctrl-C
+    gives the best so far. Under torchrun each process takes its share of each batch.
+    """
+    recipe = Recipe(
+        method, steps, batch, rate, restarts, prune, anneal, inner, spread, clip, weight_decay, precision, chains,
+        draws, warmup, choices, seed,
+    )  # fmt: skip
+    habits = Habits(every, patience, folder, resume, progress)
+    one_of("missing", missing, (True, False))
+    network = net if isinstance(net, Network) else getattr(net, "network", None)
+    if not isinstance(network, Network):
+        raise BNetError("net", expected="a net", got=net)
+    network.one_type()
+    corpus = corpus_of(network, data, missing=missing)
+    judge = None if held_out is None else corpus_of(network, held_out, "held_out", missing=missing)
+    learned = learned_of(network, task_of_mixture(network).readouts, learn, spread)
+    objective = Objective(network, learned, whole("budget", budget))
+    _check(objective, recipe, corpus)
+    place = torch.device(device) if device is not None else next(iter(network.parameters.values())).device
+    found = _fitted(objective, recipe, habits, corpus, judge, place)
+    made = found.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(found.net)
+    return replace(found, net=made)  # type: ignore[return-value]
+
+
+def _fitted(
+    objective: Objective, recipe: Recipe, habits: Habits, corpus: Corpus, judge: Corpus | None, place: torch.device
+) -> Fit[Network]:
+    settings = {**recipe.told(), "learn": list(objective.learned.names), "sentences": len(corpus)}
+    settings["data"] = corpus.digest() + ("" if judge is None else judge.digest())
+    with ranks(place) as here, torch.random.fork_rng([here.device] if here.device.type == "cuda" else []):
+        objective.to(here.device)
+        corpus = corpus.to(here.device)
+        if recipe.method in ("svi", "nuts"):
+            return sampled(objective, recipe, habits, corpus, settings, here)
+        told, all_, split = "held-out sentences", corpus, judge is None
+        if judge is None:
+            corpus, judge, told = _split(corpus, recipe, objective.of_corpus)
+        run = Ascent(objective, recipe, corpus, judge.to(here.device), here, settings)
+        finished = ascend(run, habits)
+        _, restart, best = run.best
+        bounds = run.bounds
+        if split and len(corpus) < len(all_) and finished:
+            last, finished = _with_all(objective, recipe, habits, all_, best, settings, here)
+            best, bounds = last.best[2], [*bounds, *last.bounds]
+    network = _with(objective.network, best)
+    return Fit(
+        network,
+        recipe.method,
+        len(all_),
+        told,
+        restart,
+        finished,
+        None,
+        objective.learned.names,
+        objective.budget,
+        tuple(bounds),
+        tuple(run.measured),
+    )
+
+
+def _with(network: Network, found: Mapping[str, Tensor]) -> Network:
+    """The net with the parameters found, each where the net had it."""
+    home = {name: value.to(network.parameters[name].device) for name, value in found.items()}
+    return network.with_parameters({**network.parameters, **home})
+
+
+def _with_all(
+    objective: Objective,
+    recipe: Recipe,
+    habits: Habits,
+    corpus: Corpus,
+    best: Mapping[str, Tensor],
+    settings: dict[str, Any],
+    here: Ranks,
+) -> tuple[Ascent, bool]:
+    """The best restart goes on with the sentences that chose it as well, for a quarter of the steps, slowly."""
+    again = Objective(_with(objective.network, best), objective.learned, objective.budget).to(here.device)
+    slower = replace(
+        recipe,
+        restarts=1,
+        anneal=None,
+        steps=max(1, recipe.total // 4),
+        rate=recipe.highest * LAST if recipe.highest else None,
+    )
+    last = Ascent(again, slower, corpus, corpus, here, {**settings, "again": "with all sentences"})
+    folder = None if habits.folder is None else Path(habits.folder) / "all"
+    return last, ascend(last, replace(habits, folder=folder))
+
+
+def _split(corpus: Corpus, recipe: Recipe, of_corpus: bool) -> tuple[Corpus, Corpus, str]:
+    """Sentences to learn from, and those by which restarts are judged: the same where there is nothing to choose."""
+    count = min(MOST, int(SHARE * len(corpus)))
+    if recipe.restarts == 1 or of_corpus or not count:
+        return corpus, corpus, "the sentences learned from"
+    order = torch.randperm(len(corpus), generator=torch.Generator().manual_seed(mixed(recipe.seed, "held out")))
+    return corpus.take(order[count:]), corpus.take(order[:count]), f"{count} held-out sentences"
+
+
+def _check(objective: Objective, recipe: Recipe, corpus: Corpus) -> None:
+    """Refuse what does not go with the net."""
+    learned = objective.learned
+    if objective.of_corpus:
+        if recipe.batch is not None and recipe.batch < len(corpus):
+            wanted = f"all {len(corpus)} sentences at each step: they share one draw, and a part of them is biased"
+            raise BNetError("batch", expected=wanted, got=recipe.batch, allowed="per='sentence'")
+        warnings.warn(
+            "per='corpus' is model selection, not a mixture: its log odds grow with the data, and one head takes all",
+            stacklevel=4,
+        )
+    sparse = {name: concentration for name, concentration in learned.tables.items() if concentration < 1}
+    if sparse and recipe.method in ("map", "em"):
+        name, concentration = next(iter(sparse.items()))
+        raise BNetError(
+            f"the prior of {name}",
+            expected="a concentration of at least 1: below it the posterior density has no greatest value",
+            got=concentration,
+            allowed="svi, nuts",
+        )
+    if recipe.method in ("svi", "nuts") and learned.weights and recipe.spread is None:
+        got = f"none for {', '.join(learned.weights[:3])}"
+        raise BNetError(
+            "spread", expected="a prior on the weights: their standard deviation", got=got, allowed="learn="
+        )

@@ -1,0 +1,204 @@
+"""The density that `svi` and `nuts` share, and fits by a guide: with choices summed out, or (`Drawn`) drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.infer import TraceMeanField_ELBO
+from torch import Tensor
+from torch.distributions import biject_to, constraints, kl_divergence
+
+from bnet_transformer.errors import BNetError
+from bnet_transformer.inference.fit.ascent import USUAL, Ascent
+from bnet_transformer.inference.fit.corpus import Corpus
+from bnet_transformer.inference.fit.descent import Sets
+from bnet_transformer.inference.fit.objective import Objective
+from bnet_transformer.training.data import mixed
+
+SIMPLEX = constraints.simplex
+DRAWS = 8  # of the choices of each sentence, for one gradient
+
+
+class Model:
+    """The model as Pyro takes it: Dirichlet tables, Normal weights, and the log evidence of sentences as a factor."""
+
+    def __init__(self, objective: Objective) -> None:
+        self.objective, self.learned = objective, objective.learned
+
+    def prior(self, name: str) -> Any:
+        """The prior of one parameter; tables as probabilities."""
+        like = self.objective.network.parameters[name]
+        if name in self.learned.tables:
+            found = dist.Dirichlet(torch.full_like(like, self.learned.tables[name]))
+            return found.to_event(like.dim() - 1)
+        return dist.Normal(torch.zeros_like(like), self.learned.spread or 1.0).to_event(like.dim())
+
+    def __call__(self, corpus: Corpus, total: int) -> None:
+        """Draw the parameters; weigh them by the sentences, which stand for so many in all."""
+        drawn = {name: pyro.sample(site(name), self.prior(name)) for name in self.learned.names}
+        drawn = {name: value.log() if name in self.learned.tables else value for name, value in drawn.items()}
+        pyro.factor("evidence", self.objective.log_evidence(drawn, corpus).sum() * (total / len(corpus)))
+
+    def potential(self, corpus: Corpus, z: dict[str, Tensor]) -> Tensor:
+        """Minus the log density of parameters told without constraints."""
+        parameters, total = {}, torch.zeros((), dtype=self.objective.network.dtype)
+        for name in self.learned.names:
+            value = z[site(name)]
+            if name in self.learned.tables:
+                to = biject_to(SIMPLEX)
+                theta = to(value)
+                total = total + to.log_abs_det_jacobian(value, theta).sum()
+                value, parameters[name] = theta, theta.log()
+            else:
+                parameters[name] = value
+            total = total + self.prior(name).log_prob(value)
+        return -(total + self.objective.log_evidence(parameters, corpus).sum())
+
+
+def site(name: str) -> str:
+    """The name of a parameter as Pyro has it."""
+    return name.replace(".", "_")
+
+
+class Variational(Ascent):
+    """A fit by a mean-field guide: a Dirichlet for each row of a table, a Normal for each weight."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.model = Model(self.objective)
+        values: dict[str, Tensor] = {}
+        for name, value in self.sets.values.items():
+            if name in self.model.learned.tables:
+                rows = value[0].numel() // value.shape[-1]  # as if each sentence had told one row its state
+                values[f"log_concentration/{name}"] = (value.softmax(-1) * len(self.corpus) / rows + 1.0).log()
+            else:
+                values[f"mean/{name}"] = value.clone()
+                values[f"log_spread/{name}"] = torch.full_like(value, -3.0)
+        zeros = {name: torch.zeros_like(value) for name, value in values.items()}
+        self.sets = Sets(values, zeros, {k: v.clone() for k, v in zeros.items()}, [0])
+        self.best = self.best[0], 0, self.sets.one(0)
+
+    def guide(self, told: dict[str, Tensor]) -> dict[str, Any]:
+        """The distribution of each parameter, told by what is learned of it."""
+        found = {}
+        for name in self.model.learned.names:
+            if name in self.model.learned.tables:
+                concentration = told[f"log_concentration/{name}"].exp()
+                found[name] = dist.Dirichlet(concentration).to_event(concentration.dim() - 1)
+            else:
+                mean = told[f"mean/{name}"]
+                found[name] = dist.Normal(mean, told[f"log_spread/{name}"].exp()).to_event(mean.dim())
+        return found
+
+    def rise(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """The evidence lower bound per sentence, by one draw, and its gradient."""
+        torch.manual_seed(mixed(self.recipe.seed, "draw", step))
+        leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
+        told = {name: value[0] for name, value in leaves.items()}
+
+        def guide(corpus: Corpus, total: int) -> None:
+            for name, of in self.guide(told).items():
+                pyro.sample(site(name), of)
+
+        with pyro.validation_enabled(False):
+            elbo = TraceMeanField_ELBO()
+            loss = elbo.differentiable_loss(self.model, guide, self.minibatch(step), len(self.corpus))
+        bound = -loss / len(self.corpus)
+        gradients = torch.autograd.grad(bound, list(leaves.values()))
+        return bound.detach()[None], dict(zip(leaves, gradients, strict=True))
+
+    def scores(self) -> list[float]:
+        """The mean log evidence of a sentence at the mean of the guide."""
+        means = {name: of.mean for name, of in self.guide(self.sets.one(0)).items()}
+        means = {name: value.log() if name in self.model.learned.tables else value for name, value in means.items()}
+        with torch.no_grad():
+            parts = [self.objective.log_evidence(means, part).sum() for part in self.judges]
+        return [float(torch.stack(parts).sum()) / len(self.judge)]
+
+    def choices(self) -> dict[str, Tensor]:
+        """The approximate posterior of the choices: none, where they are summed out."""
+        return {}
+
+
+class Drawn(Variational):
+    """The same where choices are too many to be summed: they are drawn, each from a table of its own.
+
+    The gradient of the tables is the score function's, each draw measured against the mean of the others.
+    """
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        network = self.objective.network
+        words = {stack: value.shape[1] for stack, value in self.corpus.x.items()}
+        for family in self.objective.selectors:
+            member = network.members[family.index]
+            if f"{member.owner}.logits" not in network.parameters or member.scope == "corpus":
+                raise BNetError(
+                    "choices",
+                    expected="choices of sentences or words, each with a table",
+                    got=family.name,
+                    allowed="exact",
+                )
+            shape = [len(self.corpus), *(network.graph.sizes[plate] for plate in family.plates)]
+            shape += [words[family.words]] if family.words is not None else []
+            start = torch.zeros(1, *shape, member.tpm.states or 1, dtype=network.dtype, device=self.ranks.device)
+            for part in (self.sets.values, self.sets.first, self.sets.second):
+                part[f"choice/{family.name}"] = start.clone()
+        self.best = self.best[0], 0, self.sets.one(0)
+
+    def rise(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """The evidence lower bound per sentence by a few draws, and its gradient."""
+        torch.manual_seed(mixed(self.recipe.seed, "draw", step))
+        leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
+        told = {name: value[0] for name, value in leaves.items()}
+        guide = self.guide(told)
+        drawn = {name: of.rsample() for name, of in guide.items()}
+        which = self.which(step)
+        which = torch.arange(len(self.corpus), device=self.ranks.device) if which is None else which
+        joint, guess = self._draw(drawn, told, which)
+        signal = (joint - guess).detach()
+        others = (signal.sum(0) - signal) / (DRAWS - 1)
+        kl = torch.stack([kl_divergence(of, self.model.prior(name)).sum() for name, of in guide.items()]).sum()
+        climbed = (joint + (signal - others) * guess).mean() - kl / len(self.corpus)
+        gradients = torch.autograd.grad(climbed, list(leaves.values()))
+        bound = signal.mean() - kl.detach() / len(self.corpus)
+        return bound[None], dict(zip(leaves, gradients, strict=True))
+
+    def scores(self) -> list[float]:
+        """The mean of the bound of a sentence at the mean of the guide, by the same draws every time."""
+        told = self.sets.one(0)
+        means = {name: of.mean for name, of in self.guide(told).items()}
+        torch.manual_seed(mixed(self.recipe.seed, "judge"))
+        with torch.no_grad():
+            places = torch.arange(len(self.corpus), device=self.ranks.device).split(USUAL)
+            parts = [torch.sub(*self._draw(means, told, which)).mean(0) for which in places]
+        return [float(torch.cat(parts).mean())]
+
+    def choices(self) -> dict[str, Tensor]:
+        """The approximate posterior of every choice, `[sentence, *plates, word, state]`."""
+        return {name[7:]: v[0].softmax(-1) for name, v in self.sets.values.items() if name.startswith("choice/")}
+
+    def _draw(self, drawn: dict[str, Tensor], told: dict[str, Tensor], which: Tensor) -> tuple[Tensor, Tensor]:
+        """`log P(y, choices)` and `log q(choices)` of a few draws for some sentences, `[draw, sentence]`."""
+        network = self.objective.network
+        tables = self.model.learned.tables
+        parameters = {name: value.log() if name in tables else value for name, value in drawn.items()}
+        states: dict[int, Tensor] = {}
+        joint = guess = torch.zeros(DRAWS, len(which), dtype=network.dtype, device=which.device)
+        for family in self.objective.selectors:
+            member = network.members[family.index]
+            q = torch.distributions.Categorical(logits=told[f"choice/{family.name}"][which], validate_args=False)
+            s = states[family.index] = q.sample((DRAWS,))
+            name = f"{member.owner}.logits"
+            table = parameters.get(name, network.parameters[name].to(s.device)).log_softmax(-1)
+            above = [states[given.parent] for given in member.inputs]
+            rows = [each.reshape(*each.shape, *[1] * (s.dim() - each.dim())).expand_as(s) for each in above]
+            joint = joint + table[(*rows, s)].flatten(2).sum(2) if s.dim() > 2 else joint + table[(*rows, s)]
+            log_q = q.log_prob(s)
+            guess = guess + (log_q.flatten(2).sum(2) if s.dim() > 2 else log_q)
+        do = {network.members[index].family.name: s.flatten(0, 1) for index, s in states.items()}
+        evidence = self.objective.log_evidence(parameters, self.corpus.take(which.repeat(DRAWS)), do=do)
+        return joint + evidence.reshape(DRAWS, -1), guess

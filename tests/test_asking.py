@@ -1,0 +1,495 @@
+"""What a sentence is asked: joint posteriors, samples, do, reading paths, boxes and trees, counterfactuals."""
+
+import itertools
+import math
+import random
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bnet_transformer as bt
+from bnet_transformer import reference
+from bnet_transformer.inference import Attend, Mean, Noise, Zero, corpus_tan
+from bnet_transformer.inference.abduction import gumbel_max
+from bnet_transformer.inference.paths import max_flow
+from bnet_transformer.tpm import Categorical, Normal
+from tests.cases import CASES, jolted
+
+D = torch.float64
+
+
+def close(got, wanted, tolerance=1e-10):
+    torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance, check_dtype=False)
+
+
+def chapter(**options):
+    return jolted(bt.bayesuvius(4, **{"heads": 2, "observe": Categorical(3), **options})).to(D)
+
+
+# probability
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.evidence and c.name not in ("word, two slices",)], ids=lambda case: case.name
+)
+def test_joint_posteriors_and_log_probabilities_are_pgmpys_and_the_references(case):
+    s = case.sentence.observe(case.evidence)
+    close(s.log_prob(), reference.log_evidence(s._world, s._seen))
+    names = [m.family.name for m in s.net.network.members if m.tpm.kind == "discrete"]
+    nodes = [s.ground.name(int(s.ground.offsets[s.net.network.member(name).family.index])) for name in names]
+    nodes = [name for name in nodes if s.ground.id(name) not in s._seen][:3]
+    if len(nodes) < 2:
+        return
+    from pgmpy.inference import VariableElimination
+
+    model = s.to_pgmpy()
+    wanted = VariableElimination(model).query(nodes, evidence=model.graph["evidence"], show_progress=False)
+    table = np.moveaxis(wanted.values, [wanted.variables.index(name) for name in nodes], range(len(nodes)))
+    close(s.posterior(nodes), torch.tensor(table), 1e-8)
+
+
+def test_a_chain_of_posteriors_is_normalised_and_bounded():
+    s = chapter(atoms=2).sentence("the cat sat")
+    found = s.posterior(["W_k_0", "c", "W_q_0"], {"y_0": 1})
+    assert found.shape == (2, 2, 2)
+    close(found.sum((0, 2)), s.posterior("c", {"y_0": 1}))
+    close(s.posterior(["c", "y_0"], {"y_0": 1})[:, [0, 2]], torch.zeros(2, 2))
+    with pytest.raises(bt.BudgetError, match="got 8"):
+        s.posterior(["W_k_0", "c", "W_q_0"], budget=7)
+    for bad in ([], 3, None):
+        with pytest.raises(bt.BNetError, match="name: expected"):
+            s.posterior(bad)
+    with pytest.raises(bt.BNetError, match="different nodes"):
+        s.posterior(["c", "c"])
+
+
+@pytest.mark.parametrize("options", [{}, {"atoms": 2}, {"per": "word"}, {"attention": "marginal"}])
+def test_draws_have_the_posteriors_frequencies(options):
+    s = chapter(**options).sentence("the cat")
+    evidence = {"y_1": 2}
+    n = 4000
+    drawn = s.sample(n, evidence, seed=3)
+    assert set(drawn["y_1"].tolist()) == {2} and len(drawn.to_dataframe()) == n
+    for name in drawn.states:
+        if name != "y_1":
+            wanted = s.posterior(name, evidence)
+            got = torch.bincount(drawn[name], minlength=len(wanted)) / n
+            assert (got - wanted).abs().max() < 4 * math.sqrt(0.25 / n), name
+    first, last = next(iter(drawn.states)), "y_0"
+    pair = torch.bincount(drawn[first] * 3 + drawn[last], minlength=len(s.posterior(first)) * 3) / n
+    assert (pair - s.posterior([first, last], evidence).flatten()).abs().max() < 4 * math.sqrt(0.25 / n)
+    assert torch.equal(s.sample(20, evidence, seed=3)["y_0"], s.sample(20, evidence, seed=3)["y_0"])
+
+
+def test_real_readouts_are_drawn_around_their_mean():
+    s = chapter(observe=Normal(0.5)).sentence("the cat").do(c=1)
+    drawn = s.sample(4000)["y_0"]
+    assert drawn.shape == (4000, 4)
+    assert (drawn.mean(0) - s["x_1_0"]).abs().max() < 0.04 and (drawn.std(0) - 0.5).abs().max() < 0.03
+    with pytest.raises(bt.EvidenceError, match="x_1_0"):
+        s.sample(3, {"x_1_0": torch.ones(4)})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"slices": 2, "residual": True}, {"per": "word"}, {"atoms": 2}, {"mask": "causal"}, {"observe": Normal(0.5)}],
+)
+def test_marginal_attention_is_the_mixture_over_words_read(options):
+    """p(y_i) = sum_j P(j | i) p(y_i | v_j + residual), for each state of the choices: by hand, from the soft net."""
+    soft, hard = (
+        chapter(**options),
+        bt.bayesuvius(4, **{"heads": 2, "observe": Categorical(3), **options}, attention="marginal"),
+    )
+    hard = hard.replace(dict(soft.parameters)).to(D)
+    s, h = soft.sentence("the cat sat"), hard.sentence("the cat sat")
+    real = isinstance(options.get("observe"), Normal)
+    seen = {"y_1": torch.tensor([0.1, 0.4, -0.3, 0.2], dtype=D) if real else 2}
+    last = options.get("slices", 1) - 1
+    states = {"c_0_1": 2} if options.get("per") == "word" else {"c": 2}
+    states |= {f"W_{r}_0": 2 for r in "qkv"} if "atoms" in options else {}
+    total = torch.zeros((), dtype=D)
+    for chosen in itertools.product(*map(range, states.values())):
+        setting = dict(zip(states, chosen, strict=True))
+        others = {"c_0_0": 0, "c_0_2": 0} if "c_0_1" in setting else {}
+        at = s.do({**setting, **others})
+        prior = s.posterior(list(states))[chosen] if len(states) > 1 else s.posterior(next(iter(states)))[chosen]
+        row = at.attention(last)[1]
+        for j, share in enumerate(row):
+            head = f"{setting['c_0_1']}_" if "c_0_1" in setting else ""
+            value = at[f"v_{last}_{head}{j}"] + (at[f"x_{last}_1"] if options.get("residual") else 0)
+            if share > 0:
+                total = total + prior * share * s.do({f"x_{last + 1}_1": value}).log_prob(seen).exp()
+    close(h.log_prob(seen).exp(), total)
+    assert "j_1" in h.parents("z_1") and not torch.allclose(h.log_prob(seen), s.log_prob(seen))
+
+
+def test_what_is_read_is_inferred_in_the_marginal_net_alone():
+    h = chapter(attention="marginal").sentence("the cat sat")
+    assert not torch.allclose(h.posterior("j_1", {"y_1": 0}), h.posterior("j_1", {"y_1": 1}))
+    close(h.log_prob({"j_1": 2, "y_1": 0}), (h.posterior("j_1", {"y_1": 0})[2]).log() + h.log_prob({"y_1": 0}))
+    with pytest.raises(bt.BNetError, match="one head at a time"):
+        bt.bayesuvius(4, combine="concat", observe=Categorical(2), attention="marginal")
+
+
+# do
+
+
+def test_patterns_families_and_roles_name_nodes():
+    s = bt.bayesuvius(4, heads=3, slices=2, combine="concat", observe=Categorical(2)).to(D).sentence("the cat sat")
+    assert set(s._named(s._set({"q_1_*_2": Zero()}))) == {f"q_1_{h}_2" for h in range(3)}
+    assert (
+        len(s._set({"q_1": Zero()})) == 9 and len(s._set({"q": Zero()})) == 18 and len(s._set({"q_*_1_*": Zero()})) == 6
+    )
+    cut = s.do({"q_1_*_2": Zero()})
+    assert cut.parents("q_1_0_2") == [] and cut.parents("q_1_0_1") and cut["q_1_2_2"].tolist() == [0] * 4
+    close(cut.attention(1)[:, 2], torch.full((3, 3), 1 / 3, dtype=D))
+    for bad in ("q_9_*_2", "zz_*", "q_1_*"):
+        with pytest.raises(bt.UnknownNameError):
+            s.do({bad: Zero()})
+    with pytest.raises(bt.EvidenceError, match="one value"):
+        s.do({"q_1_*_2": Zero(), "q_1_0_2": Zero()})
+
+
+def test_patching_means_noise_and_undoing():
+    net = bt.bayesuvius(4, slices=2, combine="concat", residual=True, observe=Categorical(2)).to(D)
+    s, other = net.sentence("the cat sat"), net.sentence("the dog sat")
+    patched = s.do({"x_1_*": other})
+    close(patched["x_2_2"], net.sentence("the dog sat").do({f"x_1_{i}": other[f"x_1_{i}"] for i in range(3)})["x_2_2"])
+    close(patched["x_2_0"], other["x_2_0"])
+    mean = s.do({"x_1_1": Mean([s, other])})
+    close(mean["x_1_1"], (s["x_1_1"] + other["x_1_1"]) / 2)
+    close(s.do({"x_1_*": Mean()})["x_1_0"], torch.stack([s[f"x_1_{i}"] for i in range(3)]).mean(0))
+    noisy = s.do({"x_1": Noise(0.1, seed=4)})
+    assert 0 < (noisy["x_1_0"] - s["x_1_0"]).abs().max() < 0.6
+    close(noisy["x_1_2"], s.do(x_1_2=Noise(0.1, seed=4))["x_1_2"])
+    assert not torch.equal(noisy["x_1_0"] - s["x_1_0"], noisy["x_1_1"] - s["x_1_1"])
+    back = patched.do(q_1_0_0=Zero()).undo("x_1_*")
+    assert back._done.keys() == {s.ground.id("q_1_0_0")}
+    close(back.undo()["x_2_1"], s["x_2_1"])
+    with pytest.raises(bt.BNetError, match="undo"):
+        s.undo()
+    with pytest.raises(bt.EvidenceError, match="not both"):
+        s.observe(y_0=1).do({"y": 0})
+    with pytest.raises(bt.EvidenceError, match="y_0"):
+        s.do(y_0=Zero())
+
+
+@pytest.mark.parametrize("options", [{}, {"residual": True}, {"mask": "causal"}])
+def test_an_attention_row_mixes_the_values(options):
+    s = chapter(heads=2, **options).sentence("the cat sat").do(c=1)
+    row = torch.tensor([0.25, 0.75, 0.0], dtype=D)
+    done = s.do(x_1_1=Attend(row))
+    rest = s["x_0_1"] if options.get("residual") else 0
+    close(done["x_1_1"], 0.25 * s["v_0_0"] + 0.75 * s["v_0_1"] + rest)
+    close(s.do(x_1_1=Attend(s.attention(0)[1]))["x_1_1"], s["x_1_1"])
+    with pytest.raises(bt.BNetError, match="summing to 1"):
+        Attend([0.5, 0.2])
+    with pytest.raises(bt.EvidenceError, match="3 probabilities"):
+        s.do(x_1_2=Attend([0.5, 0.5]))
+    if options.get("mask"):
+        with pytest.raises(bt.EvidenceError, match=r"words that it reads, \[0, 1\]"):
+            s.do(x_1_1=Attend([0, 0, 1.0]))
+    with pytest.raises(bt.EvidenceError, match=r"do\(c"):
+        s.undo().do(x_1_1=Attend(row))
+    with pytest.raises(bt.EvidenceError, match="Attention"):
+        s.do(q_0_1=Attend(row))
+
+
+def test_doing_is_pgmpys_do_and_seeing_is_not():
+    from pgmpy.inference import VariableElimination
+
+    s = chapter(atoms=3, heads=3).sentence("the cat")
+    model = s.to_pgmpy()
+    ask = {"show_progress": False}
+    for node in ("c", "W_k_0", "y_1"):
+        done = VariableElimination(model.do(["W_q_0"])).query([node], {"W_q_0": "1", "y_0": "2"}, **ask).values
+        seen = VariableElimination(model).query([node], {"W_q_0": "1", "y_0": "2"}, **ask).values
+        close(s.do(W_q_0=1).posterior(node, {"y_0": 2}), torch.tensor(done), 1e-8)
+        close(s.posterior(node, {"W_q_0": 1, "y_0": 2}), torch.tensor(seen), 1e-8)
+        assert np.abs(seen - done).max() > 1e-3
+        root = VariableElimination(model.do(["c"])).query(["y_1"], {"c": "1"}, **ask).values
+        close(s.do(c=1).posterior("y_1"), torch.tensor(root), 1e-8)
+        close(s.posterior("y_1", {"c": 1}), torch.tensor(root), 1e-8)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_what_is_separated_from_a_set_node_is_not_moved(data):
+    """An intervention on x moves no node that x does not reach: the graph and the numbers agree."""
+    name = data.draw(
+        st.sampled_from(["chapter, two slices", "concat", "encoder-decoder", "recurrent", "shared slices"])
+    )
+    s = next(case for case in CASES if case.name == name).sentence
+    values = [m for m in s.net.network.members if m.tpm.kind == "deterministic" and m.shape]
+    nodes = [node for m in values for node in s.ground.nodes(m.family).tolist()]
+    x, y = (s.ground.name(data.draw(st.sampled_from(nodes))) for _ in range(2))
+    shape = s.net.network.members[s.ground.family_of(s.ground.id(x)).index].shape
+    moved = s.do({x: torch.randn(shape, dtype=D)})
+    if x != y and not s.reaches(x, y):
+        close(moved[y], s[y], 0)
+
+
+@pytest.mark.parametrize("name", ["codebook", "slice", "two selectors", "word, codebook", "marginal", "three stacks"])
+def test_separated_nodes_are_independent_in_the_numbers(name):
+    """Both ways, plain and with determined nodes closed; some questions are separated in the second way alone."""
+    s = next(case for case in CASES if case.name == name).sentence
+    pick, met = random.Random(2), {"plain": 0, "determined": 0, "dependent": 0}
+    names = [n for n in s.topological_order() if "y" not in n or n.endswith("y_0")]
+    for _ in range(24 if name == "word, codebook" else 60):
+        x, y, *known = pick.sample(names, pick.randint(2, 4))
+        if pick.random() < 0.5:
+            known += [n for n in names if not s.parents(n) and n not in (x, y, *known) and pick.random() < 0.9]
+        plain, closed = (s.separated(x, y, known, deterministic=d) for d in (False, True))
+        assert closed or not plain
+        if closed or met["dependent"] < 2:
+            try:
+                found = s.separated(x, y, known, deterministic=True, verify=True)
+            except bt.BNetError:  # real readouts, and choices past the budget
+                continue
+            assert found.dependence == pytest.approx(0, abs=1e-9) or not found
+            met["dependent"] += found.dependence > 1e-6
+            met["plain" if plain else "determined"] += bool(found)
+    assert met["plain"] and (met["determined"] or name == "codebook")
+
+
+# reading paths
+
+
+def rollout(attentions):
+    """Abnar and Zuidema (2020), as published: A = 0.5 W + 0.5 I, rows normalised, multiplied from the first on."""
+    joint = None
+    for weights in attentions:
+        added = weights.mean(0) + torch.eye(weights.shape[-1], dtype=weights.dtype)
+        added = added / added.sum(-1, keepdim=True)
+        joint = added if joint is None else added @ joint
+    return joint
+
+
+@pytest.mark.parametrize("options", [{}, {"mask": "causal", "residual": True}])
+def test_rollout_is_the_published_one(options):
+    s = chapter(combine="concat", heads=3, slices=3, **options).sentence("the cat sat on")
+    found = s.reads()
+    close(found.matrix, rollout([s.attention(t) for t in range(3)]))
+    close(found.matrix.sum(-1), torch.ones(4))
+    one = s.reads([1, 2], head=1, residual=0.0)
+    close(one.matrix, s.attention(2)[1] @ s.attention(1)[1])
+    close(one.entropies, torch.stack([torch.distributions.Categorical(s.attention(t)[1]).entropy() for t in (1, 2)]))
+    assert len(found.to_dataframe()) == 16 and "residual share 0.5" in found._repr_html_()
+
+
+@pytest.mark.parametrize("options", [{}, {"atoms": 2}, {"per": "slice"}])
+def test_under_a_selector_products_are_averaged(options):
+    s = chapter(slices=2, heads=3, **options).sentence("the cat")
+    evidence, total = {"y_1": 2}, 0
+    atoms = ["W_q_0", "W_k_0", "W_v_0", "W_q_1", "W_k_1"]
+    names = ["c"] if not options else ["c_0", "c_1"] if "per" in options else atoms
+    share = s.posterior(names, evidence)
+    for states in itertools.product(*map(range, share.shape)):
+        at = s.do(dict(zip(names, states, strict=True)))
+        total = total + share[states] * (at.attention(1) @ at.attention(0))
+    found = s.reads(evidence=evidence, residual=0.0)
+    close(found.matrix, total)
+    marginal = [sum(w * a[t] for w, a in zip(found.weights, found.attention, strict=True)) for t in (0, 1)]
+    assert not torch.allclose(found.matrix, marginal[1] @ marginal[0])
+
+
+def test_paths_are_the_best_of_all():
+    s = chapter(slices=3, heads=2).sentence("the cat sat")
+    found = s.reads(evidence={"y_0": 1}, residual=0.25)
+    every = []
+    for share, steps in zip(found.weights, found.chain, strict=True):
+        for words in itertools.product(range(3), repeat=3):
+            path = (1, *words)
+            every.append((float(share * math.prod(steps[2 - t][path[t], path[t + 1]] for t in range(3))), path))
+    best = sorted(every, reverse=True)[:5]
+    got = found.paths(1, 5)
+    assert [p.probability for p in got] == pytest.approx([p for p, _ in best])
+    assert [p.words for p in got] == [words for _, words in best]
+    close(sum(p for p, words in every if words[-1] == 2), float(found.matrix[1, 2]))
+
+
+def test_flow_is_no_less_than_the_best_path_and_bounded_by_cuts():
+    s = chapter(combine="concat", slices=2).sentence("the cat sat")
+    steps = s.reads().chain[0]
+    flow = s.reads(method="flow").matrix
+    close(flow, max_flow(steps))
+    best = torch.stack([torch.minimum(steps[1][:, :, None], steps[0][None]).amax(1)])[0]
+    assert bool((flow >= best - 1e-12).all())
+    total = torch.minimum(steps[1].sum(1)[:, None], steps[0].sum(0)[None])
+    assert bool((flow <= total + 1e-12).all())
+    close(max_flow(steps[:1]), steps[0])
+    close(
+        flow,
+        torch.stack(
+            [torch.stack([torch.minimum(steps[1][i], steps[0][:, j]).sum() for j in range(3)]) for i in range(3)]
+        ),
+    )
+
+
+def test_bad_readings():
+    s = chapter(slices=3).sentence("the cat")
+    for bad in ({"residual": 2}, {"head": 0}, {"method": "x"}, {"slices": [0, 2]}, {"slices": 3}, {"slices": "some"}):
+        with pytest.raises(bt.BNetError):
+            s.reads(**bad)
+    with pytest.raises(bt.BNetError, match="from 0 to 1"):
+        s.reads().paths(2)
+    with pytest.raises(bt.BNetError, match=r"P\(j"):
+        next(case for case in CASES if case.name == "cayley").sentence.reads()
+    with pytest.raises(bt.BudgetError, match="joint states"):
+        chapter(per="word", slices=2).sentence("a b c d").reads(budget=8)
+    pair = next(case for case in CASES if case.name == "encoder-decoder").sentence
+    assert pair.reads(role="dec_a").matrix.shape == (2, 2) and pair.reads(role="enc_a").matrix.shape == (3, 3)
+    with pytest.raises(bt.BNetError, match="own stack"):
+        pair.reads(role="dec_cross_a")
+
+
+# boxes
+
+
+def test_what_a_slice_is_when_shrunk():
+    kinds = lambda **options: [  # noqa: E731
+        (found.kind, found.nearly)
+        for found in (bt.bayesuvius(4, **options).sentence("the cat sat").tan(boxes) for boxes in ("words", "roles"))
+    ]
+    assert kinds() == [("no DAG", "no DAG"), ("DAG", "reverse TAN")]
+    assert kinds(residual=True) == [("no DAG", "no DAG"), ("reverse TAN", "reverse TAN")]
+    assert kinds(mask="causal")[0] == ("augmented naive Bayes", "augmented naive Bayes")
+    alone = bt.bayesuvius(4, mask=[[True, False], [False, True]]).sentence("the cat").tan()
+    assert alone.kind == "naive Bayes" and len(alone.to_dataframe()) == 2
+    pair = bt.bayesuvius(4, mask="causal", slices=2).sentence("the cat").tan(slice=1)
+    assert pair.kind == "TAN" and not pair.missing
+    roles = bt.bayesuvius(4).sentence("the cat").tan("roles")
+    assert roles.missing == ("x_1",) and roles.class_box == "x_0" and roles.reverse_tree
+    assert bt.bayesuvius(4).sentence("a b").tan({"x_1_0": "out", "x_1_1": "out"}, class_box="x_0_0").kind == "DAG"
+    with pytest.raises(bt.BNetError, match="class_box"):
+        bt.bayesuvius(4).sentence("a b").tan(class_box="nobody")
+    for case in ("concat", "encoder, pre-norm", "word"):
+        next(c for c in CASES if c.name == case).sentence.tan("words")
+
+
+@pytest.mark.parametrize("options", [{}, {"mask": "causal"}, {"combine": "concat"}])
+def test_the_tree_is_networkxs_and_its_mass_is_what_is_kept(options):
+    s = chapter(**options).sentence("the cat sat on a mat")
+    tree = s.tan_tree()
+    A = s.reads(0, residual=0.0).matrix
+    graph = nx.DiGraph()
+    graph.add_weighted_edges_from((j, i, float(A[i, j])) for i in range(6) for j in range(6) if i != j and A[i, j] > 0)
+    best = nx.maximum_spanning_arborescence(graph)
+    assert sum(tree.weights) == pytest.approx(best.size("weight")) and tree.parents.count(-1) == 1
+    assert tree.mass == pytest.approx(best.size("weight") / float((1 - A.diagonal()).sum()))
+    assert 0 < tree.mass <= 1 and len(tree.to_dataframe()) == 6
+    lone = chapter(mask=[[True, False], [False, True]]).sentence("a b").tan_tree()
+    assert lone.parents == (-1, -1) and lone.mass == 1
+
+
+def test_the_tree_of_a_corpus_is_pgmpys():
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 2, 600)
+    a = rng.integers(0, 3, 600)
+    b = np.where(rng.random(600) < 0.8, a, rng.integers(0, 3, 600))
+    c = np.where(rng.random(600) < 0.7, (b + label) % 3, rng.integers(0, 3, 600))
+    d = np.where(rng.random(600) < 0.7, b, rng.integers(0, 3, 600))
+    found = corpus_tan(label.tolist(), np.stack([a, b, c, d], 1), ["a", "b", "c", "d"])
+    ours = {frozenset((found.boxes[p], box)) for box, p in zip(found.boxes, found.parents, strict=True) if p >= 0}
+    theirs = {frozenset(pair) for pair in found.pgmpy_tan if "class" not in pair}
+    assert ours == theirs == {frozenset("ab"), frozenset("bc"), frozenset("bd")}
+    from sklearn.metrics import mutual_info_score
+
+    wanted = sum((label == k).mean() * mutual_info_score(a[label == k], b[label == k]) for k in (0, 1))
+    assert found.information[0, 1] == pytest.approx(wanted)
+    met = [[len(np.unique(x[label == k], axis=0)) for x in (a, b, np.stack([a, b], 1))] for k in (0, 1)]
+    bias = sum((n_ab - 1) - (n_a - 1) - (n_b - 1) for n_a, n_b, n_ab in met) / (2 * 600)
+    assert found.corrected[0, 1] == pytest.approx(wanted - bias) and bias > 0
+    # the divergence is that of the counts from the product of their own conditionals along the tree
+    p = np.zeros((2, 3, 3, 3, 3))
+    np.add.at(p, (label, a, b, c, d), 1 / 600)
+    ab, bc, bd, B = p.sum((3, 4)), p.sum((1, 4)), p.sum((1, 3)), p.sum((1, 3, 4))
+    q = ab[:, :, :, None, None] * (bc / B[..., None])[:, None, :, :, None] * (bd / B[..., None])[:, None, :, None, :]
+    wanted = (p[p > 0] * np.log(p[p > 0] / q[p > 0])).sum()
+    assert found.divergence == pytest.approx(wanted)
+
+
+def test_a_corpus_of_sentences():
+    net = chapter(heads=2, vocabulary=["a", "b", "c", "d"], observe=Categorical(4))
+    said = [" ".join(words) for words in itertools.islice(itertools.product("abcd", repeat=3), 0, 60, 2)]
+    seen = [net.sentence(each).observe(y_0=k % 4, y_2=(k // 4) % 4) for k, each in enumerate(said)]
+    found = net.tan(seen)
+    assert found.sentences == 30 and found.parents.count(-1) == 1 and len(found.to_dataframe()) == 3
+    assert net.tan(said, classes=[k % 2 for k in range(30)]).boxes == ("word_0", "word_1", "word_2")
+    for sentences, classes, told in (
+        (said, "c", "evidence"),
+        ([*said, "a b"], [0] * 31, "one length"),
+        (said, [0, 1], "30 labels"),
+        ([said[0]] * 4, [0, 1, 0, 1], "differ"),
+    ):
+        with pytest.raises(bt.BNetError, match=told):
+            net.tan(sentences, classes)
+
+
+# counterfactuals
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 6), st.integers(0, 10**6))
+def test_gumbel_max_keeps_the_marginal_and_is_what_noise_says(n, seed):
+    generator = torch.Generator().manual_seed(seed)
+    p, q = (torch.softmax(2 * torch.randn(n, generator=generator, dtype=D), 0) for _ in range(2))
+    table = torch.stack([gumbel_max(p, q, k) for k in range(n)])
+    close(table.sum(1), torch.ones(n))
+    close(p @ table, q)
+    close(torch.stack([gumbel_max(p, p, k) for k in range(n)]), torch.eye(n))
+    for k, m in itertools.product(
+        range(n), repeat=2
+    ):  # stability: a state whose odds did not rise over k's is not taken
+        if m != k and q[m] / p[m] <= q[k] / p[k]:
+            assert table[k, m] == 0
+
+
+def test_gumbel_max_is_what_shared_noise_gives():
+    p, q = (
+        torch.softmax(torch.tensor(logits, dtype=D), 0) for logits in ([0.3, -0.5, 1.0, 0.0], [-0.6, 0.8, 0.2, 0.1])
+    )
+    noise = -torch.log(torch.distributions.Exponential(torch.ones((), dtype=D)).sample((200_000, 4)))
+    before, after = ((x.log() + noise).argmax(1) for x in (p, q))
+    for k in range(4):
+        got = torch.bincount(after[before == k], minlength=4) / (before == k).sum()
+        assert (got - gumbel_max(p, q, k)).abs().max() < 0.01
+
+
+def test_the_noise_of_a_normal_is_its_residual():
+    s = chapter(observe=Normal(0.5), heads=3).sentence("the cat")
+    y = torch.tensor([0.2, -0.4, 0.3, 1.0], dtype=D)
+    new = torch.tensor([1.0, 0.5, -0.5, 0.1], dtype=D)
+    found = s.counterfactual("y_1", {"x_0_1": new}, {"y_1": y})
+    share = s.posterior("c", {"y_1": y})
+    wanted = sum(share[c] * (y - s.do(c=c)["x_1_1"] + s.do(c=c, x_0_1=new)["x_1_1"]) for c in range(3))
+    close(found.mean, wanted)
+    assert found.convention is None
+    close(s.counterfactual("y_1", {"x_0_1": s["x_0_1"]}, {"y_1": y}).mean, y)
+    below = s.counterfactual("x_1_0", {"x_0_1": new}, {"y_1": y})
+    close(below.mean, sum(share[c] * s.do(c=c, x_0_1=new)["x_1_0"] for c in range(3)))
+    close(below.weights, share)
+    free = s.counterfactual("y_0", {"c": 2}, {"y_1": y})
+    close(free.mean, s.do(c=2)["x_1_0"])
+    close(free.sigma, torch.full((3, 4), 0.5), 1e-8)
+
+
+def test_choices_below_what_is_set_are_told_by_convention():
+    s = chapter(atoms=2, heads=3).sentence("the cat")
+    found = s.counterfactual("W_q_0", {"c": 1}, {"W_q_0": 0})
+    theta = torch.softmax(s.net.parameters["W_q_0.logits"], -1)
+    share = s.posterior("c", {"W_q_0": 0})
+    close(found.probabilities, sum(share[c] * gumbel_max(theta[c], theta[1], 0) for c in range(3)))
+    assert "Gumbel-max, a convention" in found.convention and "Gumbel-max" in found._repr_html_()
+    close(s.counterfactual("W_q_0", {"c": 1}).probabilities, theta[1])
+    close(s.counterfactual("y_1", {"x_0_0": s["x_0_0"]}, {"y_1": 2, "y_0": 1}).probabilities, torch.tensor([0.0, 0, 1]))
+    close(s.counterfactual("y_1", {"c": 2}).probabilities, s.do(c=2).posterior("y_1"))
+    close(s.counterfactual("c", {"W_q_0": 1}, {"y_0": 1}).probabilities, s.posterior("c", {"y_0": 1}))
+    with pytest.raises(bt.EvidenceError, match="probability zero"):
+        s.counterfactual("y_1", {"c": 0}, {"x_1_0": torch.zeros(4)})
+    with pytest.raises(bt.UnknownNameError):
+        s.counterfactual("y_9", {"c": 0})

@@ -1,0 +1,528 @@
+"""Fits by ascent: their laws, what they must equal, what they refuse, and how they are resumed."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import adjusted_rand_score
+
+import bnet_transformer as bt
+from bnet_transformer.inference import Evidence, log_evidence, posterior
+from bnet_transformer.inference.fit.ascent import Ascent
+from bnet_transformer.inference.fit.corpus import corpus_of, task_of_mixture
+from bnet_transformer.inference.fit.matching import matched, rand_index
+from bnet_transformer.inference.fit.objective import Objective, learned_of
+from bnet_transformer.tpm import Categorical, Normal
+
+WORDS = ["a", "b", "c", "d"]
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+
+
+def mixture(per="sentence", heads=3, **options):
+    options = {"observe": Normal(0.5), "key_dim": 2, **options}
+    return bt.bayesuvius(4, heads=heads, per=per, **options).to(torch.float64)
+
+
+def told(heads=3, atoms=None, prior=None):
+    return mixture(heads=heads, atoms=atoms, prior=prior, vocabulary=WORDS, observe=Categorical(4))
+
+
+def vectors(n=30, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(n, 3, 4, generator=g, dtype=torch.float64) for _ in range(2))
+
+
+def ids(n=30, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(4, (n, 3), generator=g) for _ in range(2))
+
+
+def objective_of(net, learn=None, spread=None):
+    learned = learned_of(net.network, task_of_mixture(net.network).readouts, learn, spread)
+    return Objective(net.network, learned, 2**16)
+
+
+def fit(net, data, **options):
+    return bt.fit(net, data, progress=False, **options)
+
+
+def at_random(net, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return net.replace(
+        {k: v + 0.3 * torch.randn(v.shape, generator=g, dtype=v.dtype) for k, v in net.parameters.items() if v.dim()}
+    )
+
+
+NETS = {
+    "sentence": (lambda: mixture(), vectors),
+    "word": (lambda: mixture("word"), vectors),
+    "slice": (lambda: mixture("slice", slices=2), vectors),
+    "codebook": (lambda: mixture(atoms=(2, 3, 2)), vectors),
+    "codebook of words": (lambda: mixture("word", atoms=2), vectors),
+    "told": (lambda: told(atoms=2), ids),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_expected_counts_are_the_posteriors_summed(name):
+    make, data = NETS[name]
+    net, (x, y) = at_random(make()), data()
+    objective, corpus = objective_of(net), corpus_of(net.network, (x, y))
+    counts, evidence = objective.counts(dict(net.parameters), corpus)
+    seen = {"y": Evidence(y)}
+    torch.testing.assert_close(evidence, log_evidence(net.module(), seen, x).sum(), **EXACT)
+    assert set(counts) == objective.choosing
+    for table, count in counts.items():
+        owner = table.rpartition(".")[0]
+        share = posterior(net.module(), owner, seen, x)
+        torch.testing.assert_close(count.reshape(-1, count.shape[-1]).sum(0), share.reshape(-1, share.shape[-1]).sum(0))
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_sets_at_once_are_sets_one_by_one(name):
+    make, data = NETS[name]
+    nets, (x, y) = [at_random(make(), seed) for seed in range(3)], data()
+    objective, corpus = objective_of(nets[0], spread=0.7), corpus_of(nets[0].network, (x, y))
+    sets = {k: torch.stack([n.parameters[k] for n in nets]) for k in nets[0].parameters}
+    together = objective.log_evidences(sets, corpus)
+    for row, net in zip(together, nets, strict=True):
+        torch.testing.assert_close(row, log_evidence(net.module(), {"y": Evidence(y)}, x).detach(), **EXACT)
+
+
+def test_the_gradient_is_that_of_finite_differences():
+    net, (x, y) = at_random(mixture(atoms=2, prior=2.0)), vectors(4)
+    objective, corpus = objective_of(net, spread=0.7), corpus_of(net.network, (x, y))
+    names = objective.learned.names
+
+    def total(*values):
+        sets = dict(zip(names, values, strict=True))
+        return objective.log_evidences(sets, corpus).sum(1) + objective.log_prior(sets)
+
+    values = [net.parameters[name][None].clone().requires_grad_() for name in names]
+    assert torch.autograd.gradcheck(total, values)
+
+
+def test_the_prior_is_dirichlet_rows_and_normal_weights():
+    net = at_random(mixture(atoms=2, prior=2.5))
+    objective = objective_of(net, spread=0.7)
+    sets = [{k: v[None] for k, v in at_random(net, s).parameters.items()} for s in (1, 2)]
+    mine = [objective.log_prior(each) for each in sets]
+
+    def density(each):
+        total = 0.0
+        for name, value in each.items():
+            if name.endswith(".logits"):
+                theta = value[0].softmax(-1)
+                total += torch.distributions.Dirichlet(torch.full_like(theta, 2.5)).log_prob(theta).sum()
+            elif name.endswith(".atoms"):
+                total += torch.distributions.Normal(0.0, 0.7).log_prob(value).sum()
+        return total
+
+    torch.testing.assert_close((mine[0] - mine[1])[0], density(sets[0]) - density(sets[1]))
+
+
+def test_a_power_flattens_every_head():
+    net, (x, y) = at_random(mixture()), vectors(5)
+    objective, corpus = objective_of(net), corpus_of(net.network, (x, y))
+    module, pi = net.module(), net.parameters["c.logits"].log_softmax(-1)
+    each = torch.stack(
+        [log_evidence(module, {"y": Evidence(y)}, x, do={"c": torch.full((5,), c)}) for c in range(3)]
+    ).detach()
+    wanted = (0.3 * (pi[:, None] + each)).logsumexp(0) / 0.3
+    torch.testing.assert_close(objective.log_evidence(dict(net.parameters), corpus, 0.3), wanted, **EXACT)
+
+
+@pytest.mark.parametrize("prior", [None, 3.0])
+def test_em_never_falls_and_ends_where_map_does(prior):
+    net, data = at_random(told(atoms=2, prior=prior)), ids(60)
+    tables = [name for name in net.parameters if name.endswith("logits") and name != "y.logits"]
+    em = fit(net, data, method="em", learn=tables, steps=150)
+    assert min(np.diff(em.bounds)) > -1e-10
+    objective, corpus = objective_of(em.net, tables), corpus_of(net.network, data)
+    sets = {name: em.net.parameters[name][None].clone().requires_grad_() for name in tables}
+    bound = (objective.log_evidences(sets, corpus).sum(1) + objective.log_prior(sets)).sum() / 60
+    assert max(float(g.abs().max()) for g in torch.autograd.grad(bound, list(sets.values()))) < 2e-3
+    by_gradient = fit(em.net, data, learn=tables, steps=60, rate=0.01, batch=60)
+    assert by_gradient.bounds[-1] == pytest.approx(em.bounds[-1], abs=2e-3)
+
+
+def test_em_with_one_table_is_the_closed_form():
+    """One sentence-level selector, heads known: the M-step is the mean of the responsibilities."""
+    net, data = at_random(mixture()), vectors(40)
+    f = fit(net, data, method="em", learn=["c.logits"], steps=1)
+    share = posterior(net.module(), "c", {"y": Evidence(data[1])}, data[0]).mean(0)
+    torch.testing.assert_close(f.pi, share)
+    again = fit(told(prior=4.0), ids(40), method="em", learn=["c.logits"], steps=1)
+    share = posterior(told(prior=4.0).module(), "c", {"y": Evidence(ids(40)[1])}, ids(40)[0]).sum(0) + 3
+    torch.testing.assert_close(again.pi, share / share.sum())
+
+
+@pytest.mark.parametrize("method", ["map", "em"])
+def test_restarts_at_once_are_restarts_one_by_one(method):
+    net, data, held_out = mixture(), vectors(40), vectors(10, seed=1)
+    options = {"method": method, "steps": 12, "batch": 16, "held_out": held_out, "every": 12, "inner": 4}
+    together = fit(net, data, restarts=3, prune=False, **options)
+    objective = objective_of(net)
+    run = Ascent.__init__.__globals__["begun"](net.network, objective.learned.names, 3, 0, torch.device("cpu"))
+    scores = []
+    for r in range(3):
+        one = fit(net.replace(run.one(r)), data, **options)
+        scores.append(one.measured[-1][2])
+        if r == together.restart:
+            for name, value in one.net.parameters.items():
+                torch.testing.assert_close(together.net.parameters[name], value)
+    assert [score for _, _, score in together.measured] == pytest.approx(scores)
+    assert together.restart == int(np.argmax(scores))
+
+
+def test_pruning_keeps_the_better_half_and_the_best_is_the_best_measured():
+    f = fit(mixture(), vectors(60), restarts=8, steps=16, every=4, held_out=vectors(10, seed=1))
+    who = {step: sorted(w for s, w, _ in f.measured if s == step) for step in (4, 8, 16)}
+    assert [len(who[step]) for step in (4, 8, 16)] == [8, 4, 2]
+    at = {w: score for step, w, score in f.measured if step == 8}
+    assert set(who[16]) == set(sorted(at, key=at.__getitem__)[-2:])
+    assert f.restart == max(f.measured, key=lambda each: each[2])[1]
+    assert f.log_likelihood(vectors(10, seed=1)).mean() == pytest.approx(max(s for _, _, s in f.measured))
+
+
+def test_sentences_held_out_of_the_data_are_learned_from_in_the_end():
+    f = fit(mixture(), vectors(60), restarts=2, steps=8)
+    assert f.judged_on == "6 held-out sentences" and len(f.bounds) == 8 + 2 and f.sentences == 60
+
+
+def test_planted_heads_are_found():
+    true = mixture(heads=2, observe=Normal(0.3)).replace({"c.logits": torch.tensor([0.7, 0.3]).double().log()})
+    torch.manual_seed(1)
+    x = torch.randn(400, 5, 4, dtype=torch.float64)
+    drawn = true.pyro()(x)
+    y, c = drawn["y"].reshape(400, 5, 4), drawn["c"].reshape(-1)
+    f = fit(mixture(heads=2, observe=Normal(0.3), seed=9), (x, y), restarts=4, steps=120)
+    assert rand_index(c, f.responsibilities(x, y).argmax(-1)) > 0.97
+    most = f.responsibilities(x, y).argmax(-1)
+    order = matched(torch.tensor([[int(((most == h) & (c == k)).sum()) for h in range(2)] for k in range(2)]))
+    torch.testing.assert_close(f.pi[list(order)], torch.tensor([0.7, 0.3]).double(), atol=0.06, rtol=0)
+    A, true_A = f.heads.A["x_1"][list(order)], bt.fit(true, (x, y), steps=1, rate=1e-9, progress=False).heads.A["x_1"]
+    assert float(torch.nn.functional.cosine_similarity(A.flatten(1), true_A.flatten(1)).min()) > 0.97
+
+
+# what is asked of a fit
+
+
+def test_questions_agree_with_the_reference():
+    net = at_random(told())
+    x, y = ids(3)
+    f = fit(net, (x, y), steps=1, rate=1e-12)
+    s = net.sentence([WORDS[i] for i in x[0]])
+    evidence = {f"y_{i}": int(k) for i, k in enumerate(y[0])}
+    torch.testing.assert_close(f.responsibilities(x, y)[0], s.posterior("c", evidence), atol=1e-9, rtol=1e-9)
+    for i in range(3):
+        torch.testing.assert_close(f.predict(x)[0, i], s.posterior(f"y_{i}"), atol=1e-9, rtol=1e-9)
+    real = at_random(mixture())
+    x, y = vectors(3)
+    f = fit(real, (x, y), steps=1, rate=1e-12)
+    s = real.sentence(x=x[1])
+    mean = torch.einsum("c,cd->d", real.parameters["c.logits"].softmax(-1), s["x_1_2"])
+    torch.testing.assert_close(f.predict(x)[1, 2], mean, atol=1e-9, rtol=1e-9)
+    words = at_random(mixture("word"))
+    s = words.sentence(x=x[1])
+    mean = torch.einsum("c,cd->d", words.parameters["c_0.logits"].softmax(-1), s["x_1_2"])
+    torch.testing.assert_close(fit(words, (x, y), steps=1, rate=1e-12).predict(x)[1, 2], mean, atol=1e-9, rtol=1e-9)
+
+
+def mean_of(logits, atoms):
+    return torch.stack([sum(p * m for p, m in zip(row, atoms, strict=True)) for row in logits.softmax(-1)])
+
+
+@pytest.mark.parametrize("per", ["sentence", "word", "codebook", "codebook of words"])
+def test_invariants_are_those_of_each_head(per):
+    net = at_random(NETS[per][0]())
+    heads = fit(net, vectors(4), steps=1, rate=1e-12).heads
+    store = net.parameters
+    if per in ("sentence", "word"):
+        key = "values" if per == "sentence" else "value"
+        W = [store[f"W_{r}_0.{key}"] for r in "qkv"]
+    elif per == "codebook":
+        W = [mean_of(store[f"W_{r}_0.logits"], store[f"W_{r}_0.atoms"]) for r in "qkv"]
+    else:
+        W = [mean_of(store[f"m_{r}_0.logits"], store[f"W_{r}_0.value"]) for r in "qkv"]
+    torch.testing.assert_close(heads.A["x_1"], torch.stack([q.T @ k for q, k in zip(W[0], W[1], strict=True)]))
+    torch.testing.assert_close(heads.OV["x_1"], W[2])
+    pi = heads.usage
+    assert heads.effective == pytest.approx(float((-(pi * pi.log()).sum()).exp()))
+    assert torch.allclose(heads.cosine["A x_1"].diagonal(), torch.ones(3).double())
+    assert len(heads.to_dataframe()) == 3 and "live heads" in heads._repr_html_()
+
+
+def test_dead_heads_are_told():
+    net = mixture().replace({"c.logits": torch.tensor([0.6, 0.395, 0.005]).double().log()})
+    heads = fit(net, vectors(4), steps=1, rate=1e-12).heads
+    assert heads.dead == (2,) and heads.live == 2
+
+
+def test_a_fit_compared_with_its_heads_in_another_order():
+    net, data = at_random(mixture()), vectors(80)
+    order = [2, 0, 1]
+    turned = net.replace({k: v[order] for k, v in net.parameters.items() if v.dim()})
+    f, g = (fit(n, data, steps=1, rate=1e-12) for n in (net, turned))
+    found = f.compare(g, data)
+    assert found.match == tuple(order.index(h) for h in range(3)) and found.agreement == pytest.approx(1.0)
+    assert found.gain == pytest.approx(0.0, abs=1e-9)
+    torch.testing.assert_close(found.A["x_1"], torch.ones(3).double())
+    torch.testing.assert_close(found.OV["x_1"], torch.ones(3).double())
+    assert list(found.to_dataframe()["match"]) == list(found.match) and "ARI" in found._repr_html_()
+
+
+def test_rand_index_and_matching_are_those_of_others():
+    g = torch.Generator().manual_seed(0)
+    for k in (1, 2, 5):
+        a, b = (torch.randint(k, (50,), generator=g) for _ in range(2))
+        assert rand_index(a, b) == pytest.approx(adjusted_rand_score(a.numpy(), b.numpy()))
+    table = torch.rand(4, 4, generator=g)
+    best = max(itertools.permutations(range(4)), key=lambda p: float(sum(table[i, j] for i, j in enumerate(p))))
+    assert matched(table) == best
+    assert sorted(matched(table[:, :2])) == [-1, -1, 0, 1]
+
+
+def test_checks_pass_for_the_net_that_made_the_data_and_fail_for_another():
+    net = mixture(observe=Normal(0.5))
+    x = torch.randn(200, 3, 4, dtype=torch.float64)
+    y = net.pyro()(x)["y"].reshape(200, 3, 4)
+    good = fit(net, (x, y), steps=1, rate=1e-12).check((x, y), draws=40)
+    assert all(0.02 < p < 0.98 for p in good.p.values())
+    bad = fit(net, (x, 3 * y), steps=1, rate=1e-12).check((x, 3 * y), draws=40)
+    assert bad.p["variance"] == 0.0 and len(bad.to_dataframe()) == 3 and "<div>" in bad._repr_html_()
+    own = {"largest": lambda y: y.max()}
+    assert list(fit(net, (x, y), steps=1).check((x, y), own, draws=3).p) == ["largest"]
+
+
+# data
+
+
+def test_lists_of_several_lengths_are_arrays_where_they_are_of_one():
+    net = told()
+    x, y = ids(4)
+    pairs = [([WORDS[i] for i in a], b.tolist()) for a, b in zip(x, y, strict=True)]
+    for f in (fit(net, pairs, steps=3), fit(net, (x.numpy(), y.numpy()), steps=3)):
+        assert f.bounds == fit(net, (x, y), steps=3).bounds
+    ragged = [*pairs, (["a", "b"], [1, None])]
+    f = fit(net, ragged, steps=1, rate=1e-12)
+    seen = Evidence(torch.tensor([[1, 0]]), torch.tensor([[True, False]]))
+    alone = log_evidence(net.module(), {"y": seen}, torch.tensor([[0, 1]]))
+    torch.testing.assert_close(f.log_likelihood(ragged)[-1], alone[0].detach(), atol=1e-8, rtol=1e-8)
+
+
+def test_words_that_nothing_is_seen_of_are_left_out_where_that_is_said():
+    net, (x, y) = mixture(), vectors(6)
+    y[2, 1] = torch.nan
+    with pytest.raises(bt.BNetError, match=r"y, sentence 2: expected finite numbers.*missing=True"):
+        fit(net, (x, y))
+    seen = torch.ones(6, 3, dtype=torch.bool)
+    seen[2, 1] = False
+    wanted = log_evidence(net.module(), {"y": Evidence(y.nan_to_num(), seen)}, x).mean().detach()
+    assert fit(net, (x, y), missing=True, steps=1).bounds[0] == pytest.approx(float(wanted))
+
+
+X, Y = vectors(6)
+HALF = torch.where(torch.arange(4) < 2, Y, torch.nan)
+REFUSED = [
+    (mixture, [], {}, "data: expected pairs"),
+    (mixture, (X[:0], Y[:0]), {}, "at least one sentence"),
+    (mixture, (X, Y[:5]), {}, "as many observations"),
+    (mixture, (X[..., :3], Y), {}, "4"),
+    (mixture, (X, Y[..., :3]), {}, "y"),
+    (mixture, (X, Y[:, :2]), {}, "shape"),
+    (mixture, (X.where(X < 1, torch.nan), Y), {}, "sentence: expected finite numbers"),
+    (mixture, (X, HALF), {"missing": True}, "y, sentence 0"),
+    (mixture, [(X[0], Y[0]), (X[1], HALF[1])], {}, "y, sentence 1"),
+    (mixture, (X, Y / 0), {}, "finite numbers"),
+    (told, (ids()[0], ids()[1] + 2), {}, "from 0 to 3"),
+    (told, (ids()[0] + 1, ids()[1]), {}, "ids from 0 to 3"),
+    (told, [(["a", "z"], [0, 1])], {}, "z"),
+    (lambda: mixture(observe=None), (X, Y), {}, "observe="),
+    (lambda: mixture(atoms=4), (X, Y), {"budget": 63}, "at most 63 joint states.*64"),
+    (lambda: mixture("corpus"), (X, Y), {"batch": 3}, "biased"),
+    (lambda: told(prior=0.5), ids(), {}, "concentration of at least 1"),
+    (mixture, (X, Y), {"method": "mcmc"}, "'map'"),
+    (mixture, (X, Y), {"learn": ["W_z"]}, "W_q_0.values"),
+    (mixture, (X, Y), {"learn": "c.logits"}, "list"),
+    (mixture, (X, Y), {"method": "nuts"}, "spread"),
+    (mixture, (X, Y), {"method": "svi", "restarts": 2, "spread": 1.0}, "map or em"),
+    (mixture, (X, Y), {"method": "nuts", "spread": 1.0, "batch": 2}, "whole likelihood"),
+    (mixture, (X, Y), {"anneal": 2.0}, "anneal"),
+    (mixture, (X, Y), {"resume": True}, "folder="),
+    (mixture, (X, Y), {"held_out": (X, Y * torch.nan)}, "held_out"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:per='corpus':UserWarning")
+@pytest.mark.parametrize("make, data, options, message", REFUSED, ids=range(len(REFUSED)))
+def test_bad_input_is_refused(make, data, options, message):
+    with pytest.raises(bt.BNetError, match=message):
+        fit(make(), data, **options)
+
+
+def test_one_sentence_is_enough():
+    f = fit(mixture(), [(X[0], Y[0])], restarts=2, steps=3)
+    assert f.sentences == 1 and f.judged_on == "the sentences learned from"
+
+
+def test_a_corpus_has_one_draw_and_warns():
+    net = at_random(mixture("corpus"))
+    with pytest.warns(UserWarning, match="model selection"):
+        f = fit(net, (X, Y), steps=2)
+    wanted = log_evidence(net.module(), {"y": Evidence(Y)}, X).detach() / len(X)
+    assert f.bounds[0] == pytest.approx(float(wanted)) and f.responsibilities(X, Y).shape == (1, 3)
+
+
+# how it goes on
+
+
+def test_a_diverging_fit_stops_and_says_what_to_change(tmp_path):
+    with pytest.raises(bt.BNetError, match=r"no checkpoint was kept.*a rate= below"):
+        fit(mixture(), (X, Y), rate=1e6, steps=50)
+    with pytest.raises(bt.BNetError, match="keeps the last good checkpoint"):
+        fit(mixture(), (X, Y), rate=1e6, steps=50, folder=tmp_path, every=1)
+
+
+@pytest.mark.parametrize("method", ["map", "em", "svi"])
+def test_an_interrupt_gives_the_best_so_far_and_goes_on_exactly(method, tmp_path, monkeypatch):
+    many = {} if method == "svi" else {"restarts": 4}
+    options = {"method": method, "steps": 12, "batch": 8, "held_out": vectors(9, seed=3), "spread": 1.0, **many}
+    options = options | ({"held_out": None} if method == "svi" else {})
+    whole = fit(mixture(), vectors(), every=4, **options)
+    advance = Ascent.advance
+
+    def interrupted(self):
+        advance(self)
+        if self.step == 7:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ascent, "advance", interrupted)
+        half = fit(mixture(), vectors(), every=4, folder=tmp_path, **options)
+    assert not half.finished and len(half.bounds) == 7 and half.bounds == whole.bounds[:7]
+    resumed = fit(mixture(), vectors(), every=4, folder=tmp_path, resume=True, **options)
+    assert resumed.bounds == whole.bounds and resumed.measured == whole.measured
+    assert all(torch.equal(v, whole.net.parameters[k]) for k, v in resumed.net.parameters.items())
+    with pytest.raises(bt.BNetError, match="rate"):
+        fit(mixture(), vectors(), every=4, folder=tmp_path, resume=True, rate=0.5, **options)
+    with pytest.raises(bt.BNetError, match="data"):
+        fit(mixture(), vectors(seed=5), every=4, folder=tmp_path, resume=True, **options)
+    with pytest.raises(bt.FileError, match="resume=True"):
+        fit(mixture(), vectors(), folder=tmp_path, **options)
+
+
+KILLED = """
+import sys
+import torch
+import bnet_transformer as bt
+from bnet_transformer.tpm import Normal
+net = bt.bayesuvius(4, heads=2, observe=Normal(1.0))
+torch.manual_seed(0)
+data = torch.randn(20, 3, 4), torch.randn(20, 3, 4)
+options = {"steps": 400, "every": 10, "batch": 5, "progress": False}
+if __name__ == "__main__":
+    bt.fit(net, data, folder=sys.argv[1], **options)
+"""
+
+
+def test_a_killed_fit_loses_at_most_one_interval(tmp_path):
+    script, folder = tmp_path / "killed.py", tmp_path / "kept"
+    script.write_text(KILLED)
+    child = subprocess.Popen([sys.executable, str(script), str(folder)], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        until = time.time() + 60
+        while not (folder / "checkpoint.safetensors").exists() and time.time() < until and child.poll() is None:
+            time.sleep(0.02)
+        time.sleep(0.1)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    space: dict = {"__name__": "killed"}
+    exec(script.read_text(), space)
+    resumed = bt.fit(space["net"], space["data"], folder=folder, resume=True, **space["options"])
+    whole = bt.fit(space["net"], space["data"], **space["options"])
+    assert resumed.bounds == whole.bounds
+    assert all(torch.equal(v, whole.net.parameters[k]) for k, v in resumed.net.parameters.items())
+
+
+def test_patience_ends_a_fit_that_gets_no_better():
+    f = fit(mixture(), vectors(), steps=100, every=5, patience=2, held_out=vectors(5, seed=1))
+    assert len(f.bounds) < 100
+
+
+def test_bfloat16_learns_as_well():
+    net = mixture().to(torch.float32)
+    data = tuple(part.float() for part in vectors())
+    f = fit(net, data, steps=20, precision="bfloat16")
+    assert f.bounds[-1] > f.bounds[0] and f.net.parameters["c.logits"].dtype == torch.float32
+
+
+SPREAD = """
+import sys
+import torch
+import bnet_transformer as bt
+from bnet_transformer.tpm import Normal
+net = bt.bayesuvius(4, heads=2, observe=Normal(1.0)).to(torch.float64)
+torch.manual_seed(0)
+data = torch.randn(21, 3, 4).double(), torch.randn(21, 3, 4).double()
+f = bt.fit(net, data, steps=6, batch=5, restarts=2, prune=False, progress=False, spread=1.0)
+torch.save([f.bounds, f.pi], sys.argv[1] + __import__("os").environ.get("RANK", ""))
+"""
+
+
+def test_two_processes_fit_as_one(tmp_path):
+    script = tmp_path / "spread.py"
+    script.write_text(SPREAD)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, str(script), str(tmp_path / "one")], check=True, env=env)
+    command = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(script),
+        str(tmp_path / "two"),
+    ]
+    subprocess.run([sys.executable, *command], check=True, env=env, capture_output=True)
+    one, *two = (torch.load(tmp_path / name) for name in ("one", "two0", "two1"))
+    for bounds, pi in two:
+        assert bounds == pytest.approx(one[0], abs=1e-9)
+        torch.testing.assert_close(pi, one[1])
+
+
+def test_a_saved_fit_is_loaded_as_it_was(tmp_path):
+    f = fit(at_random(told(atoms=2)), ids(), restarts=2, steps=4)
+    f.save(tmp_path / "f.safetensors")
+    g = bt.load(tmp_path / "f.safetensors")
+    assert isinstance(g.net, bt.BNet) and (g.bounds, g.measured, g.judged_on) == (f.bounds, f.measured, f.judged_on)
+    assert all(torch.equal(v, f.net.parameters[k]) for k, v in g.net.parameters.items())
+    assert g.net.declaration == f.net.declaration and g._repr_html_() == f._repr_html_()
+    assert len(f.to_dataframe()) == len(f.measured)
+    content = bytearray((tmp_path / "f.safetensors").read_bytes())
+    content[-3] ^= 1
+    (tmp_path / "g.safetensors").write_bytes(content)
+    with pytest.raises(bt.FileError, match="SHA-256"):
+        bt.load(tmp_path / "g.safetensors")
+    (tmp_path / "h.safetensors").write_bytes(content[:200])
+    with pytest.raises(bt.FileError):
+        bt.load(tmp_path / "h.safetensors")
+
+
+def test_what_a_point_has_not_is_refused():
+    f = fit(mixture(), (X, Y), steps=1)
+    with pytest.raises(bt.BNetError, match="svi, nuts"):
+        f.interval("c.logits")
+    with pytest.raises(bt.BNetError, match="svi, nuts"):
+        f.to_arviz()
+    with pytest.raises(bt.UnknownNameError, match="c"):
+        f.responsibilities(X, Y, selector="d")
+    with pytest.raises(bt.BNetError, match="a Fit"):
+        f.compare(3, (X, Y))

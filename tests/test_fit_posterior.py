@@ -1,0 +1,218 @@
+"""Fits with a posterior: all methods agree, and samples are calibrated."""
+
+import pyro
+import pytest
+import torch
+from pyro.infer import TraceEnum_ELBO
+from pyro.infer.autoguide import AutoDelta
+from torch.distributions import biject_to, constraints
+
+import bnet_transformer as bt
+from benchmarks.calibration import chi_square, exact_ranks, nuts_ranks
+from bnet_transformer.inference.fit.corpus import corpus_of, task_of_mixture
+from bnet_transformer.inference.fit.objective import Objective, learned_of
+from bnet_transformer.inference.fit.sampling import Model
+from bnet_transformer.tpm import Categorical, Normal
+
+ARVIZ = pytest.mark.filterwarnings("ignore:\nArviZ is undergoing:FutureWarning")
+WORDS = list("abcd")
+
+
+def told(**options):
+    net = bt.bayesuvius(3, heads=2, vocabulary=WORDS, observe=Categorical(4), seed=3, prior=1.0, **options)
+    net = net.to(torch.float64)
+    key = "atoms" if options.get("atoms") else "values"
+    sharp = {name: net.parameters[name] * 4 for name in (f"W_v_0.{key}", "y.weight")}
+    return net.replace({"c.logits": torch.tensor([0.7, 0.3]).double().log(), **sharp})
+
+
+@pytest.fixture(scope="module")
+def data():
+    torch.manual_seed(0)
+    ids = torch.randint(4, (120, 4))
+    return ids, told().pyro()(ids)["y"].reshape(120, 4)
+
+
+@pytest.fixture(scope="module")
+def fits(data):
+    net = told().replace({"c.logits": torch.zeros(2).double()})
+    options = {
+        "map": {"batch": 120},
+        "em": {"steps": 100},
+        "svi": {"batch": 120},
+        "nuts": {"chains": 2, "draws": 400, "warmup": 100},
+    }
+    found = {}
+    for method, more in options.items():
+        found[method] = bt.fit(net, data, method=method, learn=["c.logits"], progress=False, **more)
+    return found
+
+
+def test_map_em_svi_and_nuts_agree(fits, data):
+    """Under a flat prior the likelihood of one share is integrated on a grid: its mode, its mean, its spread."""
+    objective = objective_of(told(), ["c.logits"])
+    grid = (torch.arange(400, dtype=torch.float64) + 0.5) / 400
+    sets = {"c.logits": torch.stack([grid, 1 - grid], -1).log()}
+    log = objective.log_evidences(sets, corpus_of(told().network, data)).sum(1)
+    weight = log.softmax(0)
+    mean = float((weight * grid).sum())
+    spread = float((weight * (grid - mean).square()).sum().sqrt())
+    assert float(fits["em"].pi[0]) == pytest.approx(float(grid[log.argmax()]), abs=2e-3)
+    assert float(fits["map"].pi[0]) == pytest.approx(float(fits["em"].pi[0]), abs=2e-3)
+    for method in ("svi", "nuts"):
+        drawn = fits[method].samples["c.logits"][..., 0]
+        assert float(drawn.mean()) == pytest.approx(mean, abs=0.01)
+        assert float(drawn.std()) == pytest.approx(spread, rel=0.2)
+    pis = torch.stack([f.pi for f in fits.values()])
+    assert float((pis.max(0).values - pis.min(0).values).max()) < 0.02
+
+
+@ARVIZ
+def test_arviz_has_chains_that_mix_and_the_likelihoods(fits):
+    import arviz as az
+
+    found = fits["nuts"].to_arviz()
+    assert found.log_likelihood["y"].shape == (2, 400, 120)
+    assert float(az.rhat(found, var_names=["c_sorted"])["c_sorted"].max()) < 1.05
+    assert float(az.rhat(found, var_names=["c_effective"])["c_effective"]) < 1.05
+    assert float(az.ess(found, var_names=["log_evidence"])["log_evidence"]) > 50
+    elpd = float(az.loo(found).elpd_loo)
+    assert elpd == pytest.approx(float(found.log_likelihood["y"].values.sum(-1).mean()), abs=3)
+
+
+def test_intervals_hold_the_mean_and_are_told_as_approximate_by_svi(fits):
+    for method in ("svi", "nuts"):
+        low, high = fits[method].interval("c.logits")
+        assert bool((low < fits[method].pi).all() and (fits[method].pi < high).all())
+    assert "mean-field" in fits["svi"].approximate and fits["nuts"].approximate is None
+    with pytest.raises(bt.UnknownNameError):
+        fits["nuts"].interval("c.logit")
+
+
+def test_predictions_are_means_over_the_samples(fits, data):
+    f = fits["nuts"]
+    likelihood = f.log_likelihood(data)
+    wanted = f.log_likelihoods.flatten(0, 1).logsumexp(0) - torch.tensor(800.0).log()
+    torch.testing.assert_close(likelihood, wanted, atol=0.02, rtol=0)
+    torch.testing.assert_close(f.predict(data[0]).sum(-1), torch.ones(120, 4).double())
+
+
+def test_samples_come_back_from_a_file(fits, tmp_path):
+    fits["nuts"].save(tmp_path / "f.safetensors")
+    found = bt.load(tmp_path / "f.safetensors")
+    assert torch.equal(found.samples["c.logits"], fits["nuts"].samples["c.logits"])
+    assert (
+        torch.equal(found.log_likelihoods, fits["nuts"].log_likelihoods) and found.divergent == fits["nuts"].divergent
+    )
+
+
+def objective_of(net, learn=None, spread=None):
+    learned = learned_of(net.network, task_of_mixture(net.network).readouts, learn, spread)
+    return Objective(net.network, learned, 2**16)
+
+
+@pytest.mark.parametrize("atoms", [None, 2])
+def test_the_marginal_as_a_factor_is_what_enumeration_gives(atoms, data):
+    """The density that SVI and NUTS climb, against Pyro's own TraceEnum_ELBO of the same model."""
+    net = told(atoms=atoms)
+    objective = objective_of(net, [name for name in net.parameters if name.endswith("logits") and name != "y.logits"])
+    corpus = corpus_of(net.network, data)
+    pyro.clear_param_store()
+    reading = net.pyro()
+    guide = AutoDelta(pyro.poutine.block(reading, expose=list(reading.priors.values())))
+    elbo = TraceEnum_ELBO(max_plate_nesting=reading.max_plate_nesting)
+    theirs = -elbo.differentiable_loss(reading, guide, *data)
+    median = guide.median()
+    model = Model(objective)
+    theta = {name: median[reading.priors[name]].reshape(net.parameters[name].shape) for name in objective.learned.names}
+    ours = objective.log_evidence({name: value.log() for name, value in theta.items()}, corpus).sum()
+    ours = ours + sum(model.prior(name).log_prob(value) for name, value in theta.items())
+    torch.testing.assert_close(ours.detach(), theirs.detach())
+    to = biject_to(constraints.simplex)
+    z = {name.replace(".", "_"): to.inv(value.detach()) for name, value in theta.items()}
+    jacobian = sum(to.log_abs_det_jacobian(z[name.replace(".", "_")], value).sum() for name, value in theta.items())
+    torch.testing.assert_close(model.potential(corpus, z).detach(), (-ours - jacobian).detach())
+
+
+def test_heads_of_all_draws_are_in_one_order():
+    """Two chains that start from opposite labels tell of the same heads."""
+    true = bt.bayesuvius(2, heads=2, observe=Normal(0.2), prior=2.0).to(torch.float64)
+    true = true.replace({"c.logits": torch.tensor([0.7, 0.3]).double().log()})
+    torch.manual_seed(2)
+    x = torch.randn(60, 3, 2, dtype=torch.float64)
+    y = true.pyro()(x)["y"].reshape(60, 3, 2)
+    from bnet_transformer.inference.fit.samples import aligned
+
+    objective = objective_of(true, ["c.logits", "W_v_0.values"], 1.0)
+    values = {"c.logits": true.parameters["c.logits"].exp(), "W_v_0.values": true.parameters["W_v_0.values"]}
+    fixed = true.replace(
+        {f"W_{r}_0.values": true.parameters[f"W_{r}_0.values"][:1].expand(2, 2, 2).clone() for r in "qk"}
+    )
+    objective.network = fixed.network
+    samples = {name: torch.stack([value, value.flip(0), value])[:, None] for name, value in values.items()}
+    found = aligned(objective, corpus_of(true.network, (x, y)), samples, None)
+    for name, value in values.items():
+        torch.testing.assert_close(found[name], torch.stack([value] * 3)[:, None])
+
+
+def test_chains_are_kept_and_resumed(data, tmp_path):
+    small = data[0][:20], data[1][:20]
+    options = {"method": "nuts", "learn": ["c.logits"], "draws": 10, "warmup": 10, "chains": 2, "progress": False}
+    whole = bt.fit(told(), small, folder=tmp_path, **options)
+    again = bt.fit(told(), small, folder=tmp_path, resume=True, **options)
+    assert torch.equal(whole.samples["c.logits"], again.samples["c.logits"])
+    assert not torch.equal(whole.samples["c.logits"][0], whole.samples["c.logits"][1])
+    assert torch.equal(bt.fit(told(), small, **options).samples["c.logits"], whole.samples["c.logits"])
+
+
+def test_exact_posteriors_are_calibrated():
+    _, p = chi_square(exact_ranks(2000), 20)
+    assert p > 0.01
+
+
+def test_nuts_ranks_are_not_far_from_even():
+    """A quick form; benchmarks/calibration.py has the full one."""
+    (ranks,) = nuts_ranks(12, thin=2, warmup=40, learn=["c.logits"])
+    assert abs(sum(rank / 19 for rank in ranks) / 12 - 0.5) < 3.5 * (1 / 12 / 12) ** 0.5
+    assert min(ranks) < 8 and max(ranks) > 11
+
+
+@pytest.mark.parametrize("atoms", [None, 2])
+def test_drawn_choices_come_near_to_summed_ones(atoms, data):
+    """On a net where both can be had: the bound lies below the evidence, the choices near their posterior."""
+    from bnet_transformer.inference import Evidence, posterior
+
+    net = told(atoms=atoms)
+    options = {"method": "svi", "learn": ["c.logits"], "batch": 120, "choices": "sampled", "progress": False}
+    f = bt.fit(net, data, steps=400, rate=0.2, **options)
+    objective = objective_of(net, ["c.logits"])
+    exact = objective.log_evidence(dict(f.net.parameters), corpus_of(net.network, data))
+    below = float(exact.mean()) - f.measured[-1][2]
+    assert -0.02 < below < (0.05 if atoms is None else 0.5)
+    assert "drawn" in f.approximate and f.log_likelihoods is None
+    share = posterior(f.net.module(), "c", {"y": Evidence(data[1])}, data[0])
+    assert float((f.choices["c"] - share).abs().mean()) < (0.03 if atoms is None else 0.1)
+    if atoms is None:
+        assert float(f.pi[0]) == pytest.approx(0.366, abs=0.03)
+
+
+def test_choices_of_words_over_slices_are_drawn_where_they_cannot_be_summed(tmp_path):
+    true = bt.bayesuvius(3, heads=2, slices=2, per="word", observe=Normal(0.3), seed=2).to(torch.float64)
+    true = true.replace({f"c_{t}.logits": torch.tensor([0.8, 0.2]).double().log() for t in (0, 1)})
+    torch.manual_seed(0)
+    x = torch.randn(60, 3, 3, dtype=torch.float64)
+    drawn = true.pyro()(x)
+    y = drawn["y"].reshape(60, 3, 3)
+    net = true.replace({f"c_{t}.logits": torch.zeros(2).double() for t in (0, 1)})
+    options = {"method": "svi", "learn": ["c_0.logits", "c_1.logits"], "progress": False, "steps": 200}
+    with pytest.raises(bt.BNetError):
+        bt.fit(net, (x, y), **options)
+    f = bt.fit(net, (x, y), choices="sampled", batch=60, rate=0.2, **options)
+    assert f.choices["c_1"].shape == (60, 3, 2)
+    right = f.choices["c_1"].argmax(-1) == drawn["c_1"].reshape(60, 3)
+    assert float(right.double().mean()) > 0.9
+    torch.testing.assert_close(f.theta["c_1"], torch.tensor([0.8, 0.2]).double(), atol=0.08, rtol=0)
+    f.save(tmp_path / "f.safetensors")
+    assert torch.equal(bt.load(tmp_path / "f.safetensors").choices["c_1"], f.choices["c_1"])
+    with pytest.raises(bt.BNetError, match="svi"):
+        bt.fit(net, (x, y), choices="sampled")

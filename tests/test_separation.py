@@ -1,0 +1,285 @@
+"""Separation, trails, separators and cuts against networkx and pgmpy; D-separation against its definition."""
+
+import itertools
+import random
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bnet_transformer as bt
+from bnet_transformer.axes import Reach
+from bnet_transformer.graph import (
+    Bundle,
+    Family,
+    FoldedGraph,
+    Ground,
+    Question,
+    active_trail,
+    descendants,
+    minimal_cut,
+    minimal_separator,
+    reaches,
+    separated,
+)
+from bnet_transformer.graph.arborescence import best_parents
+from bnet_transformer.graph.separation import thinned
+from bnet_transformer.tpm import Categorical
+from tests.cases import CASES
+from tests.test_graph import as_networkx, grounded, plans
+
+
+def sides(ground: Ground, pick: random.Random) -> Question:
+    """A random question: one or two nodes on a side, a few given."""
+    nodes = pick.sample(range(len(ground)), min(len(ground), pick.choice([2, 3, 5, 8])))
+    one = 2 if len(nodes) > 4 else 1
+    return Question(frozenset(nodes[:one]), frozenset(nodes[one : one + 1]), frozenset(nodes[one + 1 :]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(plans(), st.data())
+def test_random_nets_agree_with_networkx_and_trails_are_active(plan, data):
+    ground = grounded(plan)
+    if len(ground) < 2:
+        return
+    ground = ground.surgery(data.draw(st.sets(st.integers(0, len(ground) - 1), max_size=2)))
+    graph = as_networkx(ground)
+    pick = random.Random(data.draw(st.integers(0, 10**6)))
+    questions = [sides(ground, pick) for _ in range(8)]
+    truth = [nx.is_d_separator(graph, set(q.x), set(q.y), set(q.given)) for q in questions]
+    assert separated(ground, questions).tolist() == truth
+    assert [bool(separated(ground, [q])[0]) for q in questions] == truth
+    for q, apart in zip(questions, truth, strict=True):
+        trail = active_trail(ground, q)
+        assert (trail is None) == apart
+        if trail is not None:
+            check_trail(graph, ground, q, trail)
+        x, y = next(iter(q.x)), next(iter(q.y))
+        assert reaches(ground, x, y) == nx.has_path(graph, x, y)
+
+
+def check_trail(graph: nx.DiGraph, ground: Ground, q: Question, trail) -> None:
+    nodes = [ground.id(name) for name in trail.nodes]
+    assert nodes[0] in q.x and nodes[-1] in q.y and len(set(nodes)) == len(nodes)
+    for a, b, forward in zip(nodes, nodes[1:], trail.forward, strict=False):
+        assert graph.has_edge(a, b) if forward else graph.has_edge(b, a)
+    opened = set(q.given).union(*(nx.ancestors(graph, z) for z in q.given))
+    colliders = {ground.id(name) for name in trail.colliders}
+    assert colliders <= opened
+    assert not (set(nodes) - colliders) & q.given
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans(), st.data())
+def test_separators_and_cuts_are_minimal(plan, data):
+    ground = grounded(plan)
+    if len(ground) < 2:
+        return
+    x, y = data.draw(st.lists(st.integers(0, len(ground) - 1), min_size=2, max_size=2, unique=True))
+    graph = as_networkx(ground)
+    found = minimal_separator(ground, frozenset([x]), frozenset([y]))
+    if graph.has_edge(x, y) or graph.has_edge(y, x):
+        assert found is None
+    else:
+        assert nx.is_minimal_d_separator(graph, {x}, {y}, set(found))
+    cut = minimal_cut(ground, x, y)
+    if graph.has_edge(x, y):
+        assert cut is None
+    elif nx.has_path(graph, x, y):
+        assert len(cut) == nx.node_connectivity(graph, x, y)
+        graph.remove_nodes_from(cut)
+        assert not nx.has_path(graph, x, y)
+    else:
+        assert cut == []
+
+
+def test_cuts_need_as_many_words_as_it_takes():
+    """With more heads than the words first looked at, a slice is no bottleneck until words are added."""
+    folded = bt.bayesuvius(2, slices=3, heads=6, combine="concat").network.graph
+    ground = Ground(folded, {"": 20})
+    found = minimal_cut(ground, ground.id("x_0_3"), ground.id("x_3_1"))
+    assert len(found) == nx.node_connectivity(as_networkx(ground), ground.id("x_0_3"), ground.id("x_3_1")) == 6
+    assert ground.id("x_3_1") not in descendants(ground.surgery(found), [ground.id("x_0_3")])
+
+
+REACHES = ["same", "every", "causal", "earlier", "before", "first", "last", "window", "mask"]
+
+
+@pytest.mark.parametrize("kind", REACHES)
+@pytest.mark.parametrize("heads", [1, 5])
+def test_many_words_agree_whatever_the_reach(kind, heads):
+    """Sentences long enough that words and heads are left out, two slices deep."""
+    n, pick = 11, random.Random(kind)
+    table = tuple(tuple(pick.random() < 0.4 or i == j for j in range(n)) for i in range(n))
+    reach = Reach(kind, width=2) if kind == "window" else Reach(kind, table=table) if kind == "mask" else Reach(kind)
+    families = [Family(0, "", "x", 0, (), "", -1)]
+    bundles = []
+    for t in range(2):
+        base = 1 + 3 * t
+        families += [Family(base, "", "k", t, ("head",), "", t), Family(base + 1, "", "W", t, ("head",), None, t)]
+        families += [Family(base + 2, "", "x", t + 1, (), "", t)]
+        bundles += [
+            Bundle(base - 1, base, (Reach("same"),), ("x",)),
+            Bundle(base + 1, base, (), ("W",)),
+            Bundle(base, base + 2, (reach,), ("k",)),
+            Bundle(base - 1, base + 2, (Reach("same"),), ("r",)),
+        ]
+    order = (0, 2, 1, 3, 5, 4, 6)
+    place = {old: new for new, old in enumerate(order)}
+    kept = tuple(Family(place[f.index], *list(vars(f).values())[1:]) for f in (families[k] for k in order))
+    moved = tuple(Bundle(place[b.parent], place[b.child], b.reaches, b.slots) for b in bundles)
+    folded = FoldedGraph(kept, moved, {"head": heads}, {"": 2}, tuple((k,) for k in range(7)))
+    ground = Ground(folded, {"": n}).surgery([3])
+    graph = as_networkx(ground)
+    questions = [sides(ground, pick) for _ in range(150)]
+    truth = [nx.is_d_separator(graph, set(q.x), set(q.y), set(q.given)) for q in questions]
+    assert separated(ground, questions).tolist() == truth
+    small = thinned(ground, [{0}])
+    assert (len(small.ground) < len(ground)) == (kind in ("same", "every", "causal", "first", "last") or heads > 2)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_case_agrees_with_networkx(case):
+    ground = case.sentence.ground
+    graph, pick = as_networkx(ground), random.Random(3)
+    questions = [sides(ground, pick) for _ in range(40)]
+    truth = [nx.is_d_separator(graph, set(q.x), set(q.y), set(q.given)) for q in questions]
+    assert separated(ground, questions).tolist() == truth
+    functions = case.sentence._functions(True)
+    assert separated(ground, questions, functions).tolist() == [
+        determined(graph, ground, q, functions) for q in questions
+    ]
+
+
+def determined(graph: nx.DiGraph, ground: Ground, q: Question, functions) -> bool:
+    """D-separation by its definition: no trail whose colliders lead to what is given, and that no determined node
+    blocks; a determined node is a given one, or a function of determined parents."""
+    known = set(q.given) | set(ground.cut)
+    for node in nx.topological_sort(graph):
+        family = ground.family_of(node)
+        if family.index in functions and ground.folded.into[family.index]:
+            known |= {node} if set(graph.predecessors(node)) <= known else set()
+    opened = set(q.given).union(*(nx.ancestors(graph, z) for z in q.given))
+    starts = [(x, True) for x in q.x - known]
+    seen = set(starts)
+    while starts:
+        node, rising = starts.pop()
+        if node in q.y - known:
+            return False
+        after = []
+        if node not in known:
+            after += [(child, False) for child in graph.successors(node)]
+        if (rising and node not in known) or (not rising and node in opened):
+            after += [(parent, True) for parent in graph.predecessors(node)]
+        fresh = [step for step in after if step not in seen]
+        seen.update(fresh)
+        starts += fresh
+    return True
+
+
+def test_two_hundred_nets_agree_with_pgmpy():
+    from pgmpy.base import DAG
+
+    pick = random.Random(7)
+    for _ in range(200):
+        n = pick.randint(3, 9)
+        families = tuple(Family(k, "", f"r{chr(97 + k)}", None, (), None) for k in range(n))
+        pairs = [(i, j) for i, j in itertools.combinations(range(n), 2) if pick.random() < 0.35]
+        bundles = tuple(Bundle(i, j, (), ("x",)) for i, j in pairs)
+        ground = Ground(FoldedGraph(families, bundles, {}, {}, tuple((k,) for k in range(n))), {})
+        peer = DAG()
+        peer.add_nodes_from(range(n))
+        peer.add_edges_from(pairs)
+        questions = [Question(frozenset([a]), frozenset([b]), frozenset(z)) for a, b, *z in draws(pick, n)]
+        theirs = [not peer.is_dconnected(*q.x, *q.y, observed=sorted(q.given)) for q in questions]
+        assert separated(ground, questions).tolist() == theirs
+
+
+def draws(pick: random.Random, n: int):
+    return [pick.sample(range(n), pick.randint(2, n)) for _ in range(4)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 7), st.integers(0, 10**6), st.floats(0.2, 1))
+def test_arborescences_are_networkxs(n, seed, density):
+    rng = np.random.default_rng(seed)
+    weight = np.where(rng.random((n, n)) < density, rng.random((n, n)).round(2), np.nan)
+    parents = best_parents(weight)
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(n))
+    graph.add_weighted_edges_from(
+        (j, i, weight[i, j]) for i in range(n) for j in range(n) if i != j and weight[i, j] >= 0
+    )
+    kept = [(p, i) for i, p in enumerate(parents) if p >= 0]
+    assert all(graph.has_edge(*arrow) for arrow in kept) and nx.is_forest(
+        nx.DiGraph(kept) if kept else nx.path_graph(1)
+    )
+    total = sum(weight[i, p] for p, i in kept)
+    try:
+        best = nx.maximum_spanning_arborescence(graph)
+    except nx.NetworkXException:
+        assert parents.count(-1) > 1
+    else:
+        assert parents.count(-1) == 1
+        assert total == pytest.approx(best.size("weight"))
+
+
+# asked of a sentence
+
+
+def test_separated_nodes_do_not_move_each_other():
+    s = bt.bayesuvius(4, heads=2, slices=2, mask="causal", observe=Categorical(3)).sentence("the cat sat on")
+    assert s.separated("x_0_3", "x_2_1") and not s.separated("x_0_1", "x_2_3")
+    trail = s.active_trail("x_0_0", "x_1_2")
+    assert str(trail) == "x_0_0 -> k_0_0 -> x_1_2" and len(trail) == 2
+    assert s.active_trail("x_0_3", "x_0_1") is None
+    assert s.active_trail("x_0_3", "x_0_1", "y_3").colliders
+    assert not s.do(x_1_1=s.do(c=0)["x_1_1"]).reaches("x_0_0", "x_1_1")
+    assert s.separations([("x_0_3", "x_2_1"), ("x_0_1", ["x_2_3"], ["c"])]).tolist() == [True, False]
+    assert s.minimal_separator("q_0_0", "x_1_0") is None
+    assert s.minimal_cut("x_0_3", "y_3") == ["x_2_3"]
+
+
+def test_determined_nodes_close_what_is_given():
+    """The weights follow from c: given c, q_0_0 and k_0_0 of the same given word are constants."""
+    s = bt.bayesuvius(4, heads=3, observe=Categorical(2)).sentence("the cat")
+    plain = s.separated("y_0", "q_0_1", ["c"], verify=True)
+    assert not plain and plain.dependence == pytest.approx(0)
+    assert not s.separated("y_0", "W_v_0", ["c"]) and s.separated("y_0", "W_v_0", ["c"], deterministic=True)
+    open_ = s.separated("y_0", "y_1", verify=True)
+    assert not open_ and open_.dependence > 1e-4
+    assert s.separated("y_0", "y_1", ["x_1_0"], verify=True).dependence == pytest.approx(0, abs=1e-12)
+    assert s.separated("y_0", "y_1", ["c", "x_0_0", "x_0_1"], deterministic=True)
+
+
+def test_what_is_set_is_known():
+    s = bt.bayesuvius(4, heads=3).sentence("the cat").do(c=1)
+    assert not s.separated("q_0_0", "q_0_1") and s.separated("q_0_0", "q_0_1", deterministic=True)
+
+
+@pytest.mark.parametrize("words, between", [(3, True), (2, False)])
+def test_a_word_that_no_question_names_is_a_way_round(words, between):
+    """Slices share no weight here, so past the given states of both ends leads only a word between them."""
+    net = bt.bayesuvius(4, slices=2, combine="concat", residual=True, mask="causal")
+    s, end = net.sentence(["the", "cat", "sat"][:words]), words - 1
+    apart = s.separated("x_0_0", f"x_2_{end}", ["x_1_0", f"x_1_{end}"])
+    assert bool(apart) != between
+
+
+def test_bad_questions():
+    s = bt.bayesuvius(4).sentence("the cat")
+    with pytest.raises(bt.BNetError, match="separation of x_0_0: expected a node on one side; got it in x and given"):
+        s.separated("x_0_0", "x_1_0", ["x_0_0"])
+    with pytest.raises(bt.BNetError, match="got it in x and y"):
+        s.separated("x_0_0", ["x_0_0"])
+    with pytest.raises(bt.UnknownNameError, match="x_0_0 to x_1_1"):
+        s.active_trail("x_0_9", "x_1_0")
+    for bad in (3, [3], []):
+        with pytest.raises(bt.BNetError):
+            s.separated("x_0_0", bad)
+    with pytest.raises(bt.BNetError, match="question"):
+        s.separations(["x_0_0"])
+    with pytest.raises(bt.BudgetError, match="at most 3 arrows"):
+        s.minimal_cut("x_0_0", "x_1_0", limit=3)
