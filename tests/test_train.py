@@ -585,7 +585,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("options", "match"), BAD, ids=str)
+@pytest.mark.parametrize(("options", "match"), BAD, ids=lambda value: str(value).partition(" at 0x")[0])
 def test_bad_options_are_told(options, match):
     options = {"steps": 1, **options} if options and "epochs" not in options else options
     with pytest.raises(bt.BNetError, match=match):
