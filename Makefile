@@ -50,7 +50,7 @@ lint: $(DEV)
 	@echo "== lint: mypy"
 	@$(BIN)/mypy bnet_transformer
 	@echo "== lint: the order of the rooms"
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-cache
 
 docs: $(VENV)/pyvenv.cfg
 	@echo "== docs: plain Markdown, to be read as it is; checking its links"

@@ -16,6 +16,7 @@ import bnet_transformer as bt
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.inference.fit.ascent import Ascent
 from bnet_transformer.inference.fit.corpus import corpus_of, task_of_mixture
+from bnet_transformer.inference.fit.descent import begun
 from bnet_transformer.inference.fit.matching import matched, rand_index
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.tpm import Categorical, Normal
@@ -169,7 +170,7 @@ def test_restarts_at_once_are_restarts_one_by_one(method):
     options = {"method": method, "steps": 12, "batch": 16, "held_out": held_out, "every": 12, "inner": 4}
     together = fit(net, data, restarts=3, prune=False, **options)
     objective = objective_of(net)
-    run = Ascent.__init__.__globals__["begun"](net.network, objective.learned.names, 3, 0, torch.device("cpu"))
+    run = begun(net.network, objective.learned.names, 3, 0, torch.device("cpu"))
     scores = []
     for r in range(3):
         one = fit(net.replace(run.one(r)), data, **options)

