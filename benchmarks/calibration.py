@@ -3,14 +3,16 @@
     python -m benchmarks.calibration [--replications 200]
 
 Writes docs/benchmarks/calibration.md. A tiny model: two heads whose W_q, W_k are known, pi ~ Dirichlet(2, 2), entries
-of W_v ~ N(0, 1), 20 sentences of 2 words of width 2, sigma 1. Each replication draws parameters from the prior and
-sentences from them; the rank of the truth among draws of the posterior is even if the posterior is right.
+of W_v ~ N(0, 1), 20 sentences of 2 words of width 2, sigma 1; the two features of a word are correlated (0.95), so the
+entries of a row of W_v are, in the posterior, which a mean-field guide cannot say. Each replication draws parameters
+from the prior and sentences from them; the rank of the truth among draws of the posterior is even if it is right.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from bnet_transformer.tpm import Normal
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "calibration.md"
 SENTENCES, WORDS, DIM = 20, 2, 2
+CORRELATION = 0.95  # of a word's two features
 LEARN = ["c.logits", "W_v_0.values"]
 
 
@@ -35,6 +38,7 @@ def tiny(seed: int) -> tuple[bt.BNet, tuple[Tensor, Tensor], Tensor]:
     pi = torch.distributions.Dirichlet(torch.full((2,), 2.0, dtype=torch.float64)).sample()
     net = net.replace({"c.logits": pi.log(), "W_v_0.values": torch.randn(2, DIM, DIM, dtype=torch.float64)})
     x = torch.randn(SENTENCES, WORDS, DIM, dtype=torch.float64)
+    x[..., 1] = CORRELATION * x[..., 0] + math.sqrt(1 - CORRELATION**2) * x[..., 1]
     theta = {"theta_c": pi}
     import pyro
 

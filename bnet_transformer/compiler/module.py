@@ -91,7 +91,7 @@ class Module(nn.Module):
                 raise unknown("family that reads words", name, readers)
         asked = {name: readers[name] for name in (readers if of is None else of)}
         names = wanted(want)
-        course, plan = self.course((*asked, *names), x, mask, do=do, given=given, readings=frozenset(asked.values()))
+        course, plan = self.course(names, x, mask, do=do, given=given, readings=frozenset(asked.values()))
         found = {}
         for name, index in asked.items():
             weights = course.readings[index]
@@ -100,7 +100,7 @@ class Module(nn.Module):
                 got = "one that is set" if index in course.known else "one that is computed word after word"
                 raise ReadingError(member.family.name, expected="a family that reads all words at once", got=got)
             found[name] = _bare(course, self.network.members[index], weights)
-        own = zip(names, plan.wanted[len(asked) :], strict=True)
+        own = zip(names, plan.wanted, strict=True)
         return found, {name: self._wanted(course, name, index) for name, index in own}
 
     def course(
@@ -122,7 +122,7 @@ class Module(nn.Module):
 
         `seen` says outright what some random families came to, as `do` does; only messages tell them apart. `patched`
         sets some nodes of a family: values, and which nodes, `[batch, *plates, word]`. The `readings` of families are
-        kept beside their values. `training` is the module's own mode by default.
+        kept, and their values only where they are wanted. `training` is the module's own mode by default.
         """
         parameters = {name: self.store[name.replace(".", "/")] for name in self.network.parameters}
         inputs, words, batch, device = self.inputs(x, given)
@@ -130,7 +130,7 @@ class Module(nn.Module):
         batch = batch_of(self.network, set_, batch)
         fold = not readings and batch * max([0, *words.values()]) > self.widest
         some = self.told("do", {name: value for name, (value, _) in mapping("patched", patched).items()}, words, batch)
-        plan = self.plan(want, frozenset(set_), enumerate_too, left, frozenset(some), fold=fold, words=words)
+        plan = self.plan(want, frozenset(set_), enumerate_too, left, frozenset(some), readings, fold=fold, words=words)
         layout = Layout(plan.enumerated, tuple(self.network.graph.sizes))
         dtype = next((p.dtype for p in parameters.values()), self.network.floating)
         present = self.present(mask, words, batch)
@@ -153,16 +153,18 @@ class Module(nn.Module):
         enumerate_too: frozenset[int] = frozenset(),
         left: frozenset[int] = frozenset(),
         patched: frozenset[int] = frozenset(),
+        passed: frozenset[int] = frozenset(),
         *,
         fold: bool = False,
         words: Mapping[str, int] | None = None,
     ) -> Plan:
         """The plan of a question, made once; `words` are for the messages of what cannot be planned."""
-        key = (want, known, enumerate_too, left, patched, fold)
+        key = (want, known, enumerate_too, left, patched, passed, fold)
         if key not in self._plans:
             given = {m.family.index for m in self.network.members if isinstance(m.tpm, Given)}
+            sets = {"left": left, "patched": patched, "passed": passed}
             self._plans[key] = network_to_plan(
-                self.network, want, known | given, enumerate_too, fold=fold, left=left, patched=patched, words=words
+                self.network, want, known | given, enumerate_too, fold=fold, words=words, **sets
             )
         return self._plans[key]
 

@@ -38,19 +38,20 @@ def network_to_plan(
     fold: bool = False,
     left: frozenset[int] = frozenset(),
     patched: frozenset[int] = frozenset(),
+    passed: frozenset[int] = frozenset(),
     words: Mapping[str, int] | None = None,
 ) -> Plan:
     """The plan for some families; `known` are those whose value comes from outside (`do`, evidence).
 
     `fold` where there are so many words that a product of two weights costs less than a map of all words; the families
-    `left` are not computed, but all that they read is. Some nodes of the families `patched` are set. `words` of each
-    stack are for the messages.
+    `left` are not computed, but all that they read is; the deterministic families `passed` are computed, and not kept.
+    Some nodes of the families `patched` are set. `words` of each stack are for the messages.
     """
     wanted = tuple(network.graph.family(name).index for name in want)
     needed: set[int] = set(enumerate_too)
     enumerated: set[int] = set(enumerate_too)
     stack = [parent for index in wanted for parent in _above(network, index, known, wanted=True)]
-    stack += [index for index in wanted if not _random(network.members[index]) or index in known]
+    stack += [index for index in (*wanted, *passed) if not _random(network.members[index]) or index in known]
     while stack:
         index = stack.pop()
         if index in needed:

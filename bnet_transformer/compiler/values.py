@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -28,15 +29,15 @@ class Layout:
     enumerated: tuple[int, ...]
     plates: tuple[str, ...]
 
-    @property
+    @cached_property
     def batch(self) -> int:
         return len(self.enumerated)
 
-    @property
+    @cached_property
     def word(self) -> int:
         return len(self.enumerated) + 1 + len(self.plates)
 
-    @property
+    @cached_property
     def rank(self) -> int:
         return self.word + 1
 
@@ -61,6 +62,14 @@ class Course:
     device: torch.device
     patched: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     readings: dict[int, Tensor | None] = field(default_factory=dict)
+    _counted: dict[int, Tensor] = field(default_factory=dict)
+    masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)  # made once for all slices
+
+    def count(self, n: int) -> Tensor:
+        """The numbers `0 .. n - 1`."""
+        if n not in self._counted:
+            self._counted[n] = torch.arange(n, device=self.device)
+        return self._counted[n]
 
 
 def plan_to_values(plan: Plan, course: Course) -> dict[int, Tensor]:
@@ -197,7 +206,7 @@ def states(course: Course, index: int) -> Tensor:
     place = course.layout.enumerated.index(index)
     shape = [1] * course.layout.rank
     shape[place] = -1
-    return torch.arange(count_states(course, index), device=course.device).reshape(shape)
+    return course.count(count_states(course, index)).reshape(shape)
 
 
 def count_states(course: Course, index: int) -> int:
@@ -248,7 +257,7 @@ def _within_reach(course: Course, member: Member, given: Input, found: Tensor, s
     n = course.words[member.family.words] if member.family.words is not None else 1
     reads = _reads(course, given, n, course.words[words])
     state = course.values[selector]
-    word = torch.arange(n, device=course.device)
+    word = course.count(n)
     inside = reads[word, state]
     return found * inside.reshape(*inside.shape, *[1] * (found.dim() - inside.dim()))
 
@@ -291,8 +300,17 @@ def _who(course: Course, member: Member, given: Input, word: int | None) -> tupl
     network = course.network
     if WORD not in given.over:
         size = network.graph.sizes[given.over[-1]]
-        return torch.arange(size, device=course.device), torch.ones(size, dtype=torch.bool, device=course.device)
+        return course.count(size), torch.ones(size, dtype=torch.bool, device=course.device)
     words = network.members[given.parent].family.words or ""
+    m = course.words[words]
+    key = given.reach, words, member.family.words, word
+    if key not in course.masks:
+        course.masks[key] = _mask(course, member, given, words, word)
+    return course.count(m), course.masks[key]
+
+
+def _mask(course: Course, member: Member, given: Input, words: str, word: int | None) -> Tensor:
+    """Which words of a stack each word of a family reads, none that is absent."""
     m = course.words[words]
     n = 1 if member.family.words is None else course.words[member.family.words]
     mask = _reads(course, given, n, m)
@@ -302,7 +320,7 @@ def _who(course: Course, member: Member, given: Input, word: int | None) -> tupl
         shape = (present.shape[0], *[1] * len(course.layout.plates), 1, m)
         mask = mask & present.reshape(shape)
         mask = mask | _absent_and_alone(course, member, mask, word)
-    return torch.arange(m, device=course.device), mask
+    return mask
 
 
 def _absent_and_alone(course: Course, member: Member, mask: Tensor, word: int | None) -> Tensor:
@@ -319,7 +337,7 @@ def _reads(course: Course, given: Input, n: int, m: int) -> Tensor:
     """`[n, m]`: which words each word reads."""
     if given.reach.kind == "mask":
         return torch.tensor(given.reach.table, device=course.device)
-    i, j = torch.arange(n, device=course.device), torch.arange(m, device=course.device)
+    i, j = course.count(n), course.count(m)
     mask: Tensor = given.reach.holds(i[:, None], j[None, :], m)
     return mask
 
@@ -355,13 +373,14 @@ def _at(
     parameters = {}
     for name in member.parameters:
         stored = course.parameters[f"{member.owner}.{name}"]
-        shape = [1] * (1 + len(layout.plates) + 1)
-        for k, plate in enumerate(family.plates):
-            shape[1 + layout.plates.index(plate)] = stored.shape[k]
-        own = stored.shape[len(family.plates) :]
-        parameters[name] = stored.reshape(*shape, *own) if family.plates else stored
+        if family.plates:
+            shape = [1] * (1 + len(layout.plates) + 1)
+            for k, plate in enumerate(family.plates):
+                shape[1 + layout.plates.index(plate)] = stored.shape[k]
+            stored = stored.reshape(*shape, *stored.shape[len(family.plates) :])
+        parameters[name] = stored
     n = 1 if family.words is None else course.words[family.words]
-    place = torch.arange(n, device=course.device) if word is None else torch.tensor([word], device=course.device)
+    place = course.count(n) if word is None else torch.tensor([word], device=course.device)
     return At(parameters, place, read, mask, course.training, course.dtype)
 
 

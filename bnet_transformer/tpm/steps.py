@@ -103,10 +103,9 @@ class FeedForward(TPM):
         return (Product(parents, (self.hidden, width), own=True),) * (3 if self.gated else 2)
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
-        inner = self._map(at, "in", parents[0])
         activate = ACTIVATIONS[self.activation]
-        hidden = activate(self._map(at, "gate", parents[0])) * inner if self.gated else activate(inner)
-        return self._map(at, "out", hidden)
+        hidden = activate(self._map(at, "gate" if self.gated else "in", parents[0]))  # what it is made of goes at once
+        return self._map(at, "out", hidden * self._map(at, "in", parents[0]) if self.gated else hidden)
 
     def latex(self, s: Symbols) -> str:
         def inner(name: str, letters: str) -> str:
