@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bnet_transformer.axes import WORD
+from bnet_transformer.compiler.course import Course, Layout
 from bnet_transformer.compiler.plan import Plan, network_to_plan
 from bnet_transformer.compiler.told import (
     Values,
@@ -23,7 +24,7 @@ from bnet_transformer.compiler.told import (
     received,
     wanted,
 )
-from bnet_transformer.compiler.values import Course, Layout, count_states, plan_to_values, seen
+from bnet_transformer.compiler.values import count_states, plan_to_values, seen
 from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown, whole
 from bnet_transformer.intake import check_reads, main_of
 from bnet_transformer.network import Member, Network

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.compiler.values import Course, count_states
+from bnet_transformer.compiler.course import Course
+from bnet_transformer.compiler.values import count_states
 from bnet_transformer.errors import BNetError, mapping, unknown
 from bnet_transformer.network import Input, Member, Network
 from bnet_transformer.tpm import Given

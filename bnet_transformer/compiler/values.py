@@ -7,69 +7,18 @@ before it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from bnet_transformer.axes import WORD
+from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.fused import Reading, fused, is_plain, maps, reading_of, told_apart
 from bnet_transformer.compiler.plan import Plan, states_in
 from bnet_transformer.compiler.products import Fold
 from bnet_transformer.errors import ReadingError
-from bnet_transformer.network import Input, Member, Network
+from bnet_transformer.network import Input, Member
 from bnet_transformer.tpm import Affine, At, Attention
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where things lie: the enumerated families, then the batch, the plates of the net, the word."""
-
-    enumerated: tuple[int, ...]
-    plates: tuple[str, ...]
-
-    @cached_property
-    def batch(self) -> int:
-        return len(self.enumerated)
-
-    @cached_property
-    def word(self) -> int:
-        return len(self.enumerated) + 1 + len(self.plates)
-
-    @cached_property
-    def rank(self) -> int:
-        return self.word + 1
-
-    def axis(self, plate: str) -> int:
-        """The dim of a plate, or of the word."""
-        return self.word if plate == WORD else self.batch + 1 + self.plates.index(plate)
-
-
-@dataclass
-class Course:
-    """One run of a plan: the parameters, what is known, the words of each stack, and the values so far."""
-
-    network: Network
-    layout: Layout
-    parameters: Mapping[str, Tensor]
-    known: Mapping[int, Tensor]
-    words: Mapping[str, int]
-    present: Mapping[str, Tensor]
-    training: bool
-    values: dict[int, Tensor]
-    dtype: torch.dtype
-    device: torch.device
-    patched: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    readings: dict[int, Tensor | None] = field(default_factory=dict)
-    _counted: dict[int, Tensor] = field(default_factory=dict)
-    masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)  # made once for all slices
-
-    def count(self, n: int) -> Tensor:
-        """The numbers `0 .. n - 1`."""
-        if n not in self._counted:
-            self._counted[n] = torch.arange(n, device=self.device)
-        return self._counted[n]
 
 
 def plan_to_values(plan: Plan, course: Course) -> dict[int, Tensor]:

@@ -15,9 +15,10 @@ from torch.distributions import Categorical, Distribution
 
 from bnet_transformer import asking, reference
 from bnet_transformer.axes import WORD
+from bnet_transformer.compiler.course import Course, Layout
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.plan import states_in
-from bnet_transformer.compiler.values import Course, Layout, seen
+from bnet_transformer.compiler.values import seen
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.graph import Selection
 from bnet_transformer.inference.ground import counted

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.compiler.values import Course
+from bnet_transformer.compiler.course import Course
 from bnet_transformer.errors import BudgetError, ReadingError
 from bnet_transformer.inference.factors import NEVER, Factor
 

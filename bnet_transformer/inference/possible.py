@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.axes import WORD, join
-from bnet_transformer.compiler.values import Course
+from bnet_transformer.compiler.course import Course
 from bnet_transformer.errors import BNetError, EvidenceError
 from bnet_transformer.inference.elimination import eliminated
 from bnet_transformer.inference.factors import NEVER, Evidence, Factor

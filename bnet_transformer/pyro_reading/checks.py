@@ -13,8 +13,8 @@ from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor
 
 from bnet_transformer.axes import WORD
+from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.told import check_states, form, readable
-from bnet_transformer.compiler.values import Course
 from bnet_transformer.errors import BNetError, EvidenceError
 from bnet_transformer.network import Input, Member, Network
 

@@ -10,7 +10,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import Distribution, Independent
 
-from bnet_transformer.compiler.values import Course, Layout
+from bnet_transformer.compiler.course import Course, Layout
 from bnet_transformer.errors import BNetError, shown
 from bnet_transformer.network import Member
 

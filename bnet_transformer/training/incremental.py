@@ -15,7 +15,8 @@ from torch.nn import functional
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler import Module
-from bnet_transformer.compiler.values import Course, Layout, seen
+from bnet_transformer.compiler.course import Course, Layout
+from bnet_transformer.compiler.values import seen
 from bnet_transformer.errors import BNetError
 from bnet_transformer.network import Input, Member
 from bnet_transformer.tpm import Affine, At, Attention, Concat, Dot, Given, Linear

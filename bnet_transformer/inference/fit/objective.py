@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from bnet_transformer.compiler import Module
-from bnet_transformer.compiler.values import Course, states
+from bnet_transformer.compiler.course import Course
+from bnet_transformer.compiler.values import states
 from bnet_transformer.errors import BNetError
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.elimination import eliminated
