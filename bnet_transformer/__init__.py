@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from bnet_transformer.network import Stack as Stack
     from bnet_transformer.pretrained import from_pretrained as from_pretrained
     from bnet_transformer.training import train as train
+    from bnet_transformer.viz.plots import plot as plot
 
 __version__ = "0.1.0"
 
@@ -66,6 +67,7 @@ __all__ = [
     "from_pretrained",
     "load",
     "models",
+    "plot",
     "tpm",
     "train",
 ]
@@ -94,6 +96,7 @@ _HOME = {
     "from_pretrained": "pretrained",
     "load": "face",
     "models": "",
+    "plot": "viz.plots",
     "tpm": "",
     "train": "training",
 }

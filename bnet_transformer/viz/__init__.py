@@ -1,0 +1,1 @@
+"""Pictures: figures of graphs, and plots of results."""

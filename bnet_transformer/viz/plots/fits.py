@@ -1,0 +1,208 @@
+"""Plots of what was fitted or trained: posteriors of tables, heads, comparisons, checks, curves; and of costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from bnet_transformer.cost import Cost
+from bnet_transformer.errors import BNetError, number, one_of
+from bnet_transformer.inference.fit import Check, Comparison, Fit, Heads
+from bnet_transformer.training.result import Trained
+from bnet_transformer.viz.plots.bars import Series, bars
+from bnet_transformer.viz.plots.canvas import Canvas
+from bnet_transformer.viz.plots.curves import curve, dressed, points
+from bnet_transformer.viz.plots.heat import Map, framed, heat_map, heat_maps
+from bnet_transformer.viz.plots.table import Numbers
+
+SHOWN = ("pi", "theta", "history")
+
+
+def trained(result: Trained[Any], canvas: Canvas) -> None:
+    """The loss at each step, and on held-out sentences."""
+    ax = canvas.axes(4.6, 2.5)
+    curve(canvas, ax, result.losses, "loss")
+    if result.held_out:
+        steps, values = zip(*result.held_out, strict=True)
+        points(canvas, ax, steps, values, "held out")
+    dressed(canvas, ax, "loss")
+    canvas.headline("", ax)
+
+
+def fit(
+    result: Fit[Any], canvas: Canvas, *, show: str | None = None, owner: str | None = None, share: float = 0.9
+) -> None:
+    """The shares `pi` of the heads and how the fit went; or one of them; or the table `theta` of an `owner`.
+
+    Where there is a posterior, its intervals hold a `share` of it.
+    """
+    one_of("show", show, (None, *SHOWN))
+    if not 0 < number("share", share) < 1:
+        raise BNetError("share", expected="a share between 0 and 1", got=share)
+    if owner is not None and show != "theta":
+        raise BNetError("owner", expected="owner= with show='theta'", got=owner)
+    if show == "theta":
+        _theta(result, canvas, owner, share)
+        return
+    able = [each for each in ("pi", "history") if (result.selectors if each == "pi" else _has_history(result))]
+    wanted = [show] if show is not None else able[:1] if canvas.given is not None else able
+    if not wanted or any(each not in able for each in wanted):
+        allowed = ", ".join(f"show={each!r}" for each in (*able, *(["theta"] if result.theta else [])))
+        raise BNetError("show", expected="what this fit has", got=show or "neither pi nor a history", allowed=allowed)
+    wide = 6.9 if len(wanted) > 1 else 3.6 if wanted == ["pi"] else 4.6
+    panels = canvas.panels(1, len(wanted), wide, 2.5)
+    for each, ax in zip(wanted, panels, strict=True):
+        (_pi if each == "pi" else _history)(result, canvas, ax, share)
+    canvas.headline("" if len(panels) == 1 else f"{result.method} of {result.sentences:,} sentences", _alone(panels))
+    canvas.note(f"Approximate: {result.approximate}." if result.approximate else "")
+
+
+def heads(result: Heads, canvas: Canvas, *, show: str = "usage") -> None:
+    """The share of each head, dead ones hatched; or the cosines between the heads' matrices."""
+    one_of("show", show, ("usage", "cosine"))
+    if show == "usage":
+        ax = canvas.axes(max(2.8, min(6.9, 0.5 * len(result.usage) + 0.9)), 2.4)
+        _usage(canvas, ax, result, None, None)
+        canvas.headline(_living(result), ax)
+        return
+    if not result.cosine:
+        raise BNetError("show", expected="heads with matrices", got="none", allowed="'usage'")
+    names = tuple(str(k) for k in range(len(result.usage)))
+    maps = [Map(value.double().numpy(), names, names, name) for name, value in result.cosine.items()]
+    told: Any = {"what": "cosine", "x": "head", "y": "head"}
+    if len(maps) == 1:
+        canvas.headline(maps[0].name, heat_map(canvas, maps[0], **told, limits=(-1.0, 1.0), square=True))
+        return
+    heat_maps(canvas, maps, **told, across=min(4, len(maps)), limits=(-1.0, 1.0))
+    canvas.headline("How alike the heads are")
+
+
+def comparison(result: Comparison, canvas: Canvas) -> None:
+    """How many sentences a head of each fit answers for, the matches framed."""
+    overlap = result.overlap.detach().double().numpy()
+    rows, columns = (tuple(str(k) for k in range(size)) for size in overlap.shape)
+    told: Any = {"what": "answered for by both", "x": "head of the other fit", "y": "head of this fit"}
+    ax = heat_map(canvas, Map(overlap, rows, columns), **told, square=True)
+    for head, match in enumerate(result.match):
+        if match >= 0:
+            framed(canvas, ax, head, match)
+    canvas.headline(f"Adjusted Rand index {result.agreement:.2f}", ax)
+    canvas.note(f"Red frames: matched heads. Gain {result.gain:+.3g} ± {result.gain_error:.2g} nats a sentence.")
+
+
+def check(result: Check, canvas: Canvas) -> None:
+    """Each statistic of the data, in standard deviations of the draws from their mean."""
+    names = list(result.observed)
+    spread = np.array([result.spread[name] for name in names])
+    away = np.array([result.observed[name] - result.mean[name] for name in names])
+    z = np.divide(away, spread, out=np.where(away == 0, 0.0, np.nan), where=spread > 0)
+    ax = canvas.axes(4.8, 0.26 * len(names) + 1.0)
+    ax.axvspan(-2, 2, color=canvas.colours["observed"], alpha=0.5, linewidth=0, label="2 deviations of the draws")
+    ax.axvline(0, color=canvas.colours["grey"], linewidth=0.8)
+    ax.plot(z, range(len(names)), "o", color=canvas.colours["accent"], markersize=4.5, label="data")
+    canvas.words(ax, "y", names, 0.26 * len(names))
+    far = max(3.0, float(np.nanmax(np.abs(z), initial=0.0)) * 1.15)
+    ax.set_xlim(-far, far)
+    ax.set_ylim(len(names) - 0.4, -0.6)
+    right = ax.secondary_yaxis("right")
+    right.set_yticks(range(len(names)), labels=[f"p = {result.p[name]:.2f}" for name in names])
+    right.tick_params(length=0, labelsize=6.5, labelcolor=canvas.colours["grey"])
+    right.spines["right"].set_visible(False)
+    canvas.named(ax, "deviations from the mean of the draws")
+    canvas.legend(ax, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
+    still = [name for name, value in zip(names, z, strict=True) if np.isnan(value)]
+    canvas.note(f"Not drawn, since all draws agree: {', '.join(still)}." if still else "")
+    canvas.headline("", ax)
+
+
+def cost(result: Cost, canvas: Canvas, *, show: str = "flops") -> None:
+    """The FLOPs, parameters or bytes of each node template, the costly first."""
+    options = ("flops", "parameters", "value_bytes", "parameter_bytes")
+    one_of("show", show, options)
+    rows = sorted((row for row in result.rows if getattr(row, show)), key=lambda row: -getattr(row, show))
+    if not rows:
+        raise BNetError("show", expected="a cost that some template has", got=show, allowed=", ".join(options))
+    numbers = np.array([float(getattr(row, show)) for row in rows])
+    scale, unit = next((s, u) for s, u in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")) if numbers[0] >= s)
+    told = {"flops": "FLOPs", "value_bytes": "bytes of values", "parameter_bytes": "bytes of parameters"}
+    what = told.get(show, show)
+    series = Series(numbers[:25] / scale)
+    of = f"{unit + ' ' if unit else ''}{what}"
+    ax = bars(canvas, None, [series], [row.template for row in rows[:25]], what=of, of="template")
+    unknown = f"FLOPs not known of {', '.join(result.unknown)}." if show == "flops" and result.unknown else ""
+    canvas.note(unknown)
+    if len(rows) > 25:
+        canvas.note(f"The 25 greatest of {len(rows)} templates; the others have {numbers[25:].sum() / scale:.3g} {of}.")
+    words = ", ".join(f"{n:,}" for n in result.words.values())
+    canvas.headline(f"{result.name}, {words} words, batch {result.batch}", ax)
+
+
+def _pi(result: Fit[Any], canvas: Canvas, ax: Axes, share: float) -> None:
+    name = f"{result._selectors()[0].owner}.logits"
+    low, high = _interval(result, name, share)
+    _usage(canvas, ax, result.heads, low, high)
+    canvas.subtitle(ax, _living(result.heads) + (f", {share:.0%} intervals" if low is not None else ""))
+
+
+def _usage(canvas: Canvas, ax: Axes, found: Heads, low: Numbers | None, high: Numbers | None) -> None:
+    labels = [f"{k} (dead)" if k in found.dead else str(k) for k in range(len(found.usage))]
+    usage = found.usage.double().numpy().reshape(-1)
+    bars(canvas, ax, [Series(usage, low=low, high=high)], labels, what=f"P({found.selector})", of=found.selector)
+
+
+def _living(found: Heads) -> str:
+    return f"{found.live} live heads of {len(found.usage)}, {found.effective:.2f} in effect"
+
+
+def _has_history(result: Fit[Any]) -> bool:
+    return bool(result.bounds or result.measured)
+
+
+def _history(result: Fit[Any], canvas: Canvas, ax: Axes, share: float) -> None:
+    """The bound by step, and what each restart was measured at."""
+    if result.bounds:
+        curve(canvas, ax, result.bounds, "objective")
+    restarts = sorted({restart for _, restart, _ in result.measured})
+    for restart in sorted(restarts, key=lambda each: each == result.restart):
+        told = [(step, value) for step, each, value in result.measured if each == restart]
+        steps, values = zip(*told, strict=True)
+        kept = restart == result.restart
+        style: dict[str, Any] = {} if kept else {"color": canvas.colours["grey"], "linewidth": 0.7, "markersize": 2.2}
+        other = "other restarts" if restart == next(r for r in restarts if r != result.restart or kept) else "_"
+        points(canvas, ax, steps, values, f"held out, restart {restart}" if kept else other, **style)
+    dressed(canvas, ax, "log evidence of a sentence, nats")
+
+
+def _theta(result: Fit[Any], canvas: Canvas, owner: str | None, share: float) -> None:
+    """The table of one choice, a row for each state of its parents."""
+    tables = result.theta
+    if owner is None:
+        below = [name for name, value in tables.items() if value.dim() > 1]
+        owner = (below or list(tables) or [""])[0]
+    if owner not in tables:
+        raise BNetError("owner", expected="a node with a table", got=owner, allowed=", ".join(tables) or "none")
+    values = tables[owner].double().numpy()
+    flat = values.reshape(-1, values.shape[-1])
+    low, high = _interval(result, f"{owner}.logits", share)
+    if low is not None and high is not None:
+        low, high = low.reshape(flat.shape), high.reshape(flat.shape)
+        canvas.note(f"Intervals of {share:.0%}.")
+    rows = [", ".join(map(str, index)) for index in np.ndindex(values.shape[:-1])] if values.ndim > 1 else [owner]
+    columns = tuple(str(k) for k in range(flat.shape[1]))
+    found = Map(flat, tuple(rows), columns, low=low, high=high)
+    ax = heat_map(canvas, found, what=f"P({owner} | parents)", x=f"state of {owner}", y="state of the parents")
+    canvas.headline("", ax)
+
+
+def _interval(result: Fit[Any], name: str, share: float) -> tuple[Numbers | None, Numbers | None]:
+    if name not in result.samples:
+        return None, None
+    low, high = result.interval(name, share)
+    return low.double().numpy(), high.double().numpy()
+
+
+def _alone(panels: Sequence[Axes]) -> Axes | None:
+    return panels[0] if len(panels) == 1 else None

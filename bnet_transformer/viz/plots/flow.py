@@ -1,0 +1,205 @@
+"""Flows: how the reading of one word spreads over the words of the slices below it; and trees of best parents."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyArrowPatch, PathPatch
+from matplotlib.path import Path as Outline
+
+from bnet_transformer.viz.plots.canvas import PAGE, SMALL, Canvas
+from bnet_transformer.viz.plots.heat import room
+from bnet_transformer.viz.plots.table import Numbers
+from bnet_transformer.viz.plots.words import BASE
+
+TALL = 0.86  # the height of the whole mass, in rows
+
+
+def shares_of(chain: Numbers, weights: Numbers, word: int) -> tuple[Numbers, Numbers]:
+    """The chain from one word down: `mass[state, word]`, first state first, and `flows[slice, word, word read]`."""
+    states, slices, n, _ = chain.shape
+    mass, flows = np.zeros((slices + 1, n)), np.zeros((slices, n, n))
+    for s in range(states):
+        at = np.zeros(n)
+        at[word] = weights[s]
+        mass[slices] += at
+        for t in reversed(range(slices)):
+            flows[t] += at[:, None] * chain[s, t]
+            at = at @ chain[s, t]
+            mass[t] += at
+    return mass, flows
+
+
+def flow(
+    canvas: Canvas,
+    chain: Numbers,
+    weights: Numbers,
+    tokens: Sequence[str],
+    slices: Sequence[int],
+    word: int,
+    path: Sequence[int],
+    told: str,
+    least: float,
+) -> Axes:
+    """What a word reads, slice below slice, as ribbons as thick as their share; the most probable path in red."""
+    mass, flows = shares_of(chain, weights, word)
+    drawn = flows >= least
+    rows = [i for i in range(len(tokens)) if drawn[:, i].any() or drawn[:, :, i].any() or i in path]
+    row = {i: k for k, i in enumerate(rows)}
+    names = [f"{tokens[i]}" for i in rows]
+    side = room(names) + 0.35
+    each = min(1.6, max(0.5, (PAGE - 2 * side) / len(slices)))
+    bar = 0.035 / each
+    ax = canvas.axes(2 * side + each * len(slices), min(7.5, 0.34 * len(rows) + 1.0))
+    for t in range(len(slices)):
+        ribbons(canvas, ax, t, bar, flows[t] * drawn[t], mass, row)
+    for level in range(len(slices) + 1):
+        for i in rows:
+            if mass[level, i] > 0:
+                tall = TALL * mass[level, i]
+                ax.add_patch(_block(level, bar, row[i], tall, canvas.colours["ink"]))
+    red: dict[str, Any] = {"color": canvas.colours["q"], "zorder": 4}
+    for k, (i, j) in enumerate(itertools.pairwise(path)):
+        level = len(slices) - k
+        ax.add_patch(_thread(level - bar, row[i], level - 1 + bar, row[j], canvas.colours["q"]))
+    ax.plot(range(len(slices), -1, -1), [row[i] for i in path], "o", markersize=3, gid="path", **red)
+    for k in range(len(rows)):
+        ax.axhline(k, color=canvas.colours["line"], linewidth=0.5, zorder=0)
+    _ends(canvas, ax, mass, names, rows, row, word, len(slices))
+    _bare(canvas, ax, slices, len(rows))
+    canvas.note(told)
+    hidden = (flows > 0) & ~drawn
+    if hidden.any():
+        most = float((flows * hidden).sum((1, 2)).max())
+        gone = len(tokens) - len(rows)
+        words = f" and {gone} words without any other" if gone else ""
+        canvas.note(f"Left out: {int(hidden.sum()):,} flows below {least:g}{words}, at most {most:.1%} of a slice.")
+    return ax
+
+
+def ribbons(
+    canvas: Canvas, ax: Axes, level: int, bar: float, flows: Numbers, mass: Numbers, row: dict[int, int]
+) -> None:
+    """The flows of one slice, stacked at both ends in the order of the words that they come from and go to."""
+    top = {i: row[i] - TALL * mass[level + 1, i] / 2 for i in row}
+    foot = {j: row[j] - TALL * mass[level, j] / 2 for j in row}
+    right: dict[tuple[int, int], float] = {}
+    left: dict[tuple[int, int], float] = {}
+    for i in row:
+        for j in row:
+            right[i, j] = top[i]
+            top[i] += TALL * flows[i, j]
+    for j in row:
+        for i in row:
+            left[i, j] = foot[j]
+            foot[j] += TALL * flows[i, j]
+    for i in row:
+        for j in row:
+            if flows[i, j] > 0:
+                ends = (level + 1 - bar, right[i, j], level + bar, left[i, j])
+                ax.add_patch(_ribbon(*ends, TALL * flows[i, j], canvas.colours["k"], float(flows[i, j])))
+
+
+def arcs(canvas: Canvas, parents: Sequence[int], weights: Sequence[float], tokens: Sequence[str]) -> Axes:
+    """The words in a row, and over them an arrow from each word's best parent, as thick as it is read."""
+    n = len(tokens)
+    span = max((abs(i - p) for i, p in enumerate(parents) if p >= 0), default=1)
+    wide = max(3.0, min(PAGE, 0.55 * n + 0.4))
+    ax = canvas.axes(wide, min(4.0, 0.75 + room(tokens) + 0.16 * span))
+    across = ax.get_window_extent().width / ax.figure.dpi if canvas.given is not None else wide - 0.3
+    for i, (parent, share) in enumerate(zip(parents, weights, strict=True)):
+        if parent < 0:
+            ax.plot([i], [0.0], marker="s", markersize=4.5, color=canvas.colours["q"], zorder=3, clip_on=False)
+            continue
+        bend = -0.5 if parent < i else 0.5
+        style: dict[str, Any] = {"color": canvas.colours["accent"], "alpha": 0.35 + 0.65 * share}
+        arrow = FancyArrowPatch(
+            (parent, 0),
+            (i, 0),
+            connectionstyle=f"arc3,rad={bend}",
+            arrowstyle="-|>,head_length=4,head_width=2",
+            linewidth=0.6 + 2.4 * share,
+            shrinkA=3,
+            shrinkB=4,
+            gid=f"arc_{parent}_{i}",
+            **style,
+        )
+        ax.add_patch(arrow)
+    ax.plot(range(n), [0] * n, linestyle="", marker="o", markersize=3, color=canvas.colours["ink"])
+    ax.set_xlim(-0.6, n - 0.4)
+    ax.set_ylim(-0.3, 0.25 * span + 0.35)
+    ax.set_aspect("equal")  # an arc is as high as it is wide
+    for side in ("left", "bottom"):
+        ax.spines[side].set_visible(False)
+    ax.set_yticks([])
+    canvas.words(ax, "x", tokens, across)
+    ax.tick_params(length=0)
+    return ax
+
+
+def _ends(
+    canvas: Canvas, ax: Axes, mass: Numbers, names: list[str], rows: list[int], row: dict[int, int], word: int, top: int
+) -> None:
+    """The words at the left with the share that is read of each; the word that reads at the right."""
+    for i, name in zip(rows, names, strict=True):
+        (line,), fonts = canvas.lines([name], 14)
+        style: dict[str, Any] = {"va": "center_baseline", "fontfamily": fonts, "fontsize": SMALL + 0.5}
+        dim = canvas.colours["ink" if mass[0, i] >= 0.005 else "grey"]
+        share = f"{mass[0, i]:.2f}" if mass[0, i] >= 0.005 else "–"
+        around: dict[str, Any] = {"textcoords": "offset points", "parse_math": False, **style}
+        ax.annotate(line, (0, row[i]), (-28, 0), ha="right", color=dim, **around)
+        ax.annotate(share, (0, row[i]), (-6, 0), ha="right", color=dim, **around)
+        if i == word:
+            ax.annotate(line, (top, row[i]), (6, 0), ha="left", color=canvas.colours["q"], **around)
+
+
+def _bare(canvas: Canvas, ax: Axes, slices: Sequence[int], rows: int) -> None:
+    """No frame; the states named at the foot."""
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    ax.set_xlim(-0.12, len(slices) + 0.12)
+    ax.set_ylim(rows - 0.4, -0.6)
+    ax.set_yticks([])
+    ax.set_xticks([t + 0.5 for t in range(len(slices))], labels=[f"slice {t}" for t in slices], fontfamily=BASE)
+    ax.tick_params(length=0)
+
+
+def _block(level: int, bar: float, at: float, tall: float, colour: str) -> PathPatch:
+    corners = [
+        (level - bar, at - tall / 2),
+        (level + bar, at - tall / 2),
+        (level + bar, at + tall / 2),
+        (level - bar, at + tall / 2),
+    ]
+    return PathPatch(Outline(corners, closed=False), facecolor=colour, linewidth=0, zorder=3)
+
+
+def _ribbon(x0: float, y0: float, x1: float, y1: float, tall: float, colour: str, share: float) -> PathPatch:
+    """A band from (x0, y0) to (x1, y1), level at both ends."""
+    middle = (x0 + x1) / 2
+    corners = [
+        (x0, y0),
+        (middle, y0),
+        (middle, y1),
+        (x1, y1),
+        (x1, y1 + tall),
+        (middle, y1 + tall),
+        (middle, y0 + tall),
+        (x0, y0 + tall),
+        (x0, y0),
+    ]
+    turns = [Outline.MOVETO, *[Outline.CURVE4] * 3, Outline.LINETO, *[Outline.CURVE4] * 3, Outline.CLOSEPOLY]
+    alpha = 0.25 + 0.35 * share
+    return PathPatch(Outline(corners, turns), facecolor=colour, alpha=alpha, linewidth=0, zorder=1)
+
+
+def _thread(x0: float, y0: float, x1: float, y1: float, colour: str) -> PathPatch:
+    """A line from (x0, y0) to (x1, y1), level at both ends."""
+    middle = (x0 + x1) / 2
+    corners = [(x0, y0), (middle, y0), (middle, y1), (x1, y1)]
+    turns = [Outline.MOVETO, *[Outline.CURVE4] * 3]
+    return PathPatch(Outline(corners, turns), facecolor="none", edgecolor=colour, linewidth=1.4, zorder=4)

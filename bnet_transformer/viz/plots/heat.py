@@ -1,0 +1,215 @@
+"""Heat maps: one, several side by side, and one whose cells show an interval as well."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.patches import Rectangle
+
+from bnet_transformer.errors import BudgetError
+from bnet_transformer.viz.plots.canvas import PAGE, SMALL, Canvas, scaled
+from bnet_transformer.viz.plots.table import Numbers
+from bnet_transformer.viz.plots.words import LONGEST, shown, width
+
+PANELS = 256
+FINE = 40  # cells of more rows or columns have no gaps, and are written as an image in SVG and PDF
+
+
+@dataclass(frozen=True)
+class Map:
+    """A matrix to colour: words along its rows and columns, and what the axes are."""
+
+    values: Numbers = field(repr=False)
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    name: str = ""
+    row: str = ""
+    low: Numbers | None = field(default=None, repr=False)
+    high: Numbers | None = field(default=None, repr=False)
+
+
+def heat_map(
+    canvas: Canvas,
+    shown_map: Map,
+    *,
+    what: str,
+    x: str,
+    y: str,
+    limits: tuple[float, float] | None = None,
+    square: bool = False,
+    numbers: bool = True,
+) -> Axes:
+    """One matrix in colours, words on both axes, numbers in the cells where there is room."""
+    rows, columns = shown_map.values.shape
+    longest = LONGEST if square else 2 * LONGEST
+    left, below = room(shown_map.rows, longest), room(shown_map.columns)
+    if square:
+        across = down = min(PAGE - left - 1.2, max(1.9, 0.3 * max(rows, columns)))
+    else:
+        across, down = min(PAGE - left - 1.2, max(2.2, 0.42 * columns)), min(3.8, max(1.0, 0.26 * rows))
+    if shown_map.low is not None:
+        down = min(7.0, max(1.2, 0.44 * rows))
+    ax = canvas.axes(across + left + 1.1, down + below + 0.75)
+    if canvas.given is not None:
+        box = ax.get_window_extent()
+        dpi = ax.figure.dpi
+        across, down = box.width / dpi, box.height / dpi
+    image = coloured(canvas, ax, shown_map, limits)
+    if square:
+        ax.set_aspect("equal")
+    canvas.words(ax, "x", shown_map.columns, across)
+    canvas.words(ax, "y", shown_map.rows, down, longest)
+    canvas.named(ax, x, y)
+    if shown_map.low is not None:
+        whiskers(canvas, ax, shown_map, image)
+    elif numbers and across / columns >= 0.27 and down / rows >= 0.16:
+        write_numbers(canvas, ax, shown_map.values, image)
+    canvas.bar(image, what, [ax])
+    return ax
+
+
+def heat_maps(
+    canvas: Canvas,
+    maps: Sequence[Map],
+    *,
+    what: str,
+    x: str,
+    y: str,
+    across: int,
+    limits: tuple[float, float] | None = None,
+    square: bool = True,
+) -> list[Axes]:
+    """Several matrices on one scale, `across` in a row; words at the left and at the foot, where there is room."""
+    check_panels(len(maps))
+    count = math.ceil(len(maps) / across)
+    titled = [k < across or each.name != maps[k - across].name for k, each in enumerate(maps)]
+    side = (PAGE - 1.1) / across - 0.1
+    worded = min(2.0, side - room(maps[0].rows) / across) * 72 / max(len(maps[0].rows), len(maps[0].columns)) >= 6.5
+    tall = 1.0 if square else 0.8
+    if worded:
+        left, below = room(maps[0].rows), room(maps[0].columns)
+        side = min(2.0, (PAGE - 0.9 - left) / across)
+        high = count * (tall * side + 0.1) + 0.16 * sum(titled[::across]) + below + 0.4
+        panels = canvas.panels(count, across, side * across + left + 0.9, min(9.4, high), sharex=True, sharey=True)
+    else:
+        side = min(1.8, side)
+        panels = canvas.grid(count, across, (side, tall * side), (0.08, 0.22 if any(titled[across:]) else 0.08))
+    limits = limits or shared_limits([each.values for each in maps])
+    image: Any = None
+    for k, ax in enumerate(panels):
+        if k >= len(maps):
+            ax.set_visible(False)
+            continue
+        image = coloured(canvas, ax, maps[k], limits)
+        first, foot = k % across == 0, k + across >= len(maps)
+        canvas.subtitle(ax, maps[k].name if titled[k] else "")
+        canvas.named(ax, y=maps[k].row if first else "")
+        if not worded:
+            ax.set_xticks([])
+            ax.set_yticks([])
+            continue
+        if square:
+            ax.set_aspect("equal")
+        if first:
+            canvas.words(ax, "y", maps[0].rows, tall * side * 0.95)
+        if foot:
+            canvas.words(ax, "x", maps[0].columns, side * 0.95)
+        ax.tick_params(labelleft=first, labelbottom=foot)
+    canvas.around(x, y)
+    canvas.bar(image, what, panels)
+    return panels[: len(maps)]
+
+
+def coloured(canvas: Canvas, ax: Axes, shown_map: Map, limits: tuple[float, float] | None) -> Any:
+    """The cells of a matrix, first row on top; blank where there is no number."""
+    values = np.ma.masked_invalid(shown_map.values)
+    low, high = limits or shared_limits([shown_map.values])
+    rows, columns = values.shape
+    style: Any = {"cmap": canvas.diverging() if low < 0 else canvas.sequential(), "norm": scaled(low, high)}
+    image: Any
+    if max(rows, columns) > FINE:
+        image = ax.imshow(values, aspect="auto", interpolation="nearest", **style)
+    else:
+        edges = (np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5)
+        image = ax.pcolormesh(*edges, values, edgecolors=canvas.colours["paper"], linewidth=0.6, **style)
+    ax.set_xlim(-0.5, columns - 0.5)
+    ax.set_ylim(rows - 0.5, -0.5)
+    canvas.framed(ax)
+    return image
+
+
+def framed(canvas: Canvas, ax: Axes, row: int, column: int) -> None:
+    """Frame one cell in red."""
+    style: Any = {"edgecolor": canvas.colours["q"], "linewidth": 1.5, "fill": False, "gid": f"frame_{row}_{column}"}
+    ax.add_patch(Rectangle((column - 0.46, row - 0.46), 0.92, 0.92, **style))
+
+
+def shared_limits(several: Sequence[Numbers]) -> tuple[float, float]:
+    """The ends of a scale: from 0 up, or even on both sides of 0 where a number is below it."""
+    every = np.concatenate([each.ravel() for each in several])
+    low, high = float(np.nanmin(every, initial=0.0)), float(np.nanmax(every, initial=0.0))
+    return (-max(-low, high), max(-low, high)) if low < 0 else (0.0, high or 1.0)
+
+
+def up_to(several: Sequence[Numbers]) -> tuple[float, float]:
+    """The ends of a scale of probabilities: up to 1, or to a round number if all are small."""
+    most = max(float(np.nanmax(each, initial=0.0)) for each in several)
+    return 0.0, next(end for end in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, math.inf) if most <= end)
+
+
+def write_numbers(canvas: Canvas, ax: Axes, values: Numbers, image: Any) -> None:
+    """The number of each cell, in ink or paper, whichever is read better."""
+    most = float(np.nanmax(np.abs(values), initial=0.0))
+    for (i, j), value in np.ndenumerate(values):
+        if np.isnan(value) or abs(value) < 0.005:
+            continue
+        whole = bool(np.all(np.mod(values[~np.isnan(values)], 1) == 0))
+        text = f"{value:.0f}" if whole else f"{value:.2f}" if most < 100 else f"{value:.3g}"
+        text = text.replace("0.", ".", 1) if most <= 1 and abs(value) < 0.995 else text
+        text = text.replace("-", "−")
+        colour = canvas.contrast(image.cmap(image.norm(value)))
+        canvas.write(ax, j, i, text, ha="center", va="center_baseline", color=colour, fontsize=6.5)
+
+
+def whiskers(canvas: Canvas, ax: Axes, shown_map: Map, image: Any) -> None:
+    """In each cell its interval, upright on one scale for all cells, a dot for the value, a thin line for zero."""
+    assert shown_map.low is not None and shown_map.high is not None
+    least, most = min(0.0, float(np.nanmin(shown_map.low))), max(0.0, float(np.nanmax(shown_map.high)))
+    span = (most - least) or 1.0
+
+    def height(value: Any) -> Any:
+        return 0.4 - 0.8 * (value - least) / span
+
+    lines, zeros, colours, dots = [], [], [], []
+    for (i, j), value in np.ndenumerate(shown_map.values):
+        if np.isnan(value):
+            continue
+        colour = canvas.contrast(image.cmap(image.norm(value)))
+        lines.append([(j, i + height(shown_map.low[i, j])), (j, i + height(shown_map.high[i, j]))])
+        zeros.append([(j - 0.3, i + height(0.0)), (j + 0.3, i + height(0.0))])
+        dots.append((j, i + height(value)))
+        colours.append(colour)
+    ax.add_collection(LineCollection(zeros, colors=colours, linewidths=0.5, alpha=0.6, label="zero"))
+    ax.add_collection(LineCollection(lines, colors=colours, linewidths=1.1, label="interval"))
+    x, y = np.array(dots).T
+    ax.scatter(x, y, s=8, c=colours, linewidths=0, zorder=3)
+    canvas.note(f"In each cell the value (dot) and its interval, between {least:.2g} and {most:.2g}; thin line: 0.")
+
+
+def room(words: Sequence[str], longest: int = LONGEST) -> float:
+    """The inches that words along an axis take, across."""
+    widest = sorted({shown(word, longest) for word in words}, key=len)[-3:]
+    return max(width(word, SMALL + 0.5) for word in widest) / 72 + 0.3
+
+
+def check_panels(count: int) -> None:
+    """Refuse more panels than a page can bear."""
+    if count > PANELS:
+        allowed = "slice=, head= and do (such as s.do(c=1)), which leave fewer"
+        raise BudgetError("plot", expected=f"at most {PANELS} panels", got=f"{count}", allowed=allowed)

@@ -1,0 +1,73 @@
+"""The one table of plots: what kind of result is drawn by which function, and what options that takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+from torch.distributions import Categorical
+
+from bnet_transformer.cost import Cost
+from bnet_transformer.errors import BNetError, unknown
+from bnet_transformer.inference import CorpusTan, Counterfactual, Reads, Samples, Tan, TanTree
+from bnet_transformer.inference.fit import Check, Comparison, Fit, Heads
+from bnet_transformer.training.result import Trained
+from bnet_transformer.viz.plots import fits, readings, sentences, tables
+from bnet_transformer.viz.plots.canvas import Canvas
+from bnet_transformer.viz.plots.table import Table, Tabled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+# The first kind that a result is of draws it.
+PLOTS: Mapping[type, Callable[..., None]] = {
+    Table: tables.table,
+    Tensor: tables.array,
+    np.ndarray: tables.array,
+    Categorical: readings.categorical,
+    Reads: readings.reads,
+    Tan: readings.tan,
+    TanTree: readings.tan_tree,
+    CorpusTan: readings.corpus_tan,
+    Counterfactual: readings.counterfactual,
+    Samples: readings.samples,
+    Fit: fits.fit,
+    Heads: fits.heads,
+    Comparison: fits.comparison,
+    Check: fits.check,
+    Trained: fits.trained,
+    Cost: fits.cost,
+    sentences.Said: sentences.sentence,
+    Tabled: tables.tabled,
+}
+NAMES: Mapping[type, str] = {sentences.Said: "Sentence", Tabled: "what has values and axes"}
+SEVERAL = "a list of Sentences"
+
+
+def drawn(
+    result: object, ax: Axes | None, theme: str, title: str | None, options: Mapping[str, Any]
+) -> Figure | SubFigure:
+    """A result, drawn by the function of its kind."""
+    draw = _plot_of(result)
+    known = [p.name for p in inspect.signature(draw).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for name in options:
+        if name not in known:
+            raise unknown(f"option of a plot of {type(result).__name__}", name, known)
+    canvas = Canvas(ax, theme, title)
+    with canvas.style():
+        draw(result, canvas, **options)
+        return canvas.finished()
+
+
+def _plot_of(result: object) -> Callable[..., None]:
+    if isinstance(result, list | tuple) and result and all(isinstance(each, sentences.Said) for each in result):
+        return sentences.sentences
+    for kind, draw in PLOTS.items():
+        if isinstance(result, kind):
+            return draw
+    names = ", ".join([*(NAMES.get(kind, kind.__name__) for kind in PLOTS), SEVERAL])
+    raise BNetError("plot", expected="a result that has a plot", got=result, allowed=f"{names}; draw is for graphs")

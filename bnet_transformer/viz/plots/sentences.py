@@ -1,0 +1,212 @@
+"""Plots of sentences: their attention TPMs as heat maps, and posteriors of their discrete nodes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnet_transformer import asking, reference
+from bnet_transformer.axes import WORD
+from bnet_transformer.errors import BNetError, one_of, whole
+from bnet_transformer.network import Member
+from bnet_transformer.reference import World
+from bnet_transformer.tpm import Given
+from bnet_transformer.viz.plots.bars import Series, bars, top_of
+from bnet_transformer.viz.plots.canvas import Canvas
+from bnet_transformer.viz.plots.heat import Map, heat_map, heat_maps, up_to
+from bnet_transformer.viz.plots.table import table_of
+from bnet_transformer.viz.plots.tables import table
+
+TOKENS = "tokens"
+ABSENT = "Blank: no arrow, the mask lets no word read there."
+
+
+@runtime_checkable
+class Said(Protocol):
+    """A sentence, as plots ask it: of its words, its attention, its posteriors."""
+
+    net: Any
+    _intake: Any
+    _seen: Any
+
+    @property
+    def _world(self) -> World: ...
+
+    def attention(self, slice: int, *, role: str | None = None, words: str = TOKENS) -> Tensor:
+        """The attention TPMs of a slice."""
+
+    def posterior(self, name: Any, evidence: Mapping[str, object] | None = None) -> Tensor:
+        """The posterior of a discrete node."""
+
+    def _slices(self, slices: object, role: str | None) -> tuple[str, list[int]]: ...
+
+
+def sentence(
+    s: Said,
+    canvas: Canvas,
+    *,
+    slice: int | Collection[int] | None = None,
+    head: int | None = None,
+    role: str | None = None,
+    words: str = TOKENS,
+    node: str | Sequence[str] | None = None,
+    evidence: Mapping[str, object] | None = None,
+    top: int = 20,
+) -> None:
+    """The attention TPMs of a slice, or of all; with `node`, its posterior given what is seen and the `evidence`."""
+    if node is not None:
+        if slice is not None or head is not None or role is not None or words != TOKENS:
+            raise BNetError("node", expected="node= with evidence= and top=", got="options of attention as well")
+        posterior(s, canvas, node, evidence, top)
+        return
+    if evidence is not None:
+        allowed = "node=; s.observe(...), whose attention is that of what was seen"
+        raise BNetError("evidence", expected="a node whose posterior it changes", got="none", allowed=allowed)
+    one_of("words", words, (TOKENS, "words"))
+    chosen = s._slices("all" if slice is None else slice, role)[1]
+    maps = [each for t in chosen for each in attention_maps(s, t, head, role, words)]
+    told: Any = {"what": "P(j | i)", "x": "word j that is read", "y": "word i that reads"}
+    if any(bool(np.isnan(each.values).any()) for each in maps):
+        canvas.note(ABSENT)
+    limits = up_to([each.values for each in maps])
+    if len(maps) == 1:
+        ax = heat_map(canvas, maps[0], **told, limits=limits, square=True)
+        canvas.headline(f"Slice {chosen[0]}" + (f", {maps[0].name}" if maps[0].name else ""), ax)
+        return
+    each = len(maps) // len(chosen)
+    if len(chosen) > 1 and each == 1:
+        maps = [replace(one, name=f"slice {t}") for one, t in zip(maps, chosen, strict=True)]
+    elif len(chosen) > 1:
+        maps = [replace(one, row=f"slice {chosen[k // each]}") for k, one in enumerate(maps)]
+    across = each if len(chosen) > 1 and 1 < each <= 16 else min(4, len(maps))
+    heat_maps(canvas, maps, **told, across=across, limits=limits)
+    canvas.headline(f"Slice {chosen[0]}" if len(chosen) == 1 else "Attention TPMs, slice by slice")
+
+
+def attention_maps(s: Said, slice_: int, head: int | None, role: str | None, words: str) -> list[Map]:
+    """A map for each state of the open choices and each head of a slice; blank where no arrow leads."""
+    world = s._world
+    found = s.attention(slice_, role=role, words=words).double()
+    member = asking.reader(world, slice_, role)
+    rows, columns = (_words(s, stack, words) for stack in _stacks(world, member))
+    names = _lead(s, world, member, found.dim() - 2)
+    kept = torch.where(found == 0, torch.nan, found)
+    if head is not None:
+        if "head" not in names:
+            raise BNetError("head", expected="a net with a plate of heads", got="one without", allowed="s.do(c=...)")
+        place = names.index("head")
+        if whole("head", head, least=0) >= found.shape[place]:
+            raise BNetError("head", expected=f"a head from 0 to {found.shape[place] - 1}", got=head)
+    sizes = found.shape[:-2]
+    maps = []
+    for states in itertools.product(*map(range, sizes)):
+        told = dict(zip(names, states, strict=True))
+        if head is not None and told["head"] != head:
+            continue
+        name = ", ".join(f"head {k}" if axis == "head" else f"{axis} = {k}" for axis, k in told.items())
+        maps.append(Map(kept[states].numpy(), rows, columns, name))
+    return maps
+
+
+def posterior(
+    s: Said, canvas: Canvas, node: str | Sequence[str], evidence: Mapping[str, object] | None, top: int
+) -> None:
+    """Bars of one node, before and after the evidence; a heat map of two together."""
+    whole("top", top)
+    names = (node,) if isinstance(node, str) else tuple(node)
+    if not 1 <= len(names) <= 2:
+        raise BNetError("node", expected="one node, or two together", got=f"{len(names)}")
+    given = ", ".join([*(_told(s, evidence or {})), *_seen(s)])
+    what = f"P({', '.join(names)}" + (f" | {given})" if given and len(given) < 40 else " | evidence)" if given else ")")
+    if len(names) == 2:
+        labels = {name: labels_of(s, name) for name in names}
+        joint = s.posterior(names, evidence)
+        table(table_of(joint, names, labels=labels, what=what), canvas)
+        return
+    labels_ = labels_of(s, names[0])
+    after = s.posterior(names[0], evidence).double().numpy()
+    series = [Series(after, what)]
+    if evidence:
+        before = s.posterior(names[0]).double().numpy()
+        prior = f"P({names[0]}" + (" | seen)" if s._seen else ")")
+        series = [Series(before, prior, colour="prior"), Series(after, what)]
+    series, labels_, told = top_of(series, labels_, top)
+    canvas.note(told)
+    ax = bars(canvas, None, series, labels_, what="probability" if evidence else what, of=names[0])
+    canvas.headline("", ax)
+
+
+def sentences(
+    several: Sequence[Said], canvas: Canvas, *, node: str = "c", evidence: Mapping[str, object] | None = None
+) -> None:
+    """The posterior of a node in each of several sentences, a row each."""
+    if not isinstance(node, str):
+        raise BNetError("node", expected="the name of one node", got=node)
+    shares = [s.posterior(node, evidence) for s in several]
+    if len({len(share) for share in shares}) != 1:
+        raise BNetError("sentences", expected=f"as many states of {node} in each", got="different numbers")
+    said = [" ".join(token for tokens in s._intake.tokens.values() for token in tokens) for s in several]
+    labels = {"sentence": said, node: labels_of(several[0], node)}
+    seen = "evidence" if evidence or any(s._seen for s in several) else ""
+    what = f"P({node} | {seen})" if seen else f"P({node})"
+    found = table_of(torch.stack(shares), ("sentence", node), labels=labels, what=what)
+    table(found, canvas, sort=False)
+
+
+def labels_of(s: Said, name: str) -> list[str]:
+    """What the states of a node are called: its TPM's labels, words of the vocabulary, or their numbers."""
+    world = s._world
+    network = world.network
+    node = world.ground.id(name)
+    member = network.members[world.ground.family_of(node).index]
+    count = reference.support(world, node)
+    if member.tpm.kind == "discrete" and member.tpm.states is None:
+        return list(s._intake.tokens[_stacks(world, member)[1]])
+    labels = getattr(member.tpm, "labels", None)
+    readout = not network.graph.out_of[member.family.index]
+    if labels is None and (readout or isinstance(member.tpm, Given)):
+        labels = network.vocabularies.get(member.family.stack)
+    if labels is None or len(labels) != count:
+        return [str(k) for k in range(count)]
+    return list(labels)
+
+
+def _stacks(world: World, member: Member) -> tuple[str, str]:
+    """The stacks of the words that read, and of those that are read."""
+    given = next(given for given in member.inputs if WORD in given.over)
+    return member.family.words or "", world.network.members[given.parent].family.words or ""
+
+
+def _words(s: Said, stack: str, words: str) -> tuple[str, ...]:
+    tokens = tuple(s._intake.tokens[stack])
+    if words == TOKENS:
+        return tokens
+    return tuple("".join(tokens[k].removeprefix("##") for k in group) for group in s._intake.groups())
+
+
+def _lead(s: Said, world: World, member: Member, dims: int) -> list[str]:
+    """What the dims before the words are: open choices, then plates."""
+    plates = [axis for axis in world.ground.axes(member.family) if axis != WORD]
+    if len(plates) == dims:
+        return plates
+    node = int(world.ground.nodes(member.family)[0])
+    free = reference.choices(world, reference.reading_parents(world, node), reference.settling(world, s._seen))
+    families = [name for name, _ in asking.layout(world, free, node)]
+    for choices in (families, [world.ground.name(each) for each in free]):
+        if len(choices) + len(plates) == dims:
+            return [*choices, *plates]
+    return [f"choice {k}" for k in range(dims - len(plates))] + plates
+
+
+def _told(s: Said, evidence: Mapping[str, object]) -> list[str]:
+    return [f"{name} = {value if isinstance(value, str | int) else '…'}" for name, value in evidence.items()]
+
+
+def _seen(s: Said) -> list[str]:
+    return [f"{s._world.ground.name(node)} seen" for node in s._seen]

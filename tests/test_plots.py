@@ -1,0 +1,366 @@
+"""Plots say what results say: numbers are read back from what was drawn; hostile words are shown; nothing leaks."""
+
+import io
+import itertools
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+import bnet_transformer as bt
+from bnet_transformer.inference import Counterfactual, corpus_tan
+from bnet_transformer.inference.fit import Check, Comparison
+from bnet_transformer.tpm import Categorical, Normal
+from bnet_transformer.training.result import Trained
+from bnet_transformer.viz.palette import DARK, LIGHT, PALETTES
+from bnet_transformer.viz.plots import table_of
+from bnet_transformer.viz.plots.canvas import DIVERGING, SEQUENTIAL, lightness
+from bnet_transformer.viz.plots.flow import shares_of
+from bnet_transformer.viz.plots.words import shown
+
+WORDS = ["the", "cat", "sat", "on", "mat"]
+HOSTILE = (
+    *("<script>alert(1)</script>", "$x_1$ & \\alpha", "שלום", "😀", "👨\u200d👩\u200d👧", "中文字", "x" * 200),
+    *("a\nb", "\x00", "\ud800", "_^%#{}", "\u202eabc", " ", "\\input{x}", "$\\frac{$"),
+)
+
+
+@pytest.fixture(scope="module")
+def net():
+    return bt.bayesuvius(4, slices=2, heads=3, mask="causal", vocabulary=WORDS, observe=Categorical(5), seed=1)
+
+
+@pytest.fixture(scope="module")
+def s(net):
+    return net.sentence("the cat sat on")
+
+
+@pytest.fixture(scope="module")
+def fits():
+    net = bt.bayesuvius(3, heads=3, key_dim=2, observe=Normal(0.3))
+    torch.manual_seed(1)
+    x, y = torch.randn(24, 3, 3), torch.randn(24, 3, 3)
+    plain = bt.fit(net, (x, y), restarts=3, steps=12, progress=False)
+    nuts = bt.fit(net, (x, y), method="nuts", learn=["c.logits"], chains=1, draws=20, warmup=5, progress=False)
+    return plain, nuts, x, y
+
+
+def cells(figure, k=0):
+    """The numbers of the k-th panel's colours."""
+    drawn = [*figure.axes[k].collections, *figure.axes[k].images]
+    array = drawn[0].get_array()
+    return np.ma.filled(array.reshape(-1, array.shape[-1]) if array.ndim > 1 else array, np.nan)
+
+
+def heights(figure, k=0):
+    return [bar.get_height() for bar in figure.axes[k].patches]
+
+
+def texts(ax, which="x"):
+    return [label.get_text() for label in (ax.get_xticklabels() if which == "x" else ax.get_yticklabels())]
+
+
+def saved(figure, kind="png"):
+    held = io.BytesIO()
+    figure.savefig(held, format=kind)
+    return held.getvalue()
+
+
+def test_attention_is_that_of_the_sentence_panel_by_panel(s):
+    found = s.attention(1)
+    figure = bt.plot(s, slice=1)
+    for head in range(3):
+        assert np.allclose(np.nan_to_num(cells(figure, head)), found[head].numpy())
+    assert np.isnan(cells(figure)[0, 1:]).all()  # the mask's absent arrows are blank
+    assert [ax.get_title() for ax in figure.axes[:3]] == ["c = 0", "c = 1", "c = 2"]
+    assert texts(figure.axes[0], "y") == list(s.words)
+    every = bt.plot(s)
+    assert np.allclose(np.nan_to_num(cells(every, 4)), s.attention(1)[1].numpy())
+    one = bt.plot(s.do(c=2), slice=0)
+    assert np.allclose(np.nan_to_num(cells(one)), s.attention(0)[2].numpy())
+
+
+def test_heads_of_a_plate_and_a_chosen_one():
+    s = bt.encoder(dim=8, heads=2, slices=2).sentence(x=torch.randn(3, 8))
+    assert [ax.get_title() for ax in bt.plot(s, slice=0).axes[:2]] == ["head 0", "head 1"]
+    assert np.allclose(cells(bt.plot(s, slice=1, head=1)), s.attention(1)[1].numpy())
+    with pytest.raises(bt.BNetError, match="from 0 to 1"):
+        bt.plot(s, slice=0, head=2)
+
+
+def test_cross_attention_has_the_words_of_both_stacks():
+    net = bt.encoder_decoder(dim=8, heads=2, slices=1)
+    s = net.sentence({"enc": "a b c", "dec": "d e"})
+    figure = bt.plot(s, slice=0, role="dec_cross_a", head=0)
+    assert (texts(figure.axes[0], "y"), texts(figure.axes[0])) == (["d", "e"], ["a", "b", "c"])
+    assert np.allclose(cells(figure), s.attention(0, role="dec_cross_a")[0].numpy())
+
+
+def test_posteriors_before_and_after_with_the_labels_of_the_states(s, net):
+    figure = bt.plot(s, node="y_3", evidence={"y_2": "mat"})
+    told = [*s.posterior("y_3").tolist(), *s.posterior("y_3", {"y_2": "mat"}).tolist()]
+    assert heights(figure) == pytest.approx(told) and texts(figure.axes[0]) == WORDS
+    joint = bt.plot(s, node=["c", "y_3"])
+    assert np.allclose(cells(joint), s.posterior(["c", "y_3"]).numpy())
+    several = [net.sentence(said).observe(y_1="mat") for said in ("the cat sat", "cat on")]
+    assert np.allclose(cells(bt.plot(several, node="c")), torch.stack([x.posterior("c") for x in several]).numpy())
+    assert texts(bt.plot(several, node="c").axes[0], "y") == ["the cat sat", "cat on"]
+
+
+def test_reads_matrix_entropies_and_flow(s):
+    read = s.reads(residual=0.3)
+    assert np.allclose(np.nan_to_num(cells(bt.plot(read))), read.matrix.numpy())
+    assert np.allclose(cells(bt.plot(read, show="entropy")), read.entropies.numpy())
+    mass, flows = shares_of(read.chain.numpy(), read.weights.numpy(), 3)
+    assert np.allclose(mass[0], read.matrix[3].numpy()) and np.allclose(mass.sum(1), 1)
+    assert np.allclose(flows.sum(1), mass[:-1]) and np.allclose(flows.sum(2), mass[1:])
+    figure = bt.plot(read, word=3, least=0)
+    (path,) = [line for line in figure.axes[0].lines if line.get_gid() == "path"]
+    assert tuple(path.get_ydata()) == read.paths(3)[0].words
+    shares = [t.get_text() for t in figure.axes[0].texts if t.get_text()[0].isdigit()]
+    assert shares == [f"{share:.2f}" for share in read.matrix[3].tolist() if share >= 0.005]
+    hidden = bt.plot(read, word=3, least=0.2)
+    assert any("Left out: " in t.get_text() for t in hidden.texts)
+
+
+def test_trees_and_boxes(s):
+    tree = s.tan_tree(slice=0)
+    arcs = {p.get_gid() for p in bt.plot(tree).axes[0].patches}
+    assert arcs == {f"arc_{parent}_{i}" for i, parent in enumerate(tree.parents) if parent >= 0}
+    tan = s.tan("roles")
+    assert np.nansum(cells(bt.plot(tan))) == tan.quotient.counts.sum()
+    corpus = corpus_tan([0, 0, 1, 1], [[0, 1, 0], [1, 1, 0], [0, 0, 1], [1, 0, 0]], ["a", "b", "c"])
+    figure = bt.plot(corpus, corrected=False)
+    off = ~np.eye(3, dtype=bool)
+    assert np.allclose(cells(figure)[off], corpus.information[off])
+    frames = {p.get_gid() for p in figure.axes[0].patches if p.get_gid()}
+    assert frames == {f"frame_{a}_{b}" for i, p in enumerate(corpus.parents) if p >= 0 for a, b in ((i, p), (p, i))}
+
+
+def test_fits_show_shares_intervals_and_history(fits):
+    plain, nuts, x, y = fits
+    figure = bt.plot(plain)
+    assert heights(figure) == pytest.approx(plain.pi.tolist())
+    lines = {line.get_label(): line for line in figure.axes[1].lines}
+    assert lines["objective"].get_ydata().tolist() == pytest.approx(list(plain.bounds))
+    kept = [value for _, restart, value in plain.measured if restart == plain.restart]
+    assert lines[f"held out, restart {plain.restart}"].get_ydata() == pytest.approx(kept)
+    figure = bt.plot(nuts, show="pi", share=0.5)
+    (whiskers,) = figure.axes[0].collections
+    ends = np.array([segment[:, 1] for segment in whiskers.get_segments()])
+    assert np.allclose(ends.T, torch.stack(nuts.interval("c.logits", 0.5)).numpy())
+    assert np.allclose(cells(bt.plot(nuts, show="theta")), nuts.theta["c"].numpy()[None])
+    shares = plain.responsibilities(x, y)
+    drawn = cells(bt.plot(shares, axes=("sentence", "head")))
+    assert sorted(map(tuple, drawn)) == sorted(map(tuple, shares.double().numpy()))
+    assert (np.diff(drawn.argmax(1)) >= 0).all()  # by the strongest head
+    assert heights(bt.plot(plain.heads)) == pytest.approx(plain.heads.usage.tolist())
+    cosine = next(iter(plain.heads.cosine.values()))
+    assert np.allclose(cells(bt.plot(plain.heads, show="cosine")), cosine.numpy())
+    with pytest.raises(bt.BNetError, match="'pi', 'theta', 'history'"):
+        bt.plot(nuts, show="pie")
+
+
+def test_comparisons_checks_training_and_costs():
+    comparison = Comparison((1, 0), torch.tensor([[1.0, 5.0], [4.0, 0.0]]), 0.5, 0.1, 0.2, {}, {})
+    figure = bt.plot(comparison)
+    assert np.array_equal(cells(figure), comparison.overlap.numpy())
+    assert {p.get_gid() for p in figure.axes[0].patches if p.get_gid()} == {"frame_0_1", "frame_1_0"}
+    mean, spread, p = {"mean": 0.0, "still": 2.0}, {"mean": 0.5, "still": 0.0}, {"mean": 0.0, "still": 1.0}
+    check = Check({"mean": 1.0, "still": 2.0}, mean, spread, p)
+    data = next(line for line in bt.plot(check).axes[0].lines if line.get_label() == "data")
+    assert data.get_xdata().tolist() == [2.0, 0.0]
+    losses = tuple(1 / k for k in range(1, 301))
+    lines = {line.get_label(): line for line in bt.plot(Trained(None, losses, ((3, 0.5),), 300)).axes[0].lines}
+    assert lines["loss"].get_ydata().tolist() == list(losses) and lines["held out"].get_ydata() == [0.5]
+    window = int(next(label for label in lines if "mean" in label).split()[2])
+    smooth = lines[f"mean of {window} steps"]
+    assert smooth.get_ydata()[0] == pytest.approx(np.mean(losses[:window])) and smooth.get_xdata()[0] == window // 2 + 1
+    cost = bt.encoder(dim=8, heads=2, slices=1).cost(words=4)
+    unit = {"k": 1e3, "": 1}[bt.plot(cost).axes[0].get_ylabel().removesuffix("FLOPs").strip()]
+    assert np.array(heights(bt.plot(cost))) * unit == pytest.approx(
+        sorted((r.flops for r in cost.rows if r.flops), reverse=True)
+    )
+
+
+def test_draws_distributions_counterfactuals(s):
+    draws = s.sample(50, seed=1)
+    assert sum(heights(bt.plot(draws, node="c"))) == pytest.approx(1)
+    assert heights(bt.plot(draws, node="c"))[2] == pytest.approx(float((draws["c"] == 2).double().mean()))
+    assert heights(bt.plot(s.do(c=0).tpm("y_1"))) == pytest.approx(s.do(c=0).tpm("y_1").probs.tolist())
+    assert np.allclose(cells(bt.plot(s.tpm("y_1"))), s.tpm("y_1").probs.numpy())
+    found = s.counterfactual("y_3", do={"c": 0}, evidence={"y_3": 1})
+    assert heights(bt.plot(found)) == pytest.approx(found.probabilities.tolist())
+    real = Counterfactual("x", values=torch.tensor([[1.0, 2.0], [3.0, 4.0]]), weights=torch.tensor([0.5, 0.5]))
+    assert heights(bt.plot(real)) == [2.0, 3.0]
+    with pytest.raises(bt.BNetError, match="y_0"):
+        bt.plot(draws)
+
+
+def test_tables_of_intervals_signs_and_three_axes():
+    values, error = np.array([[0.1, -0.4], [0.0, 0.3]]), np.full((2, 2), 0.05)
+    figure = bt.plot(values, axes=("slice", "head"), error=error)
+    whiskers = next(c for c in figure.axes[0].collections if c.get_label() == "interval")
+    least, most = -0.45, 0.35
+    for (i, _), segment, value in zip(np.ndindex(2, 2), whiskers.get_segments(), values.ravel(), strict=True):
+        ends = least + (most - least) * (0.4 - (segment[:, 1] - i)) / 0.8
+        assert ends == pytest.approx([value - 0.05, value + 0.05])
+    norm = figure.axes[0].collections[0].norm
+    assert norm.vmin == -norm.vmax == -0.4  # the middle of the colours is 0
+    bars = bt.plot(np.array([0.2, 0.5]), low=[0.1, 0.4], high=[0.3, 0.6]).axes[0].collections[0]
+    assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [[0.1, 0.3], [0.4, 0.6]]
+    cube = torch.rand(3, 2, 4)
+    figure = bt.plot(cube, axes=("sentence", "head", "word"))
+    assert np.allclose(cells(figure, 1), cube[:, 1].numpy()) and figure.axes[1].get_title() == "head 1"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    values: object
+    axes: tuple
+    labels: dict
+    error: object = None
+
+
+def test_what_has_values_and_axes_draws_itself():
+    sweep = Sweep(torch.tensor([[1.0, -2.0]]), ("slice", "word"), {"word": ("a", "b")}, torch.zeros(1, 2))
+    figure = bt.plot(sweep)
+    assert cells(figure).tolist() == [[1, -2]] and texts(figure.axes[0]) == ["a", "b"]
+    assert np.array_equal(cells(bt.plot(table_of(sweep.values, sweep.axes))), cells(figure))
+
+
+def test_many_bars_keep_the_greatest_and_tell_the_rest():
+    share = torch.arange(100.0) / 4950
+    figure = bt.plot(share, axes="state", top=5)
+    assert [bar.get_height() for bar in figure.axes[0].patches] == pytest.approx(
+        (torch.arange(99, 94, -1) / 4950).tolist()
+    )
+    assert any("The 5 greatest of 100; the others have 0.902" in t.get_text() for t in figure.texts)
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_hostile_words_are_shown_and_break_nothing(kind):
+    s = bt.bayesuvius(dim=4, heads=2).sentence(list(HOSTILE))
+    for figure in (bt.plot(s.do(c=0), slice=0), bt.plot(s.reads(), word=6, least=0), bt.plot(s.tan_tree())):
+        written = saved(figure, kind)
+        if kind == "svg":
+            told = "".join(ElementTree.fromstring(written).itertext())
+            assert "<script>alert" in told
+            assert "שלום" in told and "\\x00" in told and "\\ud800" in told and "_^%#{}" in told
+            assert b"<script>" not in written
+    notes = " ".join(t.get_text() for t in bt.plot(s, slice=0).texts)
+    assert "U+4E2D" in notes or "中" in " ".join(texts(bt.plot(s.do(c=0), slice=0).axes[0]))
+
+
+def test_words_as_they_are_shown():
+    assert shown("$x_1$") == "$x_1$" and shown("a\u202eb") == "a\\u202eb" and shown("") == "∅"
+    assert shown("y" * 200) == "y" * 17 + "…" and len(shown("\x00" * 200)) == 18
+    s = bt.bayesuvius(dim=4).sentence(["$\\frac{$", "_"])
+    figure = bt.plot(s.do(c=0), slice=0)
+    assert texts(figure.axes[0]) == ["$\\frac{$", "_"]
+
+
+def test_words_never_overlap_however_many():
+    s = bt.bayesuvius(dim=4, heads=2, combine="concat").sentence([f"word{k}" for k in range(128)])
+    figure = bt.plot(s, slice=0, head=0)
+    figure.draw_without_rendering()
+    for labels, side in ((figure.axes[0].get_xticklabels(), 0), (figure.axes[0].get_yticklabels(), 1)):
+        ends = sorted(tuple(t.get_window_extent().get_points()[:, side]) for t in labels)
+        assert len(ends) >= 30 and all(a[1] <= b[0] for a, b in itertools.pairwise(ends))
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_nothing_is_cut_off_and_the_page_is_not_exceeded(theme, s, fits):
+    results = [(s, {}), (s, {"node": "c", "evidence": {"y_3": "mat"}}), (s.reads(), {"word": 2}), (s.reads(), {})]
+    results += [(s.tan_tree(), {}), (fits[0], {}), (fits[0].heads, {"show": "cosine"})]
+    for result, options in results:
+        figure = bt.plot(result, theme=theme, **options)
+        figure.draw_without_rendering()
+        box, (wide, high) = figure.get_tightbbox(), figure.get_size_inches()
+        assert box.x0 >= -0.02 and box.y0 >= -0.02 and box.x1 <= wide + 0.02 and box.y1 <= high + 0.02
+        assert wide <= 7.3
+        assert to_hex(figure.get_facecolor()) == PALETTES[theme]["paper"]
+
+
+def test_ax_is_drawn_on_and_its_figure_comes_back(s, fits):
+    own = Figure(figsize=(7, 3))
+    FigureCanvasAgg(own)
+    left, right = own.subplots(1, 2)
+    assert bt.plot(s.do(c=1), slice=0, ax=left) is own and bt.plot(fits[0], ax=right) is own
+    assert [bar.get_height() for bar in right.patches] == pytest.approx(fits[0].pi.tolist())
+    assert left.get_title(loc="left") == "Slice 0" and tuple(own.get_size_inches()) == (7, 3)
+    assert "Blank" in left.get_xlabel()  # notes go beneath
+    saved(own)
+    with pytest.raises(bt.BNetError, match="a plot of one panel; got 3 panels"):
+        bt.plot(s, slice=0, ax=left)
+
+
+def test_no_state_of_matplotlib_is_changed_or_heeded(s):
+    import matplotlib.pyplot as pyplot
+
+    before = dict(matplotlib.rcParams)
+    saved(bt.plot(s), "svg")
+    assert pyplot.get_fignums() == [] and dict(matplotlib.rcParams) == before
+    plain = saved(bt.plot(s.do(c=0), slice=0, title="$x_1"))
+    with matplotlib.rc_context({"text.color": "red", "font.size": 20, "axes.grid": True, "text.usetex": True}):
+        figure = bt.plot(s.do(c=0), slice=0, title="$x_1")
+    assert figure.axes[0].get_title(loc="left") == "$x_1" and saved(figure) == plain
+    assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+def test_text_is_text_in_svg_and_bytes_are_the_same_each_time(s):
+    one, two = (bt.plot(s.do(c=0), slice=0) for _ in range(2))
+    assert b">cat</text>" in saved(one, "svg") and saved(one) == saved(two)
+
+
+def test_colours_are_told_apart_without_colour():
+    for theme in ("light", "dark"):
+        steps = [lightness(colour) for colour in SEQUENTIAL[theme]]
+        assert (np.diff(steps) < -0.05).all() or (np.diff(steps) > 0.05).all()
+        arms = [lightness(colour) for colour in DIVERGING[theme]]
+        away = np.abs(np.array(arms) - arms[3])
+        assert (np.diff(away[3:]) > 0.05).all() and (np.diff(away[:4]) < -0.05).all()
+        paper = PALETTES[theme]["paper"]
+        assert all(
+            abs(lightness(PALETTES[theme][name]) - lightness(paper)) > 0.3 for name in ("ink", "grey", "q", "k", "v")
+        )
+    assert LIGHT.keys() == DARK.keys()
+
+
+BAD = {
+    "no plot": (lambda s: bt.plot(s.net), "Sentence, what has values and axes, a list of Sentences"),
+    "no option": (lambda s: bt.plot(s, slize=0), "slice"),
+    "theme": (lambda s: bt.plot(s, theme="blue"), "'light', 'dark'"),
+    "ax": (lambda s: bt.plot(s, ax=3), "the Axes of matplotlib"),
+    "title": (lambda s: bt.plot(s, title=3), "a string"),
+    "axes": (lambda s: bt.plot(torch.rand(2, 2)), "a name for each of 2 dims"),
+    "empty": (lambda s: bt.plot(np.zeros((0, 2)), axes=("a", "b")), "at least one number"),
+    "infinite": (lambda s: bt.plot(np.array([np.inf])), "finite numbers"),
+    "text": (lambda s: bt.plot(np.array(["a"])), "real numbers"),
+    "labels": (lambda s: bt.plot(np.ones(2), axes="word", labels={"word": ["a"]}), "2 of them"),
+    "label of nothing": (lambda s: bt.plot(np.ones(2), axes="word", labels={"wrd": ["a", "b"]}), "word"),
+    "half an interval": (lambda s: bt.plot(np.ones(2), low=np.ones(2)), "low= and high="),
+    "upside down": (lambda s: bt.plot(np.ones(2), low=np.ones(2), high=np.zeros(2)), "low at most high"),
+    "shape": (lambda s: bt.plot(np.ones(2), error=np.ones(3)), "the shape of the values"),
+    "slice": (lambda s: bt.plot(s, slice=7), "slices from 0 to 1"),
+    "head": (lambda s: bt.plot(s, head=0), "a net with a plate of heads"),
+    "evidence": (lambda s: bt.plot(s, evidence={"y_1": 0}), "node="),
+    "both": (lambda s: bt.plot(s, node="c", slice=0), "attention"),
+    "word": (lambda s: bt.plot(s.reads(), word=9), "a word from 0 to 3"),
+    "panels": (lambda s: bt.plot(np.ones((300, 2, 2)), axes=("a", "b", "d")), "at most 256 panels"),
+    "empty list": (lambda s: bt.plot([]), "a result that has a plot"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_says_what_is_allowed(case, s):
+    ask, told = BAD[case]
+    with pytest.raises(bt.BNetError) as caught:
+        ask(s)
+    assert told in str(caught.value)
