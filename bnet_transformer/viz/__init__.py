@@ -1,1 +1,25 @@
-"""Pictures: figures of graphs, and plots of results."""
+"""Pictures: figures of graphs, and plots of results.
+
+A figure is laid out once, as a `Picture` (boxes, arrows, frames and texts with their places), and written by what
+its file's suffix says (`FORMATS`). `nodes`, `words` and `quotient` lay out, `grid` and `curves` place and route,
+`style` gives signs, colours and the legend, `svg`, `dot` and `tikz` write, `plots` is for numbers.
+"""
+
+from bnet_transformer.viz.drawing import NetFigures, SentenceFigures
+from bnet_transformer.viz.formats import FORMATS
+from bnet_transformer.viz.picture import Picture
+from bnet_transformer.viz.results import Quotient, Reads, Tan, TanTree, drawable
+from bnet_transformer.viz.sentence import Said
+
+__all__ = [
+    "FORMATS",
+    "NetFigures",
+    "Picture",
+    "Quotient",
+    "Reads",
+    "Said",
+    "SentenceFigures",
+    "Tan",
+    "TanTree",
+    "drawable",
+]

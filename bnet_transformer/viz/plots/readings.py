@@ -89,7 +89,8 @@ def corpus_tan(result: CorpusTan, canvas: Canvas, *, corrected: bool = True) -> 
     for i, p in enumerate(result.parents):
         for row, column in ((i, p), (p, i)) if p >= 0 else ():
             framed(canvas, ax, row, column)
-    canvas.headline(f"{result.sentences:,} sentences, {result.divergence:.3g} nats from the TAN", ax)
+    far = "" if result.divergence is None else f", {result.divergence:.3g} nats from the TAN"
+    canvas.headline(f"{result.sentences:,} sentences{far}", ax)
     canvas.note("Red frames: the arrows of the tree.")
 
 

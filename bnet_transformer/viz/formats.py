@@ -1,0 +1,57 @@
+"""The one table of suffixes: how a file is written. To add a format, add its writer to `FORMATS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from bnet_transformer.errors import BNetError
+from bnet_transformer.export import WRITERS, Exportable
+from bnet_transformer.viz.dot import to_dot
+from bnet_transformer.viz.graphviz_run import rendered
+from bnet_transformer.viz.picture import Picture
+from bnet_transformer.viz.svg import to_svg
+from bnet_transformer.viz.tikz import to_tikz
+
+PAGE = (6.5, 9.0)  # inches
+DPI = 192.0
+PIXELS = 8000.0  # a side of a PNG at most
+
+
+@dataclass(frozen=True)
+class Drawable(Exportable):
+    """What can be exported and drawn; `equations` is the LaTeX that stands beside a figure."""
+
+    picture: Callable[[], Picture] | None = None
+    equations: Callable[[], str] = lambda: ""
+
+
+def _drawn(what: Exportable) -> Picture:
+    if not isinstance(what, Drawable) or what.picture is None:
+        raise BNetError("picture", expected="something with a figure", got=what)
+    return what.picture()
+
+
+def _png(what: Exportable) -> bytes:
+    picture = _drawn(what)
+    dpi = min(DPI, 72.0 * PIXELS / max(picture.width, picture.height, 1.0))
+    return rendered(to_dot(picture, dpi=dpi), "png")
+
+
+def _tex(what: Exportable) -> bytes:
+    picture = _drawn(what)
+    return to_tikz(picture, what.equations() if isinstance(what, Drawable) else "").encode("ascii")
+
+
+FORMATS: Mapping[str, Callable[[Exportable], bytes]] = MappingProxyType(
+    {
+        **WRITERS,
+        ".svg": lambda what: to_svg(_drawn(what)).encode(),
+        ".dot": lambda what: to_dot(_drawn(what)).encode(),
+        ".png": _png,
+        ".pdf": lambda what: rendered(to_dot(_drawn(what), page=PAGE), "pdf"),
+        ".tex": _tex,
+    }
+)
+DATA = tuple(WRITERS)

@@ -1,0 +1,107 @@
+"""Labels: what a node is called in a picture, as runs of text; words made visible, short, and harmless."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+LONGEST = 16
+UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+SMALL = 0.72  # size of subscripts and superscripts
+# How wide the letters of DejaVu Sans are, in hundredths of their size, from the space to the tilde.
+_WIDTHS = """
+32 40 46 84 64 95 78 27 39 39 50 84 32 36 32 34 64 64 64 64 64 64 64 64 64 64 34 34 84 84 84 53 100
+68 69 70 77 63 58 77 75 29 29 66 56 86 75 79 60 79 69 63 61 73 68 99 69 61 69 39 34 39 84 50 50 61
+63 55 63 62 35 63 63 28 28 58 28 97 63 61 63 63 41 52 39 63 59 82 59 59 52 64 34 64 84
+"""
+WIDTHS = tuple(map(int, _WIDTHS.split()))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A piece of a label: `text` (plain), `math` (an italic letter), `name` (upright), `sub`, `sup`, or `token`."""
+
+    text: str
+    style: str = "text"
+
+
+def shown(word: object, longest: int | None = LONGEST) -> str:
+    r"""A word as it can be seen: unseen characters as escapes, long words cut with an ellipsis (None: whole).
+
+    >>> shown("a\nb"), shown(" "), shown("x" * 200, 5)
+    ('a\\nb', '␣', 'xxxx…')
+    """
+    text = str(word)
+    cut = longest is not None and len(text) > longest
+    kept = text[: longest - 1] if cut and longest is not None else text
+    seen = "".join(_escaped(letter) if unicodedata.category(letter) in UNSEEN else letter for letter in kept)
+    if longest is not None and len(seen) > longest:
+        seen, cut = seen[: longest - 1], True
+    if not seen.strip():
+        seen = "␣" * len(seen) or "∅"
+    return seen + "…" if cut else seen
+
+
+def _escaped(letter: str) -> str:
+    return letter.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def runs(
+    role: str,
+    *,
+    slice: int | None = None,
+    plates: Sequence[int] = (),
+    word: int | None = None,
+    token: str | None = None,
+) -> tuple[Run, ...]:
+    """A node's label: its letter, the word below, the slice and (in parentheses) other plates above, its token.
+
+    >>> plain(runs("W_q", slice=1)), plain(runs("x", slice=1, word=2, token="sat"))
+    ('W_q^1', 'x_2^1 “sat”')
+    """
+    parts = [part for part in role.split("_") if part]
+    letter = next((k for k, part in enumerate(parts) if len(part) == 1), None)
+    if letter is None:
+        found, below = [Run(role.replace("_", " "), "name")], []
+    else:
+        found, below = [Run(parts[letter], "math")], parts[:letter] + parts[letter + 1 :]
+    if word is not None:
+        below = [*below, str(word)]
+    above = "" if slice is None else str(slice)
+    above += "".join(f"({index})" for index in plates)
+    if below:
+        found.append(Run(",".join(below), "sub"))
+    if above:
+        found.append(Run(above, "sup"))
+    if token is not None:
+        found.append(Run(f" “{shown(token)}”", "token"))
+    return tuple(found)
+
+
+def plain(label: Iterable[Run]) -> str:
+    """A label as one line of plain text."""
+    marks = {"sub": "_", "sup": "^"}
+    return "".join(marks.get(run.style, "") + run.text for run in label)
+
+
+def written(*texts: str) -> tuple[Run, ...]:
+    """Plain text as runs."""
+    return tuple(Run(text) for text in texts)
+
+
+def measured(label: Iterable[Run], size: float) -> float:
+    """About how wide a label is, in points; rather too wide than too narrow."""
+    return sum(_ems(run.text) * size * (SMALL if run.style in ("sub", "sup") else 1.0) for run in label)
+
+
+def _ems(text: str) -> float:
+    return sum(_em(letter) for letter in text)
+
+
+def _em(letter: str) -> float:
+    if letter.isascii():
+        return WIDTHS[ord(letter) - 32] / 100 if " " <= letter <= "~" else 0.7
+    if unicodedata.combining(letter):
+        return 0.0
+    return 1.15 if unicodedata.east_asian_width(letter) in "WF" else 1.0 if letter in "…—" else 0.7

@@ -1,0 +1,100 @@
+"""What stands out in a picture: nodes that somebody names, or those of an answer (a trail, a separation, a blanket)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from bnet_transformer.errors import BNetError, unknown
+from bnet_transformer.graph import Trail
+from bnet_transformer.viz.style import PLAIN as MARKED
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+Ways = frozenset[tuple[str, str]]
+ALLOWED = "a name, names, a mapping from names to what they are, a networkx graph, a Trail, a Separation"
+
+
+@runtime_checkable
+class Marks(Protocol):
+    """An answer that says which nodes it is about, and what each is in it."""
+
+    def marks(self) -> Mapping[str, str]:
+        """What each node is in the answer."""
+        ...
+
+
+def marks_of(told: object, names: Collection[str]) -> tuple[dict[str, str], Ways]:
+    """The nodes that stand out with what each is, and the arrows between them that do.
+
+    >>> marks_of(["a", "b"], ["a", "b", "c"])
+    ({'a': 'marked', 'b': 'marked'}, frozenset())
+    """
+    found, ways = _told(told)
+    for name in found:
+        if name not in names:
+            raise unknown("highlight", name, names)
+    return found, ways
+
+
+def _told(told: Any) -> tuple[dict[str, str], Ways]:
+    if isinstance(told, str):
+        return {told: MARKED}, frozenset()
+    if isinstance(told, Trail):
+        steps = zip(told.nodes, told.nodes[1:], told.forward, strict=False)
+        ways = frozenset((a, b) if forward else (b, a) for a, b, forward in steps)
+        colliders = dict.fromkeys(told.colliders, "collider")
+        return {**dict.fromkeys(told.nodes, "on the trail"), **colliders}, ways
+    if isinstance(told, Marks):
+        return dict(told.marks()), frozenset()
+    if is_graph(told):
+        return dict.fromkeys(map(str, told.nodes), MARKED), frozenset((str(a), str(b)) for a, b in told.edges())
+    if isinstance(told, Mapping):
+        return {str(name): str(what) for name, what in told.items()}, frozenset()
+    if isinstance(told, Collection) and all(isinstance(name, str) for name in told):
+        return dict.fromkeys(told, MARKED), frozenset()
+    raise BNetError("highlight", expected="nodes", got=told, allowed=ALLOWED)
+
+
+def is_graph(told: object) -> bool:
+    """True for a graph of networkx."""
+    import networkx as nx
+
+    return isinstance(told, nx.Graph)
+
+
+def part_of(graph: nx.DiGraph, only: Any, check: Callable[[str], object]) -> nx.DiGraph:
+    """The part of a graph that is wanted: some nodes and all arrows between them, or the arrows of a graph."""
+    wanted, ways = _told(only)
+    for name in wanted:
+        check(name)
+    missing = [name for name in wanted if name not in graph]
+    if missing:
+        raise BNetError("only", expected="nodes that the other options keep", got=missing[0])
+    if not is_graph(only):
+        return part(graph, wanted)
+    for source, target in sorted(ways):
+        if not graph.has_edge(source, target):
+            raise BNetError("only", expected="arrows of the bnet", got=f"{source} -> {target}")
+    found = part(graph, wanted)
+    found.remove_edges_from([arrow for arrow in list(found.edges) if arrow not in ways])
+    return found
+
+
+def with_words(graph: nx.DiGraph) -> nx.DiGraph:
+    """What hangs together with a word: a part of a sentence leaves readouts and weights behind, joined to nothing."""
+    import networkx as nx
+
+    word = nx.get_node_attributes(graph, "word")
+    groups = [group for group in nx.weakly_connected_components(graph) if any(word[n] is not None for n in group)]
+    return part(graph, set().union(*groups)) if groups else graph
+
+
+def part(graph: Any, names: Collection[str]) -> Any:
+    """Some nodes of a graph with the arrows between them, in the order of the graph."""
+    found, wanted = graph.__class__(), set(names)
+    found.add_nodes_from((name, about) for name, about in graph.nodes(data=True) if name in wanted)
+    arrows = graph.edges(data=True)
+    found.add_edges_from((a, b, about) for a, b, about in arrows if a in wanted and b in wanted)
+    return found

@@ -1,0 +1,307 @@
+"""Figures of a net and of a sentence: which one is drawn, what of it, and what its caption says is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bnet_transformer import asking, export
+from bnet_transformer.axes import WORD, join, stem_of
+from bnet_transformer.compiler.module import Module
+from bnet_transformer.errors import BNetError, BudgetError, ReadingError
+from bnet_transformer.graph import Family, Selection
+from bnet_transformer.inference import Answers
+from bnet_transformer.inference.boxes import box_namer
+from bnet_transformer.inference.paths import settled_choices
+from bnet_transformer.network import Member, Network
+from bnet_transformer.reference import BUDGET, World, support
+from bnet_transformer.viz.labels import written
+from bnet_transformer.viz.marks import marks_of, part, part_of, with_words
+from bnet_transformer.viz.nodes import folded_picture, ground_picture
+from bnet_transformer.viz.options import Options, too_many
+from bnet_transformer.viz.picture import Picture, Text
+from bnet_transformer.viz.style import emphasised, finished
+from bnet_transformer.viz.words import Reading, chosen, words_picture
+
+PLAIN = 500  # arrows up to which every node of a sentence is drawn, if nothing else is asked
+OPEN = 64  # joint states of open choices over which attention is averaged unasked
+STATES = 15_000  # of words in one reading grid
+DEEP = 3  # slices up to which a folded net is drawn whole ...
+TALL = 50  # ... if it has no more families than this
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a figure needs of a sentence."""
+
+    module: Module
+    world: World
+    tokens: Mapping[str, Sequence[str]]
+    seen: Mapping[int, Tensor]
+    answers: Answers
+
+    def selection(self, asked: Options, **other: Any) -> Selection:
+        """The part of the ground graph that is asked for."""
+        parts = {name: getattr(asked, name) for name in ("weights", "slices", "words", "heads")} | other
+        return asking.selection(self.world, self.tokens, **parts)
+
+
+REACHES = {
+    "every": "every word",
+    "causal": "words j ≤ i",
+    "earlier": "words j < i",
+    "before": "word i − 1",
+    "first": "the first word",
+    "last": "the last word",
+    "window": "words |i − j| ≤ {}",
+    "mask": "the words of a table",
+}
+
+
+def net_picture(network: Network, asked: Options) -> Picture:
+    """The folded graph; of a deep net the first slice and what follows the last."""
+    graph = export.folded_to_networkx(network)
+    depth = max(network.graph.slices.values())
+    kept = list(graph)
+    caption, not_drawn = "", False
+    if asked.slices is not None:
+        wanted = set(asking.slices_of(asked.slices, depth))
+        kept = [f.name for f in network.graph.families if _kept(network, f, wanted)]
+        gone = len(graph) - len(kept)
+        caption = f"{gone} of {len(graph)} families of nodes are not drawn" if gone else ""
+    elif depth > DEEP or (depth > 1 and len(graph) > TALL):
+        kept = [f.name for f in network.graph.families if _kept(network, f, {0})]
+        kept += [
+            f.name for f in network.graph.families if f.step is not None and f.step >= network.graph.slices[f.stack]
+        ]
+        kept += [f.name for f in network.graph.families if _leaves(network, f)]
+        rest = "slice 1 is like slice 0, and is" if depth == 2 else f"slices 1 to {depth - 1} are like slice 0, and are"
+        caption, not_drawn = f"{rest} not drawn", True
+    if not asked.weights:
+        wordless = {network.graph.families[index].name for index in network.graph.wordless}
+        kept = [name for name in kept if name not in wordless]
+    picture = folded_picture(network, part(graph, kept))
+    if not_drawn:
+        picture = replace(picture, texts=(*picture.texts, *_dots(network, picture)))
+    told = [caption, *_told_reaches(network, kept)]
+    return _finished(picture, asked, f"the folded graph of the net {network.declaration.name}", told)
+
+
+def _told_reaches(network: Network, kept: Sequence[str]) -> list[str]:
+    """Which words a word reads, for each role that reads others: a folded arrow does not show it."""
+    told: dict[tuple[str, str], None] = {}
+    for member in network.members:
+        for given in member.inputs if member.family.name in kept else ():
+            if given.reach.kind != "same" and network.members[given.parent].family.name in kept:
+                said = REACHES[given.reach.kind].format(given.reach.width)
+                told[stem_of(member.family.stack, member.family.role).replace("_", " "), said] = None
+    return [f"{role} reads {said}" for role, said in told]
+
+
+def _dots(network: Network, picture: Picture) -> list[Text]:
+    """Dots above the states that leave the last slice."""
+    last = {family.name for family in network.graph.families if _leaves(network, family)}
+    return [
+        Text(box.x, box.edges[1] - 12.0, written("⋮"), size=14.0, colour="grey")
+        for box in picture.boxes
+        if box.name in last
+    ]
+
+
+def _kept(network: Network, family: Family, slices: set[int]) -> bool:
+    last = network.graph.slices.get(family.stack, 1) - 1
+    if family.step is None:
+        return True
+    entered = family.slice is not None and family.slice in slices and family.step < family.slice
+    return (
+        entered or family.step in slices or (family.step < 0 and 0 in slices) or (family.step > last and last in slices)
+    )
+
+
+def _leaves(network: Network, family: Family) -> bool:
+    """True for the state that leaves the last slice."""
+    return family.step is not None and family.slice == network.graph.slices[family.stack] == family.step + 1
+
+
+def sentence_picture(said: Said, asked: Options) -> Picture:
+    """The figure of a sentence: its nodes, where they are few; else the reading grid; else the folded net."""
+    if asked.detail == "folded":
+        return net_picture(said.world.network, asked)
+    if asked.detail == "nodes" or asked.nodes:
+        return _nodes(said, asked)
+    if asked.detail is None and said.world.ground.count_arrows(said.selection(asked)) <= min(
+        PLAIN, asked.limit or PLAIN
+    ):
+        return _nodes(said, asked)
+    try:
+        return _words(said, asked)
+    except ReadingError:
+        if asked.detail == "words":
+            raise
+        return net_picture(said.world.network, replace(asked, highlight=None))
+
+
+def _nodes(said: Said, asked: Options) -> Picture:
+    """Every node and arrow that is asked for."""
+    ground, selection = said.world.ground, said.selection(asked)
+    filtered = asked.min_weight is not None or asked.top is not None or asked.only is not None
+    most = asked.limit
+    if most is not None and not filtered and ground.count_arrows(selection) > most:
+        raise too_many(ground, selection, most, lambda **part: said.selection(replace(asked, **part)))
+    weights, failed = _arrow_weights(said, asked, selection)
+    graph = export.ground_to_networkx(
+        said.world.network,
+        ground,
+        selection=selection,
+        tokens=said.tokens,
+        observed=set(said.seen),
+        weights=weights,
+        min_weight=asked.min_weight,
+    )
+    if asked.only is not None:
+        graph = part_of(graph, asked.only, ground.id)
+    if asked.top is not None:
+        read = sorted((w, a, b) for a, b, w in graph.edges(data="weight") if w is not None)
+        graph.remove_edges_from([(a, b) for _, a, b in read[: max(len(read) - asked.top, 0)]])
+    if asked.only is None and (asked.slices is not None or asked.words is not None):
+        graph = with_words(graph)
+    if most is not None and graph.number_of_edges() > most:
+        raise too_many(ground, selection, most, lambda **part: said.selection(replace(asked, **part)))
+    if not len(graph):
+        raise BNetError("picture", expected="options that keep a node", got="none kept")
+    boxes = None if asked.boxes is None else _boxes(said, asked, list(graph))
+    picture = ground_picture(said.world.network, graph, boxes=boxes)
+    hidden = [(len(ground) - len(graph), len(ground), "nodes")]
+    hidden.append((ground.count_arrows() - graph.number_of_edges(), ground.count_arrows(), "arrows"))
+    told = " and ".join(f"{gone:,} of {total:,} {what}" for gone, total, what in hidden if gone)
+    return _finished(picture, asked, _title(said), [f"{told} are not drawn" if told else "", failed])
+
+
+def _arrow_weights(said: Said, asked: Options, selection: Selection) -> tuple[dict[tuple[int, int], float] | None, str]:
+    """`P(j | i)` for the arrows, and why it is not there where nobody insists on it."""
+    if asked.attention is False and asked.min_weight is None and asked.top is None:
+        return None, ""
+    if asked.attention is None and asked.min_weight is None and asked.top is None and (count := _open(said)) > OPEN:
+        return None, f"P(j | i) is not drawn, for {count:,} joint states are open (attention=True draws it)"
+    try:
+        return said.answers.arrow_weights(selection), ""
+    except (BudgetError, ReadingError):
+        if asked.attention or asked.min_weight is not None or asked.top is not None:
+            raise
+        return None, "P(j | i) is not drawn: too many choices are open"
+
+
+def _open(said: Said) -> int:
+    """How many joint states the choices have that other nodes hang on, and that nothing has settled."""
+    ground, count = said.world.ground, 1
+    for member in said.world.network.members:
+        if member.tpm.kind == "discrete" and ground.folded.out_of[member.family.index]:
+            for node in ground.nodes(member.family).tolist():
+                count *= 1 if node in said.world.do or node in said.seen else support(said.world, node)
+    return count
+
+
+def _boxes(said: Said, asked: Options, names: Sequence[str]) -> dict[str, str]:
+    """The box of each node that is in one."""
+    if isinstance(asked.boxes, str):
+        slice_ = asked.slices if isinstance(asked.slices, int) else 0
+        box, _ = box_namer(said.world.ground, asked.boxes, slice_)
+        found = {name: box(name) for name in names}
+        return {name: where for name, where in found.items() if where != "(outside)" and where != name}
+    told = asked.boxes or {}
+    for name in told:
+        said.world.ground.id(name)
+    return {name: told[name] for name in names if name in told}
+
+
+def _words(said: Said, asked: Options) -> Picture:
+    """The reading grid."""
+    network, selection = said.world.network, said.selection(asked)
+    ends = [(member, _ends(network, member)) for member in _readers(network, selection.slices)]
+    if not ends:
+        raise ReadingError("detail", expected="a net with P(j | i) (detail='words')", got=network.declaration.name)
+    there = {state for _, both in ends for state in both}
+    stacks = [stack for stack in said.tokens if any(stack == state[0] for state in there)]
+    words = {stack: [int(w) for w in selection.words.get(stack, range(len(said.tokens[stack])))] for stack in stacks}
+    states = {stack: sorted(number for own, number in there if own == stack) for stack in stacks}
+    count = sum(len(words[stack]) * len(states[stack]) for stack in stacks)
+    if count > STATES:
+        allowed = "words=, slices=, or detail='folded'"
+        raise BudgetError("reading grid", expected=f"at most {STATES} states of words", got=count, allowed=allowed)
+    readings = [Reading(*both, _matrix(said, member, selection)) for member, both in ends]
+    reads = chosen(readings, words, asked.min_weight, asked.top)
+    stems = {stack: stem_of(stack, _state(network, stack).role) for stack in stacks}
+    name = lambda stack, slice_, word: join(stems[stack], (slice_, word))  # noqa: E731
+    picture = words_picture(said.tokens, words, states, name, reads)
+    total = said.world.ground.count_nodes()
+    caption = [_heads(network, asked), reads.hidden, f"{len(picture.boxes):,} of {total:,} nodes are drawn"]
+    return _finished(picture, asked, _title(said), caption)
+
+
+def _heads(network: Network, asked: Options) -> str:
+    if "head" not in network.graph.sizes:
+        return ""
+    if asked.heads is None:
+        return f"the mean over {network.graph.sizes['head']} heads"
+    told = [asked.heads] if isinstance(asked.heads, int) else list(asked.heads)
+    return f"head {told[0]}" if len(told) == 1 else f"the mean over heads {', '.join(map(str, told))}"
+
+
+def _readers(network: Network, slices: Any) -> list[Member]:
+    """The members that read words, of some slices."""
+    found = [member for member in network.members if asking.reads_words(member)]
+    depths = network.graph.slices
+    return [m for m in found if m.family.step in (slices or range(depths[m.family.stack]))]
+
+
+def _ends(network: Network, member: Member) -> tuple[tuple[str, int], tuple[str, int]]:
+    """The states between which a member reads: of the words that are read, and of those that read."""
+    step = member.family.step or 0
+    given = next(given for given in member.inputs if WORD in given.over)
+    source = network.graph.families[given.parent].words or ""
+    out = step if source == member.family.stack else network.graph.slices[source]
+    return (source, out), (member.family.stack, step + 1)
+
+
+def _matrix(said: Said, member: Member, selection: Selection) -> NDArray[np.float64]:
+    """What a member reads, `[word, word]`, averaged over its plates and over what is open."""
+    family, step = member.family, member.family.step or 0
+    heads = selection.plates.get("head")
+    total: Any = 0.0
+    for done, share in settled_choices(said.module, said.world, said.seen, [step], family.stem, BUDGET):
+        answers = Answers(said.module, replace(said.world, do={**said.world.do, **done}), {}) if done else said.answers
+        table = answers.attention(step, family.stem).detach().double()
+        if heads is not None and "head" in family.plates:
+            table = table.index_select(family.plates.index("head"), torch.tensor(list(heads)))
+        total = total + share * table.reshape(-1, *table.shape[-2:]).mean(0)
+    return np.asarray(total)
+
+
+def _state(network: Network, stack: str) -> Family:
+    """The state of a stack's words."""
+    states = next(each.states for each in network.declaration.stacks if each.name == stack)
+    for family in network.graph.families:
+        if family.stack == stack and family.role in states and family.words == stack and not family.plates:
+            return family
+    raise ReadingError(
+        "detail", expected="a stack with a state over words", got=stack or "none", allowed="detail='nodes'"
+    )
+
+
+def _title(said: Said) -> str:
+    return "the bnet of “" + " | ".join(" ".join(tokens) for tokens in said.tokens.values())[:300] + "”"
+
+
+def _finished(picture: Picture, asked: Options, title: str, caption: Sequence[str]) -> Picture:
+    """The picture with what stands out, its legend and caption, in its theme."""
+    if asked.highlight is not None:
+        marks, ways = marks_of(asked.highlight, {box.name for box in picture.boxes})
+        boxes, arrows = emphasised(picture.boxes, picture.arrows, marks, ways)
+        picture = replace(picture, boxes=boxes, arrows=arrows)
+    return finished(replace(picture, theme=asked.theme), legend=asked.legend, title=title, caption=caption)

@@ -1,0 +1,222 @@
+"""How a picture says what a thing is: fills, borders, colours and dashes, and the legend that explains them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bnet_transformer.viz.curves import curve
+from bnet_transformer.viz.labels import Run, measured, runs, written
+from bnet_transformer.viz.picture import MARGIN, Arrow, Box, Entry, Picture, Point, Text, extent, fitted
+
+SIZE = 11.0  # of labels
+SMALL = 8.5  # of the legend and the caption
+HEIGHT = 26.0
+NARROWEST = 340.0
+PLAIN = "marked"
+FADED = 0.3  # what stands back
+
+DASH = {"q": "solid", "k": "dash", "v": "dot"}
+READS = {"q": "query q", "k": "key k", "v": "value v"}
+
+
+def hue(parent: str, child: str) -> str:
+    """The colour of an arrow by the roles at its ends: that of q, k or v where one of them is one.
+
+    >>> hue("x", "q"), hue("k", "x"), hue("enc.x", "cross_v"), hue("c", "W_q")
+    ('q', 'k', 'v', 'grey')
+    """
+    return _letter(child) or _letter(parent) or "grey"
+
+
+def _letter(role: str) -> str:
+    last = role.rsplit("_", 1)[-1]
+    return last if last in DASH and not role.startswith("W_") else ""
+
+
+def node_box(name: str, about: Mapping[str, Any], label: tuple[Run, ...], title: str, size: float = SIZE) -> Box:
+    """The box of a node, by what its graph says of it."""
+    done, kind = bool(about.get("do")), about["kind"]
+    return Box(
+        name,
+        0.0,
+        0.0,
+        max(measured(label, size) + 16.0, 36.0),
+        HEIGHT,
+        label,
+        fill="do" if done else "observed" if kind == "observed" else "paper",
+        border="double" if done or kind == "deterministic" else "single",
+        dashed=bool(about["learnable"]) and not done,
+        title=title,
+    )
+
+
+def link(source: str, target: str, colour: str, weight: float | None = None, title: str = "") -> Arrow:
+    """An arrow without a way yet; its probability is its width and opacity."""
+    found = Arrow(source, target, (), colour, dash=DASH.get(colour, "solid"), weight=weight, title=title)
+    if weight is None:
+        return found
+    return replace(found, width=0.5 + 2.3 * weight, opacity=0.25 + 0.75 * weight)
+
+
+def line_colour(box: Box) -> str:
+    """The colour of a box's border: what is given, or open by it, has one of its own."""
+    if not box.accent:
+        return "ink"
+    return {"given": "second", "collider": "second", "y": "learnable"}.get(box.accent, "accent")
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head of an arrow: its tip, its other corners, the middle between these, a point inside, its length."""
+
+    tip: Point
+    left: Point
+    right: Point
+    base: Point
+    inside: Point
+    size: float
+
+
+def arrow_head(arrow: Arrow) -> Head:
+    """Where the head of an arrow is."""
+    (x1, y1), before = arrow.points[-1], arrow.points[-2]
+    x0, y0 = before if before != (x1, y1) else arrow.points[0]
+    far = math.hypot(x1 - x0, y1 - y0) or 1.0
+    dx, dy = (x1 - x0) / far, (y1 - y0) / far
+    size = 4.2 + 1.3 * arrow.width
+    bx, by, half = x1 - size * dx, y1 - size * dy, 0.36 * size
+    inside = (x1 - 0.8 * size * dx, y1 - 0.8 * size * dy)
+    return Head((x1, y1), (bx - half * dy, by + half * dx), (bx + half * dy, by - half * dx), (bx, by), inside, size)
+
+
+def emphasised(
+    boxes: Iterable[Box], arrows: Iterable[Arrow], marks: Mapping[str, str], ways: frozenset[tuple[str, str]]
+) -> tuple[tuple[Box, ...], tuple[Arrow, ...]]:
+    """Marked boxes and arrows stand out, and the others stand back."""
+    shown = tuple(replace(b, accent=marks.get(b.name, ""), faded=b.name not in marks) for b in boxes)
+    lit = tuple(
+        replace(a, width=max(a.width, 1.8), opacity=1.0)
+        if (a.source, a.target) in ways
+        else replace(a, opacity=a.opacity * 0.25)
+        for a in arrows
+    )
+    return shown, lit
+
+
+def _sample(**told: Any) -> Box:
+    return Box("", 0.0, 0.0, 22.0, 14.0, **told)
+
+
+def explained(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> list[tuple[Box | Arrow, str]]:
+    """A sample of every sign that a picture uses, and what it means."""
+    found: list[tuple[Box | Arrow, str]] = []
+    signs: list[tuple[bool, Box, str]] = [
+        (any(b.border == "double" for b in boxes), _sample(border="double"), "deterministic"),
+        (any(b.border == "single" and b.fill == "paper" for b in boxes), _sample(), "stochastic"),
+        (any(b.dashed for b in boxes), _sample(dashed=True), "learnable TPM"),
+        (any(b.fill == "observed" for b in boxes), _sample(fill="observed"), "observed"),
+        (any(b.fill == "do" for b in boxes), _sample(fill="do", border="double"), "set by do"),
+        (any(b.under for b in boxes), _sample(under=2), "repeated over plates"),
+    ]
+    found += [(sample, text) for there, sample, text in signs if there]
+    for role in dict.fromkeys(b.accent for b in boxes if b.accent):
+        found.append((_sample(accent=role), role))
+    colours = {arrow.colour for arrow in arrows}
+    for colour, text in READS.items():
+        if colour in colours:
+            found.append((_line(colour), text))
+    if "accent" in colours:
+        found.append((_line("accent"), "from a word to its reader"))
+    if any(arrow.weight is not None for arrow in arrows):
+        sample = _line("accent" if "accent" in colours else "grey")
+        found.append((replace(sample, width=2.6), "P(j | i): wide and dark is likely"))
+    return found
+
+
+def _line(colour: str) -> Arrow:
+    return Arrow("", "", curve((-12.0, 0.0), (12.0, 0.0), sideways=True), colour, 1.1, dash=DASH.get(colour, "solid"))
+
+
+def tags(boxes: Iterable[Box]) -> Iterator[Text]:
+    """What marked boxes are in an answer, beside them."""
+    for box in boxes:
+        if box.accent not in ("", PLAIN) and box.border != "dot":
+            left, top, _, _ = box.edges
+            yield Text(left + 1.0, top - 6.5, written(box.accent), "start", 7.5, line_colour(box))
+
+
+def finished(
+    picture: Picture, *, legend: bool = True, signs: bool = True, title: str = "", caption: Sequence[str] = ()
+) -> Picture:
+    """The picture with its legend (`signs=False`: of arrows alone) and caption below it, on paper of its size."""
+    picture = replace(picture, texts=(*picture.texts, *tags(picture.boxes)))
+    left, _, right, bottom = extent(picture)
+    wide = max(right - left, NARROWEST)
+    left -= (wide - (right - left)) / 2
+    y = bottom + 24.0
+    entries: list[Entry] = []
+    if legend:
+        entries, y = _legend(explained(picture.boxes if signs else (), picture.arrows), left, wide, y)
+    told = [piece for piece in caption if piece]
+    lines = _wrapped("; ".join(told), wide)
+    texts = [
+        Text(left + wide / 2, y + 13.0 * k, written(text), size=SMALL, colour="grey") for k, text in enumerate(lines)
+    ]
+    found = replace(
+        picture, texts=(*picture.texts, *texts), legend=tuple(entries), title=title, caption="; ".join(told)
+    )
+    return fitted(found, MARGIN)
+
+
+def _legend(signs: Sequence[tuple[Box | Arrow, str]], left: float, wide: float, y: float) -> tuple[list[Entry], float]:
+    needed = [(sample, text, 30.0 + measured(written(text), SMALL) + 14.0) for sample, text in signs]
+    width, rows = wide, _filled(needed, wide)
+    while width > 60.0 and len(_filled(needed, width * 0.97)) == len(rows):  # rows of about one length
+        width *= 0.97
+    found = []
+    for row in _filled(needed, width):
+        x = left + (wide - sum(need for *_, need in row) + 14.0) / 2
+        for sample, text, need in row:
+            place = Text(x + 30.0, y, written(text), "start", SMALL)
+            found.append(Entry(_at(sample, x + 12.0, y), place))
+            x += need
+        y += 17.0
+    return found, y + 2.0
+
+
+def _filled(signs: Sequence[tuple[Box | Arrow, str, float]], wide: float) -> list[list[tuple[Box | Arrow, str, float]]]:
+    """Signs in rows of at most this width."""
+    rows: list[list[tuple[Box | Arrow, str, float]]] = [[]]
+    for sign in signs:
+        if rows[-1] and sum(need for *_, need in rows[-1]) + sign[2] > wide:
+            rows.append([])
+        rows[-1].append(sign)
+    return rows
+
+
+def _at(sample: Box | Arrow, x: float, y: float) -> Box | Arrow:
+    if isinstance(sample, Box):
+        return replace(sample, x=x, y=y)
+    return replace(sample, points=tuple((x + px, y + py) for px, py in sample.points))
+
+
+def _wrapped(text: str, wide: float) -> list[str]:
+    lines: list[str] = []
+    for word in text.split():
+        if lines and measured(written(f"{lines[-1]} {word}"), SMALL) <= wide:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+def node_label(about: Mapping[str, Any], *, token: bool) -> tuple[Run, ...]:
+    """The label of a ground node, with its word where asked."""
+    index = about.get("index", ())
+    word = about.get("word")
+    plates = index[:-1] if word is not None else index
+    said = about.get("token") if token else None
+    return runs(about["role"], slice=about["slice"], plates=plates, word=word, token=said)

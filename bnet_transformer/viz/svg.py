@@ -1,0 +1,167 @@
+"""Pictures as SVG: vector text, a title and a description, tooltips; no script, and nothing that is fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from xml.sax.saxutils import escape, quoteattr
+
+from bnet_transformer.viz.labels import SMALL, Run, plain
+from bnet_transformer.viz.palette import palette
+from bnet_transformer.viz.picture import DASHES, Arrow, Box, Frame, Picture, Text
+from bnet_transformer.viz.style import FADED, SIZE, arrow_head
+
+SANS = "'DejaVu Sans', Verdana, 'Helvetica Neue', Arial, sans-serif"
+SERIF = "'DejaVu Serif', 'STIX Two Text', 'Times New Roman', serif"
+PAGE = 680.0  # points: wider pictures are shown smaller
+
+
+def to_svg(picture: Picture) -> str:
+    """The picture as SVG. With `theme="auto"` its colours follow the reader's light or dark mode."""
+    wide, tall = picture.width, picture.height
+    shown = min(1.0, PAGE / wide) if wide else 1.0
+    ink = Ink(picture.theme)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_n(wide * shown)}" height="{_n(tall * shown)}" '
+        f'viewBox="0 0 {_n(wide)} {_n(tall)}" role="img" font-family={quoteattr(SANS)} '
+        'style="max-width:100%;height:auto">',
+        f"<title>{escape(picture.title)}</title>",
+        f"<desc>{escape(_described(picture))}</desc>",
+        ink.sheet(),
+        f'<rect width="{_n(wide)}" height="{_n(tall)}"{ink.fill("paper")}/>',
+        '<g class="frames">',
+        *(_frame(frame, ink) for frame in picture.frames),
+        '</g><g class="arrows">',
+        *(_arrow(arrow, ink) for arrow in picture.arrows),
+        '</g><g class="nodes">',
+        *(_box(box, ink) for box in picture.boxes),
+        '</g><g class="texts">',
+        *(_text(line, ink) for line in picture.texts),
+        '</g><g class="legend">',
+        *(_arrow(e.sample, ink) if isinstance(e.sample, Arrow) else _box(e.sample, ink) for e in picture.legend),
+        *(_text(entry.text, ink) for entry in picture.legend),
+        "</g></svg>\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+class Ink:
+    """Colours as attributes: of one theme, or (`auto`) with classes that a style sheet turns dark."""
+
+    def __init__(self, theme: str) -> None:
+        self.auto = theme == "auto"
+        self.colours = palette("light" if self.auto else theme)
+
+    def fill(self, name: str) -> str:
+        """The fill of a named colour."""
+        return f' fill="{self.colours[name]}"' + (f' class="f-{name}"' if self.auto else "")
+
+    def stroke(self, name: str) -> str:
+        """The line of a named colour, with no fill."""
+        return f' fill="none" stroke="{self.colours[name]}"' + (f' class="s-{name}"' if self.auto else "")
+
+    def sheet(self) -> str:
+        """The style sheet that turns a picture dark."""
+        if not self.auto:
+            return ""
+        rules = "".join(f".f-{n}{{fill:{c}}}.s-{n}{{stroke:{c}}}" for n, c in palette("dark").items())
+        return f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>"
+
+
+def _described(picture: Picture) -> str:
+    legend = ", ".join(plain(entry.text.runs) for entry in picture.legend)
+    counts = f"{len(picture.boxes)} nodes and {len(picture.arrows)} arrows"
+    return ". ".join(part for part in (counts, f"Legend: {legend}" if legend else "", picture.caption) if part)
+
+
+def _n(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") or "0"
+
+
+def _box(box: Box, ink: Ink) -> str:
+    left, top, _, _ = box.edges
+    faded = f' opacity="{FADED}"' if box.faded else ""
+    named = f' id={quoteattr(box.name)} class="node"' if box.name else ""
+    line = (box.accent and "accent") or "ink"
+    parts = [f"<g{named}{faded}>"]
+    if box.title:
+        parts.append(f"<title>{escape(box.title)}</title>")
+    if box.border == "dot":
+        parts.append(f'<circle cx="{_n(box.x)}" cy="{_n(box.y)}" r="{_n(box.width / 2)}"{ink.fill(line)}/>')
+    else:
+        for k in range(box.under, 0, -1):
+            parts.append(_rectangle(left + 2.5 * k, top + 2.5 * k, box.width, box.height, box, ink, line))
+        parts.append(_rectangle(left, top, box.width, box.height, box, ink, line, thick=2.2 if box.accent else 0.9))
+        if box.border == "double":
+            parts.append(_rectangle(left + 2.5, top + 2.5, box.width - 5, box.height - 5, box, ink, line, thick=0.7))
+    if box.label:
+        parts.append(_line(box.label, box.x, box.y, "middle", SIZE, "ink", ink))
+    return "".join(parts) + "</g>"
+
+
+def _rectangle(
+    left: float, top: float, width: float, height: float, box: Box, ink: Ink, line: str, thick: float = 0.9
+) -> str:
+    """A rectangle with round corners: its fill, and its line."""
+    place = f'x="{_n(left)}" y="{_n(top)}" width="{_n(width)}" height="{_n(height)}" rx="{_n(min(5.0, height / 3))}"'
+    dash = ' stroke-dasharray="3.2 2"' if box.dashed else ""
+    return f'<rect {place}{ink.fill(box.fill)}/><rect {place}{ink.stroke(line)} stroke-width="{_n(thick)}"{dash}/>'
+
+
+def _arrow(arrow: Arrow, ink: Ink) -> str:
+    head = arrow_head(arrow)
+    points = (*arrow.points[:-1], head.inside) if arrow.head else arrow.points
+    way = f"M{_p(points[0])}C" + " ".join(_p(point) for point in points[1:])
+    dash = DASHES[arrow.dash]
+    dashed = f' stroke-dasharray="{" ".join(_n(d * max(arrow.width, 0.8)) for d in dash)}"' if dash else ""
+    ends = ' stroke-linecap="round"' if arrow.dash == "dot" else ""
+    named = f' class="arrow" data-source={quoteattr(arrow.source)} data-target={quoteattr(arrow.target)}'
+    weight = "" if arrow.weight is None else f' data-weight="{arrow.weight:.4g}"'
+    opened = f"<g{named}{weight}>" if arrow.source else "<g>"
+    title = f"<title>{escape(arrow.title)}</title>" if arrow.title else ""
+    faint = f' opacity="{_n(arrow.opacity)}"' if arrow.opacity < 1 else ""
+    line = f'<path d="{way}"{ink.stroke(arrow.colour)} stroke-width="{_n(arrow.width)}"{dashed}{ends}{faint}/>'
+    corners = f"M{_p(head.tip)}L{_p(head.left)} {_p(head.right)}Z"
+    point = f'<path d="{corners}"{ink.fill(arrow.colour)}{faint}/>' if arrow.head else ""
+    return f"{opened}{title}{line}{point}</g>"
+
+
+def _p(point: tuple[float, float]) -> str:
+    return f"{_n(point[0])},{_n(point[1])}"
+
+
+def _frame(frame: Frame, ink: Ink) -> str:
+    if frame.kind == "line":
+        return f'<path d="M{_n(frame.x)},{_n(frame.y)}v{_n(frame.height)}"{ink.stroke("grey")} stroke-width="0.8"/>'
+    colour, thick = ("accent", 1.3) if frame.kind == "box" else ("grey", 0.7)
+    place = f'x="{_n(frame.x)}" y="{_n(frame.y)}" width="{_n(frame.width)}" height="{_n(frame.height)}" rx="8"'
+    return f'<rect data-name={quoteattr(frame.name)} {place}{ink.stroke(colour)} stroke-width="{thick}"/>'
+
+
+def _text(line: Text, ink: Ink) -> str:
+    title = f"<title>{escape(line.title)}</title>" if line.title else ""
+    return _line(line.runs, line.x, line.y, line.anchor, line.size, line.colour, ink, title)
+
+
+def _line(
+    label: tuple[Run, ...], x: float, y: float, anchor: str, size: float, colour: str, ink: Ink, title: str = ""
+) -> str:
+    spans = "".join(_spans(label, size))
+    place = f'x="{_n(x)}" y="{_n(y + 0.34 * size)}" text-anchor="{anchor}" font-size="{_n(size)}"'
+    return f'<text {place}{ink.fill(colour)} xml:space="preserve">{title}{spans}</text>'
+
+
+def _spans(label: tuple[Run, ...], size: float) -> Iterator[str]:
+    """Runs as spans; what stands below or above the line moves back afterwards."""
+    moved = 0.0
+    for run in label:
+        to = {"sub": 0.26 * size, "sup": -0.36 * size}.get(run.style, 0.0)
+        shift = f' dy="{_n(to - moved)}"' if to != moved else ""
+        moved = to
+        look = ""
+        if run.style in ("sub", "sup"):
+            look = f' font-size="{_n(size * SMALL)}"'
+        elif run.style in ("math", "name"):
+            look = f" font-family={quoteattr(SERIF)}" + (' font-style="italic"' if run.style == "math" else "")
+        elif run.style == "token":
+            look = ' style="unicode-bidi:isolate"'
+        yield f"<tspan{shift}{look}>{escape(run.text)}</tspan>"

@@ -1,0 +1,460 @@
+"""Figures: what is drawn is the graph, in every format, whatever the words are; refusals say what would fit."""
+
+import itertools
+import math
+import os
+import re
+import shutil
+import subprocess
+from xml.etree import ElementTree
+
+import networkx as nx
+import numpy as np
+import pygraphviz
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.errors import BNetError, BudgetError, FileError
+from bnet_transformer.tpm import Categorical
+from bnet_transformer.viz import graphviz_run
+from bnet_transformer.viz.formats import FORMATS
+from bnet_transformer.viz.palette import PALETTES
+from bnet_transformer.viz.picture import passed
+from bnet_transformer.viz.svg import to_svg
+from bnet_transformer.viz.tikz import letters
+from tests.cases import CASES
+
+SVG = "{http://www.w3.org/2000/svg}"
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "\"quotes\" & 'more'",
+    "back\\slash \\N \\l\\",
+    "שלום עולם",
+    "😀👩‍👩‍👧",
+    "x" * 200,
+    "\\input{/etc/passwd}",
+    "%#_$~^{}",
+    "-> [label=evil];",
+    "two\nlines\r\ttab",
+    "\x00\x1b\x7f\x85",
+    "half \ud800",
+    "\u202eturned\ufffe",
+    "naïve Ærøskøbing żółć ½",
+    "<b>&amp;</b>",
+    "?`!`--,,``''",
+]
+
+
+def from_svg(text):
+    """The graph that an SVG shows: its nodes with what they say, its arrows."""
+    root = ElementTree.fromstring(text)
+    graph = nx.MultiDiGraph()
+    for group in root.iter(f"{SVG}g"):
+        if group.get("class") == "node":
+            graph.add_node(group.get("id"), said="".join("".join(text.itertext()) for text in group.iter(f"{SVG}text")))
+        elif group.get("class") == "arrow":
+            graph.add_edge(group.get("data-source"), group.get("data-target"), weight=group.get("data-weight"))
+    return graph
+
+
+def from_dot(text):
+    """The graph that a DOT file holds, without what belongs to the paper."""
+    found = nx.MultiDiGraph(nx.nx_agraph.from_agraph(pygraphviz.AGraph(string=text)))
+    return found.subgraph([node for node in found if not node.startswith("_")])
+
+
+def same(drawn, graph):
+    """Whether two graphs have the same nodes, and the same arrows as often."""
+    pairs = [sorted((a, b) for a, b, *_ in g.edges) for g in (drawn, graph)]
+    return set(drawn) == set(graph) and pairs[0] == pairs[1]
+
+
+def drawn(tmp_path, thing, suffix, **options):
+    path = tmp_path / f"figure.{suffix}"
+    thing.draw(path, **options)
+    return path.read_bytes()
+
+
+# what is drawn is the graph
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_case_is_drawn_as_it_is_in_every_format(tmp_path, case):
+    s, net = case.sentence, case.net
+    for thing, options in ((s, {"detail": "nodes"}), (net, {})):
+        graph = thing.graph()
+        assert same(from_svg(drawn(tmp_path, thing, "svg", **options)), graph)
+        assert same(from_dot(drawn(tmp_path, thing, "dot", **options).decode()), graph)
+        assert drawn(tmp_path, thing, "tex", **options).isascii()
+    if case.name in ("chapter", "experts", "encoder-decoder"):
+        assert drawn(tmp_path, s, "png").startswith(b"\x89PNG")
+        assert drawn(tmp_path, s, "pdf").startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_no_box_meets_another_and_no_arrow_runs_through_one(case):
+    for picture in (case.sentence.picture(detail="nodes"), case.net.picture()):
+        for one, other in itertools.combinations(picture.boxes, 2):
+            a, b = one.edges, other.edges
+            assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (one.name, other.name)
+        place = {box.name: box for box in picture.boxes}
+        for arrow in picture.arrows:
+            others = [box for name, box in place.items() if name not in (arrow.source, arrow.target)]
+            for x, y in passed(arrow.points):
+                hit = [b.name for b in others if b.edges[0] < x < b.edges[2] and b.edges[1] < y < b.edges[3]]
+                assert not hit, (arrow.source, arrow.target, hit)
+            box, (x, y) = place[arrow.target], arrow.points[-1]
+            assert box.edges[0] - 1 <= x <= box.edges[2] + 1 and box.edges[1] - 1 <= y <= box.edges[3] + 1
+        for left, top, right, bottom in (box.edges for box in (*picture.boxes, *picture.lines)):
+            assert min(left, top) >= 0 and right <= picture.width and bottom <= picture.height
+
+
+def test_the_figures_of_the_chapter():
+    s = bt.bayesuvius(dim=4, heads=3).sentence("the cat sat")
+    whole, plain = s.picture(), s.picture(weights=False)
+    assert [(len(p.boxes), len(p.arrows)) for p in (plain, whole)] == [(15, 30), (19, 42)]
+    place = {box.name: box for box in whole.boxes}
+    assert place["c"].y < min(box.y for name, box in place.items() if name != "c")  # c on top
+    for word, t in itertools.product(range(3), range(2)):
+        assert place[f"x_{t}_{word}"].x == pytest.approx(place[f"x_0_{word}"].x)  # words are columns
+        assert place[f"x_{t}_{word}"].y == pytest.approx(place[f"x_{t}_0"].y)  # slices are rows
+    colours = {(a.source[0], a.target[0]): (a.colour, a.dash) for a in plain.arrows}
+    assert colours["q", "x"] == colours["x", "q"] == ("q", "solid")
+    assert len({colours[role, "x"] for role in "qkv"}) == len({colours[role, "x"][1] for role in "qkv"}) == 3
+    boxed = s.picture(weights=False, boxes="words")
+    assert {f.name for f in boxed.frames} == {"class", "word_0", "word_1", "word_2"}
+    with pytest.raises(BNetError, match="side by side"):
+        s.picture(weights=False, boxes={"q_0_0": "a", "v_0_0": "a"})
+
+
+def test_borders_and_fills_tell_what_a_node_is():
+    s = bt.bayesuvius(dim=4, heads=3, observe=Categorical(3)).sentence("the cat sat")
+    s = s.observe(y_0=1).do(q_0_1=torch.zeros(4))
+    box = {b.name: b for b in s.picture().boxes}
+    assert (box["c"].border, box["c"].dashed, box["c"].fill) == ("single", True, "paper")
+    assert (box["k_0_0"].border, box["k_0_0"].dashed) == ("double", False)
+    assert (box["y_0"].fill, box["x_0_0"].fill, box["y_1"].fill) == ("observed", "observed", "paper")
+    assert box["q_0_1"].fill == "do" and not [a for a in s.picture().arrows if a.target == "q_0_1"]
+    told = {entry.text.runs[0].text for entry in s.picture().legend}
+    assert {"deterministic", "stochastic", "observed", "set by do", "learnable TPM", "key k"} <= told
+    assert not s.picture(legend=False).legend
+
+
+def test_arrows_carry_their_probability():
+    s = bt.bayesuvius(dim=4, heads=2).sentence("the cat sat").do(c=1)
+    weight = {(a.source, a.target): a for a in s.picture().arrows}
+    reads = s.attention(0)
+    for i, j in itertools.product(range(3), range(3)):
+        assert weight[f"k_0_{j}", f"x_1_{i}"].weight == pytest.approx(float(reads[i, j]), abs=1e-6)
+    by_share = sorted((a.weight, a.width, a.opacity) for a in weight.values() if a.weight is not None)
+    assert by_share == sorted(by_share, key=lambda each: each[1]) == sorted(by_share, key=lambda each: each[2])
+    assert all(a.weight is None for a in s.picture(attention=False).arrows)
+    many = bt.bayesuvius(dim=2, heads=2, atoms=(5, 4, 4)).sentence("a b")
+    assert "160 joint states are open" in many.picture().caption
+    assert not any(a.weight for a in many.picture().arrows) and any(
+        a.weight for a in many.picture(attention=True).arrows
+    )
+
+
+# words of any kind
+
+
+def test_hostile_words_are_shown_and_do_nothing(tmp_path):
+    s = bt.bayesuvius(dim=4, heads=2).sentence(HOSTILE)
+    for detail in ("nodes", "words"):
+        svg = drawn(tmp_path, s, "svg", detail=detail)
+        root = ElementTree.fromstring(svg)  # well formed
+        kinds = {element.tag.removeprefix(SVG) for element in root.iter()}
+        assert kinds <= {"svg", "title", "desc", "rect", "g", "path", "text", "tspan", "circle"}
+        assert not [a for e in root.iter() for a in e.attrib if a.startswith("on") or "href" in a]
+        said = "".join(root.itertext())
+        for word in ("<script>alert", "שלום עולם", "😀", "\\input{/etc", "%#_$~^{}", "two\\nlines", "\\x00", "\\ud800"):
+            assert word in said, word
+        assert "x" * 200 in said and "x" * 15 + "…" in said
+        assert "\u202e" not in said and "\x00" not in svg.decode()
+        dot = drawn(tmp_path, s, "dot", detail=detail).decode()
+        assert same(from_dot(dot), from_svg(svg))
+        tex = drawn(tmp_path, s, "tex", detail=detail).decode()
+        assert "\\input" not in tex and "^^" not in tex
+        assert drawn(tmp_path, s, "png", detail=detail).startswith(b"\x89PNG")
+
+
+def test_letters_of_tex_are_literal():
+    assert letters("\\input{a} %#&_$~^") == (
+        r"\textbackslash{}input\{a\} \%\#\&\_{\char36}\textasciitilde{}\textasciicircum{}"
+    )
+    assert letters("ש") == r"\bnetletter{05E9}" and letters("é") == r"\'{e}"
+    assert all(letters(chr(k)).isascii() for k in range(0x20, 0x2FFF))
+
+
+def test_tooltips_hold_whole_words_and_names(tmp_path):
+    s = bt.bayesuvius(dim=4).sentence(["a" * 200, "b"])
+    titles = [t.text for t in ElementTree.fromstring(drawn(tmp_path, s, "svg")).iter(f"{SVG}title")]
+    assert any(t.startswith("x_1_0 “" + "a" * 200) and "deterministic" in t for t in titles)
+    assert titles[0].startswith("the bnet of") and "k_0_1 → x_1_0, P(j | i) = " in " ".join(titles)
+
+
+@pytest.mark.skipif(not shutil.which("pdflatex") and not shutil.which("lualatex"), reason="LaTeX is not installed")
+@pytest.mark.parametrize("engine", ["pdflatex", "lualatex"])
+def test_tex_compiles(tmp_path, engine):
+    if not shutil.which(engine):
+        pytest.skip(f"{engine} is not installed")
+    s = bt.bayesuvius(dim=4, heads=2).sentence(HOSTILE)
+    for k, (thing, options) in enumerate(
+        [(s, {"detail": "words"}), (s.net.sentence(HOSTILE[:3]), {"theme": "dark"}), (s.net, {}), (s.tan("roles"), {})]
+    ):
+        thing.draw(tmp_path / f"a{k}.tex", **options)
+        command = [engine, "-interaction=nonstopmode", "-halt-on-error", f"a{k}.tex"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
+        assert done.returncode == 0, done.stdout[-2000:]
+
+
+# scale
+
+
+def test_a_large_sentence_is_drawn_as_something_to_read(tmp_path):
+    words = [f"w{i}" for i in range(128)]
+    s = bt.encoder(48, heads=12, slices=12, vocabulary=words).sentence(words)
+    picture = s.picture()
+    assert len(picture.boxes) == 128 * 13 and 0 < len(picture.arrows) <= 300
+    gone, total = (int(n.replace(",", "")) for n in re.search(r"([\d,]+) of ([\d,]+) reads", picture.caption).groups())
+    assert total == 12 * 128 * 128 and total - gone == len(picture.arrows)
+    assert "mean over 12 heads" in picture.caption and "1,664 of 87,233 nodes" in picture.caption
+    small = s.picture(detail="words", words=range(4), slices=[3], heads=5, top=6)
+    assert len(small.boxes) == 8 and len(small.arrows) == 6 and "head 5" in small.caption
+    reads = s.attention(3)[5][:4, :4]
+    shares = sorted((a.weight for a in small.arrows), reverse=True)
+    assert shares == pytest.approx(sorted(reads.flatten().tolist(), reverse=True)[:6], abs=1e-6)
+    strong = s.picture(min_weight=0.02)
+    assert strong.arrows and all(a.weight >= 0.02 for a in strong.arrows)
+    assert len(drawn(tmp_path, s, "svg")) < 2_000_000
+    assert "families" in s.picture(detail="folded", slices=0).caption
+
+
+def test_a_part_leaves_nothing_behind_that_no_word_belongs_to():
+    s = bt.from_pretrained("tiny").sentence("the cat sat on a dog")
+    deep = bt.bayesuvius(4, slices=3, observe=Categorical(2, pool="mean")).sentence("the cat sat")
+    assert {"y"} <= {box.name for box in deep.picture(slices=2).boxes}
+    names = {box.name for box in deep.picture(slices=0, weights=False).boxes}
+    assert names == {name for name in deep.graph(slices=0, weights=False) if name != "y"}
+    assert s.picture(words=["cat"], weights=False).boxes
+    with pytest.raises(BudgetError, match="at most 15000 states"):
+        bt.bayesuvius(2).sentence([f"w{i}" for i in range(9000)]).picture(detail="words")
+
+
+def test_past_the_limit_three_filters_that_fit():
+    words = [f"w{i}" for i in range(40)]
+    s = bt.encoder(8, heads=4, slices=4, vocabulary=words).sentence(words)
+    with pytest.raises(BudgetError) as caught:
+        s.picture(detail="nodes")
+    told = str(caught.value)
+    assert f"{len(s.ground)} nodes and {s.ground.count_arrows()} arrows" in told
+    tries = re.findall(r"(slices=.*?|heads=.*?|words=.*?|weights=.*?) \((\d+) arrows\)", told)
+    assert len(tries) == 2 and "detail='words'" in told
+    for options, count in tries:
+        assert len(eval(f"s.picture(detail='nodes', {options})", {"s": s, "range": range}).arrows) == int(count) <= 2000
+    assert s.picture(detail="words").boxes
+
+
+def test_the_words_of_the_reading_grid_are_those_of_the_attention():
+    s = bt.bayesuvius(dim=4, heads=3, slices=2, mask="causal").sentence("the cat sat on")
+    drawn_ = {(a.source, a.target): a.weight for a in s.picture(detail="words", min_weight=0.0).arrows}
+    for t in range(2):
+        mean = s.reads(t, residual=0.0).matrix
+        for i, j in itertools.product(range(4), range(4)):
+            share = drawn_.get((f"x_{t}_{j}", f"x_{t + 1}_{i}"))
+            assert (share is None) == (j > i) and (share is None or share == pytest.approx(float(mean[i, j]), abs=1e-6))
+    same_ = {(a.source, a.target): a.weight for a in s.reads(slices=[0, 1]).picture(min_weight=0.0).arrows}
+    assert {end for end in drawn_ if end[0].startswith("x_0")} == {end for end in same_ if end[0].startswith("x_0")}
+
+
+def test_a_deep_net_folds_its_slices():
+    net = bt.encoder(8, heads=2, slices=6, vocabulary=["a", "b"], readout="word")
+    names = {box.name for box in net.picture().boxes}
+    assert {"q_0", "x_1", "x_6", "y"} <= names and "q_1" not in names
+    assert "slices 1 to 5" in net.picture().caption
+    assert {"q_3", "x_3", "x_4"} <= {box.name for box in net.picture(slices=3).boxes}
+    whole = net.picture(slices=range(6))
+    assert same(whole.to_networkx(), net.graph()) and "not drawn" not in whole.caption
+
+
+def test_a_folded_net_tells_which_words_are_read():
+    words = ["a", "b"]
+    assert "a reads every word" in bt.encoder(8, heads=2, vocabulary=words, readout="word").picture().caption
+    assert "a reads words j ≤ i" in bt.decoder(8, heads=2, vocabulary=words).picture().caption
+    both = bt.encoder_decoder(8, heads=2, slices=2, vocabulary=words).picture().caption
+    for said in ("slice 1 is like", "enc a reads every word", "dec a reads words j ≤ i", "dec cross a reads every word"):
+        assert said in both
+    near = bt.bayesuvius(4, mask=bt.Reach("window", 2)).picture().caption
+    assert "x reads words |i − j| ≤ 2" in near
+
+
+# answers
+
+
+def test_answers_stand_out():
+    s = bt.bayesuvius(dim=4, heads=2).sentence("the cat sat")
+    trail = s.active_trail("q_0_0", "k_0_1")
+    marked = {b.name for b in s.picture(highlight=trail).boxes if b.accent}
+    assert marked == set(trail.nodes)
+    strong = [(a.source, a.target) for a in s.picture(highlight=trail).arrows if a.opacity == 1.0]
+    assert len(strong) == len(trail) and all(s.ground.id(a) in s.ground.parents(s.ground.id(b)) for a, b in strong)
+    separation = s.separated("q_0_0", "k_0_1", given=["W_q_0", "x_0_0"])
+    assert {b.name: b.accent for b in s.picture(highlight=separation).boxes if b.accent} == {
+        "q_0_0": "x",
+        "k_0_1": "y",
+        "W_q_0": "given",
+        "x_0_0": "given",
+    }
+    blanket = s.blanket("q_0_0")
+    assert {b.name for b in s.picture(highlight=blanket).boxes if not b.faded} == set(blanket)
+
+
+def test_only_a_part_is_drawn_and_the_rest_counted():
+    s = bt.bayesuvius(dim=4, heads=2).sentence("the cat sat")
+    circuit = nx.DiGraph([("x_0_1", "v_0_1"), ("v_0_1", "x_1_2")])
+    picture = s.picture(only=circuit)
+    assert same(picture.to_networkx(), circuit)
+    assert "16 of 19 nodes and 40 of 42 arrows are not drawn" in picture.caption
+    assert same(
+        s.picture(only=["c", "W_q_0", "q_0_0"]).to_networkx(), nx.path_graph(["c", "W_q_0", "q_0_0"], nx.DiGraph)
+    )
+    with pytest.raises(BNetError, match="arrows of the bnet"):
+        s.picture(only=nx.DiGraph([("x_0_1", "x_1_2")]))
+    with pytest.raises(BNetError, match="near matches"):
+        s.picture(only=["q_0_9a"])
+
+
+@pytest.mark.parametrize("suffix", ["svg", "dot", "tex", "png", "pdf"])
+def test_shrunk_graphs_and_trees_are_drawn(tmp_path, suffix):
+    s = bt.bayesuvius(dim=4, heads=2).sentence(["<a>", "b&", "c\\"])
+    for result in (
+        s.tan(),
+        s.tan("roles"),
+        s.tan_tree(),
+        s.shrink({"q_0_0": "<my & box>", "k_0_0": "<my & box>"}),
+        s.reads(),
+    ):
+        text = drawn(tmp_path, result, suffix)
+        if suffix in ("svg", "dot"):
+            found = from_svg(text) if suffix == "svg" else from_dot(text.decode())
+            assert same(found, result.picture().to_networkx())
+            quotient = getattr(result, "quotient", result)
+            if hasattr(quotient, "boxes"):
+                assert same(found, nx.MultiDiGraph(quotient.to_networkx()))
+    tree = s.tan_tree()
+    edges = {(f"word_{p}", f"word_{i}") for i, p in enumerate(tree.parents) if p >= 0}
+    assert edges == {(a.source, a.target) for a in tree.picture().arrows if a.source != "class"}
+
+
+# light, dark, files
+
+
+def test_themes():
+    s = bt.bayesuvius(dim=4).sentence("the cat")
+    options = {"weights": False, "boxes": "words", "highlight": "q_0_0"}
+    light, dark, auto = (to_svg(s.picture(theme=theme, **options)) for theme in ("light", "dark", "auto"))
+    assert PALETTES["light"]["paper"] in light and PALETTES["dark"]["paper"] in dark
+    assert PALETTES["light"]["ink"] not in dark and "prefers-color-scheme: dark" in auto
+    assert same(from_svg(light), from_svg(dark)) and same(from_svg(light), from_svg(auto))
+
+
+def luminance(colour):
+    parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_and_arrows_stand_out_on_their_paper(theme):
+    colours = PALETTES[theme]
+    for name, least in {"ink": 7.0, "grey": 4.5, "q": 3.0, "k": 3.0, "v": 3.0, "accent": 3.0}.items():
+        one, two = sorted([luminance(colours[name]), luminance(colours["paper"])])
+        assert (two + 0.05) / (one + 0.05) >= least, name
+
+
+def test_an_svg_says_what_it_is_and_fits_a_page(tmp_path):
+    s = bt.bayesuvius(dim=4, slices=2, mask="causal").sentence("one two three four five six seven eight nine ten")
+    root = ElementTree.fromstring(drawn(tmp_path, s, "svg", detail="nodes", weights=False))
+    assert root[0].tag == f"{SVG}title" and root[1].tag == f"{SVG}desc" and root.get("role") == "img"
+    assert f"{len(s.graph(weights=False))} nodes" in root[1].text and "not drawn" in root[1].text
+    assert float(root.get("width")) <= 680 and "max-width:100%" in root.get("style")
+
+
+def test_pictures_are_the_same_each_time(tmp_path):
+    make = lambda: bt.bayesuvius(dim=4, heads=2).sentence("the cat sat")  # noqa: E731
+    for suffix in ("svg", "dot", "tex", "png"):
+        assert drawn(tmp_path, make(), suffix) == drawn(tmp_path, make(), suffix)
+
+
+def dark_pixels(png):
+    from matplotlib import image
+
+    return float((image.imread(png)[..., :3].mean(-1) < 0.45).sum())
+
+
+def test_pngs_show_text_on_a_machine_without_fonts(tmp_path, monkeypatch):
+    s = bt.bayesuvius(dim=4).sentence("the cat")
+    s.draw(tmp_path / "with.png")
+    monkeypatch.setattr(graphviz_run, "FONTS", graphviz_run.FONTS.replace("/etc/fonts/fonts.conf", "/nowhere"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    s.draw(tmp_path / "without.png")
+    both = [dark_pixels(tmp_path / name) for name in ("with.png", "without.png")]
+    assert both[1] == pytest.approx(both[0], rel=0.05) and both[0] > 1000
+
+
+def test_dot_of_the_path_is_asked_first(tmp_path, monkeypatch):
+    program = tmp_path / "dot"
+    program.write_text('#!/bin/sh\necho "$@"\ncat > /dev/null\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert graphviz_run.rendered("digraph {}", "png").split() == [b"-Knop2", b"-Tpng"]
+    program.write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
+    with pytest.raises(BNetError, match="broken"):
+        graphviz_run.rendered("digraph {}", "pdf")
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "error", "match"),
+    [
+        ("a.docx", {}, BNetError, r"'.docx'.*\.dot.*\.pdf.*\.png.*\.svg.*\.tex"),
+        ("none/a.svg", {}, FileError, "a folder that is there"),
+        ("a.svg", {"colour": 1}, BNetError, "option of a picture"),
+        ("a.json", {"theme": "dark"}, BNetError, "option of a graph"),
+        ("a.svg", {"theme": "blue"}, BNetError, "'light', 'dark', 'auto'"),
+        ("a.svg", {"detail": "all"}, BNetError, "detail"),
+        ("a.svg", {"highlight": ["q_0_7"]}, BNetError, "near matches"),
+        ("a.svg", {"highlight": 3}, BNetError, "a Trail"),
+        ("a.svg", {"top": 0}, BNetError, "top"),
+        ("a.svg", {"min_weight": math.nan}, BNetError, "min_weight"),
+        ("a.svg", {"limit": 3, "detail": "nodes"}, BudgetError, "at most 3 arrows"),
+        ("a.svg", {"words": "dog"}, BNetError, "word"),
+    ],
+)
+def test_bad_input_is_told_and_leaves_no_file(tmp_path, file, options, error, match):
+    with pytest.raises(error, match=match):
+        bt.bayesuvius(dim=4).sentence("the cat").draw(tmp_path / file, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_target_that_cannot_be_written_stays_as_it_was(tmp_path, monkeypatch):
+    target = tmp_path / "a.svg"
+    target.write_text("old")
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.replace", refuse)
+    with pytest.raises(FileError, match="Permission denied"):
+        bt.bayesuvius(dim=4).sentence("the cat").draw(target)
+    assert target.read_text() == "old" and list(tmp_path.iterdir()) == [target]
+
+
+def test_nets_without_attention_are_folded_when_large():
+    case = next(case for case in CASES if case.name == "cayley")
+    s = case.net.sentence([f"w{i}" for i in range(40)])
+    assert {box.name for box in s.picture().boxes} == set(case.net.graph())
+    with pytest.raises(BNetError, match="P\\(j \\| i\\)"):
+        s.picture(detail="words")
+    assert len(FORMATS) == 8 and np.isfinite(s.picture().width)
