@@ -17,19 +17,21 @@ BIN := $(VENV)/bin
 CORE := $(VENV)/core.stamp
 DEV := $(VENV)/dev.stamp
 MINILM := $(VENV)/minilm.stamp
+PEERS := $(VENV)/peers.stamp
 COMMA := ,
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 VERSION := import platform; print(platform.python_version())
 
 .DEFAULT_GOAL := help
-.PHONY: demo test lint notebooks docs bench experiments soak clean help remake
+.PHONY: demo test peers lint notebooks docs bench experiments soak clean help remake
 .NOTPARALLEL:
 
 help:
-	@echo "make demo         build the bnet of a sentence in MiniLM, print it, write its graph and equations to demo/"
+	@echo "make demo         build the bnet of a sentence in MiniLM, print it, write figures, graph and equations to demo/"
 	@echo "make test         the quick tests"
+	@echo "make peers        install the libraries that some tests ask as oracles (TransformerLens); without them these skip"
 	@echo "make lint         ruff, mypy, and the order of the rooms (import-linter)"
-	@echo "make docs         check that the links of the pages lead somewhere"
+	@echo "make docs         make the pictures of the pages, and check that links lead somewhere"
 	@echo "make bench        the benchmarks, on this machine"
 	@echo "make clean        remove what builds, tests and the demo left behind; .venv stays"
 	@echo "make experiments  train on the small tasks of docs/experiments, and write that page anew (some ten minutes)"
@@ -43,6 +45,8 @@ test: $(DEV)
 	@echo "== test: the quick tests, one process for each core"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
 
+peers: $(PEERS)
+
 lint: $(DEV)
 	@echo "== lint: ruff"
 	@$(BIN)/ruff check --quiet .
@@ -52,7 +56,10 @@ lint: $(DEV)
 	@echo "== lint: the order of the rooms"
 	@$(BIN)/lint-imports --no-cache
 
-docs: $(VENV)/pyvenv.cfg
+docs: $(DEV)
+	@echo "== docs: the pictures of docs/figures.md and docs/plots.md, made by their own lines"
+	@OMP_NUM_THREADS=1 $(BIN)/python docs/scripts/figures.py
+	@OMP_NUM_THREADS=1 $(BIN)/python docs/scripts/plots.py
 	@echo "== docs: plain Markdown, to be read as it is; checking its links"
 	@$(BIN)/python docs/scripts/check_links.py
 
@@ -96,6 +103,10 @@ $(MINILM): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 $(DEV): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	$(call install,.[dev$(COMMA)minilm],the core$(COMMA) MiniLM and the tools of a developer)
 	@touch $(CORE) $(MINILM) $@
+
+$(PEERS): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
+	$(call install,.[dev$(COMMA)minilm$(COMMA)peers],the core$(COMMA) MiniLM$(COMMA) the tools of a developer and the oracles)
+	@touch $(CORE) $(MINILM) $(DEV) $@
 
 # A .venv without a Python that runs (half made, or its Python was removed) is made anew.
 ifeq ($(shell $(BIN)/python -c '' 2>/dev/null && echo runs),)

@@ -23,6 +23,8 @@ ROWS = (
     Row("codebook-step", "compiled", mixtures.codebook_step),
     Row("codebook-categorical-step", "compiled", mixtures.codebook_categorical_step),
     Row("head-posteriors", "compiled", mixtures.head_posteriors),
+    Row("mixture-step-32", "fit", mixtures.mixture_step_of_32),
+    Row("codebook-step-32", "fit", mixtures.codebook_step_of_32),
     Row("restarts", "fit", fits.restarts_at_once),
     Row("growth", "fit", fits.growth_of_a_step),
     Row("separations-512", "asking", asking.separations_of_512_words),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import bnet_transformer as bt
-from benchmarks.harness import Figure, figure, interleaved, of_the_limit, ratios
+from benchmarks.harness import Figure, figure, interleaved, of_the_limit, peak_memory, ratios
 from bnet_transformer.compiler import Module
 from bnet_transformer.inference import Evidence, add_gradient, posterior
 from bnet_transformer.tpm import Categorical, Normal
@@ -28,6 +28,20 @@ def mixture_step() -> list[Figure]:
     with one_thread():
         ours, theirs = _mixture()
         return _compared(ours, theirs, runs=21, target=1 / 3)
+
+
+def mixture_step_of_32() -> list[Figure]:
+    """The training step of the sentence mixture with 32 heads."""
+    with one_thread():
+        ours, theirs = _mixture(32)
+        return [*_compared(ours, theirs, runs=9, target=1 / 3), figure("peak memory, both", peak_memory(), "MB")]
+
+
+def codebook_step_of_32() -> list[Figure]:
+    """The same with codebooks: 32 heads draw from 12 atoms a role."""
+    with one_thread():
+        ours, theirs = _codebook(Normal(1.0), heads=32)
+        return [*_compared(ours, theirs, runs=3, target=1 / 20), figure("peak memory, both", peak_memory(), "MB")]
 
 
 def codebook_step() -> list[Figure]:
@@ -105,13 +119,13 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _mixture() -> Step:
+def _mixture(heads: int = HEADS) -> Step:
     import pyro
     import pyro.distributions as dist
     from pyro.infer import config_enumerate
 
     torch.manual_seed(0)
-    net = bt.bayesuvius(DIM, heads=HEADS, observe=Normal(1.0))
+    net = bt.bayesuvius(DIM, heads=heads, observe=Normal(1.0))
     module, x, y = net.module(), torch.randn(SENTENCES, WORDS, DIM), torch.randn(SENTENCES, WORDS, DIM)
     W = {r: module.store[f"W_{r}_0/values"] for r in "qkv"}
     logits = module.store["c/logits"]
@@ -143,13 +157,13 @@ def _steps(module: Module, y: Evidence, x: Tensor, model: Callable[[], None]) ->
     return ours, theirs
 
 
-def _codebook(readout: Normal | Categorical, sentences: int = SENTENCES) -> Step:
+def _codebook(readout: Normal | Categorical, sentences: int = SENTENCES, heads: int = HEADS) -> Step:
     import pyro
     import pyro.distributions as dist
     from pyro.infer import config_enumerate
 
     torch.manual_seed(0)
-    net = bt.bayesuvius(DIM, heads=HEADS, atoms=ATOMS, observe=readout)
+    net = bt.bayesuvius(DIM, heads=heads, atoms=ATOMS, observe=readout)
     module, x = net.module(), torch.randn(sentences, WORDS, DIM)
     real = isinstance(readout, Normal)
     y = torch.randn(sentences, WORDS, DIM) if real else torch.randint(8, (sentences, WORDS))

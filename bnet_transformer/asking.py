@@ -1,7 +1,11 @@
-"""Questions of values to a sentence, answered by the reference: distributions, attention TPMs, weights of arrows."""
+"""Questions of values to a sentence, as the reference answers them where the compiled reading refuses.
+
+Distributions, attention TPMs, weights of arrows; and what a person means by slices, words and heads.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -18,15 +22,16 @@ from bnet_transformer.reference import (
     BUDGET,
     World,
     choices,
-    expected_reading,
+    log_evidence,
+    log_joint,
     parents,
     reading_parents,
     runs,
     settling,
-    single_parents,
+    sources,
     support,
 )
-from bnet_transformer.tpm import TPM
+from bnet_transformer.tpm import TPM, Given
 
 
 def must_be_discrete(world: World, node: int) -> None:
@@ -95,7 +100,8 @@ def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Te
                 got=f"{world.ground.name(node)}, which is set",
             )
         free = choices(world, reading_parents(world, node), seen)
-        layouts.add(layout(world, free, node))
+        if node not in world.rows:  # a row that was set is the same in every state
+            layouts.add(layout(world, free, node))
         table = []
         for run in runs(world, free, seen):
             reading = run.reading(node)
@@ -105,14 +111,15 @@ def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Te
             row[reading[0]] = reading[1]
             table.append(row)
         rows.append(torch.stack(table).reshape((*(support(world, choice) for choice in free), width)))
-    if len(layouts) != 1:
+    if len(layouts) > 1:
         raise BNetError(
             f"attention of {member.family.name}",
             expected="words that depend on the same open choices",
             got=f"{len(layouts)} different sets of them",
             allowed="do(...) or observe(...) on these choices first",
         )
-    stacked = torch.stack(rows, -2)
+    states = max((row.shape[:-1] for row in rows), key=len)
+    stacked = torch.stack([row.expand(*states, width) for row in rows], -2)
     return stacked.reshape((*stacked.shape[:-2], *shape, width))
 
 
@@ -159,6 +166,21 @@ def reads_words(member: Member) -> bool:
     return type(member.tpm).reading is not TPM.reading and any(WORD in given.over for given in member.inputs)
 
 
+def labels(world: World, tokens: Mapping[str, Sequence[str]], node: int) -> tuple[str, ...] | None:
+    """What the states of a discrete node are called: its TPM's labels, words of the sentence or of the vocabulary."""
+    network = world.network
+    member = network.members[world.ground.family_of(node).index]
+    if member.tpm.kind != "discrete":
+        return None
+    if member.tpm.states is None:
+        read = next(given for given in member.inputs if WORD in given.over)
+        return tuple(tokens[network.members[read.parent].family.words or ""])
+    found = getattr(member.tpm, "labels", None)
+    if found is None and (not network.graph.out_of[member.family.index] or isinstance(member.tpm, Given)):
+        found = network.vocabularies.get(member.family.stack)
+    return None if found is None or len(found) != member.tpm.states else tuple(found)
+
+
 def arrow_weights(
     world: World, selection: Selection, seen: Mapping[int, Tensor], budget: int = BUDGET
 ) -> dict[tuple[int, int], float]:
@@ -172,7 +194,7 @@ def arrow_weights(
             if reading is None:
                 continue
             share = dict(zip(reading[0], reading[1].tolist(), strict=True))
-            alone = single_parents(world, node)
+            alone = _single_parents(world, node)
             for given in member.inputs:
                 parent = world.network.members[given.parent].family
                 if WORD in given.over:
@@ -182,6 +204,35 @@ def arrow_weights(
                             word = offset % world.ground.shapes[parent.index][-1]
                             weights[other, node] = share.get(word, 0.0)
     return weights
+
+
+def expected_reading(
+    world: World, node: int, evidence: Mapping[int, Tensor], budget: int = BUDGET
+) -> tuple[list[int], Tensor] | None:
+    """The words that a node reads and `P(j | i, evidence)`: its reading averaged over the posterior of the choices."""
+    settled = settling(world, evidence)
+    free = choices(world, [*reading_parents(world, node), *evidence], settled, beyond=True)
+    words: list[int] = []
+    found, logs = [], []
+    for run in runs(world, free, settled, budget):
+        reading = run.reading(node)
+        if reading is None:
+            return None
+        words = reading[0]
+        found.append(reading[1].double())
+        logs.append(log_joint(run, free, evidence))
+    if evidence and max(logs) == -math.inf:
+        log_evidence(world, evidence, budget=budget)
+    share = torch.softmax(torch.tensor(logs, dtype=torch.float64), 0)
+    return words, torch.einsum("s,sm->m", share, torch.stack(found))
+
+
+def _single_parents(world: World, node: int) -> set[int]:
+    """The parents of a node that fill a slot of a single parent (its query, its residual)."""
+    family, index = world.ground.place(node)
+    member = world.network.members[family.index]
+    single = [given for given in member.inputs if not given.over and not given.pick]
+    return {parent for given in single for parent in sources(world, member, index, given, {})[1]}
 
 
 def selection(
@@ -195,7 +246,7 @@ def selection(
     """A part of the ground graph, from what a person asks for: numbers, or words of the sentence."""
     graph = world.network.graph
     depth = max(graph.slices.values())
-    chosen = None if slices is None else _numbers("slices", slices, depth)
+    chosen = None if slices is None else slices_of(slices, depth)
     plates = {}
     if heads is not None:
         if "head" not in graph.sizes:
@@ -209,6 +260,11 @@ def selection(
         if wanted is not None:
             kept[stack] = _words(tokens[stack], wanted)
     return Selection(chosen, kept, plates, weights)
+
+
+def slices_of(wanted: object, depth: int) -> list[int]:
+    """Slices of a net of that many, from one or several."""
+    return _numbers("slices", wanted, depth)
 
 
 def _words(tokens: Sequence[str], wanted: object) -> list[int]:

@@ -43,11 +43,16 @@ def main() -> None:
 @click.option("-m", "--model", default="tiny", show_default=True, help=f"The net: {MODEL}")
 @click.option("--pair", help="A second sentence behind the first.")
 @click.option("--weights/--no-weights", default=True, show_default=True, help="Draw selectors and weights.")
-@click.option("--attention", is_flag=True, help="Put P(j | i) on the arrows that are read.")
+@click.option("--attention", is_flag=True, help="Put P(j | i) on the arrows of json and graphml; figures have it.")
 @click.option("--min-weight", type=float, help="Leave out arrows that are read less than this.")
+@click.option("--top", type=int, help="Figures: at most so many reads, the strongest.")
+@click.option("--detail", type=click.Choice(["nodes", "words", "folded"]), help="Figures: what is drawn.")
+@click.option("--theme", type=click.Choice(["light", "dark", "auto"]), help="Figures: the paper.")
 @click.option("--slices", help="Slices to draw, such as 0 or 0,5.")
 @click.option("--heads", help="Heads to draw, such as 3 or 0,3.")
 @click.option("--words", help="Words to draw, by number or as they stand, such as cat,sat.")
+@click.option("--word", multiple=True, help="A word to draw as it stands, be it a number or a comma; may be repeated.")
+@click.option("--limit", type=click.IntRange(min=0), help="Refuse more arrows than this.")
 @click.option("--json", "as_json", is_flag=True, help="Tell what was written as JSON.")
 def draw(
     sentence: str,
@@ -57,26 +62,33 @@ def draw(
     weights: bool,
     attention: bool,
     min_weight: float | None,
+    top: int | None,
+    detail: str | None,
+    theme: str | None,
     slices: str | None,
     heads: str | None,
     words: str | None,
+    word: tuple[str, ...],
+    limit: int | None,
     as_json: bool,
 ) -> None:
-    """Write the bnet of SENTENCE to a file; its suffix says how (json, graphml, bif)."""
-    from bnet_transformer.export import WRITERS
+    """Draw the bnet of SENTENCE; the suffix says how (svg, png, pdf, tex, dot; json, graphml, bif)."""
+    from bnet_transformer.viz import FORMATS
 
-    if out.suffix.lower() not in WRITERS:  # before the model is loaded
-        allowed = ", ".join(sorted(WRITERS))
+    if out.suffix.lower() not in FORMATS:  # before the model is loaded
+        allowed = ", ".join(sorted(FORMATS))
         raise BNetError(f"suffix of {out}", expected="one that says how", got=repr(out.suffix), allowed=allowed)
     s = _net(model).sentence(sentence, pair=pair)
+    figure = {"top": top, "detail": detail, "theme": theme, "attention": attention or None}
     s.draw(
         out,
         weights=weights,
-        attention=attention,
+        **{name: value for name, value in figure.items() if value is not None},
         min_weight=min_weight,
         slices=_numbers("--slices", slices),
         heads=_numbers("--heads", heads),
-        words=None if words is None else [int(w) if w.isdecimal() else w for w in words.split(",")],
+        words=_words(words, word),
+        **({} if limit is None else {"limit": limit}),
     )
     told = {"file": str(out), "model": model, "words": list(s.words), "nodes": len(s.ground)}
     if as_json:
@@ -114,6 +126,13 @@ def _net(model: str) -> BNet:
     from bnet_transformer.pretrained import from_pretrained
 
     return from_pretrained(model)
+
+
+def _words(told: str | None, alone: Sequence[str]) -> list[int | str] | None:
+    """Words by number or as they stand, and those that stand alone."""
+    parts = [] if told is None else told.split(",")
+    named: list[int | str] = [int(part) if part.isdecimal() else part for part in parts]
+    return None if told is None and not alone else [*named, *alone]
 
 
 def _numbers(what: str, told: str | None) -> list[int] | None:

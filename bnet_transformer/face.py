@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from bnet_transformer import asking, export, files, inference, reference
+from bnet_transformer import asking, export, files, inference, reference, viz
 from bnet_transformer.batches import Batch, sentences_to_batch
 from bnet_transformer.equations import Equations, equations
 from bnet_transformer.errors import BNetError, EvidenceError, mapping, number, one_of
 from bnet_transformer.graph import Ground
-from bnet_transformer.intake import Intake, sentence_to_tensors, value_of
+from bnet_transformer.intake import Intake, once, sentence_to_tensors, value_of
 from bnet_transformer.network import Declaration, Network, declare
 from bnet_transformer.questions import Questions, tan_of_corpus
+from bnet_transformer.structure import NetStructure
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from bnet_transformer.training import Generated
 
 
-class BNet:
+class BNet(viz.NetFigures, NetStructure):
     """A net: one declaration, its parameters, and every reading of them.
 
     >>> import bnet_transformer as bt
@@ -174,7 +175,7 @@ class BNet:
         return f"<BNet {self.declaration.name}: {slices}, {families} families of nodes, {count:,} parameters>"
 
 
-class Sentence(Questions):
+class Sentence(Questions, viz.SentenceFigures):
     """The bnet of one sentence: ground, lazy, evaluated on demand.
 
     Nodes have names (`q_0_2`: slice 0, word 2); `s[name]` is a value, `s.tpm(name)` a distribution. `do` and `observe`
@@ -190,26 +191,29 @@ class Sentence(Questions):
         self,
         net: BNet,
         intake: Intake,
-        done: Mapping[int, Tensor] | None = None,
+        done: reference.Done | None = None,
         seen: Mapping[int, Tensor] | None = None,
+        before: inference.Answers | None = None,
     ) -> None:
         self.net = net
         self._intake = intake
         self._done = dict(done or {})
         self._seen = dict(seen or {})
+        self._before = before
 
     @cached_property
     def ground(self) -> Ground:
         """The ground graph on integers, after surgery: counts, arrow arrays, names."""
-        return Ground(self.net.network.graph, self._intake.words, self._done)
+        return self._world.ground
 
     @cached_property
     def _world(self) -> reference.World:
-        return reference.World(self.net.network, self.ground, self._intake.given, self._done)
+        ground = Ground(self.net.network.graph, self._intake.words)
+        return reference.World(self.net.network, ground, self._intake.given).surgery(self._done)
 
     @cached_property
     def _answers(self) -> inference.Answers:
-        return inference.Answers(self.net._evaluated, self._world, self._seen)
+        return inference.Answers(self.net._evaluated, self._world, self._seen, self._before)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -263,10 +267,13 @@ class Sentence(Questions):
         """A new sentence in which nodes are set: their arrows from parents go, what descends is computed again.
 
         A node is named, or a family (`q_2`), a role (`q`) or a pattern (`"q_2_*_3"`); it is set to a value, a state, a
-        label, to what it is in another sentence, or to what `Zero()`, `Mean()`, `Noise(sigma)`, `Attend(row)` say.
+        label, to what it is in another sentence, or to what `Zero()`, `Mean(sentences)`, `Mean()`, `Noise(sigma)` or
+        `Attend(row)` say. Noise and the mean over words are of the sentence in which all else of this call is done.
         """
-        done = self._set(_once("do", mapping("do", nodes), named))
-        return Sentence(self.net, self._intake, {**self._done, **done}, self._seen)
+        done = self._set(once("do", mapping("do", nodes), named))
+        for node in done.keys() & self._seen.keys():
+            raise EvidenceError(self.ground.name(node), expected="do or evidence on a node, not both", got="both")
+        return Sentence(self.net, self._intake, {**self._done, **done}, self._seen, self._answers)
 
     def undo(self, *names: str) -> Sentence:
         """A new sentence without what `do` set: these nodes (names, families, roles, patterns), or all of them."""
@@ -275,18 +282,20 @@ class Sentence(Questions):
             raise BNetError("undo", expected="a node that do set", got=", ".join(names) or "none is set")
         return Sentence(self.net, self._intake, {n: v for n, v in self._done.items() if n not in gone}, self._seen)
 
-    def _set(self, wanted: Mapping[str, object]) -> dict[int, Tensor]:
-        """The value of each node that `do` names."""
+    def _set(self, wanted: Mapping[str, object]) -> dict[int, Tensor | reference.Row]:
+        """What each node that `do` names is set to."""
         ids = inference.expanded(self.ground, wanted)
-        for node in ids:
-            if node in self._seen:
-                raise EvidenceError(self.ground.name(node), expected="do or evidence on a node, not both", got="both")
-        told = {node: inference.value_for(self._world, self, node, value) for node, value in ids.items()}
-        return {node: value_of(self._world, node, value, evidence=False) for node, value in told.items()}
+        own = {node: value for node, value in ids.items() if inference.is_own(value)}
+        done = {n: inference.value_for(self._world, n, value) for n, value in ids.items() if n not in own}
+        if own:
+            seen = {node: value for node, value in self._seen.items() if node not in done}
+            s = Sentence(self.net, self._intake, {**self._done, **done}, seen, self._answers)
+            done |= {node: inference.own_value_for(s._world, s, node, value) for node, value in own.items()}
+        return done
 
     def observe(self, nodes: Mapping[str, object] | None = None, /, **named: object) -> Sentence:
         """A new sentence in which nodes are seen to have a value: evidence, which changes no arrow."""
-        return self._with(_once("observe", mapping("observe", nodes), named))
+        return self._with(once("observe", mapping("observe", nodes), named))
 
     def _with(self, evidence: Mapping[str, object]) -> Sentence:
         ids = {self.ground.id(name): value for name, value in evidence.items()}
@@ -311,20 +320,22 @@ class Sentence(Questions):
         heads: int | Collection[int] | None = None,
         attention: bool = False,
         min_weight: float | None = None,
-        limit: int = export.LIMIT,
+        limit: int | None = export.LIMIT,
     ) -> nx.DiGraph:
         """The ground graph: one node for each word, named by the naming law, with role, slice, head, word, kind, ...
 
         `weights=False` leaves out selectors and weights; `slices`, `words` and `heads` keep a part. With `attention`
         the arrows that are read carry `weight`, `P(j | i)` (averaged over the posterior of what is open);
-        `min_weight` drops the weaker ones. Past `limit` arrows it refuses with the count.
+        `min_weight` drops the weaker ones. If more than `limit` arrows remain it refuses with the count (None: never).
         """
         one_of("weights", weights, (True, False))
         selection = asking.selection(self._world, self._intake.tokens, weights, slices, words, heads)
-        export.check_size(self.ground, selection, limit)
         weighed = None
-        if min_weight is not None:
+        if min_weight is None:
+            export.check_size(self.ground, selection, limit)
+        else:
             number("min_weight", min_weight)
+            export.check_weighed(self.ground, selection, limit)
         if attention or min_weight is not None:
             weighed = self._answers.arrow_weights(selection)
         return export.ground_to_networkx(
@@ -338,12 +349,9 @@ class Sentence(Questions):
             limit=limit,
         )
 
-    def draw(self, path: str | Path, **options: Any) -> None:
-        """Write the bnet of the sentence; the suffix says how. `options` are those of `graph`."""
-        export.write(path, self._exportable(options))
-
-    def _exportable(self, options: Mapping[str, Any]) -> export.Exportable:
-        return export.Exportable(graph=lambda: self.graph(**options), world=self._world, evidence=self._seen)
+    @property
+    def _said(self) -> viz.Said:
+        return viz.Said(self.net._evaluated, self._world, self._intake.tokens, self._seen, self._answers)
 
     def to_pgmpy(self, *, limit: int = 10_000_000, runs: int = 2**16) -> DiscreteBayesianNetwork:
         """The discrete part, given the words, as a pgmpy network, of at most `limit` table entries."""
@@ -382,14 +390,6 @@ def load_net(path: str | Path, *, trust: Collection[str] | bool = ()) -> BNet:
     """The net of a file that `save` wrote: of a fit, the fitted net."""
     found = load(path, trust=trust)
     return found if isinstance(found, BNet) else BNet(found.network)
-
-
-def _once(what: str, nodes: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Nodes told by a mapping and by keyword, none by both."""
-    for name in nodes:
-        if name in named:
-            raise EvidenceError(f"{what} of {name}", expected="one value", got="two, in the mapping and by keyword")
-    return {**nodes, **named}
 
 
 def _seed(seed: object) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import World, support
 from bnet_transformer.tokens import Span, Tokenizer, Told
 from bnet_transformer.tpm import Given
+from bnet_transformer.world import words_read
 
 Tokens = dict[str, tuple[str, ...]]
 
@@ -141,6 +143,9 @@ def value_of(world: World, node: int, value: object, *, evidence: bool) -> Tenso
         state = _index(name, value, f"a state from 0 to {count - 1}")
         if not 0 <= state < count:
             raise EvidenceError(name, expected=f"a state from 0 to {count - 1}", got=value)
+        read = range(count) if evidence or member.tpm.states is not None else words_read(world, node)
+        if state not in read:
+            raise EvidenceError(name, expected=f"a word that it may read: {list(read)}", got=value)
         return torch.tensor(state)
     tensor = _tensor(name, value, world.network.dtype, EvidenceError)
     if tuple(tensor.shape) != member.shape:
@@ -154,6 +159,14 @@ def value_of(world: World, node: int, value: object, *, evidence: bool) -> Tenso
             allowed=hint,
         )
     return tensor
+
+
+def once(what: str, nodes: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Nodes told by a mapping and by keyword, none by both."""
+    for name in nodes:
+        if name in named:
+            raise EvidenceError(f"{what} of {name}", expected="one value", got="two, in the mapping and by keyword")
+    return {**nodes, **named}
 
 
 def word_vector(word: str, dim: int, seed: int) -> Tensor:

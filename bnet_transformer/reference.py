@@ -8,37 +8,32 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
-from bnet_transformer.graph.ground import Ground
-from bnet_transformer.network import Input, Member, Network
-from bnet_transformer.tpm import At, Given
+from bnet_transformer.network import Member
+from bnet_transformer.tpm import At, Attention, Given
+from bnet_transformer.world import Done as Done
+from bnet_transformer.world import Row as Row
+from bnet_transformer.world import World as World
+from bnet_transformer.world import choices as choices
+from bnet_transformer.world import parents as parents
+from bnet_transformer.world import pending as pending
+from bnet_transformer.world import reading_parents as reading_parents
+from bnet_transformer.world import settles, where
+from bnet_transformer.world import settling as settling
+from bnet_transformer.world import sources as sources
+from bnet_transformer.world import support as support
 
 BUDGET = 2**16
 ATOL = 1e-6
-
-
-@dataclass(frozen=True)
-class World:
-    """A sentence with all that is settled about it.
-
-    `given` holds the values that come with the sentence, `[*plates, word, *shape]` for each family of `Given` nodes;
-    `do` a value (a state, where the node is discrete) for each node that is set. Nodes are ground ids.
-    """
-
-    network: Network
-    ground: Ground
-    given: Mapping[str, Tensor]
-    do: Mapping[int, Tensor] = field(default_factory=dict)
+ROUNDING = {torch.float32: 2**-12, torch.float16: 2**-7, torch.bfloat16: 2**-4}  # 2^11 eps, and 8 of a half: measured
 
 
 class Run:
@@ -57,7 +52,7 @@ class Run:
         return self._values[node]
 
     def _value(self, node: int) -> Tensor:
-        member, index = _where(self.world, node)
+        member, index = where(self.world, node)
         settled = self.world.do.get(node, self.states.get(node))
         if settled is not None:
             whole_state = member.tpm.kind == "discrete" and not settled.is_floating_point()
@@ -67,7 +62,7 @@ class Run:
         if member.tpm.kind != "deterministic":
             name = self.world.ground.name(node)
             raise EvidenceError(name, expected="a state or evidence, for it is random", got="neither")
-        value = member.tpm.value(*self._seen(member, index))
+        value = self._mixed(node) if node in self.world.rows else member.tpm.value(*self._seen(member, index))
         if not isinstance(value, Tensor) or tuple(value.shape) != member.shape:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
             what = f"{self.world.ground.name(node)} ({type(member.tpm).__name__})"
@@ -76,12 +71,19 @@ class Run:
             raise BNetError(self.world.ground.name(node), expected="a value that is a number", got="NaN")
         return value
 
+    def _mixed(self, node: int) -> Tensor:
+        """The mix of an attention by the row that was set."""
+        member, index = where(self.world, node)
+        assert isinstance(member.tpm, Attention)
+        at, *parents = self._seen(member, index, member.tpm.mixed_slots())
+        return member.tpm.mix(self.world.rows[node][at.read["v."]], *parents)
+
     def distribution(self, node: int) -> Distribution:
         """`P(node | its parents)`, a delta for what is given or set."""
         from pyro.distributions import Delta
 
-        member, index = _where(self.world, node)
-        if node in self.world.do or isinstance(member.tpm, Given):
+        member, index = where(self.world, node)
+        if node in {**self.world.do, **self.world.rows} or isinstance(member.tpm, Given):
             value = self.value(node)
             return Delta(value, event_dim=value.dim())
         at, *parents = self._seen(member, index)
@@ -105,7 +107,11 @@ class Run:
 
     def reading(self, node: int) -> tuple[list[int], Tensor] | None:
         """The words that a node reads and `P(j | i)` over them, where its TPM has that distribution."""
-        member, index = _where(self.world, node)
+        member, index = where(self.world, node)
+        if node in self.world.rows:
+            given = next(given for given in member.inputs if given.slot == "v.")
+            words = sources(self.world, member, index, given, self.states)[2]
+            return words, self.world.rows[node][words]
         at, *parents = self._seen(member, index, member.tpm.reading_slots())
         weights = member.tpm.reading(at, *parents)
         if weights is None:
@@ -152,125 +158,6 @@ class Run:
         return At(parameters, word, read or {}, mask or {}, dtype=self.world.network.dtype)
 
 
-def sources(
-    world: World, member: Member, index: tuple[int, ...], given: Input, states: Mapping[int, Tensor]
-) -> tuple[tuple[int, ...], list[int], list[int]]:
-    """The ground parents that fill one slot of a node: the axes of the collection, the ids, the words read.
-
-    An id of -1 stands for a word that is not there, whose value is zero (or state 0): the one before the first, or
-    one that a selector picks out of reach (which has probability zero).
-    """
-    ground, parent = world.ground, world.network.members[given.parent].family
-    own = dict(zip(ground.axes(member.family), index, strict=True))
-    options: list[list[int]] = []
-    words: list[int] = []
-    for plate in parent.plates:
-        picked = _picked(world, member, index, given, plate, states)
-        wide = list(range(ground.folded.sizes[plate]))
-        options.append(wide if plate in given.over and picked is None else [own[plate] if picked is None else picked])
-    if parent.words is not None:
-        row = given.reach.matrix(_count(world, member), ground.words[parent.words])[own.get(WORD, 0)]
-        words = np.flatnonzero(row).tolist()
-        picked = _picked(world, member, index, given, WORD, states)
-        words = words if picked is None else [word for word in words if word == picked]
-        if not words and WORD not in given.over:
-            return (), [-1], []
-        options.append(words)
-    shape = tuple(len(option) for axis, option in zip(ground.axes(parent), options, strict=True) if axis in given.over)
-    base, size = int(ground.offsets[parent.index]), ground.shapes[parent.index]
-    ids = [base + (int(np.ravel_multi_index(at, size)) if at else 0) for at in itertools.product(*options)]
-    return shape, ids, words
-
-
-def _picked(
-    world: World,
-    member: Member,
-    index: tuple[int, ...],
-    given: Input,
-    plate: str,
-    states: Mapping[int, Tensor],
-) -> int | None:
-    for axis, selector in given.pick:
-        if axis == plate:
-            node = _selector(world, member, index, selector)
-            state = world.do.get(node, states.get(node))
-            chooser, where = _where(world, node)
-            if state is None and isinstance(chooser.tpm, Given):
-                state = world.given[chooser.family.name][where]
-            if state is None:
-                raise EvidenceError(world.ground.name(node), expected="a state, for it is random", got="none")
-            return int(state)
-    return None
-
-
-def _selector(world: World, member: Member, index: tuple[int, ...], selector: int) -> int:
-    family = world.network.members[selector].family
-    own = dict(zip(world.ground.axes(member.family), index, strict=True))
-    at = tuple(own[axis] for axis in world.ground.axes(family))
-    shape = world.ground.shapes[selector]
-    return int(world.ground.offsets[selector]) + (int(np.ravel_multi_index(at, shape)) if at else 0)
-
-
-def pending(world: World, node: int, known: Mapping[int, object], states: Mapping[int, Tensor]) -> list[int]:
-    """The nodes on which a value depends, itself last, that are not known yet; a node with a state needs no parent."""
-    order: list[int] = []
-    seen: set[int] = set()
-    stack = [(node, False)]
-    while stack:
-        at, ready = stack.pop()
-        if ready:
-            order.append(at)
-        elif at not in seen and at not in known:
-            seen.add(at)
-            stack.append((at, True))
-            above = [] if at in states else parents(world, at)
-            stack.extend((parent, False) for parent in above if parent not in known)
-    return order
-
-
-def parents(world: World, node: int) -> list[int]:
-    """A node's parents after surgery: none where it is set."""
-    return [] if node in world.do else world.ground.parents(node)
-
-
-def reading_parents(world: World, node: int) -> list[int]:
-    """The parents of a node on which its reading `P(j | i)` depends."""
-    member, _ = _where(world, node)
-    slots = member.tpm.reading_slots()
-    families = {given.parent for given in member.inputs if given.slot in slots}
-    families |= {selector for given in member.inputs if given.slot in slots for _, selector in given.pick}
-    return [parent for parent in parents(world, node) if world.ground.family_of(parent).index in families]
-
-
-def choices(world: World, nodes: Iterable[int], settled: Mapping[int, Tensor], *, beyond: bool = False) -> list[int]:
-    """The discrete random nodes, not settled, that decide the values of `nodes`; `beyond` adds those that decide
-    their distributions in turn."""
-    found: set[int] = set()
-    seen: set[int] = set()
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        if node in seen or node in world.do:
-            continue
-        seen.add(node)
-        discrete = _where(world, node)[0].tpm.kind == "discrete" and node not in settled
-        if discrete:
-            found.add(node)
-        if beyond or not (discrete or node in settled):
-            stack.extend(parents(world, node))
-    return sorted(found)
-
-
-def support(world: World, node: int) -> int:
-    """How many states a discrete node has."""
-    member, _ = _where(world, node)
-    if member.tpm.states is not None:
-        return member.tpm.states
-    read = next(given for given in member.inputs if WORD in given.over)
-    words = world.network.members[read.parent].family.words
-    return world.ground.words[words or ""]
-
-
 def runs(world: World, free: list[int], known: Mapping[int, Tensor], budget: int = BUDGET) -> Iterator[Run]:
     """A run for each joint state of the free nodes."""
     sizes = [support(world, node) for node in free]
@@ -281,7 +168,8 @@ def runs(world: World, free: list[int], known: Mapping[int, Tensor], budget: int
             "exact enumeration",
             expected=f"at most {budget} joint states of {names}",
             got=f"{count} states",
-            allowed="a larger budget=; evidence or do on some of these nodes; SVI (net.pyro()), which is approximate",
+            allowed="evidence or do on some of these nodes; a larger budget=, of a question that takes one; "
+            "SVI (net.pyro()), which is approximate",
         )
     for states in itertools.product(*map(range, sizes)):
         yield Run(world, {**known, **{n: torch.tensor(state) for n, state in zip(free, states, strict=True)}})
@@ -305,9 +193,9 @@ def log_evidence(
     """`log P(evidence)`, or `log P(query = state, evidence)` for each state of a discrete query.
 
     Evidence on a node that is a function of its parents, or a tensor for a node that is chosen by its state, is
-    reproduced within `atol` or is impossible. Impossible evidence is an error that names the node.
+    reproduced (`fits`) or is impossible. Impossible evidence is an error that names the node.
     """
-    settled = {n: v for n, v in evidence.items() if _settles(world, n, v)}
+    settled = {n: v for n, v in evidence.items() if settles(world, n, v)}
     asked = [] if query is None or query in evidence else [query]
     free = choices(world, [*evidence, *asked], settled, beyond=True)
     size = 1 if query is None else support(world, query)
@@ -332,32 +220,11 @@ def posterior(
     return torch.softmax(log_evidence(world, evidence, query, budget, atol), 0)
 
 
-def expected_reading(
-    world: World, node: int, evidence: Mapping[int, Tensor], budget: int = BUDGET
-) -> tuple[list[int], Tensor] | None:
-    """The words that a node reads and `P(j | i, evidence)`: its reading averaged over the posterior of the choices."""
-    settled = {n: v for n, v in evidence.items() if _settles(world, n, v)}
-    free = choices(world, [*reading_parents(world, node), *evidence], settled, beyond=True)
-    words: list[int] = []
-    found, logs = [], []
-    for run in runs(world, free, settled, budget):
-        reading = run.reading(node)
-        if reading is None:
-            return None
-        words = reading[0]
-        found.append(reading[1].double())
-        logs.append(_log_terms(run, free, evidence, ATOL).sum())
-    if evidence and torch.stack(logs).max() == -math.inf:
-        log_evidence(world, evidence, budget=budget)
-    share = torch.softmax(torch.stack(logs), 0)
-    return words, torch.einsum("s,sm->m", share, torch.stack(found))
-
-
 def _log_terms(run: Run, free: list[int], evidence: Mapping[int, Tensor], atol: float) -> Tensor:
     """`log P(the free choices)`, then the log probability of each piece of evidence in the run."""
     terms = [sum((run.log_prob(node) for node in free), torch.zeros((), dtype=torch.float64))]
     for node, seen in evidence.items():
-        settled = _settles(run.world, node, seen)
+        settled = settles(run.world, node, seen)
         terms.append(run.log_prob(node) if settled else _reproduced(run, node, seen, atol))
     return torch.stack(terms)
 
@@ -367,33 +234,20 @@ def log_joint(run: Run, free: list[int], evidence: Mapping[int, Tensor], atol: f
     return float(_log_terms(run, free, evidence, atol).sum())
 
 
-def settling(world: World, evidence: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """The evidence that says outright what a random node came to."""
-    return {node: seen for node, seen in evidence.items() if _settles(world, node, seen)}
-
-
-def single_parents(world: World, node: int) -> set[int]:
-    """The parents of a node that fill a slot of a single parent (its query, its residual)."""
-    member, index = _where(world, node)
-    single = [given for given in member.inputs if not given.over and not given.pick]
-    return {parent for given in single for parent in sources(world, member, index, given, {})[1]}
-
-
-def _settles(world: World, node: int, seen: Tensor) -> bool:
-    """True where evidence says outright what a random node came to."""
-    kind = _where(world, node)[0].tpm.kind
-    return kind == "continuous" or (kind == "discrete" and not seen.is_floating_point())
-
-
 def _reproduced(run: Run, node: int, seen: Tensor, atol: float) -> Tensor:
-    same = torch.allclose(run.value(node).double(), seen.double(), rtol=0, atol=atol)
+    made = run.value(node)
+    same = bool(fits(made, seen, atol, made.dim()))
     return torch.tensor(0.0 if same else -math.inf, dtype=torch.float64)
 
 
-def _where(world: World, node: int) -> tuple[Member, tuple[int, ...]]:
-    family, index = world.ground.place(node)
-    return world.network.members[family.index], index
+def fits(made: Tensor, told: Tensor, atol: float, own: int) -> Tensor:
+    """Whether told values are those that were made: `|made - told| <= atol + r greatest` in every entry.
 
-
-def _count(world: World, member: Member) -> int:
-    return 1 if member.family.words is None else world.ground.words[member.family.words]
+    The last `own` dims are a node's own, and `greatest` is the largest entry, made or told, of that very node in that
+    state and sentence. r is the rounding of the floating type: 0 in float64.
+    """
+    dims = tuple(range(-own, 0))
+    greatest = torch.maximum(made.detach().abs(), told.abs())
+    greatest = greatest.amax(dims, keepdim=True) if own else greatest
+    near = (made - told).abs() <= atol + ROUNDING.get(made.dtype, 0.0) * greatest
+    return near.all(dims) if own else near

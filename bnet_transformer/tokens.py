@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from bnet_transformer.errors import BNetError
@@ -16,8 +17,10 @@ Span = tuple[int, int]
 class Told:
     """What a tokenizer makes of a text, or of a pair of texts: one entry for each token.
 
-    A span is where the token stands in its text (a list of words is joined by spaces), None for a special token;
-    `segments` tells of which text it is, `groups` of which word of that text.
+    A span is where the token stands in its text, None for one that the tokenizer puts around it. A list of words is
+    the text that they make with single spaces between them. A token is special where the tokenizer put it there, or the
+    text says one of its special tokens; the unknown token stands for a piece of the text, and is not. `segments` tells
+    of which text a token is, `groups` of which word of that text.
     """
 
     tokens: tuple[str, ...]
@@ -56,7 +59,8 @@ class Tokenizer:
 
     @cached_property
     def _special(self) -> frozenset[int]:
-        return frozenset(k for k, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
+        added, unknown = self._tokenizer.get_added_tokens_decoder(), getattr(self._tokenizer.model, "unk_token", None)
+        return frozenset(k for k, token in added.items() if token.special and token.content != unknown)
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
@@ -69,23 +73,30 @@ class Tokenizer:
 
     def read(self, said: object, pair: object = None) -> Told:
         """The tokens of a text or a list of words (and of a second one), special tokens where the model has them."""
-        texts = [_text("sentence", said)] + ([] if pair is None else [_text("pair", pair)])
-        if len({isinstance(text, str) for text in texts}) > 1:
+        given = [_text("sentence", said)] + ([] if pair is None else [_text("pair", pair)])
+        if len({isinstance(text, str) for text in given}) > 1:
             raise BNetError("pair", expected="a second sentence, text or words as the first", got=pair)
-        found = self._tokenizer.encode(*texts, is_pretokenized=not isinstance(texts[0], str))
+        texts = [text if isinstance(text, str) else " ".join(text) for text in given]
+        found = self._tokenizer.encode(*texts)
         if not found.ids:
             raise BNetError("sentence", expected="at least one token", got=said)
-        named = self.is_special(found.ids)
-        special = tuple(bool(a) or b for a, b in zip(found.special_tokens_mask, named, strict=True))
-        where = zip(found.sequence_ids, found.word_ids, found.offsets, special, strict=True)
-        spans = tuple(None if s or text is None else _span(texts[text], word, at) for text, word, at, s in where)
+        put = zip(found.special_tokens_mask, self.is_special(found.ids), strict=True)
+        special = tuple(bool(mask) or named for mask, named in put)
+        of_text = found.sequence_ids
+        spans = tuple(
+            None if text is None else _span(texts[text], at) for text, at in zip(of_text, found.offsets, strict=True)
+        )
+        split, alone = found.word_ids, list(special)
+        if not isinstance(said, str):
+            alone = [span is None for span in spans]
+            split = [None if span is None else _entry(given[k], span) for k, span in zip(of_text, spans, strict=True)]
         return Told(
             tuple(found.tokens),
             tuple(found.ids),
             spans,
             special,
             tuple(found.type_ids),
-            _grouped(list(zip(found.sequence_ids, found.word_ids, strict=True)), special),
+            _grouped(list(zip(of_text, split, strict=True)), alone),
         )
 
 
@@ -97,23 +108,27 @@ def _text(what: str, said: object) -> str | list[str]:
     raise BNetError(what, expected="text, or a list of words, none empty", got=said)
 
 
-def _span(text: str | list[str], word: int, at: Span) -> Span:
+def _span(text: str, at: Span) -> Span:
     """Where a token stands in its text, without the space before it."""
     start, end = at
-    whole = text if isinstance(text, str) else text[word]
-    while start < end and whole[start].isspace():
+    while start < end and text[start].isspace():
         start += 1
-    shift = 0 if isinstance(text, str) else sum(len(before) + 1 for before in text[:word])
-    return start + shift, end + shift
+    return start, end
 
 
-def _grouped(words: Sequence[tuple[int | None, int | None]], special: Sequence[bool]) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each word, in order; a special token is a word of its own."""
+def _entry(words: Sequence[str], span: Span) -> int:
+    """The word of a list in which a token of the text that they make begins."""
+    ends = accumulate(len(word) + 1 for word in words)
+    return next((k for k, end in enumerate(ends) if span[0] < end), len(words) - 1)
+
+
+def _grouped(words: Sequence[tuple[int | None, int | None]], alone: Sequence[bool]) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each word, in order; a token that stands alone is a word of its own."""
     found: list[list[int]] = []
     before: object = None
-    for k, (word, alone) in enumerate(zip(words, special, strict=True)):
-        if alone or None in word or word != before:
+    for k, (word, single) in enumerate(zip(words, alone, strict=True)):
+        if single or None in word or word != before:
             found.append([])
         found[-1].append(k)
-        before = None if alone else word
+        before = None if single else word
     return tuple(map(tuple, found))

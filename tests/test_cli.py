@@ -16,7 +16,7 @@ def run(*arguments):
     return CliRunner().invoke(main, list(map(str, arguments)))
 
 
-@pytest.mark.parametrize("suffix", ["json", "graphml", "bif"])
+@pytest.mark.parametrize("suffix", ["json", "graphml", "bif", "svg", "dot", "tex", "png"])
 def test_draw_writes_what_the_sentence_writes(tmp_path, suffix):
     found = run("draw", "the cat sat", "-o", tmp_path / f"cat.{suffix}")
     assert found.exit_code == 0 and "the cat sat" in found.output
@@ -35,6 +35,44 @@ def test_draw_takes_a_part(tmp_path):
     drawn = {node["id"] for node in json.loads(out.read_text())["nodes"]}
     wanted = net.sentence("the cat sat").graph(slices=1, heads=0, words=["cat", 2], weights=False)
     assert drawn == set(wanted)
+
+
+def test_draw_takes_words_as_they_stand_and_a_limit(tmp_path):
+    words = ["7", "cats", ",", "sat"]
+    net = bt.bayesuvius(4, vocabulary=words)
+    net.save(tmp_path / "net.safetensors")
+    out = tmp_path / "cat.json"
+
+    def drawn(*options):
+        found = run("draw", "cats sat , 7", "-o", out, "-m", tmp_path / "net.safetensors", *options)
+        assert found.exit_code == 0, found.output
+        return {node["id"] for node in json.loads(out.read_text())["nodes"]}
+
+    s = net.sentence("cats sat , 7")
+    assert drawn("--word", "7", "--word", ",") == set(s.graph(words=["7", ","])) == set(s.graph(words=[2, 3]))
+    assert drawn("--word", "7", "--words", "0,sat") == set(s.graph(words=[0, 1, 3]))
+    count = s.ground.count_arrows()
+    assert drawn("--limit", count) == set(s.graph())
+    refused = run("draw", "cats sat , 7", "-o", out, "-m", tmp_path / "net.safetensors", "--limit", count - 1)
+    assert refused.exit_code == 2 and f"limit={count}" in refused.output
+
+
+def test_draw_leaves_out_weak_arrows_before_it_counts_them(tmp_path):
+    s = bt.from_pretrained("tiny").sentence("the cat sat on a dog ran by the")
+    kept = s.graph(min_weight=0.2).number_of_edges()
+    assert kept < s.ground.count_arrows()
+    options = ["--min-weight", 0.2, "--limit", kept]
+    found = run("draw", "the cat sat on a dog ran by the", "-o", tmp_path / "cat.json", *options)
+    assert found.exit_code == 0, found.output
+    assert len(json.loads((tmp_path / "cat.json").read_text())["edges"]) == kept
+
+
+def test_draw_takes_the_options_of_figures(tmp_path):
+    out = tmp_path / "cat.svg"
+    found = run("draw", "the cat sat", "-o", out, "--detail", "words", "--top", 2, "--theme", "dark")
+    assert found.exit_code == 0, found.output
+    bt.from_pretrained("tiny").sentence("the cat sat").draw(tmp_path / "a.svg", detail="words", top=2, theme="dark")
+    assert out.read_bytes() == (tmp_path / "a.svg").read_bytes()
 
 
 def test_models_lists_what_is_local():

@@ -118,7 +118,7 @@ def test_past_the_budget_it_refuses_with_the_count():
         log_evidence(net.module(), {"y": Evidence(torch.zeros(1, 2, dtype=torch.long))}, torch.zeros(1, 2, 3))
 
 
-# a sentence asks by elimination, and the reference only where words meet
+# a sentence asks by elimination, and state by state where words meet
 
 
 @pytest.fixture
@@ -135,24 +135,21 @@ def asked_the_reference(monkeypatch) -> list[str]:
 
 
 @pytest.mark.parametrize("name, node", [("word, two slices", "c_1_0"), ("hidden Markov", "z_0_1")])
-def test_where_words_meet_the_reference_answers(name, node, asked_the_reference):
+def test_where_words_meet_states_are_answered_one_by_one(name, node):
     case = next(c for c in CASES if c.name == name)
     s = case.sentence.observe(case.evidence)
-    got = s.posterior(node)
-    assert asked_the_reference == [node]
-    torch.testing.assert_close(got, reference.posterior(s._world, s.ground.id(node), s._seen), rtol=0, atol=0)
+    exact = reference.posterior(s._world, s.ground.id(node), s._seen)
+    torch.testing.assert_close(s.posterior(node), exact, rtol=1e-10, atol=1e-12)
     with pytest.raises(bt.BudgetError, match="SVI"):
         s.posterior(node, budget=3)
 
 
-def test_surgery_on_some_words_is_the_references_and_on_all_is_not(asked_the_reference):
+def test_surgery_on_some_words_and_on_all():
     s = next(c for c in CASES if c.name == "chapter, two slices").sentence.observe(y_2=1)
     some = s.do(x_1_0=s.do(c=1)["x_1_2"])
     torch.testing.assert_close(some.posterior("c"), reference.posterior(some._world, s.ground.id("c"), s._seen))
-    assert asked_the_reference.count("c") == 2
     every = s.do({f"x_1_{i}": s.do(c=1)[f"x_1_{i}"] for i in range(3)}).do(W_v_1=torch.eye(4))
     got = every.posterior("c")
-    assert asked_the_reference.count("c") == 2
     torch.testing.assert_close(got, reference.posterior(every._world, s.ground.id("c"), s._seen))
 
 

@@ -134,27 +134,6 @@ def test_the_marginal_as_a_factor_is_what_enumeration_gives(atoms, data):
     torch.testing.assert_close(model.potential(corpus, z).detach(), (-ours - jacobian).detach())
 
 
-def test_heads_of_all_draws_are_in_one_order():
-    """Two chains that start from opposite labels tell of the same heads."""
-    true = bt.bayesuvius(2, heads=2, observe=Normal(0.2), prior=2.0).to(torch.float64)
-    true = true.replace({"c.logits": torch.tensor([0.7, 0.3]).double().log()})
-    torch.manual_seed(2)
-    x = torch.randn(60, 3, 2, dtype=torch.float64)
-    y = true.pyro()(x)["y"].reshape(60, 3, 2)
-    from bnet_transformer.inference.fit.samples import aligned
-
-    objective = objective_of(true, ["c.logits", "W_v_0.values"], 1.0)
-    values = {"c.logits": true.parameters["c.logits"].exp(), "W_v_0.values": true.parameters["W_v_0.values"]}
-    fixed = true.replace(
-        {f"W_{r}_0.values": true.parameters[f"W_{r}_0.values"][:1].expand(2, 2, 2).clone() for r in "qk"}
-    )
-    objective.network = fixed.network
-    samples = {name: torch.stack([value, value.flip(0), value])[:, None] for name, value in values.items()}
-    found = aligned(objective, corpus_of(true.network, (x, y)), samples, None)
-    for name, value in values.items():
-        torch.testing.assert_close(found[name], torch.stack([value] * 3)[:, None])
-
-
 def test_chains_are_kept_and_resumed(data, tmp_path):
     small = data[0][:20], data[1][:20]
     options = {"method": "nuts", "learn": ["c.logits"], "draws": 10, "warmup": 10, "chains": 2, "progress": False}

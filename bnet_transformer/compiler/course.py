@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer.axes import WORD
@@ -36,6 +38,12 @@ class Layout:
         return self.word if plate == WORD else self.batch + 1 + self.plates.index(plate)
 
 
+def in_numpy(value: Tensor) -> NDArray[Any]:
+    """Real numbers as an array: numpy has no bfloat16, so halves go as float32."""
+    found: NDArray[Any] = value.to(torch.promote_types(value.dtype, torch.float32)).numpy()
+    return found
+
+
 @dataclass
 class Course:
     """One run of a plan: the parameters, what is known, the words of each stack, and the values so far."""
@@ -51,9 +59,15 @@ class Course:
     dtype: torch.dtype
     device: torch.device
     patched: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    rows: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     readings: dict[int, Tensor | None] = field(default_factory=dict)
     _counted: dict[int, Tensor] = field(default_factory=dict)
     masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)  # made once for all slices
+
+    @property
+    def log_dtype(self) -> torch.dtype:
+        """The type of log probabilities: a half is too coarse for them, and too narrow."""
+        return torch.promote_types(self.dtype, torch.float32)
 
     def count(self, n: int) -> Tensor:
         """The numbers `0 .. n - 1`."""

@@ -116,14 +116,16 @@ class Module(nn.Module):
         enumerate_too: frozenset[int] = frozenset(),
         left: frozenset[int] = frozenset(),
         patched: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+        rows: Mapping[str, tuple[Tensor, Tensor]] | None = None,
         readings: frozenset[int] = frozenset(),
         training: bool | None = None,
     ) -> tuple[Course, Plan]:
         """All values that the wanted families need (but for the `left`), in one layout, and the plan.
 
         `seen` says outright what some random families came to, as `do` does; only messages tell them apart. `patched`
-        sets some nodes of a family: values, and which nodes, `[batch, *plates, word]`. The `readings` of families are
-        kept, and their values only where they are wanted. `training` is the module's own mode by default.
+        sets some nodes of a family: values, and which nodes, `[batch, *plates, word]`; `rows` in the same way the
+        weights of words by which nodes mix. The `readings` of families are kept, and their values only where they are
+        wanted. `training` is the module's own mode by default.
         """
         parameters = {name: self.store[name.replace(".", "/")] for name in self.network.parameters}
         inputs, words, batch, device = self.inputs(x, given)
@@ -131,7 +133,10 @@ class Module(nn.Module):
         batch = batch_of(self.network, set_, batch)
         fold = not readings and batch * max([0, *words.values()]) > self.widest
         some = self.told("do", {name: value for name, (value, _) in mapping("patched", patched).items()}, words, batch)
-        plan = self.plan(want, frozenset(set_), enumerate_too, left, frozenset(some), readings, fold=fold, words=words)
+        mixed = {self.network.graph.family(name).index: told for name, told in (rows or {}).items()}
+        apart = frozenset({*some, *mixed})
+        fold = fold and not mixed  # where maps are folded into an attention there are no values v to mix
+        plan = self.plan(want, frozenset(set_), enumerate_too, left, apart, readings, fold=fold, words=words)
         layout = Layout(plan.enumerated, tuple(self.network.graph.sizes))
         dtype = next((p.dtype for p in parameters.values()), self.network.floating)
         present = self.present(mask, words, batch)
@@ -140,6 +145,9 @@ class Module(nn.Module):
         course.known = received(course, {**inputs, **set_})
         for (index, value), (_, which) in zip(received(course, some).items(), (patched or {}).values(), strict=True):
             course.patched[index] = value, laid_out(course, index, which)
+        for index, (weights, which) in mixed.items():
+            own = weights.shape[-1:]
+            course.rows[index] = laid_out(course, index, weights, own), laid_out(course, index, which)
         course.readings.update(dict.fromkeys(readings))
         if present:
             groups = (*plan.groups, plan.wanted, left)

@@ -112,19 +112,20 @@ def batch_of(network: Network, told: Mapping[int, tuple[str, Tensor]], least: in
     return max(found)
 
 
-def laid_out(course: Course, index: int, value: Tensor) -> Tensor:
-    """A value `[batch, *plates, word, *shape]` (or without batch) in the layout."""
+def laid_out(course: Course, index: int, value: Tensor, shape_of: Sequence[int] | None = None) -> Tensor:
+    """A value `[batch, *plates, word, *shape]` (or without batch) in the layout; the shape is the family's own, or ()
+    of states, or that which is told."""
     member = course.network.members[index]
     family, layout = member.family, course.layout
-    discrete = not value.is_floating_point()
-    rank = (0 if discrete else len(member.shape)) + len(family.plates) + (family.words is not None)
+    own = tuple(shape_of) if shape_of is not None else member.shape if value.is_floating_point() else ()
+    rank = len(own) + len(family.plates) + (family.words is not None)
     value = value if value.dim() > rank else value.unsqueeze(0)
     shape = [1] * layout.batch + [value.shape[0]] + [1] * (len(layout.plates) + 1)
     for k, plate in enumerate(family.plates):
         shape[layout.axis(plate)] = value.shape[1 + k]
     if family.words is not None:
         shape[layout.word] = value.shape[1 + len(family.plates)]
-    return value.reshape(*shape, *([] if discrete else member.shape))
+    return value.reshape(*shape, *own)
 
 
 def received(course: Course, told: Mapping[int, tuple[str, Tensor]]) -> dict[int, Tensor]:

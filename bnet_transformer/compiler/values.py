@@ -36,6 +36,8 @@ def plan_to_values(plan: Plan, course: Course) -> dict[int, Tensor]:
             course.values[group[0]] = value(course, group[0])
         else:
             scan(course, group)
+        if group[0] in course.rows and group[0] not in course.known:
+            course.values[group[0]] = _by_rows(course, group[0])
         if group[0] in course.patched:
             course.values[group[0]] = _patched(course, group[0])
         for index in done:
@@ -48,6 +50,15 @@ def _patched(course: Course, index: int) -> Tensor:
     set_, which = course.patched[index]
     own = set_.dim() - course.layout.rank
     return torch.where(which.reshape(*which.shape, *[1] * own), set_, course.values[index])
+
+
+def _by_rows(course: Course, index: int) -> Tensor:
+    """The value of a family some of whose nodes mix by rows that were set, in place of their `P(j | i)`."""
+    (rows, which), member = course.rows[index], course.network.members[index]
+    assert isinstance(member.tpm, Attention)
+    _, parents = seen(course, member)
+    mix = _full(course, member, member.tpm.mix(rows, *parents))
+    return torch.where(which[..., None], mix, course.values[index])
 
 
 def value(course: Course, index: int) -> Tensor:

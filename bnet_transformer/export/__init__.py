@@ -17,6 +17,7 @@ from bnet_transformer.export.discrete import to_bif, to_pgmpy
 from bnet_transformer.export.graphs import (
     LIMIT,
     check_size,
+    check_weighed,
     folded_to_networkx,
     ground_to_networkx,
     label,
@@ -33,6 +34,7 @@ __all__ = [
     "WRITERS",
     "Exportable",
     "check_size",
+    "check_weighed",
     "folded_to_networkx",
     "from_json",
     "ground_to_networkx",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
 LIMIT = 100_000
+WEIGHED = 2_000_000  # arrows of which the weak ones are sought
 HEAD = "head"
 
 _UP = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -96,10 +97,12 @@ def ground_to_networkx(
     Nodes: role, stack, slice, head, plates, index (along each of the plates), word, token, kind (`deterministic`,
     `stochastic`, `observed`), learnable, shape, tpm, label. Arrows: role (the parent's) and, where `weights` has one
     for `(parent, child)`, weight; those of a weight below `min_weight` are left out. `tokens` are the words of each
-    stack. Past `limit` arrows it refuses with the count, before it makes any; `limit=None` is no limit.
+    stack. Past `limit` arrows, those left out not counted, it refuses with the count, before it makes any; `limit=None`
+    is no limit.
     """
     selection = selection or Selection()
-    check_size(ground, selection, limit)
+    weak = 0 if weights is None or min_weight is None else sum(weight < min_weight for weight in weights.values())
+    check_size(ground, selection, limit, weak=weak)
     words = _tokens(ground, tokens or {})
     seen = frozenset(observed)
     import networkx as nx
@@ -120,11 +123,11 @@ def ground_to_networkx(
     return graph
 
 
-def check_size(ground: Ground, selection: Selection, limit: int | None = LIMIT) -> None:
-    """Refuse more arrows than the limit, with the count; no arrow is made for it."""
+def check_size(ground: Ground, selection: Selection, limit: int | None = LIMIT, *, weak: int = 0) -> None:
+    """Refuse more arrows than the limit, with the count, `weak` ones left out; no arrow is made for it."""
     if limit is None:
         return
-    arrows = ground.count_arrows(selection)
+    arrows = ground.count_arrows(selection) - weak
     if arrows > whole("limit", limit, least=0):
         raise BudgetError(
             "networkx graph",
@@ -132,6 +135,11 @@ def check_size(ground: Ground, selection: Selection, limit: int | None = LIMIT) 
             got=f"{ground.count_nodes(selection)} nodes and {arrows} arrows",
             allowed=f"fewer slices, words or plates, or limit={arrows} (limit=None for no limit)",
         )
+
+
+def check_weighed(ground: Ground, selection: Selection, limit: int | None) -> None:
+    """Refuse more arrows than can be weighed to leave out the weak ones, or than the limit, where that is greater."""
+    check_size(ground, selection, None if limit is None else max(whole("limit", limit, least=0), WEIGHED))
 
 
 def _tokens(ground: Ground, tokens: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
@@ -194,7 +202,7 @@ def _nodes(
                 token=token,
             ),
         }
-        own["do"] = node in ground.cut
+        own["do"] = node in ground.cut or node in ground.rows
         if node in observed:
             own["kind"] = "observed"
         yield ground.names[node], common | own

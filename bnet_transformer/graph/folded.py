@@ -6,7 +6,7 @@ It knows no sentence yet: the word plate has no size here. `Ground` adds the wor
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from bnet_transformer.axes import Reach, join, split, stem_of
@@ -58,6 +58,13 @@ class FoldedGraph:
     sizes: Mapping[str, int]
     slices: Mapping[str, int]
     groups: tuple[tuple[int, ...], ...] = field(default=())
+
+    @cached_property
+    def flat(self) -> FoldedGraph:
+        """The same graph with one node for each family: plates and words are gone, and with them the reaches."""
+        families = tuple(replace(family, plates=(), words=None) for family in self.families)
+        bundles = tuple(replace(bundle, reaches=()) for bundle in self.bundles)
+        return FoldedGraph(families, bundles, {}, self.slices, self.groups)
 
     @cached_property
     def by_name(self) -> dict[str, Family]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer.axes import SLICE, WORD, join, split
+from bnet_transformer.axes import SLICE, WORD, Reach, join, split
 from bnet_transformer.errors import BNetError, BudgetError, UnknownNameError, unknown
 from bnet_transformer.graph.folded import Bundle, Family, FoldedGraph
 
@@ -24,6 +24,7 @@ MOST_NODES = 2**40
 Ids = NDArray[Any]  # int32, or int64 past 2^31 nodes
 Index = NDArray[Any]
 Picks = Sequence[int] | NDArray[Any]
+Kept = Mapping[int, tuple[Reach, ...]]  # the families that a node still reads, each by these reaches
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,22 @@ EVERYTHING = Selection()
 
 
 class Ground:
-    """The ground graph: names, counts, arrows as arrays, and the questions that need only structure."""
+    """The ground graph: names, counts, arrows as arrays, and the questions that need only structure.
 
-    def __init__(self, folded: FoldedGraph, words: Mapping[str, int], cut: Iterable[int] = ()) -> None:
+    After surgery no arrow leads into the nodes of `cut`; those of `rows` keep some of theirs.
+    """
+
+    def __init__(
+        self,
+        folded: FoldedGraph,
+        words: Mapping[str, int],
+        cut: Iterable[int] = (),
+        rows: Mapping[int, Kept] | None = None,
+    ) -> None:
         self.folded = folded
         self.words = dict(words)
         self.cut = frozenset(cut)
+        self.rows = dict(rows or {})
         self.shapes = tuple(self._shape(family) for family in folded.families)
         sizes = [math.prod(shape) for shape in self.shapes]
         if sum(sizes) > MOST_NODES:
@@ -61,7 +72,7 @@ class Ground:
 
     def surgery(self, nodes: Iterable[int]) -> Ground:
         """The same graph without the arrows into `nodes`: what `do` leaves."""
-        return Ground(self.folded, self.words, self.cut | frozenset(nodes))
+        return Ground(self.folded, self.words, self.cut | frozenset(nodes), self.rows)
 
     # names
 
@@ -95,6 +106,10 @@ class Ground:
         stem = split(name)[0] if isinstance(name, str) else ""
         families = self.folded.by_stem.get(stem)
         if families is None:
+            of_stacks = {f.stem: next(self.family_names(f)) for f in reversed(self.folded.families) if f.role == stem}
+            if of_stacks:  # a role without its stack
+                allowed = ", ".join(f"{own} (such as {first})" for own, first in reversed(of_stacks.items()))
+                return UnknownNameError("node", expected="its stack before it", got=repr(name), allowed=allowed)
             return unknown("node", name, (next(self.family_names(f)) for f in self.folded.families))
         shape = self.shapes[families[0].index]
         axes = [*([SLICE] if families[0].slice is not None else []), *self.axes(families[0])]
@@ -189,7 +204,10 @@ class Ground:
         child, parent, words = self._both(bundle, selection)
         plates = {axis for axis in (*child, *parent) if axis != WORD}
         total = math.prod(len(_shared(axis, child, parent)) for axis in plates) * int(words.sum())
-        return total - sum(self._count_at(bundle, node, selection) for node in self.cut_in(bundle.child))
+        rows = self.rows_in(bundle.child)
+        total -= sum(self._count_at(bundle, node, selection) for node in (*self.cut_in(bundle.child), *rows))
+        some = self.kept_of(bundle) if rows else None
+        return total if some is None else total + sum(self._count_at(some, node, selection) for node in rows)
 
     def _count_at(self, bundle: Bundle, node: int, selection: Selection) -> int:
         """How many arrows of a bundle would lead into one node, were it not cut."""
@@ -205,6 +223,16 @@ class Ground:
         """The nodes of a family whose incoming arrows are gone."""
         low, high = int(self.offsets[family]), int(self.offsets[family + 1])
         return [node for node in self.cut if low <= node < high]
+
+    def rows_in(self, family: int) -> list[int]:
+        """The nodes of a family that keep some of their incoming arrows."""
+        low, high = int(self.offsets[family]), int(self.offsets[family + 1])
+        return [node for node in self.rows if low <= node < high and node not in self.cut]
+
+    def kept_of(self, bundle: Bundle) -> Bundle | None:
+        """What stays of a bundle at the nodes that keep some of their arrows; None where nothing does."""
+        reaches = self.rows[self.rows_in(bundle.child)[0]].get(bundle.parent)
+        return None if reaches is None else replace(bundle, reaches=reaches)
 
     def _index(self, node: int) -> dict[str, int]:
         family, index = self.place(node)
@@ -257,12 +285,17 @@ class Ground:
             i = inner[WORD].astype(size)[i]
         if WORD in outer:
             j = outer[WORD].astype(size)[j]
+        times = len(sources)
         sources, targets = (sources[:, None] + j).ravel(), (targets[:, None] + i).ravel()
-        cut = self.cut_in(bundle.child)
-        if cut:
-            stays = ~np.isin(targets, cut)
-            return sources[stays], targets[stays]
-        return sources, targets
+        cut, rows = self.cut_in(bundle.child), self.rows_in(bundle.child)
+        if not cut and not rows:
+            return sources, targets
+        stays = ~np.isin(targets, cut)
+        if rows:
+            some = self.kept_of(bundle)
+            kept = np.zeros(len(i), dtype=bool) if some is None else self.reads(some)[i, j]
+            stays &= np.tile(kept, times) | ~np.isin(targets, rows)
+        return sources[stays], targets[stays]
 
     def parents(self, node: int) -> list[int]:
         """The parents of a node, in the order of its family's arrows."""

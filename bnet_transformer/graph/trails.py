@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bnet_transformer.errors import BudgetError
+from bnet_transformer.graph.balls import cuts, ids_of, marks, roll
 from bnet_transformer.graph.ground import Ground, Selection
-from bnet_transformer.graph.separation import Question, ids_of, marks, roll, separated, thinned
+from bnet_transformer.graph.separation import Question, determined, separated, thinned
 from bnet_transformer.graph.walk import ancestors, descendants
 
 if TYPE_CHECKING:
@@ -44,25 +46,27 @@ class Trail:
         return f"<code>{str(self).replace('<', '&lt;').replace('>', '&gt;')}</code>"
 
 
-def active_trail(ground: Ground, question: Question) -> Trail | None:
-    """A shortest active trail from x to y given others, or None where they are separated."""
-    if separated(ground, [question])[0]:
+def active_trail(ground: Ground, question: Question, functions: Collection[int] = ()) -> Trail | None:
+    """A shortest active trail from x to y given others, or None where they are separated (with these `functions`)."""
+    if separated(ground, [question], functions)[0]:
         return None
     thin = thinned(ground, [question.nodes])
     small = thin.surgery(ground)
     x, y, given = (set(thin.numbers([part])[0]) for part in (question.x, question.y, question.given))
     opened = given | set(ancestors(small, given))
+    cut = cuts(small, small, [small.cut], [small.rows])
+    blocked = set(ids_of(determined(small, marks(small, 1, [given]), cut, functions)).tolist())
     came: dict[tuple[int, bool], tuple[int, bool] | None] = {(node, True): None for node in sorted(x)}
     queue = deque(came)
     while queue:
         state = queue.popleft()
         node, rising = state
-        if node in y and node not in given:
+        if node in y and node not in blocked:
             return _told(ground, [(thin.name(n), way) for n, way in _back(came, state)])
         after: list[tuple[int, bool]] = []
-        if (rising and node not in given) or (not rising and node in opened):
+        if (rising and node not in blocked) or (not rising and node in opened):
             after += [(parent, True) for parent in small.parents(node)]
-        if node not in given:
+        if node not in blocked:
             after += [(child, False) for child in small.children(node)]
         for step in after:
             if step not in came:
@@ -92,7 +96,7 @@ def minimal_separator(ground: Ground, x: frozenset[int], y: frozenset[int]) -> l
     (van der Zander and Liskiewicz 2020).
     """
     above = sorted({*x, *y, *ancestors(ground, x), *ancestors(ground, y)})
-    inside, cut = marks(ground, 1, [above]), marks(ground, 1, [ground.cut])
+    inside, cut = marks(ground, 1, [above]), cuts(ground, ground, [ground.cut], [ground.rows])
     sources, targets = marks(ground, 1, [x]), marks(ground, 1, [y])
     given = inside & ~sources & ~targets
     met = roll(ground, sources, given, given, cut, inside)

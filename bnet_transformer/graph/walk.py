@@ -5,7 +5,7 @@ A set of nodes is a boolean array for each family, so that one step along a bund
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,12 @@ from bnet_transformer.graph.ground import Ground, Ids, Selection
 Marks = NDArray[np.bool_]
 
 
-def ancestors(ground: Ground, nodes: Iterable[int]) -> list[int]:
-    """Every node from which a path of arrows leads to one of `nodes`, those left out."""
-    return _closure(ground, nodes, up=True)
+def ancestors(ground: Ground, nodes: Iterable[int], ends: Collection[int] = ()) -> list[int]:
+    """Every node from which a path of arrows leads to one of `nodes`, those left out.
+
+    Nothing above nodes of the families `ends` is looked for.
+    """
+    return _closure(ground, nodes, up=True, ends=ends)
 
 
 def descendants(ground: Ground, nodes: Iterable[int]) -> list[int]:
@@ -51,7 +54,7 @@ def topological_order(ground: Ground) -> Ids:
     return np.concatenate(parts)
 
 
-def _closure(ground: Ground, nodes: Iterable[int], *, up: bool) -> list[int]:
+def _closure(ground: Ground, nodes: Iterable[int], *, up: bool, ends: Collection[int] = ()) -> list[int]:
     roots: dict[int, Marks] = {}
     for node in nodes:
         family = ground.family_of(whole("node", node, least=0)).index
@@ -62,6 +65,8 @@ def _closure(ground: Ground, nodes: Iterable[int], *, up: bool) -> list[int]:
     while fresh:
         index = max(fresh) if up else min(fresh)
         mark = fresh.pop(index)
+        if index in ends:
+            continue
         for bundle in (ground.folded.into if up else ground.folded.out_of)[index]:
             other = bundle.parent if up else bundle.child
             hit = spread(ground, bundle, mark, up=up)
@@ -78,6 +83,20 @@ def _closure(ground: Ground, nodes: Iterable[int], *, up: bool) -> list[int]:
 
 def spread(ground: Ground, bundle: Bundle, mark: Marks, *, up: bool) -> Marks:
     """The nodes one arrow of a bundle away from the marked ones: parents going up, children going down."""
+    rows = ground.rows_in(bundle.child)
+    if not rows:
+        return _spread(ground, bundle, mark, up=up)
+    at = np.zeros(ground.shapes[bundle.child], dtype=bool)
+    at.reshape(-1)[np.array(rows) - int(ground.offsets[bundle.child])] = True
+    some, found = ground.kept_of(bundle), _spread(ground, bundle, mark & ~at if up else mark, up=up)
+    found = found if up else found & ~at
+    if some is None:
+        return found
+    more = _spread(ground, some, mark & at if up else mark, up=up)
+    return np.asarray(found | (more if up else more & at))
+
+
+def _spread(ground: Ground, bundle: Bundle, mark: Marks, *, up: bool) -> Marks:
     child, parent = ground.folded.families[bundle.child], ground.folded.families[bundle.parent]
     here, there = (child, parent) if up else (parent, child)
     if up:
@@ -108,4 +127,5 @@ def _uncut(ground: Ground, mark: Marks, family: Family) -> Marks:
 
 
 def _product(mark: Marks, pairs: Marks) -> Marks:
-    return np.asarray((mark.astype(np.float32) @ pairs.astype(np.float32)) > 0)
+    with np.errstate(invalid="ignore"):  # the products of some BLAS raise the flag over numbers that are none of ours
+        return np.asarray((mark.astype(np.float32) @ pairs.astype(np.float32)) > 0)

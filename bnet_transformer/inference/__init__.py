@@ -5,12 +5,24 @@ from bnet_transformer.inference.abduction import Counterfactual, counterfactual
 from bnet_transformer.inference.answers import Answers
 from bnet_transformer.inference.boxes import Tan, TanTree, tan, tan_tree
 from bnet_transformer.inference.corpus import CorpusTan, corpus_tan
+from bnet_transformer.inference.dependence import dependences
+from bnet_transformer.inference.drawing import Samples, sample
 from bnet_transformer.inference.exact import log_evidence, posterior
 from bnet_transformer.inference.factors import Evidence
-from bnet_transformer.inference.joint import Samples, dependence, joint_log_evidence, joint_posterior, sample
+from bnet_transformer.inference.joint import joint_log_evidence, joint_posterior
 from bnet_transformer.inference.paths import Path, Reads, reads
 from bnet_transformer.inference.pieces import add_gradient
-from bnet_transformer.inference.surgery import Attend, Mean, Noise, Zero, expanded, matching, value_for
+from bnet_transformer.inference.surgery import (
+    Attend,
+    Mean,
+    Noise,
+    Zero,
+    expanded,
+    is_own,
+    matching,
+    own_value_for,
+    value_for,
+)
 
 __all__ = [
     "Answers",
@@ -29,13 +41,15 @@ __all__ = [
     "add_gradient",
     "corpus_tan",
     "counterfactual",
-    "dependence",
+    "dependences",
     "expanded",
     "ground",
+    "is_own",
     "joint_log_evidence",
     "joint_posterior",
     "log_evidence",
     "matching",
+    "own_value_for",
     "posterior",
     "reads",
     "sample",

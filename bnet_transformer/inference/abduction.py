@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,9 +18,10 @@ from torch.distributions import Distribution, Independent
 from torch.distributions import Normal as TorchNormal
 
 from bnet_transformer import reference
+from bnet_transformer.compiler.course import in_numpy
 from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.graph import topological_order
-from bnet_transformer.reference import ATOL, BUDGET, Run, World
+from bnet_transformer.reference import ATOL, BUDGET, Done, Run, World
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,6 +36,7 @@ class Counterfactual:
 
     Of a discrete node `probabilities`; of any other `values[s]`, `[s, *shape]`, with `weights[s]` (and `sigma[s]` of a
     random real node that was not seen). `convention` says on what categorical noise the answer hangs, where it does.
+    `labels` are what the states are called, where they have names.
     """
 
     node: str
@@ -43,13 +45,15 @@ class Counterfactual:
     weights: Tensor | None = field(default=None, repr=False)
     sigma: Tensor | None = field(default=None, repr=False)
     convention: str | None = None
+    labels: tuple[str, ...] | None = field(default=None, repr=False)
 
     @property
     def mean(self) -> Tensor:
         """The mean value of a node that is not discrete."""
         if self.values is None or self.weights is None:
             raise BNetError(self.node, expected="a node with real values", got="a discrete one: see probabilities")
-        return torch.einsum("s,s...->...", self.weights.to(self.values.dtype), self.values)
+        values = self.values if self.values.is_floating_point() else self.values.to(self.weights.dtype)
+        return torch.einsum("s,s...->...", self.weights.to(values.dtype), values)
 
     def to_dataframe(self) -> pd.DataFrame:
         """A row for each state, or for each value with its weight."""
@@ -58,7 +62,7 @@ class Counterfactual:
         if self.probabilities is not None:
             return pd.DataFrame({"probability": self.probabilities.numpy()}).rename_axis("state")
         assert self.values is not None and self.weights is not None
-        frame = pd.DataFrame(self.values.flatten(1).numpy())
+        frame = pd.DataFrame(in_numpy(self.values.reshape(len(self.weights), -1)))
         frame.insert(0, "weight", self.weights.numpy())
         return frame
 
@@ -78,11 +82,11 @@ class _Branch:
 
 
 def counterfactual(
-    world: World, done: Mapping[int, Tensor], evidence: Seen, query: int, budget: int = BUDGET, atol: float = ATOL
+    world: World, done: Done, evidence: Seen, query: int, budget: int = BUDGET, atol: float = ATOL
 ) -> Counterfactual:
     """What `query` would have been under `done`, given the evidence in the world as it was; by enumeration."""
     reference.log_evidence(world, evidence, None, budget, atol)
-    other = replace(world, ground=world.ground.surgery(done), do={**world.do, **done})
+    other = world.surgery(done)
     settled = reference.settling(world, evidence)
     free = reference.choices(world, [*evidence, query], settled, beyond=True)
     above = set(reference.pending(other, query, {}, {}))
@@ -179,8 +183,9 @@ def _told(twins: _Twins, query: int, found: list[_Branch]) -> Counterfactual:
     weights = weights / weights.sum()
     name = other.ground.name(query)
     convention = GUMBEL_MAX if any(branch.assumed for branch in found) else None
-    if _kind(other, query) == "discrete" and query not in other.do:
-        states = torch.stack([branch.states[query] for branch in found])
+    state = other.do.get(query)
+    if _kind(other, query) == "discrete" and (state is None or not state.is_floating_point()):
+        states = torch.stack([branch.states[query] if state is None else state for branch in found])
         share = torch.zeros(reference.support(other, query), dtype=torch.float64)
         return Counterfactual(name, share.index_add(0, states, weights), convention=convention)
     values, sigmas = [], []

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,13 +16,13 @@ from torch.distributions import Categorical, Distribution
 
 from bnet_transformer import asking, reference
 from bnet_transformer.axes import WORD
-from bnet_transformer.compiler.course import Course, Layout
+from bnet_transformer.compiler.course import Course, Layout, in_numpy
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.plan import states_in
 from bnet_transformer.compiler.values import seen
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.graph import Selection
-from bnet_transformer.inference.ground import counted
+from bnet_transformer.inference.ground import choices_above, counted
 from bnet_transformer.network import Input, Member
 from bnet_transformer.reference import BUDGET, World
 from bnet_transformer.tpm import Given
@@ -37,11 +38,18 @@ class _Table:
 
 @dataclass
 class Answers:
-    """What a sentence knows of its nodes: each family is computed when it is first asked for."""
+    """What a sentence knows of its nodes: each family is computed when it is first asked for.
+
+    `before` are the answers of the sentence that it was before a surgery: they tell what the surgery left as it was.
+    `states` has many states of choices that are set, `[S]` each: readings are then those of all, `[S, ...]`, in one
+    course (or refused).
+    """
 
     module: Module
     world: World
     evidence: Mapping[int, Tensor]
+    before: Answers | None = None
+    states: Mapping[int, Tensor] = field(default_factory=dict)
     _tables: dict[tuple[str, int], _Table] = field(default_factory=dict)
 
     def value(self, node: int) -> Tensor:
@@ -63,6 +71,8 @@ class Answers:
         try:
             return self._attention(asking.reader(self.world, slice_, role))
         except ReadingError:
+            if self.states:
+                raise
             return asking.attention(self.world, slice_, role, self.evidence)
 
     def arrow_weights(self, selection: Selection) -> dict[tuple[int, int], float]:
@@ -74,8 +84,8 @@ class Answers:
 
     def _value(self, node: int) -> Tensor:
         member, index = self._where(node)
-        if member.tpm.kind != "deterministic" and node not in self.world.do:
-            raise _refused(member, "a node with a value", "a random one")
+        if member.tpm.kind != "deterministic":
+            raise _refused(member, "a node that is a function of its parents", "a random one")
         free = self._free(member, [node])
         return self._entry(self._table("value", member), member, free, index, member.shape)
 
@@ -103,9 +113,11 @@ class Answers:
         if self._open(member):
             layouts = set()
             for node in nodes:
+                if node in self.world.rows:
+                    continue  # its row is the same in every state
                 free = self._free(member, reference.reading_parents(self.world, node))
                 layouts.add(asking.layout(self.world, free, node))
-            if len(layouts) != 1:
+            if len(layouts) > 1:
                 raise _refused(member, "words that depend on the same choices", "others")
         return self._entry(self._table("reading", member), member, free, None, (self._width(member),))
 
@@ -128,7 +140,7 @@ class Answers:
         self._compute("reading", reading)
         for member in reading:
             table = self._entry(self._table("reading", member), member, [], None, (self._width(member),))
-            rows[member.family.index] = table.reshape(-1, table.shape[-1]).numpy()
+            rows[member.family.index] = in_numpy(table.reshape(-1, table.shape[-1]))
         for bundle, sources, targets in ground.arrows(selection):
             if bundle.child in rows and bundle.parent in read[bundle.child]:
                 words = (sources - int(ground.offsets[bundle.parent])) % ground.shapes[bundle.parent][-1]
@@ -167,7 +179,7 @@ class Answers:
         if not self._open(member):
             return []
         settled = reference.settling(self.world, self.evidence)
-        free = reference.choices(self.world, nodes, settled)
+        free = choices_above(self.world, nodes, settled)
         families = {self.world.ground.family_of(choice).index for choice in free}
         if len(families) < len(free) or math.prod(reference.support(self.world, c) for c in free) > BUDGET:
             raise _refused(member, "one choice of each family, within the budget", f"{len(free)} choices")
@@ -187,6 +199,8 @@ class Answers:
         place = dict(zip(axes, index, strict=True)) if index is not None else {}
         wide = dict(zip(axes, self.world.ground.shapes[family.index], strict=True)) if index is None else {}
         wide |= {k: states[each] for k, each in enumerate(layout.enumerated) if each in states}
+        if self.states:
+            wide[layout.batch] = len(next(iter(self.states.values())))
         for k in reversed(range(layout.rank)):
             if k in wide:
                 values = values.expand(*values.shape[:k], wide[k], *values.shape[k + 1 :])
@@ -220,6 +234,10 @@ class Answers:
         world, network = self.world, self.world.network
         want = tuple(network.members[index].family.name for index in wanted)
         set_, patched = _gathered(world, world.do, above)
+        for name, value in many_states(world, self.states).items():
+            patched.pop(name, None)
+            set_[name] = value
+        set_ |= self._untouched(set(wanted), set_)
         settled = {n: v for n, v in reference.settling(world, self.evidence).items() if n not in world.do}
         seen_, some = _gathered(world, settled, above)
         if some:
@@ -235,9 +253,55 @@ class Answers:
             do=set_,
             seen=seen_,
             patched=patched,
+            rows=_gathered_rows(world, above),
             given={name: value[None] for name, value in world.given.items()},
             enumerate_too=open_,
         )[0]
+
+    def _untouched(self, wanted: set[int], set_: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The values that families have from before the surgery: those that it did not touch, and touched ones read."""
+        if self.before is None:
+            return {}
+        network, touched = self.world.network, self._touched
+        found: set[int] = set()
+        passed: set[int] = set()
+        stack = list(wanted)
+        while stack:
+            index = stack.pop()
+            if index in passed or network.graph.families[index].name in set_:
+                continue
+            passed.add(index)
+            if index not in touched:
+                found.add(index)
+            else:
+                stack.extend(bundle.parent for bundle in network.graph.into[index])
+        kept = [network.members[index] for index in sorted(found) if self._keeps(network.members[index])]
+        try:
+            self.before._compute("value", kept)
+            tables = {m.family.name: self.before._tables["value", m.family.index] for m in kept}
+            return {m.family.name: self._entry(tables[m.family.name], m, [], None, m.shape)[None] for m in kept}
+        except ReadingError:
+            return {}
+
+    def _keeps(self, member: Member) -> bool:
+        """True for a family that is a function of its parents, beneath no open choice."""
+        return bool(member.inputs) and member.tpm.kind == "deterministic" and not self._open(member)
+
+    @cached_property
+    def _touched(self) -> set[int]:
+        """The families that the surgery set or freed, and all that descend from them."""
+        assert self.before is not None
+        mine, theirs = ({**world.do, **world.rows} for world in (self.world, self.before.world))
+        nodes = {n for n in {**mine, **theirs} if n not in mine or n not in theirs or not mine[n].equal(theirs[n])}
+        graph = self.world.network.graph
+        found: set[int] = set()
+        stack = [self.world.ground.family_of(node).index for node in nodes]
+        while stack:
+            index = stack.pop()
+            if index not in found:
+                found.add(index)
+                stack.extend(bundle.child for bundle in graph.out_of[index])
+        return found
 
 
 def _inputs(what: str, member: Member) -> list[Input]:
@@ -257,9 +321,31 @@ def _tabled(what: str, member: Member, course: Course) -> _Table:
     found = member.tpm.reading(at, *parents) if what == "reading" else member.tpm.logits(at, *parents)
     if found is None:
         raise _refused(member, "attention P(j | i)", member.tpm.why_no_reading())
-    found = found if what == "reading" else torch.log_softmax(found, -1)
+    found = found if what == "reading" else torch.log_softmax(found.to(course.log_dtype), -1)
     missing = course.layout.rank + 1 - found.dim()
-    return _Table(course.layout, found.reshape(*[1] * missing, *found.shape))
+    found = found.reshape(*[1] * missing, *found.shape)
+    if what == "reading" and member.family.index in course.rows:
+        rows, which = course.rows[member.family.index]
+        found = torch.where(which[..., None], rows, found)
+    return _Table(course.layout, found)
+
+
+def many_states(world: World, states: Mapping[int, Tensor]) -> dict[str, Tensor]:
+    """Families of random nodes in many states, `[S, *plates, word, ...]`: as `do` has it, 0 where nothing is told."""
+    told: dict[int, dict[int, Tensor]] = {}
+    for node, value in {**world.do, **states}.items():
+        told.setdefault(world.ground.family_of(node).index, {})[node] = value
+    found = {}
+    for index in {world.ground.family_of(node).index for node in states}:
+        member, shape, base = world.network.members[index], world.ground.shapes[index], int(world.ground.offsets[index])
+        first = next(value for node, value in told[index].items() if node in states)
+        if any(value.dtype != first.dtype for value in told[index].values()):
+            raise ReadingError(member.family.name, expected="states for its nodes, or tensors", got="both")
+        flat = torch.zeros(len(first), math.prod(shape), *first.shape[1:], dtype=first.dtype)
+        for node, value in told[index].items():
+            flat[:, node - base] = value
+        found[member.family.name] = flat.reshape(-1, *shape, *first.shape[1:])
+    return found
 
 
 def _gathered(
@@ -287,6 +373,20 @@ def _gathered(
         else:
             some[family.name] = value, which.reshape(1, *shape)
     return whole, some
+
+
+def _gathered_rows(world: World, above: set[int]) -> dict[str, tuple[Tensor, Tensor]]:
+    """The rows of attention that are set, by family: `[1, *plates, word, word read]`, and of which nodes."""
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    for node, row in world.rows.items():
+        family = world.ground.family_of(node)
+        if family.index in above:
+            shape = world.ground.shapes[family.index]
+            empty = torch.zeros(1, *shape, len(row), dtype=row.dtype), torch.zeros(1, *shape, dtype=torch.bool)
+            weights, which = found.setdefault(family.name, empty)
+            at = (0, *world.ground.place(node)[1])
+            weights[at], which[at] = row, True
+    return found
 
 
 def _refused(member: Member, expected: str, got: str) -> ReadingError:

@@ -21,15 +21,25 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CLASS, OUTSIDE = "class", "(outside)"
-KINDS = ("no DAG", "naive Bayes", "TAN", "reverse TAN", "augmented naive Bayes", "DAG")
+KINDS = (
+    "no DAG",
+    "naive Bayes",
+    "TAN",
+    "forest augmented naive Bayes",
+    "reverse TAN",
+    "reverse forest augmented naive Bayes",
+    "augmented naive Bayes",
+    "DAG",
+)
 
 
 @dataclass(frozen=True)
 class Tan:
     """What a shrunk slice is.
 
-    `kind` is one of `no DAG`, `naive Bayes`, `TAN` (each box but the class has at most one parent besides it),
-    `reverse TAN` (at most one child), `augmented naive Bayes`, and `DAG` where the class has no arrow to some box
+    `kind` is one of `no DAG`, `naive Bayes`, `TAN` (the boxes but the class are one tree: each has at most one parent
+    besides it), `forest augmented naive Bayes` (several trees), `reverse TAN` (at most one child: the arrows of the
+    tree turned round) and its forest, `augmented naive Bayes`, and `DAG` where the class has no arrow to some box
     (`missing`); `nearly` is what it would be with those arrows.
     """
 
@@ -87,11 +97,13 @@ class TanTree:
         return f"<p>{escape(told)}</p>{self.to_dataframe().to_html()}"
 
 
-def tan(ground: Ground, boxes: str | Mapping[str, str], slice_: int, class_box: str | None) -> Tan:
+def tan(
+    ground: Ground, boxes: str | Mapping[str, str], slice_: int, class_box: str | None, stack: str | None = None
+) -> Tan:
     """The class of a slice shrunk to boxes: its words, its roles, or as a mapping from nodes says."""
     if isinstance(boxes, str):
         one_of("boxes", boxes, ("words", "roles"))
-        naming, first = _naming(ground, boxes, slice_)
+        naming, first = box_namer(ground, boxes, slice_, stack)
         quotient = _without(shrink(ground, naming, Selection(slices=[slice_], weights=False)), OUTSIDE)
     else:
         quotient, first = shrink(ground, boxes, Selection(slices=[slice_], weights=False)), None
@@ -101,12 +113,15 @@ def tan(ground: Ground, boxes: str | Mapping[str, str], slice_: int, class_box: 
     return _classified(quotient, chosen)
 
 
-def _naming(ground: Ground, boxes: str, slice_: int) -> tuple[Callable[[str], str], str]:
-    """The box of each node by name, and the box of the class."""
-    states = [family for family in ground.folded.families if _enters(family, slice_)]
+def box_namer(ground: Ground, boxes: str, slice_: int, stack: str | None = None) -> tuple[Callable[[str], str], str]:
+    """The box of each node by name, and the box of the class; of a slice of that stack, where there are several."""
+    entries = [family for family in ground.folded.families if _enters(family, slice_)]
+    states = [family for family in entries if stack is None or family.stack == stack]
     if len(states) != 1:
         names = ", ".join(family.name for family in states) or "none"
-        raise BNetError("slice", expected="a slice that one state enters", got=names, allowed="boxes=, a mapping")
+        several = f"stack=, one of {', '.join(family.stack for family in states)}; " if len(states) > 1 else ""
+        allowed = f"{several}boxes=, a mapping"
+        raise BNetError("slice", expected="a slice that one state enters", got=names, allowed=allowed)
     entry, stack = states[0], states[0].stack
 
     def box(name: str) -> str:
@@ -157,10 +172,10 @@ def _classified(quotient: Quotient, class_box: str) -> Tan:
         nearly = "no DAG" if not quotient.acyclic else "DAG"
     elif not rest.number_of_edges():
         nearly = "naive Bayes"
-    elif parents <= 1:
-        nearly = "TAN"
     else:
-        nearly = "reverse TAN" if children <= 1 else "augmented naive Bayes"
+        one_tree = rest.number_of_edges() == len(others) - 1
+        whole = "TAN" if one_tree else "forest augmented naive Bayes"
+        nearly = whole if parents <= 1 else f"reverse {whole}" if children <= 1 else "augmented naive Bayes"
     kind = "DAG" if missing and nearly != "no DAG" else nearly
     reverse = quotient.acyclic and rest.number_of_edges() > 0 and children <= 1
     return Tan(kind, nearly, class_box, missing, reverse, quotient)

@@ -1,7 +1,9 @@
 """TAN over a corpus: a discrete class and discrete codes of boxes, their conditional mutual information, the best tree.
 
 Given the words alone the boxes are functions of their parents, and all of this would be degenerate: it needs a corpus.
-Entropies are plug-in; corrected ones add (states met - 1) / 2N for each class (Miller and Madow).
+Entropies are plug-in; corrected ones add (states met - 1) / 2N for each class (Miller and Madow). That mends
+entropies of few states. The joint entropy of all boxes cannot exceed log N, whatever is true: so the divergence is
+told only where there are `ENOUGH` sentences to each joint state that was met.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Codes = NDArray[np.int64]
+ENOUGH = 10  # sentences to each joint state that was met: the bias is then below 1/20 nat
 
 
 @dataclass(frozen=True)
@@ -26,19 +29,30 @@ class CorpusTan:
     """The tree of boxes of greatest conditional mutual information given the class, over a corpus.
 
     `parents[i]` is the box above box i (-1: the root); `information[i, j]` is `I(box i; box j | class)` in nats, and
-    `corrected` the same less its bias. `divergence` is the KL divergence from the corpus to the TAN fitted to it.
-    `pgmpy_tan` and `pgmpy_chow_liu` are the arrows that pgmpy's TreeSearch finds in the same table.
+    `corrected` the same less its bias, by which the tree is chosen. `divergence` is the KL divergence from the corpus
+    to the TAN fitted to it; None where there are fewer than 10 sentences to each of the `joint_states` (class and all
+    boxes) that were met, as `why_no_divergence` says. `pgmpy_tan` and `pgmpy_chow_liu` are the arrows that pgmpy's
+    TreeSearch finds in the same table.
     """
 
     boxes: tuple[str, ...]
     parents: tuple[int, ...]
     information: NDArray[np.float64] = field(repr=False)
     corrected: NDArray[np.float64] = field(repr=False)
-    divergence: float
-    divergence_corrected: float
+    divergence: float | None
+    divergence_corrected: float | None
+    joint_states: int
     sentences: int
     pgmpy_tan: tuple[tuple[str, str], ...] = field(repr=False)
     pgmpy_chow_liu: tuple[tuple[str, str], ...] = field(repr=False)
+
+    @property
+    def why_no_divergence(self) -> str | None:
+        """Why the divergence is not told; None where it is."""
+        if self.divergence is not None:
+            return None
+        told = f"{self.sentences} sentences met {self.joint_states} joint states of the class and all boxes"
+        return f"{told}: their joint entropy needs {ENOUGH} to each"
 
     def to_dataframe(self) -> pd.DataFrame:
         """A row for each box: its parent in the tree and the information that they share."""
@@ -51,8 +65,11 @@ class CorpusTan:
         return pd.DataFrame(rows, columns=["box", "parent", "information", "corrected"])
 
     def _repr_html_(self) -> str:
-        told = f"{self.sentences} sentences; {self.divergence:.3f} nats from the TAN ({self.divergence_corrected:.3f}"
-        return f"<p>{told} corrected)</p>{self.to_dataframe().to_html(index=False)}"
+        if self.divergence is None or self.divergence_corrected is None:
+            told = f"divergence from the TAN not told: {self.why_no_divergence}"
+        else:
+            told = f"{self.divergence:.3f} nats from the TAN ({self.divergence_corrected:.3f} corrected)"
+        return f"<p>{self.sentences} sentences; {told}</p>{self.to_dataframe().to_html(index=False)}"
 
 
 def corpus_tan(classes: Sequence[int], codes: Codes, boxes: Sequence[str]) -> CorpusTan:
@@ -81,14 +98,16 @@ def corpus_tan(classes: Sequence[int], codes: Codes, boxes: Sequence[str]) -> Co
     kept = [(i, parent) for i, parent in enumerate(parents) if parent >= 0]
     alone = np.sum([_entropies(label, table[:, [i]]) for i in range(n)], axis=0)
     told = [sum(float(each[edge]) for edge in kept) for each in (plain, corrected)]
-    divergence = alone - np.array(_entropies(label, table)) - np.array(told)
+    met = len(np.unique(np.column_stack([label, table]), axis=0))
+    divergence = alone - np.array(_entropies(label, table)) - np.array(told) if len(table) >= ENOUGH * met else None
     return CorpusTan(
         boxes=tuple(boxes),
         parents=parents,
         information=plain,
         corrected=corrected,
-        divergence=float(divergence[0]),
-        divergence_corrected=float(divergence[1]),
+        divergence=None if divergence is None else float(divergence[0]),
+        divergence_corrected=None if divergence is None else float(divergence[1]),
+        joint_states=met,
         sentences=len(table),
         pgmpy_tan=_pgmpy(label, table, boxes, "tan"),
         pgmpy_chow_liu=_pgmpy(label, table, boxes, "chow-liu"),

@@ -71,7 +71,7 @@ def _sum_out(course: Course, tables: list[Tensor], choices: list[int]) -> Tensor
             tables.append(_total(touched).logsumexp(place, keepdim=True))
         left.remove(chosen)
     if not tables:
-        return torch.zeros([1] * layout.rank, dtype=course.dtype, device=course.device)
+        return torch.zeros([1] * layout.rank, dtype=course.log_dtype, device=course.device)
     return _total(tables)
 
 

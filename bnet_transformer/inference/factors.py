@@ -17,9 +17,9 @@ from bnet_transformer.compiler.values import seen, states
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, ReadingError, mapping
 from bnet_transformer.inference.readout import attentions_below, log_likelihood
 from bnet_transformer.network import Member, Network
-from bnet_transformer.tpm import Given
+from bnet_transformer.reference import fits
+from bnet_transformer.tpm import At, Given
 
-ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # of the largest
 NEVER = -1e30  # the log probability of what cannot be: finite, so that sums and gradients stay so
 
 
@@ -69,13 +69,14 @@ def question_to_factors(
     free = {i for i in random - settled if network.members[i].tpm.kind == "discrete" and i in inner | tops}
     _, words, batch, _ = module.inputs(x, given)
     for index in asked:
-        _check_budget(network, index, free, known | settled, words, budget)
+        check_budget(network, index, free, known | settled, words, budget)
     _check_forms(module, evidence, do, words, batch)
     needed = random | set(asked) - known
     want = _names(network, (needed - settled) | _above_settled(network, settled, free | known | settled))
     outright = {name: evidence[name].value for name in _names(network, settled)}
     told_of = {network.graph.family(name).index for name in evidence} - known
-    below = attentions_below(network, told_of, above, {*known, *settled, *tops, *(told_of - random)}, free)
+    kept = {*known, *settled, *tops, *(told_of - random)}
+    below = {} if _is_half(module) else attentions_below(network, told_of, above, kept, free)
     course, plan = module.course(
         want,
         x,
@@ -195,7 +196,7 @@ def _where_seen(told: Evidence, table: Tensor) -> Tensor:
     return table if told.observed is None else torch.where(told.observed, table, 0.0)
 
 
-def _check_budget(
+def check_budget(
     network: Network, index: int, free: set[int], known: set[int], words: Mapping[str, int], budget: int
 ) -> None:
     """Refuse evidence whose value hangs on more joint states than the budget, before any is computed."""
@@ -237,7 +238,7 @@ def _closure(network: Network, asked: Collection[int], known: Collection[int]) -
 
 def prior_of(course: Course, index: int, member: Member) -> Tensor:
     """`log P(state | parents)` for every state, along the family's own dim."""
-    at, parents = seen(course, member)
+    at, parents = _seen_in_logs(course, member)
     table = _log_softmax(course, member.tpm.logits(at, *parents))
     place = course.layout.enumerated.index(index)
     return table.transpose(place, -1).squeeze(-1).clamp(min=NEVER)
@@ -247,16 +248,16 @@ def _match(course: Course, index: int, member: Member, told: Evidence, atol: flo
     """Evidence on an enumerated family: zero for the states that agree with it, NEVER for the others."""
     if told.value.is_floating_point():
         return _agreement(course, index, member, told, atol)
-    return torch.where(states(course, index) == told.value, 0.0, NEVER).to(course.dtype)
+    return torch.where(states(course, index) == told.value, 0.0, NEVER).to(course.log_dtype)
 
 
 def _likelihood(course: Course, index: int, member: Member, told: Evidence, atol: float) -> Tensor:
     """`log P(evidence | parents)` of a family that is not enumerated, or that is a function of its parents."""
     if member.tpm.kind == "deterministic":
         return _agreement(course, index, member, told, atol)
-    at, parents = seen(course, member)
+    at, parents = _seen_in_logs(course, member)
     if member.tpm.kind == "continuous":
-        return member.tpm.log_prob(at, told.value, *parents).clamp(min=NEVER)
+        return member.tpm.log_prob(at, told.value.to(course.log_dtype), *parents).clamp(min=NEVER)
     table = _log_softmax(course, member.tpm.logits(at, *parents))
     lead = torch.broadcast_shapes(table.shape[:-1], told.value.shape)
     picked = table.expand(*lead, table.shape[-1]).gather(-1, told.value.expand(lead)[..., None]).squeeze(-1)
@@ -264,13 +265,20 @@ def _likelihood(course: Course, index: int, member: Member, told: Evidence, atol
 
 
 def _agreement(course: Course, index: int, member: Member, told: Evidence, atol: float) -> Tensor:
-    """Zero where the value that the net makes is the one that was seen, within `atol` and rounding; else NEVER."""
-    made = course.values[index]
-    rounding = ROUNDING.get(made.dtype, 0.0) * made.detach().abs().amax()
-    near = (made - told.value).abs() <= atol + rounding
-    for _ in member.shape:
-        near = near.all(-1)
-    return torch.where(near, 0.0, NEVER).to(course.dtype)
+    """Zero where the value that the net makes is the one that was seen (`fits`); else NEVER."""
+    near = fits(course.values[index], told.value, atol, len(member.shape))
+    return torch.where(near, 0.0, NEVER).to(course.log_dtype)
+
+
+def _is_half(module: Module) -> bool:
+    """True for a net in half precision: what its readouts say is then reckoned in float32."""
+    return any(value.dtype in (torch.float16, torch.bfloat16) for value in module.store.values())
+
+
+def _seen_in_logs(course: Course, member: Member) -> tuple[At, list[Tensor]]:
+    """What a TPM sees, in the type of log probabilities."""
+    at, parents = seen(course, member)
+    return at.to(course.log_dtype), [p.to(course.log_dtype) if p.is_floating_point() else p for p in parents]
 
 
 def _log_softmax(course: Course, logits: Tensor) -> Tensor:

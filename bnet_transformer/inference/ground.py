@@ -1,10 +1,10 @@
 """Questions about single nodes of a sentence: by elimination over whole families, by the reference where the structure
-forbids that (choices of words that meet, `do` on some nodes of a family).
+forbids that (choices of words that meet, `do` on some nodes of a family, rows of attention that were set).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from bnet_transformer import reference
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import ReadingError
+from bnet_transformer.graph import ancestors
 from bnet_transformer.inference import exact
 from bnet_transformer.inference.factors import Evidence
 from bnet_transformer.reference import ATOL, BUDGET, World
@@ -28,14 +29,15 @@ def posterior(
 ) -> Tensor:
     """`P(query | evidence)` for a discrete node of a sentence: `[states]`."""
     try:
-        return _eliminated(module, world, query, evidence, budget, atol)
+        return eliminated(module, world, query, evidence, budget, atol)
     except ReadingError:
         return reference.posterior(world, query, evidence, budget, atol)
 
 
-def _eliminated(
+def eliminated(
     module: Module, world: World, query: int, evidence: Mapping[int, Tensor], budget: int, atol: float
 ) -> Tensor:
+    """The same by elimination alone, or the error that says why not."""
     family, index = world.ground.place(query)
     found = exact.posterior(
         module,
@@ -50,6 +52,17 @@ def _eliminated(
     return found[(0, *index)].double()
 
 
+def choices_above(world: World, nodes: Iterable[int], settled: Mapping[int, Tensor]) -> list[int]:
+    """The discrete random nodes, not settled, that decide the values of `nodes`: `choices`, a family at a time."""
+    members, start = world.network.members, [node for node in nodes if node not in world.do]
+    discrete = frozenset(member.family.index for member in members if member.tpm.kind == "discrete")
+    if any(world.ground.family_of(node).index not in discrete for node in settled):
+        return reference.choices(world, start, settled)
+    found = {*start, *ancestors(world.ground, start, ends=discrete)}
+    open_ = (node for node in found if node not in settled and node not in world.do)
+    return sorted(node for node in open_ if world.ground.family_of(node).index in discrete)
+
+
 def counted(world: World) -> dict[str, Tensor]:
     """What says how many words a stack has, for the stacks for whose words nothing is given."""
     given = {world.network.member(name).family.words for name in world.given}
@@ -62,7 +75,9 @@ def seen_families(world: World, evidence: Mapping[int, Tensor]) -> dict[str, Evi
 
 
 def set_families(world: World) -> dict[str, Tensor]:
-    """What `do` set, as values of families; it must have set all nodes of each."""
+    """What `do` set, as values of families; it must have set all nodes of each, and no row of attention."""
+    for node in world.rows:
+        raise _apart(world.ground.name(node), "a node that reads by its own P(j | i)", "one that reads by a row")
     found = {}
     for name, (value, some) in _gathered(world, world.do).items():
         if some is not None:

@@ -7,9 +7,8 @@ selector the products are averaged, `sum_c P(c | e) prod_t A_t(c)`, never the ma
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -19,8 +18,11 @@ from torch import Tensor
 from bnet_transformer import asking, reference
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import BNetError, number, one_of, whole
-from bnet_transformer.inference.answers import Answers
+from bnet_transformer.inference.chain import check_chain
+from bnet_transformer.inference.ground import choices_above
 from bnet_transformer.inference.joint import joint_posterior
+from bnet_transformer.inference.many import many_readings
+from bnet_transformer.inference.walks import best_paths, max_flow, path_shares, product, with_residual
 from bnet_transformer.reference import BUDGET, World
 
 if TYPE_CHECKING:
@@ -31,16 +33,22 @@ METHODS = ("rollout", "flow")
 
 @dataclass(frozen=True)
 class Path:
-    """A path of the chain: its words from the last state down to the first, the choices with which, its probability."""
+    """A path of words of the chain, from the last state down to the first, and its probability.
+
+    Under open choices that is summed over their states; `choices` is the most probable state given the path, `share`
+    its probability then.
+    """
 
     words: tuple[int, ...]
     tokens: tuple[str, ...]
-    choices: dict[str, int]
     probability: float
+    choices: dict[str, int]
+    share: float
 
     def __str__(self) -> str:
-        with_ = "".join(f", {name}={state}" for name, state in self.choices.items())
-        return f"{' <- '.join(self.tokens)} ({self.probability:.3f}{with_})"
+        states = ", ".join(f"{name}={state}" for name, state in self.choices.items())
+        told = f"; {self.share:.2f} of it with {states}" if states else ""
+        return f"{' <- '.join(self.tokens)} ({self.probability:.3f}{told})"
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,7 @@ class Reads:
 
     `attention[s, t]` is the TPM of slice `slices[t]` under state s of the open choices (`P(j | i)`, heads averaged
     unless one was named), `chain` the same with the residual share, `weights[s]` the probability of that state.
+    `head_entropies[t, h]` are the entropies of each head's own TPM.
     """
 
     matrix: Tensor
@@ -60,6 +69,7 @@ class Reads:
     residual: float
     head: str
     method: str
+    head_entropies: Tensor = field(repr=False)
 
     @property
     def chain(self) -> Tensor:
@@ -68,20 +78,24 @@ class Reads:
 
     @property
     def entropies(self) -> Tensor:
-        """The entropy of each attention TPM in nats, `[slice, word]`, averaged over the choices."""
+        """The entropy in nats of each `attention` TPM, heads averaged first, `[slice, word]`: its mean over choices.
+
+        `head_entropies`, `[slice, head, word]`, are those of each head: their mean is no more than this.
+        """
         return torch.einsum("s,stn->tn", self.weights, torch.special.entr(self.attention).sum(-1))
 
     def paths(self, word: int, count: int = 1) -> tuple[Path, ...]:
-        """The most probable paths from a word of the last state, with their choices (Viterbi)."""
+        """The most probable paths of words from a word of the last state, summed over the choices: exact (A*)."""
         n, count = len(self.tokens), whole("count", count)
         if whole("word", word, least=0) >= n:
             raise BNetError("word", expected=f"a word from 0 to {n - 1}", got=word)
-        found = []
-        for share, steps, choices in zip(self.weights.tolist(), self.chain, self.choices, strict=True):
-            for probability, words in _viterbi(steps, word, count):
-                tokens = tuple(self.tokens[i] for i in words)
-                found.append(Path(words, tokens, choices, share * probability))
-        return tuple(sorted(found, key=lambda path: -path.probability)[:count])
+        chain, found = self.chain, []
+        for probability, words in best_paths(self.weights, chain, word, count):
+            shares = path_shares(self.weights, chain, words)
+            best = int(shares.argmax())
+            tokens = tuple(self.tokens[i] for i in words)
+            found.append(Path(words, tokens, probability, self.choices[best], float(shares[best] / shares.sum())))
+        return tuple(found)
 
     def to_dataframe(self) -> pd.DataFrame:
         """A row for each output word and each source word."""
@@ -123,27 +137,66 @@ def reads(
         raise BNetError("residual", expected="a share from 0 to 1", got=residual)
     if list(slices) != list(range(min(slices), max(slices) + 1)):
         raise BNetError("slices", expected="slices that follow one another", got=list(slices))
-    tables, weights, choices = [], [], []
-    for chosen, share in settled_choices(module, world, evidence, slices, role, budget):
-        answers = Answers(module, replace(world, do={**world.do, **chosen}), {})
-        tables.append(torch.stack([_square(world, answers.attention(t, role), t, head) for t in slices]))
-        weights.append(share)
-        choices.append({world.ground.name(node): int(state) for node, state in chosen.items()})
-    attention, shares = torch.stack(tables).double(), torch.tensor(weights, dtype=torch.float64)
+    check_chain(world, [asking.reader(world, t, role) for t in slices], slices)
+    free, states, shares = open_states(module, world, evidence, slices, role, budget)
+    steps, entropies = [], torch.zeros(len(slices), 1, 1, dtype=torch.float64)
+    for part, readings in many_readings(module, world, free, states, slices, role):
+        squares = [_square(world, reading.double(), t, head) for t, reading in zip(slices, readings, strict=True)]
+        steps.append(torch.stack([each.mean(1).expand(part.stop - part.start, -1, -1) for each in squares], 1))
+        own = [
+            torch.einsum(
+                "s,shi->hi", shares[part], torch.special.entr(each).sum(-1).expand(part.stop - part.start, -1, -1)
+            )
+            for each in squares
+        ]
+        entropies = entropies + torch.stack(own)
+    attention = torch.cat(steps)
     through: Callable[[Tensor], Tensor] = product if method == "rollout" else max_flow
-    each = torch.stack([through(steps) for steps in with_residual(attention, residual)])
-    told = "one head" if head is None and "head" not in world.network.graph.sizes else "the mean over heads"
     return Reads(
-        torch.einsum("s,sij->ij", shares, each),
+        torch.einsum("s,sij->ij", shares, through(with_residual(attention, residual))),
         attention,
         shares,
-        tuple(choices),
+        tuple(dict(zip(map(world.ground.name, free), row, strict=True)) for row in states.tolist()),
         tuple(tokens),
         tuple(slices),
         float(residual),
-        told if head is None else f"head {head}",
+        _heads(world, free, head),
         method,
+        entropies,
     )
+
+
+def _heads(world: World, free: Sequence[int], head: int | None) -> str:
+    """Of which heads, and over which choices, a reading is averaged."""
+    plate = "head" in world.network.graph.sizes
+    told = f"head {head}" if head is not None else "the mean over heads" if plate else ""
+    names = list(dict.fromkeys(world.ground.family_of(node).name for node in free))
+    if not names:
+        return told or "one head"
+    over = f"averaged over {', '.join(names[:4])}{', …' if len(names) > 4 else ''}"
+    return f"{told}, {over}" if told else over
+
+
+def open_states(
+    module: Module,
+    world: World,
+    evidence: Mapping[int, Tensor],
+    slices: Sequence[int],
+    role: str | None,
+    budget: int,
+) -> tuple[list[int], Tensor, Tensor]:
+    """The open choices that decide what is read, their joint states that can be, `[S, choice]`, and `P(state | e)`."""
+    free: list[int] = []
+    families = [asking.reader(world, t, role).family for t in slices]
+    if _choice_above(world, {family.index for family in families}):
+        nodes = [node for family in families for node in world.ground.nodes(family).tolist()]
+        above = {parent for node in nodes for parent in reference.reading_parents(world, node)}
+        free = choices_above(world, above, {})
+    if not free:
+        return [], torch.zeros(1, 0, dtype=torch.long), torch.ones(1, dtype=torch.float64)
+    share = joint_posterior(module, world, free, evidence, budget)
+    states = torch.nonzero(share)
+    return free, states, share[tuple(states.unbind(1))]
 
 
 def settled_choices(
@@ -155,19 +208,9 @@ def settled_choices(
     budget: int,
 ) -> Iterator[tuple[dict[int, Tensor], float]]:
     """The joint states of the open choices that decide what is read, each with its posterior probability."""
-    free: list[int] = []
-    families = [asking.reader(world, t, role).family for t in slices]
-    if _choice_above(world, {family.index for family in families}):
-        nodes = [node for family in families for node in world.ground.nodes(family).tolist()]
-        above = [parent for node in nodes for parent in reference.reading_parents(world, node)]
-        free = reference.choices(world, above, {})
-    if not free:
-        yield {}, 1.0
-        return
-    share = joint_posterior(module, world, free, evidence, budget)
-    for states in itertools.product(*map(range, share.shape)):
-        if share[states] > 0:
-            yield {node: torch.tensor(state) for node, state in zip(free, states, strict=True)}, float(share[states])
+    free, states, shares = open_states(module, world, evidence, slices, role, budget)
+    for row, share in zip(states, shares.tolist(), strict=True):
+        yield dict(zip(free, row, strict=True)), share
 
 
 def _choice_above(world: World, families: set[int]) -> bool:
@@ -181,61 +224,18 @@ def _choice_above(world: World, families: set[int]) -> bool:
     return any(world.network.members[index].tpm.kind == "discrete" for index in found)
 
 
-def with_residual(attention: Tensor, share: float) -> Tensor:
-    """`(1 - share) P(j | i) + share 1(j = i)`."""
-    return (1 - share) * attention + share * torch.eye(attention.shape[-1], dtype=attention.dtype)
-
-
-def product(steps: Tensor) -> Tensor:
-    """`A_T ... A_1 A_0` of `[slice, word, word]`."""
-    found = steps[0]
-    for step in steps[1:]:
-        found = step @ found
-    return found
-
-
-def max_flow(steps: Tensor) -> Tensor:
-    """For each output word and source word, the greatest flow between them where transitions are capacities."""
-    import networkx as nx
-
-    count, n, _ = steps.shape
-    graph = nx.DiGraph()
-    for t, step in enumerate(steps.tolist()):
-        for i, j in itertools.product(range(n), range(n)):
-            if step[i][j] > 0:
-                graph.add_edge((t + 1, i), (t, j), capacity=step[i][j])
-    found = torch.zeros(n, n, dtype=steps.dtype)
-    for i, j in itertools.product(range(n), range(n)):
-        if graph.has_node((count, i)) and graph.has_node((0, j)):
-            found[i, j] = nx.maximum_flow_value(graph, (count, i), (0, j))
-    return found
-
-
-def _viterbi(steps: Tensor, word: int, count: int) -> list[tuple[float, tuple[int, ...]]]:
-    """The most probable paths from a word down through all slices: probability and words."""
-    best: dict[int, list[tuple[float, tuple[int, ...]]]] = {word: [(1.0, (word,))]}
-    for step in reversed(steps.tolist()):
-        after: dict[int, list[tuple[float, tuple[int, ...]]]] = {}
-        for i, paths in best.items():
-            for j, share in enumerate(step[i]):
-                if share > 0:
-                    after.setdefault(j, []).extend((p * share, (*words, j)) for p, words in paths)
-        best = {j: sorted(paths, key=lambda path: -path[0])[:count] for j, paths in after.items()}
-    return sorted((path for paths in best.values() for path in paths), key=lambda path: -path[0])[:count]
-
-
 def _square(world: World, reading: Tensor, slice_: int, head: int | None) -> Tensor:
-    """`P(j | i)` of one slice, `[word, word]`: of one head, or the mean over the plates."""
+    """`P(j | i)` of one slice, `[state, head, word, word]`: of one head, or of all on the plates."""
     n = reading.shape[-1]
     if reading.shape[-2] != n:
         got = f"{reading.shape[-2]} words that read {n}"
         raise BNetError(f"slice {slice_}", expected="words that read their own stack", got=got, allowed="role=")
-    lead = reading.reshape(-1, n, n)
+    each = reading.reshape(len(reading), -1, n, n)
     if head is None:
-        return lead.mean(0)
+        return each
     heads = world.network.graph.sizes.get("head")
-    if heads is None or len(lead) != heads:
+    if heads is None or each.shape[1] != heads:
         raise BNetError("head", expected="a net with a plate of heads", got="one without", allowed="evidence on c")
     if whole("head", head, least=0) >= heads:
         raise BNetError("head", expected=f"a head from 0 to {heads - 1}", got=head)
-    return lead[head]
+    return each[:, head : head + 1]

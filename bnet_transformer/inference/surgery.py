@@ -11,10 +11,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, EvidenceError, number, unknown, whole
 from bnet_transformer.graph import Ground
-from bnet_transformer.reference import World, sources
+from bnet_transformer.intake import value_of
 from bnet_transformer.tpm import Attention
+from bnet_transformer.world import Row, World, sources, where
 
 
 class Valued(Protocol):
@@ -35,13 +37,20 @@ class Mean:
 
     sentences: tuple[Valued, ...] = ()
 
-    def __init__(self, sentences: Sequence[Valued] = ()) -> None:
-        object.__setattr__(self, "sentences", tuple(sentences))
+    def __init__(self, sentences: Sequence[Valued] | None = None) -> None:
+        several = isinstance(sentences, Sequence) and bool(sentences) and all(map(_has_values, sentences))
+        if sentences is not None and not several:
+            allowed = "Mean(), over the words of this sentence"
+            raise BNetError("Mean", expected="a list of sentences", got=sentences, allowed=allowed)
+        object.__setattr__(self, "sentences", tuple(sentences or ()))
 
 
 @dataclass(frozen=True)
 class Noise:
-    """A node's own value plus normal noise; each node's noise is fixed by the seed and its name."""
+    """A node's own value plus normal noise; each node's noise is fixed by the seed and its name.
+
+    The value is that of the sentence with all else done that the same `do` says, but for noise and `Mean()`.
+    """
 
     sigma: float
     seed: int = 0
@@ -55,7 +64,7 @@ class Noise:
 class Attend:
     """A row of attention in place of `P(j | i)`: a probability for each word that the node may read, or for all words.
 
-    It sets the node to `sum_j v_j P(j)` (and its residual), at the values that v has in this sentence.
+    The node still reads its values v (and its residual), as they come to be; its q and k are not read any more.
     """
 
     weights: Tensor
@@ -117,30 +126,39 @@ def _is_node(ground: Ground, name: str) -> bool:
     return True
 
 
-def value_for(world: World, sentence: Valued, node: int, value: object) -> object:
-    """What a node is set to: zeros, means and the like told as a tensor; any other value as it is."""
-    name = world.ground.name(node)
+def is_own(value: object) -> bool:
+    """True of what hangs on the values of the sentence itself: noise, and the mean over its words."""
+    return isinstance(value, Noise) or (isinstance(value, Mean) and not value.sentences)
+
+
+def value_for(world: World, node: int, value: object) -> Tensor | Row:
+    """What a node is set to: by zeros, means, a row, another sentence, or a value as it is."""
+    name, member = world.ground.name(node), where(world, node)[0]
     match value:
         case Zero():
-            return torch.zeros_like(_own(world, sentence, node))
-        case Mean(sentences=()):
-            family = world.ground.family_of(node)
-            names = [world.ground.name(other) for other in _row(world, node)]
-            if family.words is None:
-                raise EvidenceError(name, expected="a node over words, or Mean(sentences)", got="Mean() of another")
-            return torch.stack([_own(world, sentence, world.ground.id(each)) for each in names]).mean(0)
+            if member.tpm.reads_by_index:
+                raise EvidenceError(name, expected="a node whose value is real numbers", got="one that has states")
+            return torch.zeros(member.shape, dtype=world.network.dtype)
         case Mean(sentences=others):
-            return torch.stack([_real(world, node, other[name]) for other in others]).mean(0)
-        case Noise(sigma=sigma, seed=seed):
-            own = _own(world, sentence, node)
-            digest = hashlib.sha256(f"{seed}/noise/{name}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-            return own + sigma * torch.randn(own.shape, generator=generator, dtype=own.dtype)
+            return torch.stack([_settled(world, node, other[name]) for other in others]).mean(0)
         case Attend(weights=weights):
-            return _mixed(world, sentence, node, weights)
-        case _ if _has_values(value):
-            return value[name]  # type: ignore[index]
-    return value
+            return _row(world, node, weights)
+    return value_of(world, node, value[name] if _has_values(value) else value, evidence=False)  # type: ignore[index]
+
+
+def own_value_for(world: World, sentence: Valued, node: int, value: object) -> Tensor:
+    """What a node is set to by what hangs on the sentence's own values (`is_own`)."""
+    name = world.ground.name(node)
+    if isinstance(value, Noise):
+        own = _own(world, sentence, node)
+        digest = hashlib.sha256(f"{value.seed}/noise/{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        return own + value.sigma * torch.randn(own.shape, generator=generator, dtype=own.dtype)
+    family, index = world.ground.place(node)
+    if family.words is None:
+        raise EvidenceError(name, expected="a node over words, or Mean(sentences)", got="Mean() of another")
+    first = node - index[-1]
+    return torch.stack([_own(world, sentence, first + i) for i in range(world.ground.words[family.words])]).mean(0)
 
 
 def _has_values(value: object) -> bool:
@@ -149,50 +167,41 @@ def _has_values(value: object) -> bool:
     return not plain and hasattr(value, "ground") and hasattr(value, "__getitem__")
 
 
-def _real(world: World, node: int, value: Tensor) -> Tensor:
+def _settled(world: World, node: int, value: Tensor) -> Tensor:
+    """A value that is real numbers, and the same for each state of the choices."""
+    name, shape = world.ground.name(node), where(world, node)[0].shape
     if not value.is_floating_point():
-        got = "a discrete one"
-        raise EvidenceError(world.ground.name(node), expected="a node whose value is real numbers", got=got)
+        raise EvidenceError(name, expected="a node whose value is real numbers", got="one that has states")
+    if tuple(value.shape) != shape:
+        hint = "do(c=...) first, in every sentence where c is open"
+        got = f"one of shape {tuple(value.shape)}"
+        raise EvidenceError(name, expected=f"one value of shape {shape}", got=got, allowed=hint)
     return value
 
 
 def _own(world: World, sentence: Valued, node: int) -> Tensor:
-    """The value that a node has, real and the same for each state of the choices."""
-    name, member = world.ground.name(node), world.network.members[world.ground.family_of(node).index]
-    if member.tpm.kind != "deterministic":
-        wanted = "a node with a value: a function of its parents"
-        raise EvidenceError(name, expected=wanted, got=f"a {member.tpm.kind} one")
-    return _real(world, node, sentence[name])
+    """The value that a node has."""
+    name, kind = world.ground.name(node), where(world, node)[0].tpm.kind
+    if kind != "deterministic" and node not in world.do:
+        raise EvidenceError(name, expected="a node with a value: a function of its parents", got=f"a {kind} one")
+    return _settled(world, node, sentence[name])
 
 
-def _row(world: World, node: int) -> list[int]:
-    """The nodes of a family at every word, with the other indices of this one."""
-    family, index = world.ground.place(node)
-    return [node - index[-1] + i for i in range(world.ground.shapes[family.index][-1])]
-
-
-def _mixed(world: World, sentence: Valued, node: int, weights: Tensor) -> Tensor:
-    """`sum_j v_j P(j) (+ x)` for a row of attention."""
-    (family, index), name = world.ground.place(node), world.ground.name(node)
-    member = world.network.members[family.index]
-    if not isinstance(member.tpm, Attention) or any(given.pick for given in member.inputs):
-        got = type(member.tpm).__name__
-        raise EvidenceError(name, expected="a node that is the mix of an Attention without picks", got=got)
-    if node in world.do:
-        raise EvidenceError(name, expected="a node that still reads: undo it first", got="one that is set")
-    slots = {given.slot: sources(world, member, index, given, {}) for given in member.inputs}
-    _, ids, words = slots["v."]
-    total = world.ground.shapes[world.ground.family_of(ids[0]).index][-1]
-    if len(weights) == total and total != len(ids):
-        if float(weights[words].sum()) < 1 - 1e-6:
-            got = f"{weights.tolist()}"
-            raise EvidenceError(name, expected=f"probabilities of the words that it reads, {words}", got=got)
-        weights = weights[words]
-    if len(weights) != len(ids):
-        wanted = f"{total} probabilities, one for each word"
-        raise EvidenceError(name, expected=wanted, got=f"{len(weights)}")
-    found = torch.stack([sentence[world.ground.name(each)] for each in ids])
-    if found.dim() > 1 + len(member.shape):
-        raise EvidenceError(name, expected="values v that are settled: do(c=...) first", got="open choices above them")
-    mix = torch.einsum("m,m...->...", weights.to(found.dtype), found)
-    return mix + sentence[world.ground.name(slots["x"][1][0])] if member.tpm.residual else mix
+def _row(world: World, node: int, weights: Tensor) -> Row:
+    """A row of attention, a weight for each word that there is."""
+    (member, index), name = where(world, node), world.ground.name(node)
+    values = next((given for given in member.inputs if given.slot == "v."), None)
+    plain = isinstance(member.tpm, Attention) and not any(given.pick for given in member.inputs)
+    if not plain or values is None or values.over != (WORD,):
+        wanted = "a node that is the mix of an Attention over words, without picks"
+        raise EvidenceError(name, expected=wanted, got=type(member.tpm).__name__)
+    words = sources(world, member, index, values, {})[2]
+    row = torch.zeros(world.ground.words[world.network.members[values.parent].family.words or ""])
+    if len(weights) not in (len(row), len(words)):
+        raise EvidenceError(name, expected=f"{len(row)} probabilities, one for each word", got=f"{len(weights)}")
+    if len(weights) == len(row) and float(weights[words].sum()) < 1 - 1e-6:
+        got = f"{weights.tolist()}"
+        raise EvidenceError(name, expected=f"probabilities of the words that it reads, {words}", got=got)
+    row = row.to(world.network.dtype)
+    row[words] = (weights[words] if len(weights) == len(row) else weights).to(row.dtype)
+    return Row(row)

@@ -292,7 +292,7 @@ def initial(members: Sequence[Member], graph: FoldedGraph, seed: int) -> dict[st
             store[name] = torch.randn(shape, generator=generator) * parameter.spread
         else:
             fill = torch.as_tensor(parameter.fill, dtype=torch.get_default_dtype())
-            store[name] = fill.expand(shape).clone()
+            store[name] = fill.expand(shape).clone(memory_format=torch.contiguous_format)
     return store
 
 

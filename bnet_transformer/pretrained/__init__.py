@@ -14,11 +14,12 @@ from bnet_transformer import face
 from bnet_transformer.errors import BNetError, DeclarationError, FileError, shown
 from bnet_transformer.face import BNet
 from bnet_transformer.network.network import outline
-from bnet_transformer.pretrained.declaration import SEGMENT, options_to_declaration
+from bnet_transformer.pretrained.declaration import SEGMENT, is_tied, options_to_declaration
 from bnet_transformer.pretrained.families import FAMILIES
 from bnet_transformer.pretrained.hub import cached, hub_folder
-from bnet_transformer.pretrained.keys import short, weights_to_parameters
-from bnet_transformer.pretrained.names import from_hugging_face, from_lens, to_hugging_face, to_lens
+from bnet_transformer.pretrained.hugging_face import from_hugging_face, to_hugging_face
+from bnet_transformer.pretrained.keys import is_shared, short, weights_to_parameters
+from bnet_transformer.pretrained.lens import from_lens, to_lens
 from bnet_transformer.pretrained.source import (
     PACKAGES,
     Source,
@@ -83,11 +84,13 @@ def _source(source: object, tokenizer: object) -> Source:
 def source_to_net(source: Source, readout: str | None) -> BNet:
     """The net of a model that was found."""
     kind = source.config.get("model_type")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         allowed = "the families are " + ", ".join(FAMILIES)
         raise BNetError(f"model_type of {source.where}", expected="a known family", got=repr(kind), allowed=allowed)
-    family = FAMILIES[str(kind)]
+    family = FAMILIES[kind]
     options = family.options(source.config, source.architecture, readout)
+    if is_tied(options):
+        options = replace(options, tied=is_shared(family, source.weights))
     keys = {short(family, key) for key in source.weights.keys()}  # noqa: SIM118
     pools = set(source.pools)
     if "pooler" in family.modules and options.readout != "class" and f"{family.where('pooler').key}.weight" in keys:

@@ -25,6 +25,7 @@ READOUTS = {
     "Model": None,
     "ForMaskedLM": "word",
     "LMHeadModel": "word",
+    "DoubleHeadsModel": "word",
     "ForCausalLM": "word",
     "ForPreTraining": "word",
     "ForSequenceClassification": "class",
@@ -53,7 +54,7 @@ class Family:
 
     `config` maps each option of `Options` to the family's own name for it, `defaults` are what a config that leaves it
     out means, `modules` maps the parts of our declaration to where they lie (`{t}` is the slice), `unsupported` the
-    settings that change the equations, with the value that does not.
+    settings that change the equations, with the value that does not; `in_lens` says that TransformerLens has it.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Family:
     classifier: tuple[str, ...] = ()
     unsupported: Mapping[str, object] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
+    in_lens: bool = True
 
     def where(self, part: str) -> Where:
         """Where a part lies."""
@@ -90,6 +92,10 @@ class Family:
             raise BNetError(f"config of {self.name}", expected="a known activation", got=got, allowed=allowed)
         hidden = self.said(config, "hidden")
         one_of("readout", readout, ("auto", None))
+        observed = None if readout is None else self._readout(architecture)
+        labels = _labels(config)
+        if observed == "class":
+            _check_classes(config, labels)
         return Options(
             dim=dim,
             heads=heads,
@@ -102,8 +108,8 @@ class Family:
             eps=number(self.config.get("eps", "eps"), self.said(config, "eps"), above=0),
             causal=self.reach == "causal" or bool(config.get("is_decoder", False)),
             tied=bool(config.get("tie_word_embeddings", True)),
-            readout=None if readout is None else self._readout(architecture),
-            labels=_labels(config),
+            readout=observed,
+            labels=labels,
         )
 
     def size(self, config: Mapping[str, Any], option: str) -> int:
@@ -159,7 +165,19 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     found = config.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}
     if not isinstance(found, Mapping):
         raise BNetError("id2label of the config", expected="a mapping from numbers to labels", got=found)
-    by_number = {int(k): str(label) for k, label in found.items()}
-    if sorted(by_number) != list(range(len(by_number))):
+    numbered = all(str(k).isdecimal() for k in found)
+    by_number = {int(k): str(label) for k, label in found.items()} if numbered else {}
+    if not by_number or sorted(by_number) != list(range(len(found))):
         raise BNetError("id2label of the config", expected="labels for 0, 1, 2, ...", got=found)
     return tuple(by_number[k] for k in range(len(by_number)))
+
+
+def _check_classes(config: Mapping[str, Any], labels: tuple[str, ...]) -> None:
+    """Refuse a readout of the sentence that is no choice of one class."""
+    kind = config.get("problem_type")
+    if kind in (None, "single_label_classification") and len(labels) > 1:
+        return
+    got = f"problem_type={kind!r}" if kind else "num_labels=1, which is regression"
+    allowed = "readout=None reads the states alone"
+    wanted = "one class of several (a regression tells no sigma, and labels that do not exclude each other no classes)"
+    raise BNetError("readout of the sentence", expected=wanted, got=got, allowed=allowed)

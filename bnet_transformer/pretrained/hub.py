@@ -7,13 +7,13 @@ import os
 from pathlib import Path
 
 from bnet_transformer.errors import BNetError
-from bnet_transformer.pretrained.source import PACKAGES
+from bnet_transformer.pretrained.source import PACKAGES, has_weights, no_weights, pickles_among
 
 WANTED = ["*.json", "*.safetensors", "vocab.txt", "merges.txt"]
 
 
 def hub_folder(name: str) -> Path:
-    """The folder of a model of the hub, fetched if it is not in the local cache."""
+    """The folder of a model of the hub, fetched if it is not whole in the local cache."""
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError
@@ -22,6 +22,7 @@ def hub_folder(name: str) -> Path:
         wanted = "a folder; huggingface_hub, which reads ids, is not installed"
         raise BNetError("source", expected=wanted, got=name, allowed=allowed) from error
     problem: Exception | None = None
+    part: Path | None = None
     for local in (True, False):
         try:
             folder = Path(snapshot_download(name, allow_patterns=WANTED, local_files_only=local))
@@ -31,11 +32,37 @@ def hub_folder(name: str) -> Path:
         except Exception as error:  # no network, a hub that refuses, a model that is not there: of many kinds
             problem = error
             continue
-        if not local or (folder / "config.json").exists():
+        if local and not (has_weights(folder) and (folder / "config.json").exists()):
+            part = folder
+        elif any(folder.glob("*.safetensors")):
             return folder
-    got = f"{name}: not in the local cache, and the hub did not give it ({type(problem).__name__})"
-    expected = "a folder or a model that is local"
-    raise BNetError("source", expected=expected, got=got, allowed=local_sources()) from problem
+        else:
+            raise no_weights(name, pickles_among([*_names_in(folder), *_files_of(name)]))
+    raise _not_local(name, part, problem) from problem
+
+
+def _not_local(name: str, part: Path | None, problem: Exception | None) -> BNetError:
+    """The error for a model that the hub did not give; `part` is what the cache holds of it."""
+    pickles = [] if part is None else pickles_among(_names_in(part))
+    if pickles:
+        return no_weights(name, pickles)
+    held = "not in the local cache" if part is None else "in the local cache without weights (or config.json)"
+    got = f"{name}: {held}, and the hub did not give it ({type(problem).__name__})"
+    return BNetError("source", expected="a folder or a model that is local", got=got, allowed=local_sources())
+
+
+def _names_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+def _files_of(name: str) -> list[str]:
+    """The files that the hub has of a model; none where it does not tell."""
+    from huggingface_hub import list_repo_files
+
+    try:
+        return [str(file) for file in list_repo_files(name)]
+    except Exception:  # of many kinds; what was fetched is told then
+        return []
 
 
 def local_sources() -> str:

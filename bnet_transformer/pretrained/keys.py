@@ -7,16 +7,18 @@ Nothing is copied: our parameters are views of theirs. A map of all heads, `[hea
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from bnet_transformer.errors import FileError
+from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.network import Network
 from bnet_transformer.pretrained.family import Family, Where
 
+FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 FORMER = {".gamma": ".weight", ".beta": ".bias"}  # what layer norms called theirs in files of 2018
 
 
@@ -36,9 +38,11 @@ class Weights(Protocol):
 
 @dataclass(frozen=True)
 class Entry:
-    """One of our parameters: its name and shape, and the key of theirs with how it lies there."""
+    """One of our parameters: its name, part and shape, and the keys of theirs, the first before the others, with how it
+    lies there."""
 
     name: str
+    part: str
     shape: tuple[int, ...]
     keys: tuple[str, ...]
     where: Where
@@ -87,13 +91,14 @@ def entries(network: Network, family: Family) -> Iterator[Entry]:
         else:
             part = {"W_embed": "embed"}.get(stem, stem)
         where = family.where(part)
-        own = f"{where.key}.{last}"
-        tied = part == "logits" and "W_embed.value" in network.shapes
-        other = where.bias if last == "bias" else None
-        options = [own] if other is None else [other, own] if tied else [own, other]
+        options = [f"{where.key}.{last}"]
+        if last == "bias" and where.bias is not None:
+            options.append(where.bias)
+        if stem == "W_embed":
+            options.append(f"{family.where('logits').key}.weight")  # the same table, under a second key
         if last == "bias":
             where = Where(where.key, part=where.part, skip=where.skip)
-        yield Entry(name, shape, tuple(key.replace("{t}", str(slice_)) for key in options), where, heads)
+        yield Entry(name, part, shape, tuple(key.replace("{t}", str(slice_)) for key in options), where, heads)
 
 
 def _slice(owner: str) -> tuple[str, int | None]:
@@ -116,12 +121,11 @@ def weights_to_parameters(network: Network, family: Family, weights: Weights) ->
         if tuple(tensor.shape) != entry.theirs:
             wanted = f"{place[key]} of shape {entry.theirs}, for {entry.name}"
             raise FileError(weights.where, expected=wanted, got=f"shape {tuple(tensor.shape)}")
-        if not tensor.is_floating_point():
-            raise FileError(weights.where, expected=f"{place[key]} in a floating type", got=f"{tensor.dtype}")
+        if tensor.dtype not in FLOATING:
+            wanted = f"{place[key]} in one of {', '.join(map(str, FLOATING))}"
+            raise FileError(weights.where, expected=wanted, got=f"{tensor.dtype}")
         found[entry.name] = entry.view(tensor)
         read.update(options)
-    if "W_embed.value" in network.shapes:
-        read.add(f"{short(family, family.where('logits').key)}.weight")  # the same table, under a second key
     buffers = [re.escape(buffer).replace(r"\{t\}", r"\d+") for buffer in family.buffers]
     left = [key for name, key in place.items() if name not in read and not any(re.fullmatch(b, name) for b in buffers)]
     inside = {family.where(part).key.split(".")[0] for part in ("embed", "position", "q", "ffn_in")}
@@ -130,6 +134,29 @@ def weights_to_parameters(network: Network, family: Family, weights: Weights) ->
         wanted = f"the weights of a {family.name} and no others within its slices"
         raise FileError(weights.where, expected=wanted, got=", ".join(sorted(strange)[:6]))
     return found, sorted(left)
+
+
+def is_shared(family: Family, weights: Weights) -> bool:
+    """False where the weights hold a table of the readout beside that of the words, with other values.
+
+    A config that says tied is then wrong, and `transformers` does not tie them either.
+    """
+    place = {short(family, key): key for key in weights.keys()}  # noqa: SIM118
+    both = [place.get(f"{family.where(part).key}.weight") for part in ("embed", "logits")]
+    if None in both:
+        return True
+    words, logits = (weights.tensor(str(key)) for key in both)
+    same = words.data_ptr() == logits.data_ptr() and words.stride() == logits.stride()
+    return words.shape == logits.shape and (same or torch.equal(words, logits))
+
+
+def check_indices(network: Network, at: Mapping[str, str], states: bool, name: str) -> None:
+    """Refuse a slice, a head or a word that a net does not have; there is one more slice of `states`."""
+    longest = next(m.tpm.longest for m in network.members if m.tpm.longest is not None)
+    counts = {"slice": network.graph.slices[""] + states, "head": network.graph.sizes["head"], "word": longest}
+    for axis, index in at.items():
+        if index != "*" and int(index) >= counts[axis]:
+            raise BNetError("name", expected=f"a {axis} from 0 to {counts[axis] - 1}", got=name)
 
 
 def short(family: Family, key: str) -> str:

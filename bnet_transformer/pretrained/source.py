@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bnet_transformer.errors import BNetError, FileError, shown
 from bnet_transformer.pretrained.keys import Weights
+from bnet_transformer.pretrained.vocabulary import folder_tokenizer, read_json, read_text
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 SAFE = "transformers' save_pretrained writes safetensors: convert the file where you trust it, on a machine of its own"
@@ -74,10 +75,13 @@ class Held:
 
 def folder_to_source(folder: Path) -> Source:
     """The model of a folder: config.json, safetensors (in one file or several), and a tokenizer where there is one."""
-    config = _json(folder / "config.json", "the folder of a model: a config.json")
+    config = read_json(folder / "config.json", "the folder of a model: a config.json")
     architectures = config.get("architectures") or [None]
+    if not isinstance(architectures, list) or not isinstance(architectures[0], str | None):
+        wanted = "a list with the name of a class"
+        raise FileError(f"architectures of {folder / 'config.json'}", expected=wanted, got=shown(repr(architectures)))
     return Source(
-        str(folder), config, architectures[0], _files(folder), _tokenizer(folder, config), frozenset(_pools(folder))
+        str(folder), config, architectures[0], _files(folder), folder_tokenizer(folder), frozenset(_pools(folder))
     )
 
 
@@ -106,7 +110,8 @@ def tokenizer_text(tokenizer: object) -> str:
         return str(backend.to_str())
     if isinstance(tokenizer, str | Path):
         path = Path(tokenizer)
-        text = _tokenizer(path, {}) if path.is_dir() else _text(path, "a tokenizer.json") if path.exists() else None
+        text = folder_tokenizer(path) if path.is_dir() else None
+        text = read_text(path, "a tokenizer.json") if path.is_file() else text
         if text is not None:
             return text
     wanted = "a fast tokenizer of transformers, one of tokenizers, a tokenizer.json or its folder"
@@ -117,19 +122,13 @@ def _files(folder: Path) -> Files:
     """The safetensors files of a folder; pickles are refused."""
     one, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if index.exists() and not one.exists():
-        parts = _json(index, "the index of weights in several files").get("weight_map")
-        if not isinstance(parts, Mapping):
-            raise FileError(str(index), expected="a weight_map", got="none")
-        names = {str(key): Path(str(part)).name for key, part in parts.items()}
+        names = _parts(index)
         for part in sorted(set(names.values())):
             if not (folder / part).exists():
                 raise FileError(str(folder), expected=f"the weights {part} that its index names", got="no such file")
         return Files(str(folder), {key: folder / part for key, part in names.items()})
     if not one.exists():
-        pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
-        got = f"pickles alone ({', '.join(pickles)}), which run code when they are read" if pickles else "none"
-        allowed = SAFE if pickles else None
-        raise FileError(str(folder), expected="weights, a model.safetensors", got=got, allowed=allowed)
+        raise no_weights(str(folder), pickles_among(path.name for path in folder.iterdir()))
     try:
         opened = _opened(one)
         return Files(str(folder), dict.fromkeys(opened.keys(), one), {one: opened})
@@ -137,44 +136,36 @@ def _files(folder: Path) -> Files:
         raise FileError(str(one), expected="a sound safetensors file", got=str(error)) from error
 
 
+def has_weights(folder: Path) -> bool:
+    """True where a folder has safetensors, in one file or in all of several."""
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").exists() or not index.exists():
+        return (folder / "model.safetensors").exists()
+    return all((folder / part).exists() for part in _parts(index).values())
+
+
+def _parts(index: Path) -> dict[str, str]:
+    """The file in which each key lies, as an index tells."""
+    parts = read_json(index, "the index of weights in several files").get("weight_map")
+    if not isinstance(parts, Mapping):
+        raise FileError(str(index), expected="a weight_map", got="none")
+    return {str(key): Path(str(part)).name for key, part in parts.items()}
+
+
+def pickles_among(names: Iterable[str]) -> list[str]:
+    """The files that are pickles, by their names."""
+    return sorted({name for name in names if any(fnmatch(name, pattern) for pattern in PICKLES)})
+
+
+def no_weights(where: str, pickles: Sequence[str]) -> FileError:
+    """The error for a model without safetensors; where it has pickles it tells the safe way."""
+    got = f"pickles alone ({', '.join(pickles)}), which run code when they are read" if pickles else "none"
+    return FileError(where, expected="weights, a model.safetensors", got=got, allowed=SAFE if pickles else None)
+
+
 def _opened(path: Path) -> Any:
     """A safetensors file mapped into memory for as long as something reads its tensors."""
     return safe_open(path, framework="pt").__enter__()  # type: ignore[no-untyped-call]
-
-
-def _tokenizer(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The text of a folder's tokenizer.json, made from its vocabulary files where it has only these."""
-    path = folder / "tokenizer.json"
-    if path.exists():
-        return _text(path, "a tokenizer.json")
-    told = folder / "tokenizer_config.json"
-    told_config = _json(told, "what a tokenizer is told") if told.exists() else {}
-    word_pieces, merges, units = (folder / name for name in ("vocab.txt", "merges.txt", "vocab.json"))
-    if not word_pieces.exists() and not (merges.exists() and units.exists()):
-        return None
-    try:
-        from tokenizers import BertWordPieceTokenizer
-    except ImportError:
-        return None
-    if word_pieces.exists():
-        lower = bool(told_config.get("do_lower_case", True))
-        return str(BertWordPieceTokenizer(str(word_pieces), lowercase=lower).to_str())
-    return _byte_level(units, merges, config)
-
-
-def _byte_level(units: Path, merges: Path, config: Mapping[str, Any]) -> str:
-    """A byte-level tokenizer of vocab.json and merges.txt; with `<s>` and `</s>` where the vocabulary has them."""
-    from tokenizers import AddedToken, ByteLevelBPETokenizer
-    from tokenizers.processors import RobertaProcessing
-
-    found = ByteLevelBPETokenizer(str(units), str(merges))
-    start, end = found.token_to_id("<s>"), found.token_to_id("</s>")
-    if start is not None and end is not None:
-        found.add_special_tokens(["<s>", "</s>", "<pad>", "<unk>", AddedToken("<mask>", lstrip=True)])
-        found.post_processor = RobertaProcessing(("</s>", end), ("<s>", start))
-    elif found.token_to_id("<|endoftext|>") is not None:
-        found.add_special_tokens(["<|endoftext|>"])
-    return str(found.to_str())
 
 
 def _pools(folder: Path) -> list[str]:
@@ -182,24 +173,6 @@ def _pools(folder: Path) -> list[str]:
     path = folder / "1_Pooling" / "config.json"
     if not path.exists():
         return []
-    config = _json(path, "how words are pooled")
+    config = read_json(path, "how words are pooled")
     asked = {name for name, value in config.items() if name.startswith("pooling_mode_") and value is True}
     return ["mean"] if asked == {"pooling_mode_mean_tokens"} else []
-
-
-def _json(path: Path, wanted: str) -> dict[str, Any]:
-    try:
-        found = json.loads(_text(path, wanted))
-    except (ValueError, RecursionError) as error:
-        raise FileError(str(path), expected="JSON", got=str(error)) from error
-    if not isinstance(found, dict):
-        raise FileError(str(path), expected="a JSON object", got=shown(repr(found)))
-    return found
-
-
-def _text(path: Path, wanted: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        got = "no such file" if isinstance(error, FileNotFoundError) else str(error)
-        raise FileError(str(path), expected=wanted, got=got) from error

@@ -138,9 +138,17 @@ class Attention(TPM):
         return None if scores is None else (*scores, mix)
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
-        reading, v, x = self._part(parents)
-        mix = torch.einsum("...m,...md->...d", self._reading.weights(at, reading), v)
+        return self.mix(self._reading.weights(at, self._part(parents)[0]), *parents)
+
+    def mix(self, weights: Tensor, *parents: Tensor) -> Tensor:
+        """`sum_j v_j w_j (+ x)` for these weights of the words; of the parents it reads `mixed_slots`."""
+        _, v, x = self._part(parents)
+        mix = torch.einsum("...m,...md->...d", weights, v)
         return mix if x is None else mix + x
+
+    def mixed_slots(self) -> tuple[str, ...]:
+        """The slots that are mixed or added: all but those on which `P(j | i)` depends."""
+        return tuple(slot for slot in self.takes() if slot not in self.reading_slots())
 
     def reading(self, at: At, *parents: Tensor) -> Tensor | None:
         return self._reading.weights(at, self._part(parents)[0]) if self.normaliser.kind == "softmax" else None

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -94,6 +94,12 @@ class At:
 
     def __getitem__(self, name: str) -> Tensor:
         return self.parameters[name]
+
+    def to(self, dtype: torch.dtype) -> At:
+        """The same place in another floating type."""
+        if all(value.dtype == dtype for value in self.parameters.values()):
+            return self if self.dtype == dtype else replace(self, dtype=dtype)
+        return replace(self, parameters={name: value.to(dtype) for name, value in self.parameters.items()}, dtype=dtype)
 
 
 @dataclass(frozen=True)

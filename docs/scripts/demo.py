@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from math import prod
 from pathlib import Path
 
 import torch
@@ -43,7 +44,9 @@ def tell_words(s: bt.Sentence) -> None:
 
 def tell_nodes(s: bt.Sentence) -> None:
     """The nodes, counted by role."""
-    counts = Counter(name.rstrip("_0123456789") for name in s.ground.names)
+    counts: Counter[str] = Counter()
+    for family in s.ground.folded.families:
+        counts[family.role] += prod(s.ground.shapes[family.index])
     print(f"Nodes      {len(s.ground):,}: " + ", ".join(f"{count} {role}" for role, count in counts.items()))
     print(f"Arrows     {s.ground.count_arrows():,}\n")
 
@@ -90,13 +93,28 @@ def tell_heads() -> None:
 
 
 def write(s: bt.Sentence, folder: Path) -> dict[Path, str]:
-    """Write the graph with its strongest reads, and the equations."""
-    files = {
+    """Write figures, the graph with its strongest reads, and the equations."""
+    files = {}
+    figures = {
+        "cat.svg": ("the reading grid: every word in every slice, and the strongest reads", {"theme": "auto"}),
+        "cat.png": ("the same as an image", {}),
+        "ground.png": (
+            "every node of head 3 in slice 2",
+            {"detail": "nodes", "slices": 2, "heads": 3, "weights": False},
+        ),
+    }
+    for name, (what, options) in figures.items():
+        s.draw(folder / name, **options)
+        files[folder / name] = what
+    s.net.draw(folder / "folded.png")
+    files[folder / "folded.png"] = "the net, folded: one box for each template"
+    data = {
         folder / "cat.json": "the ground graph, reads of at least 0.1, as node-link JSON (networkx reads it)",
         folder / "cat.graphml": "the same as GraphML (Gephi, yEd, Cytoscape read it)",
     }
-    for path in files:
+    for path in data:
         s.draw(path, weights=False, min_weight=0.1)
+    files |= data
     for form in ("word", "row"):
         path = folder / f"equations_{form}.tex"
         path.write_text(s.net.equations(form).document(), encoding="utf-8")

@@ -7,12 +7,19 @@ from collections.abc import Collection
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from tqdm import tqdm
 
 from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.inference.fit.corpus import Corpus
-from bnet_transformer.inference.fit.descent import Sets, begun, bound_and_gradient, climb, settle_tables
+from bnet_transformer.inference.fit.descent import (
+    Sets,
+    begun,
+    bound_and_gradient,
+    climb,
+    settle_tables,
+    squared_length,
+)
 from bnet_transformer.inference.fit.objective import Objective
 from bnet_transformer.inference.fit.recipe import Habits, Recipe
 from bnet_transformer.training import checkpoint
@@ -46,6 +53,7 @@ class Ascent:
         self.measured: list[tuple[int, int, float]] = []
         self.best: tuple[float, int, dict[str, Tensor]] = (-math.inf, 0, self.sets.one(0))
         self.settled = objective.choosing
+        self.kept: int | None = None  # the step of the checkpoint that lies in the folder
         self.full, self.judges = self.whole(corpus), self.whole(judge)
         for part in (*self.full, *self.judges) if recipe.choices == "exact" else ():
             objective.keep(part)
@@ -74,44 +82,66 @@ class Ascent:
         """One step of every restart; those whose bound or gradient is no number, or far too low, are let go."""
         step = self.step
         bound, gradient = self.rise(step)
-        good = bound.isfinite()
+        good = self.good(bound)
         if gradient:
             recipe = self.recipe
             good &= climb(self.sets, gradient, step + 1, self.rate(step + 1), recipe.clip, recipe.weight_decay)
-        if self.bounds and self.recipe.anneal is None:
-            good &= bound > self.bounds[0] - FALLEN * (1 + abs(self.bounds[0]))
         if not bool(good.all()):
             if not bool(good.any()):
                 raise _Diverged(f"a bound of {float(bound.max()):g}")
             self.sets.keep(good.nonzero()[:, 0].tolist())
         self.bounds.append(float(bound[good].max()))
 
+    def good(self, bound: Tensor) -> Tensor:
+        """Which bounds are numbers, and not far below the start, `[set]`."""
+        if not self.bounds or self.recipe.anneal is not None:
+            return bound.isfinite()
+        return bound.isfinite() & (bound > self.bounds[0] - FALLEN * (1 + abs(self.bounds[0])))
+
+    def sound(self) -> bool:
+        """True where the bound and gradient of some restart are good: the next step, looked at and not taken."""
+        before = self.sets
+        self.sets = Sets(dict(before.values), dict(before.first), dict(before.second), list(before.who))
+        bound, gradient = self.rise(self.step)
+        self.sets = before
+        good = self.good(bound)
+        return bool((good & squared_length(gradient).isfinite() if gradient else good).any())
+
     def rise(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The bound of each restart on the sentences of a step, and the gradient that it follows."""
-        em = self.recipe.method == "em"
+        em, power = self.recipe.method == "em", self.recipe.power(step)
         if em and not set(self.objective.learned.names) - self.settled:
             prior = self.objective.log_prior(self.sets.values)
-            return (settle_tables(self.objective, self.sets, self.full) + prior) / len(self.corpus), {}
+            evidence = settle_tables(self.objective, self.sets, self.full, power, self.ranks)
+            return (evidence + prior) / len(self.corpus), {}
         if em and step % self.recipe.inner == 0:
-            settle_tables(self.objective, self.sets, self.full)
-        power, autocast = self.recipe.power(step), self.recipe.precision == "bfloat16"
+            settle_tables(self.objective, self.sets, self.full, power, self.ranks)
+        autocast = self.recipe.precision == "bfloat16"
         part, total = self.minibatch(step), len(self.corpus)
         bound, gradient = bound_and_gradient(self.objective, self.sets, part, total, power, self.ranks, autocast)
         return bound, {name: g for name, g in gradient.items() if not em or name not in self.settled}
 
-    def evidence(self, parts: list[Corpus]) -> Tensor:
-        """The mean log evidence of a sentence under each restart, `[set]`."""
-        with torch.no_grad():
-            total = torch.stack([self.objective.log_evidences(self.sets.values, part).sum(1) for part in parts]).sum(0)
-        return total / sum(len(part) for part in parts)
-
     def scores(self) -> list[float]:
         """The mean log evidence of a sentence of those that judge, under each restart."""
-        return [float(score) for score in self.evidence(self.judges)]
+        total = torch.zeros(len(self.sets.who), dtype=self.objective.network.dtype, device=self.ranks.device)
+        with torch.no_grad():
+            for part in self.judges:
+                total = total + self.objective.log_evidences(self.sets.values, part).sum(1)
+        if self.ranks.world > 1:
+            distributed.all_reduce(total)
+        return [float(score) for score in total / len(self.judge)]
 
     def whole(self, corpus: Corpus) -> list[Corpus]:
-        """A corpus in the parts of a full pass; one part where sentences share a draw."""
-        return [corpus] if self.objective.of_corpus else corpus.parts(AT_ONCE)
+        """This process's share of a corpus, in the parts of a full pass; one part where sentences share a draw."""
+        if self.objective.of_corpus:
+            return [corpus]
+        mine = corpus if self.ranks.world == 1 else corpus.take(slice(self.ranks.rank, None, self.ranks.world))
+        return mine.parts(AT_ONCE) if len(mine) else []
+
+    def shares(self) -> list[Tensor]:
+        """The shares of heads of each selector under each restart, `[set, head]`."""
+        tables = [self.sets.values[name] for name in sorted(self.settled) if name in self.sets.values]
+        return [table.softmax(-1) for table in tables if table.dim() == 2]
 
     def measure(self) -> None:
         """Judge every restart; the best parameters are kept, and at a halving the worse half is let go."""
@@ -132,8 +162,8 @@ class Ascent:
         scores = list(best.values())
         return patience is not None and bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= patience
 
-    def save(self, path: Path) -> None:
-        """Write a checkpoint."""
+    def snapshot(self) -> checkpoint.Checkpoint:
+        """A checkpoint of where the fit stands."""
         network, (score, who, best) = self.objective.network, self.best
         tensors = {f"net/{name}": value for name, value in network.parameters.items()}
         tensors |= {f"net/{name}": value for name, value in best.items() if name in network.parameters}
@@ -143,9 +173,13 @@ class Ascent:
         tensors["story/who"] = torch.tensor(self.sets.who)
         tensors["story/best"] = torch.tensor([score, who], dtype=torch.float64)
         tensors["story/measured"] = torch.tensor(self.measured, dtype=torch.float64).reshape(-1, 3)
+        return checkpoint.Checkpoint(self.step, tensors, tuple(self.bounds), (), self.settings)
+
+    def save(self, path: Path, found: checkpoint.Checkpoint) -> None:
+        """Write a checkpoint; it was seen to be good."""
         if self.ranks.first:
-            found = checkpoint.Checkpoint(self.step, tensors, tuple(self.bounds), (), self.settings)
-            checkpoint.write(path, network, found)
+            checkpoint.write(path, self.objective.network, found)
+        self.kept = found.step
         self.ranks.meet()
 
     def restore(self, path: Path, free: Collection[str] = ()) -> None:
@@ -157,7 +191,7 @@ class Ascent:
             {k: v.to(device) for k, v in found.part(name).items()} for name in ("all", "first", "second")
         )
         self.sets = Sets(values, first, second, [int(who) for who in story["who"]])
-        self.bounds = list(found.losses)
+        self.bounds, self.kept = list(found.losses), found.step
         self.measured = [(int(step), int(who), score) for step, who, score in story["measured"].tolist()]
         kept = {name: value.to(device) for name, value in found.part("best").items()}
         self.best = float(story["best"][0]), int(story["best"][1]), kept
@@ -178,12 +212,16 @@ def ascend(run: Ascent, habits: Habits) -> bool:
     steps = run.recipe.total
     hide = True if not run.ranks.first or habits.progress is False else False if habits.progress else None
     bar = tqdm(total=steps, initial=run.step, disable=hide, unit="step", leave=False)
+    before, waiting, stop = run.step, None, False  # waiting: a checkpoint, until the next bound shows that it is good
     with bar, asked_to_stop() as asked:
-        while run.step < steps and not run.tired(habits.patience):
+        while run.step < steps and not stop and not run.tired(habits.patience):
             try:
                 run.advance()
             except _Diverged as error:
-                raise _refusal(run, error, path) from error
+                raise _refusal(run, str(error), path) from error
+            if path is not None and waiting is not None:
+                run.save(path, waiting)
+                waiting = None
             bar.update()
             bar.set_postfix(bound=f"{run.bounds[-1]:.4f}", live=_live(run), refresh=False)
             stop = run.ranks.any(bool(asked))
@@ -191,32 +229,37 @@ def ascend(run: Ascent, habits: Habits) -> bool:
             if pause:
                 run.measure()
             if path is not None and (pause or stop):
-                run.save(path)
-            if stop:
-                if not pause:
-                    run.measure()  # after the checkpoint: a resumed fit is as if it had never stopped
-                return False
-    return True
+                waiting = run.snapshot()
+            if stop and not pause:
+                run.measure()  # after the checkpoint: a resumed fit is as if it had never stopped
+        if run.step > before:
+            _finish(run, waiting, path)
+    return not stop
+
+
+def _finish(run: Ascent, waiting: checkpoint.Checkpoint | None, path: Path | None) -> None:
+    """Look at the last parameters, for which there is no next step: refuse them, or keep them."""
+    if not run.sound():
+        raise _refusal(run, "a last step to where no bound is", path)
+    if path is not None and waiting is not None:
+        run.save(path, waiting)
 
 
 def _live(run: Ascent) -> str:
-    """Restarts that are followed, and the fewest and most effective heads among them."""
-    tables = [
-        run.sets.values[name] for name in run.settled if name in run.sets.values and run.sets.values[name].dim() == 2
-    ]
-    if not tables:
+    """Restarts that are followed, and the most live heads among them."""
+    pis = run.shares()
+    if not pis:
         return f"{len(run.sets.who)} restarts"
-    pi = tables[0].softmax(-1)
-    return f"{len(run.sets.who)} restarts, {int((pi > 0.01).sum(-1).max())} heads"
+    return f"{len(run.sets.who)} restarts, {int((pis[0] > 0.01).sum(-1).max())} heads"
 
 
-def _refusal(run: Ascent, error: _Diverged, path: Path | None) -> BNetError:
-    kept = "no checkpoint was kept (folder=)" if path is None else f"{path} keeps the last good checkpoint"
-    if path is not None and not path.exists():
-        kept = "it came before the first checkpoint (every=)"
-    return BNetError(
-        f"step {run.step + 1}",
-        expected="a finite bound, not far below its start",
-        got=f"{error}; {kept}",
-        allowed=f"a rate= below {run.rate(run.step + 1):g}, clip=1.0, a prior (spread=), float32 for bfloat16",
-    )
+def _refusal(run: Ascent, told: str, path: Path | None) -> BNetError:
+    """The error of a fit that diverged, with what is kept and the ways on."""
+    ways = f"a rate= below {run.rate(run.step + 1):g}, clip=1.0, a prior (spread=), float32 for bfloat16"
+    if run.kept is not None:
+        ways = f"{path} keeps the last good checkpoint, of step {run.kept}: resume='changed' with {ways}"
+    elif path is None:
+        told = f"{told}; no checkpoint was kept (folder=)"
+    else:
+        told = f"{told}; it came before the first good checkpoint (every=)"
+    return BNetError(f"step {run.step + 1}", expected="a finite bound, not far below its start", got=told, allowed=ways)

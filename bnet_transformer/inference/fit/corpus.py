@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from bnet_transformer.network import Network
 from bnet_transformer.training.data import Batch, Example, Reader, batches, padded, seen
 from bnet_transformer.training.task import Task, task_of
 
-PAIRS = "pairs of sentences and what is observed of them: a list of pairs, or a pair of arrays (x, y)"
+PAIRS = "pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists"
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +57,35 @@ class Corpus:
             return [self]
         return [self.take(slice(start, start + size)) for start in range(0, len(self), size)]
 
+    def like(self, network: Network) -> Corpus:
+        """The same in the floating type of a net."""
+
+        def typed(value: Tensor) -> Tensor:
+            return value.to(network.dtype) if value.is_floating_point() else value
+
+        told = {k: Evidence(typed(each.value), each.observed) for k, each in self.evidence.items()}
+        if all(typed(value) is value for value in (*self.x.values(), *(each.value for each in self.evidence.values()))):
+            return self
+        return Corpus({k: typed(v) for k, v in self.x.items()}, self.mask, told)
+
+    def same(self, other: Corpus) -> bool:
+        """True for the same sentences in the same order, whatever their floating types."""
+        mine, theirs = self._tensors(), other._tensors()
+        return mine.keys() == theirs.keys() and all(
+            value.shape == theirs[name].shape and bool((value.cpu().float() == theirs[name].cpu().float()).all())
+            for name, value in mine.items()
+        )
+
+    def _tensors(self) -> dict[str, Tensor]:
+        told = {f"{k} value": each.value for k, each in self.evidence.items()}
+        told |= {f"{k} seen": each.observed for k, each in self.evidence.items() if each.observed is not None}
+        there = {f"{k} there": value for k, value in (self.mask or {}).items()}
+        return {**{f"{k} words": value for k, value in self.x.items()}, **told, **there}
+
     def digest(self) -> str:
         """What tells other data: a hash of every number."""
         found = hashlib.sha256()
-        told = {f"{k} value": each.value for k, each in self.evidence.items()}
-        told |= {f"{k} seen": each.observed for k, each in self.evidence.items() if each.observed is not None}
-        for name, value in sorted({**self.x, **told, **dict(self.mask or {})}.items()):
+        for name, value in sorted(self._tensors().items()):
             found.update(f"{name} {tuple(value.shape)}".encode())
             found.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return found.hexdigest()[:16]
@@ -92,21 +116,25 @@ def task_of_mixture(network: Network) -> Task:
 
 
 def corpus_of(network: Network, data: object, what: str = "data", *, missing: bool = False) -> Corpus:
-    """The corpus of data in any of its forms; NaN is refused, but (`missing`) for words of which nothing is seen."""
+    """The corpus of data in any of its forms; NaN is refused, but (`missing`) for words of which nothing is seen.
+
+    A tuple of two is `(x, y)`, arrays or lists; a list is one of pairs.
+    """
     if isinstance(data, Corpus):
-        return data
+        return data.like(network)
     task = task_of_mixture(network)
-    batch = _of_arrays(task, data, what)
+    batch = _of_arrays(network, task, data, what)
     if batch is not None:
         _check_numbers(what, batch.x, batch.observed, missing)
         return _corpus(network, batch)
+    pairs = _as_pairs(task, data, what)
     try:
-        read = batches(Reader(task), data, 1, 0, None)
+        read = batches(Reader(task), pairs, 1, 0, None)
     except BNetError as error:
         raise (BNetError(what, expected=PAIRS, got=error.got) if error.what == "data" else error) from error
     if read.size is None:
         raise BNetError(what, expected=PAIRS, got="a function")
-    examples = [read.example(k) for k in range(read.size)]
+    examples = [_in_numbers(network, task, read.example(k)) for k in range(read.size)]
     for k, example in enumerate(examples):
         words, observed = (
             {name: value[None] for name, value in each.items()} for each in (example.words, example.observed)
@@ -115,11 +143,58 @@ def corpus_of(network: Network, data: object, what: str = "data", *, missing: bo
     return _corpus(network, padded(task, examples))
 
 
-def _of_arrays(task: Task, data: object, what: str) -> Batch | None:
-    """A batch of a pair of whole arrays, without a look at each sentence; None for other data."""
+def corpus_of_both(network: Network, x: object, y: object, *, missing: bool = False) -> Corpus:
+    """The corpus of sentences and what is observed of them, told apart: arrays or lists."""
+    x, y = (list(part) if isinstance(part, tuple) else part for part in (x, y))
+    return corpus_of(network, (x, y), "x, y", missing=missing)
+
+
+def _in_numbers(network: Network, task: Task, example: Example) -> Example:
+    """An example whose real numbers are in the net's floating type, also where they came as whole ones."""
+    real = {name for name, of in task.words.items() if of.states is None}
+    real_told = {readout.family.name for readout in task.readouts if readout.tpm.kind != "discrete"}
+    words = {k: v.to(network.dtype) if k in real else v for k, v in example.words.items()}
+    return Example(words, {k: v.to(network.dtype) if k in real_told else v for k, v in example.observed.items()})
+
+
+def _is_pair(data: object, task: Task) -> TypeGuard[Sequence[Any]]:
+    """True for two parts that can be sentences and what is observed of them: one stack, one readout."""
     if not isinstance(data, tuple | list) or len(data) != 2 or len(task.readouts) != 1 or len(task.stacks) != 1:
+        return False
+    return not any(isinstance(part, Mapping | Example) for part in data)
+
+
+def _are_arrays(parts: Sequence[Any]) -> bool:
+    return all(isinstance(part, Tensor | np.ndarray) for part in parts)
+
+
+def _as_pairs(task: Task, data: object, what: str) -> object:
+    """A tuple `(x, y)` of lists as the pairs that it tells; other data as they are."""
+    if not _is_pair(data, task):
+        return data
+    listed = isinstance(data, list)
+    if _are_arrays(data) if listed else all(isinstance(part, tuple) and len(part) == 2 for part in data):
+        raise BNetError(
+            what,
+            expected="a list of pairs, or a tuple (x, y)",
+            got="what could be two pairs, and could be sentences and what is observed of them",
+            allowed="[(sentence, observed), (sentence, observed)], two pairs; (x, y), a tuple of two arrays or lists",
+        )
+    if listed:
+        return data
+    x, y = data
+    if any(isinstance(part, str) or not isinstance(part, Sequence | Tensor | np.ndarray) for part in data):
+        raise BNetError(what, expected=PAIRS, got=data, allowed="[(sentence, observed)] for a single one")
+    if len(x) != len(y):
+        raise BNetError(what, expected="as many observations as sentences", got=f"{len(x)} and {len(y)}")
+    return list(zip(x, y, strict=True))
+
+
+def _of_arrays(network: Network, task: Task, data: object, what: str) -> Batch | None:
+    """A batch of a pair of whole arrays, without a look at each sentence; None for other data."""
+    if not _is_pair(data, task) or not isinstance(data, tuple):
         return None
-    if not all(isinstance(part, Tensor | np.ndarray) and part.dtype != object for part in data):
+    if not _are_arrays(data) or any(part.dtype == object for part in data):
         return None
     x, y = (torch.as_tensor(part) for part in data)
     if not x.dim() or not y.dim() or not len(x):
@@ -129,7 +204,8 @@ def _of_arrays(task: Task, data: object, what: str) -> Batch | None:
     reader = Reader(task)
     (stack,), (readout,) = task.stacks, task.readouts
     try:
-        first = reader((x[0], y[0]))  # forms and types, told by the reader of single sentences
+        # Forms and types are told by the reader of single sentences.
+        first = _in_numbers(network, task, reader((x[0], y[0])))
     except BNetError as error:
         where = f"{what}[0], {error.what}"
         raise type(error)(where, expected=error.expected, got=error.got, allowed=error.allowed) from error
@@ -192,7 +268,7 @@ def words_of_corpus(network: Network, x: object) -> Corpus:
     if len(task.stacks) > 1:
         raise BNetError("x", expected="sentences of a net with one stack", got=f"stacks {', '.join(task.stacks)}")
     (stack,) = task.stacks
-    examples = [Example({stack: task.words[stack].tensor(said)}, {}) for said in x]
+    examples = [_in_numbers(network, task, Example({stack: task.words[stack].tensor(said)}, {})) for said in x]
     for example in examples:
         task.words[stack].check_length(len(example.words[stack]))
     batch = padded(task, examples)

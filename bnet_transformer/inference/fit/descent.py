@@ -73,11 +73,16 @@ def bound_and_gradient(
     return found[0], dict(zip(leaves, found[1:], strict=True))
 
 
+def squared_length(gradient: Mapping[str, Tensor]) -> Tensor:
+    """The square of the length of each set's gradient, `[set]`."""
+    return torch.stack([g.flatten(1).double().square().sum(1) for g in gradient.values()]).sum(0)
+
+
 def climb(
     sets: Sets, gradient: Mapping[str, Tensor], step: int, rate: float, clip: float | None, decay: float
 ) -> Tensor:
     """One step of AdamW up the gradient, for each set by itself; which sets have sound gradients, `[set]`."""
-    square = torch.stack([g.flatten(1).double().square().sum(1) for g in gradient.values()]).sum(0)
+    square = squared_length(gradient)
     sound = square.isfinite()
     factor = torch.ones_like(square) if clip is None else (clip / square.sqrt().clamp(min=1e-30)).clamp(max=1.0)
     for name, g in gradient.items():
@@ -90,18 +95,21 @@ def climb(
     return sound
 
 
-def settle_tables(objective: Objective, sets: Sets, parts: list[Corpus]) -> Tensor:
+def settle_tables(objective: Objective, sets: Sets, parts: list[Corpus], power: float, ranks: Ranks) -> Tensor:
     """The M-step in closed form: `theta = (counts + concentration - 1) / sum`, for the tables that choose.
 
-    Returns the log evidence of all sentences before it, `[set]`.
+    Returns the log evidence of all sentences before it, `[set]`. Under torchrun the parts are this process's share.
     """
-    totals: dict[str, Tensor] = {}
-    bound = torch.zeros(len(sets.who), dtype=objective.network.dtype, device=next(iter(sets.values.values())).device)
+    totals = {name: torch.zeros_like(sets.values[name]) for name in sorted(objective.choosing)}
+    bound = torch.zeros(len(sets.who), dtype=objective.network.dtype, device=ranks.device)
     for part in parts:
-        counts, evidence = torch.vmap(lambda one, part=part: objective.counts(one, part))(sets.values)
+        counts, evidence = torch.vmap(lambda one, part=part: objective.counts(one, part, power))(sets.values)
         bound = bound + evidence
         for name, count in counts.items():
-            totals[name] = totals.get(name, 0) + count
+            totals[name] = totals[name] + count
+    if ranks.world > 1:
+        for each in (bound, *totals.values()):
+            distributed.all_reduce(each)
     for name, count in totals.items():
         share = (count + objective.learned.tables[name] - 1).clamp(min=SMALL)
         sets.values[name] = (share / share.sum(-1, keepdim=True)).log()

@@ -24,7 +24,8 @@ class Heads:
     """The heads of a selector: shares, how many there are in effect, and what no change of basis alters.
 
     `A` is `W_q^T W_k` and `OV` is `W_v`, `[head, dim, dim]`, by the attention that reads with them; under codebooks
-    the mean over a head's atoms. `cosine` compares the heads with each other, `[head, head]`.
+    the mean over a head's atoms; of a posterior the means over its draws, as `usage` is. `cosine` compares the heads
+    with each other, `[head, head]`.
     """
 
     selector: str
@@ -77,41 +78,60 @@ def cosines(a: Tensor, b: Tensor) -> Tensor:
 def heads_of(network: Network, selector: Member) -> Heads:
     """The heads of one selector."""
     usage = network.parameters[f"{selector.owner}.logits"].detach().softmax(-1)
-    A, OV = {}, {}
+    found = invariants(network, selector, network.parameters)
+    return Heads(selector.family.name, usage, *parted(found))
+
+
+def parted(found: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Invariants as those of `A` and of `OV`, each by its attention."""
+    A, OV = ({k[len(what) :]: v for k, v in found.items() if k.startswith(what)} for what in ("A ", "OV "))
+    return A, OV
+
+
+def invariants(network: Network, selector: Member, store: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`A x_1`, `OV x_1` and so on, `[head, dim, dim]`; draws of parameters lead, as they do in the store."""
+    found = {}
+    for what, sources in sources_of(network, selector).items():
+        made = [_made([store[name].detach() for name in names]) for names in sources]
+        found[what] = made[0].mT @ made[1] if len(made) == 2 else made[0]
+    return found
+
+
+def sources_of(network: Network, selector: Member) -> dict[str, tuple[tuple[str, ...], ...]]:
+    """The parameters that each invariant of the heads is made of: those of `W_q` and `W_k`, or those of `W_v`."""
+    found: dict[str, tuple[tuple[str, ...], ...]] = {}
     for member in network.members:
         if not isinstance(member.tpm, Attention):
             continue
-        found = [_weights(network, given, selector) for given in member.inputs[:3]]
-        q, k, v = (*found, *[None] * 3)[:3]
+        q, k, v = (*[_sources(network, given, selector) for given in member.inputs[:3]], None, None, None)[:3]
         if q is not None and k is not None:
-            A[member.family.name] = q.mT @ k
+            found[f"A {member.family.name}"] = q, k
         if v is not None:
-            OV[member.family.name] = v
-    return Heads(selector.family.name, usage, A, OV)
+            found[f"OV {member.family.name}"] = (v,)
+    return found
 
 
-def _weights(network: Network, given: Input, selector: Member) -> Tensor | None:
-    """The matrices of each head, `[head, out, in]`, that make what an attention reads; None where they are no such."""
+def _sources(network: Network, given: Input, selector: Member) -> tuple[str, ...] | None:
+    """The parameters of the matrices, `[head, out, in]`, that make what an attention reads; None where none are."""
     made = network.members[given.parent]
     if not isinstance(made.tpm, Linear) or made.tpm.dim is not None:
         return None
-    weight = network.members[made.inputs[0].parent]
-    store, index = network.parameters, selector.family.index
+    weight, index = network.members[made.inputs[0].parent], selector.family.index
     parents = [each.parent for each in weight.inputs]
     if isinstance(weight.tpm, Select) and parents == [index]:
-        return store[f"{weight.owner}.values"].detach()
+        return (f"{weight.owner}.values",)
     if isinstance(weight.tpm, Codebook) and parents == [index]:
-        return _mean(store[f"{weight.owner}.logits"], store[f"{weight.owner}.atoms"])
+        return f"{weight.owner}.logits", f"{weight.owner}.atoms"
     picks = [by for _, by in given.pick]
     if isinstance(weight.tpm, Weight) and len(weight.family.plates) == 1 == len(picks):
         drawn = network.members[picks[0]]
-        value = store[f"{weight.owner}.value"].detach()
         if picks == [index]:
-            return value
+            return (f"{weight.owner}.value",)
         if [each.parent for each in drawn.inputs] == [index]:
-            return _mean(store[f"{drawn.owner}.logits"], value)
+            return f"{drawn.owner}.logits", f"{weight.owner}.value"
     return None
 
 
-def _mean(logits: Tensor, atoms: Tensor) -> Tensor:
-    return torch.einsum("cm,moi->coi", logits.detach().softmax(-1), atoms.detach())
+def _made(of: list[Tensor]) -> Tensor:
+    """The matrices of the heads: as they stand, or the mean over a head's atoms."""
+    return of[0] if len(of) == 1 else torch.einsum("...cm,...moi->...coi", of[0].softmax(-1), of[1])

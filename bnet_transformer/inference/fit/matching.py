@@ -10,6 +10,9 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from bnet_transformer.inference.fit.corpus import Corpus
+from bnet_transformer.network import Member
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -20,7 +23,8 @@ class Comparison:
 
     `match[h]` is the head of the other fit that answers for what head h answers for (-1 where it has none left),
     `agreement` the adjusted Rand index of the most responsible heads, `gain` the mean log likelihood of a sentence
-    under this fit less that under the other, with its standard error. `A` and `OV` are cosines of matched heads.
+    under this fit less that under the other, with its standard error (`judged_by` says which likelihood). `A` and
+    `OV` are cosines of matched heads.
     """
 
     match: tuple[int, ...]
@@ -30,6 +34,7 @@ class Comparison:
     gain_error: float
     A: dict[str, Tensor] = field(repr=False)
     OV: dict[str, Tensor] = field(repr=False)
+    judged_by: str = "log likelihood"
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row for each head of this fit."""
@@ -43,12 +48,27 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         told = f"ARI {self.agreement:.3f}; {self.gain:+.4f} ± {self.gain_error:.4f} nats a sentence"
+        told += f" by {self.judged_by}"
         return f"<p>{html.escape(told)}</p>{self.to_dataframe().to_html(float_format='{:.3f}'.format)}"
 
 
-def overlap_of(a: Tensor, b: Tensor) -> Tensor:
-    """How many sentences (or words) both heads answer for, `[head of a, head of b]`."""
+def overlap_of(a: Tensor, b: Tensor, present: Tensor | None = None) -> Tensor:
+    """How many sentences (or words, of those that are `present`) both heads answer for, `[head of a, head of b]`."""
+    if present is not None:
+        a = a * present[..., None]
     return a.flatten(0, -2).mT @ b.flatten(0, -2).to(a.dtype)
+
+
+def words_present(member: Member, corpus: Corpus) -> Tensor | None:
+    """Which words of which sentence a selector of words draws for, `[sentence, word]`; None for all, or sentences."""
+    stack = member.family.words
+    if stack is None:
+        return None
+    if corpus.mask is not None and stack in corpus.mask:
+        return corpus.mask[stack]
+    shown = [told.observed for told in corpus.evidence.values()]
+    known = [each for each in shown if each is not None and each.shape == corpus.x[stack].shape[:2]]
+    return torch.stack(known).any(0) if known and len(known) == len(shown) else None
 
 
 def matched(overlap: Tensor) -> tuple[int, ...]:

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.course import Course
-from bnet_transformer.compiler.values import states
-from bnet_transformer.errors import BNetError
+from bnet_transformer.compiler.values import count_states, states
+from bnet_transformer.errors import BNetError, listed
 from bnet_transformer.graph import Family
-from bnet_transformer.inference.elimination import eliminated
-from bnet_transformer.inference.exact import ATOL
+from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
+from bnet_transformer.inference.exact import ATOL, keeps
 from bnet_transformer.inference.factors import Factor, prior_of, question_to_factors
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.network import Member, Network
@@ -49,9 +49,7 @@ def learned_of(network: Network, readouts: tuple[Member, ...], learn: object, sp
     read = {member.owner: member for readout in readouts for member in above(network, readout)}
     known = [name for name in network.parameters if name in network.learnable and name.rpartition(".")[0] in read]
     if learn is not None:
-        if isinstance(learn, str) or not all(isinstance(name, str) for name in learn):  # type: ignore[attr-defined]
-            raise BNetError("learn", expected="a list of parameters", got=learn)
-        wanted = list(learn)  # type: ignore[call-overload]
+        wanted = listed("learn", learn, str)
         for name in wanted:
             if name not in known:
                 raise BNetError(
@@ -80,6 +78,12 @@ class Objective(nn.Module):
         self.module.eval()
         self.network, self.learned, self.budget = network, learned, budget
         self._kept: WeakKeyDictionary[Corpus, tuple[Course, list[Factor]]] = WeakKeyDictionary()
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters lie."""
+        found: torch.device = next(iter(self.module.store.values())).device
+        return found
 
     @property
     def selectors(self) -> tuple[Family, ...]:
@@ -138,9 +142,7 @@ class Objective(nn.Module):
         """
 
         def ask(course: Course, factors: list[Factor]) -> Tensor:
-            if power == 1.0:
-                return eliminated(course, factors)
-            return eliminated(course, [replace(factor, table=factor.table * power) for factor in factors]) / power
+            return _flattened(course, factors, power)
 
         return torch.func.functional_call(self, _stored(parameters), (corpus, ask, do))  # type: ignore[no-any-return]
 
@@ -160,10 +162,28 @@ class Objective(nn.Module):
                 total = total - sets[name].flatten(1).square().sum(1) / (2 * self.learned.spread**2)
         return total
 
-    def counts(self, parameters: Parameters, corpus: Corpus) -> tuple[dict[str, Tensor], Tensor]:
+    def shares(self, parameters: Parameters, corpus: Corpus, selector: Member) -> Tensor:
+        """`P(c | x, y)` of a selector, `[sentence, .., head]`: how the log evidence changes with log probabilities."""
+        family = selector.family
+
+        def ask(course: Course, factors: list[Factor]) -> Tensor:
+            place = course.layout.enumerated.index(family.index)
+            batch = 1 if selector.scope == "corpus" else batch_of(factors, course)
+            shape = full_shape(course, family.plates, family.words, batch)
+            shape[place] = count_states(course, family.index)
+            tilt = torch.zeros(shape, dtype=course.log_dtype, device=course.device)
+            share: Tensor
+            share = torch.func.grad(lambda tilt: eliminated(course, [*factors, Factor(selector, tilt)]).sum())(tilt)
+            kept = [shape[k] for k in range(course.layout.batch, course.layout.rank) if keeps(course, family, k)]
+            return share.movedim(place, -1).reshape(*kept, shape[place])
+
+        return torch.func.functional_call(self, _stored(parameters), (corpus, ask))  # type: ignore[no-any-return]
+
+    def counts(self, parameters: Parameters, corpus: Corpus, power: float = 1.0) -> tuple[dict[str, Tensor], Tensor]:
         """How often each state of each learned table of choices is expected to have been drawn; the log evidence.
 
-        The counts are the derivative of the log evidence by log probabilities (Darwiche 2003).
+        The counts are the derivative of the log evidence by log probabilities (Darwiche 2003); all factors to a `power`
+        as in `log_evidence`.
         """
 
         def ask(course: Course, factors: list[Factor]) -> tuple[dict[str, Tensor], Tensor]:
@@ -173,7 +193,7 @@ class Objective(nn.Module):
                 tilted = list(factors)
                 for k, table in zip(drawn, tables, strict=True):
                     tilted[k] = replace(factors[k], table=table)
-                return eliminated(course, tilted).sum()
+                return _flattened(course, tilted, power).sum()
 
             found: dict[str, Tensor] = {}
             shares, evidence = torch.func.grad_and_value(total)([factors[k].table for k in drawn])
@@ -184,6 +204,13 @@ class Objective(nn.Module):
             return found, evidence
 
         return torch.func.functional_call(self, _stored(parameters), (corpus, ask))  # type: ignore[no-any-return]
+
+
+def _flattened(course: Course, factors: list[Factor], power: float) -> Tensor:
+    """The log evidence with all factors to a power, `log sum (prod factors)^power / power`."""
+    if power == 1.0:
+        return eliminated(course, factors)
+    return eliminated(course, [replace(factor, table=factor.table * power) for factor in factors]) / power
 
 
 def _table(factor: Factor) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,9 +15,9 @@ from bnet_transformer.compiler.values import seen
 from bnet_transformer.errors import mapping
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
 from bnet_transformer.inference.exact import keeps, posterior
-from bnet_transformer.inference.factors import Factor, prior_of
+from bnet_transformer.inference.factors import Factor, check_budget, prior_of
 from bnet_transformer.inference.fit.corpus import Corpus
-from bnet_transformer.network import Network
+from bnet_transformer.network import Member, Network
 from bnet_transformer.pyro_reading import pyro_model
 from bnet_transformer.training.task import above
 
@@ -27,13 +27,22 @@ if TYPE_CHECKING:
 Statistic = Callable[[Tensor], Tensor]
 
 
-def predicted(network: Network, name: str, corpus: Corpus) -> Tensor:
+def predicted(network: Network, name: str, parts: Sequence[Corpus], budget: int) -> Tensor:
     """`P(y | x)` of a discrete readout, `[sentence, word, state]`; `E[y | x]` of a real one; choices summed out."""
     module, member = Module(network).eval(), network.member(name)
     if member.tpm.kind == "discrete":
-        return posterior(module, name, {}, corpus.x, corpus.mask)
+        return torch.cat([posterior(module, name, {}, part.x, part.mask, budget=budget) for part in parts])
     graph = network.graph
     free = [m.family.index for m in above(network, member) if m.tpm.kind == "discrete" and graph.out_of[m.family.index]]
+    for part in parts[:1]:
+        _, words, *_ = module.inputs(part.x, None)
+        check_budget(network, member.family.index, {*free}, set(), words, budget)
+    return torch.cat([_mean(module, member, free, part) for part in parts])
+
+
+def _mean(module: Module, member: Member, free: list[int], corpus: Corpus) -> Tensor:
+    """`E[y | x]` of a real readout, `[sentence, word, feature]`, the free choices summed out."""
+    network, name = module.network, member.family.name
     with torch.no_grad():
         course, _ = module.course((name,), corpus.x, corpus.mask, enumerate_too=frozenset(free))
         at, parents = seen(course, member)
@@ -79,17 +88,14 @@ class Check:
         return f"<div>{html.escape('posterior predictive checks')}{self.to_dataframe().to_html()}</div>"
 
 
-def usual(corpus: Corpus, name: str, states: int | None) -> dict[str, Statistic]:
+def usual(states: int | None) -> dict[str, Statistic]:
     """The statistics that are looked at where none are told."""
-    shown = corpus.evidence[name].observed
 
     def flat(y: Tensor) -> Tensor:
-        if shown is not None:
-            return y[shown]
-        return y.flatten() if states is not None else y.flatten(0, -2)
+        return y.flatten(0, -2)
 
     if states is not None:
-        return {f"share of {k}": _share(flat, k) for k in range(states)}
+        return {f"share of {k}": _share(k) for k in range(states)}
     return {
         "mean": lambda y: flat(y).mean(),
         "variance": lambda y: flat(y).var(0).mean(),
@@ -97,23 +103,31 @@ def usual(corpus: Corpus, name: str, states: int | None) -> dict[str, Statistic]
     }
 
 
-def _share(flat: Statistic, k: int) -> Statistic:
-    return lambda y: (flat(y) == k).double().mean()
+def _share(k: int) -> Statistic:
+    return lambda y: (y == k).double().mean()
 
 
 def checked(
     draw: Callable[[int], Network], name: str, corpus: Corpus, statistics: object, draws: int, states: int | None
 ) -> Check:
-    """Posterior predictive checks: each draw takes a net of the posterior, and sentences of that net."""
-    told = dict(mapping("statistics", statistics)) or usual(corpus, name, states)
-    observed = {what: float(of(corpus.evidence[name].value)) for what, of in told.items()}
+    """Posterior predictive checks: each draw takes a net of the posterior, and sentences of that net.
+
+    Statistics see what was observed and nothing else: all of it, or its words one after the other where some are not.
+    """
+    told = dict(mapping("statistics", statistics)) or usual(states)
+    seen_of = corpus.evidence[name]
+
+    def shown(y: Tensor) -> Tensor:
+        return y if seen_of.observed is None else y[seen_of.observed]
+
+    observed = {what: float(of(shown(seen_of.value))) for what, of in told.items()}
     rows = []
     for k in range(draws):
-        y = drawn(draw(k), name, corpus, k)
+        y = shown(drawn(draw(k), name, corpus, k))
         rows.append([float(of(y)) for of in told.values()])
     table = torch.tensor(rows, dtype=torch.float64)
-    seen_ = torch.tensor(list(observed.values()), dtype=torch.float64)
-    share = ((table > seen_).double() + 0.5 * (table == seen_).double()).mean(0)
+    own = torch.tensor(list(observed.values()), dtype=torch.float64)
+    share = ((table > own).double() + 0.5 * (table == own).double()).mean(0)
     return Check(
         observed,
         dict(zip(told, table.mean(0).tolist(), strict=True)),

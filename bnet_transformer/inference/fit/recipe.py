@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -12,6 +13,24 @@ METHODS = ("map", "em", "svi", "nuts")
 STEPS = {"map": 300, "em": 300, "svi": 1000, "nuts": 0}
 RATES = {"map": 0.05, "em": 0.05, "svi": 0.05, "nuts": 0.0}
 PRECISIONS = (None, "bfloat16")
+CLIMB, POINT = ("map", "em", "svi"), ("map", "em")
+TAKEN_BY = {
+    "steps": CLIMB,
+    "rate": CLIMB,
+    "clip": CLIMB,
+    "weight_decay": CLIMB,
+    "patience": CLIMB,
+    "restarts": POINT,
+    "prune": POINT,
+    "held_out": POINT,
+    "anneal": POINT,
+    "precision": POINT,
+    "inner": ("em",),
+    "draws": ("svi", "nuts"),
+    "chains": ("nuts",),
+    "warmup": ("nuts",),
+}
+OF_WEIGHTS = ("rate", "batch", "clip", "weight_decay", "precision", "inner")  # what em has no use for without weights
 
 
 @dataclass(frozen=True)
@@ -59,6 +78,28 @@ class Recipe:
         if self.restarts > 1 and self.method in ("svi", "nuts"):
             got = f"restarts={self.restarts} with method={self.method!r}"
             raise BNetError("restarts", expected="1: start from the net of a fit by map or em", got=got)
+        usual = {field.name: field.default for field in fields(self)}
+        self.refuse_untaken({name for name, value in self.told().items() if value != usual[name]})
+
+    def refuse_untaken(self, given: Collection[str]) -> None:
+        """Refuse options that the method has no use for, and say which methods have one."""
+        for name, methods in TAKEN_BY.items():
+            taken = self.method in methods or (name == "anneal" and self.choices == "sampled")
+            if name in given and not taken:
+                allowed = " and ".join(f"method={method!r}" for method in methods)
+                allowed += ", and 'svi' with choices='sampled'" if name == "anneal" else ""
+                wanted = f"an option that method={self.method!r} takes"
+                raise BNetError(name, expected=wanted, got="one that it has no use for", allowed=allowed)
+
+    def refuse_weightless(self) -> None:
+        """Refuse what em has no use for where tables alone are learned: every step is the closed form of all data."""
+        usual = {field.name: field.default for field in fields(self)}
+        for name in OF_WEIGHTS:
+            if self.method == "em" and getattr(self, name) != usual[name]:
+                got = f"{name}={getattr(self, name)!r}"
+                allowed = "method='map', or weights among learn="
+                wanted = "no option of steps by gradient: em of tables alone has none"
+                raise BNetError(name, expected=wanted, got=got, allowed=allowed)
 
     @property
     def total(self) -> int:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -12,11 +15,22 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.compiler import Module
-from bnet_transformer.errors import BNetError, unknown, whole
+from bnet_transformer.errors import BNetError, BudgetError, ReadingError, number, unknown, whole
 from bnet_transformer.inference.exact import posterior
-from bnet_transformer.inference.fit.corpus import Corpus, corpus_of, task_of_mixture, words_of_corpus
-from bnet_transformer.inference.fit.heads import Heads, cosines, heads_of
-from bnet_transformer.inference.fit.matching import Comparison, matched, overlap_of, rand_index
+from bnet_transformer.inference.fit.comparing import compared, gains, held_by_both
+from bnet_transformer.inference.fit.corpus import Corpus, corpus_of, corpus_of_both, task_of_mixture, words_of_corpus
+from bnet_transformer.inference.fit.draws import (
+    interval,
+    interval_of_invariant,
+    likelihoods,
+    mean_invariants,
+    places,
+    selectors_of,
+    stored,
+    tables_of,
+)
+from bnet_transformer.inference.fit.heads import Heads, heads_of, parted, sources_of
+from bnet_transformer.inference.fit.matching import Comparison, words_present
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.inference.fit.predictive import Check, checked, predicted
 from bnet_transformer.network import Member, Network
@@ -26,19 +40,22 @@ if TYPE_CHECKING:
     import arviz as az
     import pandas as pd
 
-USED = 100  # draws of the posterior of which a predictive likelihood is the mean
+USED = 100  # draws of the posterior of which predictions, responsibilities and likelihoods are the means
 AT_ONCE = 1024
+MOST = 2**26  # numbers of a table of log likelihoods that is still made
 
 
 @dataclass(frozen=True)
 class Fit(Generic[N]):
     """A fitted net, and how it came to be.
 
-    `net` has the fitted parameters: the best restart's (`map`, `em`), the means of the posterior (`svi`, `nuts`), which
-    `samples` holds, `[chain, draw, *shape]`, tables as probabilities, heads matched between draws. `bounds` is the
-    objective by step, per sentence; `measured` the held-out log evidence of a sentence, as `(step, restart, value)`.
-    `log_likelihoods` is that of each sentence of the data under each draw; `choices` the approximate posterior of every
-    choice, `[sentence, *plates, word, state]`, where they were sampled. `approximate` says what is not exact.
+    `net` has the fitted parameters: the best restart's (`map`, `em`), the mean of the guide (`svi`), a draw that stands
+    for all (`nuts`: its tables and invariants are nearest their means). `samples` holds the posterior, `[chain, draw,
+    *shape]`, tables as probabilities; `matched` names the selectors whose heads are in one order in all draws, those of
+    which no order is likelier than another. `statistics` is what NUTS tells of each draw, `[chain, draw]`. `bounds` is
+    the objective by step, per sentence; `measured` the held-out log evidence of one, as `(step, restart, value)`.
+    `choices` is the approximate posterior of every choice, `[sentence, *plates, word, state]`, where they were sampled.
+    `approximate` says what is not exact. `data` is what it was fitted to, which `save` leaves out.
     """
 
     net: N
@@ -53,9 +70,13 @@ class Fit(Generic[N]):
     bounds: tuple[float, ...] = field(default=(), repr=False)
     measured: tuple[tuple[int, int, float], ...] = field(default=(), repr=False)
     samples: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
-    log_likelihoods: Tensor | None = field(default=None, repr=False)
     divergent: tuple[int, ...] = field(default=(), repr=False)
     choices: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    missing: bool = field(default=False, repr=False)
+    data: Corpus | None = field(default=None, repr=False, compare=False)
+    statistics: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    matched: tuple[str, ...] = field(default=(), repr=False)
+    known_likelihoods: Tensor | None = field(default=None, repr=False)
 
     @property
     def network(self) -> Network:
@@ -76,16 +97,18 @@ class Fit(Generic[N]):
 
     @property
     def theta(self) -> dict[str, Tensor]:
-        """The tables of all choices by the node that owns them, `[*states of the parents, state]`."""
+        """The tables of all choices by the node that owns them, `[*states of the parents, state]`; posterior means."""
         graph, store = self.network.graph, self.network.parameters
         chosen = [m for m in self.network.members if m.tpm.kind == "discrete" and graph.out_of[m.family.index]]
+        owners = {m.owner: f"{m.owner}.logits" for m in chosen if f"{m.owner}.logits" in store}
         return {
-            m.owner: store[f"{m.owner}.logits"].detach().softmax(-1) for m in chosen if f"{m.owner}.logits" in store
+            owner: self.samples[name].mean((0, 1)) if name in self.samples else store[name].detach().softmax(-1)
+            for owner, name in owners.items()
         }
 
     @property
     def atoms(self) -> dict[str, Tensor]:
-        """The learned weights: matrices of heads and atoms, and what else was learned that is no table."""
+        """The learned weights as `net` has them: matrices of heads and atoms, and what else is no table."""
         tables = {f"{owner}.logits" for owner in self.theta}
         return {name: self.network.parameters[name].detach() for name in self.learned if name not in tables}
 
@@ -95,71 +118,95 @@ class Fit(Generic[N]):
         return self.heads_of()
 
     def heads_of(self, selector: str | None = None) -> Heads:
-        """The heads of a selector: usage, effective and dead heads, invariants."""
-        return heads_of(self.network, self._selector(selector))
+        """The heads of a selector: usage, effective and dead heads, invariants; of a posterior their means."""
+        chosen = self._selector(selector)
+        if not self.samples:
+            return heads_of(self.network, chosen)
+        found = mean_invariants(self.network, chosen, stored(self.samples, tables_of(self.network)))
+        return Heads(chosen.family.name, self.theta[chosen.owner], *parted(found))
+
+    @cached_property
+    def log_likelihoods(self) -> Tensor | None:
+        """The log evidence of each sentence of the data under each draw, `[chain, draw, sentence]`, made when asked.
+
+        None without draws, where choices were drawn or belong to the whole corpus, and past 2^26 numbers.
+        """
+        if self.known_likelihoods is not None or self.data is None or not self.samples or self.choices:
+            return self.known_likelihoods
+        learned = learned_of(self.network, task_of_mixture(self.network).readouts, self.learned, None)
+        objective = Objective(self.network, learned, self.budget)
+        lead = next(iter(self.samples.values())).shape[:2]
+        if objective.of_corpus or lead.numel() * len(self.data) > MOST:
+            return None
+        return likelihoods(objective, self.data, stored(self.samples, learned.tables)).reshape(*lead, -1)
 
     def interval(self, name: str, share: float = 0.9) -> tuple[Tensor, Tensor]:
-        """Between which values a parameter lies with a probability, from the samples of its posterior."""
+        """Between which values a parameter, or `A x_1` or `OV x_1` of the heads, lies with a probability.
+
+        From the samples of the posterior. `f.heads.cosine` has the names of the invariants.
+        """
         if not self.samples:
             raise BNetError("interval", expected="a fit with a posterior", got=self.method, allowed="svi, nuts")
-        if name not in self.samples:
-            raise unknown("parameter", name, self.samples)
-        if not 0 < share < 1:
+        if not 0 < number("share", share) < 1:
             raise BNetError("share", expected="a share between 0 and 1", got=share)
-        low, high = (
-            torch.quantile(self.samples[name].flatten(0, 1), q, dim=0) for q in ((1 - share) / 2, (1 + share) / 2)
-        )
-        return low, high
+        if name in self.samples:
+            return interval(self.samples[name].flatten(0, 1), share)
+        found = interval_of_invariant(self.network, stored(self.samples, tables_of(self.network)), name, share)
+        if found is None:
+            invariants = [what for selector in self._selectors() for what in sources_of(self.network, selector)]
+            raise unknown("parameter", name, [*self.samples, *invariants])
+        return found
 
     def responsibilities(self, x: object, y: object, *, selector: str | None = None) -> Tensor:
-        """`P(c | x, y)`: of each sentence `[sentence, head]`, or of each of its words `[sentence, word, head]`."""
-        return self._responsibilities(corpus_of(self.network, (x, y)), self._selector(selector).family.name)
+        """`P(c | x, y)`: of each sentence `[sentence, head]`, or of each of its words `[sentence, word, head]`.
+
+        Of a posterior the mean over its draws.
+        """
+        corpus = corpus_of_both(self.network, x, y, missing=self.missing)
+        return self._responsibilities(corpus, self._selector(selector).family.name)
 
     def predict(self, x: object, *, readout: str | None = None) -> Tensor:
         """`P(y | x)` of a discrete readout, the mean of a real one: the choices summed out; mean over the samples."""
-        member, corpus = self._readout(readout), self._words(x)
-        networks = self._draws(USED)
-        return torch.stack([predicted(net, member.family.name, corpus) for net in networks]).mean(0)
+        member, parts, nets = self._readout(readout), self._words(x).parts(AT_ONCE), self._draws(USED)
+        total = torch.zeros(())
+        with self._summed():
+            for net in nets:
+                total = total + predicted(net, member.family.name, parts, self.budget) / len(nets)
+        return total
 
     def log_likelihood(self, data: object) -> Tensor:
         """`log P(y | x)` of each sentence, under the net; of a posterior, the log of the mean over its draws."""
-        corpus = corpus_of(self.network, data)
+        corpus = self._corpus(data)
         learned = learned_of(self.network, task_of_mixture(self.network).readouts, None, None)
         objective = Objective(self.network, learned, self.budget)
         parts = [corpus] if objective.of_corpus else corpus.parts(AT_ONCE)
         found = []
-        with torch.no_grad():
+        with torch.no_grad(), self._summed():
             for net in self._draws(USED):
                 found.append(torch.cat([objective.log_evidence(net.parameters, part) for part in parts]))
-        return torch.stack(found).logsumexp(0) - torch.tensor(float(len(found))).log()
+        return torch.stack(found).logsumexp(0) - math.log(len(found))
 
     def check(self, data: object, statistics: object = None, *, draws: int = 100, readout: str | None = None) -> Check:
         """Posterior predictive checks: statistics of the data beside those of so many draws of as many sentences."""
-        corpus, member = corpus_of(self.network, data), self._readout(readout)
+        corpus, member = self._corpus(data), self._readout(readout)
         nets = self._draws(whole("draws", draws))
         states = member.tpm.states if member.tpm.kind == "discrete" else None
         return checked(lambda k: nets[k % len(nets)], member.family.name, corpus, statistics, draws, states)
 
-    def compare(self, other: Fit[Any], data: object, *, selector: str | None = None) -> Comparison:
-        """This fit beside another on the same (held-out) sentences: heads matched, ARI, difference of likelihoods."""
+    def compare(self, other: Fit[Any], data: object = None, *, selector: str | None = None) -> Comparison:
+        """This fit beside another on the same (held-out) sentences: heads matched, ARI, difference of likelihoods.
+
+        Without data, on those that both were fitted to, by leave-one-out where both have samples and ArviZ is there.
+        """
         if not isinstance(other, Fit):
             raise BNetError("compare", expected="a Fit", got=other)
-        corpus = corpus_of(self.network, data)
-        a = self._responsibilities(corpus, self._selector(selector).family.name)
-        b = other._responsibilities(corpus, other._selector(selector).family.name)
-        match = matched(overlap := overlap_of(a, b))
-        gain = self.log_likelihood(corpus) - other.log_likelihood(corpus)
-        error = float(gain.double().std() / len(gain) ** 0.5) if len(gain) > 1 else float("nan")
-        mine, theirs = self.heads_of(selector), other.heads_of(selector)
-        return Comparison(
-            match,
-            overlap,
-            rand_index(a.argmax(-1), b.argmax(-1)),
-            float(gain.double().mean()),
-            error,
-            {k: _of_match(v, theirs.A[k], match) for k, v in mine.A.items() if k in theirs.A},
-            {k: _of_match(v, theirs.OV[k], match) for k, v in mine.OV.items() if k in theirs.OV},
-        )
+        told, fits = data is not None, (self, other)
+        corpora = [f._corpus(data) for f in fits] if told else [*held_by_both(self.data, other.data)]
+        chosen = [f._selector(selector) for f in fits]
+        shares = [f._responsibilities(c, s.family.name) for f, c, s in zip(fits, corpora, chosen, strict=True)]
+        heads = [f.heads_of(selector) for f in fits]
+        by, gain = gains(self, other, corpora, told=told)
+        return compared(shares, words_present(chosen[0], corpora[0]), heads, by, gain)
 
     def to_arviz(self) -> az.InferenceData:
         """The samples as ArviZ's InferenceData: posterior, invariants of the labels of heads, log likelihoods."""
@@ -183,16 +230,14 @@ class Fit(Generic[N]):
         told = f"{self.method} of {self.sentences:,} sentences, {len(self.bounds)} steps, restart {self.restart}"
         told += f", judged on {self.judged_on}" + ("" if self.finished else ", interrupted")
         told += "" if self.approximate is None else f"; approximate: {self.approximate}"
+        if self.samples and self.method == "nuts" and len(self.matched) < len(self.selectors):
+            own = ", ".join(name for name in self.selectors if name not in self.matched)
+            told += f"; heads of {own} as each draw has them: what is not learned tells them apart"
         heads = self.heads._repr_html_() if self.selectors else ""
         return f"<p>{html.escape(repr(self.net))}<br>{html.escape(told)}</p>{heads}"
 
     def _selectors(self) -> list[Member]:
-        graph = self.network.graph
-        return [
-            m
-            for m in self.network.members
-            if m.tpm.kind == "discrete" and not m.inputs and graph.out_of[m.family.index]
-        ]
+        return selectors_of(self.network)
 
     def _selector(self, name: str | None) -> Member:
         known = {member.family.name: member for member in self._selectors()}
@@ -211,11 +256,35 @@ class Fit(Generic[N]):
         return known[name] if name is not None else next(iter(known.values()))
 
     def _responsibilities(self, corpus: Corpus, selector: str) -> Tensor:
-        module = Module(self.network).eval()
         of_corpus = self.network.member(selector).scope == "corpus"
-        parts = [corpus] if of_corpus else corpus.parts(AT_ONCE)
-        found = [posterior(module, selector, part.evidence, part.x, part.mask, budget=self.budget) for part in parts]
-        return torch.cat(found)
+        asked = [(p.evidence, p.x, p.mask) for p in ([corpus] if of_corpus else corpus.parts(AT_ONCE))]
+        nets, total = self._draws(USED), torch.zeros(())
+        with self._summed():
+            for net in nets:
+                module = Module(net).eval()
+                found = torch.cat([posterior(module, selector, *each, budget=self.budget) for each in asked])
+                total = total + found / len(nets)
+        return total
+
+    @contextmanager
+    def _summed(self) -> Iterator[None]:
+        """Where choices were drawn and cannot be summed, the one error that says what can be asked all the same."""
+        try:
+            yield
+        except (BudgetError, ReadingError) as error:
+            if not self.choices:
+                raise
+            raise ReadingError(
+                "a fit with choices='sampled'",
+                expected="a question about the sentences that it was fitted to: others have no table of choices",
+                got=f"one that needs the choices summed ({error.what})",
+                allowed="f.choices, P(c | x, y) of the data; f.check(data); f.to_arviz(); for all others a net whose "
+                "choices can be summed (per='sentence', fewer slices or atoms, a larger budget=)",
+            ) from error
+
+    def _corpus(self, data: object) -> Corpus:
+        """Data in any form, as the fit took it."""
+        return corpus_of(self.network, data, missing=self.missing)
 
     def _words(self, x: object) -> Corpus:
         """Sentences of which nothing is observed."""
@@ -225,22 +294,6 @@ class Fit(Generic[N]):
         """Nets of the posterior, evenly taken from its samples; the net itself where it has none."""
         if not self.samples:
             return [self.network]
-        flat = {name: value.flatten(0, 1) for name, value in self.samples.items()}
-        count = len(next(iter(flat.values())))
-        places = torch.linspace(0, count - 1, min(most, count)).round().long().tolist()
-        tables = {f"{owner}.logits" for owner in self.theta}
-        return [
-            self.network.with_parameters(
-                {
-                    **self.network.parameters,
-                    **{name: value[k].log() if name in tables else value[k] for name, value in flat.items()},
-                }
-            )
-            for k in places
-        ]
-
-
-def _of_match(a: Tensor, b: Tensor, match: tuple[int, ...]) -> Tensor:
-    """The cosine of each head's matrix and that of its match; NaN where it has none."""
-    table = cosines(a, b) if a.shape[1:] == b.shape[1:] else torch.full((len(a), len(b)), torch.nan)
-    return torch.stack([table[h, m] if m >= 0 else table.new_tensor(torch.nan) for h, m in enumerate(match)])
+        sets, own = stored(self.samples, tables_of(self.network)), self.network.parameters
+        taken = places(len(next(iter(sets.values()))), most)
+        return [self.network.with_parameters({**own, **{name: v[k] for name, v in sets.items()}}) for k in taken]

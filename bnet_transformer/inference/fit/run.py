@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -20,8 +21,9 @@ from bnet_transformer.inference.fit.recipe import Habits, Recipe
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.sampling import sampled
 from bnet_transformer.network import Network
+from bnet_transformer.training import checkpoint
 from bnet_transformer.training.data import mixed
-from bnet_transformer.training.parallel import Ranks, ranks
+from bnet_transformer.training.parallel import Ranks, device_of, ranks
 from bnet_transformer.training.result import N
 
 LAST = 0.2  # of the rate, when the best restart goes on with all sentences
@@ -62,14 +64,14 @@ def fit(
 ) -> Fit[N]:
     """The parameters of a net with choices, from sentences and what is observed of them; the net stays as it is.
 
-    `data` is a list of pairs (sentence, observed), or a pair of arrays. All methods share one objective, the exact log
-    evidence of the sentences plus the log prior: Dirichlet on the tables where the net has a `prior`, Normal of a
-    `spread` on the weights. `"map"` climbs it by AdamW; `"em"` sets the tables in closed form every `inner` steps, and
-    climbs with the weights; `"svi"` and `"nuts"` give samples of the posterior. Of several `restarts`, followed all at
-    once, the worse half is let go after a quarter and a half of the steps (`prune`), and the best by the `held_out`
-    likelihood is given; where those sentences come out of `data`, it goes on with all for a quarter of the steps more.
-    `anneal` flattens likelihoods at first. Where choices are too many to be summed, `choices="sampled"` draws them, of
-    `"svi"`, which is approximate. `learn` names the parameters to learn. Every `every` steps there is a measure, and a
+    `data` is a list of pairs (sentence, observed), or a tuple (x, y) of arrays or lists. All methods climb the exact
+    log evidence plus the log prior: Dirichlet on the tables where the net has a `prior`, Normal of a `spread` on the
+    weights. `"map"` climbs it by AdamW; `"em"` sets the tables in closed form every `inner` steps, and climbs with the
+    weights; `"svi"` and `"nuts"` give samples of the posterior. Of several `restarts`, followed all at once, the worse
+    half is let go after a quarter and a half of the steps (`prune`), and the best by the `held_out` likelihood is
+    given; where those sentences come out of `data`, it goes on with all for a quarter of the steps more. `anneal`
+    flattens likelihoods at first. Where choices are too many to be summed, `choices="sampled"` draws them, of `"svi"`,
+    which is approximate. `learn` names the parameters to learn. Every `every` steps there is a measure, and a
     checkpoint in `folder`; `resume` goes on from it ("changed": with another rate, steps, clip or precision). Ctrl-C
     gives the best so far. Under torchrun each process takes its share of each batch.
     """
@@ -77,17 +79,17 @@ def fit(
         method, steps, batch, rate, restarts, prune, anneal, inner, spread, clip, weight_decay, precision, chains,
         draws, warmup, choices, seed,
     )  # fmt: skip
-    habits = Habits(every, patience, folder, resume, progress)
-    network = _network(net)
+    recipe.refuse_untaken([k for k, v in (("patience", patience), ("held_out", held_out)) if v is not None])
+    habits, network = Habits(every, patience, folder, resume, progress), _network(net)
     one_of("missing", missing, (True, False))
     corpus = corpus_of(network, data, missing=missing)
     judge = None if held_out is None else corpus_of(network, held_out, "held_out", missing=missing)
     learned = learned_of(network, task_of_mixture(network).readouts, learn, spread)
     objective = Objective(network, learned, whole("budget", budget))
     _check(objective, recipe, corpus)
-    found = _fitted(objective, recipe, habits, corpus, judge, device)
+    found = _fitted(objective, recipe, habits, corpus, judge, device_of(device, network))
     made = found.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(found.net)
-    return replace(found, net=made)  # type: ignore[return-value]
+    return replace(found, net=made, missing=missing, data=corpus)  # type: ignore[return-value]
 
 
 def _network(net: object) -> Network:
@@ -104,15 +106,18 @@ def _fitted(
     habits: Habits,
     corpus: Corpus,
     judge: Corpus | None,
-    device: str | torch.device | None,
+    device: torch.device,
 ) -> Fit[Network]:
     settings = {**recipe.told(), "learn": list(objective.learned.names), "sentences": len(corpus)}
     settings["data"] = corpus.digest() + ("" if judge is None else judge.digest())
-    own = next(iter(objective.network.parameters.values())).device
+    settings["parameters"] = _digest(objective.network.parameters)
     with (
-        ranks(own if device is None else torch.device(device)) as here,
+        ranks(device) as here,
         torch.random.fork_rng([here.device] if here.device.type == "cuda" else []),
     ):
+        if here.world > 1 and objective.of_corpus:
+            wanted = "choices of sentences or words: a share of a corpus with one draw has no evidence of its own"
+            raise BNetError("torchrun", expected=wanted, got="per='corpus'", allowed="one process")
         objective.to(here.device)
         corpus = corpus.to(here.device)
         if recipe.method in ("svi", "nuts"):
@@ -167,9 +172,29 @@ def _with_all(
         steps=max(1, recipe.total // 4),
         rate=recipe.highest * LAST if recipe.highest else None,
     )
-    last = Ascent(again, slower, corpus, corpus, here, {**settings, "again": "with all sentences"})
+    began = {"again": "with all sentences", "parameters": _digest(again.network.parameters)}
+    last = Ascent(again, slower, corpus, corpus, here, {**settings, **began})
     folder = None if habits.folder is None else Path(habits.folder) / "all"
+    if folder is not None and habits.resume and here.first:
+        _leave_other(checkpoint.path_of(folder), again.network, began)
+    here.meet()
     return last, ascend(last, replace(habits, folder=folder))
+
+
+def _leave_other(path: Path, network: Network, began: Mapping[str, str]) -> None:
+    """Take away the checkpoint of a last phase that began where another first phase had ended."""
+    if path.exists() and checkpoint.read(path, network).settings.get("parameters") != began["parameters"]:
+        path.unlink()
+
+
+def _digest(parameters: Mapping[str, Tensor]) -> str:
+    """What tells other parameters, fixed ones and those that learning starts from: a hash of every number."""
+    found = hashlib.sha256()
+    for name, value in sorted(parameters.items()):
+        found.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        dense = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        found.update(dense.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()[:16]
 
 
 def _split(corpus: Corpus, recipe: Recipe, of_corpus: bool) -> tuple[Corpus, Corpus, str]:
@@ -184,6 +209,8 @@ def _split(corpus: Corpus, recipe: Recipe, of_corpus: bool) -> tuple[Corpus, Cor
 def _check(objective: Objective, recipe: Recipe, corpus: Corpus) -> None:
     """Refuse what does not go with the net."""
     learned = objective.learned
+    if not learned.weights and objective.choosing == {*learned.names}:
+        recipe.refuse_weightless()
     if objective.of_corpus:
         if recipe.batch is not None and recipe.batch < len(corpus):
             wanted = f"all {len(corpus)} sentences at each step: they share one draw, and a part of them is biased"

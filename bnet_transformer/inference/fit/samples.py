@@ -1,17 +1,17 @@
-"""Samples of a posterior over heads: their labels matched, and handed to ArviZ."""
+"""Samples of a posterior over heads: their labels matched where they mean nothing, and handed to ArviZ."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from bnet_transformer.compiler import Module
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.exact import posterior
 from bnet_transformer.inference.fit.corpus import Corpus
-from bnet_transformer.inference.fit.matching import matched, overlap_of
+from bnet_transformer.inference.fit.draws import selectors_of, shares, stored
+from bnet_transformer.inference.fit.matching import matched, overlap_of, words_present
 from bnet_transformer.inference.fit.objective import Objective
 from bnet_transformer.network import Member, Network
 
@@ -21,35 +21,55 @@ if TYPE_CHECKING:
     from bnet_transformer.inference.fit.result import Fit
 
 LOOKED_AT = 200  # sentences by whose responsibilities heads are matched
+DTYPES = {"diverging": "bool", "n_steps": "int64", "tree_depth": "int64"}  # as ArviZ has them
 
 
 def aligned(
-    objective: Objective, corpus: Corpus, samples: dict[str, Tensor], evidence: Tensor | None
-) -> dict[str, Tensor]:
-    """The samples with the heads of each draw in the order in which they match those of the likeliest draw."""
-    network, found = objective.network, {name: value.clone() for name, value in samples.items()}
-    graph, part = network.graph, corpus.take(slice(0, LOOKED_AT))
-    chains, draws = next(iter(samples.values())).shape[:2]
-    top = 0 if evidence is None else int(evidence.sum(-1).argmax())
-    for selector in network.members:
-        if selector.tpm.kind != "discrete" or selector.inputs or not graph.out_of[selector.family.index]:
+    objective: Objective, corpus: Corpus, samples: dict[str, Tensor], density: Tensor
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The samples with the heads of every draw in the order of the densest one's; the selectors of which that is done.
+
+    It is done where another order of the heads is as likely: a draw stays a draw of the same posterior.
+    """
+    network, lead, tables = objective.network, density.shape, objective.learned.tables
+    part = corpus if objective.of_corpus else corpus.take(slice(0, LOOKED_AT))
+    sets, top, done = stored(samples, tables), int(density.argmax()), []
+    for selector in selectors_of(network):
+        dims = {name: dim for name in network.parameters if (dim := head_dim(network, selector, name)) is not None}
+        if not _interchangeable(objective, part, {name: value[top] for name, value in sets.items()}, dims):
             continue
-        dims = {name: head_dim(network, selector, name) for name in samples}
+        answers, present = shares(objective, part, sets, selector), words_present(selector, part)
+        orders = [torch.tensor(matched(overlap_of(answers[top], each, present))) for each in answers]
+        for name in sets.keys() & dims.keys():
+            drawn = zip(sets[name], orders, strict=True)
+            sets[name] = torch.stack([each.index_select(dims[name], order.to(each.device)) for each, order in drawn])
+        done.append(selector.family.name)
+    found = {name: value.exp() if name in tables else value for name, value in sets.items()}
+    return {name: found[name].reshape(*lead, *found[name].shape[1:]) for name in samples}, tuple(done)
 
-        def answers(k: int, selector: Member = selector) -> Tensor:
-            one = {name: value.flatten(0, 1)[k] for name, value in samples.items()}
-            one = {name: value.log() if name in objective.learned.tables else value for name, value in one.items()}
-            module = Module(network.with_parameters({**network.parameters, **one}))
-            return posterior(module, selector.family.name, part.evidence, part.x, part.mask, budget=objective.budget)
 
-        reference = answers(top)
-        for k in range(chains * draws):
-            order = torch.tensor(matched(overlap_of(reference, answers(k))))
-            for name, dim in dims.items():
-                if dim is not None:
-                    each = found[name].flatten(0, 1)[k]
-                    found[name][k // draws, k % draws] = each.index_select(dim, order.to(each.device))
-    return found
+def _interchangeable(objective: Objective, corpus: Corpus, one: Mapping[str, Tensor], dims: Mapping[str, int]) -> bool:
+    """True where no order of a selector's heads is likelier than another.
+
+    What of a head is not learned must be equal over heads; and the log evidence must stay as it is under a turn and a
+    swap, of which all orders are made.
+    """
+    store = {**{k: v.detach().to(objective.device) for k, v in objective.network.parameters.items()}, **one}
+    for name, dim in dims.items():
+        if name not in one and not torch.equal(store[name], store[name].roll(1, dim)):
+            return False
+    count = next((store[name].shape[dim] for name, dim in dims.items()), 0)
+    if count < 2:
+        return False
+    few = corpus if objective.of_corpus else corpus.take(slice(0, 16))
+    with torch.no_grad():
+        own = objective.log_evidence(store, few)
+        for order in ([*range(1, count), 0], [1, 0, *range(2, count)]):
+            turned = {k: store[k].index_select(dim, torch.tensor(order, device=own.device)) for k, dim in dims.items()}
+            other = objective.log_evidence({**store, **turned}, few)
+            if not torch.allclose(own, other, rtol=torch.finfo(own.dtype).eps ** 0.5, atol=1e-4):
+                return False
+    return True
 
 
 def head_dim(network: Network, selector: Member, name: str) -> int | None:
@@ -77,7 +97,7 @@ def to_arviz(fit: Fit[Any]) -> az.InferenceData:
     """ArviZ's InferenceData of a fit with samples.
 
     The posterior has every parameter, and what does not hang on the labels of heads: `<selector>_sorted` (shares in
-    falling order), `<selector>_effective` (heads in effect), `log_evidence`.
+    falling order), `<selector>_effective` (heads in effect), `log_evidence`. NUTS's statistics of each draw go with it.
     """
     if not fit.samples:
         raise BNetError("to_arviz", expected="a fit with samples", got=fit.method, allowed="svi, nuts")
@@ -97,5 +117,7 @@ def to_arviz(fit: Fit[Any]) -> az.InferenceData:
     if fit.log_likelihoods is not None:
         likelihood = {"y": fit.log_likelihoods.cpu().numpy()}
         posterior_["log_evidence"] = fit.log_likelihoods.sum(-1).cpu().numpy()
-    made: az.InferenceData = az.from_dict(posterior=posterior_, log_likelihood=likelihood)
+    told = {name: value.cpu().numpy() for name, value in fit.statistics.items()}
+    told = {name: value.astype(DTYPES.get(name, value.dtype)) for name, value in told.items()}
+    made: az.InferenceData = az.from_dict(posterior=posterior_, log_likelihood=likelihood, sample_stats=told or None)
     return made

@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyro
 import torch
-from pyro.infer import MCMC, NUTS
 from torch import Tensor
-from torch.distributions import biject_to
 from tqdm import tqdm
 
 from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.inference.fit.ascent import ascend
+from bnet_transformer.inference.fit.chains import TOLD, Chain, go_on, keep
 from bnet_transformer.inference.fit.corpus import Corpus
+from bnet_transformer.inference.fit.draws import representative
 from bnet_transformer.inference.fit.objective import Objective
 from bnet_transformer.inference.fit.recipe import Habits, Recipe
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.samples import aligned
-from bnet_transformer.inference.fit.variational import SIMPLEX, Drawn, Model, Variational, site
+from bnet_transformer.inference.fit.variational import Drawn, Model, Variational
 from bnet_transformer.network import Network
 from bnet_transformer.training import checkpoint
 from bnet_transformer.training.data import mixed
+from bnet_transformer.training.loop import asked_to_stop
 from bnet_transformer.training.parallel import Ranks
 
 NARROW = "mean-field: the posterior is taken as independent by parameter, and its spread comes out too small"
 DRAWN = "; choices are drawn, not summed, and taken as independent of each other given the sentence"
-AT_ONCE, MOST = 32, 2**26  # draws computed at once; numbers of a table of log likelihoods that is still kept
+EARLY = "interrupted in the warmup: nothing is drawn yet, and the net is the likeliest that was come to"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a method found: samples with tables as probabilities, and the parameters to show, tables as logarithms."""
+
+    samples: dict[str, Tensor]
+    shown: dict[str, Tensor]
+    finished: bool
+    approximate: str | None = None
+    bounds: tuple[float, ...] = ()
+    measured: tuple[tuple[int, int, float], ...] = ()
+    statistics: dict[str, Tensor] = field(default_factory=dict)
+    matched: tuple[str, ...] = ()
+    choices: dict[str, Tensor] = field(default_factory=dict)
 
 
 def sampled(
@@ -42,126 +58,94 @@ def sampled(
         wanted = f"None or all {len(corpus)} sentences: NUTS needs the whole likelihood"
         raise BNetError("batch", expected=wanted, got=recipe.batch, allowed="svi")
     by = _by_svi if recipe.method == "svi" else _by_nuts
-    samples, bounds, measured, divergent, finished, choices = by(objective, recipe, habits, corpus, settings, ranks)
-    evidence = None if choices else _log_likelihoods(objective, corpus, samples)
-    if recipe.method == "nuts" and objective.learned.weights:
-        samples = aligned(objective, corpus, samples, evidence)
+    found = by(objective, recipe, habits, corpus, settings, ranks)
     network = objective.network
-    means = {name: value.mean((0, 1)) for name, value in samples.items()}
-    means = {name: value.log() if name in objective.learned.tables else value for name, value in means.items()}
+    shown = _home(network, found.shown)
     return Fit(
-        network.with_parameters(
-            {**network.parameters, **{k: v.to(network.parameters[k].device) for k, v in means.items()}}
-        ),
+        network.with_parameters({**network.parameters, **shown}),
         recipe.method,
         len(corpus),
         "the sentences learned from",
-        0,
-        finished,
-        NARROW + (DRAWN if choices else "") if recipe.method == "svi" else None,
-        objective.learned.names,
-        objective.budget,
-        bounds,
-        measured,
-        samples,
-        evidence,
-        divergent,
-        choices,
+        finished=found.finished,
+        approximate=found.approximate,
+        learned=objective.learned.names,
+        budget=objective.budget,
+        bounds=found.bounds,
+        measured=found.measured,
+        samples=_home(network, found.samples),
+        divergent=tuple(int(n) for n in found.statistics.get("diverging", torch.zeros(0, 1)).sum(1)),
+        choices=found.choices,
+        statistics=found.statistics,
+        matched=found.matched,
     )
 
 
-def _log_likelihoods(objective: Objective, corpus: Corpus, samples: dict[str, Tensor]) -> Tensor | None:
-    """The log evidence of each sentence under each draw, `[chain, draw, sentence]`; None where too large."""
-    lead = next(iter(samples.values())).shape[:2]
-    if lead.numel() * len(corpus) > MOST or objective.of_corpus:
-        return None
-    flat = {name: value.flatten(0, 1) for name, value in samples.items()}
-    flat = {name: value.log() if name in objective.learned.tables else value for name, value in flat.items()}
-    found = []
-    with torch.no_grad():
-        for start in range(0, lead.numel(), AT_ONCE):
-            sets = {name: value[start : start + AT_ONCE] for name, value in flat.items()}
-            found.append(torch.cat([objective.log_evidences(sets, part) for part in corpus.parts(1024)], 1))
-    return torch.cat(found).reshape(*lead, -1)
-
-
-Found = tuple[
-    dict[str, Tensor], tuple[float, ...], tuple[tuple[int, int, float], ...], tuple[int, ...], bool, dict[str, Tensor]
-]
+def _home(network: Network, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What was found, each where the net has its own."""
+    return {name: value.to(network.parameters[name].device) for name, value in found.items()}
 
 
 def _by_svi(
     objective: Objective, recipe: Recipe, habits: Habits, corpus: Corpus, settings: dict[str, Any], ranks: Ranks
 ) -> Found:
-    kind = Drawn if recipe.choices == "sampled" else Variational
-    run = kind(objective, recipe, corpus, corpus, ranks, settings)
+    drawn = recipe.choices == "sampled"
+    run = (Drawn if drawn else Variational)(objective, recipe, corpus, corpus, ranks, settings)
     finished = ascend(run, habits)
     torch.manual_seed(mixed(recipe.seed, "posterior"))
-    guide = run.guide(run.sets.one(0))
-    samples = {name: of.sample((1, recipe.draws)) for name, of in guide.items()}
-    return samples, tuple(run.bounds), tuple(run.measured), (), finished, run.choices()
+    samples = {name: of.sample((1, recipe.draws)) for name, of in run.guide(run.sets.one(0)).items()}
+    return Found(
+        samples,
+        run.mean(),
+        finished,
+        NARROW + (DRAWN if drawn else ""),
+        tuple(run.bounds),
+        tuple(run.measured),
+        choices=run.choices(),
+    )
 
 
 def _by_nuts(
     objective: Objective, recipe: Recipe, habits: Habits, corpus: Corpus, settings: dict[str, Any], ranks: Ranks
 ) -> Found:
-    """Chain after chain, each kept when it is done."""
+    """All chains, a draw of each in turn: whenever they end, each has as many draws."""
     path = None if habits.folder is None else checkpoint.path_of(habits.folder)
-    chains: list[dict[str, Tensor]] = []
-    if path is not None and path.exists():
-        if not habits.resume:
-            raise FileError(str(path), expected="no checkpoint yet", got="one", allowed="resume=True, another folder=")
-        chains = _kept(path, objective.network, settings, habits.free)
-    finished = True
+    there = path is not None and path.exists()
+    if there and not habits.resume:
+        raise FileError(str(path), expected="no checkpoint yet", got="one", allowed="resume=True, another folder=")
     objective.keep(corpus)
+    model, steps = Model(objective), recipe.warmup + recipe.draws
     hide = True if habits.progress is False else False if habits.progress else None
-    with tqdm(total=recipe.chains, initial=len(chains), disable=hide, unit="chain", leave=False) as bar:
-        while len(chains) < recipe.chains and finished:
-            try:
-                chains.append(_chain(Model(objective), recipe, corpus, len(chains)))
-            except KeyboardInterrupt:
-                if not chains:
-                    raise
-                finished = False
-            if path is not None:
-                _keep(path, objective.network, chains, settings)
-            bar.update()
-    divergent = tuple(int(chain.pop("divergent")) for chain in chains)
-    samples = {name: torch.stack([chain[name] for chain in chains]) for name in objective.learned.names}
-    return samples, (), (), divergent, finished, {}
-
-
-def _chain(model: Model, recipe: Recipe, corpus: Corpus, number: int) -> dict[str, Tensor]:
-    """One chain, from the net's own parameters, moved a little."""
-    pyro.set_rng_seed(mixed(recipe.seed, "chain", number) % 2**31)
-    start = {}
-    for name in model.learned.names:
-        value = model.objective.network.parameters[name].detach()
-        if name in model.learned.tables:
-            theta = 0.9 * value.softmax(-1) + 0.1 / value.shape[-1]
-            value = biject_to(SIMPLEX).inv(theta)
-        start[site(name)] = value + 0.1 * torch.randn_like(value)
-    with pyro.validation_enabled(False), warnings.catch_warnings():
+    with pyro.validation_enabled(False), warnings.catch_warnings(), asked_to_stop() as asked:
         warnings.simplefilter("ignore", UserWarning)  # Pyro's own, of torch interfaces that go away
-        kernel = NUTS(potential_fn=lambda z: model.potential(corpus, z))
-        chain = MCMC(kernel, recipe.draws, warmup_steps=recipe.warmup, initial_params=start, disable_progbar=True)
-        chain.run()
-    found = {}
-    for name in model.learned.names:
-        value = chain.get_samples()[site(name)].detach()
-        found[name] = biject_to(SIMPLEX)(value) if name in model.learned.tables else value
-    divergences = chain.diagnostics().get("divergences", {})
-    found["divergent"] = torch.tensor(sum(len(each) for each in divergences.values()))
-    return found
+        chains = [Chain(model, recipe, corpus, number) for number in range(recipe.chains)]
+        if path is not None and there:
+            go_on(path, chains, settings, habits.free)
+        with tqdm(total=steps, initial=chains[0].step, disable=hide, unit="draw", leave=False) as bar:
+            while chains[0].step < steps and not asked:
+                for chain in chains:
+                    chain.advance()
+                bar.update()
+                bar.set_postfix(_told(objective, chains, len(corpus)), refresh=False)
+                if path is not None and (habits.pauses(chains[0].step, steps) or asked):
+                    keep(path, chains, settings)
+    finished = chains[0].step == steps
+    if not chains[0].drawn:
+        best = max(chains, key=lambda chain: chain.density).parameters()
+        shown = {name: value.log() if name in objective.learned.tables else value for name, value in best.items()}
+        return Found({}, shown, finished, EARLY)
+    names = objective.learned.names
+    samples = {name: torch.stack([torch.stack([d[name] for d in chain.drawn]) for chain in chains]) for name in names}
+    rows = torch.tensor([chain.told for chain in chains], dtype=torch.float64)
+    statistics = dict(zip(TOLD, rows.unbind(-1), strict=True))
+    samples, matched = aligned(objective, corpus, samples, statistics["lp"])
+    shown = representative(objective.network, samples, objective.learned.tables)
+    return Found(samples, shown, finished, statistics=statistics, matched=matched)
 
 
-def _keep(path: Path, network: Network, chains: list[dict[str, Tensor]], settings: dict[str, Any]) -> None:
-    tensors = {f"net/{name}": value for name, value in network.parameters.items()}
-    tensors |= {f"{k}/{name}": value for k, chain in enumerate(chains) for name, value in chain.items()}
-    checkpoint.write(path, network, checkpoint.Checkpoint(len(chains), tensors, (), (), settings))
-
-
-def _kept(path: Path, network: Network, settings: dict[str, Any], free: Collection[str]) -> list[dict[str, Tensor]]:
-    found = checkpoint.read(path, network)
-    checkpoint.check_settings(path, found, settings, free)
-    return [found.part(str(k)) for k in range(found.step)]
+def _told(objective: Objective, chains: list[Chain], sentences: int) -> dict[str, str]:
+    """What the progress says: the phase, the mean log density per sentence, the most live heads of a chain."""
+    bound = sum(chain.density for chain in chains) / len(chains) / sentences
+    told = {"phase": "draws" if chains[0].drawn else "warmup", "bound": f"{bound:.4f}"}
+    tables = [chain.parameters()[name] for name in sorted(objective.choosing)[:1] for chain in chains]
+    pis = [table for table in tables if table.dim() == 1]
+    return told | ({"live": f"{max(int((pi > 0.01).sum()) for pi in pis)} heads"} if pis else {})

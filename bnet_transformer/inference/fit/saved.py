@@ -21,7 +21,10 @@ from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.network import Network
 
 FORMAT, VERSION, KEY = "bnet_transformer fit", 1, "bnet_transformer"
-TOLD = ("method", "sentences", "judged_on", "restart", "finished", "approximate", "learned", "budget", "divergent")
+TOLD = (
+    *("method", "sentences", "judged_on", "restart", "finished", "approximate"),
+    *("learned", "budget", "missing", "divergent", "matched"),
+)
 
 
 def save(fit: Fit[Any], path: str | os.PathLike[str]) -> None:
@@ -31,6 +34,7 @@ def save(fit: Fit[Any], path: str | os.PathLike[str]) -> None:
     tensors["measured"] = torch.tensor(fit.measured, dtype=torch.float64).reshape(-1, 3)
     tensors |= {f"samples/{name}": value.detach().cpu().contiguous() for name, value in fit.samples.items()}
     tensors |= {f"choices/{name}": value.detach().cpu().contiguous() for name, value in fit.choices.items()}
+    tensors |= {f"statistics/{name}": value.contiguous() for name, value in fit.statistics.items()}
     if fit.log_likelihoods is not None:
         tensors["log_likelihoods"] = fit.log_likelihoods.detach().cpu().contiguous()
     head = {"format": FORMAT, "version": VERSION, "told": {name: getattr(fit, name) for name in TOLD}}
@@ -74,7 +78,8 @@ def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = 
         bounds=tuple(tensors["bounds"].tolist()),
         measured=measured,
         samples=samples,
-        log_likelihoods=tensors.get("log_likelihoods"),
+        known_likelihoods=tensors.get("log_likelihoods"),
+        statistics={name[11:]: value for name, value in tensors.items() if name.startswith("statistics/")},
         choices={name[8:]: value for name, value in tensors.items() if name.startswith("choices/")},
     )
 

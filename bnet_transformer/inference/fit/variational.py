@@ -27,10 +27,11 @@ class Model:
 
     def __init__(self, objective: Objective) -> None:
         self.objective, self.learned = objective, objective.learned
+        self.device = objective.device
 
     def prior(self, name: str) -> Any:
         """The prior of one parameter; tables as probabilities."""
-        like = self.objective.network.parameters[name]
+        like = self.objective.network.parameters[name].detach().to(self.device)
         if name in self.learned.tables:
             found = dist.Dirichlet(torch.full_like(like, self.learned.tables[name]))
             return found.to_event(like.dim() - 1)
@@ -44,7 +45,7 @@ class Model:
 
     def potential(self, corpus: Corpus, z: dict[str, Tensor]) -> Tensor:
         """Minus the log density of parameters told without constraints."""
-        parameters, total = {}, torch.zeros((), dtype=self.objective.network.dtype)
+        parameters, total = {}, torch.zeros((), dtype=self.objective.network.dtype, device=self.device)
         for name in self.learned.names:
             value = z[site(name)]
             if name in self.learned.tables:
@@ -112,11 +113,20 @@ class Variational(Ascent):
 
     def scores(self) -> list[float]:
         """The mean log evidence of a sentence at the mean of the guide."""
-        means = {name: of.mean for name, of in self.guide(self.sets.one(0)).items()}
-        means = {name: value.log() if name in self.model.learned.tables else value for name, value in means.items()}
+        means = self.mean()
         with torch.no_grad():
             parts = [self.objective.log_evidence(means, part).sum() for part in self.judges]
         return [float(torch.stack(parts).sum()) / len(self.judge)]
+
+    def shares(self) -> list[Tensor]:
+        """The shares of heads of each selector at the mean of the guide, `[set, head]`."""
+        means = self.mean()
+        return [means[name].exp()[None] for name in sorted(self.settled) if name in means and means[name].dim() == 1]
+
+    def mean(self) -> dict[str, Tensor]:
+        """The mean of the guide, as parameters."""
+        means = {name: of.mean for name, of in self.guide(self.sets.one(0)).items()}
+        return {name: value.log() if name in self.model.learned.tables else value for name, value in means.items()}
 
     def choices(self) -> dict[str, Tensor]:
         """The approximate posterior of the choices: none, where they are summed out."""

@@ -3,6 +3,8 @@
 import importlib
 import pkgutil
 
+from bnet_transformer.errors import BNetError
+from bnet_transformer.network import Network
 from bnet_transformer.pretrained.family import Family
 
 FAMILIES: dict[str, Family] = {}
@@ -10,3 +12,11 @@ FAMILIES: dict[str, Family] = {}
 for _found in pkgutil.iter_modules(__path__):
     _family: Family = importlib.import_module(f"{__name__}.{_found.name}").FAMILY
     FAMILIES[_family.name] = _family
+
+
+def family_of(network: Network) -> Family:
+    """The family of a pretrained net."""
+    found = FAMILIES.get(network.declaration.name)
+    if found is None:
+        raise BNetError("net", expected="a pretrained net of " + ", ".join(FAMILIES), got=network.declaration.name)
+    return found

@@ -45,4 +45,5 @@ FAMILY = Family(
     },
     classifier=("class_dense", "relu"),
     buffers=("embeddings.position_ids",),
+    in_lens=False,
 )

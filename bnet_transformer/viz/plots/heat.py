@@ -13,7 +13,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.patches import Rectangle
 
 from bnet_transformer.errors import BudgetError
-from bnet_transformer.viz.plots.canvas import PAGE, SMALL, Canvas, scaled
+from bnet_transformer.viz.plots.canvas import PAGE, SIZE, SMALL, Canvas, scaled
 from bnet_transformer.viz.plots.table import Numbers
 from bnet_transformer.viz.plots.words import LONGEST, shown, width
 
@@ -23,13 +23,14 @@ FINE = 40  # cells of more rows or columns have no gaps, and are written as an i
 
 @dataclass(frozen=True)
 class Map:
-    """A matrix to colour: words along its rows and columns, and what the axes are."""
+    """A matrix to colour: words along its rows and columns, its name (and a short one), and that of its row of panels."""
 
     values: Numbers = field(repr=False)
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     name: str = ""
     row: str = ""
+    short: str = ""
     low: Numbers | None = field(default=None, repr=False)
     high: Numbers | None = field(default=None, repr=False)
 
@@ -76,7 +77,7 @@ def heat_map(
 
 def heat_maps(
     canvas: Canvas,
-    maps: Sequence[Map],
+    maps: Sequence[Map | None],
     *,
     what: str,
     x: str,
@@ -85,45 +86,66 @@ def heat_maps(
     limits: tuple[float, float] | None = None,
     square: bool = True,
 ) -> list[Axes]:
-    """Several matrices on one scale, `across` in a row; words at the left and at the foot, where there is room."""
-    check_panels(len(maps))
-    count = math.ceil(len(maps) / across)
-    titled = [k < across or each.name != maps[k - across].name for k, each in enumerate(maps)]
+    """Several matrices on one scale, `across` in a row, None for an empty place; words at the left and at the foot."""
+    some = [each for each in maps if each is not None]
+    check_panels(len(some))
+    first, count = some[0], math.ceil(len(maps) / across)
+    titled = [k < across or _named(maps, k) != _named(maps, k - across) for k in range(len(maps))]
     side = (PAGE - 1.1) / across - 0.1
-    worded = min(2.0, side - room(maps[0].rows) / across) * 72 / max(len(maps[0].rows), len(maps[0].columns)) >= 6.5
+    worded = min(2.0, side - room(first.rows) / across) * 72 / max(len(first.rows), len(first.columns)) >= 6.5
     tall = 1.0 if square else 0.8
     if worded:
-        left, below = room(maps[0].rows), room(maps[0].columns)
+        left, below = room(first.rows), room(first.columns)
         side = min(2.0, (PAGE - 0.9 - left) / across)
         high = count * (tall * side + 0.1) + 0.16 * sum(titled[::across]) + below + 0.4
         panels = canvas.panels(count, across, side * across + left + 0.9, min(9.4, high), sharex=True, sharey=True)
     else:
         side = min(1.8, side)
         panels = canvas.grid(count, across, (side, tall * side), (0.08, 0.22 if any(titled[across:]) else 0.08))
-    limits = limits or shared_limits([each.values for each in maps])
+    limits = limits or shared_limits([each.values for each in some])
+    titles = _titles(canvas, maps, 72 * side)
     image: Any = None
     for k, ax in enumerate(panels):
-        if k >= len(maps):
+        found = maps[k] if k < len(maps) else None
+        if found is None:
             ax.set_visible(False)
             continue
-        image = coloured(canvas, ax, maps[k], limits)
-        first, foot = k % across == 0, k + across >= len(maps)
-        canvas.subtitle(ax, maps[k].name if titled[k] else "")
-        canvas.named(ax, y=maps[k].row if first else "")
+        image = coloured(canvas, ax, found, limits)
+        canvas.subtitle(ax, titles[k] if titled[k] else "")
+        canvas.named(ax, y=found.row if k % across == 0 else "")
         if not worded:
             ax.set_xticks([])
             ax.set_yticks([])
             continue
         if square:
             ax.set_aspect("equal")
-        if first:
-            canvas.words(ax, "y", maps[0].rows, tall * side * 0.95)
+        foot = k + across >= len(maps) or maps[k + across] is None
+        if k % across == 0:
+            canvas.words(ax, "y", first.rows, tall * side * 0.95)
         if foot:
-            canvas.words(ax, "x", maps[0].columns, side * 0.95)
-        ax.tick_params(labelleft=first, labelbottom=foot)
+            canvas.words(ax, "x", first.columns, side * 0.95)
+        ax.tick_params(labelleft=k % across == 0, labelbottom=foot)
     canvas.around(x, y)
     canvas.bar(image, what, panels)
-    return panels[: len(maps)]
+    return [ax for ax in panels if ax.get_visible()]
+
+
+def _named(maps: Sequence[Map | None], k: int) -> str:
+    found = maps[k]
+    return "" if found is None else found.name
+
+
+def _titles(canvas: Canvas, maps: Sequence[Map | None], points: float) -> list[str]:
+    """What is written above each panel: its name, or the short one where names would run together."""
+    names = [_named(maps, k) for k in range(len(maps))]
+    if max(width(shown(name, 60), SIZE) for name in names) < points:
+        return names
+    some = [each for each in maps if each is not None]
+    if all(each.short for each in some):
+        canvas.note(f"The first panel is {some[0].name}; above the others are only the numbers.")
+        names = ["" if each is None else each.short for each in maps]
+    longest = next((n for n in range(60, 3, -1) if max(width(shown(x, n), SIZE) for x in names) < points), 3)
+    return [shown(name, longest) if name else "" for name in names]
 
 
 def coloured(canvas: Canvas, ax: Axes, shown_map: Map, limits: tuple[float, float] | None) -> Any:
@@ -180,7 +202,7 @@ def write_numbers(canvas: Canvas, ax: Axes, values: Numbers, image: Any) -> None
 def whiskers(canvas: Canvas, ax: Axes, shown_map: Map, image: Any) -> None:
     """In each cell its interval, upright on one scale for all cells, a dot for the value, a thin line for zero."""
     assert shown_map.low is not None and shown_map.high is not None
-    least, most = min(0.0, float(np.nanmin(shown_map.low))), max(0.0, float(np.nanmax(shown_map.high)))
+    least, most = float(np.nanmin(shown_map.low, initial=0.0)), float(np.nanmax(shown_map.high, initial=0.0))
     span = (most - least) or 1.0
 
     def height(value: Any) -> Any:
@@ -195,6 +217,8 @@ def whiskers(canvas: Canvas, ax: Axes, shown_map: Map, image: Any) -> None:
         zeros.append([(j - 0.3, i + height(0.0)), (j + 0.3, i + height(0.0))])
         dots.append((j, i + height(value)))
         colours.append(colour)
+    if not dots:
+        return
     ax.add_collection(LineCollection(zeros, colors=colours, linewidths=0.5, alpha=0.6, label="zero"))
     ax.add_collection(LineCollection(lines, colors=colours, linewidths=1.1, label="interval"))
     x, y = np.array(dots).T

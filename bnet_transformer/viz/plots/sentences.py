@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
@@ -14,9 +15,9 @@ from torch import Tensor
 from bnet_transformer import asking, reference
 from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, one_of, whole
+from bnet_transformer.graph import Selection
 from bnet_transformer.network import Member
 from bnet_transformer.reference import World
-from bnet_transformer.tpm import Given
 from bnet_transformer.viz.plots.bars import Series, bars, top_of
 from bnet_transformer.viz.plots.canvas import Canvas
 from bnet_transformer.viz.plots.heat import Map, heat_map, heat_maps, up_to
@@ -70,7 +71,8 @@ def sentence(
         raise BNetError("evidence", expected="a node whose posterior it changes", got="none", allowed=allowed)
     one_of("words", words, (TOKENS, "words"))
     chosen = s._slices("all" if slice is None else slice, role)[1]
-    maps = [each for t in chosen for each in attention_maps(s, t, head, role, words)]
+    several = {t: attention_maps(s, t, head, role, words) for t in chosen}
+    maps = [each for found in several.values() for each in found]
     told: Any = {"what": "P(j | i)", "x": "word j that is read", "y": "word i that reads"}
     if any(bool(np.isnan(each.values).any()) for each in maps):
         canvas.note(ABSENT)
@@ -79,14 +81,24 @@ def sentence(
         ax = heat_map(canvas, maps[0], **told, limits=limits, square=True)
         canvas.headline(f"Slice {chosen[0]}" + (f", {maps[0].name}" if maps[0].name else ""), ax)
         return
-    each = len(maps) // len(chosen)
-    if len(chosen) > 1 and each == 1:
-        maps = [replace(one, name=f"slice {t}") for one, t in zip(maps, chosen, strict=True)]
-    elif len(chosen) > 1:
-        maps = [replace(one, row=f"slice {chosen[k // each]}") for k, one in enumerate(maps)]
-    across = each if len(chosen) > 1 and 1 < each <= 16 else min(4, len(maps))
-    heat_maps(canvas, maps, **told, across=across, limits=limits)
+    across, panels = laid_out(several)
+    heat_maps(canvas, panels, **told, across=across, limits=limits)
     canvas.headline(f"Slice {chosen[0]}" if len(chosen) == 1 else "Attention TPMs, slice by slice")
+
+
+def laid_out(several: Mapping[int, list[Map]]) -> tuple[int, list[Map | None]]:
+    """How many panels there are across, and the panels of all slices row by row: each slice begins a row."""
+    widest = max(map(len, several.values()))
+    if len(several) == 1 or widest == 1:
+        found = [replace(maps[0], name=f"slice {t}", short="") if widest == 1 else each
+                 for t, maps in several.items() for each in maps]
+        return min(4, len(found)), list(found)
+    across = widest if widest <= 16 else 8
+    panels: list[Map | None] = []
+    for t, maps in several.items():
+        panels += [replace(each, row=f"slice {t}") for each in maps]
+        panels += [None] * (-len(maps) % across)
+    return across, panels
 
 
 def attention_maps(s: Said, slice_: int, head: int | None, role: str | None, words: str) -> list[Map]:
@@ -96,7 +108,7 @@ def attention_maps(s: Said, slice_: int, head: int | None, role: str | None, wor
     member = asking.reader(world, slice_, role)
     rows, columns = (_words(s, stack, words) for stack in _stacks(world, member))
     names = _lead(s, world, member, found.dim() - 2)
-    kept = torch.where(found == 0, torch.nan, found)
+    kept = found.masked_fill(~arrows(s, member, words), torch.nan)
     if head is not None:
         if "head" not in names:
             raise BNetError("head", expected="a net with a plate of heads", got="one without", allowed="s.do(c=...)")
@@ -110,8 +122,28 @@ def attention_maps(s: Said, slice_: int, head: int | None, role: str | None, wor
         if head is not None and told["head"] != head:
             continue
         name = ", ".join(f"head {k}" if axis == "head" else f"{axis} = {k}" for axis, k in told.items())
-        maps.append(Map(kept[states].numpy(), rows, columns, name))
+        short = ", ".join(str(k) for k in told.values())
+        maps.append(Map(kept[states].numpy(), rows, columns, name, short=short))
     return maps
+
+
+def arrows(s: Said, member: Member, words: str) -> Tensor:
+    """True where an arrow leads from word j to what reads at word i: `[*plates, word, word]`."""
+    ground, family = s._world.ground, member.family
+    over = {given.parent for given in member.inputs if WORD in given.over}
+    rows, columns = (len(s._intake.tokens[stack]) for stack in _stacks(s._world, member))
+    shape = (*ground.shapes[family.index][:-1], rows)
+    led = {parent: torch.zeros(math.prod(shape), columns, dtype=torch.bool) for parent in over}
+    kept = Selection(slices=[family.step] if family.step is not None else None)
+    for bundle, sources, targets in ground.arrows(kept):
+        if bundle.child == family.index and bundle.parent in over:
+            i = torch.as_tensor(targets - int(ground.offsets[family.index])).long()
+            j = torch.as_tensor((sources - int(ground.offsets[bundle.parent])) % columns).long()
+            led[bundle.parent][i, j] = True
+    every = torch.stack(list(led.values())).all(0).reshape(*shape, columns)
+    if words == TOKENS:
+        return every
+    return asking.grouped(every.double(), s._intake.groups()) > 0
 
 
 def posterior(
@@ -125,12 +157,12 @@ def posterior(
     given = ", ".join([*(_told(s, evidence or {})), *_seen(s)])
     what = f"P({', '.join(names)}" + (f" | {given})" if given and len(given) < 40 else " | evidence)" if given else ")")
     if len(names) == 2:
-        labels = {name: labels_of(s, name) for name in names}
         joint = s.posterior(names, evidence)
+        labels = {name: labels_of(s, name) for name in names}
         table(table_of(joint, names, labels=labels, what=what), canvas)
         return
-    labels_ = labels_of(s, names[0])
     after = s.posterior(names[0], evidence).double().numpy()
+    labels_ = labels_of(s, names[0])
     series = [Series(after, what)]
     if evidence:
         before = s.posterior(names[0]).double().numpy()
@@ -160,21 +192,10 @@ def sentences(
 
 
 def labels_of(s: Said, name: str) -> list[str]:
-    """What the states of a node are called: its TPM's labels, words of the vocabulary, or their numbers."""
-    world = s._world
-    network = world.network
-    node = world.ground.id(name)
-    member = network.members[world.ground.family_of(node).index]
-    count = reference.support(world, node)
-    if member.tpm.kind == "discrete" and member.tpm.states is None:
-        return list(s._intake.tokens[_stacks(world, member)[1]])
-    labels = getattr(member.tpm, "labels", None)
-    readout = not network.graph.out_of[member.family.index]
-    if labels is None and (readout or isinstance(member.tpm, Given)):
-        labels = network.vocabularies.get(member.family.stack)
-    if labels is None or len(labels) != count:
-        return [str(k) for k in range(count)]
-    return list(labels)
+    """What the states of a node are called: by their labels or words, else by their numbers."""
+    node = s._world.ground.id(name)
+    found = asking.labels(s._world, s._intake.tokens, node)
+    return list(found) if found is not None else [str(k) for k in range(reference.support(s._world, node))]
 
 
 def _stacks(world: World, member: Member) -> tuple[str, str]:

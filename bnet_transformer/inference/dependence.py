@@ -1,0 +1,215 @@
+"""How dependent nodes are in the numbers of a sentence: over the states of its choices, and as its words vary.
+
+The second test reads the sentence as a linear net with normal noise, at the point where it stands: the vectors of its
+words vary as independent unit normals, each random node by a noise of its own, each choice stays at its most probable
+state. With `J` the derivatives of values by all that noise, the covariance of x and y given z is
+
+    J_x J_y^T - J_x J_z^T (J_z J_z^T)^+ J_z J_y^T.
+
+What the graph separates has none. Nodes that have some are dependent in that linear net; to find none shows nothing of
+higher orders, of other choices, or of what would follow if weights varied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from bnet_transformer import reference
+from bnet_transformer.graph import topological_order
+from bnet_transformer.inference.drawing import normal_of
+from bnet_transformer.network import Member
+from bnet_transformer.reference import ATOL, BUDGET, Run, World
+from bnet_transformer.tpm import Given
+
+LEAST = 1e-7  # what is left of a derivative, relative to it, once what is given is told: below, the node is determined
+RANK = 1e-10
+
+
+def dependences(
+    world: World, x: Sequence[int], y: Sequence[int], given: Sequence[int], budget: int = BUDGET
+) -> tuple[float | None, float | None]:
+    """Both tests, each from 0 to 1; None where it cannot be made."""
+    return over_choices(world, x, y, given, budget), over_roots(world, x, y, given)
+
+
+def over_choices(
+    world: World, x: Sequence[int], y: Sequence[int], given: Sequence[int], budget: int = BUDGET, atol: float = ATOL
+) -> float | None:
+    """The greatest `|P(x, y | given) - P(x | given) P(y | given)|` over all values, by enumeration of the choices.
+
+    Values of nodes that are functions of choices count as states: values within `atol` of each other are one. None
+    where there are no choices, or a random real node, which has no states to count.
+    """
+    nodes = [*x, *y, *given]
+    free = reference.choices(world, nodes, {}, beyond=True)
+    if not free or any(_kind(world, node) == "continuous" for node in _above(world, nodes)):
+        return None
+    logs, codes = [], []
+    books: list[list[Tensor]] = [[] for _ in nodes]
+    for run in reference.runs(world, free, {}, budget):
+        logs.append(sum((run.log_prob(node) for node in free), torch.zeros((), dtype=torch.float64)))
+        codes.append([_code(book, _state(run, node), atol) for book, node in zip(books, nodes, strict=True)])
+    share = torch.stack(logs).exp()
+    table = torch.tensor(codes).reshape(len(codes), len(nodes))
+    parts = table.split([len(x), len(y), len(given)], dim=1)
+    i, j, k = (_numbered(part) for part in parts)
+    joint = torch.zeros(int(k.max()) + 1, int(i.max()) + 1, int(j.max()) + 1, dtype=torch.float64)
+    joint.index_put_((k, i, j), share, accumulate=True)
+    joint = joint[joint.sum((1, 2)) > 0]
+    joint = joint / joint.sum((1, 2), keepdim=True)
+    return float((joint - joint.sum(2, keepdim=True) * joint.sum(1, keepdim=True)).abs().max())
+
+
+def _state(run: Run, node: int) -> Tensor:
+    return run.states[node] if node in run.states else run.value(node)
+
+
+def _numbered(rows: Tensor) -> Tensor:
+    """The number of each row among the different ones."""
+    if not rows.shape[1]:
+        return torch.zeros(len(rows), dtype=torch.long)
+    numbers: Tensor = torch.unique(rows, dim=0, return_inverse=True)[1]
+    return numbers.reshape(-1)
+
+
+def _code(book: list[Tensor], value: Tensor, atol: float) -> int:
+    """The number of a value in a book of those met so far."""
+    for number, other in enumerate(book):
+        if bool(((value - other).abs() <= atol).all()):
+            return number
+    book.append(value)
+    return len(book) - 1
+
+
+def _kind(world: World, node: int) -> str:
+    return "set" if node in world.do else _member(world, node).tpm.kind
+
+
+def _member(world: World, node: int) -> Member:
+    return world.network.members[world.ground.family_of(node).index]
+
+
+def _above(world: World, nodes: Sequence[int]) -> list[int]:
+    """Some nodes and all above them, parents first."""
+    above = {node for each in nodes for node in reference.pending(world, each, {}, {})}
+    return [node for node in topological_order(world.ground).tolist() if node in above]
+
+
+def over_roots(world: World, x: Sequence[int], y: Sequence[int], given: Sequence[int]) -> float:
+    """The greatest partial correlation of a number of x and one of y given others, to first order."""
+    varied = _Varied(_in_double(world), frozenset(given))
+    varied.run_through([*x, *y, *given])
+    J_x, J_y, J_z = (varied.derivatives(nodes) for nodes in (x, y, given))
+    if not J_x.numel() or not J_y.numel():
+        return 0.0
+    kept = _basis(J_z)
+    rest_x, rest_y = (_scaled(J - (J @ kept.mT) @ kept, J) for J in (J_x, J_y))
+    return float((rest_x @ rest_y.mT).abs().max())
+
+
+def _basis(J: Tensor) -> Tensor:
+    """An orthonormal basis of the rows, `[rank, noise]`."""
+    J = J[J.norm(dim=1) > 0]
+    if not len(J):
+        return J
+    _, sizes, rows = torch.linalg.svd(J / J.norm(dim=1, keepdim=True), full_matrices=False)
+    kept: Tensor = rows[sizes > RANK * sizes[0]]
+    return kept
+
+
+def _scaled(rest: Tensor, whole: Tensor) -> Tensor:
+    """Each row by its length; zero where what is given determines it."""
+    left = rest.norm(dim=1, keepdim=True)
+    return torch.where(left > LEAST * whole.norm(dim=1, keepdim=True), rest / left, 0.0)
+
+
+def _in_double(world: World) -> World:
+    """The same in float64."""
+    double = {name: value.double() for name, value in world.network.parameters.items()}
+    network = replace(world.network.with_parameters(double), floating=torch.float64)
+    given = {name: _double(value) for name, value in world.given.items()}
+    return replace(world, network=network, given=given, do={node: _double(value) for node, value in world.do.items()})
+
+
+def _double(value: Tensor) -> Tensor:
+    return value.double() if value.is_floating_point() else value
+
+
+class _Run(Run):
+    """A run in which values can be told."""
+
+    def tell(self, node: int, value: Tensor) -> Tensor:
+        """Take this as the value of a node."""
+        self._values[node] = value
+        return value
+
+
+@dataclass
+class _Varied:
+    """The sentence with noise: `noise` of each root and random node, `told`, what stands for a node that is asked."""
+
+    world: World
+    given: frozenset[int]
+    noise: list[Tensor] = field(default_factory=list)
+    told: dict[int, Tensor] = field(default_factory=dict)
+
+    def run_through(self, nodes: Sequence[int]) -> None:
+        """Give every node above some its value, parents first."""
+        states: dict[int, Tensor] = {}
+        run = _Run(self.world, states)
+        for node in _above(self.world, nodes):
+            member, kind = _member(self.world, node), _kind(self.world, node)
+            if kind == "discrete":
+                logits = run.distribution(node).logits  # type: ignore[attr-defined]
+                states[node] = logits.argmax()
+                self.told[node] = self._noisy(torch.where(torch.isfinite(logits), logits, 0.0))
+            elif kind == "continuous":
+                normal = normal_of(member, run.distribution(node))
+                self.told[node] = run.tell(node, self._noisy(normal.mean, normal.stddev))
+            elif kind != "set" and member.tpm.reads_by_index:
+                self.told[node] = torch.zeros(0, dtype=torch.float64)  # an id: its noise is that of its vectors
+            elif kind != "set" and self._is_root(node, member):
+                self._vary(run, node)
+            else:
+                self.told[node] = run.value(node)
+
+    def _is_root(self, node: int, member: Member) -> bool:
+        """True for a vector that is given, and for one of a word that is made of ids alone."""
+        if isinstance(member.tpm, Given):
+            return True
+        above = [_member(self.world, parent) for parent in self.world.ground.parents(node)]
+        return member.family.words is not None and all(m.family.words is None or m.tpm.reads_by_index for m in above)
+
+    def _vary(self, run: _Run, node: int) -> None:
+        """A root with its noise, which is that of its ids where it has some; none where these are given."""
+        ids = [parent for parent in self.world.ground.parents(node) if _member(self.world, parent).tpm.reads_by_index]
+        value = run.value(node)
+        if not ids or not self.given.issuperset(ids):
+            varied = self._noisy(value)
+            for each in ids:
+                self.told[each] = torch.cat([self.told[each], (varied - value.detach()).flatten()])
+            value = run.tell(node, varied)
+        self.told[node] = value
+
+    def _noisy(self, mean: Tensor, sigma: Tensor | float = 1.0) -> Tensor:
+        """A value and a noise of its own."""
+        self.noise.append(torch.zeros_like(mean, requires_grad=True))
+        return mean + sigma * self.noise[-1]
+
+    def derivatives(self, nodes: Sequence[int]) -> Tensor:
+        """`J`: the derivatives of the numbers of some nodes by all noise, `[numbers, noise]`."""
+        rows = [self._rows(self.told[node].flatten()) for node in nodes]
+        return torch.cat([*rows, torch.zeros(0, sum(each.numel() for each in self.noise), dtype=torch.float64)])
+
+    def _rows(self, value: Tensor) -> Tensor:
+        if not value.requires_grad or not self.noise:
+            return torch.zeros(len(value), sum(each.numel() for each in self.noise), dtype=torch.float64)
+        eye = torch.eye(len(value), dtype=value.dtype)
+        found = torch.autograd.grad(value, self.noise, eye, retain_graph=True, allow_unused=True, is_grads_batched=True)
+        rows = zip(found, self.noise, strict=True)
+        none = torch.zeros(len(value), 1, dtype=value.dtype)
+        return torch.cat([none.expand(-1, z.numel()) if J is None else J.flatten(1) for J, z in rows], 1)

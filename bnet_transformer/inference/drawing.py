@@ -1,0 +1,265 @@
+"""Draws of all random nodes of a sentence, given evidence: all draws at once, as the batch of a course.
+
+What stands above evidence is drawn from its joint posterior, every other node from its TPM, parents before children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from bnet_transformer import reference
+from bnet_transformer.compiler.course import Course, in_numpy
+from bnet_transformer.compiler.module import Module
+from bnet_transformer.compiler.values import seen
+from bnet_transformer.errors import ReadingError
+from bnet_transformer.graph import topological_order
+from bnet_transformer.inference import exact, ground
+from bnet_transformer.inference.answers import Answers
+from bnet_transformer.inference.joint import joint_log_evidence, joint_posterior
+from bnet_transformer.inference.many import of_one_sentence, pieces, seen_in
+from bnet_transformer.network import Member
+from bnet_transformer.reference import ATOL, BUDGET, Run, World
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FEW = 2**12  # joint states whose posterior is made whole
+
+Seen = Mapping[int, Tensor]
+Limits = tuple[int, float]  # budget and atol
+Drawn = dict[int, Tensor]  # the states or values of a node, a row for each draw
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Draws of all random nodes: `states[name]` is `[n]` for a discrete node, `[n, *shape]` for a continuous one.
+
+    `labels[name]` are what the states of a discrete node are called, where they have names.
+    """
+
+    states: dict[str, Tensor] = field(repr=False)
+    n: int
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.states[name]
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A row for each draw, a column for each node (for each of its numbers, where it has several)."""
+        import pandas as pd
+
+        columns = {}
+        for name, drawn in self.states.items():
+            if drawn.dim() == 1:
+                columns[name] = drawn.numpy()
+            else:
+                columns |= {f"{name}[{k}]": in_numpy(part) for k, part in enumerate(drawn.flatten(1).unbind(1))}
+        return pd.DataFrame(columns, index=pd.RangeIndex(self.n, name="draw"))
+
+    def _repr_html_(self) -> str:
+        told = f"<p>{self.n} draws of {escape(', '.join(self.states))}</p>"
+        return f"{told}{self.to_dataframe().head(10).to_html()}"
+
+
+def sample(
+    module: Module,
+    world: World,
+    evidence: Seen,
+    n: int,
+    seed: int,
+    budget: int = BUDGET,
+    atol: float = ATOL,
+) -> Samples:
+    """n draws of every random node given the evidence.
+
+    A node above evidence is drawn from its posterior given what was drawn before, every other from its TPM.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    joint_log_evidence(module, world, evidence, budget, atol)
+    order = topological_order(world.ground).tolist()
+    settled = reference.settling(world, evidence)
+    drawn = {node: value.expand(n, *value.shape) for node, value in settled.items()}
+    above = set(reference.choices(world, evidence, settled, beyond=True))
+    hung_on = [node for node in order if node in above]
+    drawn |= _above_evidence(module, world, hung_on, evidence, n, generator, (budget, atol))
+    module, members = of_one_sentence(module), world.network.members
+    for group in world.network.graph.groups:
+        left = {node for index in group for node in _random(world, index) if node not in drawn}
+        nodes = [node for node in order if node in left]
+        apart = any(given.parent in group for index in group for given in members[index].inputs)
+        try:
+            drawn |= _at_once(module, world, nodes, drawn, n, generator) if not apart else {}
+        except ReadingError:
+            apart = True
+        drawn |= _one_after_another(world, nodes, drawn, n, generator) if apart else {}
+    return Samples({world.ground.name(node): drawn[node].clone() for node in order if node in drawn}, n)
+
+
+def _random(world: World, index: int) -> list[int]:
+    """The nodes of a family that are random."""
+    member = world.network.members[index]
+    nodes: list[int] = world.ground.nodes(member.family).tolist() if member.tpm.kind != "deterministic" else []
+    return [node for node in nodes if node not in world.do]
+
+
+def _above_evidence(
+    module: Module,
+    world: World,
+    nodes: Sequence[int],
+    evidence: Seen,
+    n: int,
+    generator: torch.Generator,
+    limits: Limits,
+) -> Drawn:
+    """Draws of the choices above evidence from their posterior: from the whole of it, or along a chain."""
+    if not nodes:
+        return {}
+    if math.prod(reference.support(world, node) for node in nodes) > FEW:
+        with contextlib.suppress(ReadingError):
+            return _along_a_chain(module, world, nodes, evidence, n, generator, limits)
+    share = joint_posterior(module, world, nodes, evidence, *limits)
+    states = torch.unravel_index(torch.multinomial(share.flatten(), n, True, generator=generator), share.shape)
+    return dict(zip(nodes, states, strict=True))
+
+
+def _along_a_chain(
+    module: Module,
+    world: World,
+    nodes: Sequence[int],
+    evidence: Seen,
+    n: int,
+    generator: torch.Generator,
+    limits: Limits,
+) -> Drawn:
+    """Draws from `P(a | e) P(b | a, e) ...`; draws that agree so far are asked for once."""
+    module = of_one_sentence(module)
+    states = torch.zeros(n, 0, dtype=torch.long)
+    for k, node in enumerate(nodes):
+        family, index = world.ground.place(node)
+        told, which = torch.unique(states, dim=0, return_inverse=True) if k else (states[:1], states.new_zeros(n))
+        shares = []
+        for part in pieces(world, len(told), module.widest):
+            found = exact.posterior(
+                module,
+                family.name,
+                seen_in(world, nodes[:k], told[part], evidence),
+                ground.counted(world),
+                do=ground.set_families(world),
+                given={name: value[None] for name, value in world.given.items()},
+                budget=limits[0],
+                atol=limits[1],
+            )
+            shares.append(found.movedim(0, -2)[index].expand(len(told[part]), -1))
+        new = torch.multinomial(torch.cat(shares)[which], 1, generator=generator)
+        states = torch.cat([states, new], 1)
+    return dict(zip(nodes, states.unbind(1), strict=True))
+
+
+@dataclass
+class _Draws(Answers):
+    """Answers of many draws at once."""
+
+    @torch.no_grad()
+    def parameters(self, member: Member, n: int) -> list[Tensor]:
+        """The logits of a discrete family, mean and sigma of a normal one: `[draw, *plates, word, ...]`."""
+        want = {each for given in member.inputs for each in (given.parent, *(at for _, at in given.pick))}
+        course = self._course(sorted(want), self._above(member))
+        at, parents = seen(course, member)
+        if member.tpm.kind == "discrete":
+            return [self._of_nodes(course, member, member.tpm.logits(at, *parents), 1, n)]
+        normal = normal_of(member, member.tpm.distribution(at, *parents))
+        both = (normal.mean, normal.stddev.expand_as(normal.mean))
+        return [self._of_nodes(course, member, each, len(member.shape), n) for each in both]
+
+    def _of_nodes(self, course: Course, member: Member, values: Tensor, own: int, n: int) -> Tensor:
+        layout, ground_ = course.layout, self.world.ground
+        values = values.reshape(*[1] * (layout.rank + own - values.dim()), *values.shape)
+        wide = dict(zip(ground_.axes(member.family), ground_.shapes[member.family.index], strict=True))
+        sizes = {layout.batch: n, **{layout.axis(axis): size for axis, size in wide.items()}}
+        for k in reversed(range(layout.rank)):
+            if k in sizes:
+                values = values.expand(*values.shape[:k], sizes[k], *values.shape[k + 1 :])
+            else:
+                values = values.select(k, 0)
+        return values
+
+
+def normal_of(member: Member, found: object) -> torch.distributions.Normal:
+    """The normal of a distribution of vectors, or the error that it is none."""
+    normal = found.base_dist if isinstance(found, torch.distributions.Independent) else found
+    if isinstance(normal, torch.distributions.Normal):
+        return normal
+    wanted, got = "a Categorical or a Normal to draw from", type(found).__name__
+    raise ReadingError(member.family.name, expected=wanted, got=got, allowed="net.pyro()")
+
+
+def _at_once(
+    module: Module, world: World, nodes: Sequence[int], drawn: Drawn, n: int, generator: torch.Generator
+) -> Drawn:
+    """Draws of the nodes of one family, which do not read each other."""
+    if not nodes:
+        return {}
+    family = world.ground.family_of(nodes[0])
+    member, own = world.network.members[family.index], torch.tensor(nodes) - int(world.ground.offsets[family.index])
+    done = {**world.do, **{node: value[0] for node, value in drawn.items()}}
+    found = []
+    for part in pieces(world, n, module.widest):
+        states = {node: value[part] for node, value in drawn.items()}
+        size = part.stop - part.start
+        answers = _Draws(module, replace(world, do=done), {}, states=states)
+        parameters = answers.parameters(member, size)
+        shape = world.ground.shapes[family.index]
+        of_each = [each.reshape(size, math.prod(shape), *each.shape[1 + len(shape) :])[:, own] for each in parameters]
+        found.append(_drawn(of_each, generator))
+    return dict(zip(nodes, torch.cat(found).unbind(1), strict=True))
+
+
+def _drawn(parameters: Sequence[Tensor], generator: torch.Generator) -> Tensor:
+    """A draw for each row of logits, or of means and sigmas."""
+    if len(parameters) == 1:
+        shares = parameters[0].softmax(-1)
+        return torch.multinomial(shares.flatten(0, -2), 1, generator=generator).reshape(shares.shape[:-1])
+    mean, sigma = parameters
+    return mean + sigma * torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
+
+
+def _one_after_another(world: World, nodes: Sequence[int], drawn: Drawn, n: int, generator: torch.Generator) -> Drawn:
+    """Draws by the reference, node after node; draws that agree so far go on together."""
+    found: dict[int, Tensor] = {}
+    groups: list[tuple[Tensor, dict[int, Tensor]]] = [(torch.arange(n), {})]
+    for node, value in drawn.items():
+        groups = [each for rows, known in groups for each in _split(rows, value[rows], known, node)]
+    for node in nodes:
+        after: list[tuple[Tensor, dict[int, Tensor]]] = []
+        for rows, known in groups:
+            states = _drawn_by(Run(world, known), node, len(rows), generator)
+            found.setdefault(node, states.new_zeros(n, *states.shape[1:]))[rows] = states
+            after += _split(rows, states, known, node) if world.ground.children(node) else [(rows, known)]
+        groups = after
+    return found
+
+
+def _split(
+    rows: Tensor, states: Tensor, known: dict[int, Tensor], node: int
+) -> Iterator[tuple[Tensor, dict[int, Tensor]]]:
+    """The draws that go on together: those with one state of the node."""
+    for state in torch.unique(states, dim=0):
+        same = (states == state).reshape(len(rows), -1).all(1)
+        yield rows[same], {**known, node: state}
+
+
+def _drawn_by(run: Run, node: int, n: int, generator: torch.Generator) -> Tensor:
+    """n draws of a node from its TPM, its parents known."""
+    distribution, member = run.distribution(node), run.world.network.members[run.world.ground.family_of(node).index]
+    if isinstance(distribution, torch.distributions.Categorical):
+        return torch.multinomial(distribution.probs, n, replacement=True, generator=generator)
+    normal = normal_of(member, distribution)
+    return _drawn([each.expand(n, *normal.mean.shape) for each in (normal.mean, normal.stddev)], generator)

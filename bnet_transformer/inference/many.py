@@ -1,0 +1,197 @@
+"""Many states of some choices at once: they are the batch of one course, which answers for all of them.
+
+Joint posteriors are made so: `log P(states, evidence)` for each joint state, what is left open eliminated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bnet_transformer import reference
+from bnet_transformer.compiler.module import Module
+from bnet_transformer.errors import ReadingError
+from bnet_transformer.inference import exact, ground
+from bnet_transformer.inference.answers import Answers
+from bnet_transformer.inference.factors import NEVER, Evidence
+from bnet_transformer.reference import ATOL, BUDGET, World
+
+NUMBERS = 2**21  # of one value of all words and states of a piece of the batch
+
+Seen = Mapping[int, Tensor]
+
+
+def joint_states(supports: Sequence[Sequence[int]]) -> Tensor:
+    """All joint states, the last choice fastest: `[S, choice]`."""
+    grids = torch.meshgrid(*(torch.tensor(list(each), dtype=torch.long) for each in supports), indexing="ij")
+    return torch.stack([grid.reshape(-1) for grid in grids], -1)
+
+
+def pieces(world: World, count: int, widest: int) -> Iterator[slice]:
+    """Parts of a batch of so many states, each small enough to be computed at once."""
+    words = max(world.ground.words.values(), default=1)
+    size = max(1, NUMBERS // (words * (widest + words)))
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def joint_log_probs(
+    module: Module, world: World, nodes: Sequence[int], evidence: Seen, budget: int = BUDGET, atol: float = ATOL
+) -> Tensor:
+    """`log P(nodes, evidence)` for discrete nodes, `[*states]`: -inf for states that cannot be beside the evidence."""
+    supports, rest = [], dict(evidence)
+    for node in nodes:
+        told = rest.pop(node, None)
+        supports.append(_possible(module, world, node, told, budget, atol))
+    found = torch.full([reference.support(world, node) for node in nodes], -math.inf, dtype=torch.float64)
+    place = torch.meshgrid(*(torch.tensor(each) for each in supports), indexing="ij")
+    try:
+        logs = _log_probs(module, world, nodes, joint_states(supports), rest, budget, atol)
+        found[place] = logs.reshape(place[0].shape)
+    except ReadingError:
+        found[place] = _beside_the_others(module, world, nodes, supports, rest, budget, atol).reshape(place[0].shape)
+    return found
+
+
+def _possible(module: Module, world: World, node: int, told: Tensor | None, budget: int, atol: float) -> list[int]:
+    """The states of a choice that evidence on it leaves: a tensor may fit several."""
+    if told is None:
+        return list(range(reference.support(world, node)))
+    if not told.is_floating_point():
+        return [int(told)]
+    return torch.nonzero(ground.posterior(module, world, node, {node: told}, budget, atol)).flatten().tolist()
+
+
+def _beside_the_others(
+    module: Module,
+    world: World,
+    nodes: Sequence[int],
+    supports: Sequence[Sequence[int]],
+    evidence: Seen,
+    budget: int,
+    atol: float,
+) -> Tensor:
+    """The same where choices meet: all those above are told, and the others summed out; by the reference at last."""
+    settled = reference.settling(world, evidence)
+    free = reference.choices(world, [*nodes, *evidence], settled, beyond=True)
+    others = [node for node in free if node not in nodes]
+    every = [*supports, *(range(reference.support(world, node)) for node in others)]
+    shape = [len(each) for each in every]
+    if math.prod(shape) > budget:
+        next(reference.runs(world, free, settled, budget))  # refuses, with the count
+    try:
+        logs = _log_probs(module, world, [*nodes, *others], joint_states(every), evidence, budget, atol)
+    except ReadingError:
+        told = ({**settled, **dict(zip([*nodes, *others], row, strict=True))} for row in joint_states(every))
+        runs = (reference.Run(world, states) for states in told)
+        logs = torch.tensor([reference.log_joint(run, free, evidence, atol) for run in runs], dtype=torch.float64)
+    return logs.reshape(*shape[: len(nodes)], -1).logsumexp(-1)
+
+
+def _log_probs(
+    module: Module, world: World, nodes: Sequence[int], states: Tensor, evidence: Seen, budget: int, atol: float
+) -> Tensor:
+    """`log P(nodes = states, evidence)` for each row of states."""
+    module, relevant = of_one_sentence(module), _relevant(world, [*nodes, *evidence])
+    found = []
+    for part in pieces(world, len(states), module.widest):
+        found.append(
+            exact.log_evidence(
+                module,
+                seen_in(relevant, nodes, states[part], evidence),
+                ground.counted(relevant),
+                do=ground.set_families(relevant),
+                given={name: value[None] for name, value in relevant.given.items()},
+                budget=budget,
+                atol=atol,
+                check=False,
+            ).detach()
+        )
+    logs = torch.cat(found).double()
+    return torch.where(logs > NEVER / 2, logs, -math.inf) if not bool(logs.isnan().any()) else _named(logs)
+
+
+def _named(logs: Tensor) -> Tensor:
+    raise ReadingError("joint posterior", expected="log probabilities that are numbers", got=f"{logs[logs.isnan()][0]}")
+
+
+def _relevant(world: World, nodes: Sequence[int]) -> World:
+    """The world with no more set than stands above some nodes."""
+    graph = world.network.graph
+    above: set[int] = set()
+    stack = [world.ground.family_of(node).index for node in nodes]
+    while stack:
+        index = stack.pop()
+        if index not in above:
+            above.add(index)
+            stack.extend(bundle.parent for bundle in graph.into[index])
+    do, rows = (
+        {n: v for n, v in told.items() if world.ground.family_of(n).index in above} for told in (world.do, world.rows)
+    )
+    return replace(world, do=do, rows=rows)
+
+
+def seen_in(world: World, nodes: Sequence[int], states: Tensor, evidence: Seen) -> dict[str, Evidence]:
+    """Evidence on families: what was seen, and a state of each node for each row, `[row, node]`."""
+    seen = ground.seen_families(world, evidence)
+    by_family: dict[int, dict[int, Tensor]] = {}
+    for node, state in zip(nodes, states.unbind(1), strict=True):
+        index = world.ground.family_of(node).index
+        by_family.setdefault(index, {})[node - int(world.ground.offsets[index])] = state
+    for index, told in by_family.items():
+        family, shape = world.network.members[index].family, world.ground.shapes[index]
+        value = torch.zeros(len(states), math.prod(shape), dtype=torch.long)
+        where = torch.zeros(math.prod(shape), dtype=torch.bool)
+        if family.name in seen:
+            before = seen[family.name]
+            if before.value.is_floating_point():
+                raise ReadingError(family.name, expected="states for its nodes, or tensors", got="both")
+            value[:] = before.value.reshape(1, -1)
+            where[:] = True if before.observed is None else before.observed.reshape(-1)
+        for place, state in told.items():
+            value[:, place], where[place] = state, True
+        observed = None if bool(where.all()) else where.reshape(1, *shape)
+        seen[family.name] = Evidence(value.reshape(-1, *shape), observed)
+    return seen
+
+
+def of_one_sentence(module: Module) -> Module:
+    """The module whose batch are states of one sentence: what is drawn for a whole corpus is drawn for it alone."""
+    network = module.network
+    if all(member.scope == "sentence" for member in network.members):
+        return module
+    members = tuple(replace(member, scope="sentence") for member in network.members)
+    return Module(replace(network, members=members)).eval()
+
+
+def many_readings(
+    module: Module, world: World, nodes: Sequence[int], states: Tensor, slices: Sequence[int], role: str | None
+) -> Iterator[tuple[slice, list[Tensor]]]:
+    """`P(j | i)` of some slices, `[S, *plates, word, word]` each, with these choices set to each row of states."""
+    if not nodes:
+        yield slice(0, 1), [Answers(module, world, {}).attention(t, role)[None] for t in slices]
+        return
+    module = of_one_sentence(module)
+    for part in pieces(world, len(states), module.widest):
+        told = dict(zip(nodes, states[part].unbind(1), strict=True))
+        done = {**world.do, **{node: state[0] for node, state in told.items()}}
+        try:
+            answers = Answers(module, replace(world, do=done), {}, states=told)
+            yield part, [answers.attention(t, role) for t in slices]
+        except ReadingError:
+            yield part, _one_by_one(module, world, nodes, states[part], slices, role)
+
+
+def _one_by_one(
+    module: Module, world: World, nodes: Sequence[int], states: Tensor, slices: Sequence[int], role: str | None
+) -> list[Tensor]:
+    """The same, a state at a time: what cannot be told of many at once."""
+    each = []
+    for row in states:
+        done = {**world.do, **dict(zip(nodes, row, strict=True))}
+        answers = Answers(module, replace(world, do=done), {})
+        each.append([answers.attention(t, role) for t in slices])
+    return [torch.stack(tables) for tables in zip(*each, strict=True)]

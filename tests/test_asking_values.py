@@ -1,0 +1,455 @@
+"""What a sentence is asked of values: evidence on them, what do sets them to, and what surgery leaves of arrows."""
+
+import itertools
+import math
+import random
+
+import networkx as nx
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer import reference
+from bnet_transformer.inference import Attend, Evidence, Mean, Noise, Zero, posterior
+from bnet_transformer.tpm import Attention, Categorical, Dot, Given, Normal
+from tests.cases import CASES, chapter, jolted
+
+D = torch.float64
+
+
+def close(got, wanted, tolerance=1e-10):
+    torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance, check_dtype=False)
+
+
+def case(name):
+    return next(each for each in CASES if each.name == name).sentence
+
+
+def doubled(**options):
+    return jolted(chapter(**{"heads": 2, "observe": Categorical(3), **options})()).to(D)
+
+
+def both(s, name, evidence):
+    """A posterior by elimination and by the reference."""
+    seen = s.observe(evidence)._seen
+    yield s.posterior(name, evidence)
+    yield reference.posterior(s._world, s.ground.id(name), seen)
+
+
+# evidence on values
+
+
+def test_what_another_word_or_sentence_is_does_not_blur_evidence():
+    """In float32 a word that is not read, or another sentence of the batch, may be as large as it likes."""
+    net = bt.bayesuvius(dim=4, heads=3, mask="causal")
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    large = torch.cat([x[:2], 1e5 * x[2:]])
+    s = net.sentence(x=large)
+    value = s.do(c=2)["x_1_0"]
+    for found in both(s, "c", {"x_1_0": value}):
+        close(found, torch.tensor([0.0, 0.0, 1.0]))
+    for evidence in (torch.full((4,), 9.0), value * (1 + 3e-4)):
+        with pytest.raises(bt.EvidenceError, match="x_1_0"):
+            s.posterior("c", {"x_1_0": evidence})
+    batch, seen = torch.stack([x, large]), torch.zeros(2, 3, 4)
+    seen[:, 0] = value
+    observed = torch.tensor([[True, False, False]] * 2)
+    found = posterior(net.module(), "c", {"x_1": Evidence(seen, observed)}, batch)
+    close(found, torch.tensor([[0.0, 0.0, 1.0]] * 2))
+
+
+@pytest.mark.parametrize("dim", [4, 32, 64, 256])
+def test_a_nets_own_values_fit_again(dim):
+    """Values told of all states at once, of one, by the reference and in a batch are evidence of one state to all."""
+    net = bt.bayesuvius(dim=dim, heads=4, slices=3, residual=True)
+    s, wanted = net.sentence("the cat sat"), torch.tensor([0.0, 0.0, 1.0, 0.0])
+    told = [s["x_3_1"][2], s.do(c=2)["x_3_1"]]
+    told.append(reference.Run(s._world, {s.ground.id("c"): torch.tensor(2)}).value(s.ground.id("x_3_1")))
+    with torch.no_grad():
+        told.append(net.module()(s._intake.given["x_0"].expand(8, 3, dim))[2, 5, 1])
+    part = s.do(x_1_0=torch.zeros(dim))  # which the elimination leaves to the reference
+    for sentence, values in ((s, told), (part, [part["x_3_1"][2]])):
+        for value in values:
+            for found in both(sentence, "c", {"x_3_1": value}):
+                close(found, wanted)
+        off = values[0] * (1 + 3e-4)
+        for refused in (sentence.posterior, lambda *ask, s=sentence: list(both(s, *ask))):
+            with pytest.raises(bt.EvidenceError, match="x_3_1"):
+                refused("c", {"x_3_1": off})
+    found = s.counterfactual("c", {"x_0_0": Zero()}, {"x_3_1": told[0]})
+    close(found.probabilities, wanted)
+    assert set(s.sample(9, {"x_3_1": told[1]})["c"].tolist()) == {2}
+
+
+def test_the_rounding_is_of_the_node_itself_and_there_is_none_in_float64():
+    for dtype, rounding in ((torch.float64, 0), (torch.float32, 2**-12), (torch.bfloat16, 2**-4)):
+        made = torch.tensor([[4.0, 0.0], [0.0, 1.0]], dtype=dtype)
+        for share, fits in ((0.5, True), (1.5, False)):
+            told = made + torch.tensor([[0.0, 4.0], [0.0, 1.0]], dtype=dtype) * share * rounding
+            assert reference.fits(made, told, 0.0, 1).tolist() == [fits or not rounding] * 2
+        small = made + torch.tensor([[0.0, 0.0], [0.25, 0.0]], dtype=dtype)
+        assert reference.fits(made, small, 0.0, 1).tolist() == [True, False]
+        assert bool(reference.fits(made, small, 0.25, 2))
+    with pytest.raises(bt.EvidenceError):
+        s = bt.bayesuvius(4, heads=2).to(D).sentence("a b")
+        s.posterior("c", {"x_1_0": s["x_1_0"][0] + 1e-9}, atol=0)
+
+
+@pytest.mark.parametrize("order", [("c", "W_q_0"), ("W_q_0", "c")])
+def test_a_matrix_that_several_atoms_are_leaves_each_of_them_its_share(order):
+    """P(c, m | the matrix of atoms 0 and 1) = pi_c theta_cm over those two."""
+    net = doubled(heads=3, atoms=3)
+    parameters = dict(net.parameters)
+    atoms = parameters["W_q_0.atoms"].clone()
+    atoms[1] = atoms[0]
+    s = net.replace({**parameters, "W_q_0.atoms": atoms}).sentence("the cat sat")
+    pi, theta = (parameters[name].softmax(-1) for name in ("c.logits", "W_q_0.logits"))
+    wanted = pi[:, None] * theta
+    wanted[:, 2] = 0
+    wanted = wanted / wanted.sum()
+    close(s.posterior(order, {"W_q_0": atoms[0]}), wanted if order[0] == "c" else wanted.T)
+    with_y = s.posterior(order, {"W_q_0": atoms[0], "y_2": 1})
+    likely = torch.stack([s.do(c=k).log_prob({"W_q_0": atoms[0], "y_2": 1}).exp() for k in range(3)]) * pi
+    close(with_y.sum(order.index("W_q_0")), likely / likely.sum())
+    share = s.posterior("W_q_0", {"W_q_0": atoms[0]})
+    mixed = sum(share[m] * s.reads(evidence={"W_q_0": m}).matrix for m in (0, 1))
+    close(s.reads(evidence={"W_q_0": atoms[0]}).matrix, mixed)
+
+
+# do
+
+
+def test_a_later_do_counts_and_undoing_it_does_not_bring_the_earlier_back():
+    s = doubled(combine="concat").sentence("the cat sat")
+    one, two = torch.ones(4, dtype=D), 2 * torch.ones(4, dtype=D)
+    again = s.do(x_0_1=one).do(x_0_1=two)
+    close(again["x_0_1"], two)
+    close(again["x_1_0"], s.do(x_0_1=two)["x_1_0"])
+    row = Attend([1.0, 0, 0])
+    close(s.do(a_0_0_1=one).do(a_0_0_1=row)["a_0_0_1"], s["v_0_0_0"])
+    set_ = s.do(a_0_0_1=row).do(a_0_0_1=one)
+    close(set_["a_0_0_1"], one)
+    assert set_.parents("a_0_0_1") == [] and not set_._world.rows
+    close(set_.undo("a_0_0_1")["x_1_1"], s["x_1_1"])
+
+
+def test_what_was_done_before_holds_in_every_question():
+    """Counterfactuals and reading paths are of the sentence as do has made it; samples as it was seen."""
+    s = doubled(slices=2, heads=3).sentence("the cat sat")
+    one = s.do(c=1)
+    close(one.counterfactual("x_2_1", {}).mean, one["x_2_1"])
+    moved = one.do(q_0_1=Zero())
+    close(moved.counterfactual("x_2_1", {"q_1_0": Zero()}).mean, moved.do(q_1_0=Zero())["x_2_1"])
+    found = moved.reads(residual=0.0)
+    close(found.matrix, moved.attention(1) @ moved.attention(0))
+    close(found.attention[0, 0, 1], torch.full((3,), 1 / 3, dtype=D))
+    drawn = s.observe(y_1=2, c=1).sample(50)
+    assert set(drawn["y_1"].tolist()) == {2} and set(drawn["c"].tolist()) == {1}
+
+
+def test_means_are_of_all_sentences():
+    net = doubled(combine="concat")
+    several = [net.sentence(f"the {word} sat") for word in ("cat", "dog", "bird", "fish")]
+    wanted = torch.stack([s["x_1_1"] for s in several]).mean(0)
+    close(several[0].do(x_1_1=Mean(several))["x_1_1"], wanted)
+    close(several[0].do(x_1_1=Mean(several[1:]))["x_1_1"], (4 * wanted - several[0]["x_1_1"]) / 3)
+
+
+def test_noise_and_means_over_words_are_of_the_sentence_with_all_else_done():
+    s = doubled(combine="concat", slices=2, residual=True).sentence("the cat sat")
+    other = s.net.sentence("a dog ran")
+    plain = {"x_1_0": other, "a_0_1_2": Attend([0, 0, 1.0])}
+    first = s.do(plain)
+    for name, own in (("x_2_1", Noise(0.1, seed=3)), ("x_2_1", Mean()), ("x_1_2", Mean())):
+        once, nested, reverse = s.do({name: own, **plain}), first.do({name: own}), s.do({name: own}).do(plain)
+        assert torch.equal(once[name], nested[name]) and not torch.allclose(once[name], reverse[name])
+    close(s.do({**plain, "x_1_2": Mean()})["x_1_2"], torch.stack([first[f"x_1_{i}"] for i in range(3)]).mean(0))
+    many = s.do({"x_1": Noise(0.1), "x_2": Noise(0.1), **{"q_0_0_0": Zero()}})
+    quiet = s.do(q_0_0_0=Zero())
+    for name in ("x_1_2", "x_2_1"):  # each around its own value, not around what the noise of others makes of it
+        close(many[name], quiet.do({name: Noise(0.1)})[name])
+
+
+def test_constants_are_set_whatever_is_open():
+    s = bt.bayesuvius(dim=4, heads=2, slices=2, atoms=3, observe=Normal(0.5)).sentence("the cat sat")
+    for name, shape in (("q_1_0", 4), ("W_q_0", (4, 4)), ("y_1", 4)):
+        cut = s.do({name: Zero()})
+        assert torch.equal(cut[name], torch.zeros(shape)) and cut.parents(name) == []
+    plain = bt.bayesuvius(dim=4, heads=2, slices=2).sentence("the cat sat")
+    close(plain.do({"q_1_*": Zero()}).attention(1), torch.full((2, 3, 3), 1 / 3), 1e-6)
+    close(plain.do({"x_1_*": Zero()})["x_2_0"], torch.zeros(2, 4))
+    patch = {"x_1_*": plain.do(c=1)}
+    close(plain.do(patch)["x_2_1"], torch.stack([plain.do(c=k).do(patch)["x_2_1"] for k in (0, 1)]))
+    for value in (plain, Mean([plain]), Mean(), Noise(0.1)):
+        with pytest.raises(bt.EvidenceError, match=r"x_1_0.*do\(c"):
+            plain.do(x_1_0=value)
+    for name in ("c", "y_0"):
+        with pytest.raises(bt.EvidenceError, match=f"{name}.*real numbers"):
+            doubled().sentence("the cat sat").do({name: Zero()})
+    for name in ("W_q_0", "c"):
+        with pytest.raises(bt.EvidenceError, match=f"{name}.*over words"):
+            s.do({name: Mean()})
+    for bad in (["a"], 3, [], plain, "ab", {"a": plain}, [plain, 2]):
+        with pytest.raises(bt.BNetError, match="Mean: expected a list of sentences"):
+            Mean(bad)
+
+
+def test_a_word_that_cannot_be_read_is_no_state():
+    net = bt.bayesuvius(4, heads=2, mask="causal", observe=Normal(0.3), attention="marginal").to(D)
+    s = net.sentence("a b c")
+    with pytest.raises(bt.EvidenceError, match=r"j_0: expected a word that it may read: \[0\]; got 2"):
+        s.do(j_0=2)
+    close(s.do(j_2=1)["z_2"], s["v_0_1"])
+
+
+# a row of attention
+
+
+def place(s, name):
+    """The member to which a node belongs, and its index there."""
+    family, index = s.ground.locate(name)
+    return s.net.network.members[family.index], index
+
+
+def row_for(s, name, seed=0):
+    """A random row of attention over the words that a node reads."""
+    member, index = place(s, name)
+    values = next(given for given in member.inputs if given.slot == "v.")
+    words = reference.sources(s._world, member, index, values, {})[2]
+    row = torch.zeros(s.ground.words[s.net.network.members[values.parent].family.words], dtype=D)
+    row[words] = torch.rand(len(words), generator=torch.Generator().manual_seed(seed), dtype=D) + 0.1
+    return Attend(row / row.sum())
+
+
+def test_a_row_changes_who_is_read_and_leaves_the_values_live():
+    s = doubled(combine="concat", slices=2).sentence("the cat sat")
+    other, row = s.net.sentence("the dog sat"), Attend([0, 1.0, 0])
+    once = s.do({"x_0_1": other, "a_0_0_2": row})
+    for done in (once, s.do(x_0_1=other).do(a_0_0_2=row), s.do(a_0_0_2=row).do(x_0_1=other)):
+        assert torch.equal(done["a_0_0_2"], done["v_0_0_1"]) and torch.equal(done["x_2_0"], once["x_2_0"])
+        assert done.parents("a_0_0_2") == ["v_0_0_0", "v_0_0_1", "v_0_0_2"]
+        assert done.reaches("v_0_0_1", "a_0_0_2") and not done.reaches("k_0_0_1", "a_0_0_2")
+        close(done.tpm("a_0_0_2").v, done["v_0_0_1"])
+        plain = s.do(x_0_1=other)
+        close(done.attention(0)[0], torch.stack([*plain.attention(0)[0, :2], row.weights]))
+        close(done.attention(0)[1], plain.attention(0)[1])
+        A = [done.attention(t).mean(0) for t in (0, 1)]
+        close(done.reads(residual=0.0).matrix, A[1] @ A[0])
+    assert torch.equal(once.do(q_0_0_2=Zero(), k_0_0_1=Zero())["a_0_0_2"], once["a_0_0_2"])
+    assert torch.equal(once.undo()["x_2_0"], s["x_2_0"]) and "do x_0_1, a_0_0_2" in repr(once)
+    close(s.counterfactual("x_2_0", {"a_0_0_2": row}).mean, s.do(a_0_0_2=row)["x_2_0"])
+    shown = {(a, b): told["weight"] for a, b, told in once.graph(attention=True).in_edges("a_0_0_2", data=True)}
+    assert shown == {("v_0_0_0", "a_0_0_2"): 0, ("v_0_0_1", "a_0_0_2"): 1, ("v_0_0_2", "a_0_0_2"): 0}
+
+
+@pytest.mark.parametrize("options", [{}, {"residual": True}, {"mask": "causal"}, {"atoms": 2}])
+def test_a_row_is_the_same_for_every_open_choice(options):
+    s = doubled(slices=2, **options).sentence("the cat sat")
+    row = torch.tensor([0.25, 0.75, 0.0], dtype=D)
+    done = s.do(x_1_1=Attend(row))
+    extra = s["x_0_1"] if options.get("residual") else 0
+    close(done["x_1_1"], 0.25 * s["v_0_0"] + 0.75 * s["v_0_1"] + extra)
+    close(done.attention(0)[..., 1, :], row.expand(*s.attention(0).shape[:-2], 3))
+    close(done.attention(0)[..., 0, :], s.attention(0)[..., 0, :])
+    states = ("c",) if "atoms" not in options else tuple(f"W_{r}_{t}" for t in (0, 1) for r in "qkv")
+    for chosen in itertools.product((0, 1), repeat=len(states)):
+        at = done.do(dict(zip(states, chosen, strict=True)))
+        run = reference.Run(at._world, {})
+        for name in ("x_1_1", "x_2_0"):
+            close(at[name], run.value(at.ground.id(name)))
+    if "atoms" not in options:
+        logs = torch.stack([done.do(c=k).log_prob({"y_0": 2}) for k in (0, 1)])
+        close(done.posterior("c", {"y_0": 2}), (logs + s.posterior("c").log()).softmax(0))
+
+
+def among_others():
+    """Words read the others, never themselves, by x in every slot: with a row, x_i is no parent any more."""
+    mask = bt.Reach("mask", table=((False, True, True), (True, False, True), (True, True, False)))
+    read, every, word = bt.Arrow("x", mask), bt.Arrow("a", "every"), ["word"]
+    a = bt.Node("a", Attention(Dot()), ["x", read, read], plates=word)
+    x = bt.Node("x", Attention(residual=True), ["x", every, every, "x"], plates=word)
+    stack = bt.Stack([a, x], [bt.Node("x", Given(4), plates=word)], slices=2)
+    return bt.BNet(bt.Declaration([stack], name="among others")).to(D).sentence("a b c")
+
+
+NETS = {
+    "concat": ("a_0_1_1", "a_0_0_2"),
+    "chapter, two slices": ("x_1_1", "x_2_2"),
+    "encoder, pre-norm": ("a_0_0_1", "a_1_1_2"),
+    "encoder-decoder": ("dec_a_0_1", "enc_a_1_2", "dec_cross_a_0_1"),
+    "three stacks": ("dec_left_0_0", "enc_x_1_1"),
+    "geometric": ("a_0_1",),
+    "integrator": ("a_0_1_0",),
+    "positioned": ("a_0_1_1",),
+    "shared slices": ("a_0_2", "a_2_1"),
+    "among others": ("a_0_1", "x_1_2", "a_1_0"),
+}
+
+
+def with_rows(name):
+    s = among_others() if name == "among others" else case(name)
+    return s, s.do({node: row_for(s, node, k) for k, node in enumerate(NETS[name])})
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_graph_keeps_the_arrows_of_values_alone(name):
+    s, done = with_rows(name)
+    before, graph = s.graph(), done.graph()
+    for node in NETS[name]:
+        member, index = place(s, node)
+        kept = [given for given in member.inputs if given.slot in ("v.", "x")]
+        wanted = {n for given in kept for n in reference.sources(s._world, member, index, given, {})[1]}
+        assert set(graph.predecessors(node)) == set(s._named(sorted(wanted)))
+    gone = set(before.edges) - set(graph.edges)
+    assert gone and {child for _, child in gone} <= set(NETS[name]) and set(graph.edges) < set(before.edges)
+    assert done.ground.count_arrows() == graph.number_of_edges()
+    for node in graph:
+        assert set(done.parents(node)) == set(graph.predecessors(node))
+        assert set(done.children(node)) == set(graph.successors(node))
+        assert set(done.ancestors(node)) == nx.ancestors(graph, node)
+        assert set(done.descendants(node)) == nx.descendants(graph, node)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_compiled_reading_the_reference_and_the_graph_agree_on_rows(name):
+    """A row mixes the values by hand; and what is no ancestor any more moves nothing."""
+    s, done = with_rows(name)
+    free = reference.choices(done._world, range(len(done.ground)), {})
+    s, done = (each.do({done.ground.name(n): 0 for n in free}) for each in (s, done))
+    run = reference.Run(done._world, {})
+    for member in done.net.network.members:
+        for node in done.ground.nodes(member.family).tolist() if member.tpm.kind == "deterministic" else ():
+            close(done[done.ground.name(node)], run.value(node))
+    for k, node in enumerate(NETS[name]):
+        member, index = place(s, node)
+        slots = {given.slot: reference.sources(s._world, member, index, given, {}) for given in member.inputs}
+        _, ids, words = slots["v."]
+        row = row_for(s, node, k).weights
+        wanted = sum(row[j] * done[done.ground.name(n)] for j, n in zip(words, ids, strict=True))
+        wanted = wanted + (done[done.ground.name(slots["x"][1][0])] if "x" in slots else 0)
+        close(done[node], wanted)
+        for parent in set(s.parents(node)) - set(done.parents(node)):
+            if place(s, parent)[0].tpm.kind == "deterministic" and not done.reaches(parent, node):
+                close(done.do({parent: Zero()})[node], done[node], 0)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_separation_under_rows_is_networkxs(name):
+    _, done = with_rows(name)
+    graph, pick = done.graph(), random.Random(4)
+    names, questions = list(graph), []
+    while len(questions) < 150:
+        x, y, *given = pick.sample(names, pick.randint(2, 5))
+        near = [*NETS[name], *graph.predecessors(pick.choice(NETS[name]))]
+        x = pick.choice(near) if pick.random() < 0.5 else x
+        if x not in (y, *given):
+            questions.append((x, y, given))
+    wanted = [nx.is_d_separator(graph, {x}, {y}, set(given)) for x, y, given in questions]
+    assert done.separations(questions).tolist() == wanted and len(set(wanted)) == 2
+    for (x, y, given), apart in list(zip(questions, wanted, strict=True))[:60]:
+        trail = done.active_trail(x, y, given)
+        assert (trail is None) == apart
+        for a, b, forward in zip(trail.nodes, trail.nodes[1:], trail.forward, strict=False) if trail else ():
+            assert graph.has_edge(*((a, b) if forward else (b, a)))
+        found = done.minimal_separator(x, y)
+        if found is not None:
+            assert nx.is_d_separator(graph, {x}, {y}, set(found))
+        closed = done.separated(x, y, given, deterministic=True)
+        assert bool(closed) or not apart
+
+
+def test_rows_that_cannot_be():
+    s = doubled(combine="concat", mask="causal").sentence("the cat sat")
+    for node, row, match in (
+        ("a_0_0_1", [0, 0, 1.0], r"words that it reads, \[0, 1\]"),
+        ("a_0_0_2", [0.5, 0.5], "3 probabilities"),
+        ("q_0_0_1", [1.0, 0, 0], "Attention"),
+        ("x_1_0", [1.0, 0, 0], "Attention"),
+    ):
+        with pytest.raises(bt.EvidenceError, match=match):
+            s.do({node: Attend(row)})
+    close(s.do(a_0_0_1=Attend([0.5, 0.5]))["a_0_0_1"], (s["v_0_0_0"] + s["v_0_0_1"]) / 2)
+    with pytest.raises(bt.EvidenceError, match="without picks"):
+        doubled(per="word").sentence("a b").do(x_1_0=Attend([1.0, 0]))
+
+
+# the chain that reads follows
+
+
+CHAINS = {"concat": None, "chapter, two slices": None, "encoder, post-norm": None, "encoder-decoder": "enc_a"}
+
+
+@pytest.mark.parametrize(("name", "role"), CHAINS.items(), ids=str)
+def test_a_chain_that_do_cuts_is_refused(name, role):
+    """Refused are just the nodes on a path of arrows from the first state to the last, but for q and k."""
+    s = case(name)
+    stack = "enc" if role else ""
+    start = "enc_" if role else ""
+    graph = s.graph()
+    graph.remove_nodes_from([n for n in s.ground.names if n.startswith((f"{start}q_", f"{start}k_"))])
+    words, depth = len(s._intake.tokens[stack]), s.net.network.graph.slices[stack]
+    s = s.do(c=0) if "c" in s.ground.names else s
+    for slices in ("all", *range(depth)):
+        first, last = (0, depth) if slices == "all" else (slices, slices + 1)
+        starts, ends = ([f"{start}x_{t}_{i}" for i in range(words)] for t in (first, last))
+        below = set().union(*(nx.descendants(graph, n) for n in starts))
+        way = below & set(ends).union(*(nx.ancestors(graph, n) for n in ends))
+        for member in s.net.network.members:
+            if member.tpm.kind == "deterministic" and not member.tpm.reads_by_index:
+                node = s.ground.name(s.ground.nodes(member.family).tolist()[-1])
+                asked = s.do({node: Zero()})
+                if node in way:
+                    with pytest.raises(bt.BNetError, match=f"{node} set on its way.*undo"):
+                        asked.reads(slices, role=role)
+                else:
+                    close(asked.reads(slices, role=role).matrix.sum(-1), torch.ones(words))
+
+
+def test_a_pretrained_chain_is_refused_alike():
+    s = bt.from_pretrained("tiny").sentence("the cat sat").do(c=0)
+    with pytest.raises(bt.BNetError, match="x_1_0 set on its way"):
+        s.do(x_1_0=Zero()).reads()
+
+
+# counterfactuals
+
+
+def test_what_was_seen_may_be_set_otherwise():
+    s = doubled(atoms=2).sentence("the cat sat")
+    seen, told = s.observe(W_q_0=0), s.counterfactual("y_2", {"W_q_0": 1}, {"W_q_0": 0})
+    found = seen.counterfactual("y_2", {"W_q_0": 1})
+    close(found.probabilities, told.probabilities)
+    share = seen.posterior(["c", "W_k_0", "W_v_0"])
+    wanted = sum(
+        share[c, k, v] * s.do(c=c, W_q_0=1, W_k_0=k, W_v_0=v).posterior("y_2")
+        for c, k, v in itertools.product((0, 1), repeat=3)
+    )
+    close(found.probabilities, wanted)
+    with pytest.raises(bt.EvidenceError, match="not both"):
+        seen.do(W_q_0=1)
+
+
+def test_a_set_query_is_what_it_was_set_to():
+    s = doubled(heads=3).sentence("the cat sat")
+    found = s.counterfactual("c", {"c": 1}, {"y_2": 1})
+    close(found.probabilities, torch.tensor([0.0, 1.0, 0.0]))
+    assert len(found.to_dataframe()) == 3 and "<table" in found._repr_html_()
+    ids = case("encoder, post-norm")
+    token = ids.counterfactual("token_1", {"token_1": 3})
+    assert float(token.mean) == 3 and len(token.to_dataframe()) == len(token.weights) and token._repr_html_()
+
+
+# budgets
+
+
+def test_a_budget_that_is_advised_can_be_given():
+    s = doubled(per="word", slices=2).sentence("a b")
+    for ask in (
+        lambda **more: s.separated("x_1_0", "x_2_1", verify=True, **more),
+        lambda **more: s.sample(2, {"y_0": 1}, **more),
+        lambda **more: s.tan_tree(1, **more),
+    ):
+        with pytest.raises(bt.BudgetError, match="budget="):
+            ask(budget=3)
+        ask(budget=2**12)
+    assert math.isfinite(float(s.log_prob({"y_0": 1}, budget=2**12)))

@@ -1,0 +1,439 @@
+"""Fits with a posterior: what draws mean, whose labels are matched, how chains begin, stop and go on."""
+
+import os
+import random
+import signal
+
+import numpy as np
+import pyro
+import pytest
+import torch
+from pyro.infer import TraceEnum_ELBO
+from torch.distributions import biject_to, constraints, kl_divergence
+
+import bnet_transformer as bt
+from bnet_transformer.inference import Evidence, log_evidence, posterior
+from bnet_transformer.inference.fit import draws, result
+from bnet_transformer.inference.fit.chains import Chain, started
+from bnet_transformer.inference.fit.corpus import corpus_of, task_of_mixture
+from bnet_transformer.inference.fit.matching import overlap_of
+from bnet_transformer.inference.fit.objective import Objective, learned_of
+from bnet_transformer.inference.fit.recipe import Recipe
+from bnet_transformer.inference.fit.result import Fit
+from bnet_transformer.inference.fit.samples import aligned
+from bnet_transformer.inference.fit.variational import Model, Variational
+from bnet_transformer.tpm import Normal
+from bnet_transformer.training.data import mixed
+from bnet_transformer.training.parallel import ranks
+
+ARVIZ = pytest.mark.filterwarnings("ignore:\nArviZ is undergoing:FutureWarning")
+WEIGHTS = ["W_q_0.values", "W_k_0.values", "W_v_0.values"]
+
+
+def mixture(heads=2, sigma=0.5, seed=3, **options):
+    net = bt.bayesuvius(2, heads=heads, observe=Normal(sigma), prior=1.0, seed=seed, **options).to(torch.float64)
+    if heads == 2:
+        net = net.replace({"c.logits": torch.tensor([0.7, 0.3]).double().log()})
+    key = "atoms" if options.get("atoms") else "value" if options.get("per") == "word" else "values"
+    return net.replace({f"W_v_0.{key}": 2 * net.parameters[f"W_v_0.{key}"]})
+
+
+def data_of(net, sentences=12, words=2, seed=0):
+    torch.manual_seed(seed)
+    x = torch.randn(sentences, words, 2).double()
+    return x, net.pyro()(x)["y"].reshape(sentences, words, 2).detach()
+
+
+def objective_of(net, learn=None, spread=1.0):
+    learned = learned_of(net.network, task_of_mixture(net.network).readouts, learn, spread)
+    return Objective(net.network, learned, 2**16)
+
+
+def nuts(net, data, **options):
+    told = {"chains": 2, "draws": 8, "warmup": 6, "spread": 1.0, "progress": False, **options}
+    return bt.fit(net, data, method="nuts", **told)
+
+
+def turned(net, learn, times):
+    """Samples `[chain, 1, ...]` of the net's own parameters, heads in another order in each chain."""
+    found = {}
+    for name in learn:
+        value = net.parameters[name].detach()
+        value = value.softmax(-1) if name.endswith("logits") else value
+        found[name] = torch.stack([value.roll(k, 0) for k in times])[:, None]
+    return found
+
+
+@pytest.mark.parametrize("heads", [2, 3])
+def test_heads_are_matched_where_all_of_a_head_is_learned(heads):
+    net = mixture(heads=heads, sigma=0.2).replace({"c.logits": torch.arange(heads).double()})
+    learn = ["c.logits", *WEIGHTS]
+    data = data_of(net, 40)
+    objective, corpus = objective_of(net, learn), corpus_of(net.network, data)
+    samples = turned(net, learn, (0, 1, 2))
+    found, matched = aligned(objective, corpus, samples, torch.tensor([[1.0], [2.0], [0.0]]))
+    assert matched == ("c",)
+    for name in learn:  # as in the second, the densest
+        torch.testing.assert_close(found[name], samples[name][1:2].expand_as(samples[name]))
+
+
+@pytest.mark.parametrize("learn", [["c.logits"], ["c.logits", "W_v_0.values"], WEIGHTS])
+def test_heads_stay_as_they_are_drawn_where_a_part_of_them_is_fixed(learn):
+    net = mixture(sigma=1.5)
+    objective, corpus = objective_of(net, learn), corpus_of(net.network, data_of(net))
+    samples = turned(net, learn, (0, 1))
+    found, matched = aligned(objective, corpus, samples, torch.zeros(2, 1))
+    assert matched == ()
+    assert all(torch.allclose(found[name], samples[name], rtol=1e-12) for name in learn)
+
+
+def test_what_is_fixed_but_equal_over_heads_lets_them_be_matched():
+    net = mixture(sigma=0.2)
+    net = net.replace({n: net.parameters[n][:1].expand(2, 2, 2).clone() for n in WEIGHTS[:2]})
+    learn = ["c.logits", "W_v_0.values"]
+    samples = turned(net, learn, (0, 1))
+    found, matched = aligned(
+        objective_of(net, learn), corpus_of(net.network, data_of(net, 40)), samples, torch.zeros(2, 1)
+    )
+    assert matched == ("c",)
+    for name in learn:
+        torch.testing.assert_close(found[name][1], samples[name][0])
+
+
+def test_draws_of_a_fit_keep_their_likelihoods():
+    """Every draw that a fit gives has, by the exact elimination, the density that its chain had there."""
+    net = mixture(sigma=1.5)
+    data = data_of(net)
+    for learn in (["c.logits", "W_v_0.values"], ["c.logits", *WEIGHTS]):
+        f = nuts(net, data, learn=learn, draws=4, warmup=3, seed=1)
+        model, corpus = Model(objective_of(net, learn)), corpus_of(net.network, data)
+        to = biject_to(constraints.simplex)
+        for chain in range(2):
+            for draw in range(4):
+                one = {name: f.samples[name][chain, draw] for name in learn}
+                z = {n.replace(".", "_"): to.inv(v) if n in model.learned.tables else v for n, v in one.items()}
+                lp = -float(model.potential(corpus, z))
+                assert lp == pytest.approx(float(f.statistics["lp"][chain, draw]), abs=1e-6)
+                told = net.replace({n: v.log() if n in model.learned.tables else v for n, v in one.items()})
+                own = log_evidence(told.module(), {"y": Evidence(data[1])}, data[0])
+                torch.testing.assert_close(f.log_likelihoods[chain, draw], own.detach())
+
+
+def test_labels_of_all_chains_are_matched_where_tables_alone_are_learned():
+    """A codebook whose atoms are known: chains begin anywhere, and tell of the same heads in the end."""
+    torch.manual_seed(0)
+    net = mixture(atoms=2, sigma=0.2)
+    tables = ["c.logits", *(f"W_{role}_0.logits" for role in "qkv")]
+    theta = torch.tensor([[0.95, 0.05], [0.05, 0.95]]).double().log()
+    atoms = {f"W_{role}_0.atoms": 2 * torch.randn(2, 2, 2).double() for role in "qkv"}
+    true = net.replace({**atoms, **dict.fromkeys(tables[1:], theta)})
+    data = data_of(true, 60, 3)
+    f = nuts(true, data, learn=tables, chains=3, draws=16, warmup=20, spread=None)
+    assert f.matched == ("c",)
+    first = f.samples["W_v_0.logits"].mean(1)[:, 0, 0]
+    assert float(first.max() - first.min()) < 0.4
+    assert min(float((f.theta["W_v_0"] - t).abs().max()) for t in (theta.exp(), theta.exp().flip(0))) < 0.4
+    held = f.log_likelihoods.sum(-1)
+    shown = log_evidence(f.net.module(), {"y": Evidence(data[1])}, data[0]).sum().detach()
+    assert float(held.min()) - 1e-6 <= float(shown) <= float(held.max()) + 1e-6
+
+
+@pytest.fixture(scope="module")
+def regression():
+    """One head whose `W_v` alone is learned: Bayesian linear regression, whose posterior has a formula."""
+    net, sigma, spread = mixture(heads=1, sigma=0.8), 0.8, 0.4
+    x, y = data_of(net, 16)
+    z = net.replace({"W_v_0.values": torch.eye(2).double()[None]}).module()(x, want=("x_1",))["x_1"].reshape(-1, 2)
+    precision = (z.mT @ z / sigma**2 + torch.eye(2).double() / spread**2).detach()
+    mean = torch.linalg.solve(precision, z.detach().mT @ y.reshape(-1, 2) / sigma**2).mT
+    return net, (x, y), spread, mean, precision
+
+
+def test_nuts_draws_from_the_posterior_of_linear_regression(regression):
+    net, data, spread, mean, precision = regression
+    f = nuts(net, data, learn=["W_v_0.values"], spread=spread, draws=100, warmup=40)
+    drawn = f.samples["W_v_0.values"].flatten(0, 1)[:, 0]
+    wanted = precision.inverse()
+    torch.testing.assert_close(drawn.mean(0), mean, atol=4 * float(wanted.max()) ** 0.5 / 70**0.5, rtol=0)
+    for row in range(2):
+        torch.testing.assert_close(torch.cov(drawn[:, row].mT), wanted, atol=0.45 * float(wanted.max()), rtol=0)
+
+
+def test_svi_finds_the_nearest_mean_field_of_linear_regression_by_minibatches(regression):
+    """The mean is exact; the spread of each number is that given all others."""
+    net, data, spread, mean, precision = regression
+    options = {"steps": 400, "batch": 4, "rate": 0.03, "draws": 4000, "learn": ["W_v_0.values"], "spread": spread}
+    f = bt.fit(net, data, method="svi", progress=False, **options)
+    drawn = f.samples["W_v_0.values"][0, :, 0]
+    torch.testing.assert_close(f.net.parameters["W_v_0.values"][0], mean, atol=0.03, rtol=0)
+    wanted = precision.diagonal().rsqrt().expand(2, 2)
+    torch.testing.assert_close(drawn.std(0), wanted, rtol=0.35, atol=0)
+
+
+@ARVIZ
+def test_map_em_svi_and_nuts_agree_on_shares_and_weights():
+    import arviz as az
+
+    true = mixture(sigma=0.5)
+    torch.manual_seed(0)
+    x = torch.randn(100, 2, 2).double()
+    made = pyro.poutine.condition(true.pyro(), data={"theta_c": torch.tensor([0.7, 0.3]).double()})(x)
+    data = x, made["y"].reshape(100, 2, 2)
+    options = {"learn": ["c.logits", "W_v_0.values"], "spread": 2.0, "progress": False}
+    start = true.replace({"c.logits": torch.zeros(2).double()})
+    fits = {
+        "map": bt.fit(start, data, method="map", batch=100, steps=120, **options),
+        "em": bt.fit(start, data, method="em", batch=100, steps=60, **options),
+        "svi": bt.fit(start, data, method="svi", batch=100, steps=250, **options),
+        "nuts": bt.fit(start, data, method="nuts", chains=2, draws=60, warmup=40, **options),
+    }
+    pis = torch.stack([f.pi for f in fits.values()])
+    assert float((pis.max(0).values - pis.min(0).values).max()) < 0.02
+    for f in fits.values():
+        torch.testing.assert_close(f.heads.OV["x_1"], fits["map"].heads.OV["x_1"], atol=0.05, rtol=0)
+    found = az.rhat(fits["nuts"].to_arviz(), var_names=["c_sorted", "c_effective", "log_evidence"])
+    assert max(float(value.max()) for value in found.values()) < 1.05
+
+
+@pytest.mark.parametrize("batch", [12, 5])
+def test_a_step_of_svi_is_that_of_trace_enum_elbo(batch):
+    """Pyro's own enumeration at the same draw of the guide: its loss and gradient, but for the exact KL of ours."""
+    net = mixture()
+    x, y = data_of(net)
+    learn = ["c.logits", "W_v_0.values"]
+    objective, corpus = objective_of(net, learn), corpus_of(net.network, (x, y))
+    recipe = Recipe("svi", batch=batch, seed=4)
+    with ranks(torch.device("cpu")) as here:
+        run = Variational(objective, recipe, corpus, corpus, here, {})
+    torch.manual_seed(0)
+    run.sets.values = {name: value + 0.3 * torch.randn_like(value) for name, value in run.sets.values.items()}
+    ours, gradient = run.rise(0)
+    leaves = {name: value.detach().requires_grad_() for name, value in run.sets.values.items()}
+    of = run.guide({name: value[0] for name, value in leaves.items()})
+    which = run.which(0)
+    which = torch.arange(12) if which is None else which
+    reading, drawn = net.pyro(), {}
+
+    def model(x, y):
+        drawn["W_v_0.values"] = pyro.sample("W_v", run.model.prior("W_v_0.values"))
+        with pyro.poutine.scale(scale=12 / len(which)), pyro.poutine.block(hide=["theta_c"]):
+            drawn["c.logits"] = pyro.sample("theta_c_told", run.model.prior("c.logits"))
+            parameters = {"W_v_0.values": drawn["W_v_0.values"], "c.logits": drawn["c.logits"].log()}
+            return pyro.poutine.condition(reading, data={"theta_c": drawn["c.logits"]})(x, y, parameters=parameters)
+
+    def guide(x, y):
+        for name, site in (("c.logits", "theta_c_told"), ("W_v_0.values", "W_v")):
+            pyro.sample(site, of[name])
+
+    torch.manual_seed(mixed(4, "draw", 0))
+    elbo = TraceEnum_ELBO(max_plate_nesting=reading.max_plate_nesting)
+    scale = 12 / len(which)
+    theirs = -elbo.differentiable_loss(model, guide, x[which], y[which])
+    prior = {name: run.model.prior(name).log_prob(drawn[name]) for name in learn}
+    guessed = {name: of[name].log_prob(drawn[name]) for name in learn}
+    evidence = theirs - scale * prior["c.logits"] - prior["W_v_0.values"] + sum(guessed.values())
+    wanted = (evidence - sum(kl_divergence(of[name], run.model.prior(name)) for name in learn)) / 12
+    torch.testing.assert_close(ours[0], wanted.detach())
+    for name, slope in zip(leaves, torch.autograd.grad(wanted, list(leaves.values())), strict=True):
+        torch.testing.assert_close(gradient[name], slope)
+
+
+def known(count=6, heads=2):
+    """A fit of given draws, each turned into another basis of `q` and `k`: its answers have formulas."""
+    net = mixture(heads=heads)
+    torch.manual_seed(5)
+    own = {name: net.parameters[name] for name in WEIGHTS}
+    basis = torch.randn(2, count // 2, 1, 2, 2).double()
+    noise = {name: 0.2 * torch.randn(2, count // 2, *value.shape).double() for name, value in own.items()}
+    q, k, v = (own[name] + noise[name] for name in WEIGHTS)
+    pi = torch.distributions.Dirichlet(torch.full((heads,), 5.0).double()).sample((2, count // 2))
+    samples = dict(zip(["c.logits", *WEIGHTS], (pi, basis @ q, basis.inverse().mT @ k, v), strict=True))
+    data = data_of(net)
+    fit = Fit(net.network, "nuts", 12, "", learned=tuple(samples), samples=samples, data=corpus_of(net.network, data))
+    nets = [
+        net.replace({name: v[c, d].log() if name == "c.logits" else v[c, d] for name, v in samples.items()})
+        for c in range(2)
+        for d in range(count // 2)
+    ]
+    return fit, nets, data, q.mT @ k
+
+
+def test_answers_are_means_over_draws_and_never_of_matrices_of_another_basis():
+    f, nets, (x, y), A = known()
+    torch.testing.assert_close(f.heads.A["x_1"], A.mean((0, 1)))
+    torch.testing.assert_close(f.heads.OV["x_1"], f.samples["W_v_0.values"].mean((0, 1)))
+    torch.testing.assert_close(f.pi, f.samples["c.logits"].mean((0, 1)))
+    torch.testing.assert_close(f.heads.usage, f.pi)
+    share = torch.stack([posterior(net.module(), "c", {"y": Evidence(y)}, x) for net in nets]).mean(0)
+    torch.testing.assert_close(f.responsibilities(x, y), share)
+    wanted = []
+    for net in nets:
+        each = net.module()(x).reshape(2, 12, 2, 2)  # by head
+        wanted.append(torch.einsum("h,hsio->sio", net.parameters["c.logits"].exp(), each).detach())
+    torch.testing.assert_close(f.predict(x), torch.stack(wanted).mean(0))
+    ll = torch.stack([log_evidence(net.module(), {"y": Evidence(y)}, x) for net in nets]).detach()
+    torch.testing.assert_close(f.log_likelihoods.flatten(0, 1), ll)
+    torch.testing.assert_close(f.log_likelihood((x, y)), ll.exp().mean(0).log())
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_intervals_are_quantiles_of_draws(share):
+    f, _, _, A = known(20)
+    told = {"A x_1": A, "OV x_1": f.samples["W_v_0.values"], "c.logits": f.samples["c.logits"]}
+    for name, values in told.items():
+        ends = np.quantile(values.flatten(0, 1).numpy(), [(1 - share) / 2, (1 + share) / 2], axis=0)
+        for found, wanted in zip(f.interval(name, share), ends, strict=True):
+            np.testing.assert_allclose(found.numpy(), wanted)
+    with pytest.raises(bt.UnknownNameError, match="A x_1"):
+        f.interval("A x_2")
+    with pytest.raises(bt.BNetError, match="share"):
+        f.interval("A x_1", 1.5)
+
+
+def test_the_net_of_a_fit_is_the_draw_nearest_to_the_means():
+    f, nets, _, A = known(12)
+    flat = {"pi": f.samples["c.logits"], "A": A, "OV": f.samples["W_v_0.values"]}
+    far = sum(
+        (((v := value.flatten(0, 1).flatten(1)) - v.mean(0)).square() / v.var(0, correction=0)).mean(1)
+        for value in flat.values()
+    )
+    found = draws.representative(f.network, f.samples, ("c.logits",))
+    for name, value in found.items():
+        torch.testing.assert_close(value, nets[int(far.argmin())].parameters[name])
+
+
+def test_pieces_give_what_the_whole_gives_and_hold_no_more_than_is_said(monkeypatch):
+    f, nets, _, A = known()
+    objective, whole = objective_of(nets[0], list(f.samples)), f.log_likelihoods.flatten(0, 1)
+    sizes, evidences = [], Objective.log_evidences
+    each = draws.NUMBERS // (draws.pieces(objective, f.data)[0] * len(f.data))
+
+    def counted(self, sets, part, power=1.0):
+        sizes.append(len(next(iter(sets.values()))) * len(part) * each)
+        return evidences(self, sets, part, power)
+
+    monkeypatch.setattr(Objective, "log_evidences", counted)
+    for numbers in (each, 7 * each, 30 * each):
+        monkeypatch.setattr(draws, "NUMBERS", numbers)
+        sizes.clear()
+        sets = draws.stored(f.samples, ("c.logits",))
+        torch.testing.assert_close(draws.likelihoods(objective, f.data, sets), whole)
+        assert max(sizes) <= numbers and sum(sizes) == 6 * 12 * each
+        torch.testing.assert_close(f.heads.A["x_1"], A.mean((0, 1)))
+        low, high = f.interval("A x_1")
+        assert bool((low < A.mean((0, 1))).all() and (A.mean((0, 1)) < high).all())
+
+
+def test_likelihoods_of_draws_are_made_when_asked_for(monkeypatch):
+    net = mixture()
+    monkeypatch.setattr(result, "likelihoods", lambda *_: pytest.fail("asked for"))
+    f = bt.fit(net, data_of(net), method="svi", learn=["c.logits"], steps=2, draws=5, progress=False)
+    assert f.samples["c.logits"].shape == (1, 5, 2)
+    with pytest.raises(pytest.fail.Exception, match="asked for"):
+        f.log_likelihoods  # noqa: B018
+
+
+def test_only_words_that_are_there_count_in_a_match():
+    a, b = torch.rand(2, 3, 2).softmax(-1), torch.rand(2, 3, 2).softmax(-1)
+    present = torch.tensor([[True, False, False], [True, True, False]])
+    wanted = sum(torch.outer(a[s, w], b[s, w]) for s, w in ((0, 0), (1, 0), (1, 1)))
+    torch.testing.assert_close(overlap_of(a, b, present), wanted)
+
+
+def test_the_first_chain_begins_near_the_net_and_the_others_all_over_the_prior():
+    net = mixture()
+    model, corpus = Model(objective_of(net, ["c.logits", "W_v_0.values"], 3.0)), corpus_of(net.network, data_of(net))
+    torch.manual_seed(0)
+    near = [started(model, corpus, 0)["W_v_0_values"] for _ in range(50)]
+    own = net.parameters["W_v_0.values"]
+    assert 0.05 < float((torch.stack(near) - own).std()) < 0.2
+    wide = [started(model, corpus, k) for k in range(1, 200)]
+    weights = torch.stack([z["W_v_0_values"] for z in wide])
+    assert float(weights.std()) == pytest.approx(3.0, rel=0.1) and abs(float(weights.mean())) < 0.3
+    theta = biject_to(constraints.simplex)(torch.stack([z["c_logits"] for z in wide]))
+    assert float(theta[:, 0].std()) == pytest.approx(0.9 / 12**0.5, rel=0.15)
+
+
+def test_chains_have_starts_of_their_own_and_leave_the_random_numbers_of_others_alone():
+    net = mixture(heads=1)
+    data = data_of(net)
+    states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    f = nuts(net, data, learn=["W_v_0.values"], draws=1, warmup=1, chains=3)
+    assert len(f.samples["W_v_0.values"].flatten(0, 1).flatten(1).unique(dim=0)) == 3
+    assert torch.equal(states[0], torch.get_rng_state()) and random.getstate() == states[2]
+    assert bool((np.random.get_state()[1] == states[1]).all())
+
+
+@pytest.mark.parametrize("when", [4, 9])
+def test_a_stopped_chain_keeps_its_draws_and_goes_on_exactly(when, tmp_path, monkeypatch):
+    """Stopped by Ctrl-C, in the warmup and after it; then by a fault between two checkpoints."""
+    net = mixture()
+    data, learn = data_of(net), ["c.logits", "W_v_0.values"]
+    whole = nuts(net, data, learn=learn, every=3)
+    advance, fault = Chain.advance, [False]
+
+    def stopped(self):
+        advance(self)
+        if self.step == when and not self.model_stopped:
+            type(self).model_stopped = True
+            if fault[0]:
+                raise RuntimeError("killed")
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Chain, "advance", stopped)
+        patch.setattr(Chain, "model_stopped", False, raising=False)
+        half = nuts(net, data, learn=learn, every=3, folder=tmp_path / "a")
+        assert not half.finished
+        if when > 6:
+            assert half.samples["c.logits"].shape == (2, when - 6, 2)
+        else:
+            assert not half.samples and "warmup" in half.approximate
+        Chain.model_stopped, fault[0] = False, True
+        with pytest.raises(RuntimeError, match="killed"):
+            nuts(net, data, learn=learn, every=3, folder=tmp_path / "b")
+    counts = []
+    monkeypatch.setattr(Chain, "advance", lambda self: (counts.append(self.step), advance(self))[1])
+    for folder, first in (("a", when), ("b", (when - 1) // 3 * 3)):
+        counts.clear()
+        resumed = nuts(net, data, learn=learn, every=3, folder=tmp_path / folder, resume=True)
+        assert resumed.finished and min(counts) == first
+        assert all(torch.equal(resumed.samples[name], whole.samples[name]) for name in learn)
+        for name, value in resumed.statistics.items():
+            assert torch.equal(value, whole.statistics[name]), name
+
+
+@ARVIZ
+def test_what_nuts_tells_of_its_draws_goes_to_arviz_and_into_a_file(tmp_path):
+    net = mixture()
+    f = nuts(net, data_of(net), learn=["c.logits", "W_v_0.values"], draws=3)
+    told = f.to_arviz().sample_stats
+    assert told["diverging"].dtype == bool and told["diverging"].values.sum(1).tolist() == list(f.divergent)
+    steps, depth = told["n_steps"].values, told["tree_depth"].values
+    assert bool((2 ** (depth - 1) <= steps).all() and (steps < 2**depth).all() and (steps > 0).all())
+    rate = told["acceptance_rate"].values
+    assert bool((rate >= 0).all() and (rate <= 1).all()) and len(set(rate.flatten().tolist())) > 1
+    f.save(tmp_path / "f.safetensors")
+    found = bt.load(tmp_path / "f.safetensors")
+    assert found.matched == f.matched and all(torch.equal(v, f.statistics[k]) for k, v in found.statistics.items())
+    torch.testing.assert_close(found.log_likelihoods, f.log_likelihoods)
+
+
+@pytest.mark.parametrize("method", ["svi", "nuts"])
+def test_progress_tells_the_bound_the_live_heads_and_the_time_left(method, capsys):
+    net = mixture()
+    options = {"steps": 60} if method == "svi" else {"draws": 8, "warmup": 6, "chains": 1}
+    bt.fit(net, data_of(net), method=method, learn=["c.logits"], progress=True, **options)
+    told = capsys.readouterr().err
+    assert "bound=" in told and "2 heads" in told and "<" in told
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("method", ["svi", "nuts"])
+def test_posteriors_are_found_on_another_device(method):
+    net = mixture()
+    options = {"steps": 20} if method == "svi" else {"draws": 4, "warmup": 4, "chains": 2}
+    f = bt.fit(net, data_of(net), method=method, spread=1.0, device="cuda", progress=False, **options)
+    assert (
+        f.pi.device.type == "cpu" and f.log_likelihoods.isfinite().all() and f.predict(data_of(net)[0]).isfinite().all()
+    )

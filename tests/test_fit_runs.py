@@ -1,0 +1,485 @@
+"""Runs of a fit: data in any form, the steps against torch's own optimiser, checkpoints, what a fit answers."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import adjusted_rand_score
+
+import bnet_transformer as bt
+from benchmarks.head_recovery import at_best_sigma
+from bnet_transformer.inference import Evidence, log_evidence, posterior
+from bnet_transformer.inference.fit import predictive, result, run
+from bnet_transformer.inference.fit.objective import Objective
+from bnet_transformer.inference.fit.recipe import TAKEN_BY
+from bnet_transformer.tpm import Categorical, Normal
+from bnet_transformer.training import checkpoint
+from bnet_transformer.training.data import mixed
+from bnet_transformer.training.parallel import Ranks
+from bnet_transformer.training.steps import schedule_of
+
+ARVIZ = pytest.mark.filterwarnings("ignore:\nArviZ is undergoing:FutureWarning")
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+STILL = {"steps": 1, "rate": 1e-12}
+
+
+def mixture(per="sentence", heads=2, seed=1, **options):
+    net = bt.bayesuvius(3, heads=heads, per=per, key_dim=2, seed=seed, **{"observe": Normal(0.5), **options})
+    return net.to(torch.float64)
+
+
+def told():
+    return bt.bayesuvius(4, heads=2, vocabulary=list("abcd"), observe=Categorical(4), seed=2).to(torch.float64)
+
+
+def vectors(n=40, words=3, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(n, words, 3, generator=g, dtype=torch.float64) for _ in range(2))
+
+
+def fit(net, data, **options):
+    return bt.fit(net, data, progress=False, **options)
+
+
+def evidences(net, x, y):
+    return log_evidence(net.module(), {"y": Evidence(y)}, x).detach()
+
+
+# data
+
+
+X, Y = [[0, 1], [2, 3]], [[1, 0], [3, 1]]
+
+
+def test_lists_tell_what_arrays_tell():
+    arrays, net = (torch.tensor(X), torch.tensor(Y)), told()
+    f = fit(net, arrays, steps=3)
+    for data in (
+        (X, Y),
+        list(zip(X, Y, strict=True)),
+        (X, arrays[1]),
+        (np.array(X), Y),
+        [list(p) for p in zip(X, Y, strict=True)],
+    ):
+        assert fit(net, data, steps=3).bounds == f.bounds
+        torch.testing.assert_close(f.log_likelihood(data), f.log_likelihood(arrays))
+    wanted = posterior(f.net.module(), "c", {"y": Evidence(arrays[1])}, arrays[0])
+    for x, y in ((X, Y), (tuple(X), tuple(Y)), (["a b", "c d"], [["b", "a"], ["d", "b"]]), (np.array(X), arrays[1])):
+        torch.testing.assert_close(f.responsibilities(x, y), wanted, **CLOSE)
+
+
+def test_sentences_of_several_lengths_are_asked_about():
+    rag = [([0, 1, 2], [1, 0, 2]), ([2, 3], [3, 1]), ([1], [0])]
+    f = fit(told(), rag, **STILL)
+    found = f.responsibilities([x for x, _ in rag], [y for _, y in rag])
+    for row, (x, y) in zip(found, rag, strict=True):
+        torch.testing.assert_close(row, f.responsibilities(torch.tensor([x]), torch.tensor([y]))[0], **CLOSE)
+
+
+@pytest.mark.parametrize("data, message", [
+    (((X[0], Y[0]), (X[1], Y[1])), r"could be two pairs.*\[\(sentence, observed\).*\(x, y\)"),
+    ([torch.tensor(X), torch.tensor(Y)], "could be two pairs.*tuple of two"),
+    ((X, Y[:1]), "as many observations as sentences; got 2 and 1"),
+    (("a b", ["b", "a"]), r"\[\(sentence, observed\)\] for a single one"),
+    (([0, 1], [1, 0]), "data.*words, at least one"),
+])  # fmt: skip
+def test_forms_of_two_meanings_are_refused(data, message):
+    with pytest.raises(bt.BNetError, match=message):
+        fit(told(), data, steps=1)
+
+
+def test_whole_numbers_are_real_where_a_net_has_vectors():
+    x, y = (torch.randint(-1, 3, (6, 3, 3), generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    net = mixture()
+    wanted = evidences(net, x.double(), y.double())
+    for data in ((x, y), list(zip(x, y, strict=True)), (x.tolist(), y.tolist())):
+        torch.testing.assert_close(fit(net, data, **STILL).log_likelihood(data), wanted, atol=1e-6, rtol=0)
+    torch.testing.assert_close(fit(net, (x, y), **STILL).predict(x), fit(net, (x, y), **STILL).predict(x.double()))
+
+
+def test_what_is_learned_may_be_told_by_any_collection():
+    data = vectors(8)
+    found = fit(mixture(), data, steps=2, learn=(name for name in ["c.logits"]))
+    assert found.learned == ("c.logits",)
+    for learn in (3, [3], "c.logits"):
+        with pytest.raises(bt.BNetError, match="learn: expected a list of str"):
+            fit(mixture(), data, steps=1, learn=learn)
+
+
+@pytest.mark.parametrize("device", ["nonsense", 3, "meta", *([] if torch.cuda.is_available() else ["cuda"])])
+def test_a_device_that_is_not_there_is_refused(device):
+    with pytest.raises(bt.BNetError, match="device: expected a device of this machine"):
+        fit(mixture(), vectors(4), steps=1, device=device)
+
+
+# the steps
+
+
+def own_steps(net, x, y, names, *, steps, batch, rate, spread, clip, decay):
+    """The same by torch's AdamW: bounds, and the parameters at the end."""
+    leaves = {name: net.parameters[name].detach().clone().requires_grad_() for name in names}
+    optimiser = torch.optim.AdamW(list(leaves.values()), lr=rate, betas=(0.9, 0.99), eps=1e-8, weight_decay=decay)
+    rates, bounds, prior_rows = schedule_of("cosine", rate, max(1, steps // 20), steps, None), [], 2.0
+    for step in range(steps):
+        epoch, place = divmod(step, -(-len(x) // batch))
+        g = torch.Generator().manual_seed(mixed(0, "order", epoch))
+        which = torch.randperm(len(x), generator=g)[place * batch : (place + 1) * batch]
+        prior = (prior_rows - 1) * leaves["c.logits"].log_softmax(-1).sum()
+        prior = prior - sum(leaves[name].square().sum() for name in names if name != "c.logits") / (2 * spread**2)
+        module = net.module()
+        stored = {f"store.{name.replace('.', '/')}": value for name, value in leaves.items()}
+        q, k, v = (leaves[f"W_{r}_0.values"] for r in "qkv")
+        assert {*stored} <= {name for name, _ in module.named_parameters()}
+        read = torch.einsum("coi,bni->bcno", q, x[which]), torch.einsum("coi,bni->bcno", k, x[which])
+        a = (read[0] @ read[1].mT).softmax(-1)
+        mean = a @ torch.einsum("coi,bni->bcno", v, x[which])
+        each = (
+            torch.distributions.Normal(mean, net.parameters["y.log_sigma"].exp())
+            .log_prob(y[which][:, None])
+            .sum((2, 3))
+        )
+        evidence = (leaves["c.logits"].log_softmax(-1) + each).logsumexp(1)
+        bound = evidence.mean() + prior / len(x)
+        bounds.append(float(bound.detach()))
+        optimiser.zero_grad()
+        (-bound).backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(list(leaves.values()), clip, error_if_nonfinite=True)
+        for group in optimiser.param_groups:
+            group["lr"] = rates(step + 1)
+        optimiser.step()
+    return bounds, leaves
+
+
+@pytest.mark.parametrize("clip, decay", [(None, 0.0), (0.5, 0.0), (None, 0.3), (0.5, 0.3)])
+def test_map_is_torchs_adamw_up_the_evidence_of_minibatches_and_the_prior_of_the_whole(clip, decay):
+    net, (x, y) = mixture(prior=2.0), vectors(40)
+    options = {"steps": 7, "batch": 16, "rate": 0.1, "spread": 0.7}
+    names = ["c.logits", *(f"W_{r}_0.values" for r in "qkv")]
+    bounds, leaves = own_steps(net, x, y, names, clip=clip, decay=decay, **options)
+    f = fit(net, (x, y), clip=clip, weight_decay=decay, every=7, **options)
+    assert f.bounds == pytest.approx(bounds, abs=1e-7)
+    for name, value in leaves.items():
+        torch.testing.assert_close(f.net.parameters[name], value.detach(), rtol=1e-6, atol=1e-8)
+
+
+def each_head(net, x, y):
+    """`log P(c, y)`, `[head, sentence]`."""
+    pi = net.parameters["c.logits"].log_softmax(-1)
+    module = net.module()
+    return torch.stack([pi[c] + evidences_of(module, x, y, c) for c in range(len(pi))])
+
+
+def evidences_of(module, x, y, c):
+    return log_evidence(module, {"y": Evidence(y)}, x, do={"c": torch.full((len(x),), c)}).detach()
+
+
+def test_annealed_steps_climb_the_flattened_evidence():
+    net, (x, y) = mixture(), vectors(20)
+    joint, steps = each_head(net, x, y), 8
+    f = fit(net, (x, y), steps=steps, rate=1e-12, anneal=0.2, batch=20)
+    powers = [min(1.0, 0.2 + 0.8 * 2 * k / steps) for k in range(steps)]
+    assert f.bounds == pytest.approx([float((p * joint).logsumexp(0).mean() / p) for p in powers], abs=1e-9)
+
+
+def test_an_annealed_step_of_em_counts_flattened_responsibilities():
+    net, (x, y) = mixture(), vectors(30)
+    joint = each_head(net, x, y)
+    f = fit(net, (x, y), method="em", learn=["c.logits"], steps=1, anneal=0.05)
+    torch.testing.assert_close(f.pi, (0.05 * joint).softmax(0).mean(1), **CLOSE)
+    assert float((f.pi - joint.softmax(0).mean(1)).abs().max()) > 0.01
+    both = fit(net, (x, y), method="em", steps=1, rate=1e-12, anneal=0.05)
+    torch.testing.assert_close(both.pi, (0.05 * joint).softmax(0).mean(1), **CLOSE)
+
+
+def test_bfloat16_is_autocast():
+    net, (x, y) = mixture().to(torch.float32), tuple(part.float() for part in vectors(20))
+    f = fit(net, (x, y), precision="bfloat16", batch=20, **STILL)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        wanted = float(log_evidence(net.module(), {"y": Evidence(y)}, x).mean())
+    exact = float(evidences(net, x, y).mean())
+    assert f.bounds[0] == pytest.approx(wanted, rel=1e-3)
+    assert 1e-3 < abs(f.bounds[0] - exact) < 0.05 * abs(exact)
+
+
+def test_the_last_phase_learns_from_all_sentences(tmp_path):
+    net, data = mixture(), vectors(60)
+    f = fit(net, data, restarts=2, steps=8, folder=tmp_path)
+    kept = checkpoint.read(tmp_path / checkpoint.NAME, net.network)
+    best = net.replace({name: kept.part("best")[name] for name in f.learned})
+    assert f.bounds[8] == pytest.approx(float(evidences(best, *data).mean()), abs=1e-9)
+
+
+# options
+
+
+@pytest.mark.parametrize("option", TAKEN_BY)
+@pytest.mark.parametrize("method", ["map", "em", "svi", "nuts"])
+def test_an_option_that_a_method_does_not_take_is_refused(method, option):
+    other = {"prune": False, "held_out": vectors(3), "anneal": 0.5, "precision": "bfloat16", "rate": 0.01, "clip": 1.0}
+    if method in TAKEN_BY[option]:
+        return
+    with pytest.raises(bt.BNetError, match=rf"{option}: expected .*(map|em|svi|nuts)"):
+        fit(mixture(), vectors(6), method=method, spread=1.0, **{option: other.get(option, 7)})
+
+
+def test_em_of_tables_refuses_what_gradients_take():
+    for option in ({"rate": 0.1}, {"batch": 3}, {"clip": 1.0}, {"inner": 3}, {"weight_decay": 0.1}):
+        with pytest.raises(bt.BNetError, match="em of tables"):
+            fit(mixture(), vectors(6), method="em", learn=["c.logits"], steps=1, **option)
+
+
+# checkpoints
+
+
+def test_a_fit_that_diverged_goes_on_from_what_was_good(tmp_path):
+    options = {"folder": tmp_path, "every": 1}
+    first = fit(mixture(), vectors(), steps=20, **options)
+    with pytest.raises(bt.BNetError, match="keeps the last good checkpoint, of step 20: resume='changed'"):
+        fit(mixture(), vectors(), steps=60, rate=1e6, resume="changed", **options)
+    f = fit(mixture(), vectors(), steps=60, rate=1e-2, resume="changed", **options)
+    assert len(f.bounds) == 60 and min(f.bounds[20:]) > first.bounds[-1] - 0.1
+
+
+def test_nothing_is_kept_of_a_fit_that_never_was_good(tmp_path):
+    with pytest.raises(bt.BNetError, match="before the first good checkpoint"):
+        fit(mixture(), vectors(), steps=50, rate=1e6, folder=tmp_path, every=1)
+    f = fit(mixture(), vectors(), steps=5, rate=1e-3, folder=tmp_path, every=1, resume="changed")
+    assert f.bounds == fit(mixture(), vectors(), steps=5, rate=1e-3).bounds
+    with pytest.raises(bt.BNetError, match="last step to where no bound is"):
+        fit(mixture(), vectors(), steps=1, rate=1e6)
+
+
+def test_more_steps_are_not_lost_to_an_older_last_phase(tmp_path):
+    net, data = mixture(heads=3), vectors(60)
+    fit(net, data, restarts=3, steps=8, folder=tmp_path)
+    longer = fit(net, data, restarts=3, steps=40, folder=tmp_path, resume="changed")
+    kept = checkpoint.read(tmp_path / checkpoint.NAME, net.network)
+    best = net.replace({name: kept.part("best")[name] for name in longer.learned})
+    assert longer.bounds[40] == pytest.approx(float(evidences(best, *data).mean()), abs=1e-9)
+    again = fit(net, data, restarts=3, steps=40, folder=tmp_path, resume=True)  # a finished last phase stays
+    assert again.bounds == longer.bounds
+
+
+@pytest.mark.parametrize("method, options", [
+    ("map", {"steps": 4}),
+    ("nuts", {"chains": 1, "draws": 6, "warmup": 4}),
+])  # fmt: skip
+@pytest.mark.parametrize("what", ["W_v_0.values", "c.logits"])
+def test_other_parameters_are_no_start_for_a_kept_fit(method, options, what, tmp_path):
+    options = {"method": method, "learn": ["c.logits"], "folder": tmp_path, **options}
+    net = mixture()
+    fit(net, vectors(8), **options)
+    with pytest.raises(bt.BNetError, match="the settings that the run began with: parameters="):
+        fit(net.replace({what: net.parameters[what] + 0.1}), vectors(8), resume=True, **options)
+    fit(net, vectors(8), resume=True, **options)
+
+
+# several processes
+
+
+class Processes:
+    """As many processes as threads: each has its rank, and sums are taken when all have come."""
+
+    def __init__(self, world):
+        self.world, self.own, self.gate, self.parts = world, threading.local(), threading.Barrier(world, timeout=60), {}
+
+    def all_reduce(self, value):
+        self.parts[self.own.rank] = value.clone()
+        self.gate.wait()
+        total = sum(self.parts[rank] for rank in range(self.world))
+        self.gate.wait()
+        value.copy_(total)
+
+    @contextmanager
+    def ranks(self, device):
+        yield Ranks(self.own.rank, self.world, device)
+
+    def each(self, of):
+        def one(rank):
+            self.own.rank = rank
+            return of()
+
+        with ThreadPoolExecutor(self.world) as pool:
+            return list(pool.map(one, range(self.world)))
+
+
+def test_one_draw_of_a_corpus_is_refused_under_torchrun(monkeypatch):
+    here = Processes(2)
+    here.own.rank = 0
+    monkeypatch.setattr(run, "ranks", here.ranks)
+    with pytest.warns(UserWarning, match="model selection"), pytest.raises(bt.BNetError, match=r"torchrun.*corpus"):
+        fit(mixture("corpus"), vectors(6), steps=1)
+
+
+@pytest.mark.parametrize("count", [21, 2])
+def test_em_shares_the_full_pass_between_processes(count, monkeypatch):
+    data, world, seen, counts = vectors(count), 3, [], Objective.counts
+
+    def noted(self, parameters, corpus, *more):
+        seen.append(len(corpus))
+        return counts(self, parameters, corpus, *more)
+
+    monkeypatch.setattr(Objective, "counts", noted)
+    options = {"method": "em", "steps": 3, "restarts": 2, "prune": False}
+    ways = {"learn": ["c.logits"]}, {"spread": 1.0, "batch": 8}
+    alone = [fit(mixture(prior=2.0), data, **options, **way) for way in ways]
+    assert max(seen) == count
+    seen.clear()
+    here = Processes(world)
+    monkeypatch.setattr(run, "ranks", here.ranks)
+    monkeypatch.setattr(torch.distributed, "all_reduce", here.all_reduce)
+    monkeypatch.setattr(torch.distributed, "barrier", here.gate.wait)
+    for way, one in zip(ways, alone, strict=True):
+        for f in here.each(lambda way=way: fit(mixture(prior=2.0), data, **options, **way)):
+            assert f.bounds == pytest.approx(one.bounds, abs=1e-9)
+            assert f.measured == pytest.approx(np.array(one.measured), abs=1e-9)
+            torch.testing.assert_close(f.pi, one.pi)
+    assert max(seen) == -(-count // world)
+
+
+# what a fit answers
+
+
+def ragged(net, lengths=(2,) * 30 + (12,) * 2):
+    torch.manual_seed(0)
+    xs = [torch.randn(n, 3, dtype=torch.float64) for n in lengths]
+    return [(x, net.pyro()(x[None])["y"].reshape(len(x), 3).detach()) for x in xs]
+
+
+def by_word(seed, pi):
+    return mixture("word", seed=seed).replace({"c_0.logits": torch.tensor(pi).double().log()})
+
+
+def test_fits_are_compared_on_the_words_that_are_there():
+    nets = by_word(1, [0.8, 0.2]), by_word(9, [0.3, 0.7])
+    data = ragged(nets[0])
+    f, g = (fit(net, data, **STILL) for net in nets)
+    each = [torch.cat([h.responsibilities(x[None], y[None])[0] for x, y in data]) for h in (f, g)]
+    found = f.compare(g, data)
+    torch.testing.assert_close(found.overlap, each[0].mT @ each[1], **CLOSE)
+    assert found.agreement == pytest.approx(adjusted_rand_score(*(share.argmax(-1).numpy() for share in each)))
+
+
+def test_the_gain_has_its_standard_error_and_its_name():
+    (x, y), nets = vectors(50), (mixture(), mixture(seed=5))
+    f, g = (fit(net, (x, y), **STILL) for net in nets)
+    apart = (evidences(nets[0], x, y) - evidences(nets[1], x, y)).numpy()
+    told, held = f.compare(g, (x, y)), f.compare(g)
+    for found in (told, held):
+        assert found.gain == pytest.approx(apart.mean(), abs=1e-6)
+        assert found.gain_error == pytest.approx(apart.std(ddof=1) / 50**0.5, rel=1e-6)
+    assert told.judged_by == "log likelihood of the data told"
+    assert held.judged_by == "log likelihood of the sentences learned from" and held.judged_by in held._repr_html_()
+
+
+def test_fits_of_two_floating_types_are_compared_and_two_kinds_of_choices_are_not():
+    data, net = vectors(30), mixture()
+    f, g = fit(net, data, **STILL), fit(net.to(torch.float32), tuple(part.float() for part in data), **STILL)
+    for a, b in ((f, g), (g, f)):
+        for found in (a.compare(b, data), a.compare(b)):
+            assert found.agreement == pytest.approx(1.0) and found.gain == pytest.approx(0.0, abs=1e-4)
+    words = fit(mixture("word"), data, **STILL)
+    for a, b in ((f, words), (words, f)):
+        with pytest.raises(bt.BNetError, match="both for sentences, or both for their words"):
+            a.compare(b, data)
+    with pytest.raises(bt.BNetError, match="fits of other sentences"):
+        f.compare(fit(net, vectors(30, seed=3), **STILL))
+
+
+@ARVIZ
+def test_posteriors_are_compared_by_leaving_one_out(tmp_path):
+    import arviz as az
+
+    data, options = vectors(25), {"method": "svi", "learn": ["c.logits"], "steps": 30, "draws": 100}
+    f, g = fit(mixture(), data, **options), fit(mixture(seed=5), data, **options)
+    found, each = f.compare(g), [az.loo(h.to_arviz(), var_name="y") for h in (f, g)]
+    assert found.judged_by.startswith("leave-one-out")
+    assert found.gain * 25 == pytest.approx(float(each[0].elpd_loo - each[1].elpd_loo), abs=1e-6)
+    f.save(tmp_path / "f.safetensors")
+    loaded = bt.load(tmp_path / "f.safetensors")
+    with pytest.raises(bt.BNetError, match=r"loaded.*data="):
+        loaded.compare(g)
+    assert loaded.compare(g, data).judged_by == "log likelihood of the data told"
+
+
+def test_own_statistics_see_what_was_observed():
+    net = by_word(1, [0.8, 0.2])
+    data = ragged(net)
+    f, y = fit(net, data, **STILL), torch.cat([y for _, y in data])
+    found = f.check(data, {"square": lambda y: y.square().mean(), "rows": lambda y: len(y)}, draws=40)
+    assert found.observed["square"] == pytest.approx(float(y.square().mean())) and found.observed["rows"] == len(y)
+    assert found.mean["rows"] == len(y) and found.mean["square"] == pytest.approx(found.observed["square"], rel=0.15)
+    usual = f.check(data, draws=2)
+    assert usual.observed["variance"] == pytest.approx(float(y.var(0).mean()))
+
+
+def test_a_fit_remembers_that_words_may_be_missing(tmp_path):
+    net, (x, y) = mixture("word"), vectors(6)
+    y[1], y[2, 0] = torch.nan, torch.nan
+    shown = ~y.isnan().any(-1)
+    wanted = log_evidence(net.module(), {"y": Evidence(y.nan_to_num(), shown)}, x).detach()
+    f = fit(net, (x, y), missing=True, **STILL)
+    f.save(tmp_path / "f.safetensors")
+    for g in (f, bt.load(tmp_path / "f.safetensors")):
+        torch.testing.assert_close(g.log_likelihood((x, y)), wanted, atol=1e-7, rtol=0)
+        assert g.responsibilities(x, y).shape == (6, 3, 2) and g.check((x, y), draws=2).p
+        assert g.compare(f, (x, y)).agreement == pytest.approx(1.0)
+    with pytest.raises(bt.BNetError, match="missing=True"):
+        fit(net, vectors(6), **STILL).log_likelihood((x, y))
+
+
+def test_a_sampled_fit_says_what_it_can_tell():
+    net, data = mixture("word", slices=2), vectors(6)
+    f = fit(net, data, method="svi", choices="sampled", learn=["c_0.logits", "c_1.logits"], steps=3, draws=4)
+    asked = [
+        lambda: f.log_likelihood(data),
+        lambda: f.responsibilities(*data),
+        lambda: f.predict(data[0]),
+        lambda: f.compare(f, data),
+    ]
+    for ask in asked:
+        with pytest.raises(
+            bt.BNetError, match=r"sampled.*f\.choices.*f\.check\(data\).*f\.to_arviz\(\).*per='sentence'"
+        ):
+            ask()
+    assert f.check(data, draws=2).p and f.choices["c_1"].shape == (6, 3, 2)
+
+
+@pytest.mark.parametrize("observe", [Normal(0.5), Categorical(4)])
+def test_predictions_go_in_parts_and_keep_to_the_budget(observe, monkeypatch):
+    net = mixture(atoms=2, observe=observe)
+    x, y = vectors(10)
+    f = fit(net, (x, y if observe == Normal(0.5) else torch.zeros(10, 3, dtype=torch.long)), **STILL)
+    whole, sizes = f.predict(x), []
+    name = "_mean" if observe == Normal(0.5) else "posterior"
+    real = getattr(predictive, name)
+
+    def noted(*given, **more):
+        sizes.append(len(real(*given, **more)))
+        return real(*given, **more)
+
+    monkeypatch.setattr(predictive, name, noted)
+    monkeypatch.setattr(result, "AT_ONCE", 4)
+    torch.testing.assert_close(f.predict(x), whole, **CLOSE)
+    assert sizes == [4, 4, 2]
+    states = 8 if observe == Normal(0.5) else 32  # of the three roles' atoms, and of the readout
+    with pytest.raises(bt.BudgetError, match=rf"at most {states - 1} joint states.*got {states}"):
+        replace(f, budget=states - 1).predict(x)
+    torch.testing.assert_close(replace(f, budget=states).predict(x), whole, **CLOSE)
+
+
+def test_the_best_sigma_of_a_sum_is_that_of_a_search():
+    """Of residuals: the likelihood of a Normal has its greatest value where sigma^2 is their mean square."""
+    torch.manual_seed(0)
+    made, y = torch.randn(30, 2), 1.7 * torch.randn(30, 2)
+    sigma, nll = at_best_sigma(made, y)
+    grid = torch.linspace(0.5, 4, 3501)
+    found = torch.stack([-torch.distributions.Normal(made, s).log_prob(y).mean() for s in grid])
+    assert nll == pytest.approx(float(found.min()), abs=1e-5) and sigma == pytest.approx(
+        float(grid[found.argmin()]), abs=2e-3
+    )

