@@ -6,18 +6,21 @@ Distributions, attention TPMs, weights of arrows; and what a person means by sli
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, Independent
 from torch.distributions import Normal as TorchNormal
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, unknown, whole
+from bnet_transformer.graph import Family
 from bnet_transformer.graph.ground import Selection
-from bnet_transformer.network import Member
+from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import (
     BUDGET,
     World,
@@ -164,6 +167,33 @@ def reader(world: World, slice_: int, role: str | None) -> Member:
 def reads_words(member: Member) -> bool:
     """True where a TPM has a distribution over words that it reads."""
     return type(member.tpm).reading is not TPM.reading and any(WORD in given.over for given in member.inputs)
+
+
+def state_of(network: Network, stack: str) -> Family | None:
+    """The first state of a stack's words, if it has one without plates."""
+    states = next(each.states for each in network.declaration.stacks if each.name == stack)
+    for family in network.graph.families:
+        if family.stack == stack and family.role in states and family.words == stack and not family.plates:
+            return family
+    return None
+
+
+def readable(world: World, member: Member) -> NDArray[np.bool_]:
+    """`[word, word]`: whether an arrow lets word i of a member read word j, along any of its plates."""
+    ground, family = world.ground, member.family
+    over = {given.parent for given in member.inputs if WORD in given.over}
+    bundles = [bundle for bundle in ground.folded.into[family.index] if bundle.parent in over]
+    pairs: NDArray[np.bool_] = np.logical_or.reduce([ground.reads(bundle) for bundle in bundles])
+    cut, rows = ground.cut_in(family.index), ground.rows_in(family.index)
+    places = [ground.place(node)[1] for node in (*cut, *rows)]
+    each = math.prod(ground.shapes[family.index][:-1])
+    gone = [word for word, count in Counter(place[-1] for place in places).items() if count == each]
+    some = [kept for kept in map(ground.kept_of, bundles) if kept is not None] if rows else []
+    stay = {ground.place(node)[1][-1] for node in rows}
+    for word in gone:
+        left = [ground.reads(kept)[word] for kept in some] if word in stay else []
+        pairs[word] = np.logical_or.reduce(left) if left else False
+    return pairs
 
 
 def labels(world: World, tokens: Mapping[str, Sequence[str]], node: int) -> tuple[str, ...] | None:

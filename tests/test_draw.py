@@ -15,12 +15,16 @@ import pytest
 import torch
 
 import bnet_transformer as bt
+from bnet_transformer import asking
 from bnet_transformer.errors import BNetError, BudgetError, FileError
 from bnet_transformer.tpm import Categorical
 from bnet_transformer.viz import graphviz_run
 from bnet_transformer.viz.formats import FORMATS
+from bnet_transformer.viz.grid import Grid, Item
+from bnet_transformer.viz.labels import plain, visible
 from bnet_transformer.viz.palette import PALETTES
-from bnet_transformer.viz.picture import passed
+from bnet_transformer.viz.picture import Arrow, Box, Picture, passed
+from bnet_transformer.viz.results import Quotient
 from bnet_transformer.viz.svg import to_svg
 from bnet_transformer.viz.tikz import letters
 from tests.cases import CASES
@@ -157,6 +161,37 @@ def test_arrows_carry_their_probability():
     )
 
 
+def through(picture):
+    """The boxes that meet, and those that arrows run through."""
+    found = []
+    for one, other in itertools.combinations(picture.boxes, 2):
+        a, b = one.edges, other.edges
+        found += [(one.name, other.name)] * (a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3])
+    for arrow, box in itertools.product(picture.arrows, picture.boxes):
+        left, top, right, bottom = box.edges
+        inside = any(left < x < right and top < y < bottom for x, y in passed(arrow.points))
+        found += [(arrow.source, arrow.target, box.name)] * (inside and box.name not in (arrow.source, arrow.target))
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_shrunk_slice_is_drawn(case):
+    for boxes in ("words", "roles"):
+        try:
+            tan = case.sentence.tan(boxes)
+        except BNetError as error:
+            assert "state enters" in str(error) or "word" in str(error) or "stack" in str(error)
+            continue
+        for drawn_ in (tan.picture(), Quotient(*vars(tan.quotient).values()).picture()):
+            assert same(drawn_.to_networkx(), nx.MultiDiGraph(tan.quotient.to_networkx())) and not through(drawn_)
+
+
+def test_lanes_keep_clear_of_a_wide_box_in_the_middle():
+    places = {"a": (0, 0), "b": (0, 1), "wide": (1, None), "c": (2, 0), "d": (2, 1)}
+    items = [Item(Box(name, 0, 0, 300 if name == "wide" else 40, 20), *place) for name, place in places.items()]
+    assert not through(Picture(*Grid(items, (), [Arrow("a", "c", ()), Arrow("b", "d", ())]).placed()))
+
+
 # words of any kind
 
 
@@ -178,6 +213,20 @@ def test_hostile_words_are_shown_and_do_nothing(tmp_path):
         tex = drawn(tmp_path, s, "tex", detail=detail).decode()
         assert "\\input" not in tex and "^^" not in tex
         assert drawn(tmp_path, s, "png", detail=detail).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("word", ["\x1b[31m", "\x00", "\ud800", "\u202e", "\x85", "\ufffe"])
+def test_unseen_letters_are_shown_in_every_text_and_file(tmp_path, word):
+    s = bt.bayesuvius(dim=4).sentence([word, "b"])
+    graph = s.shrink({"q_0_0": word})
+    for thing, options in ((s, {"highlight": {"q_0_0": word}}), (s, {"detail": "words"}), (graph, {})):
+        for suffix in ("svg", "dot", "tex", "png", "pdf"):
+            text = drawn(tmp_path, thing, suffix, **options)
+            if suffix in ("svg", "dot"):
+                assert word[0] not in text.decode()
+        root = ElementTree.fromstring(drawn(tmp_path, thing, "svg", **options))
+        assert visible(word) in "".join(root.itertext())
+    assert visible(word) in s.picture().title
 
 
 def test_letters_of_tex_are_literal():
@@ -284,10 +333,124 @@ def test_a_folded_net_tells_which_words_are_read():
     assert "a reads every word" in bt.encoder(8, heads=2, vocabulary=words, readout="word").picture().caption
     assert "a reads words j ≤ i" in bt.decoder(8, heads=2, vocabulary=words).picture().caption
     both = bt.encoder_decoder(8, heads=2, slices=2, vocabulary=words).picture().caption
-    for said in ("slice 1 is like", "enc a reads every word", "dec a reads words j ≤ i", "dec cross a reads every word"):
+    for said in (
+        "slice 1 is like",
+        "enc a reads every word",
+        "dec a reads words j ≤ i",
+        "dec cross a reads every word",
+    ):
         assert said in both
     near = bt.bayesuvius(4, mask=bt.Reach("window", 2)).picture().caption
     assert "x reads words |i − j| ≤ 2" in near
+
+
+def test_the_reading_grid_has_a_limit_too():
+    words = [f"w{i}" for i in range(40)]
+    s = bt.encoder(8, heads=4, slices=4, vocabulary=words).sentence(words)
+    for options in ({"min_weight": 0.0}, {"min_weight": 0.001, "limit": 100}, {"top": 50, "limit": 20}):
+        with pytest.raises(BudgetError, match="or nobody can read it") as caught:
+            s.picture(detail="words", **options)
+        tries = re.findall(r"([a-z_]+=(?:range\(\d+\)|[\d.]+)) \((\d+) reads\)", str(caught.value))
+        assert len(tries) == 3
+        for told, count in tries:
+            other = {k: v for k, v in options.items() if not told.startswith(k)}
+            if "top" not in other:
+                got = eval(f"s.picture(detail='words', **{other}, {told})", {"s": s, "range": range})
+                assert len(got.arrows) == int(count) <= options.get("limit", 2000)
+    assert len(s.picture(detail="words", min_weight=0.0, limit=None).arrows) == 4 * 40 * 40
+    assert len(s.picture(detail="words", limit=10).arrows) == 10
+    with pytest.raises(BudgetError, match="reads"):
+        s.reads().picture(min_weight=0.0)
+
+
+def test_every_word_of_a_causal_sentence_has_a_read():
+    words = [f"w{i}" for i in range(64)]
+    s = bt.decoder(16, heads=2, slices=3, vocabulary=words).sentence(words)
+    picture = s.picture()
+    assert len(picture.arrows) <= 300 and {a.target.split("_")[-1] for a in picture.arrows} == set(map(str, range(64)))
+    even = {a: (int(a.target.split("_")[-1]) + 1) * a.weight for a in s.picture(min_weight=0.0, limit=None).arrows}
+    top = s.picture(top=20)
+    assert sorted(even.values())[-20:] == pytest.approx(
+        sorted((int(a.target.split("_")[-1]) + 1) * a.weight for a in top.arrows), abs=1e-6
+    )
+    kept = {end.split("_")[-1] for a in top.arrows for end in (a.source, a.target)}
+    assert {box.name.split("_")[-1] for box in top.boxes} == kept
+    assert f"{64 - len(kept)} of 64 words have no drawn read" in top.caption
+
+
+def test_a_read_that_underflows_is_there_and_one_that_is_masked_is_not():
+    net = bt.bayesuvius(4, heads=1, mask="causal", seed=1)
+    net = net.replace({name: 300 * value for name, value in net.parameters.items() if "W_" in name})
+    s = net.sentence("the cat sat")
+    assert int((s.attention(0) == 0).sum()) > 3
+    for picture in (s.picture(detail="words", min_weight=0.0), s.reads().picture(min_weight=0.0)):
+        pairs = {(int(a.source[-1]), int(a.target[-1])) for a in picture.arrows}
+        assert pairs == {(j, i) for i in range(3) for j in range(i + 1)}
+    done = s.do(x_1_2=torch.zeros(4))._world
+    assert asking.readable(done, asking.reader(done, 0, None)).tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 0]]
+    many = bt.bayesuvius(4, heads=2, combine="concat").sentence("a b").do(a_0_1_0=torch.zeros(4))._world
+    assert asking.readable(many, asking.reader(many, 0, None)).all()  # the other head still reads
+
+
+def test_top_of_the_nodes_counts_reads():
+    s = bt.bayesuvius(dim=4, heads=2, combine="concat").sentence("the cat sat")
+    for top in (1, 4):
+        arrows = [(a.source, a.target) for a in s.picture(detail="nodes", top=top).arrows if a.weight is not None]
+        reads = {(a.replace("v_", "k_"), b) for a, b in arrows}
+        assert len(reads) == top and len(arrows) == 2 * top
+    best = max(float(w) for w in s.attention(0).flatten())
+    assert max(a.weight for a in s.picture(detail="nodes", top=1).arrows if a.weight) == pytest.approx(best, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("view", "options"),
+    [
+        *(("folded", {name: value}) for name, value in {
+            "words": [0], "heads": 0, "min_weight": 0.1, "top": 3, "boxes": "words", "only": ["c"], "attention": False,
+            "limit": 7,
+        }.items()),
+        *(("words", {name: value}) for name, value in {
+            "weights": False, "attention": False, "boxes": "words", "only": ["c"],
+        }.items()),
+    ],
+)  # fmt: skip
+def test_an_option_that_a_view_does_not_use_is_refused(view, options):
+    s = bt.bayesuvius(dim=4, heads=2).sentence("the cat sat")
+    with pytest.raises(BNetError, match=f"{next(iter(options))}.*a view that uses it.*detail='nodes'"):
+        s.picture(detail=view, **options)
+
+
+def test_what_only_the_nodes_show_is_not_dropped_where_there_are_many():
+    words = [f"w{i}" for i in range(40)]
+    s = bt.encoder(8, heads=4, slices=4, vocabulary=words).sentence(words)
+    for options in ({"boxes": "words"}, {"attention": False}, {"detail": "nodes", "top": 5}):
+        with pytest.raises(BudgetError, match="figure of the nodes") as caught:
+            s.picture(**options)
+        assert ("detail='words'" in str(caught.value)) == ("top" in options)
+    big = bt.encoder(48, heads=12, slices=12, vocabulary=[f"w{i}" for i in range(128)])
+    part = big.sentence([f"w{i}" for i in range(128)]).picture(only=["x_0_90", "q_0_3_90"])
+    assert [(a.source, a.target) for a in part.arrows] == [("x_0_90", "q_0_3_90")]
+    cayley = next(case for case in CASES if case.name == "cayley").net.sentence(words)
+    with pytest.raises(BNetError, match="highlight"):
+        cayley.picture(highlight="x_0_0")
+
+
+def test_reads_of_a_stack_are_between_its_states():
+    s = next(case for case in CASES if case.name == "encoder-decoder").sentence
+    boxes = {box.name for box in s.reads(role="dec_a").picture().boxes}
+    assert "dec_x_0_0" in boxes and boxes <= set(s.graph())
+    grid = s.picture(detail="words")
+    place = {box.name: box for box in grid.boxes}
+    for text in (text for text in grid.texts if plain(text.runs).startswith("dec x")):
+        assert text.x > max(box.x for box in place.values())  # no read between stacks runs through it
+
+
+def test_the_legend_has_heads_where_the_arrows_have(tmp_path):
+    words = [f"w{i}" for i in range(40)]
+    s = bt.encoder(8, heads=4, slices=4, vocabulary=words).sentence(words)
+    for options, head in (({"top": 200}, False), ({"top": 20}, True)):
+        picture = s.picture(detail="words", **options)
+        assert {a.head for a in picture.arrows} == {e.sample.head for e in picture.legend} == {head}
 
 
 # answers
@@ -428,6 +591,10 @@ def test_dot_of_the_path_is_asked_first(tmp_path, monkeypatch):
         ("a.svg", {"highlight": 3}, BNetError, "a Trail"),
         ("a.svg", {"top": 0}, BNetError, "top"),
         ("a.svg", {"min_weight": math.nan}, BNetError, "min_weight"),
+        ("a.svg", {"min_weight": -1}, BNetError, "from 0 to 1"),
+        ("a.svg", {"min_weight": 2}, BNetError, "from 0 to 1"),
+        ("a.svg", {"boxes": "foo"}, BNetError, "'words', 'roles'"),
+        ("a.svg", {"boxes": ["q_0_0"]}, BNetError, "a mapping"),
         ("a.svg", {"limit": 3, "detail": "nodes"}, BudgetError, "at most 3 arrows"),
         ("a.svg", {"words": "dog"}, BNetError, "word"),
     ],

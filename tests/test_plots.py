@@ -21,7 +21,7 @@ from bnet_transformer.training.result import Trained
 from bnet_transformer.viz.palette import DARK, LIGHT, PALETTES
 from bnet_transformer.viz.plots import table_of
 from bnet_transformer.viz.plots.canvas import DIVERGING, SEQUENTIAL, lightness
-from bnet_transformer.viz.plots.flow import shares_of
+from bnet_transformer.viz.plots.flow import FLOWS, share_of, shares_of
 from bnet_transformer.viz.plots.words import shown
 
 WORDS = ["the", "cat", "sat", "on", "mat"]
@@ -86,6 +86,42 @@ def test_attention_is_that_of_the_sentence_panel_by_panel(s):
     assert np.allclose(np.nan_to_num(cells(one)), s.attention(0)[2].numpy())
 
 
+@pytest.mark.parametrize("slices", [2, 3])
+def test_each_slice_has_its_own_panels_where_each_has_a_selector(slices):
+    s = bt.bayesuvius(4, heads=2, slices=slices, per="slice").sentence("the cat sat")
+    figure = bt.plot(s)
+    panels = [ax for ax in figure.axes if ax.get_visible() and ax.get_label() != "<colorbar>"]
+    across = 2**slices
+    began = [ax for ax in panels if ax.get_ylabel()]
+    assert [ax.get_ylabel() for ax in began] == [f"slice {t}" for t in range(slices)]
+    assert [figure.axes.index(ax) for ax in began] == [t * across for t in range(slices)]
+    for t in range(slices):
+        found = s.attention(t).reshape(-1, 3, 3)
+        assert len(found) == 2 ** (t + 1)
+        for k, each in enumerate(found):
+            assert np.allclose(cells(figure, t * across + k), each.numpy())
+        assert not any(figure.axes[t * across + k].get_visible() for k in range(len(found), across))
+
+
+def test_a_zero_is_drawn_where_there_is_an_arrow():
+    net = bt.bayesuvius(4, heads=1, mask="causal", seed=1)
+    s = net.replace({k: 300 * v for k, v in net.parameters.items() if "W_" in k}).sentence("the cat sat")
+    drawn = cells(bt.plot(s))
+    assert (s.attention(0)[0].numpy()[np.tril_indices(3)] == 0).any()
+    assert (np.isnan(drawn) == np.triu(np.ones((3, 3), dtype=bool), 1)).all()
+    assert (np.isnan(cells(bt.plot(s.reads()))) == np.triu(np.ones((3, 3), dtype=bool), 1)).all()
+
+
+def test_titles_of_panels_never_run_together():
+    s = bt.bayesuvius(8, slices=2, heads=12, combine="concat", seed=1).sentence("a b c")
+    figure = bt.plot(s)
+    figure.draw_without_rendering()
+    ends = [ax.title.get_window_extent() for ax in figure.axes[:12]]
+    assert all(a.x1 + 6 < b.x0 for a, b in itertools.pairwise(ends))
+    assert [ax.get_title() for ax in figure.axes[:12]] == [str(k) for k in range(12)]
+    assert any("the last is head 11" in t.get_text() for t in figure.texts)
+
+
 def test_heads_of_a_plate_and_a_chosen_one():
     s = bt.encoder(dim=8, heads=2, slices=2).sentence(x=torch.randn(3, 8))
     assert [ax.get_title() for ax in bt.plot(s, slice=0).axes[:2]] == ["head 0", "head 1"]
@@ -124,9 +160,51 @@ def test_reads_matrix_entropies_and_flow(s):
     (path,) = [line for line in figure.axes[0].lines if line.get_gid() == "path"]
     assert tuple(path.get_ydata()) == read.paths(3)[0].words
     shares = [t.get_text() for t in figure.axes[0].texts if t.get_text()[0].isdigit()]
-    assert shares == [f"{share:.2f}" for share in read.matrix[3].tolist() if share >= 0.005]
+    assert shares == [share_of(share) for share in read.matrix[3].tolist() if share > 0]
     hidden = bt.plot(read, word=3, least=0.2)
     assert any("Left out: " in t.get_text() for t in hidden.texts)
+
+
+def test_a_great_flow_is_thinned_to_its_strongest_and_tells_the_rest():
+    net = bt.bayesuvius(4, slices=4, heads=2, combine="concat", residual=True, mask="causal", seed=1)
+    read = net.sentence([f"w{k}" for k in range(90)]).reads()
+    figure = bt.plot(read, word=89)
+    ax = figure.axes[0]
+    ribbons = [
+        tuple(map(int, p.get_gid().split("_")[1:])) for p in ax.patches if (p.get_gid() or "").startswith("flow")
+    ]
+    blocks = [
+        tuple(map(int, p.get_gid().split("_")[1:])) for p in ax.patches if (p.get_gid() or "").startswith("block")
+    ]
+    mass, flows = shares_of(read.chain.numpy(), read.weights.numpy(), 89)
+    assert len(ax.get_xticks()) == 4 and 0 < len(ribbons) <= FLOWS
+    rows = len([t for t in ax.texts if t.get_text().startswith("w")]) - 1
+    assert rows == 32 and {0, 89} <= {int(t.get_text()[1:]) for t in ax.texts if t.get_text().startswith("w")}
+    assert set(blocks) == {end for t, i, j in ribbons for end in ((t + 1, i), (t, j))}
+    notes = " ".join(t.get_text() for t in figure.texts).replace("\n", " ")
+    assert f"Left out: {(flows > 0).sum() - len(ribbons):,} flows and {90 - rows} words without any other" in notes
+    assert f"the most probable path ({share_of(read.paths(89)[0].probability)})" in notes
+    assert "(0.00)" not in notes and np.isclose(mass.sum(1), 1).all()
+
+
+def test_trees_of_many_words_keep_the_strongest_arrows():
+    s = bt.bayesuvius(4, heads=1, mask="causal", seed=1).sentence([f"w{k}" for k in range(90)])
+    tree = s.tan_tree()
+    of = {p.get_gid() for p in bt.plot(tree, top=5).axes[0].patches}
+    best = sorted((i for i, p in enumerate(tree.parents) if p >= 0), key=lambda i: -tree.weights[i])[:5]
+    words = sorted({*best, *(tree.parents[i] for i in best)})
+    figure = bt.plot(tree, top=5)
+    assert of == {f"arc_{words.index(tree.parents[i])}_{words.index(i)}" for i in best}
+    assert texts(figure.axes[0]) == [f"w{k}" for k in words]
+    told = f"Left out: {sum(p >= 0 for p in tree.parents) - 5} arrows and {90 - len(words)} words"
+    assert any(told in t.get_text() for t in figure.texts)
+    assert 20 <= len(texts(bt.plot(tree).axes[0])) <= 40
+    least = sorted(tree.weights)[-4]
+    assert len(bt.plot(tree, min_weight=least).axes[0].patches) == sum(
+        w >= least for w, p in zip(tree.weights, tree.parents, strict=True) if p >= 0
+    )
+    with pytest.raises(bt.BNetError, match="a share from 0 to 1"):
+        bt.plot(tree, min_weight=2)
 
 
 def test_trees_and_boxes(s):
@@ -150,7 +228,7 @@ def test_fits_show_shares_intervals_and_history(fits):
     lines = {line.get_label(): line for line in figure.axes[1].lines}
     assert lines["objective"].get_ydata().tolist() == pytest.approx(list(plain.bounds))
     kept = [value for _, restart, value in plain.measured if restart == plain.restart]
-    assert lines[f"held out, restart {plain.restart}"].get_ydata() == pytest.approx(kept)
+    assert lines[f"2 held-out sentences,\nrestart {plain.restart}"].get_ydata() == pytest.approx(kept)
     figure = bt.plot(nuts, show="pi", share=0.5)
     (whiskers,) = figure.axes[0].collections
     ends = np.array([segment[:, 1] for segment in whiskers.get_segments()])
@@ -165,6 +243,28 @@ def test_fits_show_shares_intervals_and_history(fits):
     assert np.allclose(cells(bt.plot(plain.heads, show="cosine")), cosine.numpy())
     with pytest.raises(bt.BNetError, match="'pi', 'theta', 'history'"):
         bt.plot(nuts, show="pie")
+
+
+def test_fits_show_every_selector_and_on_what_they_were_judged():
+    torch.manual_seed(0)
+    x, y = torch.randn(6, 2, 4), torch.randn(6, 2, 4)
+    net = bt.bayesuvius(4, heads=2, slices=2, per="slice", observe=Normal(0.3))
+    found = bt.fit(net, (x, y), steps=3, restarts=1, progress=False)
+    figure = bt.plot(found)
+    for k, name in enumerate(("c_0", "c_1")):
+        assert figure.axes[k].get_xlabel() == name
+        assert heights(figure, k) == pytest.approx(found.theta[name].tolist())
+    labels = [line.get_label() for line in figure.axes[2].lines]
+    assert labels == ["objective", "the sentences learned from,\nrestart 0"]  # nothing was held out
+    one = bt.plot(found, show="pi", owner="c_1")
+    assert len(one.axes) == 1 and heights(one) == pytest.approx(found.theta["c_1"].tolist())
+    own = Figure()
+    FigureCanvasAgg(own)
+    ax = own.subplots()
+    bt.plot(found, ax=ax)
+    assert "owner= chooses another" in ax.get_xlabel()
+    with pytest.raises(bt.BNetError, match="c_0, c_1"):
+        bt.plot(found, show="pi", owner="c_2")
 
 
 def test_comparisons_checks_training_and_costs():
@@ -201,6 +301,27 @@ def test_draws_distributions_counterfactuals(s):
     assert heights(bt.plot(real)) == [2.0, 3.0]
     with pytest.raises(bt.BNetError, match="y_0"):
         bt.plot(draws)
+    assert texts(bt.plot(draws, node="y_0").axes[0]) == WORDS == texts(bt.plot(found).axes[0])
+    assert texts(bt.plot(draws, node="c").axes[0]) == ["0", "1", "2"]
+    five = list("vwxyz")
+    assert texts(bt.plot(draws, node="y_0", labels=five).axes[0]) == texts(bt.plot(found, labels=five).axes[0]) == five
+    assert texts(bt.plot(s.do(c=0).tpm("y_0"), labels=five).axes[0]) == five
+
+
+def test_distributions_of_real_nodes():
+    s = bt.bayesuvius(4, heads=2, observe=Normal(0.5), seed=1).sentence("a b")
+    assert np.allclose(cells(bt.plot(s.tpm("x_1_0"))), s.tpm("x_1_0").mean.numpy())
+    one = s.do(c=1)
+    assert heights(bt.plot(one.tpm("x_1_0"))) == pytest.approx(one.tpm("x_1_0").mean.tolist())
+    figure = bt.plot(one.tpm("y_0"))
+    mean = one.tpm("y_0").mean
+    assert heights(figure) == pytest.approx(mean.tolist())
+    ends = np.array([segment[:, 1] for segment in figure.axes[0].collections[0].get_segments()])
+    assert np.allclose(ends.T, torch.stack([mean - 0.5, mean + 0.5]).numpy())
+    assert np.allclose(cells(bt.plot(one.tpm("W_q_0"))), one.tpm("W_q_0").mean.numpy())
+    for node in ("x_0_0", "y_0"):
+        with pytest.raises(bt.BNetError, match="a discrete random node"):
+            bt.plot(s, node=node)
 
 
 def test_tables_of_intervals_signs_and_three_axes():
@@ -213,6 +334,7 @@ def test_tables_of_intervals_signs_and_three_axes():
         assert ends == pytest.approx([value - 0.05, value + 0.05])
     norm = figure.axes[0].collections[0].norm
     assert norm.vmin == -norm.vmax == -0.4  # the middle of the colours is 0
+    assert np.isnan(cells(bt.plot(torch.full((2, 2), torch.nan), axes=("a", "b"), error=torch.zeros(2, 2)))).all()
     bars = bt.plot(np.array([0.2, 0.5]), low=[0.1, 0.4], high=[0.3, 0.6]).axes[0].collections[0]
     assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [[0.1, 0.3], [0.4, 0.6]]
     cube = torch.rand(3, 2, 4)

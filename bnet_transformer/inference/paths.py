@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bnet_transformer import asking, reference
+from bnet_transformer.axes import stem_of
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import BNetError, number, one_of, whole
 from bnet_transformer.inference.chain import check_chain
@@ -57,7 +59,8 @@ class Reads:
 
     `attention[s, t]` is the TPM of slice `slices[t]` under state s of the open choices (`P(j | i)`, heads averaged
     unless one was named), `chain` the same with the residual share, `weights[s]` the probability of that state.
-    `head_entropies[t, h]` are the entropies of each head's own TPM.
+    `head_entropies[t, h]` are the entropies of each head's own TPM; `readable[t]` says which reads have an arrow, and
+    `state` how the states that they join are called (`x`, `dec_x`).
     """
 
     matrix: Tensor
@@ -70,6 +73,8 @@ class Reads:
     head: str
     method: str
     head_entropies: Tensor = field(repr=False)
+    readable: Tensor = field(repr=False)
+    state: str = "x"
 
     @property
     def chain(self) -> Tensor:
@@ -137,7 +142,8 @@ def reads(
         raise BNetError("residual", expected="a share from 0 to 1", got=residual)
     if list(slices) != list(range(min(slices), max(slices) + 1)):
         raise BNetError("slices", expected="slices that follow one another", got=list(slices))
-    check_chain(world, [asking.reader(world, t, role) for t in slices], slices)
+    readers = [asking.reader(world, t, role) for t in slices]
+    check_chain(world, readers, slices)
     free, states, shares = open_states(module, world, evidence, slices, role, budget)
     steps, entropies = [], torch.zeros(len(slices), 1, 1, dtype=torch.float64)
     for part, readings in many_readings(module, world, free, states, slices, role):
@@ -151,6 +157,8 @@ def reads(
         ]
         entropies = entropies + torch.stack(own)
     attention = torch.cat(steps)
+    stack = readers[0].family.stack
+    state = asking.state_of(world.network, stack)
     through: Callable[[Tensor], Tensor] = product if method == "rollout" else max_flow
     return Reads(
         torch.einsum("s,sij->ij", shares, through(with_residual(attention, residual))),
@@ -163,6 +171,8 @@ def reads(
         _heads(world, free, head),
         method,
         entropies,
+        torch.from_numpy(np.stack([asking.readable(world, member) for member in readers])),
+        stem_of(stack, "x" if state is None else state.role),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from xml.sax.saxutils import escape
 
-from bnet_transformer.viz.labels import SMALL, Run, measured, plain
+from bnet_transformer.viz.labels import SMALL, Run, measured, plain, visible
 from bnet_transformer.viz.palette import palette
 from bnet_transformer.viz.picture import Arrow, Box, Frame, Picture, Text
 from bnet_transformer.viz.style import FADED, SIZE, arrow_head, line_colour
@@ -116,7 +116,7 @@ class Writer:
         else:
             wide = 1.15 * measured(line.runs, line.size) + 4.0
             turn = {"start": "\\l", "middle": "", "end": "\\r"}[line.anchor]
-            said = Escaped(_literal(plain(line.runs)) + turn)
+            said = Escaped(_literal(visible(plain(line.runs))) + turn)
         middle = line.x + {"start": wide / 2, "middle": 0.0, "end": -wide / 2}[line.anchor]
         return told(
             pos=self._place(middle, line.y),
@@ -149,7 +149,7 @@ def told(**attributes: str) -> str:
 def _value(value: str) -> str:
     if isinstance(value, Html):
         return f"<{value}>"
-    return '"' + (value if isinstance(value, Escaped) else _literal(value)).replace('"', '\\"') + '"'
+    return '"' + (value if isinstance(value, Escaped) else _literal(visible(value))).replace('"', '\\"') + '"'
 
 
 def quoted(name: str) -> str:
@@ -162,7 +162,7 @@ def _literal(text: str) -> str:
 
 
 def _html(run: Run, size: float = SIZE) -> str:
-    text = escape(run.text)
+    text = escape(visible(run.text))
     match run.style:
         case "sub" | "sup":
             return f'<{run.style.upper()}><FONT POINT-SIZE="{size * SMALL:.1f}">{text}</FONT></{run.style.upper()}>'

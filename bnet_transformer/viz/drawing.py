@@ -13,12 +13,12 @@ from bnet_transformer.errors import unknown
 from bnet_transformer.export import write
 from bnet_transformer.network import Network
 from bnet_transformer.viz.formats import FORMATS, Drawable
+from bnet_transformer.viz.options import VIEWS
 from bnet_transformer.viz.options import options as as_options
 from bnet_transformer.viz.picture import Picture
 from bnet_transformer.viz.sentence import Said, net_picture, sentence_picture
 
 Path = str | os.PathLike[str]
-OF_NETS = ("slices", "weights", "highlight", "theme", "legend")
 
 
 class NetFigures(abc.ABC):
@@ -32,7 +32,7 @@ class NetFigures(abc.ABC):
 
     def picture(self, **options: Any) -> Picture:
         """The folded graph as a figure: `slices=`, `weights=`, `highlight=`, `theme=`, `legend=`."""
-        return net_picture(self.network, as_options(options, OF_NETS))
+        return net_picture(self.network, as_options(options, VIEWS["folded"]))
 
     def draw(self, path: Path, **options: Any) -> None:
         """Write the folded graph: svg, png, pdf, tex, dot, json or graphml, by suffix. Options: those of `picture`."""
@@ -62,7 +62,7 @@ class SentenceFigures(abc.ABC):
         `min_weight` and `top` the strongest reads, `only` some nodes or a networkx graph of them; `highlight` marks
         names or an answer (a trail, a separation, a blanket); `boxes` frames what `tan` and `shrink` would shrink;
         `attention=False` leaves out `P(j | i)`; `theme` is light, dark or auto. Past `limit` arrows it refuses, and
-        says which filters fit.
+        says which filters fit; so it does an option for which `detail` has no use.
 
         >>> import bnet_transformer as bt
         >>> figure = bt.bayesuvius(dim=4).sentence("the cat sat").picture()

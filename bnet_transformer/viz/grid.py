@@ -63,6 +63,11 @@ class Grid:
     columns: dict[int, tuple[float, float]] = field(default_factory=dict)
     lanes: dict[int, int] = field(default_factory=dict)
     left: float = 0.0
+    lanes_from: float = 0.0  # where the lanes beside the last column begin: boxes in the middle may be wider
+
+    def __post_init__(self) -> None:
+        if all(item.column is None for item in self.items):  # the middle of nothing is a column
+            self.items = [replace(item, column=0) for item in self.items]
 
     def placed(self) -> tuple[tuple[Box, ...], tuple[Arrow, ...]]:
         """The boxes at their places, the arrows along their ways, both in the order they came."""
@@ -132,8 +137,11 @@ class Grid:
         long = [k for k in long if not self._direct(self.links[k]) and not self._neighbours(self.links[k])]
         for k in sorted(long, key=lambda k: abs(self._span(k)[1] - self._span(k)[0])):
             column = self.at[self.links[k].source].column
-            column = max((c for _, c in self.cells if c is not None), default=0) if column is None else column
-            low, high = sorted(self._span(k))
+            start, end = self._span(k)
+            low, high = min(start, end), max(start, end)
+            beside = range(low + 1, high) if start < end else range(low, high)  # the rows that its lane passes
+            if column is None or any((row, None) in self.cells for row in beside):
+                column = max((c for _, c in self.cells if c is not None), default=0)
             free = (n for n, spans in enumerate(taken[column]) if all(high <= a or b <= low for a, b in spans))
             lane = next(free, len(taken[column]))
             if lane == len(taken[column]):
@@ -159,6 +167,10 @@ class Grid:
             lanes = self.lanes.get(column, 0)
             x += widths[column] + self.room.gutter + (LANE * lanes + 12.0 if lanes else 0.0)
         right = max((end for _, end in self.columns.values()), default=0.0)
+        if self.columns:
+            most = max((_wide(cell) for (_, column), cell in self.cells.items() if column is None), default=0.0)
+            last = max(self.columns)
+            self.lanes_from = max(self.columns[last][1], (right + most) / 2)
         for (_, column), cell in self.cells.items():
             low, high = self.columns[column] if column is not None else (0.0, right)
             at = (low + high) / 2 - _wide(cell) / 2
@@ -262,7 +274,8 @@ class Grid:
 
     def _lane_x(self, k: int) -> float:
         column, lane = self.lane_of[k]
-        return self.columns[column][1] + 18.0 + LANE * lane
+        right = self.lanes_from if column == max(self.columns) else self.columns[column][1]
+        return right + 18.0 + LANE * lane
 
     def _routed(self, k: int) -> Arrow:
         link = self.links[k]

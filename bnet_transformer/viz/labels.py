@@ -35,12 +35,23 @@ def shown(word: object, longest: int | None = LONGEST) -> str:
     text = str(word)
     cut = longest is not None and len(text) > longest
     kept = text[: longest - 1] if cut and longest is not None else text
-    seen = "".join(_escaped(letter) if unicodedata.category(letter) in UNSEEN else letter for letter in kept)
+    seen = visible(kept)
     if longest is not None and len(seen) > longest:
         seen, cut = seen[: longest - 1], True
     if not seen.strip():
         seen = "␣" * len(seen) or "∅"
     return seen + "…" if cut else seen
+
+
+def visible(text: str) -> str:
+    r"""The text with unseen characters, which files and readers stumble over, as escapes.
+
+    >>> visible("a\x00\u202eb")
+    'a\\x00\\u202eb'
+    """
+    if text.isprintable():
+        return text
+    return "".join(_escaped(letter) if unicodedata.category(letter) in UNSEEN else letter for letter in text)
 
 
 def _escaped(letter: str) -> str:

@@ -64,6 +64,11 @@ def is_graph(told: object) -> bool:
     return isinstance(told, nx.Graph)
 
 
+def named(told: object) -> tuple[str, ...]:
+    """The nodes that somebody names."""
+    return tuple(_told(told)[0])
+
+
 def part_of(graph: nx.DiGraph, only: Any, check: Callable[[str], object]) -> nx.DiGraph:
     """The part of a graph that is wanted: some nodes and all arrows between them, or the arrows of a graph."""
     wanted, ways = _told(only)

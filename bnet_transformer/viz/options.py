@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any
 
-from bnet_transformer.errors import BNetError, BudgetError, number, one_of, unknown, whole
+from bnet_transformer.errors import BNetError, BudgetError, mapping, number, one_of, unknown, whole
 from bnet_transformer.graph import Ground, Selection
 
 LIMIT = 2_000  # arrows of one figure
 DETAILS = (None, "nodes", "words", "folded")
+BOXES = ("words", "roles")
+VIEWS: Mapping[str, tuple[str, ...]] = MappingProxyType(  # the options that each view uses, besides detail=
+    {
+        "nodes": (
+            *("weights", "slices", "words", "heads", "attention", "min_weight", "top"),
+            *("only", "highlight", "boxes", "theme", "legend", "limit"),
+        ),
+        "words": ("slices", "words", "heads", "min_weight", "top", "highlight", "theme", "legend", "limit"),
+        "folded": ("slices", "weights", "highlight", "theme", "legend"),
+    }
+)
 THEMES = ("light", "dark", "auto")
 
 
@@ -39,17 +51,40 @@ class Options:
         one_of("attention", self.attention, (None, True, False))
         one_of("detail", self.detail, DETAILS)
         one_of("theme", self.theme, THEMES)
-        if self.min_weight is not None:
-            number("min_weight", self.min_weight)
+        if self.min_weight is not None and not 0.0 <= number("min_weight", self.min_weight) <= 1.0:
+            raise BNetError("min_weight", expected="a probability from 0 to 1", got=self.min_weight)
         if self.top is not None:
             whole("top", self.top)
         if self.limit is not None:
             whole("limit", self.limit, least=0)
+        if isinstance(self.boxes, str):
+            one_of("boxes", self.boxes, BOXES)
+        else:
+            mapping("boxes", self.boxes)
+        if self.detail is not None:
+            self.check_view(self.detail)
 
     @property
-    def nodes(self) -> bool:
-        """True where only the grid of nodes can do what is asked."""
-        return self.only is not None or self.boxes is not None
+    def told(self) -> list[str]:
+        """The options besides `detail` that are not at their defaults."""
+        found = []
+        for each in fields(self):
+            value = getattr(self, each.name)
+            plain = isinstance(value, bool | int | str) and value == each.default
+            if each.name != "detail" and value is not each.default and not plain:
+                found.append(each.name)
+        return found
+
+    def fits(self, view: str) -> bool:
+        """True where a view uses every option that is told."""
+        return set(self.told) <= set(VIEWS[view])
+
+    def check_view(self, view: str) -> None:
+        """Refuse an option that a view has no use for."""
+        for name in self.told:
+            if name not in VIEWS[view]:
+                uses = ", ".join(f"detail={other!r}" for other, names in VIEWS.items() if name in names)
+                raise BNetError(name, expected="a view that uses it", got=f"detail={view!r}", allowed=uses)
 
 
 def options(told: Mapping[str, Any], known: Collection[str] = ()) -> Options:
@@ -61,19 +96,22 @@ def options(told: Mapping[str, Any], known: Collection[str] = ()) -> Options:
     return Options(**told)
 
 
-def too_many(ground: Ground, selection: Selection, limit: int, parts: Callable[..., Selection]) -> BudgetError:
-    """The error for a graph past the limit: its counts, and three filters that fit it."""
+def too_many(
+    ground: Ground, selection: Selection, asked: Options, limit: int, parts: Callable[..., Selection]
+) -> BudgetError:
+    """The error for a graph past the limit: its counts, and three filters that fit it and what else is asked."""
     got = f"{ground.count_nodes(selection)} nodes and {ground.count_arrows(selection)} arrows"
+    other = [f"detail={view!r}" for view in ("words", "folded") if replace(asked, detail=None).fits(view)]
     fits: list[str] = []
     for told, wanted in _filters(ground):
-        if len(fits) < 2:
+        if len(fits) + len(other[:1]) < 3:
             try:
                 count = ground.count_arrows(parts(**wanted))
             except BNetError:
                 continue
             if 0 < count <= limit:
                 fits.append(f"{told} ({count} arrows)")
-    fits += ["detail='words'", "min_weight=0.5 or top=100 of the reads", "detail='folded'"]
+    fits += other
     return BudgetError(
         "figure of the nodes",
         expected=f"at most {limit} arrows, or nobody can read it",

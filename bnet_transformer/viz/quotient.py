@@ -77,8 +77,13 @@ def _named(name: str) -> tuple[Run, ...]:
 
 
 def _rows(graph: nx.DiGraph, boxes: Sequence[str], first: str | None) -> dict[str, int]:
-    """The row of each box: below what points at it; those of one cycle share a row, `first` has the first."""
+    """The row of each box: below what points at it; those of one cycle share a row, `first` has the first.
+
+    Below the class of words all boxes share one: the words stand side by side.
+    """
     rest = graph.subgraph([box for box in boxes if box != first])
+    if first == CLASS:
+        return {box: int(box != first) for box in boxes}
     joined = nx.condensation(rest)
     found: dict[str, int] = {}
     for row, generation in enumerate(nx.topological_generations(joined)):
@@ -90,7 +95,8 @@ def _rows(graph: nx.DiGraph, boxes: Sequence[str], first: str | None) -> dict[st
 def _drawn(boxes: Sequence[Box], rows: dict[str, int], arrows: Sequence[Arrow]) -> Picture:
     """Boxes in centred rows; arrows between rows are curves, those within a row are arches below it."""
     across = [arrow for arrow in arrows if rows[arrow.source] != rows[arrow.target]]
-    crowd = [[box for box in boxes if rows[box.name] == row] for row in range(max(rows.values(), default=0) + 1)]
+    named = {box.name: box for box in boxes}
+    crowd = [[named[name] for name in rows if rows[name] == row] for row in range(max(rows.values(), default=0) + 1)]
     items = [
         Item(box, row, None if len(line) == 1 else k, (k,))
         for row, line in enumerate(crowd)

@@ -9,14 +9,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bnet_transformer import graph, inference
+from bnet_transformer.axes import join
 from bnet_transformer.errors import BNetError, one_of
 from bnet_transformer.export import write
 from bnet_transformer.viz.formats import DATA, FORMATS, Drawable
-from bnet_transformer.viz.options import THEMES
+from bnet_transformer.viz.options import LIMIT, THEMES, Options
 from bnet_transformer.viz.picture import Picture
 from bnet_transformer.viz.quotient import quotient_picture, tan_picture, tree_picture
 from bnet_transformer.viz.style import finished
-from bnet_transformer.viz.words import Reading, chosen, words_picture
+from bnet_transformer.viz.words import Reading, chosen, spoken, words_picture
 
 Result = TypeVar("Result")
 Path = str | os.PathLike[str]
@@ -76,20 +77,37 @@ class TanTree(inference.TanTree):
 class Reads(inference.Reads):
     """Which words were read, and the figure of the attention TPMs that say so."""
 
-    def picture(self, *, min_weight: float | None = None, top: int | None = None, theme: str = "light") -> Picture:
+    def picture(
+        self,
+        *,
+        min_weight: float | None = None,
+        top: int | None = None,
+        theme: str = "light",
+        limit: int | None = LIMIT,
+    ) -> Picture:
         """The reading grid of these slices: reads are averaged over the choices, without the residual share."""
+        asked = Options(min_weight=min_weight, top=top, theme=theme, limit=limit)
         mean = np.einsum("s,stij->tij", self.weights.numpy(), self.attention.numpy())
-        readings = [Reading(("", t), ("", t + 1), step) for t, step in zip(self.slices, mean, strict=True)]
-        words, states = {"": range(len(self.tokens))}, {"": [*self.slices, self.slices[-1] + 1]}
-        reads = chosen(readings, words, min_weight, top)
-        found = words_picture({"": self.tokens}, words, states, lambda _, slice_, word: f"x_{slice_}_{word}", reads)
-        return _themed(finished(found, title="what is read", caption=[self.head, reads.hidden]), theme)
+        there = self.readable.numpy()
+        readings = [Reading(("", t), ("", t + 1), *each) for t, *each in zip(self.slices, mean, there, strict=True)]
+        states = {"": [*self.slices, self.slices[-1] + 1]}
+        reads = chosen(readings, {"": range(len(self.tokens))}, asked.min_weight, asked.top, asked.limit)
+        words, silent = spoken({"": range(len(self.tokens))}, reads)
+        name = lambda _, slice_, word: join(self.state, (slice_, word))  # noqa: E731
+        found = words_picture({"": self.tokens}, words, states, name, reads)
+        return _themed(finished(found, title="what is read", caption=[self.head, reads.hidden, silent]), theme)
 
     def draw(
-        self, path: Path, *, min_weight: float | None = None, top: int | None = None, theme: str = "light"
+        self,
+        path: Path,
+        *,
+        min_weight: float | None = None,
+        top: int | None = None,
+        theme: str = "light",
+        limit: int | None = LIMIT,
     ) -> None:
         """Write the figure; the suffix says how."""
-        save(path, self.picture(min_weight=min_weight, top=top, theme=theme))
+        save(path, self.picture(min_weight=min_weight, top=top, theme=theme, limit=limit))
 
 
 def drawable(result: Any, kind: type[Result]) -> Result:

@@ -15,25 +15,29 @@ from bnet_transformer import asking, export
 from bnet_transformer.axes import WORD, join, stem_of
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import BNetError, BudgetError, ReadingError
-from bnet_transformer.graph import Family, Selection
+from bnet_transformer.graph import Family, Ground, Selection
 from bnet_transformer.inference import Answers
 from bnet_transformer.inference.boxes import box_namer
 from bnet_transformer.inference.paths import settled_choices
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import BUDGET, World, support
-from bnet_transformer.viz.labels import written
-from bnet_transformer.viz.marks import marks_of, part, part_of, with_words
+from bnet_transformer.viz.labels import shown, written
+from bnet_transformer.viz.marks import marks_of, named, part, part_of, with_words
 from bnet_transformer.viz.nodes import folded_picture, ground_picture
 from bnet_transformer.viz.options import Options, too_many
 from bnet_transformer.viz.picture import Picture, Text
 from bnet_transformer.viz.style import emphasised, finished
-from bnet_transformer.viz.words import Reading, chosen, words_picture
+from bnet_transformer.viz.words import Reading, chosen, spoken, words_picture
 
 PLAIN = 500  # arrows up to which every node of a sentence is drawn, if nothing else is asked
 OPEN = 64  # joint states of open choices over which attention is averaged unasked
 STATES = 15_000  # of words in one reading grid
+WEIGHED = 2_000_000  # arrows of which the strong ones are sought
 DEEP = 3  # slices up to which a folded net is drawn whole ...
 TALL = 50  # ... if it has no more families than this
+
+
+Weights = Mapping[tuple[int, int], float]
 
 
 @dataclass(frozen=True)
@@ -133,46 +137,51 @@ def sentence_picture(said: Said, asked: Options) -> Picture:
     """The figure of a sentence: its nodes, where they are few; else the reading grid; else the folded net."""
     if asked.detail == "folded":
         return net_picture(said.world.network, asked)
-    if asked.detail == "nodes" or asked.nodes:
-        return _nodes(said, asked)
-    if asked.detail is None and said.world.ground.count_arrows(said.selection(asked)) <= min(
-        PLAIN, asked.limit or PLAIN
-    ):
+    if asked.detail == "words":
+        return _words(said, asked)
+    few = PLAIN if asked.limit is None else min(PLAIN, asked.limit)
+    grid = replace(asked, weights=True).fits("words")  # no weight is in the reading grid
+    if asked.detail == "nodes" or not grid or said.world.ground.count_arrows(said.selection(asked)) <= few:
         return _nodes(said, asked)
     try:
         return _words(said, asked)
     except ReadingError:
-        if asked.detail == "words":
-            raise
-        return net_picture(said.world.network, replace(asked, highlight=None))
+        asked.check_view("folded")
+        return net_picture(said.world.network, asked)
 
 
 def _nodes(said: Said, asked: Options) -> Picture:
     """Every node and arrow that is asked for."""
-    ground, selection = said.world.ground, said.selection(asked)
-    filtered = asked.min_weight is not None or asked.top is not None or asked.only is not None
-    most = asked.limit
-    if most is not None and not filtered and ground.count_arrows(selection) > most:
-        raise too_many(ground, selection, most, lambda **part: said.selection(replace(asked, **part)))
+    ground, selection, most = said.world.ground, said.selection(asked), asked.limit
+    if asked.only is not None:
+        selection = _narrowed(ground, selection, named(asked.only))
+
+    def refusal() -> BudgetError:
+        return too_many(ground, selection, asked, most or 0, lambda **part: said.selection(replace(asked, **part)))
+
+    if most is not None and _least(said, asked, selection) > most:
+        raise refusal()
     weights, failed = _arrow_weights(said, asked, selection)
+    if weights is not None:
+        weights = _strongest(said, weights, asked)
+    if most is not None and asked.only is None and _count(ground, selection, weights) > most:
+        raise refusal()
     graph = export.ground_to_networkx(
         said.world.network,
         ground,
         selection=selection,
         tokens=said.tokens,
-        observed=set(said.seen),
+        observed=said.seen,
         weights=weights,
-        min_weight=asked.min_weight,
+        min_weight=0.0,
+        limit=None,
     )
     if asked.only is not None:
         graph = part_of(graph, asked.only, ground.id)
-    if asked.top is not None:
-        read = sorted((w, a, b) for a, b, w in graph.edges(data="weight") if w is not None)
-        graph.remove_edges_from([(a, b) for _, a, b in read[: max(len(read) - asked.top, 0)]])
-    if asked.only is None and (asked.slices is not None or asked.words is not None):
+    elif asked.slices is not None or asked.words is not None:
         graph = with_words(graph)
     if most is not None and graph.number_of_edges() > most:
-        raise too_many(ground, selection, most, lambda **part: said.selection(replace(asked, **part)))
+        raise refusal()
     if not len(graph):
         raise BNetError("picture", expected="options that keep a node", got="none kept")
     boxes = None if asked.boxes is None else _boxes(said, asked, list(graph))
@@ -183,7 +192,62 @@ def _nodes(said: Said, asked: Options) -> Picture:
     return _finished(picture, asked, _title(said), [f"{told} are not drawn" if told else "", failed])
 
 
-def _arrow_weights(said: Said, asked: Options, selection: Selection) -> tuple[dict[tuple[int, int], float] | None, str]:
+def _narrowed(ground: Ground, selection: Selection, names: Sequence[str]) -> Selection:
+    """The words of some nodes, of those that a selection keeps."""
+    places = [ground.locate(name) for name in names]
+    words = dict(selection.words)
+    for stack in {family.words for family, _ in places if family.words is not None}:
+        own = {index[-1] for family, index in places if family.words == stack}
+        words[stack] = sorted(own & set(map(int, words.get(stack, own))))
+    return replace(selection, words=words)
+
+
+def _least(said: Said, asked: Options, selection: Selection) -> int:
+    """How many arrows will be left at least, known before anything is computed."""
+    ground, members = said.world.ground, said.world.network.members
+    count = ground.count_arrows(selection)
+    if asked.only is not None:
+        return 0 if count <= WEIGHED else count
+    if (asked.min_weight is None and asked.top is None) or count > WEIGHED:
+        return count
+    over = [{g.parent for g in m.inputs if WORD in g.over} if asking.reads_words(m) else () for m in members]
+    found = ((bundle, len(sources)) for bundle, sources, _ in ground.arrows(selection))
+    return sum(size for bundle, size in found if bundle.parent not in over[bundle.child])
+
+
+def _count(ground: Ground, selection: Selection, weights: Weights | None) -> int:
+    """How many arrows of a selection are left without those of a weight below zero, which are not asked for."""
+    return ground.count_arrows(selection) - sum(weight < 0 for weight in (weights or {}).values())
+
+
+def _strongest(said: Said, weights: Weights, asked: Options) -> Weights:
+    """The weights, -1 where an arrow is not asked for: of a weak read, or of one past the strongest.
+
+    A read is all arrows by which one node reads one word (k and v), and strong against the even share.
+    """
+    least, ground = asked.min_weight or 0.0, said.world.ground
+    if asked.top is None:
+        return {arrow: weight if weight >= least else -1.0 for arrow, weight in weights.items()}
+    places = {node: ground.place(node) for arrow in weights for node in arrow}
+    rows: dict[int, NDArray[np.int64]] = {}
+    reads: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
+    for source, target in weights:
+        family, index = places[source]
+        axes = dict(zip(ground.axes(family), index, strict=True))
+        reads.setdefault((target, axes.get("head"), axes.get(WORD)), []).append((source, target))
+    gain = {}
+    for read, arrows in reads.items():
+        family, index = places[read[0]]
+        if family.index not in rows:
+            rows[family.index] = asking.readable(said.world, said.world.network.members[family.index]).sum(1)
+        share = max(weights[arrow] for arrow in arrows)
+        if share >= least:
+            gain[read] = share * float(rows[family.index][index[-1]])
+    kept = sorted(gain, key=lambda read: -round(gain[read], 9))[: asked.top]
+    return {**dict.fromkeys(weights, -1.0), **{arrow: weights[arrow] for read in kept for arrow in reads[read]}}
+
+
+def _arrow_weights(said: Said, asked: Options, selection: Selection) -> tuple[Weights | None, str]:
     """`P(j | i)` for the arrows, and why it is not there where nobody insists on it."""
     if asked.attention is False and asked.min_weight is None and asked.top is None:
         return None, ""
@@ -234,13 +298,16 @@ def _words(said: Said, asked: Options) -> Picture:
     if count > STATES:
         allowed = "words=, slices=, or detail='folded'"
         raise BudgetError("reading grid", expected=f"at most {STATES} states of words", got=count, allowed=allowed)
-    readings = [Reading(*both, _matrix(said, member, selection)) for member, both in ends]
-    reads = chosen(readings, words, asked.min_weight, asked.top)
+    readings = [
+        Reading(*both, _matrix(said, member, selection), asking.readable(said.world, member)) for member, both in ends
+    ]
+    reads = chosen(readings, words, asked.min_weight, asked.top, asked.limit)
+    words, silent = spoken(words, reads)
     stems = {stack: stem_of(stack, _state(network, stack).role) for stack in stacks}
     name = lambda stack, slice_, word: join(stems[stack], (slice_, word))  # noqa: E731
     picture = words_picture(said.tokens, words, states, name, reads)
     total = said.world.ground.count_nodes()
-    caption = [_heads(network, asked), reads.hidden, f"{len(picture.boxes):,} of {total:,} nodes are drawn"]
+    caption = [_heads(network, asked), reads.hidden, silent, f"{len(picture.boxes):,} of {total:,} nodes are drawn"]
     return _finished(picture, asked, _title(said), caption)
 
 
@@ -285,17 +352,20 @@ def _matrix(said: Said, member: Member, selection: Selection) -> NDArray[np.floa
 
 def _state(network: Network, stack: str) -> Family:
     """The state of a stack's words."""
-    states = next(each.states for each in network.declaration.stacks if each.name == stack)
-    for family in network.graph.families:
-        if family.stack == stack and family.role in states and family.words == stack and not family.plates:
-            return family
+    found = asking.state_of(network, stack)
+    if found is not None:
+        return found
     raise ReadingError(
         "detail", expected="a stack with a state over words", got=stack or "none", allowed="detail='nodes'"
     )
 
 
 def _title(said: Said) -> str:
-    return "the bnet of “" + " | ".join(" ".join(tokens) for tokens in said.tokens.values())[:300] + "”"
+    return (
+        "the bnet of “"
+        + " | ".join(" ".join(shown(word, None) for word in words) for words in said.tokens.values())[:300]
+        + "”"
+    )
 
 
 def _finished(picture: Picture, asked: Options, title: str, caption: Sequence[str]) -> Picture:

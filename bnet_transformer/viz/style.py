@@ -128,11 +128,12 @@ def explained(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> list[tuple[Box |
     for colour, text in READS.items():
         if colour in colours:
             found.append((_line(colour), text))
+    heads = any(arrow.head for arrow in arrows)
     if "accent" in colours:
-        found.append((_line("accent"), "from a word to its reader"))
+        found.append((replace(_line("accent"), head=heads), "from a word to its reader"))
     if any(arrow.weight is not None for arrow in arrows):
         sample = _line("accent" if "accent" in colours else "grey")
-        found.append((replace(sample, width=2.6), "P(j | i): wide and dark is likely"))
+        found.append((replace(sample, width=2.6, head=heads), "P(j | i): wide and dark is likely"))
     return found
 
 

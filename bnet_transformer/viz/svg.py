@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax import saxutils
 
-from bnet_transformer.viz.labels import SMALL, Run, plain
+from bnet_transformer.viz.labels import SMALL, Run, plain, visible
 from bnet_transformer.viz.palette import palette
 from bnet_transformer.viz.picture import DASHES, Arrow, Box, Frame, Picture, Text
 from bnet_transformer.viz.style import FADED, SIZE, arrow_head
@@ -13,6 +13,16 @@ from bnet_transformer.viz.style import FADED, SIZE, arrow_head
 SANS = "'DejaVu Sans', Verdana, 'Helvetica Neue', Arial, sans-serif"
 SERIF = "'DejaVu Serif', 'STIX Two Text', 'Times New Roman', serif"
 PAGE = 680.0  # points: wider pictures are shown smaller
+
+
+def escape(text: str) -> str:
+    """Text as it stands between tags."""
+    return saxutils.escape(visible(text))
+
+
+def quoteattr(text: str) -> str:
+    """Text as an attribute, with its quotes."""
+    return saxutils.quoteattr(visible(text))
 
 
 def to_svg(picture: Picture) -> str:

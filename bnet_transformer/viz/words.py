@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bnet_transformer.errors import BudgetError
 from bnet_transformer.viz.curves import curve
 from bnet_transformer.viz.labels import Run, measured, shown, written
 from bnet_transformer.viz.picture import Arrow, Box, Picture, Point, Text
@@ -26,11 +27,15 @@ SIZE = 9.0
 
 @dataclass(frozen=True)
 class Reading:
-    """`matrix[i, j]`: how much word i of state `into` reads word j of state `out`; a state is a stack and a number."""
+    """`matrix[i, j]`: how much word i of state `into` reads word j of state `out`; `readable` says where an arrow is.
+
+    A state is a stack and a number.
+    """
 
     out: tuple[str, int]
     into: tuple[str, int]
     matrix: NDArray[np.float64]
+    readable: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -48,33 +53,103 @@ class Chosen:
         return f"{gone:,} of {self.total:,} reads are not drawn ({self.rule})" if gone else ""
 
 
+@dataclass(frozen=True)
+class _Pairs:
+    """Reads as columns: the number of their reading, reader, what is read, share, and share against the even one."""
+
+    reading: NDArray[np.int64]
+    i: NDArray[np.int64]
+    j: NDArray[np.int64]
+    share: NDArray[np.float64]
+    gain: NDArray[np.float64]
+
+    def part(self, kept: NDArray[np.generic]) -> _Pairs:
+        return _Pairs(self.reading[kept], self.i[kept], self.j[kept], self.share[kept], self.gain[kept])
+
+
 def chosen(
-    readings: Sequence[Reading], words: Mapping[str, Collection[int]], least: float | None, top: int | None
+    readings: Sequence[Reading],
+    words: Mapping[str, Collection[int]],
+    least: float | None,
+    top: int | None,
+    limit: int | None,
 ) -> Chosen:
-    """The reads of at least so much, at most so many; if neither is told, some of each slice that stand out."""
-    total = 0
-    found: list[tuple[Reading, int, int, float]] = []
-    plain = least is None and top is None
-    floor = min([LEAST, *(2.0 / len(words[reading.out[0]]) for reading in readings)]) if plain else least or 0.0
-    most = max(TOP // len(readings), 1)
-    for reading in readings:
-        rows, columns = sorted(words[reading.into[0]]), sorted(words[reading.out[0]])
-        part = reading.matrix[np.ix_(rows, columns)]
-        total += int((part > 0).sum())
-        own = [
-            (reading, rows[i], columns[j], float(part[i, j]))
-            for i, j in zip(*np.nonzero((part > 0) & (part >= floor)), strict=True)
-        ]
-        found += sorted(own, key=_strength)[:most] if plain else own
-    found.sort(key=_strength)
-    rules = [f"P(j | i) below {floor:.2g}"] if floor else []
-    rules += [f"past the strongest {most if plain else top}" + (" of a slice" if plain else "")] if plain or top else []
-    return Chosen(tuple(reversed(found[:top])), total, ", or ".join(rules))
+    """The reads of at least so much, at most so many, the strongest against the even share of what a word may read.
+
+    If neither is told, the strongest of each word, then those that stand out. Past the limit it refuses.
+    """
+    pairs = _pairs(readings, words)
+    total = len(pairs.i)
+    pairs = pairs.part(np.lexsort((pairs.j, pairs.i, pairs.reading, -pairs.gain.round(9))))
+    if least is None and top is None:
+        most = TOP if limit is None else min(TOP, limit)
+        pairs = pairs.part(_outstanding(pairs, readings)[:most])
+        rule = f"drawn are the strongest of each word, then what is over {LEAST} or twice the even share, up to {most}"
+    else:
+        pairs = pairs.part(np.flatnonzero(pairs.share >= (least or 0.0))[:top])
+        rules = [f"P(j | i) below {least:.2g}"] if least else []
+        rules += [f"past the strongest {top} against the even share"] if top else []
+        rule = ", or ".join(rules)
+    if limit is not None and len(pairs.i) > limit:
+        raise _too_many(pairs, readings, limit)
+    columns = (side.tolist() for side in (pairs.reading, pairs.i, pairs.j, pairs.share))
+    found = [(readings[r], i, j, share) for r, i, j, share in zip(*columns, strict=True)]
+    return Chosen(tuple(reversed(found)), total, rule)
 
 
-def _strength(read: tuple[Reading, int, int, float]) -> tuple[float, tuple[str, int], int, int]:
-    reading, i, j, share = read
-    return -share, reading.into, i, j
+def _pairs(readings: Sequence[Reading], words: Mapping[str, Collection[int]]) -> _Pairs:
+    """Every read of an arrow between these words."""
+    parts = []
+    for number, reading in enumerate(readings):
+        rows, columns = np.array(sorted(words[reading.into[0]])), np.array(sorted(words[reading.out[0]]))
+        i, j = reading.readable[np.ix_(rows, columns)].nonzero()
+        i, j = rows[i], columns[j]
+        share = reading.matrix[i, j]
+        parts.append((np.full(len(i), number), i, j, share, share * reading.readable.sum(1)[i]))
+    return _Pairs(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _outstanding(pairs: _Pairs, readings: Sequence[Reading]) -> NDArray[np.int64]:
+    """Of reads in order of strength: the first of each word, of each word of a slice where few, then the strong."""
+    stacks = sorted({reading.into[0] for reading in readings})
+    stack = np.array([stacks.index(reading.into[0]) for reading in readings])[pairs.reading]
+    rank = np.where((pairs.share >= LEAST) | (pairs.gain >= 2.0), 2, 3)
+    own = np.unique(np.stack([pairs.reading, pairs.i]), axis=1, return_index=True)[1]
+    if len(own) <= TOP // 2:
+        rank[own] = 1
+    rank[np.unique(np.stack([stack, pairs.i]), axis=1, return_index=True)[1]] = 0
+    order = np.argsort(rank, kind="stable")
+    return order[rank[order] < 3]
+
+
+def _too_many(pairs: _Pairs, readings: Sequence[Reading], limit: int) -> BudgetError:
+    """The error for a grid past the limit: how many reads, and three filters that fit it."""
+    fits = [f"top={limit} ({limit} reads)"] if limit else []
+    for told in np.unique(np.ceil(np.sort(pairs.share)[::-1][limit] * 100) / 100 + np.arange(3) / 100).tolist():
+        if len(fits) < 2 and 0 < (count := int((pairs.share >= told).sum())) <= limit:
+            fits.append(f"min_weight={told:.2g} ({count} reads)")
+    steps = np.array([reading.into[1] - 1 for reading in readings])[pairs.reading]
+    parts = [(f"slices={step}", steps == step) for step in np.unique(steps).tolist()]
+    parts += [(f"words=range({n})", (pairs.i < n) & (pairs.j < n)) for n in (32, 16, 8, 5, 3)]
+    for name, kept in parts:
+        if len(fits) < 3 and 0 < (count := int(kept.sum())) <= limit:
+            fits.append(f"{name} ({count} reads)")
+    count = len(pairs.i)
+    allowed = ", ".join([*fits, f"or limit={count}"])
+    expected = f"at most {limit} reads, or nobody can read it"
+    return BudgetError("reading grid", expected=expected, got=f"{count} reads", allowed=allowed)
+
+
+def spoken(words: Mapping[str, Collection[int]], reads: Chosen) -> tuple[dict[str, list[int]], str]:
+    """The words that have a place: of a long sentence those with a read, where any has one; and how many have none."""
+    busy = {end for r, i, j, _ in reads.reads for end in ((r.out[0], j), (r.into[0], i))}
+    every = {stack: sorted(own) for stack, own in words.items()}
+    kept = {stack: [word for word in own if (stack, word) in busy] for stack, own in every.items()}
+    total = sum(map(len, every.values()))
+    gone = total - sum(map(len, kept.values()))
+    if total <= FEW or not busy or not gone:
+        return every, ""
+    return kept, f"{gone:,} of {total:,} words have no drawn read, and no place"
 
 
 def words_picture(
@@ -151,7 +226,9 @@ def _places(
             ends = pitch * late[stack], pitch * (late[stack] + len(states[stack]) - 1)
             crossed = any(r.out[0] == stack != r.into[0] for r, *_ in reads.reads)
             texts += _named(tokens[stack][word], at, ends, upright)[: 1 if crossed else 2]
-        texts += _numbered(stack, states[stack], (across, ends[0]), pitch, upright, wide[stack])
+        beyond = None if stack == next(iter(words)) else step * max(len(kept) - 1, 0)
+        low = pitch * late[stack]
+        texts += _numbered(stack, states[stack], (across, low), pitch, upright, wide[stack], beyond)
         across += step * len(kept) + (75.0 if upright else 40.0)
     return place, texts
 
@@ -179,14 +256,23 @@ def _named(token: str, at: float, ends: tuple[float, float], upright: bool) -> l
 
 
 def _numbered(
-    stack: str, states: Sequence[int], start: tuple[float, float], pitch: float, upright: bool, wide: float
+    stack: str,
+    states: Sequence[int],
+    start: tuple[float, float],
+    pitch: float,
+    upright: bool,
+    wide: float,
+    beyond: float | None,
 ) -> list[Text]:
-    """The states along the side, x with its slice."""
+    """The states along the side, x with its slice; of a later stack (`beyond`) where no read between stacks passes."""
     across, along = start
+    way = -1.0 if beyond is None else 1.0
+    across += beyond or 0.0
     found = []
     for t, slice_ in enumerate(states):
         said = (*written(f"{stack} " if stack else ""), Run("x", "math"), Run(str(slice_), "sup"))
         at = along + pitch * t
-        spot = (across - wide / 2 - 12.0, at, "end") if upright else (at, across - 14.0, "middle")
+        side = across + way * (wide / 2 + 12.0), at, "end" if beyond is None else "start"
+        spot = side if upright else (at, across + way * 14.0, "middle")
         found.append(Text(spot[0], spot[1], said, spot[2], SIZE, "grey"))
     return found

@@ -52,9 +52,10 @@ def bars(
     upright = len(labels) <= UPRIGHT and widest < 60
     across = max(2.6, min(PAGE, (0.26 + 0.26 * len(series)) * len(labels) + 0.9))
     long = max(1.3, (0.1 + 0.13 * len(series)) * len(labels))
+    told = ax is not None
     if ax is None:
         ax = canvas.axes(across, 2.3) if upright else canvas.axes(min(PAGE, 3.4 + room(labels)), long + 0.8)
-    if canvas.given is not None:
+    if told or canvas.given is not None:
         box = ax.get_window_extent()
         across, long = box.width / ax.figure.dpi, box.height / ax.figure.dpi
     places = np.arange(len(labels))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from bnet_transformer.errors import BNetError, number, one_of
 from bnet_transformer.inference.fit import Check, Comparison, Fit, Heads
 from bnet_transformer.training.result import Trained
 from bnet_transformer.viz.plots.bars import Series, bars
-from bnet_transformer.viz.plots.canvas import Canvas
+from bnet_transformer.viz.plots.canvas import PAGE, Canvas
 from bnet_transformer.viz.plots.curves import curve, dressed, points
 from bnet_transformer.viz.plots.heat import Map, framed, heat_map, heat_maps
 from bnet_transformer.viz.plots.table import Numbers
@@ -35,15 +36,15 @@ def trained(result: Trained[Any], canvas: Canvas) -> None:
 def fit(
     result: Fit[Any], canvas: Canvas, *, show: str | None = None, owner: str | None = None, share: float = 0.9
 ) -> None:
-    """The shares `pi` of the heads and how the fit went; or one of them; or the table `theta` of an `owner`.
+    """The shares `pi` of the heads of every selector and how the fit went; or one of them; or a table `theta`.
 
-    Where there is a posterior, its intervals hold a `share` of it.
+    `owner` chooses one selector, or one table. Where there is a posterior, its intervals hold a `share` of it.
     """
     one_of("show", show, (None, *SHOWN))
     if not 0 < number("share", share) < 1:
         raise BNetError("share", expected="a share between 0 and 1", got=share)
-    if owner is not None and show != "theta":
-        raise BNetError("owner", expected="owner= with show='theta'", got=owner)
+    if owner is not None and show == "history":
+        raise BNetError("owner", expected="owner= of a table: show='pi' or show='theta'", got=owner)
     if show == "theta":
         _theta(result, canvas, owner, share)
         return
@@ -52,11 +53,22 @@ def fit(
     if not wanted or any(each not in able for each in wanted):
         allowed = ", ".join(f"show={each!r}" for each in (*able, *(["theta"] if result.theta else [])))
         raise BNetError("show", expected="what this fit has", got=show or "neither pi nor a history", allowed=allowed)
-    wide = 6.9 if len(wanted) > 1 else 3.6 if wanted == ["pi"] else 4.6
-    panels = canvas.panels(1, len(wanted), wide, 2.5)
-    for each, ax in zip(wanted, panels, strict=True):
-        (_pi if each == "pi" else _history)(result, canvas, ax, share)
-    canvas.headline("" if len(panels) == 1 else f"{result.method} of {result.sentences:,} sentences", _alone(panels))
+    chosen = _chosen(result, owner) if "pi" in wanted else []
+    if canvas.given is not None and len(chosen) > 1:
+        canvas.note(f"{chosen[0]} of the selectors {', '.join(chosen)}; owner= chooses another.")
+        chosen = chosen[:1]
+    count = len(chosen) + ("history" in wanted)
+    across = min(2 if count == 4 else 3, count)
+    rows = math.ceil(count / across)
+    wide = PAGE if across > 1 else 3.6 if chosen else 4.6
+    panels = canvas.panels(rows, across, wide, 2.5 * rows)
+    for selector, ax in zip(chosen, panels, strict=False):
+        _pi(result, canvas, ax, selector, share)
+    if "history" in wanted:
+        _history(result, canvas, panels[len(chosen)])
+    for ax in panels[count:]:
+        ax.set_visible(False)
+    canvas.headline("" if count == 1 else f"{result.method} of {result.sentences:,} sentences", _alone(panels))
     canvas.note(f"Approximate: {result.approximate}." if result.approximate else "")
 
 
@@ -140,11 +152,22 @@ def cost(result: Cost, canvas: Canvas, *, show: str = "flops") -> None:
     canvas.headline(f"{result.name}, {words} words, batch {result.batch}", ax)
 
 
-def _pi(result: Fit[Any], canvas: Canvas, ax: Axes, share: float) -> None:
-    name = f"{result._selectors()[0].owner}.logits"
-    low, high = _interval(result, name, share)
-    _usage(canvas, ax, result.heads, low, high)
-    canvas.subtitle(ax, _living(result.heads) + (f", {share:.0%} intervals" if low is not None else ""))
+def _chosen(result: Fit[Any], owner: str | None) -> list[str]:
+    """The selectors that are drawn: all, one of each owner of a table; or that of one owner."""
+    by_owner: dict[str, str] = {}
+    for member in result._selectors():
+        by_owner.setdefault(member.owner, member.family.name)
+    if owner is not None and owner not in by_owner:
+        raise BNetError("owner", expected="a selector", got=owner, allowed=", ".join(by_owner) or "none")
+    return list(by_owner.values()) if owner is None else [by_owner[owner]]
+
+
+def _pi(result: Fit[Any], canvas: Canvas, ax: Axes, selector: str, share: float) -> None:
+    found = result.heads_of(selector)
+    low, high = _interval(result, f"{result._selector(selector).owner}.logits", share)
+    _usage(canvas, ax, found, low, high)
+    canvas.subtitle(ax, f"{found.live} live of {len(found.usage)}, {found.effective:.2f} in effect")
+    canvas.note(f"Intervals of {share:.0%}." if low is not None else "")
 
 
 def _usage(canvas: Canvas, ax: Axes, found: Heads, low: Numbers | None, high: Numbers | None) -> None:
@@ -161,8 +184,8 @@ def _has_history(result: Fit[Any]) -> bool:
     return bool(result.bounds or result.measured)
 
 
-def _history(result: Fit[Any], canvas: Canvas, ax: Axes, share: float) -> None:
-    """The bound by step, and what each restart was measured at."""
+def _history(result: Fit[Any], canvas: Canvas, ax: Axes) -> None:
+    """The bound by step, and what each restart was measured at, on the sentences that the fit was judged on."""
     if result.bounds:
         curve(canvas, ax, result.bounds, "objective")
     restarts = sorted({restart for _, restart, _ in result.measured})
@@ -172,7 +195,7 @@ def _history(result: Fit[Any], canvas: Canvas, ax: Axes, share: float) -> None:
         kept = restart == result.restart
         style: dict[str, Any] = {} if kept else {"color": canvas.colours["grey"], "linewidth": 0.7, "markersize": 2.2}
         other = "other restarts" if restart == next(r for r in restarts if r != result.restart or kept) else "_"
-        points(canvas, ax, steps, values, f"held out, restart {restart}" if kept else other, **style)
+        points(canvas, ax, steps, values, f"{result.judged_on},\nrestart {restart}" if kept else other, **style)
     dressed(canvas, ax, "log evidence of a sentence, nats")
 
 

@@ -1,4 +1,4 @@
-"""Flows: how the reading of one word spreads over the words of the slices below it; and trees of best parents."""
+"""Flows: how the reading of one word spreads over the words of the slices below it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyArrowPatch, PathPatch
+from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Outline
+from numpy.typing import NDArray
 
 from bnet_transformer.viz.plots.canvas import PAGE, SMALL, Canvas
 from bnet_transformer.viz.plots.heat import room
 from bnet_transformer.viz.plots.table import Numbers
-from bnet_transformer.viz.plots.words import BASE
+from bnet_transformer.viz.plots.words import BASE, width
 
 TALL = 0.86  # the height of the whole mass, in rows
+FLOWS, WORDS = 300, 32  # no more than these are drawn, unless asked for
+FAINT = 1e-3  # flows below it are drawn only if asked for
 
 
 def shares_of(chain: Numbers, weights: Numbers, word: int) -> tuple[Numbers, Numbers]:
@@ -43,11 +46,11 @@ def flow(
     word: int,
     path: Sequence[int],
     told: str,
-    least: float,
+    least: float | None,
 ) -> Axes:
     """What a word reads, slice below slice, as ribbons as thick as their share; the most probable path in red."""
     mass, flows = shares_of(chain, weights, word)
-    drawn = flows >= least
+    drawn = drawn_of(mass, flows, path, least)
     rows = [i for i in range(len(tokens)) if drawn[:, i].any() or drawn[:, :, i].any() or i in path]
     row = {i: k for k, i in enumerate(rows)}
     names = [f"{tokens[i]}" for i in rows]
@@ -59,9 +62,10 @@ def flow(
         ribbons(canvas, ax, t, bar, flows[t] * drawn[t], mass, row)
     for level in range(len(slices) + 1):
         for i in rows:
-            if mass[level, i] > 0:
+            leaving = level > 0 and drawn[level - 1, i].any()
+            if leaving or (level < len(slices) and drawn[level, :, i].any()):
                 tall = TALL * mass[level, i]
-                ax.add_patch(_block(level, bar, row[i], tall, canvas.colours["ink"]))
+                ax.add_patch(_block(level, bar, row[i], tall, canvas.colours["ink"])).set_gid(f"block_{level}_{i}")
     red: dict[str, Any] = {"color": canvas.colours["q"], "zorder": 4}
     for k, (i, j) in enumerate(itertools.pairwise(path)):
         level = len(slices) - k
@@ -77,8 +81,39 @@ def flow(
         most = float((flows * hidden).sum((1, 2)).max())
         gone = len(tokens) - len(rows)
         words = f" and {gone} words without any other" if gone else ""
-        canvas.note(f"Left out: {int(hidden.sum()):,} flows below {least:g}{words}, at most {most:.1%} of a slice.")
+        greatest = share_of(float((flows * hidden).max()))
+        left = f"{int(hidden.sum()):,} flows{words}, none above {greatest}, at most {100 * most:.2g}% of a slice"
+        canvas.note(f"Left out: {left}.")
     return ax
+
+
+def share_of(value: float) -> str:
+    """A share in two decimals, or where these say nothing in two digits.
+
+    >>> share_of(0.256), share_of(0.00234), share_of(0.0000312)
+    ('0.26', '0.0023', '3.1e-05')
+    """
+    return f"{value:.2f}" if value >= 0.0995 or value == 0 else f"{value:.2g}"
+
+
+def drawn_of(mass: Numbers, flows: Numbers, path: Sequence[int], least: float | None) -> NDArray[np.bool_]:
+    """Which flows are drawn: those of at least so much; if that is not told, the strongest that a page bears.
+
+    These are between the words of the path and those that are read most in some slice.
+    """
+    if least is not None:
+        return (flows >= least) & (flows > 0)
+    words = np.zeros(flows.shape[1], dtype=bool)
+    words[list(path)] = True
+    for i in np.argsort(-mass[:-1].max(0), kind="stable"):
+        if words.sum() >= WORDS:
+            break
+        words[i] = True
+    among = np.where(words[:, None] & words, flows, 0.0)
+    order = np.argsort(-among, axis=None, kind="stable")[:FLOWS]
+    drawn = np.zeros(flows.shape, dtype=bool)
+    drawn.flat[order] = True
+    return drawn & (among >= FAINT)
 
 
 def ribbons(
@@ -101,57 +136,22 @@ def ribbons(
         for j in row:
             if flows[i, j] > 0:
                 ends = (level + 1 - bar, right[i, j], level + bar, left[i, j])
-                ax.add_patch(_ribbon(*ends, TALL * flows[i, j], canvas.colours["k"], float(flows[i, j])))
-
-
-def arcs(canvas: Canvas, parents: Sequence[int], weights: Sequence[float], tokens: Sequence[str]) -> Axes:
-    """The words in a row, and over them an arrow from each word's best parent, as thick as it is read."""
-    n = len(tokens)
-    span = max((abs(i - p) for i, p in enumerate(parents) if p >= 0), default=1)
-    wide = max(3.0, min(PAGE, 0.55 * n + 0.4))
-    ax = canvas.axes(wide, min(4.0, 0.75 + room(tokens) + 0.16 * span))
-    across = ax.get_window_extent().width / ax.figure.dpi if canvas.given is not None else wide - 0.3
-    for i, (parent, share) in enumerate(zip(parents, weights, strict=True)):
-        if parent < 0:
-            ax.plot([i], [0.0], marker="s", markersize=4.5, color=canvas.colours["q"], zorder=3, clip_on=False)
-            continue
-        bend = -0.5 if parent < i else 0.5
-        style: dict[str, Any] = {"color": canvas.colours["accent"], "alpha": 0.35 + 0.65 * share}
-        arrow = FancyArrowPatch(
-            (parent, 0),
-            (i, 0),
-            connectionstyle=f"arc3,rad={bend}",
-            arrowstyle="-|>,head_length=4,head_width=2",
-            linewidth=0.6 + 2.4 * share,
-            shrinkA=3,
-            shrinkB=4,
-            gid=f"arc_{parent}_{i}",
-            **style,
-        )
-        ax.add_patch(arrow)
-    ax.plot(range(n), [0] * n, linestyle="", marker="o", markersize=3, color=canvas.colours["ink"])
-    ax.set_xlim(-0.6, n - 0.4)
-    ax.set_ylim(-0.3, 0.25 * span + 0.35)
-    ax.set_aspect("equal")  # an arc is as high as it is wide
-    for side in ("left", "bottom"):
-        ax.spines[side].set_visible(False)
-    ax.set_yticks([])
-    canvas.words(ax, "x", tokens, across)
-    ax.tick_params(length=0)
-    return ax
+                share = float(flows[i, j])
+                ax.add_patch(_ribbon(*ends, TALL * share, canvas.colours["k"], share)).set_gid(f"flow_{level}_{i}_{j}")
 
 
 def _ends(
     canvas: Canvas, ax: Axes, mass: Numbers, names: list[str], rows: list[int], row: dict[int, int], word: int, top: int
 ) -> None:
     """The words at the left with the share that is read of each; the word that reads at the right."""
-    for i, name in zip(rows, names, strict=True):
+    shares = [share_of(float(mass[0, i])) if mass[0, i] > 0 else "–" for i in rows]
+    wide = max(28.0, 12 + max(width(share, SMALL + 0.5) for share in shares))
+    for i, name, share in zip(rows, names, shares, strict=True):
         (line,), fonts = canvas.lines([name], 14)
         style: dict[str, Any] = {"va": "center_baseline", "fontfamily": fonts, "fontsize": SMALL + 0.5}
         dim = canvas.colours["ink" if mass[0, i] >= 0.005 else "grey"]
-        share = f"{mass[0, i]:.2f}" if mass[0, i] >= 0.005 else "–"
         around: dict[str, Any] = {"textcoords": "offset points", "parse_math": False, **style}
-        ax.annotate(line, (0, row[i]), (-28, 0), ha="right", color=dim, **around)
+        ax.annotate(line, (0, row[i]), (-wide, 0), ha="right", color=dim, **around)
         ax.annotate(share, (0, row[i]), (-6, 0), ha="right", color=dim, **around)
         if i == word:
             ax.annotate(line, (top, row[i]), (6, 0), ha="left", color=canvas.colours["q"], **around)
@@ -175,7 +175,7 @@ def _block(level: int, bar: float, at: float, tall: float, colour: str) -> PathP
         (level + bar, at + tall / 2),
         (level - bar, at + tall / 2),
     ]
-    return PathPatch(Outline(corners, closed=False), facecolor=colour, linewidth=0, zorder=3)
+    return PathPatch(Outline(corners, closed=False), facecolor=colour, edgecolor=colour, linewidth=0.4, zorder=3)
 
 
 def _ribbon(x0: float, y0: float, x1: float, y1: float, tall: float, colour: str, share: float) -> PathPatch:
@@ -194,7 +194,7 @@ def _ribbon(x0: float, y0: float, x1: float, y1: float, tall: float, colour: str
     ]
     turns = [Outline.MOVETO, *[Outline.CURVE4] * 3, Outline.LINETO, *[Outline.CURVE4] * 3, Outline.CLOSEPOLY]
     alpha = 0.25 + 0.35 * share
-    return PathPatch(Outline(corners, turns), facecolor=colour, alpha=alpha, linewidth=0, zorder=1)
+    return PathPatch(Outline(corners, turns), facecolor=colour, edgecolor=colour, alpha=alpha, linewidth=0.4, zorder=1)
 
 
 def _thread(x0: float, y0: float, x1: float, y1: float, colour: str) -> PathPatch:

@@ -23,7 +23,7 @@ FINE = 40  # cells of more rows or columns have no gaps, and are written as an i
 
 @dataclass(frozen=True)
 class Map:
-    """A matrix to colour: words along its rows and columns, its name (and a short one), and that of its row of panels."""
+    """A matrix to colour: words along its rows and columns, its name (also a short one), what its row of panels is."""
 
     values: Numbers = field(repr=False)
     rows: tuple[str, ...]
@@ -137,14 +137,16 @@ def _named(maps: Sequence[Map | None], k: int) -> str:
 
 def _titles(canvas: Canvas, maps: Sequence[Map | None], points: float) -> list[str]:
     """What is written above each panel: its name, or the short one where names would run together."""
+
+    def apart(names: Sequence[str], longest: int = 60) -> bool:
+        return max(width(shown(name, longest), SIZE) for name in names) + 5 < points
+
     names = [_named(maps, k) for k in range(len(maps))]
-    if max(width(shown(name, 60), SIZE) for name in names) < points:
-        return names
     some = [each for each in maps if each is not None]
-    if all(each.short for each in some):
-        canvas.note(f"The first panel is {some[0].name}; above the others are only the numbers.")
+    if not apart(names) and all(each.short for each in some):
+        canvas.note(f"Above each panel only its numbers: the last is {some[-1].name}.")
         names = ["" if each is None else each.short for each in maps]
-    longest = next((n for n in range(60, 3, -1) if max(width(shown(x, n), SIZE) for x in names) < points), 3)
+    longest = next((n for n in range(60, 3, -1) if apart(names, n)), 3)
     return [shown(name, longest) if name else "" for name in names]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
-from torch.distributions import Categorical
+from torch.distributions import Categorical, Distribution
 
 from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError, unknown
@@ -29,6 +29,7 @@ PLOTS: Mapping[type, Callable[..., None]] = {
     Tensor: tables.array,
     np.ndarray: tables.array,
     Categorical: readings.categorical,
+    Distribution: readings.distribution,
     Reads: readings.reads,
     Tan: readings.tan,
     TanTree: readings.tan_tree,

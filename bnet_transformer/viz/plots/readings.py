@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import torch
-from torch.distributions import Categorical
+from torch import Tensor
+from torch.distributions import Categorical, Distribution
 
 from bnet_transformer.errors import BNetError, number, one_of, unknown, whole
 from bnet_transformer.inference import CorpusTan, Counterfactual, Reads, Samples, Tan, TanTree
-from bnet_transformer.viz.plots.bars import Series, bars, top_of
 from bnet_transformer.viz.plots.canvas import Canvas
-from bnet_transformer.viz.plots.flow import arcs, flow
+from bnet_transformer.viz.plots.flow import flow, share_of
 from bnet_transformer.viz.plots.heat import Map, framed, heat_map, up_to
 from bnet_transformer.viz.plots.table import table_of
 from bnet_transformer.viz.plots.tables import table
+from bnet_transformer.viz.plots.trees import arcs
 from bnet_transformer.viz.plots.words import shown
 
 SHOWN = ("matrix", "flow", "entropy")
 
 
 def reads(
-    result: Reads, canvas: Canvas, *, show: str | None = None, word: int | None = None, least: float = 0.01
+    result: Reads, canvas: Canvas, *, show: str | None = None, word: int | None = None, least: float | None = None
 ) -> None:
-    """`P(source word | output word)`; the flow from one output `word` over the slices; or entropies."""
+    """`P(source word | output word)`; the flow from one output `word` over the slices; or entropies.
+
+    Of the flows those of at least `least` are drawn; where none is told, the strongest that a page bears.
+    """
     show = show if show is not None else "flow" if word is not None else "matrix"
     one_of("show", show, SHOWN)
     n = len(result.tokens)
     if word is not None and show != "flow":
         raise BNetError("word", expected="a word with show='flow' alone", got=word)
-    if not 0 <= number("least", least) < 1:
+    if least is not None and not 0 <= number("least", least) < 1:
         raise BNetError("least", expected="a share from 0 to 1", got=least)
     where = f"slice {result.slices[0]}" if len(result.slices) == 1 else f"slices {result.slices[0]}–{result.slices[-1]}"
     told = f"Chain of attention TPMs, residual share {result.residual:g}, {result.head}; no posterior of the bnet."
     if show == "matrix":
         capacity = result.method == "flow"
         what = "greatest flow" if capacity else "P(source | output)"
-        values = torch.where(result.matrix == 0, torch.nan, result.matrix).numpy()
+        values = result.matrix.masked_fill(~reached(result), torch.nan).numpy()
         found = Map(values, result.tokens, result.tokens)
         limits = None if capacity else up_to([values])
         ax = heat_map(canvas, found, what=what, x="source word", y="output word", limits=limits, square=True)
@@ -51,11 +58,20 @@ def reads(
             raise BNetError("word", expected=f"a word from 0 to {n - 1}", got=word)
         best = result.paths(at)[0]
         chain, weights = result.chain.numpy(), result.weights.numpy()
-        said = f"{told} Red: the most probable path ({best.probability:.2f})."
+        said = f"{told} Red: the most probable path ({share_of(best.probability)})."
         ax = flow(canvas, chain, weights, result.tokens, result.slices, at, best.words, said, least)
         canvas.headline(f"What '{shown(result.tokens[at], 14)}' reads over {where}", ax)
         return
     canvas.note(told)
+
+
+def reached(result: Reads) -> Tensor:
+    """`[word, word]`: whether a chain of arrows (and of the residual share) leads from output i to source j."""
+    own = torch.eye(len(result.tokens), dtype=torch.bool)
+    found = own
+    for step in result.readable.flip(0):
+        found = found.double() @ (step | own if result.residual > 0 else step).double() > 0
+    return found
 
 
 def tan(result: Tan, canvas: Canvas) -> None:
@@ -71,9 +87,16 @@ def tan(result: Tan, canvas: Canvas) -> None:
     canvas.headline(f"{result.kind}{but}", ax)
 
 
-def tan_tree(result: TanTree, canvas: Canvas) -> None:
-    """The words, with an arrow from each word's best parent."""
-    ax = arcs(canvas, result.parents, result.weights, result.tokens)
+def tan_tree(result: TanTree, canvas: Canvas, *, min_weight: float | None = None, top: int | None = None) -> None:
+    """The words, with an arrow from each word's best parent: of `min_weight`, or the `top` strongest.
+
+    Where neither is told, the strongest arrows of as many words as can be named.
+    """
+    if min_weight is not None and not 0 <= number("min_weight", min_weight) <= 1:
+        raise BNetError("min_weight", expected="a share from 0 to 1", got=min_weight)
+    if top is not None:
+        whole("top", top)
+    ax = arcs(canvas, result.parents, result.weights, result.tokens, min_weight, top)
     canvas.headline(f"Best parents in slice {result.slice}, {result.head}", ax)
     canvas.note(f"The tree keeps {result.mass:.1%} of the attention between words. Square: a root.")
 
@@ -94,18 +117,20 @@ def corpus_tan(result: CorpusTan, canvas: Canvas, *, corrected: bool = True) -> 
     canvas.note("Red frames: the arrows of the tree.")
 
 
-def counterfactual(result: Counterfactual, canvas: Canvas, *, top: int = 20) -> None:
+def counterfactual(result: Counterfactual, canvas: Canvas, *, labels: object = None, top: int = 20) -> None:
     """What a node would have been: bars of its states, or of the features of its mean."""
     whole("top", top)
     if result.probabilities is not None:
-        found = table_of(result.probabilities, "state", what=f"P({result.node} had it been so)")
+        told = _labelled(result.labels if labels is None else labels, "state")
+        found = table_of(result.probabilities, "state", labels=told, what=f"P({result.node} had it been so)")
     else:
-        found = table_of(result.mean.flatten(), "feature", what=f"mean of {result.node} had it been so")
+        told = _labelled(labels, "feature")
+        found = table_of(result.mean.flatten(), "feature", labels=told, what=f"mean of {result.node} had it been so")
     table(found, canvas, top=top)
     canvas.note(f"{result.convention}." if result.convention else "")
 
 
-def samples(result: Samples, canvas: Canvas, *, node: str | None = None, top: int = 20) -> None:
+def samples(result: Samples, canvas: Canvas, *, node: str | None = None, labels: object = None, top: int = 20) -> None:
     """How often each state of a node was drawn; of a real node, a histogram of each of its numbers."""
     whole("top", top)
     names = list(result.states)
@@ -116,12 +141,14 @@ def samples(result: Samples, canvas: Canvas, *, node: str | None = None, top: in
         raise unknown("node", chosen, names)
     drawn = result.states[chosen]
     if not drawn.is_floating_point():
-        shares = torch.bincount(drawn.flatten().long()).double() / result.n
-        series, labels, told = top_of([Series(shares.numpy())], [str(k) for k in range(len(shares))], top)
-        canvas.note(told)
-        ax = bars(canvas, None, series, labels, what=f"share of {result.n:,} draws", of=chosen)
-        canvas.headline("", ax)
+        named = labels if labels is not None else result.labels.get(chosen)
+        count = len(named) if isinstance(named, Sequence) and not isinstance(named, str) else 0
+        shares = torch.bincount(drawn.flatten().long(), minlength=count).double() / result.n
+        told = _labelled(named, chosen)
+        table(table_of(shares, chosen, labels=told, what=f"share of {result.n:,} draws"), canvas, top=top)
         return
+    if labels is not None:
+        raise BNetError("labels", expected="a discrete node, whose states have names", got=chosen)
     ax = canvas.axes(4.2, 2.4)
     for k, values in enumerate(drawn.flatten(1).unbind(1) if drawn.dim() > 1 else [drawn]):
         colour = canvas.heads[k % len(canvas.heads)]
@@ -137,5 +164,29 @@ def categorical(result: Categorical, canvas: Canvas, *, labels: object = None, t
     """The shares of the states; a row for each state of the open choices, where there are such."""
     probabilities = result.probs.detach().flatten(0, -2) if result.probs.dim() > 1 else result.probs.detach()
     axes = ("state",) if probabilities.dim() == 1 else ("choice", "state")
-    told = None if labels is None else {"state": labels}
-    table(table_of(probabilities, axes, labels=told, what="probability"), canvas, top=top)
+    table(table_of(probabilities, axes, labels=_labelled(labels, "state"), what="probability"), canvas, top=top)
+
+
+def distribution(result: Distribution, canvas: Canvas, *, labels: object = None, top: int = 20) -> None:
+    """The mean of each number of a real node, with its deviation; a row for each state of the open choices."""
+    try:
+        mean, spread = result.mean.detach(), result.variance.detach().sqrt()
+    except NotImplementedError:
+        raise BNetError("distribution", expected="one with a mean and a variance", got=result) from None
+    event, batch = tuple(result.event_shape), tuple(result.batch_shape)
+    shape = event if not batch and len(event) == 2 else (-1,) if not batch else (math.prod(batch), -1)
+    axes = ("row", "column") if not batch and len(event) == 2 else ("choice", "feature")[-len(shape) :]
+    random = bool((spread > 0).any())
+    error = spread.reshape(shape) if random else None
+    told = _labelled(labels, axes[-1])
+    table(
+        table_of(mean.reshape(shape), axes, labels=told, error=error, what="mean" if random else "value"),
+        canvas,
+        top=top,
+    )
+    canvas.note("Intervals: a standard deviation to each side." if random else "")
+
+
+def _labelled(labels: object, axis: str) -> dict[str, object] | None:
+    """Labels as a table takes them."""
+    return None if labels is None else {axis: labels}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
@@ -15,7 +14,6 @@ from torch import Tensor
 from bnet_transformer import asking, reference
 from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, one_of, whole
-from bnet_transformer.graph import Selection
 from bnet_transformer.network import Member
 from bnet_transformer.reference import World
 from bnet_transformer.viz.plots.bars import Series, bars, top_of
@@ -25,7 +23,7 @@ from bnet_transformer.viz.plots.table import table_of
 from bnet_transformer.viz.plots.tables import table
 
 TOKENS = "tokens"
-ABSENT = "Blank: no arrow, the mask lets no word read there."
+ABSENT = "Blank: no arrow, word i does not read word j."
 
 
 @runtime_checkable
@@ -90,8 +88,11 @@ def laid_out(several: Mapping[int, list[Map]]) -> tuple[int, list[Map | None]]:
     """How many panels there are across, and the panels of all slices row by row: each slice begins a row."""
     widest = max(map(len, several.values()))
     if len(several) == 1 or widest == 1:
-        found = [replace(maps[0], name=f"slice {t}", short="") if widest == 1 else each
-                 for t, maps in several.items() for each in maps]
+        found = [
+            replace(maps[0], name=f"slice {t}", short="") if widest == 1 else each
+            for t, maps in several.items()
+            for each in maps
+        ]
         return min(4, len(found)), list(found)
     across = widest if widest <= 16 else 8
     panels: list[Map | None] = []
@@ -108,7 +109,10 @@ def attention_maps(s: Said, slice_: int, head: int | None, role: str | None, wor
     member = asking.reader(world, slice_, role)
     rows, columns = (_words(s, stack, words) for stack in _stacks(world, member))
     names = _lead(s, world, member, found.dim() - 2)
-    kept = found.masked_fill(~arrows(s, member, words), torch.nan)
+    readable = torch.from_numpy(asking.readable(world, member))
+    if words != TOKENS:
+        readable = asking.grouped(readable.double(), s._intake.groups()) > 0
+    kept = found.masked_fill(~readable, torch.nan)
     if head is not None:
         if "head" not in names:
             raise BNetError("head", expected="a net with a plate of heads", got="one without", allowed="s.do(c=...)")
@@ -125,25 +129,6 @@ def attention_maps(s: Said, slice_: int, head: int | None, role: str | None, wor
         short = ", ".join(str(k) for k in told.values())
         maps.append(Map(kept[states].numpy(), rows, columns, name, short=short))
     return maps
-
-
-def arrows(s: Said, member: Member, words: str) -> Tensor:
-    """True where an arrow leads from word j to what reads at word i: `[*plates, word, word]`."""
-    ground, family = s._world.ground, member.family
-    over = {given.parent for given in member.inputs if WORD in given.over}
-    rows, columns = (len(s._intake.tokens[stack]) for stack in _stacks(s._world, member))
-    shape = (*ground.shapes[family.index][:-1], rows)
-    led = {parent: torch.zeros(math.prod(shape), columns, dtype=torch.bool) for parent in over}
-    kept = Selection(slices=[family.step] if family.step is not None else None)
-    for bundle, sources, targets in ground.arrows(kept):
-        if bundle.child == family.index and bundle.parent in over:
-            i = torch.as_tensor(targets - int(ground.offsets[family.index])).long()
-            j = torch.as_tensor((sources - int(ground.offsets[bundle.parent])) % columns).long()
-            led[bundle.parent][i, j] = True
-    every = torch.stack(list(led.values())).all(0).reshape(*shape, columns)
-    if words == TOKENS:
-        return every
-    return asking.grouped(every.double(), s._intake.groups()) > 0
 
 
 def posterior(
