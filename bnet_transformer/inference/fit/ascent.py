@@ -232,6 +232,7 @@ def ascend(run: Ascent, habits: Habits) -> bool:
                 waiting = run.snapshot()
             if stop and not pause:
                 run.measure()  # after the checkpoint: a resumed fit is as if it had never stopped
+        bar.refresh()  # a quick fit tells how it ended, too
         if run.step > before:
             _finish(run, waiting, path)
     return not stop

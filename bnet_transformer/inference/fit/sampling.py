@@ -128,6 +128,7 @@ def _by_nuts(
                 bar.set_postfix(_told(objective, chains, len(corpus)), refresh=False)
                 if path is not None and (habits.pauses(chains[0].step, steps) or asked):
                     keep(path, chains, settings)
+            bar.refresh()  # a quick fit tells how it ended, too
     finished = chains[0].step == steps
     if not chains[0].drawn:
         best = max(chains, key=lambda chain: chain.density).parameters()
