@@ -121,7 +121,7 @@ def _pair(
 
 
 def _told(name: str, theirs: Callable[[], object], ours: Callable[[], object], target: float) -> list[Figure]:
-    spent = interleaved({"ours": ours, "theirs": theirs}, runs=15, warm=3)
+    spent = interleaved({"ours": ours, "theirs": theirs}, runs=41, warm=5)
     return [
         figure("compiled net", spent["ours"], "s"),
         figure(name, spent["theirs"], "s"),
