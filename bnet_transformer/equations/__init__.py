@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from bnet_transformer.equations.groups import groups
 from bnet_transformer.equations.letters import Letters
-from bnet_transformer.equations.result import Equation, Equations
+from bnet_transformer.equations.result import PAGE_SETUP, Equation, Equations
 from bnet_transformer.equations.telling import tell
 from bnet_transformer.equations.where import meanings
 from bnet_transformer.errors import one_of
 from bnet_transformer.network import Network
 from bnet_transformer.tpm.symbols import FORMS
 
-__all__ = ["FORMS", "Equation", "Equations", "equations"]
+__all__ = ["FORMS", "PAGE_SETUP", "Equation", "Equations", "equations"]
 
 
 def equations(network: Network, form: str = "word") -> Equations:

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from bnet_transformer.equations.layout import aligned, packed
 from bnet_transformer.errors import unknown
 
-HEAD = r"""\documentclass{article}
-\usepackage{amsmath,amssymb}
-\setlength{\textwidth}{17.5cm}
+PAGE_SETUP = r"""\setlength{\textwidth}{17.5cm}
 \setlength{\textheight}{24cm}
 \setlength{\oddsidemargin}{-0.8cm}
 \setlength{\topmargin}{-1.8cm}
 \setlength{\parindent}{0pt}
 \allowdisplaybreaks
 \pagestyle{empty}
-\begin{document}
+"""
+HEAD = rf"""\documentclass{{article}}
+\usepackage{{amsmath,amssymb}}
+{PAGE_SETUP}\begin{{document}}
 """
 
 

@@ -37,6 +37,17 @@ class Checkpoint:
         return {k[len(name) + 1 :]: v for k, v in self.tensors.items() if k.startswith(f"{name}/")}
 
 
+def diverged(step: int, expected: str, told: str, ways: str, path: Path | None, kept: int | None) -> BNetError:
+    """The error of a step that went wrong: what was told, what is kept (the checkpoint of which step), the ways on."""
+    if kept is not None:
+        ways = f"{path} keeps the last good checkpoint, of step {kept}: resume='changed' with {ways}"
+    elif path is None:
+        told = f"{told}; no checkpoint was kept (folder=)"
+    else:
+        told = f"{told}; it came before the first good checkpoint (every=)"
+    return BNetError(f"step {step}", expected=expected, got=told, allowed=ways)
+
+
 def path_of(folder: object) -> Path:
     """The file of the checkpoint in a folder, which is made where it is not there."""
     where = as_path(folder)

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from bnet_transformer.errors import BNetError, FileError, number, one_of, whole
 from bnet_transformer.files import as_path
 from bnet_transformer.network import Network
-from bnet_transformer.training.checkpoint import CHANGEABLE, NAME, path_of, read
+from bnet_transformer.training.checkpoint import CHANGEABLE, NAME, diverged, path_of, read
 from bnet_transformer.training.data import Batch, Batches, Reader, batches
 from bnet_transformer.training.objective import Loss
 from bnet_transformer.training.parallel import device_of, ranks
@@ -240,13 +240,7 @@ def _diverged(run: Run, told: str, habits: Habits, path: Path | None) -> BNetErr
     wanted = "a finite loss" if habits.bound is None else f"a finite loss of at most {habits.bound:g}"
     rate = f"a rate= below {run.recipe.rate or default_rate(run.recipe.schedule):g}"
     ways = f"{rate}, a longer warmup=, clip=1.0, float32 for bfloat16"
-    if run.kept is not None:
-        ways = f"{path} keeps the last good checkpoint, of step {run.kept}: resume='changed' with {ways}"
-    elif path is None:
-        told = f"{told}; no checkpoint was kept (folder=)"
-    else:
-        told = f"{told}; it came before the first good checkpoint (every=)"
-    return BNetError(f"step {run.step + 1}", expected=wanted, got=told, allowed=ways)
+    return diverged(run.step + 1, wanted, told, ways, path, run.kept)
 
 
 @contextmanager

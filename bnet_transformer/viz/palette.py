@@ -65,9 +65,3 @@ def palette(theme: str = "light") -> Mapping[str, str]:
     """
     one_of("theme", theme, tuple(PALETTES))
     return PALETTES[theme]
-
-
-def head_colour(head: int, theme: str = "light") -> str:
-    """The colour of a head; past the last they come again."""
-    one_of("theme", theme, tuple(HEADS))
-    return HEADS[theme][head % len(HEADS[theme])]

@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
+from bnet_transformer.equations import PAGE_SETUP
 from bnet_transformer.viz.labels import Run
 from bnet_transformer.viz.palette import palette
 from bnet_transformer.viz.picture import DASHES, Arrow, Box, Frame, Picture, Text
@@ -30,13 +31,6 @@ HEAD = r"""\documentclass{article}
 \newcommand{\bnetletter}[1]{\ifPDFTeX{\tiny\texttt{U+#1}}\else{\bnetfont\char"#1}\fi}
 % a label, made smaller where it is wider than its box
 \newcommand{\bnetfit}[2]{\sbox0{#2}\ifdim\wd0>#1\resizebox{#1}{!}{\usebox0}\else\usebox0\fi}
-\setlength{\textwidth}{17.5cm}
-\setlength{\textheight}{24cm}
-\setlength{\oddsidemargin}{-0.8cm}
-\setlength{\topmargin}{-1.8cm}
-\setlength{\parindent}{0pt}
-\allowdisplaybreaks
-\pagestyle{empty}
 """
 SPECIAL: Mapping[str, str] = MappingProxyType(
     {
@@ -82,7 +76,7 @@ ACCENTS = {"\u0300": "`", "\u0301": "'", "\u0302": "^", "\u0303": "~", "\u0308":
 def to_tikz(picture: Picture, equations: str = "") -> str:
     """The picture as a LaTeX document; `equations` is LaTeX that stands below it."""
     colours = palette("light" if picture.theme == "auto" else picture.theme)
-    parts = [HEAD]
+    parts = [HEAD + PAGE_SETUP]
     parts += [rf"\definecolor{{bnet{name}}}{{HTML}}{{{value[1:].upper()}}}" for name, value in colours.items()]
     parts += [r"\begin{document}", *figure(picture)]
     if equations:

@@ -257,10 +257,4 @@ def _live(run: Ascent) -> str:
 def _refusal(run: Ascent, told: str, path: Path | None) -> BNetError:
     """The error of a fit that diverged, with what is kept and the ways on."""
     ways = f"a rate= below {run.rate(run.step + 1):g}, clip=1.0, a prior (spread=), float32 for bfloat16"
-    if run.kept is not None:
-        ways = f"{path} keeps the last good checkpoint, of step {run.kept}: resume='changed' with {ways}"
-    elif path is None:
-        told = f"{told}; no checkpoint was kept (folder=)"
-    else:
-        told = f"{told}; it came before the first good checkpoint (every=)"
-    return BNetError(f"step {run.step + 1}", expected="a finite bound, not far below its start", got=told, allowed=ways)
+    return checkpoint.diverged(run.step + 1, "a finite bound, not far below its start", told, ways, path, run.kept)
