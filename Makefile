@@ -19,6 +19,7 @@ DEV := $(VENV)/dev.stamp
 MINILM := $(VENV)/minilm.stamp
 PEERS := $(VENV)/peers.stamp
 COMMA := ,
+TSC := npx --yes --package typescript@5.9.3 tsc
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 VERSION := import platform; print(platform.python_version())
 
@@ -30,7 +31,7 @@ help:
 	@echo "make demo         build the bnet of a sentence in MiniLM, print it, write figures, graph and equations to demo/"
 	@echo "make test         the quick tests"
 	@echo "make peers        install the libraries that some tests ask as oracles (TransformerLens); without them these skip"
-	@echo "make lint         ruff, mypy, and the order of the rooms (import-linter)"
+	@echo "make lint         ruff, mypy, tsc for the page's script, and the order of the rooms (import-linter)"
 	@echo "make docs         make the pictures of the pages, and check that links lead somewhere"
 	@echo "make bench        the benchmarks, on this machine"
 	@echo "make clean        remove what builds, tests and the demo left behind; .venv stays"
@@ -48,6 +49,9 @@ test: $(DEV)
 peers: $(PEERS)
 
 lint: $(DEV)
+	@echo "== lint: the front end of the page"
+	@if $(TSC) --version >/dev/null 2>&1; then $(TSC) -p bnet_transformer/viz/page/front; \
+	  else echo "no tsc here, and none that npx can get: its types are not checked"; fi
 	@echo "== lint: ruff"
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .

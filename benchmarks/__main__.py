@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import asking, compiled, fits, harness, imports, mixtures, pretrained, structure, vanilla
+from benchmarks import asking, compiled, fits, harness, imports, mixtures, page, pretrained, structure, vanilla
 from benchmarks.harness import Row
 
 ROWS = (
@@ -35,6 +35,8 @@ ROWS = (
     Row("minilm-forward-long", "pretrained", pretrained.minilm_forward_long),
     Row("minilm-attentions", "pretrained", pretrained.minilm_attentions),
     Row("minilm-load", "pretrained", pretrained.minilm_load),
+    Row("pages-written", "page", page.written_pages),
+    Row("page-in-chromium", "page", page.page_in_chromium),
 )
 
 

@@ -624,4 +624,4 @@ def test_nets_without_attention_are_folded_when_large():
     assert {box.name for box in s.picture().boxes} == set(case.net.graph())
     with pytest.raises(BNetError, match="P\\(j \\| i\\)"):
         s.picture(detail="words")
-    assert len(FORMATS) == 8 and np.isfinite(s.picture().width)
+    assert len(FORMATS) == 9 and np.isfinite(s.picture().width)

@@ -75,6 +75,10 @@ class Answers:
                 raise
             return asking.attention(self.world, slice_, role, self.evidence)
 
+    def prepare(self, members: Sequence[Member]) -> None:
+        """Compute what families read in one course of the net, where each were one of its own."""
+        self._compute("reading", members)
+
     def arrow_weights(self, selection: Selection) -> dict[tuple[int, int], float]:
         """`P(j | i)` for each arrow along which a selected node reads another word; averaged over what is open."""
         try:

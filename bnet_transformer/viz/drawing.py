@@ -5,18 +5,25 @@ from __future__ import annotations
 import abc
 import inspect
 import os
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from bnet_transformer.equations import equations
-from bnet_transformer.errors import unknown
+from bnet_transformer.errors import BudgetError, unknown
 from bnet_transformer.export import write
 from bnet_transformer.network import Network
 from bnet_transformer.viz.formats import FORMATS, Drawable
 from bnet_transformer.viz.options import VIEWS
 from bnet_transformer.viz.options import options as as_options
+from bnet_transformer.viz.page import notebook
+from bnet_transformer.viz.page.data import MOST_WORDS, Asked, asked_of, described
+from bnet_transformer.viz.page.page import written
 from bnet_transformer.viz.picture import Picture
 from bnet_transformer.viz.sentence import Said, net_picture, sentence_picture
+from bnet_transformer.viz.svg import to_svg
+
+if TYPE_CHECKING:
+    from bnet_transformer.viz.page.widget import Widget
 
 Path = str | os.PathLike[str]
 
@@ -71,10 +78,70 @@ class SentenceFigures(abc.ABC):
         """
         return sentence_picture(self._said, as_options(options))
 
-    def draw(self, path: Path, **options: Any) -> None:
-        """Write the bnet of the sentence; the suffix says how: svg, png, pdf, tex, dot, or json, graphml, bif.
+    def explore(
+        self,
+        path: Path,
+        *,
+        detail: str | None = None,
+        posterior: str | Sequence[str] | None = None,
+        inclusion: object = None,
+        slices: int | Collection[int] | None = None,
+        heads: int | Collection[int] | None = None,
+        title: str | None = None,
+        theme: str = "auto",
+    ) -> Path:
+        """Write the interactive page of the sentence, one HTML file that opens from disk, and return its path.
 
-        Options are those of `picture`; of json and graphml, those of `graph`.
+        `detail` says what comes unfolded: `"words"` (states alone), `"nodes"` (every slice), by default what can be
+        read. `posterior` names discrete nodes whose posterior is told besides the selectors', `inclusion` is the
+        probability that each head is in, `[slice, head]`. `slices` and `heads` keep a part of what is read.
+        """
+        asked = Asked(detail, posterior, title, theme, slices, heads, inclusion)
+        write(path, self._page(asked), writers={".html": FORMATS[".html"]})
+        return path
+
+    def widget(self, **options: Any) -> Widget:
+        """The same page as a widget of notebooks, in which `do` is live: a click sets a node and runs the net again.
+
+        Options are those of `explore`. What was clicked is in its `sentence`.
+        """
+        notebook.needed()
+        from bnet_transformer.viz.page.widget import Widget
+
+        asked = asked_of(options)
+        return Widget(self, lambda s: described(s._said, asked, s._clean))
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> notebook.Bundle:
+        """What a notebook shows: the widget, or the figure where no widget can run."""
+        return notebook.bundle(repr(self), self._plain_figure, self.widget)
+
+    def _plain_figure(self) -> str:
+        """The figure that stands where no widget runs: of a sentence past a page's words, the folded net."""
+        long = max(map(len, self._said.tokens.values())) > MOST_WORDS
+        try:
+            picture = self.picture(theme="auto", **({"detail": "folded"} if long else {}))
+        except BudgetError:
+            picture = self.picture(detail="folded", theme="auto")
+        return to_svg(picture)
+
+    def _page(self, asked: Asked) -> Drawable:
+        return Drawable(graph=self.graph, page=lambda: written(described(self._said, asked, self._clean)))
+
+    @abc.abstractmethod
+    def undo(self, *names: str) -> Any:
+        """The sentence without what `do` set."""
+
+    @property
+    def _clean(self) -> Said | None:
+        """The sentence before what `do` set; None where nothing is set."""
+        world = self._said.world
+        found: Said | None = self.undo()._said if world.do or world.rows else None
+        return found
+
+    def draw(self, path: Path, **options: Any) -> None:
+        """Write the bnet of the sentence; the suffix says how: svg, png, pdf, tex, dot, html, or json, graphml, bif.
+
+        Options are those of `picture`; of json and graphml, those of `graph`; of html, those of `explore`.
         """
         said = self._said
         what = Drawable(
@@ -83,6 +150,7 @@ class SentenceFigures(abc.ABC):
             evidence=said.seen,
             picture=lambda: self.picture(**options),
             equations=lambda: equations(said.world.network).latex,
+            page=lambda: written(described(said, asked_of(options), self._clean)),
         )
         write(path, what, writers=FORMATS)
 

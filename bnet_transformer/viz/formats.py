@@ -21,16 +21,23 @@ PIXELS = 8000.0  # a side of a PNG at most
 
 @dataclass(frozen=True)
 class Drawable(Exportable):
-    """What can be exported and drawn; `equations` is the LaTeX that stands beside a figure."""
+    """What can be exported and drawn; `equations` is the LaTeX that stands beside a figure, `page` the HTML."""
 
     picture: Callable[[], Picture] | None = None
     equations: Callable[[], str] = lambda: ""
+    page: Callable[[], bytes] | None = None
 
 
 def _drawn(what: Exportable) -> Picture:
     if not isinstance(what, Drawable) or what.picture is None:
         raise BNetError("picture", expected="something with a figure", got=what)
     return what.picture()
+
+
+def _html(what: Exportable) -> bytes:
+    if not isinstance(what, Drawable) or what.page is None:
+        raise BNetError("page", expected="the bnet of a sentence", got="something without a page")
+    return what.page()
 
 
 def _png(what: Exportable) -> bytes:
@@ -52,6 +59,7 @@ FORMATS: Mapping[str, Callable[[Exportable], bytes]] = MappingProxyType(
         ".png": _png,
         ".pdf": lambda what: rendered(to_dot(_drawn(what), page=PAGE), "pdf"),
         ".tex": _tex,
+        ".html": _html,
     }
 )
 DATA = tuple(WRITERS)

@@ -287,7 +287,7 @@ def _boxes(said: Said, asked: Options, names: Sequence[str]) -> dict[str, str]:
 def _words(said: Said, asked: Options) -> Picture:
     """The reading grid."""
     network, selection = said.world.network, said.selection(asked)
-    ends = [(member, _ends(network, member)) for member in _readers(network, selection.slices)]
+    ends = [(member, ends_of(network, member)) for member in _readers(network, selection.slices)]
     if not ends:
         raise ReadingError("detail", expected="a net with P(j | i) (detail='words')", got=network.declaration.name)
     there = {state for _, both in ends for state in both}
@@ -327,7 +327,7 @@ def _readers(network: Network, slices: Any) -> list[Member]:
     return [m for m in found if m.family.step in (slices or range(depths[m.family.stack]))]
 
 
-def _ends(network: Network, member: Member) -> tuple[tuple[str, int], tuple[str, int]]:
+def ends_of(network: Network, member: Member) -> tuple[tuple[str, int], tuple[str, int]]:
     """The states between which a member reads: of the words that are read, and of those that read."""
     step = member.family.step or 0
     given = next(given for given in member.inputs if WORD in given.over)

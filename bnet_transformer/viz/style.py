@@ -19,6 +19,8 @@ PLAIN = "marked"
 FADED = 0.3  # what stands back
 
 DASH = {"q": "solid", "k": "dash", "v": "dot"}
+WIDTH = (0.5, 2.3)  # of an arrow that nothing reads along, and what certainty adds
+OPACITY = (0.25, 0.75)
 READS = {"q": "query q", "k": "key k", "v": "value v"}
 
 
@@ -58,7 +60,7 @@ def link(source: str, target: str, colour: str, weight: float | None = None, tit
     found = Arrow(source, target, (), colour, dash=DASH.get(colour, "solid"), weight=weight, title=title)
     if weight is None:
         return found
-    return replace(found, width=0.5 + 2.3 * weight, opacity=0.25 + 0.75 * weight)
+    return replace(found, width=WIDTH[0] + WIDTH[1] * weight, opacity=OPACITY[0] + OPACITY[1] * weight)
 
 
 def line_colour(box: Box) -> str:

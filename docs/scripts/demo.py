@@ -106,6 +106,8 @@ def write(s: bt.Sentence, folder: Path) -> dict[Path, str]:
     for name, (what, options) in figures.items():
         s.draw(folder / name, **options)
         files[folder / name] = what
+    s.explore(folder / "cat.html")
+    files[folder / "cat.html"] = "the interactive page: open it in a browser"
     s.net.draw(folder / "folded.png")
     files[folder / "folded.png"] = "the net, folded: one box for each template"
     data = {

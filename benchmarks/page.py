@@ -1,0 +1,215 @@
+"""Rows of the interactive page: size and time beside BertViz's on the same attentions, and its speed in Chromium."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Figure, figure, fresh, ratios
+
+SLICES, HEADS, PANNED = 12, 12, 128
+LENGTHS = {32: (None, None), 128: (5.0, 1.5), 256: (16.0, None)}  # words: targets of the page, MB and seconds
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+SCRIPT = {"EvaluateScript", "EventDispatch", "FireAnimationFrame", "FunctionCall", "RunMicrotasks", "TimerFire"}
+
+
+def written_pages() -> list[Figure]:
+    """The page of a sentence (`s.explore`) beside BertViz's `head_view` and `model_view`, written to HTML, of the same
+    attentions: 12 slices of 12 heads, every word reads every word, an encoder of random weights whose rows are as
+    peaked as those of trained nets. The attentions are there before the clock starts; then ours once more from the
+    sentence, attentions and first imports included. Ours keeps a byte for each read, and gzip shrinks the weak ones:
+    of reads that nothing can shrink the page would be four thirds of its bytes. BertViz's pages also fetch d3, jQuery
+    and RequireJS when they are opened; ours fetches nothing. Each in a fresh process, in turn."""
+    theirs = [view for view in ("head_view", "model_view") if importlib.util.find_spec("bertviz")]
+    if not theirs:
+        print("BertViz is not installed (make peers): ours is measured alone", file=sys.stderr)
+    rows = []
+    for words, targets in LENGTHS.items():
+        runs: dict[str, list[tuple[float, float]]] = {who: [] for who in ("whole", "ours", *theirs)}
+        for _ in range(3 if words < 256 else 2):
+            for who, found in runs.items():
+                found.append(fresh(_write, who, words))
+        seconds = {who: [run[0] for run in found] for who, found in runs.items()}
+        size = {who: [run[1] for run in found] for who, found in runs.items()}
+        rows += [
+            figure(f"{words} words: ours", size["ours"], "MB", target=targets[0]),
+            figure(f"{words} words: bytes of its reads before gzip", SLICES * HEADS * words**2 / 1e6, "MB"),
+            *(figure(f"{words} words: BertViz's {view}", size[view], "MB") for view in theirs),
+            *(
+                figure(f"{words} words: {view} over ours, size", ratios(size[view], size["ours"]), "")
+                for view in theirs
+            ),
+            figure(f"{words} words: ours, written", seconds["ours"], "s", target=targets[1]),
+            figure(f"{words} words: ours, from the sentence", seconds["whole"], "s"),
+            *(figure(f"{words} words: {view}, written", seconds[view], "s") for view in theirs),
+        ]
+    return rows
+
+
+def page_in_chromium() -> list[Figure]:
+    """The same pages opened from disk in Chromium (headless, no GPU), a fresh context each time: first contentful
+    paint, from the start of the navigation; then, at 128 words, all that script does (events, animation frames,
+    promises: the union of their spans in Chromium's own trace) between one frame and the next, in the frames where it
+    does any, while the view is dragged to and fro, and while the wheel zooms; once as the page opens, once with every
+    read of every head above the threshold drawn."""
+    if CHROMIUM is None or importlib.util.find_spec("playwright") is None:
+        print("no Chromium, or no Playwright: nothing is measured in a browser", file=sys.stderr)
+        return []
+    with tempfile.TemporaryDirectory() as folder, chromium() as browser:
+        files = {words: Path(folder, f"{words}.html") for words in LENGTHS}
+        rows = []
+        for words, file in files.items():
+            _sentence(words).explore(file)
+            paints = [_first_paint(browser, file) for _ in range(7)]
+            rows.append(figure(f"{words} words: first contentful paint", paints, "ms"))
+        for what, all_reads in (("as it opens", False), ("all strong reads drawn", True)):
+            rows += _panned(browser, files[PANNED], what, all_reads)
+    return rows
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """Debian's Chromium, driven by Playwright."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def _sentence(words: int) -> Any:
+    """A sentence in a random encoder with twelve slices of twelve heads, its queries made larger: rows as peaked as
+    trained ones (the strongest read of a word is a third on average)."""
+    import torch
+
+    import bnet_transformer as bt
+
+    torch.set_num_threads(2)
+    vocabulary = [f"word{k}" for k in range(256)]
+    net = bt.encoder(48, heads=HEADS, slices=SLICES, vocabulary=vocabulary)
+    sharp = {name: 8.0 * value for name, value in net.parameters.items() if name.startswith("W_q")}
+    return net.replace(sharp).sentence(vocabulary[:words])
+
+
+def _write(who: str, words: int) -> tuple[float, float]:
+    """Seconds that the page took to write, and its MB."""
+    s = _sentence(words)
+    if who == "whole":
+        s.net.module()
+    else:
+        attentions = [s.attention(t) for t in range(SLICES)]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "page.html")
+        if who in ("ours", "whole"):
+            start = time.perf_counter()
+            s.explore(file)
+        else:
+            import bertviz
+
+            given = [each.detach()[None].float() for each in attentions]
+            view = getattr(bertviz, who)
+            start = time.perf_counter()
+            made = view(given, list(s.words), html_action="return")
+            file.write_text(made.data, encoding="utf-8")
+        return time.perf_counter() - start, file.stat().st_size / 1e6
+
+
+def _first_paint(browser: Any, file: Path) -> float:
+    """Milliseconds from the start of a navigation to the first contentful paint."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    page.goto(file.as_uri())
+    page.wait_for_selector(".node", state="attached")
+    painted = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
+    page.wait_for_function(painted)
+    found = page.evaluate(painted)
+    context.close()
+    return float(found)
+
+
+def _panned(browser: Any, file: Path, what: str, all_reads: bool) -> list[Figure]:
+    """Script time a frame while the mouse drags and the wheel zooms."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    page.goto(file.as_uri())
+    page.wait_for_selector(".node", state="attached")
+    if all_reads:
+        page.locator('[name="head"]').select_option("all")
+        page.locator('[name="top"]').fill("")
+    drawn = int(page.locator(".foot").get_attribute("data-reads"))
+    drags = _traced(browser, page, _drag)
+    zooms = _traced(browser, page, _zoom)
+    context.close()
+    return [
+        figure(f"{what}: reads drawn", drawn, ""),
+        figure(f"{what}: dragged, script a frame", drags, "ms", target=8.0),
+        figure(f"{what}: dragged, the slowest frame of a hundred", _slow(drags), "ms"),
+        figure(f"{what}: zoomed, script a frame", zooms, "ms"),
+        figure(f"{what}: zoomed, the slowest frame of a hundred", _slow(zooms), "ms"),
+    ]
+
+
+def _drag(page: Any) -> None:
+    """Take the view and move it to and fro, an event for each frame."""
+    place = page.locator(".main").bounding_box()
+    x, y = place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    for step in range(240):
+        page.mouse.move(x - 300 * abs((step / 40) % 2 - 1), y + 40 * (step % 2))
+        time.sleep(0.008)
+    page.mouse.up()
+
+
+def _zoom(page: Any) -> None:
+    """Turn the wheel in and out with Control held."""
+    page.keyboard.down("Control")
+    for step in range(120):
+        page.mouse.wheel(0, -40 if (step // 20) % 2 else 40)
+        time.sleep(0.008)
+    page.keyboard.up("Control")
+
+
+def _traced(browser: Any, page: Any, move: Any) -> list[float]:
+    """Milliseconds of script in each frame that has any, while the view is moved, by Chromium's own trace."""
+    page.wait_for_timeout(500)
+    frame = ["devtools.timeline.frame", "disabled-by-default-devtools.timeline.frame"]
+    categories = ["devtools.timeline", "disabled-by-default-devtools.timeline", *frame]
+    browser.start_tracing(page=page, categories=categories)
+    move(page)
+    events = json.loads(browser.stop_tracing())["traceEvents"]
+    spans = [e for e in events if e.get("ph") == "X" and e["name"] in SCRIPT]
+    threads = [(e["pid"], e["tid"]) for e in spans]
+    main = max(set(threads), key=threads.count)
+    frames = sorted(e["ts"] for e in events if e["name"] == "BeginMainThreadFrame" and (e["pid"], e["tid"]) == main)
+    script = _union([(e["ts"], e["ts"] + e["dur"]) for e in spans if (e["pid"], e["tid"]) == main])
+    spent = (
+        sum(min(b, end) - max(a, start) for a, b in script if a < end and b > start) / 1e3
+        for start, end in itertools.pairwise(frames)
+    )
+    return [each for each in spent if each]
+
+
+def _union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Spans without what they share: an event's span holds those of the functions that it calls."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
+    return found
+
+
+def _slow(frames: list[float]) -> float:
+    return sorted(frames)[int(0.99 * (len(frames) - 1))]

@@ -1,0 +1,394 @@
+"""A sentence as the page has it: a small description that JSON can hold, and one block of bytes, what is read.
+
+The description holds the folded graph, from which the front end makes names, arrows and answers of structure itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnet_transformer import asking
+from bnet_transformer.axes import WORD, Reach
+from bnet_transformer.errors import BNetError, BudgetError, one_of, unknown
+from bnet_transformer.graph import Family
+from bnet_transformer.inference.joint import joint_posterior
+from bnet_transformer.network import Member, Network
+from bnet_transformer.reference import BUDGET, World
+from bnet_transformer.tpm import Given
+from bnet_transformer.viz.labels import shown, visible
+from bnet_transformer.viz.options import THEMES
+from bnet_transformer.viz.page.formulas import formulas
+from bnet_transformer.viz.page.pack import STEPS, bits, quantised
+from bnet_transformer.viz.page.reading import Reading, prepare, read_from, readers_of, reading_of
+from bnet_transformer.viz.picture import DASHES
+from bnet_transformer.viz.rows import depths_of, rows_of
+from bnet_transformer.viz.sentence import Said, ends_of
+from bnet_transformer.viz.style import DASH, OPACITY, WIDTH, hue
+
+VERSION = 1
+MOST_WORDS = 512  # of a stack
+MOST_BYTES = 40_000_000  # of what is read: 512 words in 12 slices of 12 heads
+MOST_STATES = 24  # of a discrete node whose posterior is told
+DETAILS = (None, "words", "nodes")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user asks of the page: `slices` and `heads` say whose reads stand in it, the structure is there anyhow."""
+
+    detail: str | None = None
+    posterior: str | Sequence[str] | None = None
+    title: str | None = None
+    theme: str = "auto"
+    slices: int | Collection[int] | None = None
+    heads: int | Collection[int] | None = None
+    inclusion: object = None
+
+    def __post_init__(self) -> None:
+        one_of("detail", self.detail, DETAILS)
+        one_of("theme", self.theme, THEMES)
+        if self.title is not None and not isinstance(self.title, str):
+            raise BNetError("title", expected="text", got=self.title)
+
+
+def asked_of(told: Mapping[str, Any]) -> Asked:
+    """What is asked, from keywords; a name that none has is refused with the near ones."""
+    names = [each.name for each in fields(Asked)]
+    for name in told:
+        if name not in names:
+            raise unknown("option of a page", name, names)
+    return Asked(**told)
+
+
+@dataclass(frozen=True)
+class Described:
+    """The description, which JSON can hold, and the bytes of what is read."""
+
+    about: dict[str, Any]
+    block: bytes
+
+
+def described(said: Said, asked: Asked, clean: Said | None = None) -> Described:
+    """The description of a sentence; `clean` is the sentence before its `do`, to tell how far its states moved."""
+    world = said.world
+    selection = asking.selection(world, said.tokens, True, asked.slices, None, asked.heads)
+    heads = selection.plates.get("head")
+    _check_words(said)
+    readers = readers_of(world.network, selection.slices)
+    _check_bytes(world, readers, None if heads is None else len(heads))
+    prepare(said, readers)
+    found = [reading_of(said, member, None if heads is None else [int(h) for h in heads]) for member in readers]
+    readings = [each for each in found if isinstance(each, Reading)]
+    told, block = _packed(world, readings)
+    notes = [each for each in found if isinstance(each, str)] + [each.note for each in readings if each.note]
+    about = {
+        "version": VERSION,
+        "title": visible(asked.title or _title(said)),
+        "net": world.network.declaration.name,
+        "theme": asked.theme,
+        "detail": asked.detail,
+        "steps": STEPS,
+        "look": {"width": WIDTH, "opacity": OPACITY, "dashes": {role: DASHES[dash] for role, dash in DASH.items()}},
+        "counts": [len(world.ground), world.ground.count_arrows()],
+        **_structure(world),
+        "stacks": [_stack(said, name) for name in said.tokens],
+        "done": {world.ground.name(node): _said_value(value) for node, value in world.do.items()}
+        | {world.ground.name(node): "a row of attention" for node in world.rows},
+        "seen": {world.ground.name(node): _said_value(value, said, node) for node, value in said.seen.items()},
+        "heads": None if heads is None else [int(head) for head in heads],
+        "readings": told,
+        "posteriors": _posteriors(said, asked, readings),
+        "inclusion": _inclusion(world.network, asked.inclusion),
+        "moved": _moved(said, clean),
+        "notes": list(dict.fromkeys(notes)),
+    }
+    return Described(about, block)
+
+
+def _title(said: Said) -> str:
+    return " | ".join(" ".join(words) for words in said.tokens.values())[:300]
+
+
+def _check_words(said: Said) -> None:
+    for stack, words in said.tokens.items():
+        if len(words) > MOST_WORDS:
+            got = f"{len(words)} words" + (f" in the stack {stack}" if stack else "")
+            allowed = "a shorter sentence, or draw('x.svg', words=...), which draws some words of a long one"
+            raise BudgetError("page", expected=f"a sentence of at most {MOST_WORDS} words", got=got, allowed=allowed)
+
+
+def _check_bytes(world: World, readers: Sequence[Member], heads: int | None) -> None:
+    """Refuse more reads than a page can hold, and say which slices and heads fit."""
+    sizes = [_reads(world, member, heads) for member in readers]
+    if sum(sizes) <= MOST_BYTES:
+        return
+    slices = len({member.family.step for member in readers})
+    many = world.network.graph.sizes.get("head", 1) if heads is None else heads
+    per_slice, per_head = sum(sizes) / slices, sum(sizes) / many
+    fits = [f"slices=range({int(MOST_BYTES // per_slice)})"] if per_slice <= MOST_BYTES else []
+    fits += [f"heads=range({int(MOST_BYTES // per_head)})"] if per_head <= MOST_BYTES and many > 1 else []
+    if not fits and per_slice <= MOST_BYTES * many:
+        fits = [f"slices=0, heads=range({int(MOST_BYTES * many // per_slice)})"]
+    expected, got = f"at most {MOST_BYTES:,} reads P(j | i)", f"{sum(sizes):,}"
+    raise BudgetError("page", expected=expected, got=got, allowed=", or ".join(fits) or "a shorter sentence")
+
+
+def _reads(world: World, member: Member, heads: int | None) -> int:
+    pairs = int(asking.readable(world, member).sum())
+    plates = [world.network.graph.sizes[p] if p != "head" or heads is None else heads for p in member.family.plates]
+    return pairs * int(np.prod(plates, dtype=np.int64))
+
+
+# structure
+
+
+def _structure(world: World) -> dict[str, Any]:
+    """The folded graph, the surgery, and the equations."""
+    network, ground = world.network, world.ground
+    reaches: dict[Reach, int] = {}
+
+    def number(reach: Reach) -> int:
+        return reaches.setdefault(reach, len(reaches))
+
+    equations, which = formulas(network)
+    every = range(len(network.members))
+    rows = rows_of(network.graph, every)
+    depths = depths_of(network.graph, every, rows)
+    bundles = [
+        [b.parent, b.child, [number(r) for r in b.reaches], hue(_role(network, b.parent), _role(network, b.child))]
+        for b in network.graph.bundles
+    ]
+    kept = {
+        node: {parent: [number(r) for r in rs] for parent, rs in kept.items()} for node, kept in ground.rows.items()
+    }
+    return {
+        "sizes": dict(network.graph.sizes),
+        "families": [_family(network, member, rows, depths, which) for member in network.members],
+        "bundles": bundles,
+        "reaches": [_reach(reach) for reach in reaches],
+        "cut": sorted(ground.cut),
+        "rows": kept,
+        "equations": equations,
+    }
+
+
+def _role(network: Network, index: int) -> str:
+    return network.graph.families[index].role
+
+
+def _reach(reach: Reach) -> dict[str, Any]:
+    if reach.kind == "mask":
+        return {"kind": "mask", "table": bits(np.array(reach.table)), "wide": len(reach.table[0])}
+    return {"kind": reach.kind, "width": reach.width}
+
+
+def _family(
+    network: Network,
+    member: Member,
+    rows: Mapping[int, int],
+    depths: Mapping[int, tuple[int, int]],
+    which: Sequence[int],
+) -> dict[str, Any]:
+    own = member.family
+    row, depth = (rows[own.index], 0) if own.index in rows else depths[own.index]
+    stack = next((stack for stack in network.declaration.stacks if stack.name == own.stack), None)
+    state = stack is not None and own.role in stack.states and own.words is not None and not own.plates
+    return {
+        "name": own.name,
+        "role": own.role,
+        "stack": own.stack,
+        "slice": own.slice,
+        "step": own.step,
+        "plates": list(own.plates),
+        "words": own.words,
+        "row": row,
+        "depth": depth,
+        "state": bool(state),
+        "kind": "observed" if isinstance(member.tpm, Given) else "deterministic" if _sure(member) else "stochastic",
+        "tpm": type(member.tpm).__name__,
+        "learnable": member.learnable,
+        "shape": list(member.shape),
+        "letter": _letter(own),
+        "selector": member.tpm.kind == "discrete" and bool(network.graph.out_of[own.index]),
+        "equation": which[own.index],
+    }
+
+
+def _sure(member: Member) -> bool:
+    return member.tpm.kind == "deterministic"
+
+
+def _letter(family: Family) -> list[Any]:
+    """The letter of a role, how it is set, and what of the role stands below it, as `labels.runs` has it."""
+    parts = [part for part in family.role.split("_") if part]
+    one = next((k for k, part in enumerate(parts) if len(part) == 1), None)
+    if one is None:
+        return [family.role.replace("_", " "), "name", []]
+    return [parts[one], "math", parts[:one] + parts[one + 1 :]]
+
+
+def _stack(said: Said, name: str) -> dict[str, Any]:
+    words = said.tokens[name]
+    return {
+        "name": name,
+        "slices": said.world.network.graph.slices.get(name, 0),
+        "words": [shown(word) for word in words],
+        "whole": {str(k): shown(word, None) for k, word in enumerate(words) if shown(word, None) != shown(word)},
+    }
+
+
+# what is read
+
+
+def _packed(world: World, readings: Sequence[Reading]) -> tuple[list[dict[str, Any]], bytes]:
+    """Each reading with where its bytes begin, and the bytes of all: of each slot and plate the pairs that can be."""
+    told: list[dict[str, Any]] = []
+    parts: list[bytes] = []
+    at = 0
+    for reading in readings:
+        member, family = reading.member, reading.member.family
+        pairs = asking.readable(world, member)
+        block = quantised(reading.table[..., pairs]).tobytes()
+        into, out = _states_between(world.network, member)
+        told.append(
+            {
+                "family": family.index,
+                "from": read_from(member),
+                "over": sorted({given.parent for given in member.inputs if WORD in given.over}),
+                "into": into,
+                "out": out,
+                "choices": [list(choice) for choice in reading.choices],
+                "mean": reading.mean,
+                "slots": reading.table.shape[0],
+                "plates": reading.table.shape[1],
+                "pairs": _pairs(world, member),
+                "at": at,
+            }
+        )
+        parts.append(block)
+        at += len(block)
+    return told, b"".join(parts)
+
+
+def _pairs(world: World, member: Member) -> str | dict[str, Any]:
+    """Which pairs of words can be: by their name, where they are `every` or `causal`, else a table."""
+    table = asking.readable(world, member)
+    if table.all():
+        return "every"
+    if table.shape[0] == table.shape[1] and bool((table == np.tri(len(table), dtype=bool)).all()):
+        return "causal"
+    return {"table": bits(table)}
+
+
+def _states_between(network: Network, member: Member) -> tuple[int | None, int | None]:
+    """The state families between which a member reads: of the words that read, and of those that are read."""
+    out, into = ends_of(network, member)
+    found: list[int | None] = []
+    for stack, slice_ in (into, out):
+        state = asking.state_of(network, stack)
+        named = None if state is None else network.graph.by_stem[state.stem]
+        found.append(next((f.index for f in named or () if f.slice == slice_), None))
+    return found[0], found[1]
+
+
+# numbers
+
+
+def _posteriors(said: Said, asked: Asked, readings: Sequence[Reading]) -> list[dict[str, Any]]:
+    """Prior and posterior of the choices that decide what is read, and of the nodes that a user names."""
+    wanted = [asked.posterior] if isinstance(asked.posterior, str) else list(asked.posterior or ())
+    ids = [said.world.ground.id(name) for name in wanted]
+    for node in ids:
+        asking.must_be_discrete(said.world, node)
+    found = [_posterior(said, node) for node in dict.fromkeys(ids)]
+    selectors = [f for f in said.world.network.graph.families if _is_selector(said.world.network, f)]
+    others = [node for f in selectors for node in said.world.ground.nodes(f).tolist()][:MOST_STATES]
+    for node in others:
+        if node not in ids and node not in said.world.do and node not in said.seen:
+            try:
+                found.append(_posterior(said, node))
+            except BudgetError:
+                continue
+    return found
+
+
+def _is_selector(network: Network, family: Family) -> bool:
+    return network.members[family.index].tpm.kind == "discrete" and bool(network.graph.out_of[family.index])
+
+
+def _posterior(said: Said, node: int) -> dict[str, Any]:
+    world = said.world
+    after = joint_posterior(said.module, world, [node], said.seen, BUDGET).double()
+    before = joint_posterior(said.module, world, [node], {}, BUDGET).double() if said.seen else after
+    labels = asking.labels(world, said.tokens, node) or tuple(map(str, range(len(after))))
+    kept = torch.argsort(after, descending=True, stable=True)[:MOST_STATES].sort().values.tolist()
+    states = [[shown(labels[k]), round(float(before[k]), 6), round(float(after[k]), 6), k] for k in kept]
+    return {"node": world.ground.name(node), "states": states, "more": len(after) - len(kept), "seen": bool(said.seen)}
+
+
+def _said_value(value: Tensor, said: Said | None = None, node: int = -1) -> str:
+    """A value in few words: a state by its label, a vector by its size."""
+    if value.dim() or value.is_floating_point():
+        nothing = bool((value == 0).all())
+        return "zero" if nothing and value.dim() else f"{float(value):.4g}" if not value.dim() else "a value"
+    labels = None if said is None else asking.labels(said.world, said.tokens, node)
+    return shown(labels[int(value)]) if labels else str(int(value))
+
+
+def _inclusion(network: Network, told: object) -> list[list[float]] | None:
+    """The probability that each head is in, `[slice, head]`; one row stands for every slice."""
+    if told is None:
+        return None
+    try:
+        table = np.atleast_2d(np.asarray(told.tolist() if isinstance(told, Tensor) else told, dtype=np.float64))
+    except (TypeError, ValueError) as error:
+        raise BNetError("inclusion", expected="probabilities, [slice, head]", got=told) from error
+    slices = max(network.graph.slices.values())
+    states = {m.tpm.states for m in network.members if _is_selector(network, m.family)}
+    heads = {network.graph.sizes["head"]} if "head" in network.graph.sizes else states
+    if table.ndim != 2 or table.shape[0] not in (1, slices) or table.shape[1] not in heads:
+        wanted = f"probabilities of shape [{slices}, {' or '.join(map(str, sorted(h for h in heads if h)))}]"
+        raise BNetError("inclusion", expected=wanted, got=f"shape {list(table.shape)}")
+    if not ((table >= 0) & (table <= 1)).all():
+        raise BNetError("inclusion", expected="probabilities from 0 to 1", got=told)
+    found: list[list[float]] = np.broadcast_to(table, (slices, table.shape[1])).round(6).tolist()
+    return found
+
+
+def _moved(said: Said, clean: Said | None) -> dict[str, list[float]] | None:
+    """How far the states are from what they were before `do`: the norm of the change over that of the state, by family.
+
+    Only where no choice is open, for then a state is one vector.
+    """
+    if clean is None:
+        return None
+    found: dict[str, list[float]] = {}
+    network = said.world.network
+    for family in network.graph.families:
+        stack = next((stack for stack in network.declaration.stacks if stack.name == family.stack), None)
+        if stack is None or family.role not in stack.states or family.words is None or family.plates:
+            continue
+        own: list[float] = []
+        for node in said.world.ground.nodes(family).tolist():
+            after, before = _vector(said, node), _vector(clean, node)
+            if after is None or before is None or after.shape != before.shape or after.dim() != 1:
+                return None
+            size = float(before.norm())
+            own.append(round(float((after - before).norm()) / size, 6) if size else 0.0)
+        found[str(family.index)] = own
+    return found or None
+
+
+def _vector(said: Said, node: int) -> Tensor | None:
+    """The value of a state, set or computed."""
+    try:
+        value = said.world.do[node] if node in said.world.do else said.answers.value(node)
+    except BNetError:
+        return None
+    return value.double()

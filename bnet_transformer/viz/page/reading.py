@@ -1,0 +1,205 @@
+"""What is read, for the page: `P(j | i)` of every reader in every state of the open choices, and its posterior mean."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bnet_transformer import asking, reference
+from bnet_transformer.axes import WORD
+from bnet_transformer.errors import BNetError, BudgetError, ReadingError
+from bnet_transformer.graph import Ground
+from bnet_transformer.inference import Answers
+from bnet_transformer.inference.joint import joint_posterior
+from bnet_transformer.network import Member, Network
+from bnet_transformer.reference import BUDGET, World
+from bnet_transformer.viz.sentence import Said
+
+OPEN = 64  # joint states of open choices that are told one by one; of more, the mean alone
+SLOW = 4_096  # nodes whose mean is computed one by one
+
+Table = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a family reads, `[slot, plate, word, word read]`: `slots` are the posterior mean, where choices are open,
+    then their joint states, the last choice fastest; `choices` are their names and numbers of states.
+
+    Nodes that are set read nothing. `note` says in words what is missing.
+    """
+
+    member: Member
+    table: Table
+    choices: tuple[tuple[str, int], ...] = ()
+    mean: bool = False
+    note: str = ""
+
+
+def prepare(said: Said, members: Sequence[Member]) -> None:
+    """Compute what these members read in one course of the net, where that can be."""
+    set_ = {said.world.ground.family_of(node).index for node in said.world.do}
+    with contextlib.suppress(ReadingError):
+        said.answers.prepare([member for member in members if member.family.index not in set_])
+
+
+def reading_of(said: Said, member: Member, heads: Collection[int] | None = None) -> Reading | str:
+    """What a member reads; in words why nothing, where its TPM has no `P(j | i)`."""
+    world, family = said.world, member.family
+    set_ = [node for node in world.do if world.ground.family_of(node).index == family.index]
+    if _reads_itself(world.network, family.index) and set_:
+        return f"{family.name} reads what is set in it: no P(j | i) is shown"
+    if set_:  # what it would read, had it not been set; the rows of what is set are empty
+        free = replace(world, do={n: v for n, v in world.do.items() if n not in set_})
+        free = replace(free, ground=Ground(world.ground.folded, world.ground.words, free.do, world.ground.rows))
+        said = replace(said, world=free, answers=Answers(said.module, free, said.seen))
+    choices, own = _choices(said, member)
+    try:
+        values = None if _states(choices) > OPEN else _values(said, member, len(choices))
+    except BudgetError:
+        values = None
+    except BNetError as error:
+        if not choices:
+            return error.args[0] if error.args else f"{family.name} has no P(j | i)"
+        values = None
+    table, named, mean, note = _slots(said, member, choices, own, values)
+    if table is None:
+        return note
+    table = _emptied(world, table, set_)
+    if heads is not None and "head" in family.plates:
+        table = _picked(member, table, sorted(heads))
+    flat = table.reshape(len(table), -1, *table.shape[-2:])
+    return Reading(member, flat, named, mean, note)
+
+
+def _slots(
+    said: Said, member: Member, choices: Mapping[str, int], own: bool, values: Tensor | None
+) -> tuple[Table | None, tuple[tuple[str, int], ...], bool, str]:
+    """`[slot, *plates, word, word]` with its choices, whether the mean leads, and what is missing."""
+    name, count = member.family.name, _states(choices)
+    if not choices:
+        return (None if values is None else values.numpy()[None]), (), False, ""
+    mean, why = None, ""
+    try:
+        mean = _mean(said, member, choices, own, values)
+    except BudgetError as error:
+        why = str(error)
+    parts = [] if mean is None else [mean[None]]
+    parts += [] if values is None else [values.numpy().reshape(-1, *values.shape[len(choices) :])]
+    if not parts:
+        return None, (), False, f"{name}: {why or 'too many choices are open'}"
+    many = f"{count:,} joint states are open" if count > OPEN else "its words hang on different choices"
+    told = f"{name}: {many}; the mean alone is shown" if values is None else ""
+    note = told if mean is not None else f"{name}: no posterior mean ({why})"
+    named = tuple(choices.items()) if values is not None else ()
+    return np.concatenate(parts), named, mean is not None, note
+
+
+def _values(said: Said, member: Member, states: int) -> Tensor:
+    step, stem = member.family.step or 0, member.family.stem
+    found = said.answers.attention(step, stem).detach()
+    if found.dim() != states + len(member.family.plates) + 2:
+        raise BNetError(member.family.name, expected="a dim for each open choice", got=f"{tuple(found.shape)}")
+    return found
+
+
+def _choices(said: Said, member: Member) -> tuple[dict[str, int], bool]:
+    """The open choices that decide what a member reads, with their states; whether each word has its own."""
+    world, network = said.world, said.world.network
+    if not _choice_above(network, member.family.index):
+        return {}, False
+    settled = reference.settling(world, said.seen)
+    every: dict[tuple[int, ...], int] = {}  # the choices that decide some node, and the first such node
+    for node in world.ground.nodes(member.family).tolist():
+        if node not in world.do and node not in world.rows:
+            free = reference.choices(world, reference.reading_parents(world, node), settled)
+            every.setdefault(tuple(free), node)
+    if not every:
+        return {}, False
+    most = max(every, key=len)
+    sizes = {choice: reference.support(world, choice) for choice in {c for each in every for c in each}}
+    if len(every) == 1:
+        return {world.ground.name(choice): sizes[choice] for choice in most}, False
+    if len({asking.layout(world, list(each), node) for each, node in every.items()}) == 1:
+        return {f"{world.ground.family_of(choice).name}_i": sizes[choice] for choice in most}, True
+    return {world.ground.name(choice): size for choice, size in sizes.items()}, False
+
+
+def _mean(said: Said, member: Member, choices: Mapping[str, int], own: bool, values: Tensor | None) -> Table:
+    """The reading averaged over the posterior of the choices: `[*plates, word, word]`."""
+    world = said.world
+    if values is not None and not own:
+        nodes = [world.ground.id(name) for name in choices]
+        share = joint_posterior(said.module, world, nodes, said.seen, BUDGET)
+        flat = values.double().reshape(-1, *values.shape[len(choices) :])
+        return np.asarray(torch.tensordot(share.double().reshape(-1), flat, dims=1))
+    nodes = world.ground.nodes(member.family).tolist()
+    if len(nodes) > SLOW:
+        raise BudgetError(member.family.name, expected=f"at most {SLOW} nodes for a mean", got=len(nodes))
+    shape = world.ground.shapes[member.family.index]
+    width = asking.readable(world, member).shape[1]
+    table = np.zeros((len(nodes), width))
+    for k, node in enumerate(nodes):
+        found = asking.expected_reading(world, node, said.seen)
+        if found is not None:
+            table[k, found[0]] = found[1]
+    return table.reshape(*shape, width)
+
+
+def _emptied(world: World, table: Table, nodes: Sequence[int]) -> Table:
+    """The table without the rows of nodes that are set."""
+    if not nodes:
+        return table
+    table = table.copy()
+    for node in nodes:
+        at: tuple[Any, ...] = (slice(None), *world.ground.place(node)[1])
+        table[at] = 0.0
+    return table
+
+
+def _picked(member: Member, table: Table, heads: Sequence[int]) -> Table:
+    return np.take(table, heads, axis=1 + member.family.plates.index("head"))
+
+
+def _states(choices: Mapping[str, int]) -> int:
+    return math.prod(choices.values())
+
+
+def _choice_above(network: Network, index: int) -> bool:
+    """True where a random choice stands above a family."""
+    found: set[int] = set()
+    stack = [index]
+    while stack:
+        above = {bundle.parent for bundle in network.graph.into[stack.pop()]} - found
+        found |= above
+        stack.extend(above)
+    return any(network.members[each].tpm.kind == "discrete" for each in found)
+
+
+def _reads_itself(network: Network, index: int) -> bool:
+    """True where nodes of a family stand above others of it."""
+    return any(index in group for group in network.graph.groups if len(group) > 1) or any(
+        bundle.parent == index for bundle in network.graph.into[index]
+    )
+
+
+def readers_of(network: Network, slices: Collection[int] | None) -> list[Member]:
+    """The members that read words, of some slices (None: of all)."""
+    return [
+        member
+        for member in network.members
+        if asking.reads_words(member) and (slices is None or member.family.step in slices)
+    ]
+
+
+def read_from(member: Member) -> int:
+    """The family whose words are read, the values where they are another than the keys."""
+    return [given.parent for given in member.inputs if WORD in given.over][-1]

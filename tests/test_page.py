@@ -1,0 +1,430 @@
+"""The page as a file: what stands in it is what the sentence says, within a byte; it fetches nothing, and is whole or
+not there. `test_page_browser.py` looks at it in a browser."""
+
+import base64
+import gzip
+import html
+import itertools
+import json
+import math
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer import asking
+from bnet_transformer.errors import BNetError, BudgetError, FileError, UnknownNameError
+from bnet_transformer.inference import Attend, Zero
+from bnet_transformer.tpm import Categorical
+from bnet_transformer.viz.labels import shown
+from bnet_transformer.viz.page import data
+from bnet_transformer.viz.page.formulas import MARKS, TAGS, mathml
+from bnet_transformer.viz.page.page import MODULES, script, style
+from bnet_transformer.viz.palette import HEADS, PALETTES
+from bnet_transformer.viz.picture import DASHES
+from bnet_transformer.viz.style import DASH, link
+from tests.cases import CASES
+from tests.test_draw import HOSTILE
+
+FRONT = Path(data.__file__).parent / "front"
+BYTE = 0.5 / 255 + 1e-6
+BY_NAME = {case.name: case for case in CASES}
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def read(path):
+    """The description in a file, and the bytes of what is read."""
+    text = path.read_text("utf-8")
+    about, reads = (
+        re.search(rf'<script id="bnet-{what}"[^>]*>(.*?)</script>', text, re.S)[1] for what in ("about", "reads")
+    )
+    return json.loads(about), gzip.decompress(base64.b64decode(reads))
+
+
+def explored(s, tmp_path, **options):
+    path = tmp_path / "page.html"
+    assert s.explore(path, **options) == path
+    return read(path)
+
+
+def pairs_of(told, n, m):
+    if told == "every":
+        return np.ones((n, m), bool)
+    if told == "causal":
+        return np.tri(n, m, dtype=bool)
+    bits = np.unpackbits(np.frombuffer(base64.b64decode(told["table"]), np.uint8))
+    return bits[: n * m].reshape(n, m).astype(bool)
+
+
+def tables(about, block):
+    """By the name of the family that reads: its reading, and P(j | i) as `[slot, plate, word, word]`."""
+    words = {stack["name"]: len(stack["words"]) for stack in about["stacks"]}
+    found, end = {}, 0
+    for told in about["readings"]:
+        family, source = about["families"][told["family"]], about["families"][told["from"]]
+        pairs = pairs_of(told["pairs"], words.get(family["words"], 1), words[source["words"]])
+        table = np.zeros((told["slots"], told["plates"], *pairs.shape))
+        size = told["slots"] * told["plates"] * int(pairs.sum())
+        part = np.frombuffer(block[told["at"] : told["at"] + size], np.uint8)
+        table[..., pairs] = part.reshape(told["slots"], told["plates"], -1) / about["steps"]
+        found[family["name"]] = told, table
+        assert told["at"] == end
+        end += size
+    assert end == len(block)
+    return found
+
+
+def stem_of(family):
+    return "_".join(part for part in (family["stack"], family["role"]) if part)
+
+
+def mean_of(s, about, step, role):
+    """The reading averaged over every joint state of the random choices, each done."""
+    names = [told["node"] for told in about["posteriors"]]
+    joint = s.posterior(names)
+    total = 0.0
+    for state in itertools.product(*map(range, joint.shape)):
+        if float(joint[state]) > 0:
+            total = total + float(joint[state]) * s.do(dict(zip(names, state, strict=True))).attention(step, role=role)
+    return total
+
+
+@every_case
+def test_what_is_read_is_what_attention_says(case, tmp_path):
+    s = case.sentence.observe(case.evidence) if case.evidence else case.sentence
+    about, block = explored(s, tmp_path)
+    found = tables(about, block)
+    for name, (told, table) in found.items():
+        family = about["families"][told["family"]]
+        step, role = family["step"], stem_of(family)
+        states = math.prod(size for _, size in told["choices"])
+        if told["choices"] or not told["mean"]:
+            want = s.attention(step, role=role).double().numpy()
+            want = want.reshape(states, -1, *want.shape[-2:])
+            assert np.abs(table[-states:] - want).max() <= BYTE
+        if told["mean"] and math.prod(len(p["states"]) for p in about["posteriors"]) <= 200:
+            want = mean_of(s, about, step, role).double().numpy()
+            assert np.abs(table[0] - want.reshape(table[0].shape)).max() <= BYTE, name
+        assert told["slots"] == (states if told["choices"] else 0 if told["mean"] else 1) + told["mean"]
+    for member in s.net.network.members:  # where a reader has no P(j | i), the page says why
+        name = member.family.name
+        if asking.reads_words(member) and name not in found:
+            assert [note for note in about["notes"] if note.startswith(f"{name}: expected attention")]
+
+
+@every_case
+def test_posteriors_are_those_of_the_sentence(case, tmp_path):
+    s = case.sentence.observe(case.evidence) if case.evidence else case.sentence
+    about, _ = explored(s, tmp_path)
+    for told in about["posteriors"]:
+        before, after = (torch.tensor([row[k] for row in told["states"]]).double() for k in (1, 2))
+        assert (after - s.posterior(told["node"]).double()).abs().max() < 1e-6
+        assert (before - case.sentence.posterior(told["node"]).double()).abs().max() < 1e-6
+    assert about["seen"].keys() == set(case.evidence)
+
+
+@every_case
+def test_every_family_has_its_equation_and_facts(case, tmp_path):
+    s = case.sentence
+    about, _ = explored(s, tmp_path)
+    equations = s.net.equations()
+    graph = s.graph()
+    assert about["counts"] == [len(s.ground), s.ground.count_arrows()]
+    for index, told in enumerate(about["families"]):
+        family = s.ground.folded.families[index]
+        first = graph.nodes[s.ground.name(int(s.ground.offsets[index]))]
+        for fact in ("role", "stack", "slice", "kind", "learnable", "tpm"):
+            assert told[fact] == first[fact]
+        assert told["name"] == family.name and tuple(told["shape"]) == first["shape"]
+        row = about["equations"][told["equation"]]
+        assert row["latex"] == equations[row["name"]].latex
+        assert re.fullmatch(rf"{re.escape(family.stem)}(_\S+)?", row["name"])
+        assert row["math"] is not None and len(row["math"]) == 2
+
+
+NODE = """
+import { readFileSync } from 'node:fs';
+const { Net } = await import(process.argv[1]);
+const answers = JSON.parse(readFileSync(process.argv[2], 'utf8')).map((about) => {
+  const net = new Net(about), names = Array.from({ length: net.offsets.at(-1) }, (_, k) => net.name(k));
+  return Object.fromEntries(names.map((name, k) => {
+    if (net.find(name) !== k) throw new Error(`${name} is found at ${net.find(name)}`);
+    const told = { parents: net.parents(k), children: net.children(k), ancestors: net.ancestors([k]),
+      descendants: net.descendants([k]), blanket: net.blanket(k) };
+    return [name, Object.fromEntries(Object.entries(told).map(([what, ids]) => [what, ids.map((id) => names[id])]))];
+  }));
+});
+console.log(JSON.stringify(answers));
+"""
+
+
+def windowed():
+    mask = [
+        [True, False, True, True],
+        [False, True, False, True],
+        [True, True, True, False],
+        [False, False, True, True],
+    ]
+    for reach in (bt.Reach("window", 1), "causal", mask):
+        net = bt.bayesuvius(4, heads=2, slices=2, mask=reach, combine="concat")
+        yield net.sentence("a cat sat down")
+    s = bt.bayesuvius(4, heads=2, slices=2, residual=True, vocabulary=["a", "b"]).sentence("a b a")
+    yield s.do({"x_1_1": torch.ones(4), "q_0_*": Zero(), "c": 1})
+    yield s.do({"x_1_0": Attend([0.5, 0.5, 0.0]), "x_2_2": Attend([1.0, 0.0, 0.0]), "x_2_1": torch.ones(4)})
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="the front end's graph is asked by node")
+def test_the_front_end_answers_questions_of_structure_as_the_sentence_does(tmp_path):
+    sentences = [*(case.sentence for case in CASES), *windowed()]
+    about = [explored(s, tmp_path)[0] for s in sentences]
+    (tmp_path / "about.json").write_text(json.dumps(about))
+    for file in FRONT.glob("*.js"):
+        shutil.copy(file, tmp_path / file.with_suffix(".mjs").name)
+    told = subprocess.run(
+        ["node", "--input-type=module", "-e", NODE, (tmp_path / "net.mjs").as_uri(), str(tmp_path / "about.json")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert not told.returncode, told.stderr
+    for s, answers in zip(sentences, json.loads(told.stdout), strict=True):
+        assert list(answers) == s.ground.names
+        asked = {name for group in (s.ground.cut, s.ground.rows) for name in map(s.ground.name, group)}
+        for name in asked | set(random.Random(0).sample(s.ground.names, min(16, len(s.ground)))):
+            for what, names in answers[name].items():
+                assert names == sorted(set(getattr(s, what)(name)), key=s.ground.id), (repr(s), name, what)
+
+
+def small(words="the cat sat", **options):
+    return bt.bayesuvius(4, heads=3, slices=2, combine="concat", seed=2, **options).sentence(words)
+
+
+def test_do_empties_the_rows_of_what_is_set_and_tells_how_far_states_moved(tmp_path):
+    s = small()
+    about, block = explored(s.do({"a_0_1_*": Zero(), "a_0_2_0": torch.ones(4)}), tmp_path)
+    told = tables(about, block)
+    want = s.attention(0).double().numpy()
+    want[1], want[2, 0] = 0, 0
+    assert np.abs(told["a_0"][1][0] - want).max() <= BYTE
+    after = s.do({"a_0_1_*": Zero(), "a_0_2_0": torch.ones(4)})
+    assert np.abs(told["a_1"][1][0] - after.attention(1).double().numpy()).max() <= BYTE
+    assert about["done"] == {"a_0_1_0": "zero", "a_0_1_1": "zero", "a_0_1_2": "zero", "a_0_2_0": "a value"}
+    assert len(about["moved"]) == 3
+    for family, moved in about["moved"].items():
+        for word, share in enumerate(moved):
+            name = f"{about['families'][int(family)]['name']}_{word}"
+            far = (after[name] - s[name]).double().norm() / s[name].double().norm()
+            assert share == pytest.approx(float(far), abs=2e-6)
+    assert explored(s, tmp_path)[0]["moved"] is None
+
+
+def test_slices_and_heads_keep_a_part_of_what_is_read(tmp_path):
+    s = small()
+    about, block = explored(s, tmp_path, slices=1, heads=[2, 0])
+    ((name, (_, table)),) = tables(about, block).items()
+    assert name == "a_1" and about["heads"] == [0, 2]
+    assert np.abs(table[0] - s.attention(1)[[0, 2]].double().numpy()).max() <= BYTE
+    assert len(about["families"]) == len(s.ground.folded.families)  # the structure is there all the same
+
+
+def test_what_is_given_is_told(tmp_path):
+    net = bt.bayesuvius(4, heads=2, slices=2, vocabulary=["a", "b"], observe=Categorical(2))
+    s = net.sentence("a b").observe(y_1="b")
+    about, _ = explored(
+        s, tmp_path, posterior="y_0", inclusion=[0.25, 1.0], title="one <two>", detail="words", theme="dark"
+    )
+    assert [told["node"] for told in about["posteriors"]] == ["y_0", "c"] and about["seen"] == {"y_1": "b"}
+    assert [row[0] for row in about["posteriors"][0]["states"]] == ["a", "b"]
+    assert about["inclusion"] == [[0.25, 1.0]] * 2
+    assert (about["title"], about["detail"], about["theme"]) == ("one <two>", "words", "dark")
+    text = (tmp_path / "page.html").read_text()
+    assert "<title>one &lt;two&gt;" in text and 'data-theme="dark"' in text and '"color-scheme" content="dark"' in text
+
+
+def test_of_many_states_the_most_probable_are_told(tmp_path):
+    net = bt.bayesuvius(4, heads=2, vocabulary=[f"w{k}" for k in range(60)], observe=Categorical(60))
+    s = net.sentence("w1 w2")
+    (told, _) = explored(s, tmp_path, posterior=["y_1"])[0]["posteriors"]
+    p = s.posterior("y_1")
+    best = p.topk(data.MOST_STATES).indices.sort().values.tolist()
+    assert [row[0] for row in told["states"]] == [f"w{k}" for k in best] and told["more"] == 60 - len(best)
+
+
+def test_words_stay_text(tmp_path):
+    s = bt.bayesuvius(4).sentence(HOSTILE)
+    about, _ = explored(s, tmp_path, title="</title><script>alert(1)</script>{{script}}")
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert [stack["words"] for stack in about["stacks"]] == [[shown(word) for word in HOSTILE]]
+    assert about["stacks"][0]["whole"] == {
+        str(k): shown(word, None) for k, word in enumerate(HOSTILE) if shown(word) != shown(word, None)
+    }
+    assert len(re.findall("<script", text)) == len(re.findall("</script>", text)) == 3
+    assert "<img" not in text and "alert(1)</" not in text and "\u202e" not in text
+    title = re.search("<title>(.*?)</title>", text, re.S)[1]
+    assert html.unescape(title).startswith("</title><script>alert(1)</script>{{script}}")
+
+
+def test_the_page_fetches_nothing(tmp_path):
+    small().explore(tmp_path / "a.html")
+    text = (tmp_path / "a.html").read_text()
+    assert "default-src 'none'" in text
+    assert set(re.findall(r"https?://[^\"' ]+", text)) <= {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1998/Math/MathML",
+    }
+    assert not re.search(
+        r"\b(src|href)=|@import|url\((?!#)|\b(fetch|XMLHttpRequest|WebSocket|eval)\(|innerHTML|document\.write", text
+    )
+
+
+def test_the_same_sentence_makes_the_same_file(tmp_path):
+    for name in ("a.html", "b.html"):
+        small().draw(tmp_path / name)
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_colours_dashes_and_widths_are_those_of_every_picture(tmp_path):
+    sheet = style()
+    for theme, palette in PALETTES.items():
+        for name, colour in [*palette.items(), *((f"head-{k}", c) for k, c in enumerate(HEADS[theme]))]:
+            assert f"--{name}: {colour}" in sheet
+    assert not re.search(r"#[0-9a-fA-F]{3,8}\b", (FRONT / "style.css").read_text())
+    assert set(re.findall(r"var\(--([\w-]+)", sheet)) <= set(re.findall(r"--([\w-]+):", sheet)) | {
+        "share",
+        "head",
+        "left",
+    }
+    look = explored(small(), tmp_path)[0]["look"]
+    drawn = link("a", "b", "k", 0.5)
+    assert look["width"][0] + 0.5 * look["width"][1] == pytest.approx(drawn.width)
+    assert look["opacity"][0] + 0.5 * look["opacity"][1] == pytest.approx(drawn.opacity)
+    assert look["dashes"] == {role: list(DASHES[dash]) for role, dash in DASH.items()}
+
+
+def test_the_front_end_is_one_module_that_no_tag_can_end():
+    for last in ("boot", "host"):
+        text = script(last)
+        assert "</" not in text and "<!--" not in text and not re.search(r"^import ", text, re.M)
+    assert {file.stem for file in FRONT.glob("*.js")} == {*MODULES, "boot", "host"}
+    for k, name in enumerate(MODULES):  # a module imports only what stands before it
+        assert set(re.findall(r'^import .* from "\./(\w+)\.js";$', (FRONT / f"{name}.js").read_text(), re.M)) <= set(
+            MODULES[:k]
+        )
+    for file in FRONT.glob("*.js"):
+        assert file.read_text().startswith("// @ts-check\n")
+
+
+def test_formulas_are_lists_of_known_tags():
+    def tags(told):
+        tag, marks, inside = told
+        assert set(marks) <= MARKS | {"class"}
+        yield tag
+        for part in inside if isinstance(inside, list) else ():
+            yield from tags(part)
+
+    latex = r"\mathrm{norm1}_i^t = \underbrace{\frac{\exp(x)}{\sqrt{2}}}_{P(j \mid i)} \text{if } i"
+    assert set(tags(mathml(latex))) <= TAGS
+    assert "norm1" in json.dumps(mathml(latex)) and "brace" in json.dumps(mathml(latex))
+    assert mathml(r"\frac{1}{") is None and mathml(r"\text{<img>}") is None  # the page shows such LaTeX as it is
+
+
+# bad input
+
+
+def test_a_sentence_past_the_limit_is_refused_and_told_what_fits(tmp_path, monkeypatch):
+    long = bt.bayesuvius(2, heads=1).sentence(["w"] * (data.MOST_WORDS + 1))
+    with pytest.raises(BudgetError, match=f"at most {data.MOST_WORDS} words; got {data.MOST_WORDS + 1} words"):
+        long.explore(tmp_path / "a.html")
+    s = small("a b c d")  # 2 slices of 3 heads of 16 pairs
+    for most, fits in (
+        (50, ["slices=range(1)", "heads=range(1)"]),
+        (40, ["heads=range(1)"]),
+        (20, ["slices=0, heads=range(1)"]),
+    ):
+        monkeypatch.setattr(data, "MOST_BYTES", most)
+        with pytest.raises(BudgetError, match="got 96") as refused:
+            s.explore(tmp_path / "a.html")
+        assert refused.value.allowed.split(", or ") == fits
+        for told in fits:
+            s.explore(tmp_path / "fits.html", **eval(f"dict({told})"))
+    monkeypatch.setattr(data, "MOST_BYTES", 10)
+    with pytest.raises(BudgetError, match="a shorter sentence"):
+        s.explore(tmp_path / "a.html")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["fits.html"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"detail": "folded"}, "detail"),
+        ({"theme": "blue"}, "theme"),
+        ({"title": 3}, "title"),
+        ({"posterior": "x_1_0"}, "discrete"),
+        ({"posterior": "nothing"}, "nothing"),
+        ({"slices": 9}, "slices"),
+        ({"heads": 0}, "heads"),
+        ({"inclusion": [0.5]}, "inclusion"),
+        ({"inclusion": [0.5, 2.0]}, "inclusion"),
+        ({"inclusion": "all"}, "inclusion"),
+    ],
+)
+def test_bad_options_are_refused_and_leave_what_was_there(options, error, tmp_path):
+    path = tmp_path / "a.html"
+    path.write_text("old")
+    s = bt.bayesuvius(4, heads=2).sentence("a b")
+    for call in (s.explore, s.draw):
+        with pytest.raises(BNetError, match=error):
+            call(path, **options)
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["a.html"]
+
+
+def test_bad_targets_are_refused(tmp_path):
+    s = small()
+    (tmp_path / "folder.html").mkdir()
+    for path in (tmp_path / "folder.html", tmp_path / "no" / "a.html", "", "a\0.html", 3):
+        with pytest.raises(FileError):
+            s.explore(path)
+    for path in (tmp_path / "a.svg", tmp_path / "a"):
+        with pytest.raises(BNetError, match=r"\.html"):
+            s.explore(path)
+    with pytest.raises(UnknownNameError, match="posterior"):
+        s.draw(tmp_path / "a.html", posteriors="c")
+    with pytest.raises(BNetError, match="page"):
+        s.net.draw(tmp_path / "a.html")
+    assert os.listdir(tmp_path) == ["folder.html"]
+
+
+@pytest.mark.parametrize("words", [128, 256])
+def test_large_pages_are_small_and_quick(words, tmp_path):
+    heads, slices = 12, 12
+    net = bt.encoder(24, heads=heads, slices=slices, vocabulary=["a", "b", "c"])
+    s = net.sentence(["a", "b", "c", "a"] * (words // 4))
+    s.explore(tmp_path / "page.html", slices=0)
+    start = time.process_time()
+    s.explore(tmp_path / "page.html")
+    took = time.process_time() - start
+    about, block = read(tmp_path / "page.html")
+    assert len(block) == heads * slices * words * words
+    front = (tmp_path / "page.html").stat().st_size - len(base64.b64encode(gzip.compress(block, 4)))
+    worst = front + 4 / 3 * (1.001 * len(block))  # where nothing can be compressed
+    assert worst <= {128: 5e6, 256: 16e6}[words]
+    assert took < {128: 8, 256: 40}[words]  # of all cores, with the net itself; the benchmark measures
+    assert about["counts"][0] == len(s.ground)
+
+
+def test_the_wheel_carries_the_front_end(tmp_path):
+    pytest.importorskip("hatchling", reason="the wheel is built by hatchling")
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=root, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {f"bnet_transformer/viz/page/front/{file.name}" for file in FRONT.iterdir()} <= names

@@ -1,0 +1,501 @@
+"""The page in a real Chromium: what it shows is what the sentence says, read back from the DOM; what people do with it
+works by pointer, keys and screen reader; words stay text; nothing is sent for, and the console is silent."""
+
+import base64
+import itertools
+import re
+import struct
+from fnmatch import fnmatchcase
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer import tpm
+from bnet_transformer.inference import Attend, Zero
+from bnet_transformer.tpm import Categorical
+from bnet_transformer.viz.labels import shown
+from bnet_transformer.viz.palette import palette
+from tests.browsing import chromium, downloaded, needs_chromium, opened
+from tests.cases import jolted
+from tests.strangers import Cayley
+
+pytestmark = needs_chromium
+
+WORDS = "the cat sat on the mat"
+STEP = 0.5 / 255 + 6e-5  # a byte, and the four decimals of the panel
+HOSTILE = [
+    "<img src=x onerror=document.title='hacked'>",
+    "</script><script>document.title='hacked'</script>",
+    "\"quotes\" & 'more'",
+    "{{about}} ${1+1} `x`",
+    "\u202eturned",
+    "שלום",
+    "😀👩‍👩‍👧",
+    "half \ud800",
+    "\x00\x1b",
+    "<!--",
+    "]]>",
+    "x" * 300,
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def show(browser, tmp_path):
+    """Opens the page of a sentence; options of the browser begin with `in_`."""
+
+    def showing(sentence, **options):
+        inside = {name[3:]: options.pop(name) for name in list(options) if name.startswith("in_")}
+        file = tmp_path / "page.html"
+        sentence.explore(file, **options)
+        return opened(browser, file, **inside)
+
+    return showing
+
+
+def heads(said=WORDS, **options):
+    """A sentence in a net with heads side by side, jolted so that its words read apart."""
+    net = bt.bayesuvius(6, slices=2, **{"heads": 3, "combine": "concat", "residual": True, **options})
+    return jolted(net, 0.3).sentence(said)
+
+
+def select(**options):
+    """A sentence in a net whose heads are states of c."""
+    return jolted(bt.bayesuvius(6, slices=2, heads=3, observe=Categorical(5), **options), 0.3).sentence(WORDS)
+
+
+def box(page, name):
+    return page.locator(f'[data-node="{name}"]')
+
+
+def choose(page, name):
+    """Select a node by a click, and wait for its facts."""
+    box(page, name).click()
+    page.wait_for_selector(f'.panel [data-fact="name"]:text-is("{name}")')
+
+
+def rows(page, part):
+    """The numbers of a table of the panel, by word, all of them shown."""
+    table = page.locator(f'.panel [data-part="{part}"]')
+    if (more := table.get_by_role("button", name="all")).count():
+        more.click()
+    read = "rows => rows.map(row => [Number(row.dataset.word), Number(row.dataset.share)])"
+    return dict(map(tuple, table.locator("tr").evaluate_all(read)))
+
+
+def lines(page, kind):
+    """The arrows of what is pointed at: `{(source, target): share}`."""
+    read = "all => all.map(line => [line.dataset.source, line.dataset.target, Number(line.dataset.weight)])"
+    return {(a, b): share for a, b, share in page.locator(f".front .{kind}").evaluate_all(read)}
+
+
+def drag(locator, value):
+    """Move a slider to a value, as a reader does."""
+    move = "(slider, value) => { slider.value = value; slider.dispatchEvent(new Event('input', { bubbles: true })); }"
+    locator.evaluate(move, value)
+
+
+def near(found, wanted):
+    assert found.keys() == wanted.keys()
+    assert all(abs(found[key] - wanted[key]) <= STEP for key in wanted), (found, wanted)
+
+
+def row(table, i):
+    """What word i reads, by word."""
+    return {j: float(share) for j, share in enumerate(table[i])}
+
+
+# what is shown is what is said
+
+
+def test_the_panel_tells_what_a_word_reads_in_each_head(show):
+    s = heads()
+    with show(s, detail="words") as page:
+        for head in ("mean", *range(3)):
+            page.locator('[name="head"]').select_option(str(head))
+            for slice_, word in itertools.product(range(2), (0, 5)):
+                attention = s.attention(slice_).detach()
+                table = attention.mean(0) if head == "mean" else attention[head]
+                choose(page, f"x_{slice_ + 1}_{word}")
+                near(rows(page, f"reads-a_{slice_}"), row(table, word))
+                choose(page, f"x_{slice_}_{word}")
+                near(rows(page, f"readers-a_{slice_}"), row(table.T, word))
+
+
+def test_a_causal_word_reads_no_later_one(show):
+    s = heads(mask="causal")
+    with show(s, detail="words") as page:
+        choose(page, "x_1_3")
+        table = s.attention(0).detach().mean(0)
+        near(rows(page, "reads-a_0"), {j: float(table[3, j]) for j in range(4)})
+        choose(page, "x_0_4")
+        near(rows(page, "readers-a_0"), {i: float(table[i, 4]) for i in (4, 5)})
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_selector_is_averaged_over_its_posterior_or_set_to_a_state(show, seen):
+    s = select()
+    s = s.observe(y_1=3, y_4=0) if seen else s
+    share = s.posterior("c").double()
+    with show(s, detail="words") as page:
+        told = page.locator('[data-posterior="c"] td[data-share]')
+        found = told.evaluate_all("cells => cells.map(cell => Number(cell.dataset.share))")
+        torch.testing.assert_close(torch.tensor(found, dtype=share.dtype), share, atol=1e-5, rtol=0)
+        for state in ("mean", 0, 2):
+            page.locator('[name="states"]').select_option(str(state))
+            for slice_ in range(2):
+                attention = s.attention(slice_).detach().double()
+                table = torch.tensordot(share, attention, 1) if state == "mean" else attention[state]
+                choose(page, f"x_{slice_ + 1}_4")
+                near(rows(page, f"reads-x_{slice_ + 1}"), row(table, 4))
+
+
+def nets():
+    """Sentences whose structure differs in kind: selectors, plates, masks, surgery, stacks."""
+    causal = heads("a b c d", mask="causal", heads=2)
+    table = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 1, 1]]).bool().tolist()
+    yield "select", bt.bayesuvius(4, slices=2, observe=Categorical(2)).sentence("a b c").do(x_1_2=Zero())
+    yield "causal", causal.do({"a_0_1_*": Zero(), "a_1_0_3": Attend([0.5, 0.5, 0, 0])})
+    yield "table", bt.bayesuvius(4, slices=2, heads=2, mask=table).sentence("a b c")
+    yield "per word", bt.bayesuvius(4, slices=1, heads=2, per="word").sentence("a b c")
+    two = bt.encoder_decoder(4, heads=2, slices=1, vocabulary=["a", "b"])
+    yield "two stacks", two.sentence({"enc": "a b", "dec": "b a a"})
+
+
+KIN = ("parents", "children", "ancestors", "descendants", "blanket")
+TELL = """async () => {
+  const found = {}, tick = () => new Promise((done) => setTimeout(done));
+  const named = (node) => node.dataset.node ?? node.dataset.nodes;
+  for (const name of [...document.querySelectorAll('.node')].map(named)) {
+    const node = [...document.querySelectorAll('.node')].find((each) => named(each) === name), own = (found[name] = {});
+    node.dispatchEvent(new MouseEvent('click', { bubbles: true }));
+    for (const details of document.querySelectorAll('.panel [data-kin]')) details.open = true;
+    await tick();
+    for (const details of document.querySelectorAll('.panel [data-kin]'))
+      own[details.dataset.kin] = [...details.querySelectorAll('[data-name]')].map((each) => each.dataset.name);
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("s", [pytest.param(s, id=name) for name, s in nets()])
+def test_the_front_end_answers_structure_as_the_graph_does(show, s):
+    with show(s, detail="nodes") as page:
+        if (unfold := page.locator('[name="heads"]')).count():
+            unfold.check()
+        found = page.evaluate(TELL)
+    every = list(s.graph(limit=None).nodes)
+    boxes = {box: [n for n in every if fnmatchcase(n, box) and n.count("_") == box.count("_")] for box in found}
+    assert sorted(n for names in boxes.values() for n in names) == sorted(every)
+    for box, told in found.items():
+        assert set(told) == set(KIN if "*" not in box else ("ancestors", "descendants"))
+        for kin, names in told.items():  # of weights, one box for all heads
+            wanted = {other for name in boxes[box] for other in getattr(s, kin)(name)} - set(boxes[box])
+            assert len(names) == len(wanted) and set(names) == wanted, (kin, box)
+
+
+def test_what_is_known_of_a_node_is_what_the_graph_says(show):
+    s = select().observe(y_1=1).do(x_1_0=Zero())
+    graph = s.graph()
+    with show(s, detail="nodes") as page:
+        for name in ("c", "q_0_2", "x_1_3", "x_0_0", "W_q_1"):
+            choose(page, name)
+            said = page.locator('[data-fact="tpm"]').inner_text()
+            assert said.split(",")[0] == graph.nodes[name]["tpm"], name
+            latex = page.locator('[data-fact="latex"]').text_content()
+            (equation,) = [row.name for row in s.net.equations().rows if row.latex == latex]
+            assert equation.partition("_")[0] == name.partition("_")[0]
+            assert page.locator(".equation math").count() >= 1
+        choose(page, "x_1_0")
+        assert page.locator('[data-fact="kind"]').inner_text() == "set by do"
+
+
+# what people do
+
+
+def test_hover_shows_what_a_word_reads_and_who_reads_it(show):
+    s = heads()
+    first, second = (np.rint(255 * s.attention(t).detach().numpy()).mean(0) / 255 for t in range(2))
+    with show(s, detail="words") as page:
+        assert not lines(page, "line")
+        for least in (0.04, 0.08, 0.1, 0.13, 0.16, 0.2, 0.3):
+            drag(page.locator('[name="least"]'), least)
+            box(page, "x_1_2").hover()
+            strong = [{k: p for k, p in row(table, 2).items() if p >= least} for table in (first, second.T)]
+            near(lines(page, "read"), {(f"x_0_{j}", "x_1_2"): p for j, p in strong[0].items()})
+            near(lines(page, "by"), {("x_1_2", f"x_2_{i}"): p for i, p in strong[1].items()})
+            page.locator(".foot").hover()
+        drag(page.locator('[name="least"]'), 0.05)
+        box(page, "x_1_2").hover()
+        dashes = {k: page.locator(f".front .{k}").first.get_attribute("stroke-dasharray") for k in ("read", "by")}
+        assert dashes["read"] is None and dashes["by"]  # colour is not the only sign
+        page.locator('.word[data-word="4"]').hover()
+        assert {target for _, target in lines(page, "read")} == {"x_1_4", "x_2_4"}
+        page.locator(".foot").hover()
+        assert not lines(page, "line")
+
+
+def test_what_is_set_reads_nothing_and_is_still_read(show):
+    s = heads().do(x_1_2=Zero())
+    with show(s, detail="words") as page:
+        drag(page.locator('[name="least"]'), 0.0)
+        page.locator('[name="top"]').fill("")
+        drawn = sum(page.locator(".back .lines").evaluate_all("all => all.map((path) => Number(path.dataset.count))"))
+        tables = [np.rint(255 * s.attention(t).detach().numpy()).mean(0) for t in range(2)]
+        assert drawn == int((np.delete(tables[0], 2, 0) > 0).sum() + (tables[1] > 0).sum())
+        box(page, "x_1_2").hover()
+        assert not lines(page, "read") and lines(page, "by")
+        choose(page, "x_1_2")
+        assert not page.locator('[data-part^="reads-"]').count()
+        assert box(page, "x_1_2").locator(".fill-do").count() == 1 and "zero" in page.locator(".panel").inner_text()
+
+
+def test_threshold_and_top_choose_the_reads_that_are_drawn(show):
+    s = heads()
+    tables = [np.rint(255 * s.attention(t).detach().numpy()).mean(0) / 255 for t in range(2)]
+
+    def drawn(page):
+        return sum(page.locator(".back .lines").evaluate_all("all => all.map((path) => Number(path.dataset.count))"))
+
+    with show(s, detail="words") as page:
+        for least, top in ((0.0, 0), (0.15, 0), (0.3, 0), (0.0, 1), (0.12, 2), (1.0, 0)):
+            drag(page.locator('[name="least"]'), least)
+            page.locator('[name="top"]').fill(str(top) if top else "")
+            rest = [np.sort(line)[::-1][: top or None] for table in tables for line in table]
+            wanted = sum(int(((line >= least - 1e-7) & (line > 0)).sum()) for line in rest)
+            assert drawn(page) == wanted == int(page.locator(".foot").get_attribute("data-reads"))
+        drag(page.locator('[name="least"]'), 0.0)
+        page.locator('[name="every"]').uncheck()
+        assert drawn(page) == 0
+
+
+def test_slices_and_heads_fold_and_unfold(show):
+    with show(heads(), detail="words") as page:
+        shown = set(page.locator("[data-node]").evaluate_all("all => all.map(n => n.dataset.node)"))
+        assert shown == {f"x_{t}_{i}" for t in range(3) for i in range(6)}
+        section = page.get_by_role("button", name="unfold slice 1")
+        assert section.get_attribute("aria-expanded") == "false"
+        section.click()
+        assert page.get_by_role("button", name="fold slice 1", exact=True).get_attribute("aria-expanded") == "true"
+        assert page.locator('[data-nodes="q_1_*_3"]').count() == 1 and not page.locator('[data-nodes^="q_0"]').count()
+        page.locator('[name="heads"]').check()
+        assert {page.locator(f'[data-node="q_1_{h}_3"]').count() for h in range(3)} == {1}
+        page.get_by_role("button", name="fold slice 1", exact=True).click()
+        assert page.locator("[data-node]").count() == 18
+        page.locator('[data-act="unfold"]').click()
+        assert page.locator('[data-node="v_0_2_5"]').count() == page.locator('[data-node="a_1_0_0"]').count() == 1
+
+
+def test_search_marks_words_and_goes_from_one_to_the_next(show):
+    with show(heads(), detail="words") as page:
+        search = page.locator('[name="search"]')
+        search.fill("THE")
+        assert page.locator(".word.found").evaluate_all("all => all.map(w => w.dataset.word)") == ["0", "4"]
+        assert page.locator(".status").inner_text().strip()
+        first = page.locator(".node.at").get_attribute("data-node")
+        search.press("Enter")
+        assert (first, page.locator(".node.at").get_attribute("data-node")) == ("x_0_0", "x_0_4")
+        search.fill("<b>")
+        assert not page.locator(".word.found").count()
+
+
+def test_keys_do_what_the_pointer_does(show):
+    with show(heads(), detail="words") as page:
+        page.locator(".stage").locator('[tabindex="0"]').focus()
+        at = page.locator(".node.at")
+        page.keyboard.press("ArrowRight")
+        start = at.get_attribute("data-node")
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("ArrowDown")
+        name = at.get_attribute("data-node")
+        word = int(start.rpartition("_")[2]) + 1
+        assert re.fullmatch(rf"x_[02]_{word}", name) and name[2] != start[2]
+        page.keyboard.press("Enter")
+        assert page.locator('[data-fact="name"]').inner_text() == name
+        page.keyboard.press("Escape")
+        assert not page.locator('[data-fact="name"]').count()
+        before = page.locator(".stage").get_attribute("style")
+        page.keyboard.press("+")
+        assert page.locator(".stage").get_attribute("style") != before
+        count = page.locator("[data-node], [data-nodes]").count()
+        page.keyboard.press("f")
+        assert page.locator("[data-node], [data-nodes]").count() > count
+        assert at.get_attribute("data-node")
+        page.keyboard.press("/")
+        page.keyboard.type("cat f")  # letters in the field are letters
+        assert page.locator('[name="search"]').input_value() == "cat f"
+        page.keyboard.press("Escape")
+        assert page.locator('[name="search"]').input_value() == ""
+
+
+def test_the_page_can_be_dragged(show):
+    with show(heads(), detail="nodes", in_viewport={"width": 700, "height": 420}) as page:
+        page.locator('[data-act="in"]').click(click_count=6)
+        places = [node.bounding_box() for node in page.locator(".node").all()]
+        place = next(p for p in places if 150 < p["x"] < 300 and 150 < p["y"] < 300)
+        x, y = place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
+        before, drawn = page.locator(".stage").get_attribute("style"), page.locator(".nodes").inner_html()
+        page.mouse.move(x, y)
+        page.mouse.down()
+        page.mouse.move(x - 60, y - 40, steps=4)
+        page.mouse.up()
+        assert page.locator(".stage").get_attribute("style") != before
+        assert not page.locator('[data-fact="name"]').count()  # a drag is no click
+        assert re.sub(' class="[^"]*"', "", page.locator(".nodes").inner_html()) == re.sub(' class="[^"]*"', "", drawn)
+
+
+def test_the_view_is_saved_as_svg_and_png(show):
+    with show(heads(), detail="words") as page:
+        box(page, "x_1_2").hover()
+        name, svg = downloaded(page, page.locator('[data-act="svg"]').click)
+        root = ElementTree.fromstring(svg)
+        texts = {text.text for text in root.iter("{http://www.w3.org/2000/svg}text")}
+        assert name.endswith(".svg") and {"cat", "mat"} <= texts
+        paths = [path for path in root.iter("{http://www.w3.org/2000/svg}path") if path.get("d")]
+        assert paths and all(path.get("stroke", "").startswith(("rgb", "#")) for path in paths)
+        assert not re.search(rb"var\(|class=|<script|foreignObject", svg)
+        name, png = downloaded(page, page.locator('[data-act="png"]').click)
+        assert name.endswith(".png") and png[:8] == b"\x89PNG\r\n\x1a\n"
+        wide, tall = struct.unpack(">II", png[16:24])
+        view = page.locator(".view").bounding_box()
+        assert (wide, tall) == (round(2 * view["width"]), round(2 * view["height"]))
+        size = "async (data) => { const i = new Image(); i.src = data; await i.decode(); return i.naturalWidth; }"
+        assert page.evaluate(size, "data:image/png;base64," + base64.b64encode(png).decode()) == wide
+
+
+# whatever the words are
+
+
+def test_hostile_words_stay_text(show):
+    net = bt.bayesuvius(4, slices=1, heads=2, vocabulary=HOSTILE, observe=Categorical(3))
+    s = net.sentence(HOSTILE).observe(y_1=1)
+    with show(s, title=HOSTILE[1] + HOSTILE[0], detail="words") as page:
+        said = page.locator(".word").evaluate_all("all => all.map(word => word.firstChild.data)")
+        assert said[0].startswith("<img") and said[1].startswith("</script>") and len(said) == len(HOSTILE)
+        assert said == [shown(word) for word in HOSTILE]
+        assert "\u202e" not in page.content() and "\x1b" not in page.content()
+        for word in range(len(HOSTILE)):
+            choose(page, f"x_0_{word}")
+        page.locator('[name="search"]').fill("<img")
+        assert page.locator(".word.found").count() == 1
+        assert "hacked" in page.title() and page.title() != "hacked"  # the title is told, and not run
+        assert not page.locator("img").count() and page.locator("script").count() == 3
+        _, svg = downloaded(page, page.locator('[data-act="svg"]').click)
+        assert not [e for e in ElementTree.fromstring(svg).iter() if e.tag.rpartition("}")[2] in ("img", "script")]
+
+
+def test_a_net_without_attention_distributions_shows_its_structure(show):
+    node, word = bt.Node, ["word"]
+    mix = node("x", Cayley(), [bt.Arrow("x", "every"), "A"], plates=word)
+    stack = bt.Stack([node("A", tpm.Weight((3, 3))), mix], [node("x", tpm.Given(3), plates=word)])
+    s = bt.BNet(bt.Declaration([stack])).sentence("a b c")
+    with show(s) as page:
+        if page.locator('[data-act="unfold"]').count():
+            page.locator('[data-act="unfold"]').click()
+        choose(page, "x_1_1")
+        details = page.locator('[data-kin="ancestors"]')
+        assert int(details.get_attribute("data-count")) == len(s.ancestors("x_1_1"))
+        assert not page.locator('[name="least"]').count() and not page.locator('.panel [data-part^="reads"]').count()
+
+
+# for every reader
+
+
+def colours(page, where):
+    """Text colour and background of an element, as three numbers from 0 to 255 each."""
+    read = """element => { let back = element; const of = (e) => getComputedStyle(e).backgroundColor;
+      while (back.parentElement && /rgba?\\(.*, 0\\)|transparent/.test(of(back))) back = back.parentElement;
+      const style = getComputedStyle(element), ink = element instanceof SVGElement ? style.fill : style.color;
+      return [ink, of(back)].map((colour) => colour.match(/[\\d.]+/g).slice(0, 3).map(Number)); }"""
+    return page.locator(where).first.evaluate(read)
+
+
+def contrast(one, other):
+    def light(colour):
+        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (c / 255 for c in colour)]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((light(one), light(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def rgb(colour):
+    return [int(colour[k : k + 2], 16) for k in (1, 3, 5)]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark_follow_the_reader_and_can_be_chosen(show, scheme):
+    other = {"light": "dark", "dark": "light"}[scheme]
+    with show(heads(), detail="words", in_color_scheme=scheme) as page:
+        for theme in ("auto", other, scheme):
+            page.locator('[name="theme"]').select_option(theme)
+            wanted = palette(scheme if theme == "auto" else theme)
+            for where in (".word", ".panel h2", ".foot", ".panel .small", ".section text", "button"):
+                ink, paper = colours(page, where)
+                assert contrast(ink, paper) >= 4.5, (where, theme)
+            assert colours(page, "#bnet")[1] == rgb(wanted["paper"])
+
+
+def test_a_theme_that_is_asked_for_comes_first(show):
+    with show(heads(), theme="dark", in_color_scheme="light") as page:
+        assert colours(page, "#bnet")[1] == rgb(palette("dark")["paper"])
+
+
+def test_nothing_moves_for_who_wants_it_still(show):
+    moving = """() => [...document.querySelectorAll('*')].filter((e) => { const s = getComputedStyle(e);
+      return /[1-9]/.test(s.transitionDuration) || s.animationName !== 'none'; }).length"""
+    with show(heads(), in_reduced_motion="reduce") as page:
+        assert page.evaluate(moving) == 0
+
+
+def test_a_screen_reader_is_told_what_there_is(show):
+    s = heads()
+    with show(s, detail="words") as page:
+        assert page.get_by_role("grid").count() == page.get_by_role("toolbar").count() == 1
+        rows = page.get_by_role("grid").get_by_role("row")
+        assert rows.count() == 3 and rows.first.get_by_role("gridcell").count() == 6
+        assert page.get_by_role("gridcell", name="x_1_2, “sat”").count() == 1
+        for role in ("button", "combobox", "slider", "spinbutton", "checkbox", "searchbox"):
+            for each in page.get_by_role(role).all():
+                assert re.search(r'"[^"]+"', each.aria_snapshot().splitlines()[0]), (
+                    role,
+                    each.evaluate("e => e.outerHTML"),
+                )
+        assert page.locator(".back, .front").evaluate_all("all => all.every(e => e.getAttribute('aria-hidden'))")
+        focusable = page.get_by_role("gridcell").evaluate_all("all => all.filter(e => e.tabIndex === 0).length")
+        assert focusable == 1  # one stop of Tab; arrows go on from there
+        page.get_by_role("gridcell", name="x_1_2, “sat”").focus()
+        told = page.locator(".status").inner_text()
+        best = s.attention(0).detach().mean(0)[2]
+        j = int(best.argmax())
+        assert "x_1_2" in told and f"reads “{s.words[j]}” {float(best[j]):.2f}" in told.replace("\xa0", " ")
+        assert page.locator("html").get_attribute("lang") == "en" and page.get_by_role("main").count() == 1
+
+
+def test_keys_are_heard_as_soon_as_the_page_is_there(show):
+    with show(heads(), detail="words") as page:
+        page.keyboard.press("/")
+        page.keyboard.type("mat")
+        assert page.locator(".word.found").count() == 1
+
+
+def test_every_control_is_reached_by_tab(show):
+    with show(heads(), detail="words") as page:
+        focused = """() => { const e = document.activeElement;
+          const names = ['name', 'data-act', 'data-section', 'data-node'];
+          return names.map((name) => e.getAttribute(name)).find(Boolean) ?? e.tagName; }"""
+        seen = set()
+        for _ in range(40):
+            page.keyboard.press("Tab")
+            seen.add(page.evaluate(focused))
+        assert {"head", "least", "top", "every", "search", "svg", "png", "theme", "fit"} <= seen
+        assert any(name.startswith("x_") for name in seen)

@@ -1,0 +1,346 @@
+"""The widget: what its page asks for is what `do` does, by the messages that the front end sends; what is shown where
+widgets cannot run."""
+
+import base64
+import contextlib
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.errors import BNetError
+from bnet_transformer.inference import Zero
+from bnet_transformer.tpm import Categorical
+from tests.browsing import chromium, needs_chromium, opened
+
+pytest.importorskip("anywidget", reason='the widget: pip install "bnet-transformer[notebook]"')
+
+WORDS = "the cat sat on the mat"
+
+
+@pytest.fixture
+def concat():
+    """A sentence whose heads are side by side."""
+    return bt.bayesuvius(6, slices=2, heads=3, combine="concat", residual=True).sentence(WORDS)
+
+
+@pytest.fixture
+def select():
+    """A sentence whose heads are states of c, with a readout of each word."""
+    return bt.bayesuvius(6, slices=2, heads=3, observe=Categorical(5)).sentence(WORDS)
+
+
+class Told:
+    """A widget without a kernel: messages go in by `ask`, and what it answers is kept."""
+
+    def __init__(self, sentence, monkeypatch):
+        self.widget = sentence.widget()
+        self.answers = []
+        monkeypatch.setattr(self.widget, "send", lambda content, buffers=None: self.answers.append(content))
+
+    def ask(self, **content):
+        self.widget._handle_custom_msg({"id": len(self.answers) + 1, **content}, [])
+        assert self.answers[-1]["id"] == len(self.answers)
+        return self.answers[-1].get("error")
+
+
+def shown(about, block, slice_, slot=0):
+    """`P(j | i)` of a slice as the page has it: `[plate, word, word]`, from the description and the block."""
+    reading = next(r for r in about["readings"] if about["families"][r["family"]]["step"] == slice_)
+    words = len(about["stacks"][0]["words"])
+    if isinstance(reading["pairs"], dict):
+        bits = np.unpackbits(np.frombuffer(base64.b64decode(reading["pairs"]["table"]), np.uint8))
+        pairs = bits[: words * words].reshape(words, words).astype(bool)
+    else:
+        pairs = {"every": np.ones((words, words), bool), "causal": np.tri(words, dtype=bool)}[reading["pairs"]]
+    size = int(pairs.sum()) * reading["plates"]
+    own = np.frombuffer(block, np.uint8)[reading["at"] + slot * size :][:size].reshape(reading["plates"], -1)
+    table = np.zeros((reading["plates"], words, words))
+    table[:, pairs] = own / about["steps"]
+    return table
+
+
+def is_shown(widget, sentence, slices=(0, 1)):
+    """Whether the traits of a widget hold the attention of a sentence, to the steps that the page states."""
+    for slice_ in slices:
+        wanted = sentence.attention(slice_).detach().reshape(-1, len(sentence.words), len(sentence.words)).numpy()
+        found = shown(widget.about, widget.block, slice_)
+        assert np.abs(found - wanted).max() <= 0.5 / widget.about["steps"] + 1e-6
+
+
+def test_switching_a_head_off_is_do_and_back(concat, monkeypatch):
+    told = Told(concat, monkeypatch)
+    is_shown(told.widget, concat)
+    assert told.ask(do=[["a_0_1_*", {"set": "zero"}]]) is None
+    without = concat.do({"a_0_1_*": Zero()})
+    torch.testing.assert_close(told.widget.sentence["x_2_3"], without["x_2_3"])
+    assert not torch.allclose(without["x_2_3"], concat["x_2_3"])
+    is_shown(told.widget, without, [1])
+    assert set(told.widget.about["done"]) == {f"a_0_1_{i}" for i in range(6)}
+    assert told.ask(undo=["a_0_1_*"]) is None
+    is_shown(told.widget, concat)
+    assert not told.widget.about["done"]
+
+
+def test_patching_words_adds_up_and_is_undone_together(concat, monkeypatch):
+    told = Told(concat, monkeypatch)
+    assert told.ask(do=[["x_1_2", {"set": "node", "from": "x_1_4"}]]) is None
+    assert told.ask(do=[["x_0_5", {"set": "zero"}]]) is None
+    wanted = concat.do(x_1_2=concat["x_1_4"]).do(x_0_5=Zero())
+    is_shown(told.widget, wanted)
+    torch.testing.assert_close(told.widget.sentence["x_2_2"], wanted["x_2_2"])
+    assert told.ask(undo=[]) is None
+    assert told.widget.sentence is concat
+    is_shown(told.widget, concat)
+
+
+def test_a_selector_is_set_to_a_state(select, monkeypatch):
+    told = Told(select, monkeypatch)
+    assert told.ask(do=[["c", {"set": "state", "state": 2}]]) is None
+    wanted = select.do(c=2)
+    is_shown(told.widget, wanted)
+    assert told.ask(do=[["x_1_0", {"set": "node", "from": "x_1_5"}]]) is None
+    patched = wanted.do(x_1_0=wanted["x_1_5"])
+    torch.testing.assert_close(told.widget.sentence["x_2_3"], patched["x_2_3"])
+    is_shown(told.widget, patched, [1])
+    before = wanted.attention(0).detach().numpy()
+    found = shown(told.widget.about, told.widget.block, 0)[0]
+    assert not found[0].any() and np.abs(found[1:] - before[1:]).max() < 0.002  # what is set reads nothing
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"do": "c"},
+        {"do": [["c"]]},
+        {"do": [["c", "zero"]]},
+        {"do": [["c", {"set": "state", "state": 3}]]},
+        {"do": [["c", {"set": "state", "state": -1}]]},
+        {"do": [["c", {"set": "state"}]]},
+        {"do": [["c", {"set": "eval"}]]},
+        {"do": [["c", {"set": "zero"}]]},
+        {"do": [["c", {"set": "state", "state": 1}], ["c", {"set": "state", "state": 2}]]},
+        {"do": [["nobody", {"set": "zero"}]]},
+        {"do": [["x_1_0", {"set": "node", "from": "nobody"}]]},
+        {"do": [["x_1_0", {"set": "node", "from": "x_1_1"}]]},  # c is open: the value has a state for each head
+        {"do": [["x_1_0", {"set": "node"}]]},
+        {"undo": ["c"]},
+        {"undo": [3]},
+        {"undo": "c"},
+    ],
+)
+def test_what_cannot_be_done_is_told_and_changes_nothing(select, monkeypatch, content):
+    told = Told(select, monkeypatch)
+    before = told.widget.about, told.widget.block
+    assert told.ask(**content)
+    assert told.widget.sentence is select
+    assert (told.widget.about, told.widget.block) == before
+
+
+def test_a_fault_is_told_to_the_page_and_raised(select, monkeypatch):
+    told = Told(select, monkeypatch)
+
+    def fails(sentence):
+        raise RuntimeError("out of memory")
+
+    told.widget._describe = fails
+    with pytest.raises(RuntimeError):
+        told.widget._heard(None, {"id": 1, "undo": []}, [])
+    assert told.answers == [{"id": 1, "error": "out of memory"}]
+    assert told.widget.sentence is select
+
+
+def test_a_message_that_is_no_mapping_is_refused(select, monkeypatch):
+    told = Told(select, monkeypatch)
+    told.widget._handle_custom_msg("do", [])
+    assert told.answers[-1]["error"]
+
+
+def test_the_traits_are_what_the_file_holds(concat):
+    widget = concat.widget()
+    assert json.dumps(widget.about, allow_nan=False)
+    assert "mount" in widget._esm and "export default" in widget._esm and "import " not in widget._esm
+    assert widget._css
+
+
+def svg_of(bundle):
+    """The figure that a mime bundle falls back on, parsed."""
+    return ElementTree.fromstring(bundle["image/svg+xml"])
+
+
+def test_without_a_kernel_a_sentence_shows_its_figure(select):
+    bundle, _ = select._repr_mimebundle_()
+    assert bundle["text/plain"] == repr(select)
+    assert {group.get("id") for group in svg_of(bundle).iter() if group.get("class") == "node"} >= {"x_0_0", "c"}
+    assert set(bundle) == {"text/plain", "image/svg+xml"}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("IPython") is None, reason="IPython is not installed")
+def test_a_terminal_is_told_in_a_line(select, monkeypatch):
+    import IPython
+
+    monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace())
+    assert select._repr_mimebundle_() == ({"text/plain": repr(select)}, {})
+
+
+def test_a_sentence_past_every_limit_still_has_its_line(monkeypatch):
+    long = bt.bayesuvius(2, slices=1, heads=1).sentence(x=torch.zeros(600, 2))
+    with pytest.raises(BNetError):
+        long.widget()
+    assert long._repr_mimebundle_()[0]["text/plain"] == repr(long)
+
+
+def test_in_a_notebook_it_is_a_widget_and_elsewhere_an_svg(tmp_path):
+    pytest.importorskip("ipykernel")
+    nbconvert = pytest.importorskip("nbconvert")
+    from nbconvert.preprocessors import ExecutePreprocessor
+    from nbformat.v4 import new_code_cell, new_notebook
+
+    code = 'import bnet_transformer as bt\ns = bt.bayesuvius(4, heads=2).sentence("the <b>cat</b> sat")\ns'
+    notebook = new_notebook(cells=[new_code_cell(code)])
+    run = ExecutePreprocessor(timeout=120, kernel_name="python3", store_widget_state=False)
+    run.preprocess(notebook, {"metadata": {"path": str(tmp_path)}})
+    (output,) = notebook.cells[0].outputs
+    data = output["data"]
+    assert set(data) == {"application/vnd.jupyter.widget-view+json", "image/svg+xml", "text/plain"}
+    html, _ = nbconvert.HTMLExporter().from_notebook_node(notebook)
+    (figure,) = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', html)
+    named = {group.get("id") for group in ElementTree.fromstring(base64.b64decode(figure)).iter()}
+    assert named >= {"x_1_2", "c"} and "<b>cat" not in html
+
+
+def test_importing_the_package_does_not_import_anywidget():
+    code = "import bnet_transformer as bt, sys; bt.bayesuvius(2).sentence('a b')._repr_mimebundle_()"
+    code += "; assert not {'anywidget', 'ipywidgets'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
+
+
+# in a browser, with what a notebook's front end does
+
+CELL = """<!doctype html><html lang="en"><meta charset="utf-8"><title>a cell</title><body><div id="cell"></div>"""
+RUN = """async ([script, style, about, block]) => {
+  const bytes = (text) => new DataView(Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer);
+  const heard = {}, traits = { about, block: bytes(block) };
+  const fire = (what, told) => (heard[what] ?? []).forEach((call) => call(told));
+  const model = {
+    get: (name) => traits[name],
+    on: (what, call) => (heard[what] ??= []).push(call),
+    off: (what, call) => { heard[what] = heard[what].filter((other) => other !== call); },
+    send: async (content) => {
+      const { answer, changed } = await window.toPython(content);
+      fire("msg:custom", answer);  // a notebook may hear the answer before its traits have changed
+      await new Promise((done) => setTimeout(done, 5));
+      for (const [name, value] of Object.entries(changed)) traits[name] = name === "block" ? bytes(value) : value;
+      for (const name of Object.keys(changed)) fire(`change:${name}`);
+    },
+  };
+  const sheet = new CSSStyleSheet();
+  await sheet.replace(style);
+  document.adoptedStyleSheets = [sheet];
+  const module = await import(URL.createObjectURL(new Blob([script], { type: "text/javascript" })));
+  window.leave = await module.default.render({ model, el: document.getElementById("cell") });
+  window.heeded = () => Object.values(heard).flat().length;
+}"""
+
+
+@contextlib.contextmanager
+def cell(browser, tmp_path, told):
+    """The widget in a page; its messages go to the Python side and back."""
+    widget, file = told.widget, tmp_path / "cell.html"
+    file.write_text(CELL)
+
+    def held():
+        return {"about": widget.about, "block": base64.b64encode(widget.block).decode()}
+
+    def to_python(content):
+        before = held()
+        told.ask(**{name: value for name, value in content.items() if name != "id"})
+        answer = {**told.answers[-1], "id": content["id"]}
+        return {"answer": answer, "changed": {n: value for n, value in held().items() if value != before[n]}}
+
+    with opened(browser, file, ready="#cell") as page:
+        page.expose_function("toPython", to_python)
+        page.evaluate(RUN, [widget._esm, widget._css, *held().values()])
+        yield page
+
+
+def reads(page, name, part):
+    """What a word reads as the panel tells it."""
+    page.locator(f'[data-node="{name}"]').click()
+    page.wait_for_selector(f'.panel [data-fact="name"]:text-is("{name}")')
+    rows = page.locator(f'.panel [data-part="{part}"] tr')
+    return dict(
+        map(tuple, rows.evaluate_all("rows => rows.map(r => [Number(r.dataset.word), Number(r.dataset.share)])"))
+    )
+
+
+def agree(found, row):
+    assert len(found) == len(row)
+    assert all(abs(found[j] - float(share)) <= 0.5 / 255 + 6e-5 for j, share in enumerate(row))
+
+
+@needs_chromium
+def test_clicks_in_a_notebook_are_do(concat, tmp_path, monkeypatch):
+    told, sat = Told(concat, monkeypatch), 2
+    with chromium() as browser, cell(browser, tmp_path, told) as page:
+        page.locator('[data-switch="a_0_1"]').click()  # a head is switched off ...
+        page.wait_for_selector('[data-switch="a_0_1"][aria-pressed="false"]')
+        off = concat.do({"a_0_1_*": Zero()})
+        agree(reads(page, f"x_2_{sat}", "reads-a_1"), off.attention(1).detach().mean(0)[sat])
+        page.locator(f'[data-node="x_1_{sat}"]').click()  # ... a word is patched ...
+        page.locator('[data-do="patch"]').select_option("4")
+        page.wait_for_selector(".fill-do")
+        both = off.do({f"x_1_{sat}": off["x_1_4"]})
+        agree(reads(page, "x_2_0", "reads-a_1"), both.attention(1).detach().mean(0)[0])
+        torch.testing.assert_close(told.widget.sentence["x_2_0"], both["x_2_0"])
+        page.keyboard.press("Escape")
+        page.locator('[data-switch="a_0_1"]').click()  # ... the head is on again ...
+        page.wait_for_selector('[data-switch="a_0_1"][aria-pressed="true"]')
+        alone = concat.do({f"x_1_{sat}": off["x_1_4"]})
+        agree(reads(page, "x_2_5", "reads-a_1"), alone.attention(1).detach().mean(0)[5])
+        page.keyboard.press("Escape")
+        page.locator('[data-do="undo-all"]').click()  # ... and all is as it was
+        page.wait_for_selector(".fill-do", state="detached")
+        agree(reads(page, f"x_2_{sat}", "reads-a_1"), concat.attention(1).detach().mean(0)[sat])
+        page.evaluate("() => window.leave()")
+        assert page.evaluate("() => window.heeded()") == 0 and not page.locator(".node").count()
+
+
+@needs_chromium
+def test_of_many_states_each_button_sets_its_own(tmp_path, monkeypatch):
+    many = bt.bayesuvius(2, heads=40).sentence("a b")
+    logits = {name: torch.linspace(-3, 3, 40) for name in many.net.parameters if name == "c.logits"}
+    told = Told(many.net.replace(logits).sentence("a b"), monkeypatch)
+    with chromium() as browser, cell(browser, tmp_path, told) as page:
+        page.locator('[data-node="c"]').click()
+        assert not page.locator('[data-do="state-3"]').count()  # the least probable are not listed
+        page.locator('[data-do="state-39"]').click()
+        page.wait_for_selector('[data-node="c"] .fill-do')
+    assert told.widget.about["done"] == {"c": "39"}
+
+
+@needs_chromium
+def test_a_selector_is_clicked_and_a_refusal_is_read(select, tmp_path, monkeypatch):
+    told = Told(select, monkeypatch)
+    with chromium() as browser, cell(browser, tmp_path, told) as page:
+        page.locator('[data-node="x_1_0"]').click()
+        page.locator('[data-do="patch"]').select_option("5")  # c is open: a value has a state for each head
+        page.wait_for_function("() => document.querySelector('.foot').textContent.includes('x_1_0')")
+        assert (
+            told.widget.sentence is select
+            and page.locator(".status").inner_text() in page.locator(".foot").inner_text()
+        )
+        page.locator('[data-node="c"]').click()
+        page.locator('[data-do="state-2"]').click()
+        page.wait_for_selector('[data-node="c"] .fill-do')
+        agree(reads(page, "x_2_4", "reads-x_2"), select.do(c=2).attention(1).detach()[4])
