@@ -8,7 +8,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import asking, compiled, fits, harness, imports, mixtures, page, pretrained, structure, vanilla
+from benchmarks import (
+    asking,
+    compiled,
+    fits,
+    harness,
+    imports,
+    induction,
+    mixtures,
+    page,
+    pretrained,
+    structure,
+    sweeps,
+    vanilla,
+)
 from benchmarks.harness import Row
 
 ROWS = (
@@ -29,6 +42,14 @@ ROWS = (
     Row("growth", "fit", fits.growth_of_a_step),
     Row("separations-512", "asking", asking.separations_of_512_words),
     Row("posteriors-1000", "asking", asking.posteriors_of_1000_sentences),
+    Row("sweep-slice-word", "sweeps", sweeps.sweep_of_slices_and_words),
+    Row("sweep-slice-word-small", "sweeps", sweeps.sweep_of_slices_and_words_small),
+    Row("sweep-slice-head", "sweeps", sweeps.sweep_of_slices_and_heads),
+    Row("trace", "sweeps", sweeps.trace_of_all_nodes),
+    Row("sweep-growth", "sweeps", sweeps.growth_of_a_sweep),
+    Row("sweep-memory", "sweeps", sweeps.memory_of_a_sweep),
+    Row("induction-by-hand", "circuits", induction.planted_by_hand),
+    Row("induction-trained", "circuits", induction.planted_by_training),
     Row("training-step", "vanilla", vanilla.training_step),
     Row("decoding", "vanilla", vanilla.decoding),
     Row("minilm-forward", "pretrained", pretrained.minilm_forward),

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from bnet_transformer.face import BNet as BNet
     from bnet_transformer.face import Sentence as Sentence
     from bnet_transformer.face import load as load
+    from bnet_transformer.inference.circuits import circuit as circuit
     from bnet_transformer.inference.fit import fit as fit
+    from bnet_transformer.inference.sweeps import mediation as mediation
+    from bnet_transformer.inference.sweeps import sweep as sweep
     from bnet_transformer.models.bayesuvius import bayesuvius as bayesuvius
     from bnet_transformer.models.decoder import decoder as decoder
     from bnet_transformer.models.encoder import encoder as encoder
@@ -60,14 +63,17 @@ __all__ = [
     "Stack",
     "UnknownNameError",
     "bayesuvius",
+    "circuit",
     "decoder",
     "encoder",
     "encoder_decoder",
     "fit",
     "from_pretrained",
     "load",
+    "mediation",
     "models",
     "plot",
+    "sweep",
     "tpm",
     "train",
 ]
@@ -89,14 +95,17 @@ _HOME = {
     "Stack": "network",
     "UnknownNameError": "errors",
     "bayesuvius": "models",
+    "circuit": "inference.circuits",
     "decoder": "models",
     "encoder": "models",
     "encoder_decoder": "models",
     "fit": "inference.fit",
     "from_pretrained": "pretrained",
     "load": "face",
+    "mediation": "inference.sweeps",
     "models": "",
     "plot": "viz.plots",
+    "sweep": "inference.sweeps",
     "tpm": "",
     "train": "training",
 }

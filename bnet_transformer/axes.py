@@ -20,6 +20,9 @@ from bnet_transformer.errors import BNetError, one_of, whole
 
 SLICE, WORD = "slice", "word"
 
+_UP = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+_DOWN = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+
 _INDEXED = re.compile(r"(?P<stem>.*?)(?P<indices>(?:_(?:0|[1-9]\d{0,17}))*)", re.ASCII)
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 
@@ -52,6 +55,27 @@ def split(name: str) -> tuple[str, tuple[int, ...]]:
     if match is None:
         return name, ()
     return match["stem"], tuple(int(index) for index in match["indices"].split("_")[1:])
+
+
+def label(
+    role: str,
+    *,
+    stack: str = "",
+    slice: int | None = None,
+    plates: Sequence[int] = (),
+    word: int | None = None,
+    token: str | None = None,
+) -> str:
+    """A node as a picture shows it: the word below, the slice above, heads (and other plates) above in parentheses.
+
+    >>> label("x", slice=1, word=2, token="sat"), label("q", stack="enc", slice=0, plates=(3,), word=12), label("c")
+    ('x₂¹ "sat"', 'enc q₁₂⁰⁽³⁾', 'c')
+    """
+    above = "" if slice is None else str(slice).translate(_UP)
+    above += "".join(f"⁽{str(index).translate(_UP)}⁾" for index in plates)
+    below = "" if word is None else str(word).translate(_DOWN)
+    name = f"{stack} {role}" if stack else role
+    return name + below + above + ("" if token is None else f' "{token}"')
 
 
 def role_fault(role: object, stacks: Sequence[str] = ()) -> str | None:

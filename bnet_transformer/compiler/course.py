@@ -46,7 +46,10 @@ def in_numpy(value: Tensor) -> NDArray[Any]:
 
 @dataclass
 class Course:
-    """One run of a plan: the parameters, what is known, the words of each stack, and the values so far."""
+    """One run of a plan: the parameters, what is known, the words of each stack, and the values so far.
+
+    `places` say where the words of a stack stand in their sentence, where they are not `0 .. n - 1`.
+    """
 
     network: Network
     layout: Layout
@@ -61,6 +64,7 @@ class Course:
     patched: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     rows: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     readings: dict[int, Tensor | None] = field(default_factory=dict)
+    places: Mapping[str, Tensor] = field(default_factory=dict)
     _counted: dict[int, Tensor] = field(default_factory=dict)
     masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)  # made once for all slices
 

@@ -71,7 +71,7 @@ def value(course: Course, index: int) -> Tensor:
     at, parents = seen(course, member)
     if index in course.readings:
         return _full(course, member, _with_reading(course, member, at, parents))
-    return _full(course, member, _computed(course, member, at, parents))
+    return _full(course, member, computed(course, member, at, parents))
 
 
 def _with_reading(course: Course, member: Member, at: At, parents: list[Tensor]) -> Tensor:
@@ -85,13 +85,13 @@ def _with_reading(course: Course, member: Member, at: At, parents: list[Tensor])
         told = tpm.reading(at, *parents)
         if told is None:
             raise ReadingError(member.family.name, expected="attention P(j | i)", got=tpm.why_no_reading())
-        weights, found = told, _computed(course, member, at, parents)
+        weights, found = told, computed(course, member, at, parents)
     missing = course.layout.rank + 1 - weights.dim()
     course.readings[member.family.index] = weights.reshape(*[1] * missing, *weights.shape)
     return found
 
 
-def _computed(course: Course, member: Member, at: At, parents: list[Tensor]) -> Tensor:
+def computed(course: Course, member: Member, at: At, parents: list[Tensor]) -> Tensor:
     """What a TPM makes of what it sees, by a fused operation where there is one."""
     whole, causal = _unmasked(course, member)
     found = fused(member, at, parents, whole=whole, causal=causal)
@@ -117,7 +117,7 @@ def made_together(course: Course, indices: tuple[int, ...]) -> dict[int, Tensor]
 def folded(course: Course, fold: Fold) -> Tensor:
     """An attention with the maps around it folded in: `softmax(x_i . (W_q^T W_k) x_j)`, and W_v after the mix."""
     at, parents, residual = _folded_in(course, fold)
-    mix = _computed(course, fold.member, at, parents)
+    mix = computed(course, fold.member, at, parents)
     if fold.W_v is not None:
         (mix,) = maps([course.values[fold.W_v.parent]], mix, [None])
     return _full(course, fold.member, mix if residual is None else mix + residual)
@@ -339,8 +339,12 @@ def _at(
                 shape[1 + layout.plates.index(plate)] = stored.shape[k]
             stored = stored.reshape(*shape, *stored.shape[len(family.plates) :])
         parameters[name] = stored
-    n = 1 if family.words is None else course.words[family.words]
-    place = course.count(n) if word is None else torch.tensor([word], device=course.device)
+    if word is not None:
+        place = torch.tensor([word], device=course.device)
+    elif family.words is not None and family.words in course.places:
+        place = course.places[family.words]
+    else:
+        place = course.count(1 if family.words is None else course.words[family.words])
     return At(parameters, place, read, mask, course.training, course.dtype)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnet_transformer.axes import WORD
+from bnet_transformer.axes import label as label
 from bnet_transformer.errors import BNetError, BudgetError, unknown, whole
 from bnet_transformer.graph import Ground, Selection
 from bnet_transformer.network import Member, Network
@@ -26,31 +27,7 @@ LIMIT = 100_000
 WEIGHED = 2_000_000  # arrows of which the weak ones are sought
 HEAD = "head"
 
-_UP = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-_DOWN = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
-
 Weights = Mapping[tuple[int, int], float]
-
-
-def label(
-    role: str,
-    *,
-    stack: str = "",
-    slice: int | None = None,
-    plates: Sequence[int] = (),
-    word: int | None = None,
-    token: str | None = None,
-) -> str:
-    """A node as a picture shows it: the word below, the slice above, heads (and other plates) above in parentheses.
-
-    >>> label("x", slice=1, word=2, token="sat"), label("q", stack="enc", slice=0, plates=(3,), word=12), label("c")
-    ('x₂¹ "sat"', 'enc q₁₂⁰⁽³⁾', 'c')
-    """
-    above = "" if slice is None else str(slice).translate(_UP)
-    above += "".join(f"⁽{str(index).translate(_UP)}⁾" for index in plates)
-    below = "" if word is None else str(word).translate(_DOWN)
-    name = f"{stack} {role}" if stack else role
-    return name + below + above + ("" if token is None else f' "{token}"')
 
 
 def folded_to_networkx(network: Network) -> nx.MultiDiGraph:

@@ -237,13 +237,13 @@ class Answers:
         """The values of families, with all that was done and seen among those above them."""
         world, network = self.world, self.world.network
         want = tuple(network.members[index].family.name for index in wanted)
-        set_, patched = _gathered(world, world.do, above)
+        set_, patched = gathered(world, world.do, above)
         for name, value in many_states(world, self.states).items():
             patched.pop(name, None)
             set_[name] = value
         set_ |= self._untouched(set(wanted), set_)
         settled = {n: v for n, v in reference.settling(world, self.evidence).items() if n not in world.do}
-        seen_, some = _gathered(world, settled, above)
+        seen_, some = gathered(world, settled, above)
         if some:
             raise ReadingError(next(iter(some)), expected="all nodes of a family seen, or none", got="some of them")
         known = frozenset(network.graph.family(name).index for name in {**set_, **seen_})
@@ -257,7 +257,7 @@ class Answers:
             do=set_,
             seen=seen_,
             patched=patched,
-            rows=_gathered_rows(world, above),
+            rows=gathered_rows(world, above),
             given={name: value[None] for name, value in world.given.items()},
             enumerate_too=open_,
         )[0]
@@ -352,7 +352,7 @@ def many_states(world: World, states: Mapping[int, Tensor]) -> dict[str, Tensor]
     return found
 
 
-def _gathered(
+def gathered(
     world: World, told: Mapping[int, Tensor], above: set[int]
 ) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
     """What is told of nodes, by family: of all its nodes, `[1, *plates, word, *shape]`; of some, with which."""
@@ -379,7 +379,7 @@ def _gathered(
     return whole, some
 
 
-def _gathered_rows(world: World, above: set[int]) -> dict[str, tuple[Tensor, Tensor]]:
+def gathered_rows(world: World, above: set[int]) -> dict[str, tuple[Tensor, Tensor]]:
     """The rows of attention that are set, by family: `[1, *plates, word, word read]`, and of which nodes."""
     found: dict[str, tuple[Tensor, Tensor]] = {}
     for node, row in world.rows.items():

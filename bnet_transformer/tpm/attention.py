@@ -140,10 +140,17 @@ class Attention(TPM):
     def value(self, at: At, *parents: Tensor) -> Tensor:
         return self.mix(self._reading.weights(at, self._part(parents)[0]), *parents)
 
+    def scores(self, at: At, *parents: Tensor) -> tuple[Tensor, Tensor]:
+        """The scores of the words read, before they are normalised, and the mask of who is read."""
+        return self._reading.scores(at, self._part(parents)[0])
+
     def mix(self, weights: Tensor, *parents: Tensor) -> Tensor:
         """`sum_j v_j w_j (+ x)` for these weights of the words; of the parents it reads `mixed_slots`."""
         _, v, x = self._part(parents)
-        mix = torch.einsum("...m,...md->...d", weights, v)
+        if v.dim() > 2 and v.shape[-3] == 1 and weights.dim() >= v.dim() - 1:  # all words read the same values
+            mix = weights @ v.squeeze(-3)
+        else:
+            mix = torch.einsum("...m,...md->...d", weights, v)
         return mix if x is None else mix + x
 
     def mixed_slots(self) -> tuple[str, ...]:

@@ -67,9 +67,9 @@ class SentenceFigures(abc.ABC):
 
         `detail` is "nodes", "words" (the reading grid) or "folded"; `weights`, `slices`, `words`, `heads` keep a part,
         `min_weight` and `top` the strongest reads, `only` some nodes or a networkx graph of them; `highlight` marks
-        names or an answer (a trail, a separation, a blanket); `boxes` frames what `tan` and `shrink` would shrink;
-        `attention=False` leaves out `P(j | i)`; `theme` is light, dark or auto. Past `limit` arrows it refuses, and
-        says which filters fit; so it does an option for which `detail` has no use.
+        names, patterns, paths or an answer (a trail, a separation, a sweep); `boxes` frames what `tan` and `shrink`
+        would shrink; `attention=False` leaves out `P(j | i)`; `theme` is light, dark or auto. Past `limit` arrows it
+        refuses, and says which filters fit; so it does an option for which `detail` has no use.
 
         >>> import bnet_transformer as bt
         >>> figure = bt.bayesuvius(dim=4).sentence("the cat sat").picture()

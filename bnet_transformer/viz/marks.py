@@ -1,7 +1,9 @@
-"""What stands out in a picture: nodes that somebody names, or those of an answer (a trail, a separation, a blanket)."""
+"""What stands out in a picture: nodes that somebody names, or those of an answer (a trail, a separation, a sweep)."""
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -13,7 +15,9 @@ if TYPE_CHECKING:
     import networkx as nx
 
 Ways = frozenset[tuple[str, str]]
-ALLOWED = "a name, names, a mapping from names to what they are, a networkx graph, a Trail, a Separation"
+ALLOWED = "a name, names, a mapping from names to what they are, a networkx graph, a Trail, a Separation, a Sweep"
+PATH = "->"
+ROW = re.compile(r"((?:\w+_)?)j((?:_(?:\d+|\*))*)(?:\[\d+\])?")
 
 
 @runtime_checkable
@@ -28,33 +32,66 @@ class Marks(Protocol):
 def marks_of(told: object, names: Collection[str]) -> tuple[dict[str, str], Ways]:
     """The nodes that stand out with what each is, and the arrows between them that do.
 
-    >>> marks_of(["a", "b"], ["a", "b", "c"])
-    ({'a': 'marked', 'b': 'marked'}, frozenset())
+    A star stands for any index, and a row of attention `j_0_1` for the node that reads by it.
+
+    >>> marks_of("q_0_* -> x_1_0", ["q_0_0", "q_0_1", "x_1_0"])[0]
+    {'q_0_0': 'marked', 'q_0_1': 'marked', 'x_1_0': 'marked'}
     """
     found, ways = _told(told)
-    for name in found:
-        if name not in names:
+    nodes = {name: _meant(name, names) for name in found}
+    for name, meant in nodes.items():
+        if not meant:
             raise unknown("highlight", name, names)
-    return found, ways
+    marks: dict[str, str] = {}
+    for name, what in found.items():
+        for node in nodes[name]:
+            if marks.get(node, MARKED) == MARKED:
+                marks[node] = what
+    return marks, frozenset(way for a, b in ways for way in itertools.product(nodes[a], nodes[b]))
+
+
+def _meant(name: str, names: Collection[str]) -> list[str]:
+    """The nodes that a name or a pattern means, of those that are drawn."""
+    if name in names:
+        return [name]
+    row = ROW.fullmatch(name)
+    for pattern in [name] if row is None else [name, *(f"{row[1]}{role}{row[2]}" for role in "ax")]:
+        wanted = re.compile(re.escape(pattern).replace(r"\*", r"\d+"))
+        if found := sorted(node for node in names if wanted.fullmatch(node)):
+            return found
+    return []
 
 
 def _told(told: Any) -> tuple[dict[str, str], Ways]:
     if isinstance(told, str):
-        return {told: MARKED}, frozenset()
+        return _along_paths({told: MARKED})
     if isinstance(told, Trail):
         steps = zip(told.nodes, told.nodes[1:], told.forward, strict=False)
         ways = frozenset((a, b) if forward else (b, a) for a, b, forward in steps)
         colliders = dict.fromkeys(told.colliders, "collider")
         return {**dict.fromkeys(told.nodes, "on the trail"), **colliders}, ways
     if isinstance(told, Marks):
-        return dict(told.marks()), frozenset()
+        return _along_paths(told.marks())
     if is_graph(told):
         return dict.fromkeys(map(str, told.nodes), MARKED), frozenset((str(a), str(b)) for a, b in told.edges())
     if isinstance(told, Mapping):
-        return {str(name): str(what) for name, what in told.items()}, frozenset()
+        return _along_paths({str(name): str(what) for name, what in told.items()})
     if isinstance(told, Collection) and all(isinstance(name, str) for name in told):
-        return dict.fromkeys(told, MARKED), frozenset()
+        return _along_paths(dict.fromkeys(told, MARKED))
     raise BNetError("highlight", expected="nodes", got=told, allowed=ALLOWED)
+
+
+def _along_paths(told: Mapping[str, str]) -> tuple[dict[str, str], Ways]:
+    """The nodes of names and of paths of names (`x_0_1 -> q_0_1`; the last is what is told), and their arrows."""
+    found: dict[str, str] = {}
+    ways: set[tuple[str, str]] = set()
+    for name, what in told.items():
+        nodes = [node.strip() for node in name.split(PATH)]
+        for node, own in zip(nodes, [*[MARKED] * (len(nodes) - 1), what], strict=True):
+            if found.get(node, MARKED) == MARKED:
+                found[node] = own
+        ways |= set(itertools.pairwise(nodes))
+    return found, frozenset(ways)
 
 
 def is_graph(told: object) -> bool:

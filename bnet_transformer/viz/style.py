@@ -124,7 +124,7 @@ def explained(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> list[tuple[Box |
         (any(b.under for b in boxes), _sample(under=2), "repeated over plates"),
     ]
     found += [(sample, text) for there, sample, text in signs if there]
-    for role in dict.fromkeys(b.accent for b in boxes if b.accent):
+    for role in dict.fromkeys("its effect" if b.accent[0] in "+-" else b.accent for b in boxes if b.accent):
         found.append((_sample(accent=role), role))
     colours = {arrow.colour for arrow in arrows}
     for colour, text in READS.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from bnet_transformer.viz.plots.canvas import PAGE, SMALL, Canvas
 from bnet_transformer.viz.plots.heat import room
 from bnet_transformer.viz.plots.table import Numbers
-from bnet_transformer.viz.plots.words import shown, width
+from bnet_transformer.viz.plots.words import LONGEST, shown, width
 
 UPRIGHT = 16  # more bars than this lie on their side
 
@@ -28,6 +28,11 @@ class Series:
     colour: str = "accent"
     hatch: str = ""
 
+    def part(self, kept: Any) -> Series:
+        """Some of the numbers."""
+        low, high = (None if each is None else each[kept] for each in (self.low, self.high))
+        return replace(self, values=self.values[kept], low=low, high=high)
+
 
 def top_of(series: Sequence[Series], labels: Sequence[str], top: int) -> tuple[list[Series], list[str], str]:
     """The `top` greatest bars (of the last series), greatest first, if there are more; and what was left out."""
@@ -35,26 +40,30 @@ def top_of(series: Sequence[Series], labels: Sequence[str], top: int) -> tuple[l
     if count <= top:
         return list(series), list(labels), ""
     kept = np.argsort(-np.abs(np.nan_to_num(series[-1].values)), kind="stable")[:top]
-    chosen = [
-        Series(each.values[kept], each.name, _of(each.low, kept), _of(each.high, kept), each.colour, each.hatch)
-        for each in series
-    ]
+    chosen = [each.part(kept) for each in series]
     rest = float(np.nansum(np.delete(series[-1].values, kept)))
     told = f"The {top} greatest of {count:,}; the others have {rest:.3g} together."
     return chosen, [labels[k] for k in kept], told
 
 
 def bars(
-    canvas: Canvas, ax: Axes | None, series: Sequence[Series], labels: Sequence[str], *, what: str, of: str
+    canvas: Canvas,
+    ax: Axes | None,
+    series: Sequence[Series],
+    labels: Sequence[str],
+    *,
+    what: str,
+    of: str,
+    longest: int = LONGEST,
 ) -> Axes:
     """Bars for each label: upright if there are few, with short labels; lying if not. Numbers at their ends."""
-    widest = max(width(shown(label), SMALL + 0.5) for label in labels)
+    widest = max(width(shown(label, longest), SMALL + 0.5) for label in labels)
     upright = len(labels) <= UPRIGHT and widest < 60
     across = max(2.6, min(PAGE, (0.26 + 0.26 * len(series)) * len(labels) + 0.9))
     long = max(1.3, (0.1 + 0.13 * len(series)) * len(labels))
     told = ax is not None
     if ax is None:
-        ax = canvas.axes(across, 2.3) if upright else canvas.axes(min(PAGE, 3.4 + room(labels)), long + 0.8)
+        ax = canvas.axes(across, 2.3) if upright else canvas.axes(min(PAGE, 3.4 + room(labels, longest)), long + 0.8)
     if told or canvas.given is not None:
         box = ax.get_window_extent()
         across, long = box.width / ax.figure.dpi, box.height / ax.figure.dpi
@@ -63,16 +72,18 @@ def bars(
     for k, each in enumerate(series):
         _one(canvas, ax, places + (k - (len(series) - 1) / 2) * thick, thick * 0.94, each, upright)
     if upright:
-        canvas.words(ax, "x", labels, across - 0.7)
+        canvas.words(ax, "x", labels, across - 0.7, longest)
         canvas.named(ax, of, what)
     else:
-        canvas.words(ax, "y", labels, long)
+        canvas.words(ax, "y", labels, long, longest)
         ax.set_ylim(len(labels) - 0.4, -0.6)
         canvas.named(ax, what, of)
     ax.tick_params(axis="x" if upright else "y", length=0)
     _margin(ax, series, upright)
     if len(series) > 1:
-        canvas.legend(ax, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(series), borderaxespad=0.2)
+        canvas.legend(
+            ax, handles=ax.containers, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(series), borderaxespad=0.2
+        )
     return ax
 
 
@@ -103,7 +114,3 @@ def _margin(ax: Axes, series: Sequence[Series], upright: bool) -> None:
     span = (high - low) or 1.0
     ends = (low - (0.12 * span if low < 0 else 0), high + (0.14 if upright else 0.12) * span)
     (ax.set_ylim if upright else ax.set_xlim)(*ends)
-
-
-def _of(values: Numbers | None, kept: Any) -> Numbers | None:
-    return None if values is None else values[kept]

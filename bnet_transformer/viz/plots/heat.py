@@ -23,7 +23,10 @@ FINE = 40  # cells of more rows or columns have no gaps, and are written as an i
 
 @dataclass(frozen=True)
 class Map:
-    """A matrix to colour: words along its rows and columns, its name (also a short one), what its row of panels is."""
+    """A matrix to colour: words along its rows and columns, its name (also a short one), what its row of panels is.
+
+    `low` and `high` are drawn as an interval in each cell, `error` is written beneath its number.
+    """
 
     values: Numbers = field(repr=False)
     rows: tuple[str, ...]
@@ -33,6 +36,7 @@ class Map:
     short: str = ""
     low: Numbers | None = field(default=None, repr=False)
     high: Numbers | None = field(default=None, repr=False)
+    error: Numbers | None = field(default=None, repr=False)
 
 
 def heat_map(
@@ -54,8 +58,8 @@ def heat_map(
         across = down = min(PAGE - left - 1.2, max(1.9, 0.3 * max(rows, columns)))
     else:
         across, down = min(PAGE - left - 1.2, max(2.2, 0.42 * columns)), min(3.8, max(1.0, 0.26 * rows))
-    if shown_map.low is not None:
-        down = min(7.0, max(1.2, 0.44 * rows))
+    if shown_map.low is not None or shown_map.error is not None:
+        down = min(7.0, max(1.2, (0.34 if shown_map.low is None else 0.44) * rows))
     ax = canvas.axes(across + left + 1.1, down + below + 0.75)
     if canvas.given is not None:
         box = ax.get_window_extent()
@@ -70,7 +74,7 @@ def heat_map(
     if shown_map.low is not None:
         whiskers(canvas, ax, shown_map, image)
     elif numbers and across / columns >= 0.27 and down / rows >= 0.16:
-        write_numbers(canvas, ax, shown_map.values, image)
+        write_numbers(canvas, ax, shown_map.values, image, shown_map.error if down / rows >= 0.3 else None)
     canvas.bar(image, what, [ax])
     return ax
 
@@ -85,18 +89,27 @@ def heat_maps(
     across: int,
     limits: tuple[float, float] | None = None,
     square: bool = True,
+    tall: float | None = None,
+    widest: float = 2.0,
+    numbers: bool = False,
+    thinned: bool = False,
 ) -> list[Axes]:
-    """Several matrices on one scale, `across` in a row, None for an empty place; words at the left and at the foot."""
+    """Several matrices on one scale, `across` in a row, None for an empty place; words at the left and at the foot.
+
+    A panel is at most `widest` inches wide, and `tall` times as high; `numbers` are written where there is room,
+    and words as well, or with `thinned` as many of them as stand apart.
+    """
     some = [each for each in maps if each is not None]
     check_panels(len(some))
     first, count = some[0], math.ceil(len(maps) / across)
     titled = [k < across or _named(maps, k) != _named(maps, k - across) for k in range(len(maps))]
     side = (PAGE - 1.1) / across - 0.1
-    worded = min(2.0, side - room(first.rows) / across) * 72 / max(len(first.rows), len(first.columns)) >= 6.5
-    tall = 1.0 if square else 0.8
+    words = max(len(first.columns), len(first.rows) / min(1.0, tall or 1.0))
+    worded = thinned or min(widest, side - room(first.rows) / across) * 72 / words >= 6.5
+    tall = tall or (1.0 if square else 0.8)
     if worded:
         left, below = room(first.rows), room(first.columns)
-        side = min(2.0, (PAGE - 0.9 - left) / across)
+        side = min(widest, (PAGE - 0.9 - left) / across)
         high = count * (tall * side + 0.1) + 0.16 * sum(titled[::across]) + below + 0.4
         panels = canvas.panels(count, across, side * across + left + 0.9, min(9.4, high), sharex=True, sharey=True)
     else:
@@ -119,6 +132,8 @@ def heat_maps(
             continue
         if square:
             ax.set_aspect("equal")
+        if numbers and side / len(first.columns) >= 0.27 and tall * side / len(first.rows) >= 0.16:
+            write_numbers(canvas, ax, found.values, image)
         foot = k + across >= len(maps) or maps[k + across] is None
         if k % across == 0:
             canvas.words(ax, "y", first.rows, tall * side * 0.95)
@@ -187,18 +202,22 @@ def up_to(several: Sequence[Numbers]) -> tuple[float, float]:
     return 0.0, next(end for end in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, math.inf) if most <= end)
 
 
-def write_numbers(canvas: Canvas, ax: Axes, values: Numbers, image: Any) -> None:
-    """The number of each cell, in ink or paper, whichever is read better."""
+def write_numbers(canvas: Canvas, ax: Axes, values: Numbers, image: Any, error: Numbers | None = None) -> None:
+    """The number of each cell, in ink or paper, whichever is read better; its error beneath it."""
     most = float(np.nanmax(np.abs(values), initial=0.0))
     for (i, j), value in np.ndenumerate(values):
-        if np.isnan(value) or abs(value) < 0.005:
+        if np.isnan(value) or (error is None and abs(value) < 0.005):
             continue
         whole = bool(np.all(np.mod(values[~np.isnan(values)], 1) == 0))
         text = f"{value:.0f}" if whole else f"{value:.2f}" if most < 100 else f"{value:.3g}"
         text = text.replace("0.", ".", 1) if most <= 1 and abs(value) < 0.995 else text
-        text = text.replace("-", "−")
+        text = text.replace("-", "−") if abs(value) >= 0.005 else "0"
         colour = canvas.contrast(image.cmap(image.norm(value)))
-        canvas.write(ax, j, i, text, ha="center", va="center_baseline", color=colour, fontsize=6.5)
+        style: Any = {"ha": "center", "va": "center_baseline", "color": colour}
+        canvas.write(ax, j, i if error is None else i - 0.14, text, fontsize=6.5, **style)
+        if error is not None and error[i, j] >= 0.005:
+            spread = f"{error[i, j]:.2f}".lstrip("0") if most < 100 else f"{error[i, j]:.3g}"
+            canvas.write(ax, j, i + 0.24, f"±{spread}", fontsize=5.2, **style)
 
 
 def whiskers(canvas: Canvas, ax: Axes, shown_map: Map, image: Any) -> None:

@@ -14,8 +14,9 @@ from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError, unknown
 from bnet_transformer.inference import CorpusTan, Counterfactual, Reads, Samples, Tan, TanTree
 from bnet_transformer.inference.fit import Check, Comparison, Fit, Heads
+from bnet_transformer.inference.sweeps.results import Mediation, Sweep
 from bnet_transformer.training.result import Trained
-from bnet_transformer.viz.plots import fits, readings, sentences, tables
+from bnet_transformer.viz.plots import fits, readings, sentences, sweeps, tables
 from bnet_transformer.viz.plots.canvas import Canvas
 from bnet_transformer.viz.plots.table import Table, Tabled
 
@@ -36,6 +37,8 @@ PLOTS: Mapping[type, Callable[..., None]] = {
     CorpusTan: readings.corpus_tan,
     Counterfactual: readings.counterfactual,
     Samples: readings.samples,
+    Sweep: sweeps.sweep,
+    Mediation: sweeps.mediation,
     Fit: fits.fit,
     Heads: fits.heads,
     Comparison: fits.comparison,

@@ -1,0 +1,244 @@
+"""Does a circuit search find the arrows of an induction net? ROC-AUC beside attention weight and rollout.
+
+Two slices, and sentences `^ ... A B ... A`: the next word is B. In slice 0 a head reads the previous word, so that the
+word behind A knows that A stood before it; in slice 1 a head asks for the word behind the earlier A, by its key
+(K-composition), and brings B. With the earlier A at word p, there are planted for the metric at the last word
+
+    v -> a    v_0_h_p -> a_0_h_(p+1)        the earlier A goes to the word behind it
+              v_1_g_(p+1) -> a_1_g_last     B goes to the last word
+    k -> a    k_1_g_(p+1) -> a_1_g_last     what stood before B, matched with the last word
+
+and no other: that word p+1 reads its previous word is the same in both runs, for words are placed by positions. In the
+corrupt sentence both the earlier A and its B are others, C D: with A alone exchanged, the values of B would carry
+nothing, with B alone the keys. The metric is log P(B) - log P(D).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import bnet_transformer as bt
+from benchmarks.harness import Figure, figure
+from bnet_transformer.inference.circuits import Circuit
+from bnet_transformer.tpm import Add, Attention, Categorical, Concat, Dot, Embed, Given, Linear, Positions, Weight
+
+VOCABULARY, WORDS, START = 16, 12, 0
+SHARP = 8.0  # the score of what a planted head reads
+ROLES = ("v", "k", "vk")
+SHARE = 0.02  # of clean - corrupt: the threshold
+SCORES = ("circuit", "attention", "rollout")
+
+
+def declared(heads: int, dim: int, key: int, value: int, *, scale: float | None = None, seed: int = 0) -> bt.BNet:
+    """A causal net of two slices without feed-forward maps and norms: token, position, attention, the next word."""
+    over, sizes = ["head", "word"], {"q": key, "k": key, "v": value}
+    maps = [bt.Node(f"W_{r}", Weight((size, dim), spread=dim**-0.5), plates=["head"]) for r, size in sizes.items()]
+    maps += [bt.Node(r, Linear(), [f"W_{r}", "x"], plates=over) for r in sizes]
+    slice_ = [
+        *maps,
+        bt.Node("a", Attention(Dot(scale)), ["q", bt.Arrow("k", "causal"), bt.Arrow("v", "causal")], plates=over),
+        bt.Node("W_o", Weight((dim, value), spread=(heads * value) ** -0.5), plates=["head"]),
+        bt.Node("mix", Concat(), ["W_o", "a"], plates=["word"]),
+        bt.Node("x", Add(), ["x", "mix"], plates=["word"]),
+    ]
+    words = [
+        bt.Node("token", Given(states=VOCABULARY), plates=["word"]),
+        bt.Node("embed", Embed(dim), ["token"], plates=["word"]),
+        bt.Node("position", Positions(WORDS, dim), plates=["word"]),
+        bt.Node("x", Add(), ["embed", "position"], plates=["word"]),
+    ]
+    stack = bt.Stack(slice_, words, [bt.Node("y", Categorical(VOCABULARY), ["x"], plates=["word"])], slices=2)
+    return bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", heads)], name="induction"), seed=seed)
+
+
+def built(noise: float = 0.05) -> bt.BNet:
+    """The net by hand: head 0 of each slice is planted; head 1 reads the first word as sharply, head 2 its own.
+
+    The states are [token | position | previous token | next token]. What heads 1 and 2 write is noise.
+    """
+    parts = np.cumsum([0, VOCABULARY, WORDS, VOCABULARY, VOCABULARY])
+    token, place, previous, following = (slice(*ends) for ends in itertools.pairwise(parts.tolist()))
+    net = declared(3, int(parts[-1]), max(VOCABULARY, WORDS), VOCABULARY, scale=1.0)
+    generator = torch.Generator().manual_seed(0)
+    found = {
+        name: noise * torch.randn(value.shape, generator=generator) if name[:3] in ("W_v", "W_o") else 0 * value
+        for name, value in net.parameters.items()
+    }
+    same, places = torch.eye(VOCABULARY), torch.eye(WORDS)
+    found["embed.table"][:, token], found["position.table"][:, place] = same, places
+    found["y.weight"][:, following] = SHARP * same
+    before, first = torch.diag(torch.ones(WORDS - 1), 1), torch.zeros(WORDS, WORDS)
+    before[0, 0], first[0] = 1.0, 1.0
+    for t in (0, 1):
+        reads = found[f"W_q_{t}.value"]
+        for head, wanted in enumerate((before, first, places)):
+            reads[head, :WORDS, place] = SHARP * wanted
+            found[f"W_k_{t}.value"][head, :WORDS, place] = places
+    found["W_q_1.value"][0] = found["W_k_1.value"][0] = 0.0
+    found["W_q_1.value"][0, :VOCABULARY, token] = SHARP * same
+    found["W_k_1.value"][0, :VOCABULARY, previous] = same
+    for t, written in enumerate((previous, following)):
+        found[f"W_v_{t}.value"][0], found[f"W_o_{t}.value"][0] = 0.0, 0.0
+        found[f"W_v_{t}.value"][0, :, token], found[f"W_o_{t}.value"][0, written] = same, same
+    return net.replace(found)
+
+
+def trained(heads: int = 2, steps: int = 1000, seed: int = 0) -> bt.BNet:
+    """The same declaration, learned by gradient from sentences of which a part is said again."""
+    net = declared(heads, 32, 16, 16, seed=seed)
+    return bt.train(net, said_again, steps=steps, rate=0.005, warmup=50, progress=False).net
+
+
+def said_again(step: int, count: int = 64) -> Tensor:
+    """Sentences of different words, from somewhere on said again: `[count, word]`."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    first = int(torch.randint(3, WORDS - 2, (), generator=generator))
+    again = torch.randint(1, first, (count, 1), generator=generator)
+    x = _different(count, generator)[:, : first + 1]
+    while x.shape[1] <= WORDS:
+        x, again = torch.cat([x, x.gather(1, again)], 1), again + 1
+    return x
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Sentences `^ ... A B ... A` with A at word p, the same with C D for the earlier A B, and the states B and D."""
+
+    p: int
+    clean: Tensor
+    corrupt: Tensor
+
+    @classmethod
+    def of(cls, p: int, count: int, seed: int = 0) -> Prompts:
+        words = _different(count, torch.Generator().manual_seed(seed))
+        clean = torch.cat([words[:, : WORDS - 1], words[:, p : p + 1]], 1)
+        corrupt = clean.clone()
+        corrupt[:, p : p + 2] = words[:, WORDS - 1 : WORDS + 1]
+        return cls(p, clean, corrupt)
+
+    @property
+    def metric(self) -> Mapping[str, tuple[list[int], list[int]]]:
+        """`log P(B) - log P(D)` at the last word."""
+        after = self.p + 1
+        return {f"y_{WORDS - 1}": (self.clean[:, after].tolist(), self.corrupt[:, after].tolist())}
+
+    def sentences(self, net: bt.BNet) -> tuple[list[bt.Sentence], list[bt.Sentence]]:
+        """Both as sentences of a net."""
+        clean, corrupt = ([net.sentence(ids) for ids in each.tolist()] for each in (self.clean, self.corrupt))
+        return clean, corrupt
+
+
+def _different(count: int, generator: torch.Generator) -> Tensor:
+    """The first word, then all others in some order."""
+    words = torch.rand(count, VOCABULARY - 1, generator=generator).argsort(-1) + 1
+    return torch.cat([torch.full((count, 1), START), words], 1)
+
+
+def searched(net: bt.BNet, prompts: Prompts, share: float = SHARE) -> Circuit:
+    """The circuit of some prompts; the threshold is this share of what lies between the two runs."""
+    clean, corrupt = prompts.sentences(net)
+    threshold = share * float((told(net, prompts.clean, prompts) - told(net, prompts.corrupt, prompts)).mean())
+    return bt.circuit(clean, corrupt, metric=prompts.metric, threshold=threshold)
+
+
+@torch.no_grad()
+def told(net: bt.BNet, sentences: Tensor, prompts: Prompts) -> Tensor:
+    """The metric of sentences, by the net alone."""
+    logits, after = net.module()(sentences)[:, -1], slice(prompts.p + 1, prompts.p + 2)
+    found = logits.gather(1, prompts.clean[:, after]) - logits.gather(1, prompts.corrupt[:, after])
+    return found[:, 0]
+
+
+def planted_heads(net: bt.BNet, prompts: Prompts) -> tuple[list[int], list[int]]:
+    """The heads of each slice that read, for the greater part, the previous word, and the word behind the earlier A.
+
+    They are told by attention weight, which favours attention as a baseline.
+    """
+    first, second = _attentions(net, prompts)
+    after = prompts.p + 1
+    both = first[:, after, prompts.p], second[:, -1, after]
+    return tuple((each > 0.5).nonzero()[0].tolist() for each in both)  # type: ignore[return-value]
+
+
+def planted(role: str, p: int, heads: tuple[Sequence[int], Sequence[int]]) -> set[str]:
+    """The planted arrows of a role, by name."""
+    first = {f"v_0_{h}_{p} -> a_0_{h}_{p + 1}" for h in heads[0]} if role == "v" else set()
+    return first | {f"{role}_1_{h}_{p + 1} -> a_1_{h}_{WORDS - 1}" for h in heads[1]}
+
+
+def scores(net: bt.BNet, prompts: Prompts, found: Circuit, role: str) -> dict[str, tuple[float, float, float]]:
+    """For each arrow `role -> a` above the last word: its effect, `P(j | i)`, and the rollout that flows along it."""
+    weights = _attentions(net, prompts)
+    chain = 0.5 * weights[1].mean(0) + 0.5 * np.eye(WORDS)  # of slice 1: from the last word to those of slice 0
+    heads = len(weights[0])
+    rows: dict[str, tuple[float, float, float]] = {}
+    for t, through in enumerate((chain[-1], np.eye(WORDS)[-1])):
+        for head, i in itertools.product(range(heads), range(WORDS)):
+            for j in range(i + 1) if t == 0 or i == WORDS - 1 else ():
+                name, weight = f"{role}_{t}_{head}_{j} -> a_{t}_{head}_{i}", float(weights[t][head, i, j])
+                rows[name] = found.effects.get(name, 0.0), weight, 0.5 * weight / heads * float(through[i])
+    return rows
+
+
+def _attentions(net: bt.BNet, prompts: Prompts) -> list[np.ndarray]:
+    """`P(j | i)` of each slice, `[head, word, word]`, the mean over the clean prompts."""
+    with torch.no_grad():
+        told, _ = net.module().readings(prompts.clean, of=["a_0", "a_1"])
+    return [told[name].mean(0).double().numpy() for name in ("a_0", "a_1")]
+
+
+def roc_auc(positive: Sequence[bool], score: Sequence[float]) -> float:
+    """The probability that a planted arrow stands above another one, ties a half."""
+    good, score_ = np.asarray(positive), np.asarray(score)
+    apart = score_[good][:, None] - score_[~good][None, :]
+    return float(((apart > 0) + 0.5 * (apart == 0)).mean())
+
+
+def areas(net: bt.BNet, places: Sequence[int] = (2, 5, 8), count: int = 8, seed: int = 7) -> dict[str, list[float]]:
+    """For each role and score the ROC-AUC at each place of the earlier A; then what was kept of the circuit."""
+    found: dict[str, list[float]] = {}
+    for p in places:
+        prompts = Prompts.of(p, count, seed)
+        circuit, heads = searched(net, prompts), planted_heads(net, prompts)
+        for roles in ROLES:
+            rows = {name: row for role in roles for name, row in scores(net, prompts, circuit, role).items()}
+            wanted = set().union(*(planted(role, p, heads) for role in roles))
+            for k, what in enumerate(SCORES):
+                area = roc_auc([name in wanted for name in rows], [row[k] for row in rows.values()])
+                found.setdefault(f"AUC of {' and '.join(roles)} -> a, {what}", []).append(area)
+        kept = {name for name in circuit.kept if name in rows}
+        for what, value in (
+            ("planted arrows v, k -> a", len(wanted)),
+            ("of these kept", len(wanted & kept)),
+            ("others kept", len(kept - wanted)),
+            ("edges kept, of all roles", circuit.edges),
+            ("edges tested", circuit.candidates),
+            ("faithfulness", circuit.faithfulness),
+        ):
+            found.setdefault(what, []).append(value)
+    return found
+
+
+def planted_by_hand() -> list[Figure]:
+    """The planted arrows of an induction net built by hand (two slices, 3 heads, 12 words), among all arrows of their
+    role above the last word: ROC-AUC of their effect in a circuit search (8 sentences `^ ... A B ... A`, corrupt ones
+    with C D for the earlier A B; threshold 2% of clean - corrupt), of attention weight, and of the rollout that flows
+    along them. The median, least and greatest of three places of the earlier A."""
+    return _figures(built())
+
+
+def planted_by_training() -> list[Figure]:
+    """The same for a net of 2 heads that has learned it (1,000 steps), on sentences that it was not trained on. Its
+    planted heads are those that read the right word for the greater part, which favours attention; that keys of slice
+    0 matter to it as well is counted against the search."""
+    return _figures(trained())
+
+
+def _figures(net: bt.BNet) -> list[Figure]:
+    return [figure(what, values, "") for what, values in areas(net).items()]

@@ -1,0 +1,286 @@
+"""Rows of sweeps: every node of a GPT-2-shaped net patched, against TransformerLens on the same weights."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Figure, figure, fresh, interleaved, peak_memory, ratios
+
+WORDS, SLICES, VOCABULARY, RUNS = 32, 6, 50257, 3
+FIRST, SECOND = 17, 703  # the words whose logits the metric compares, at the last word
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One random GPT-2 (fixed seed) here and in TransformerLens, and a clean and a corrupt prompt."""
+
+    net: Any
+    bridge: Any
+    clean: Any
+    corrupt: Any
+
+    @property
+    def metric(self) -> Mapping[str, tuple[int, int]]:
+        """log P(first) - log P(second) at the last word, which is the difference of their logits."""
+        return {f"y_{self.clean.shape[1] - 1}": (FIRST, SECOND)}
+
+    def ours(self, at: str, over: tuple[str, ...] | None = None) -> Callable[[], Any]:
+        """The sweep, from new sentences: both base runs are within it."""
+        import bnet_transformer as bt
+
+        def call() -> Any:
+            clean, corrupt = (self.net.sentence(ids[0].tolist()) for ids in (self.clean, self.corrupt))
+            return bt.sweep(clean, corrupt, at=at, over=over, metric=self.metric)
+
+        return call
+
+    def theirs(self, name: str) -> Callable[[], Any]:
+        """The patching function of TransformerLens; its clean run is made beforehand."""
+        import torch
+        from transformer_lens import patching
+
+        patching.tqdm = lambda cells: cells  # its progress bars
+        with torch.no_grad():
+            cache = self.bridge.run_with_cache(self.clean)[1]
+
+        def call() -> Any:
+            with torch.no_grad():
+                return getattr(patching, name)(self.bridge, self.corrupt, cache, difference)
+
+        return call
+
+
+def difference(logits: Any) -> Any:
+    """The metric as TransformerLens takes it."""
+    return (logits[:, -1, FIRST] - logits[:, -1, SECOND]).mean()
+
+
+def sweep_of_slices_and_words() -> list[Figure]:
+    """`bt.sweep` over every (slice, word) of a GPT-2-shaped net with random weights (6 slices, 384 wide, 12 heads, 32
+    words, vocabulary 50,257, float32), the outcome a difference of two logits at the last word, against
+    `get_act_patch_resid_pre` of TransformerLens on the same weights. Ours has one slice more (the last state),
+    both base runs and the making of the sentences; theirs has its clean run beforehand. Results agree to 1e-4. The
+    prompts differ in every word, so that no word is the same in both runs; then in their eighth word alone. The target
+    is at least 8 times as fast: a ratio of at most 1/8 (the aim is 1/12)."""
+    return _slices_and_words(VOCABULARY)
+
+
+def sweep_of_slices_and_words_small() -> list[Figure]:
+    """The same with a vocabulary of 1,000, where the readout costs next to nothing."""
+    return _slices_and_words(1000)
+
+
+def _slices_and_words(vocabulary: int) -> list[Figure]:
+    if _missing():
+        return []
+    calls, rows = {}, []
+    for what, alike in (("every word differs", False), ("one word differs", True)):
+        pair = made(vocabulary=vocabulary, alike=alike)
+        ours, theirs = pair.ours("x"), pair.theirs("get_act_patch_resid_pre")
+        agree(ours().outcomes[:SLICES, :, 0], theirs())
+        calls |= {f"ours, {what}": ours, f"TransformerLens, {what}": theirs}
+    spent = interleaved(calls, runs=RUNS, warm=0)
+    for what in ("every word differs", "one word differs"):
+        one, other = spent[f"ours, {what}"], spent[f"TransformerLens, {what}"]
+        rows += _told(what, one, other, 1 / 8)
+    return rows
+
+
+def sweep_of_slices_and_heads() -> list[Figure]:
+    """`bt.sweep` over every (slice, head) of the same net, the outputs of a head at all words set together, against
+    `get_act_patch_attn_head_out_all_pos`. The target is at least 6 times as fast: a ratio of at most 1/6."""
+    if _missing():
+        return []
+    rows = []
+    for vocabulary in (VOCABULARY, 1000):
+        pair = made(vocabulary=vocabulary)
+        ours, theirs = pair.ours("a", ("slice", "head")), pair.theirs("get_act_patch_attn_head_out_all_pos")
+        agree(ours().outcomes[..., 0], theirs())
+        spent = interleaved({"ours": ours, "theirs": theirs}, runs=2 * RUNS + 1, warm=0)
+        rows += _told(f"vocabulary {vocabulary:,}", spent["ours"], spent["theirs"], 1 / 6)
+    return rows
+
+
+def trace_of_all_nodes() -> list[Figure]:
+    """The values of all nodes of a sentence in the same net (states, steps, queries, keys, values, attentions, logits;
+    `module.readings`), against `run_with_cache` of TransformerLens; no gradients. One prompt; the same with a
+    vocabulary of 1,000, where the readout costs next to nothing; eight prompts in a batch."""
+    if _missing():
+        return []
+    import torch
+
+    rows = []
+    for what, vocabulary, count, target in (
+        ("one prompt", VOCABULARY, 1, 0.8),
+        ("vocabulary 1,000", 1000, 1, 0.8),
+        ("eight prompts", VOCABULARY, 8, None),
+    ):
+        pair = made(vocabulary=vocabulary)
+        module, want = pair.net.module().eval(), _all_nodes(pair.net)
+        ids = prompts(WORDS, vocabulary, count)[0]
+
+        def ours(module: Any = module, ids: Any = ids, want: Any = want) -> Any:
+            with torch.no_grad():
+                return module.readings(ids, want=want)
+
+        def theirs(bridge: Any = pair.bridge, ids: Any = ids) -> Any:
+            with torch.no_grad():
+                return bridge.run_with_cache(ids)
+
+        (read, values), (logits, cache) = ours(), theirs()
+        agree(values["logits"], logits)
+        agree(values["x_3"], cache["blocks.3.hook_resid_pre"])
+        agree(values["q_5"].transpose(1, 2), cache["blocks.5.attn.hook_q"])
+        agree(read["a_4"], cache["blocks.4.attn.hook_pattern"])
+        spent = interleaved({"ours": ours, "theirs": theirs}, runs=21, warm=3)
+        rows += _told(what, spent["ours"], spent["theirs"], target, name="run_with_cache")
+    return rows
+
+
+def growth_of_a_sweep() -> list[Figure]:
+    """Seconds of `bt.sweep` over every (slice, word) as words and slices grow (384 wide, 12 heads, vocabulary 50,257,
+    every word differs); cells grow with words and slices, and the work of each with both."""
+    rows = []
+    for words, slices in [(n, SLICES) for n in (8, 16, 32, 64)] + [(WORDS, t) for t in (2, 4, 6, 12)]:
+        pair = made(words=words, slices=slices, lens=False)
+        spent = interleaved({"": pair.ours("x")}, runs=RUNS)[""]
+        rows.append(figure(f"{words} words, {slices} slices: {words * (slices + 1)} cells", spent, "s"))
+    return rows
+
+
+def memory_of_a_sweep() -> list[Figure]:
+    """The peak of resident memory (VmHWM) of the same sweeps, and of the trace, each in a fresh process: with the model
+    made (the peak is reset then, where the system can), and after the call."""
+    if _missing():
+        return []
+    rows = []
+    for what in ("every (slice, word)", "every (slice, head)", "all nodes"):
+        for who in ("ours", "TransformerLens"):
+            before, after = fresh(_peak, who, what)
+            rows.append(figure(f"{what}, {who}: before", before, "MB"))
+            rows.append(figure(f"{what}, {who}: after", after, "MB"))
+    return rows
+
+
+def _peak(who: str, what: str) -> tuple[float, float]:
+    import torch
+
+    ours = who == "ours"
+    pair = made(lens=not ours, ours=ours)
+    at, over, theirs = {
+        "every (slice, word)": ("x", None, "get_act_patch_resid_pre"),
+        "every (slice, head)": ("a", ("slice", "head"), "get_act_patch_attn_head_out_all_pos"),
+    }.get(what, ("", None, ""))
+    gc.collect()
+    reset = Path("/proc/self/clear_refs")
+    if reset.exists():
+        reset.write_text("5")  # from here on VmHWM counts anew
+    before = peak_memory()
+    with torch.no_grad():
+        if at:
+            (pair.ours(at, over) if ours else pair.theirs(theirs))()
+        elif ours:
+            pair.net.module().eval().readings(pair.clean, want=_all_nodes(pair.net))
+        else:
+            pair.bridge.run_with_cache(pair.clean)
+    return before, peak_memory()
+
+
+def _all_nodes(net: Any) -> list[str]:
+    """The families of all nodes over words that are functions: all but the words themselves and the readout."""
+    over = [m.family for m in net.network.members if m.tpm.kind == "deterministic" and m.family.words is not None]
+    return [family.name for family in over if family.role != "token"]
+
+
+def _told(
+    what: str, ours: list[float], theirs: list[float], target: float, name: str = "TransformerLens"
+) -> list[Figure]:
+    return [
+        figure(f"{what}: ours", ours, "s"),
+        figure(f"{what}: {name}", theirs, "s"),
+        figure(f"{what}: ratio", ratios(ours, theirs), "", target=target),
+        figure(f"{what}: times as fast", ratios(theirs, ours), ""),
+    ]
+
+
+def agree(ours: Any, theirs: Any) -> None:
+    """Stop where results differ."""
+    import torch
+
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, check_dtype=False)
+
+
+def _missing() -> bool:
+    if importlib.util.find_spec("transformer_lens") is None:
+        print("skipped: TransformerLens is missing (make peers)", file=sys.stderr, flush=True)
+        return True
+    return False
+
+
+def prompts(words: int, vocabulary: int, count: int = 1, *, alike: bool = False) -> tuple[Any, Any]:
+    """A clean and a corrupt prompt that differ in every word, or (`alike`) in the eighth alone."""
+    import torch
+
+    pick = torch.Generator().manual_seed(1)
+    clean = torch.randint(vocabulary, (count, words), generator=pick)
+    other = (clean + torch.randint(1, vocabulary, (count, words), generator=pick)) % vocabulary
+    eighth = torch.arange(words) == 7
+    return clean, torch.where(eighth, other, clean) if alike else other
+
+
+def made(
+    *,
+    words: int = WORDS,
+    slices: int = SLICES,
+    vocabulary: int = VOCABULARY,
+    alike: bool = False,
+    lens: bool = True,
+    ours: bool = True,
+) -> Pair:
+    """A random GPT-2 of these sizes, ours or TransformerLens' or both, and two prompts."""
+    import torch
+
+    import bnet_transformer as bt
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        torch.manual_seed(0)
+        sizes = {"n_embd": 384, "n_layer": slices, "n_head": 12, "n_positions": 64, "vocab_size": vocabulary}
+        tokens = {"bos_token_id": 0, "eos_token_id": 0}
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **tokens)).eval()
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.1)  # large enough that every word tells
+        net = bt.from_pretrained(model) if ours else None
+        bridge = _bridge(model, vocabulary) if lens else None
+    return Pair(net, bridge, *prompts(words, vocabulary, alike=alike))
+
+
+def _bridge(model: Any, vocabulary: int) -> Any:
+    """The model in TransformerLens, with a tokenizer that it wants and nobody asks."""
+    import torch
+    from tokenizers import Tokenizer, models
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    with tempfile.TemporaryDirectory() as folder:
+        model.config.save_pretrained(folder)
+        words = Tokenizer(models.WordLevel({f"w{k}": k for k in range(vocabulary)}, unk_token="w0"))
+        special = dict.fromkeys(("pad_token", "bos_token", "eos_token", "unk_token"), "w0")
+        PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(Path(folder))
+        return TransformerBridge.boot_transformers(
+            folder, hf_model=model, tokenizer=AutoTokenizer.from_pretrained(folder), device="cpu", dtype=torch.float32
+        )

@@ -1,0 +1,243 @@
+"""The arrows that a circuit is chosen from: those that carry a difference between the runs to an outcome.
+
+An arrow carries something if its source differs between the clean and the corrupt run, or may differ in a run between
+them: if a path leads to it from a word that differs, or from a node that is set in one of the two, or otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bnet_transformer.axes import SLICE, WORD
+from bnet_transformer.errors import BNetError, ReadingError, listed, one_of, unknown
+from bnet_transformer.graph import Ground, ancestors
+from bnet_transformer.graph.folded import Bundle, Family
+from bnet_transformer.graph.walk import spread
+from bnet_transformer.inference.sweeps.pairs import Examples
+from bnet_transformer.world import World
+
+Numbers = NDArray[np.int64]
+Marks = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Into:
+    """The arrows into a family that carry something: ground ids of both ends, and the edge that each belongs to.
+
+    An edge is what is taken away at once, one arrow or several; -1 stands for an arrow that always stays.
+    """
+
+    sources: Numbers
+    targets: Numbers
+    edge: Numbers
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+
+@dataclass(frozen=True)
+class Arrows:
+    """All arrows that carry something to an outcome, by the family into which they lead; families in order.
+
+    `edges` has the name of each edge, `of` the edges of each family. `inputs` marks the nodes at which the runs begin
+    to differ, `idle` counts the arrows above the outcomes that carry nothing.
+    """
+
+    ground: Ground
+    outcomes: tuple[int, ...]
+    into: dict[int, Into]
+    edges: tuple[str, ...]
+    of: Mapping[int, tuple[int, ...]] = field(repr=False)
+    inputs: Marks = field(repr=False)
+    idle: int = 0
+
+
+def arrows_of(
+    clean: Examples, corrupt: Examples, outcomes: Sequence[int], over: Collection[str], candidates: object
+) -> Arrows:
+    """The arrows between two runs, joined into edges."""
+    world, ground = clean.world, clean.world.ground
+    above = np.zeros(len(ground), dtype=bool)
+    above[[*outcomes, *ancestors(ground, outcomes)]] = True
+    inputs, live = _differing(clean, corrupt)
+    wanted = _wanted(ground, candidates)
+    found: dict[int, list[tuple[Bundle, Numbers, Numbers]]] = {}
+    idle = 0
+    for bundle, sources, targets in ground.arrows():
+        there = above[targets]
+        some = there & live[sources]
+        idle += int(there.sum() - some.sum())
+        if some.any():
+            found.setdefault(bundle.child, []).append((bundle, sources[some], targets[some]))
+    for index in found:
+        _check(world, index, live)
+    into: dict[int, Into] = {}
+    names: list[str] = []
+    of = {}
+    for index in sorted(found):
+        number: dict[str, int] = {}
+        parts = []
+        for bundle, sources, targets in found[index]:
+            asked = wanted is None or (bundle.parent, bundle.child) in wanted
+            part = np.full(len(sources), -1, dtype=np.int64)
+            for k, name in enumerate(_names(ground, sources, targets, bundle, over) if asked else ()):
+                part[k] = number.setdefault(name, len(names) + len(number))
+            parts.append(part)
+        ends = [np.concatenate([each[k] for each in found[index]]).astype(np.int64) for k in (1, 2)]
+        into[index] = Into(ends[0], ends[1], np.concatenate(parts))
+        of[index] = tuple(number.values())
+        names += number
+    return Arrows(ground, tuple(outcomes), into, tuple(names), of, inputs & above, idle)
+
+
+def needed_above(arrows: Arrows, kept: Mapping[int, Marks], below: Marks, family: int) -> None:
+    """Mark in `below` the sources of the kept arrows into the nodes of a family that it marks."""
+    into, keep = arrows.into[family], kept[family]
+    below[into.sources[keep & below[into.targets]]] = True
+
+
+def that_matter(arrows: Arrows, kept: Mapping[int, Marks]) -> Iterator[tuple[int, int, int]]:
+    """The kept arrows on a path from where the runs differ to an outcome: source, target, edge."""
+    below, beneath = np.zeros(len(arrows.ground), dtype=bool), arrows.inputs.copy()
+    below[list(arrows.outcomes)] = True
+    for family in reversed(arrows.into):
+        needed_above(arrows, kept, below, family)
+    for family, into in arrows.into.items():
+        beneath[into.targets[kept[family] & beneath[into.sources]]] = True
+        there = kept[family] & beneath[into.sources] & below[into.targets]
+        yield from zip(*(each[there].tolist() for each in (into.sources, into.targets, into.edge)), strict=True)
+
+
+def span(ground: Ground, index: int) -> slice:
+    """The numbers of a family's nodes."""
+    return slice(int(ground.offsets[index]), int(ground.offsets[index + 1]))
+
+
+def axes_over(ground: Ground, over: object) -> tuple[str, ...]:
+    """The axes along which arrows stay apart, checked: all of them by default."""
+    known = (SLICE, *ground.folded.sizes, WORD)
+    if over is None:
+        return known
+    told = listed("over", over, str)
+    for axis in told:
+        one_of("over", axis, known)
+    if SLICE not in told:
+        hint = "over=('slice',), which joins all words and plates of a slice"
+        raise BNetError("over", expected="axes, among them 'slice'", got=told, allowed=hint)
+    return told
+
+
+def _differing(clean: Examples, corrupt: Examples) -> tuple[Marks, Marks]:
+    """The nodes at which two runs begin to differ, and those with all that they lead to."""
+    world, other = clean.world, corrupt.world
+    folded = world.network.graph
+    rows = world.ground.rows if world.rows.keys() == other.rows.keys() else {}
+    ground = Ground(folded, world.ground.words, (), rows)
+    inputs = np.zeros(len(ground), dtype=bool)
+    same = []
+    for pair in zip(clean.worlds, corrupt.worlds, strict=True):
+        for name in world.given:
+            family = folded.by_name[name]
+            inputs[span(ground, family.index)] |= _unlike(pair[0].given[name], pair[1].given[name], ground, family)
+    for node in {*world.do, *other.do, *world.rows, *other.rows}:
+        alike = all(_set_alike(*pair, node) for pair in zip(clean.worlds, corrupt.worlds, strict=True))
+        inputs[node] = not alike
+        if alike and node in world.do:
+            same.append(node)
+    live = inputs.copy()
+    for group in folded.groups:
+        while True:  # once, but for families that read each other word after word
+            before = live.copy()
+            for index in group:
+                own = live[span(ground, index)]
+                for bundle in folded.into[index]:
+                    marks = live[span(ground, bundle.parent)].reshape(ground.shapes[bundle.parent])
+                    own |= spread(ground, bundle, marks, up=False).reshape(-1)
+            live[same] = False
+            if np.array_equal(before, live) or (len(group) == 1 and not _reads_itself(folded.into[group[0]])):
+                break
+    return inputs, live
+
+
+def _reads_itself(into: Sequence[Bundle]) -> bool:
+    return any(bundle.parent == bundle.child for bundle in into)
+
+
+def _unlike(one: Tensor, other: Tensor, ground: Ground, family: Family) -> Marks:
+    """The nodes of a given family whose values differ."""
+    count = int(np.prod(ground.shapes[family.index], dtype=np.int64))
+    differ: Marks = (one != other).reshape(count, -1).any(-1).numpy()
+    return differ
+
+
+def _set_alike(one: World, other: World, node: int) -> bool:
+    """True where a node is set to the same value, or to the same row of attention, in both."""
+    for told in ("do", "rows"):
+        mine, theirs = getattr(one, told).get(node), getattr(other, told).get(node)
+        if (mine is None) != (theirs is None) or (mine is not None and not torch.equal(mine, theirs)):
+            return False
+    return True
+
+
+def _check(world: World, index: int, live: Marks) -> None:
+    """Refuse a family whose arrows cannot be taken away one by one in a batch."""
+    member, ground = world.network.members[index], world.ground
+    group = next(group for group in world.network.graph.groups if index in group)
+    if len(group) > 1 or any(given.parent == index for given in member.inputs):
+        raise ReadingError(
+            member.family.name,
+            expected="words that are computed at once",
+            got="words that read each other, one after another, and differ between the runs",
+            allowed="a corrupt sentence that differs in what these words do not hang on",
+        )
+    for selector in {selector for given in member.inputs for _, selector in given.pick}:
+        if live[span(ground, selector)].any():
+            name = world.network.members[selector].family.name
+            raise ReadingError(
+                f"arrow {name} -> {member.family.name}",
+                expected="a choice, picked by, that is the same in both runs",
+                got="one that differs",
+                allowed=f"do({name}=...) to the same state in clean and corrupt",
+            )
+
+
+def _wanted(ground: Ground, candidates: object) -> set[tuple[int, int]] | None:
+    """The pairs of families whose arrows may be taken away; None where all may."""
+    if candidates is None:
+        return None
+    told = listed("candidates", [candidates] if isinstance(candidates, str) else candidates, str)
+    families = ground.folded.families
+    known: dict[str, set[tuple[int, int]]] = {}
+    for bundle in ground.folded.bundles:
+        name = f"{families[bundle.parent].stem} -> {families[bundle.child].stem}"
+        known.setdefault(name, set()).add((bundle.parent, bundle.child))
+    found: set[tuple[int, int]] = set()
+    for each in told:
+        name = " -> ".join(part.strip() for part in each.split("->"))
+        if name not in known:
+            raise unknown("arrow of candidates", each, known)
+        found |= known[name]
+    return found
+
+
+def _names(ground: Ground, sources: Numbers, targets: Numbers, bundle: Bundle, over: Collection[str]) -> Iterator[str]:
+    """The edge of each arrow: the names of its ends, with a star for each index that is joined."""
+    ends = [ground.folded.families[index] for index in (bundle.parent, bundle.child)]
+    if all(axis in over for end in ends for axis in ground.axes(end)):
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            yield f"{ground.name(source)} -> {ground.name(target)}"
+        return
+    sides = []
+    for end, ids in zip(ends, (sources, targets), strict=True):
+        index = np.unravel_index(ids - int(ground.offsets[end.index]), ground.shapes[end.index] or (1,))
+        joined = [axis not in over for axis in ground.axes(end)]
+        sides.append([end.name, *("*" if j else i for j, i in zip(joined, index, strict=False))])
+    for k in range(len(sources)):
+        ends_k = ["_".join(str(i if isinstance(i, str) else i[k]) for i in side) for side in sides]
+        yield " -> ".join(ends_k)

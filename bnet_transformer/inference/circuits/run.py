@@ -1,0 +1,268 @@
+"""Runs of many circuits of the same examples at once, from the family where they differ down to the outcomes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnet_transformer.axes import WORD
+from bnet_transformer.compiler.course import Course, Layout
+from bnet_transformer.compiler.values import count_states, seen
+from bnet_transformer.errors import ReadingError
+from bnet_transformer.graph import ancestors
+from bnet_transformer.inference.circuits.arrows import Arrows, Marks, needed_above, span
+from bnet_transformer.inference.circuits.masked import Masked
+from bnet_transformer.inference.sweeps.metric import Metric
+from bnet_transformer.inference.sweeps.pairs import Examples
+from bnet_transformer.inference.sweeps.rows import CELLS, full_shape, summary
+from bnet_transformer.network import Member
+
+Values = dict[int, Tensor]
+
+
+@dataclass
+class Runs:
+    """The clean examples run by a circuit: at first by all arrows; `settle` says which of a family's arrows stay.
+
+    Families are settled from the outcomes upwards, so whatever stands above the one that is tried has all its arrows,
+    and its clean value. `now` has what the settled ones come to in the run of the present circuit, `below` marks the
+    nodes from which kept arrows lead to an outcome. A family of which one word alone is needed has that word alone.
+    """
+
+    clean: Course
+    corrupt: Course
+    arrows: Arrows
+    metric: Metric
+    count: int
+    memory: int
+    kept: dict[int, Marks] = field(init=False)
+    below: Marks = field(init=False)
+    now: Values = field(init=False)
+    words: dict[int, int] = field(default_factory=dict)
+    _masked: dict[tuple[int, int | None], Masked] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.kept = {family: np.ones(len(into), dtype=bool) for family, into in self.arrows.into.items()}
+        self.below = np.zeros(len(self.arrows.ground), dtype=bool)
+        self.below[list(self.arrows.outcomes)] = True
+        self.now = self._told(self.clean)
+
+    def settle(self, family: int, kept: Marks) -> None:
+        """Keep these arrows into a family and no others."""
+        self.kept[family] = kept
+        way = self._way(family)
+        if way:
+            self.now |= self._values(way, kept[None], drop=False)
+        needed_above(self.arrows, self.kept, self.below, family)
+
+    def tried(self, family: int, tables: Marks) -> Tensor:
+        """The metric with other arrows kept into a family, `[circuit, arrow]`: `[circuit, example]`."""
+        way = self._way(family)
+        found = []
+        for part in self._parts(way, tables):
+            found.append(self._measured({**self.now, **self._values(way, part)}, len(part)))
+        return torch.cat(found)
+
+    def clean_metric(self) -> Tensor:
+        """The metric of the clean run: `[example]`."""
+        return self._measured(self._told(self.clean), 1, self.clean)[0]
+
+    def corrupt_metric(self) -> Tensor:
+        """The metric of the corrupt run."""
+        return self._measured(self._told(self.corrupt), 1, self.corrupt)[0]
+
+    @torch.no_grad()
+    def whole(self, kept: Mapping[int, Marks]) -> Tensor:
+        """The metric of one circuit, every family computed anew: `[example]`."""
+        values = self._told(self.clean)
+        for index in self.arrows.into:
+            values[index] = self._value(index, None, values, torch.from_numpy(kept[index][None]), {})
+        return self._measured(values, 1, words={})[0]
+
+    def _way(self, family: int) -> list[int]:
+        """The families that change with the arrows into one, and lead to an outcome; that one is the first."""
+        graph, found = self.clean.network.graph, {family}
+        for index in self.arrows.into:
+            if index > family and any(bundle.parent in found for bundle in graph.into[index]):
+                found.add(index)
+        way = [index for index in sorted(found) if self.below[span(self.arrows.ground, index)].any()]
+        for index in way:
+            self._narrow(index)
+        return way if family in way else []
+
+    def _narrow(self, index: int) -> None:
+        """Note the word of a family, if only one is needed. It is asked when all that reads the family is settled."""
+        member, ground = self.clean.network.members[index], self.arrows.ground
+        if member.family.words is not None and self.clean.words[member.family.words] > 1 and index not in self.words:
+            marks = self.below[span(ground, index)].reshape(ground.shapes[index])
+            words = np.flatnonzero(marks.reshape(-1, marks.shape[-1]).any(0))
+            self.words[index] = int(words[0]) if len(words) == 1 else -1
+
+    @torch.no_grad()
+    def _values(self, way: Sequence[int], table: Marks, *, drop: bool = True) -> Values:
+        """What the families on a way come to, the first by a table `[circuit, arrow]` of kept arrows."""
+        parents = {index: {given.parent for given in self.clean.network.members[index].inputs} for index in way}
+        last = {parent: k for k, index in enumerate(way) for parent in parents[index]}
+        told = {self.arrows.ground.family_of(node).index for node in self.arrows.outcomes}
+        words = {index: word for index, word in self.words.items() if word >= 0}
+        found: Values = {}
+        for k, index in enumerate(way):
+            kept = torch.from_numpy(table if k == 0 else self.kept[index][None])
+            found[index] = self._value(index, words.get(index), {**self.now, **found}, kept, words)
+            for done in [i for i in found if drop and last.get(i, -1) <= k and i != index and i not in told]:
+                del found[done]
+        return found
+
+    def _value(
+        self, index: int, word: int | None, values: Mapping[int, Tensor], kept: Tensor, words: Mapping[int, int]
+    ) -> Tensor:
+        """What one family comes to in each circuit; what `do` set of it stays."""
+        key = index, word
+        if key not in self._masked:
+            self._masked[key] = Masked.of(self.clean, self.arrows, index, word)
+        masked = self._masked[key]
+        found = masked.value(self._course(masked.member, word, values, words), self.corrupt, kept)
+        if index in self.clean.patched:
+            value, which = self.clean.patched[index]
+            if word is not None:
+                value, which = (each.narrow(self.clean.layout.word, word, 1) for each in (value, which))
+            found = torch.where(which.reshape(*which.shape, *[1] * (value.dim() - which.dim())), value, found)
+        return found
+
+    def _course(
+        self, member: Member, word: int | None, values: Mapping[int, Tensor], words: Mapping[int, int]
+    ) -> Course:
+        """What a family reads: of this run where it has changed, else clean; all words of it, unless it reads one."""
+        there = dict(self.clean.values)
+        for given in member.inputs:
+            if given.parent in values:
+                there[given.parent] = values[given.parent]
+        for given in member.inputs:
+            own = words.get(given.parent)
+            alone = given.reach.kind == "same" and own == word
+            value = there[given.parent]
+            if own is not None and not alone and given.parent in values and value.shape[self.clean.layout.word] == 1:
+                there[given.parent] = self._widened(given.parent, own, value)
+        return replace(self.clean, values=there)
+
+    def _widened(self, index: int, word: int, value: Tensor) -> Tensor:
+        """One word among the others of its family; nothing needed is read from those."""
+        axis, others = self.clean.layout.word, self.corrupt.values[index]
+        words = self.clean.words[self.clean.network.members[index].family.words or ""]
+        lead = torch.broadcast_shapes(value.shape[:axis], others.shape[:axis])
+        found = others.expand(*lead, words, *others.shape[axis + 1 :]).clone()
+        found.narrow(axis, word, 1).copy_(value.expand(*lead, 1, *value.shape[axis + 1 :]))
+        return found
+
+    @torch.no_grad()
+    def _told(self, course: Course) -> Values:
+        """What the random nodes of which something is told come to in a run: log P, or the mean."""
+        found: Values = {}
+        for node in self.arrows.outcomes:
+            index = self.arrows.ground.family_of(node).index
+            if index not in course.values and index not in found:
+                member = course.network.members[index]
+                value = summary(member, *seen(course, member))
+                own = 1 if member.tpm.kind == "discrete" else len(member.shape)
+                found[index] = value.reshape(*[1] * (course.layout.rank + own - value.dim()), *value.shape)
+        return found
+
+    def _measured(
+        self,
+        values: Mapping[int, Tensor],
+        circuits: int,
+        course: Course | None = None,
+        words: Mapping[int, int] | None = None,
+    ) -> Tensor:
+        """The metric of what the outcomes came to: `[circuit, example]`."""
+        base, found = self.clean if course is None else course, {}
+        for node in self.arrows.outcomes:
+            family, index = self.arrows.ground.place(node)
+            value = values[family.index] if family.index in values else base.values[family.index]
+            place = dict(zip(self.arrows.ground.axes(family), index, strict=True))
+            for plate in reversed((*base.layout.plates, WORD)):
+                axis = base.layout.axis(plate)
+                value = value.select(axis, place.get(plate, 0) if value.shape[axis] > 1 else 0)
+            found[node] = value.expand(circuits, self.count, *value.shape[2:])
+        return self.metric(found)
+
+    def _parts(self, way: Sequence[int], tables: Marks) -> Iterator[Marks]:
+        """Circuits, as many at once as the memory holds."""
+        size = max(1, self.memory // max(1, sum(map(self._bytes, way))))
+        return (tables[k : k + size] for k in range(0, len(tables), size))
+
+    def _bytes(self, index: int) -> int:
+        """The memory that the nodes of a family, and what they see, take in one circuit, at most."""
+        member, sizes = self.clean.network.members[index], self.clean.network.graph.sizes
+        *plates, words = full_shape(self.clean, member)
+        count = self.count * math.prod(plates) * (1 if self.words.get(index, -1) >= 0 else words)
+        own = count_states(self.clean, index) if member.tpm.kind == "discrete" else math.prod(member.shape)
+        sources = self.arrows.into[index].sources
+        for given, parent in zip(member.inputs, member.parents, strict=True):
+            there = span(self.arrows.ground, given.parent)
+            if not ((sources >= there.start) & (sources < there.stop)).any():
+                continue  # it is the same in all circuits
+            read = self.clean.network.members[given.parent].family.words or ""
+            over = math.prod(self.clean.words[read] if axis == WORD else sizes[axis] for axis in given.over)
+            own += over * (1 if Masked.mixes(member) else math.prod(parent.shape))
+        return 3 * count * own * self.clean.dtype.itemsize
+
+
+def runs_of(clean: Examples, corrupt: Examples, arrows: Arrows, metric: Metric, memory: int) -> Runs:
+    """The runs of two sides of the same examples."""
+    ours, theirs = (_course_of(examples, arrows.outcomes) for examples in (clean, corrupt))
+    return Runs(ours, theirs, arrows, metric, len(clean), memory)
+
+
+def check_settled(examples: Examples, outcomes: Sequence[int]) -> None:
+    """Refuse a sentence in which something random is open above an outcome."""
+    world = examples.world
+    for node in ancestors(world.ground, outcomes):
+        member = world.network.members[world.ground.family_of(node).index]
+        if member.tpm.kind != "deterministic" and node not in world.do:
+            name = world.ground.name(node)
+            raise ReadingError(
+                f"circuit below {name}",
+                expected="random nodes above the metric that are set",
+                got=f"{name} open",
+                allowed=f"do({name}=...) first, in clean and corrupt",
+            )
+
+
+def _course_of(examples: Examples, outcomes: Sequence[int]) -> Course:
+    """A run of all that leads to the outcomes, `[1, example, *plates, word, *shape]`: circuits lead."""
+    world = examples.world
+    above = {world.ground.family_of(node).index for node in (*outcomes, *ancestors(world.ground, outcomes))}
+    set_ = {world.ground.family_of(node).index for node in world.do}
+    members = world.network.members
+    course = examples.course({index for index in above if members[index].tpm.kind == "deterministic" or index in set_})
+
+    def led(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return pair[0][None], pair[1][None]
+
+    return replace(
+        course,
+        layout=Layout((CELLS,), course.layout.plates),
+        values=_not_read(course, above) | {index: value[None] for index, value in course.values.items()},
+        patched={index: led(pair) for index, pair in course.patched.items()},
+        rows={index: led(pair) for index, pair in course.rows.items()},
+        known={},
+        readings={},
+    )
+
+
+def _not_read(course: Course, above: set[int]) -> Values:
+    """Zeros for the families of which surgery has left nothing that leads to an outcome: their readers see these."""
+    members, found = course.network.members, {}
+    for index in above:
+        for parent in {p for given in members[index].inputs for p in (given.parent, *(s for _, s in given.pick))}:
+            if parent not in above:
+                dtype = torch.long if members[parent].tpm.reads_by_index else course.dtype
+                shape = 1, 1, *full_shape(course, members[parent]), *members[parent].shape
+                found[parent] = torch.zeros(shape, dtype=dtype)
+    return found

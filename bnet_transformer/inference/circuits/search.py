@@ -1,0 +1,152 @@
+"""The search: edges are taken away one after another, as long as what is told of the outcomes hardly changes.
+
+The order is that of ACDC (Conmy et al. 2023): the families from the outcomes back to the words; of the arrows into one
+family, those first whose loss alone moves the metric least. What comes next in that order is guessed, and computed in
+one batch: while edges go, that more go; while they stay, that more stay. A wrong guess costs time and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnet_transformer.errors import BNetError, number, whole
+from bnet_transformer.inference.circuits.arrows import Arrows, Marks, arrows_of, axes_over
+from bnet_transformer.inference.circuits.result import Circuit, result_of
+from bnet_transformer.inference.circuits.run import Runs, check_settled, runs_of
+from bnet_transformer.inference.sweeps.metric import metric_of
+from bnet_transformer.inference.sweeps.pairs import Told, pair
+
+FIRST = 4  # guesses in the first batch; twice as many after a batch that was right
+TIES = 9  # decimals: effects that agree so far are alike, and go in the order of the graph
+
+
+def circuit(
+    clean: Told | Sequence[Told],
+    corrupt: Told | Sequence[Told],
+    *,
+    metric: object,
+    threshold: float,
+    over: Sequence[str] | None = None,
+    candidates: str | Sequence[str] | None = None,
+    memory: int = 2**29,
+) -> Circuit:
+    """The arrows that keep a metric, found by taking away each that hardly matters (ACDC, Conmy et al. 2023).
+
+    A circuit H runs the clean sentence: along an arrow of H a node sees what its parent came to in this run, along any
+    other what its parent is in the corrupt run. An arrow is taken away if that raises the mean over the examples of
+    `|metric(H) - metric(clean)|` by less than `threshold`; metrics are those of `bt.sweep`.
+
+    `over` names the axes along which arrows stay apart (`slice`, the net's plates, `word`; all by default): over
+    `("slice", "head")` the arrows between all words of two families are one edge. `candidates`, such as
+    `["v -> a", "k -> a"]`, are the arrows that may go; the others stay.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.bayesuvius(dim=4, heads=2, combine="concat", residual=True)
+    >>> clean, corrupt = net.sentence("the cat sat"), net.sentence("the dog sat")
+    >>> found = bt.circuit(clean, corrupt, metric=lambda x_1_2: x_1_2[:, 0], threshold=10.0)
+    >>> found.edges, found.candidates
+    (0, 10)
+    """
+    if number("threshold", threshold) < 0:
+        raise BNetError("threshold", expected="a number of at least 0", got=threshold)
+    whole("memory", memory)
+    sides = pair(clean, corrupt)
+    if len(sides) > 1:
+        wanted = "sentences in which the same nodes are set"
+        raise BNetError("clean, corrupt", expected=wanted, got="others in some", allowed="a search for each")
+    ((ours, theirs),) = sides
+    measure = metric_of(ours, metric)
+    axes = axes_over(ours.world.ground, over)
+    for examples in (ours, theirs):
+        check_settled(examples, measure.nodes)
+    arrows = arrows_of(ours, theirs, measure.nodes, axes, candidates)
+    if not arrows.edges:
+        got = "one that does not" if not arrows.into else "none of these arrows"
+        wanted = "a sentence that differs from clean in what leads to the metric, along candidates"
+        raise BNetError("corrupt", expected=wanted, got=got)
+    runs = runs_of(ours, theirs, arrows, measure, memory)
+    whole_clean, whole_corrupt = runs.clean_metric(), runs.corrupt_metric()
+    tests = search(runs, whole_clean, float(threshold))
+    told = {"threshold": float(threshold), "over": axes, "clean": whole_clean, "corrupt": whole_corrupt}
+    return result_of(ours, arrows, runs.kept, tests, {**told, "outcome": runs.whole(runs.kept)})
+
+
+def search(runs: Runs, clean: Tensor, threshold: float) -> dict[int, tuple[float, bool]]:
+    """For each edge that was tested, in order, how much its loss raised `D(H)`, and whether it was kept.
+
+    `D(H)` is the mean over the examples of `|metric(H) - metric(clean)|`. The arrows stay with the runs.
+    """
+    arrows, found = runs.arrows, {}
+    distance = 0.0
+    for family in reversed(arrows.into):
+        into = arrows.into[family]
+        kept = runs.kept[family].copy()
+        idle = _leading_nowhere(arrows, family, runs.below)
+        for edge in idle:
+            found[edge] = 0.0, False
+        kept[np.isin(into.edge, idle)] = False
+        tests = _Tests(runs, family, clean, threshold, kept, distance)
+        found |= tests.all([edge for edge in arrows.of[family] if edge not in set(idle)])
+        distance = tests.distance
+        runs.settle(family, tests.kept)
+    return found
+
+
+def _leading_nowhere(arrows: Arrows, family: int, below: Marks) -> list[int]:
+    """The edges into a family none of whose arrows leads to a node that leads to an outcome."""
+    into = arrows.into[family]
+    needed = set(into.edge[below[into.targets]].tolist())
+    return [edge for edge in arrows.of[family] if edge not in needed]
+
+
+class _Tests:
+    """The tests of the edges into one family."""
+
+    def __init__(self, runs: Runs, family: int, clean: Tensor, threshold: float, kept: Marks, distance: float) -> None:
+        self.runs, self.family, self.clean, self.threshold = runs, family, clean, threshold
+        self.kept, self.distance = kept, distance
+        self.edge = runs.arrows.into[family].edge
+
+    def all(self, edges: Sequence[int]) -> dict[int, tuple[float, bool]]:
+        """Test edges in the order of what each does alone."""
+        found: dict[int, tuple[float, bool]] = {}
+        if not edges:
+            return found
+        alone = self._distances([[edge] for edge in edges]) - self.distance
+        order = sorted(range(len(edges)), key=lambda k: round(float(alone[k]), TIES))
+        rest, size, going = [edges[k] for k in order], FIRST, True
+        while rest:
+            guess = rest[:size]
+            right = 0
+            for edge, distance in zip(guess, self._guessed(guess, going=going).tolist(), strict=True):
+                rise = distance - self.distance
+                goes = rise < self.threshold
+                found[edge] = rise, not goes
+                right += 1
+                if goes:
+                    self._take(edge, distance)
+                if goes != going:
+                    break
+            wrong = found[guess[right - 1]][1] == going
+            rest, size, going = rest[right:], FIRST if wrong else 2 * size, going != wrong
+        return found
+
+    def _guessed(self, edges: Sequence[int], *, going: bool) -> Tensor:
+        """`D` at the test of each of some edges, if all of them before it go, or if all stay."""
+        return self._distances([edges[: k + 1] if going else [edges[k]] for k in range(len(edges))])
+
+    def _take(self, edge: int, distance: float) -> None:
+        self.kept = self.kept & (self.edge != edge)
+        self.distance = distance
+
+    def _distances(self, gone: Sequence[Sequence[int]]) -> Tensor:
+        """`D` without these edges."""
+        most, found = max(1, self.runs.memory // (4 * len(self.edge))), []
+        for start in range(0, len(gone), most):
+            tables = [self.kept & ~np.isin(self.edge, list(edges)) for edges in gone[start : start + most]]
+            found.append((self.runs.tried(self.family, np.stack(tables)) - self.clean).abs().mean(-1))
+        return torch.cat(found)

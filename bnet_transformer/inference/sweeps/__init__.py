@@ -1,0 +1,149 @@
+"""Sweeps: many interventions as one batch, for their effect on a metric; along nodes, attention rows, arrows and paths.
+
+`pairs` holds the sentences, `metric` and `cells` what is asked; `reach` says what is computed again, `rows` and `run`
+compute it, `arrows` sends values along paths, `choices` averages over what is open, `slow` is one run at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from bnet_transformer.errors import BNetError, one_of, whole
+from bnet_transformer.inference.surgery import Mean, Noise, Zero, is_own, own_value_for, value_for
+from bnet_transformer.inference.sweeps.asked import cells_of
+from bnet_transformer.inference.sweeps.cells import Cells
+from bnet_transformer.inference.sweeps.metric import metric_of
+from bnet_transformer.inference.sweeps.pairs import Examples, examples_of, pair
+from bnet_transformer.inference.sweeps.results import Mediation, Sweep
+from bnet_transformer.inference.sweeps.sweeping import Swept, bytes_of, swept
+
+__all__ = ["Mediation", "Sweep", "mediation", "sweep"]
+
+MEMORY = 2**29
+
+
+def sweep(
+    clean: object,
+    corrupt: object,
+    *,
+    at: str | Sequence[str] = "x",
+    metric: object,
+    over: str | Sequence[str] | None = None,
+    memory: int = MEMORY,
+    progress: bool | None = None,
+) -> Sweep:
+    """What the metric comes to when clean values are put into the corrupt run: every cell of `at`, in one batch.
+
+    `clean` and `corrupt` are sentences of one length, or lists of as many (the examples); `clean` may be `Zero()`,
+    `Mean(...)` or `Noise(...)`: an ablation. `at` is a role (`"x"`, `"q"`; `"j"` for rows of attention), an arrow or a
+    path of roles (`"v -> a"`), or a list of names, patterns and paths; `over` names the axes that stay apart. `metric`
+    is a discrete node with its state (or two, for the difference of their log probabilities), or a function whose
+    parameters are nodes. About `memory` bytes are used at once; a bar shows the
+    `progress` in a terminal (None), always or never.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "a", "cat", "dog", "sat"])
+    >>> clean, corrupt = net.sentence("the cat sat"), net.sentence("the dog sat")
+    >>> found = bt.sweep(clean, corrupt, at="x", metric={"y_2": ("cat", "dog")})
+    >>> found.axes, found.values.shape, found.values[0, 0].item()
+    (('slice', 'word'), torch.Size([3, 3]), 0.0)
+    """
+    size = whole("memory", memory)
+    one_of("progress", progress, (True, False, None))
+    if isinstance(clean, Zero | Mean | Noise):
+        sources: list[tuple[Examples | None, Examples]] = [(None, each) for each in examples_of("corrupt", corrupt)]
+    else:
+        sources = list(pair(clean, corrupt))
+    everyone = _everyone([ours for _, ours in sources])
+    cells = cells_of(everyone, at, over)
+    asked = metric_of(everyone, metric)
+    count = len(sources)
+    sources = [part for theirs, ours in sources for part in _parts(theirs, ours, asked.nodes, size)]
+    values = [_ablation(clean, corrupt, k) for k in _starts([ours for _, ours in sources])]
+    if isinstance(clean, Zero | Mean | Noise) and (cells.routes or any(each.rows for each in cells.entries)):
+        raise BNetError("at", expected="nodes, for an ablation", got=at, allowed='a role such as "a", or names')
+    batches = [
+        Swept(theirs, ours, cells, asked.nodes, size, told if theirs is None else None, len(sources) == count)
+        for (theirs, ours), told in zip(sources, values, strict=True)
+    ]
+    outcomes, best, worst = swept(batches, asked, cells, size, progress)
+    return Sweep(cells.at, cells.axes, cells.labels, cells.places, outcomes, best, worst, _named(cells))
+
+
+def mediation(
+    clean: object,
+    corrupt: object,
+    *,
+    through: str | Sequence[str] = "x",
+    metric: object,
+    over: str | Sequence[str] | None = None,
+    memory: int = MEMORY,
+    progress: bool | None = None,
+) -> Mediation:
+    """The natural indirect effect through each cell, and the natural direct effect past it (Pearl 2001).
+
+    Indirect: the corrupt run with the cell as in the clean one. Direct: the clean run with the cell as in the corrupt
+    one. Both are told against the corrupt run; `clean` may be `corrupt.do(...)`, for a treatment of some nodes.
+    """
+    there = sweep(clean, corrupt, at=through, metric=metric, over=over, memory=memory, progress=progress)
+    if there.clean is None:
+        raise BNetError("clean", expected="sentences", got=clean)
+    back = sweep(corrupt, clean, at=through, metric=metric, over=over, memory=memory, progress=progress)
+    return Mediation(
+        there.at,
+        there.axes,
+        there.labels,
+        there.places,
+        there.outcomes,
+        back.outcomes,
+        there.clean,
+        there.corrupt,
+        there.names,
+    )
+
+
+def _parts(
+    clean: Examples | None, corrupt: Examples, nodes: Sequence[int], memory: int
+) -> Iterator[tuple[Examples | None, Examples]]:
+    """The examples, so many at a time that their runs fit in half of the memory."""
+    size = max(1, memory // (2 * bytes_of(corrupt, nodes)[1]))
+    if clean is None:
+        return ((None, ours) for ours in corrupt.parts(size))
+    return zip(clean.parts(size), corrupt.parts(size), strict=True)
+
+
+def _everyone(batches: Sequence[Examples]) -> Examples:
+    """All examples, for what is asked of each by name."""
+    worlds = tuple(world for each in batches for world in each.worlds)
+    return replace(batches[0], worlds=worlds, tokens=tuple(tokens for each in batches for tokens in each.tokens))
+
+
+def _starts(batches: Sequence[Examples]) -> list[int]:
+    """The number of the first example of each batch."""
+    return list(itertools.accumulate(map(len, batches), initial=0))[:-1]
+
+
+def _ablation(told: object, corrupt: object, first: int) -> Callable[[int, int], Tensor]:
+    """What an ablation sets a node to, by example and node."""
+    sentences: list[Any] = list(corrupt) if isinstance(corrupt, list | tuple) else [corrupt]
+
+    def value(example: int, node: int) -> Tensor:
+        sentence = sentences[first + example]
+        world = sentence._said.world
+        found = own_value_for(world, sentence, node, told) if is_own(told) else value_for(world, node, told)
+        assert isinstance(found, Tensor)
+        return found
+
+    return value
+
+
+def _named(cells: Cells) -> dict[tuple[int, ...], str]:
+    """The names of cells by their index."""
+    shape = cells.shape
+    return {tuple(int(i) for i in np.unravel_index(number, shape)): name for number, name in cells.names.items()}

@@ -1,0 +1,115 @@
+"""The open choices above what a sweep sets and asks: they are the same in both runs, and the outcomes are averaged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bnet_transformer import reference
+from bnet_transformer.errors import BudgetError, EvidenceError
+from bnet_transformer.inference.ground import choices_above
+from bnet_transformer.inference.many import joint_log_probs, joint_states
+from bnet_transformer.inference.sweeps.pairs import Examples
+from bnet_transformer.reference import BUDGET
+from bnet_transformer.tpm import Given
+from bnet_transformer.world import World, support, where
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Choices that no value decides (a selector, atoms), every joint state of them, and its log probability for each
+    example, `[state, example]`."""
+
+    nodes: tuple[int, ...]
+    states: Tensor
+    log_probs: Tensor
+
+    def __iter__(self) -> Iterator[dict[int, Tensor]]:
+        for row in self.states:
+            yield dict(zip(self.nodes, row.unbind(), strict=True))
+
+    def averaged(self, found: Sequence[Tensor], *, discrete: bool) -> Tensor:
+        """An outcome over all states, `[cell, example, *shape]` in each: its mean, or the log of the mean of `P`."""
+        if not self.nodes:
+            return found[0]
+        each = torch.stack(list(found))
+        logs = self.log_probs.to(each.dtype).reshape(len(each), 1, -1, *[1] * (each.dim() - 3))
+        return (each + logs).logsumexp(0) if discrete else (each * logs.exp()).sum(0)
+
+
+def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], outcomes: Sequence[int]) -> Choices:
+    """The choices above some nodes in either run that no value decides."""
+    found: set[int] = set()
+    for examples in (corrupt,) if clean is None else (clean, corrupt):
+        world = examples.world
+        asked = [parent for node in outcomes for parent in _decided_by(world, node)] + list(nodes)
+        if not _may_hang_on_choices(world, asked):
+            continue
+        found |= {node for node in choices_above(world, asked, {}) if not _decided(world, node)}
+    free = sorted(found)
+    world = corrupt.world
+    count = math.prod(support(world, node) for node in free)
+    if count > BUDGET:
+        raise BudgetError(
+            "sweep",
+            expected=f"at most {BUDGET} joint states of the open choices",
+            got=f"{count}",
+            allowed="do() on them: " + ", ".join(map(world.ground.name, free[:6])),
+        )
+    for node in free:
+        if node in world.do:
+            allowed = f"do({world.ground.name(node)}=...) in the clean sentences"
+            raise EvidenceError(
+                world.ground.name(node),
+                expected="a choice open in both",
+                got="one set in corrupt alone",
+                allowed=allowed,
+            )
+    states = (
+        joint_states([range(support(world, node)) for node in free]) if free else torch.zeros(1, 0, dtype=torch.long)
+    )
+    logs = [
+        joint_log_probs(corrupt.module, each, free, {}).reshape(-1) if free else torch.zeros(1)
+        for each in corrupt.worlds
+    ]
+    return Choices(tuple(free), states, torch.stack(logs, -1))
+
+
+def _may_hang_on_choices(world: World, nodes: Sequence[int]) -> bool:
+    """Whether a family above some nodes is random and discrete: cheaper to tell than which node is."""
+    graph, members = world.network.graph, world.network.members
+    stack = [world.ground.family_of(node).index for node in nodes]
+    seen: set[int] = set()
+    while stack:
+        index = stack.pop()
+        if index not in seen:
+            seen.add(index)
+            if members[index].tpm.kind == "discrete":
+                return True
+            stack.extend(bundle.parent for bundle in graph.into[index])
+    return False
+
+
+def _decided_by(world: World, node: int) -> list[int]:
+    """What decides an outcome: the parents of a random node, or the node itself."""
+    random = where(world, node)[0].tpm.kind != "deterministic" and node not in world.do
+    return reference.parents(world, node) if random else [node]
+
+
+def _decided(world: World, node: int) -> bool:
+    """True where values decide the distribution of a choice, and not other choices alone."""
+    above = reference.parents(world, node)
+    seen: set[int] = set()
+    while above:
+        parent = above.pop()
+        if parent not in seen:
+            seen.add(parent)
+            member = where(world, parent)[0]
+            if member.tpm.kind != "discrete" and (member.inputs or isinstance(member.tpm, Given)):
+                return True
+            above.extend(reference.parents(world, parent))
+    return False

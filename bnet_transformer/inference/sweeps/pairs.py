@@ -1,0 +1,155 @@
+"""Examples: sentences of one net and of one length, computed as one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bnet_transformer.compiler.course import Course
+from bnet_transformer.compiler.module import Module
+from bnet_transformer.errors import BNetError, EvidenceError, ReadingError
+from bnet_transformer.inference.answers import gathered, gathered_rows
+from bnet_transformer.inference.ground import counted
+from bnet_transformer.world import World
+
+
+class Told(Protocol):
+    """A sentence, as `Sentence` tells it to other rooms."""
+
+    @property
+    def _said(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Sentences of one net, all of as many words, with as much set in each: what one batch can hold."""
+
+    module: Module
+    worlds: tuple[World, ...]
+    tokens: tuple[Mapping[str, Sequence[str]], ...]
+
+    def __len__(self) -> int:
+        return len(self.worlds)
+
+    @property
+    def world(self) -> World:
+        """The first sentence: its names, its arrows, the words that there are, are those of all."""
+        return self.worlds[0]
+
+    def set_to(self, states: Mapping[int, Tensor]) -> Examples:
+        """The same sentences with choices set that are open in them."""
+        if not states:
+            return self
+        open_ = {node: state for node, state in states.items() if node not in self.world.do}
+        return replace(self, worlds=tuple(world.surgery(open_) for world in self.worlds))
+
+    def parts(self, size: int) -> Iterator[Examples]:
+        """The sentences in order, so many at a time."""
+        for start in range(0, len(self), size):
+            some = slice(start, start + size)
+            yield replace(self, worlds=self.worlds[some], tokens=self.tokens[some])
+
+    def alone(self) -> Iterator[Examples]:
+        """Each sentence by itself."""
+        return self.parts(1)
+
+    @torch.no_grad()
+    def course(self, families: Collection[int], readings: Collection[int] = ()) -> Course:
+        """The values of families (and `P(j | i)` of some) in all sentences: `[1 or N, *plates, word, *shape]`."""
+        graph = self.world.network.graph
+        want = tuple(graph.families[index].name for index in sorted(families))
+        above: set[int] = set()
+        stack = [*families, *readings]
+        while stack:
+            index = stack.pop()
+            if index not in above:
+                above.add(index)
+                stack.extend(bundle.parent for bundle in graph.into[index])
+        told = [gathered(world, world.do, above) for world in self.worlds]
+        rows = [gathered_rows(world, above) for world in self.worlds]
+        whole = {name: torch.cat([each[0][name] for each in told]) for name in told[0][0]}
+        course, plan = self.module.course(
+            want,
+            counted(self.world),
+            do=whole,
+            patched=_stacked([each[1] for each in told]),
+            rows=_stacked(rows),
+            given={name: torch.stack([world.given[name] for world in self.worlds]) for name in self.world.given},
+            readings=frozenset(readings),
+            training=False,
+        )
+        if plan.enumerated:
+            name = graph.families[plan.enumerated[0]].name
+            raise ReadingError(name, expected="a choice that no value decides", got="one that values decide")
+        return course
+
+
+def _stacked(each: Sequence[Mapping[str, tuple[Tensor, Tensor]]]) -> dict[str, tuple[Tensor, Tensor]]:
+    """What is told of families, sentence by sentence, as one batch."""
+    pairs = {name: [told[name] for told in each] for name in each[0]}
+    return {name: (torch.cat([v for v, _ in told]), torch.cat([w for _, w in told])) for name, told in pairs.items()}
+
+
+def examples_of(what: str, sentences: object) -> tuple[Examples, ...]:
+    """The examples of one sentence or of several, checked: one batch, or one for each where not all can share one."""
+    several: list[Any] = list(sentences) if isinstance(sentences, list | tuple) else [sentences]
+    for each in several:
+        if not hasattr(each, "_said"):
+            raise BNetError(what, expected="a Sentence, or a list of them", got=each)
+    if not several:
+        raise BNetError(what, expected="a Sentence, or a list of them", got="none")
+    said = [each._said for each in several]
+    first = said[0]
+    for k, each in enumerate(said):
+        name = f"{what}[{k}]" if isinstance(sentences, list | tuple) else what
+        if each.world.network is not first.world.network:
+            raise BNetError(name, expected="a sentence of the same net as the first", got="one of another net")
+        if each.world.ground.words != first.world.ground.words:
+            wanted = f"a sentence of {_words(first.world)}, as {what}[0]"
+            raise BNetError(name, expected=wanted, got=f"one of {_words(each.world)}")
+        if each.seen:
+            seen = ", ".join(each.world.ground.name(node) for node in each.seen)
+            raise EvidenceError(name, expected="a sentence without evidence", got=seen, allowed="do() sets a node")
+    found = Examples(first.module, tuple(s.world for s in said), tuple(s.tokens for s in said))
+    return (found,) if _alike(found) else tuple(found.alone())
+
+
+def _alike(examples: Examples) -> bool:
+    """True where the same nodes are set in all sentences, to values of one kind, and the same is given."""
+    first = examples.world
+    for world in examples.worlds[1:]:
+        same = world.do.keys() == first.do.keys() and world.rows.keys() == first.rows.keys()
+        if not same or world.given.keys() != first.given.keys():
+            return False
+        told = [*zip((world.do[n] for n in first.do), first.do.values(), strict=True)]
+        told += zip((world.given[n] for n in first.given), first.given.values(), strict=True)
+        if any(one.shape != other.shape or one.dtype != other.dtype for one, other in told):
+            return False
+    return True
+
+
+def pair(clean: object, corrupt: object) -> tuple[tuple[Examples, Examples], ...]:
+    """The clean and the corrupt sentences, side by side: as many of both, of one net and one length."""
+    theirs, ours = examples_of("clean", clean), examples_of("corrupt", corrupt)
+    counts = sum(map(len, theirs)), sum(map(len, ours))
+    if counts[0] != counts[1]:
+        raise BNetError("corrupt", expected=f"as many sentences as clean, {counts[0]}", got=counts[1])
+    one, other = theirs[0].world, ours[0].world
+    if one.network is not other.network:
+        raise BNetError("corrupt", expected="sentences of the same net as clean", got="sentences of another net")
+    if one.ground.words != other.ground.words:
+        raise BNetError("corrupt", expected=f"sentences of {_words(one)}, as clean", got=f"of {_words(other)}")
+    if len(theirs) == len(ours) == 1:
+        return ((theirs[0], ours[0]),)
+    alone = [[each for examples in side for each in examples.alone()] for side in (theirs, ours)]
+    return tuple(zip(*alone, strict=True))
+
+
+def _words(world: World) -> str:
+    return " and ".join(
+        f"{count} words" + (f" ({stack})" if stack else "") for stack, count in world.ground.words.items()
+    )

@@ -1,0 +1,362 @@
+"""What a sweep tells: the effect of each cell on the metric, example by example, with errors and intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnet_transformer.errors import BNetError, number, one_of, unknown, whole
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CHUNK = 2**23  # resampled means at once: 64 MB
+PARTS = ("direct", "indirect", "interaction")
+TOKENS = {"word": "token"}  # what the column of an axis' words is called; of others `read_token` and the like
+SHOWN = 12  # rows in a notebook
+STRONGEST = 5
+
+
+class ByCell:
+    """What is common to results by cell: axes, the names of cells, and parts of them."""
+
+    at: str
+    axes: tuple[str, ...]
+    labels: Mapping[str, tuple[str, ...]]
+    places: Mapping[str, tuple[int, ...]]
+    clean: Tensor | None
+    corrupt: Tensor
+    names: Mapping[tuple[int, ...], str]
+
+    @property
+    def examples(self) -> int:
+        """How many examples there are."""
+        return len(self.corrupt)
+
+    @property
+    def total(self) -> Tensor:
+        """How far the corrupt run is from the clean one, `[example]`: `clean - corrupt`."""
+        if self.clean is None:
+            got = "an ablation, which has no clean run"
+            raise BNetError("total", expected="a sweep with a clean run", got=got, allowed="values, effects")
+        return self.clean - self.corrupt
+
+    def index_of(self, name: str) -> tuple[int, ...]:
+        """Where a cell stands, by its name."""
+        if not isinstance(name, str) or name not in self._by_name:
+            raise unknown("cell", name, self._by_name)
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, tuple[int, ...]]:
+        return {name: index for index, name in self.names.items()}
+
+    def _fixed(self, places: Mapping[str, int]) -> tuple[dict[int, int], dict[str, Any]]:
+        """The place along each dim that is fixed, and what is left of axes, labels, places and names."""
+        if not places:
+            raise BNetError("where", expected="an axis and its place", got="none", allowed=", ".join(self.axes))
+        fixed = {}
+        for axis, place in places.items():
+            if axis not in self.axes:
+                raise unknown("axis", axis, self.axes)
+            dim = self.axes.index(axis)
+            along = self.places_along(axis)
+            if whole(axis, place, least=0) not in along:
+                told = f"{along[0]} to {along[-1]}" if along == tuple(range(along[0], along[-1] + 1)) else f"{along}"
+                raise BNetError(axis, expected=f"one of {told}", got=place)
+            fixed[dim] = along.index(place)
+        left = tuple(axis for axis in self.axes if axis not in places)
+        names = {
+            tuple(k for dim, k in enumerate(index) if dim not in fixed): name
+            for index, name in self.names.items()
+            if all(index[dim] == k for dim, k in fixed.items())
+        }
+        parts = {"labels": self.labels, "places": self.places}
+        rest = {what: {axis: told[axis] for axis in left if axis in told} for what, told in parts.items()}
+        return fixed, {"axes": left, "names": names, **rest}
+
+    def places_along(self, axis: str) -> tuple[int, ...]:
+        """The numbers of the slices, heads or words along an axis."""
+        return self.places.get(axis, tuple(range(len(self.labels.get(axis, ())))))
+
+    def _rows(self) -> dict[str, list[Any]]:
+        """The columns of a frame that say which cell a row is."""
+        indices = list(self.names)
+        columns: dict[str, list[Any]] = {"name": list(self.names.values())}
+        for dim, axis in enumerate(self.axes):
+            labels = self.labels.get(axis)
+            if axis in ("cell", "path"):
+                continue
+            along = self.places_along(axis)
+            columns[axis] = [along[index[dim]] for index in indices]
+            if labels is not None and labels != tuple(map(str, along)):
+                columns[TOKENS.get(axis, f"{axis}_token")] = [labels[index[dim]] for index in indices]
+        return columns
+
+    def _of_cells(self, values: Tensor) -> Any:
+        """The numbers of the cells that there are, in the order of their names."""
+        found = np.asarray(values.detach().cpu().double())
+        return np.array([found[index] for index in self.names])
+
+    def _shape(self) -> str:
+        """The axes and how long they are, and how many examples, in words."""
+        counts = [(axis, len(self.labels[axis])) for axis in self.axes]
+        axes = " x ".join(_counted(count, axis) for axis, count in counts) or "all together"
+        return f"{axes}, {_counted(self.examples, 'example')}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sweep(ByCell):
+    """The metric with each cell set, `outcomes[*axes, example]`, beside that of the clean and of the corrupt run.
+
+    An *effect* is `outcomes - corrupt`. NaN is where there is no such cell: an arrow that the mask lacks. `names` has
+    the name of each cell, by its index; `labels` say what stands along an axis, `places` the numbers of its slices,
+    heads and words. Standard errors and intervals are over the examples.
+    """
+
+    at: str
+    axes: tuple[str, ...]
+    labels: Mapping[str, tuple[str, ...]]
+    places: Mapping[str, tuple[int, ...]]
+    outcomes: Tensor
+    clean: Tensor | None
+    corrupt: Tensor
+    names: Mapping[tuple[int, ...], str]
+
+    @property
+    def effects(self) -> Tensor:
+        """How far each cell moves the metric from the corrupt run, `[*axes, example]`."""
+        return self.outcomes - self.corrupt
+
+    @property
+    def values(self) -> Tensor:
+        """The mean effect over the examples, `[*axes]`."""
+        return self.effects.mean(-1)
+
+    @property
+    def error(self) -> Tensor:
+        """The standard error of the mean effect, `[*axes]`; NaN with a single example."""
+        if self.examples == 1:
+            return torch.full_like(self.values, torch.nan)
+        return self.effects.std(-1) / math.sqrt(self.examples)
+
+    @property
+    def restored(self) -> Tensor:
+        """The mean effect as a share of the mean total, `[*axes]`: 0 as corrupt, 1 as clean."""
+        total = self.total.mean()
+        if not bool(total.abs() > 0) or not bool(total.isfinite()):
+            got = f"a mean total of {float(total):g}"
+            wanted = "a clean and a corrupt run whose metrics differ"
+            raise BNetError("restored", expected=wanted, got=got, allowed="values, effects")
+        return self.values / total
+
+    def interval(self, confidence: float = 0.95, *, draws: int = 1000, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """The ends of the percentile bootstrap interval of the mean effect: two `[*axes]`.
+
+        The examples are drawn anew, with replacement, `draws` times; all cells share the draws.
+        """
+        return bootstrap(self.effects, confidence, draws, seed)
+
+    def __getitem__(self, name: str) -> float:
+        """The mean effect of a cell, by its name."""
+        return float(self.values[self.index_of(name)])
+
+    def top(self, count: int = STRONGEST) -> list[tuple[str, float]]:
+        """The cells of the greatest effects, up or down, each with its mean effect."""
+        values = self._of_cells(self.values)
+        size = np.where(np.isnan(values), -1.0, np.abs(values))
+        order = np.argsort(-size, kind="stable")[: whole("count", count)]
+        names = list(self.names.values())
+        return [(names[k], float(values[k])) for k in order.tolist() if size[k] >= 0]
+
+    def where(self, **places: int) -> Sweep:
+        """The cells at one place of some axes, such as `where(slice=1)`: a sweep without these axes."""
+        fixed, rest = self._fixed(places)
+        return replace(self, outcomes=_taken(self.outcomes, fixed), **rest)
+
+    def marks(self) -> Mapping[str, str]:
+        """The strongest cells with their effects: `s.draw("cells.svg", highlight=sweep)` shows them."""
+        return {name: f"{effect:+.2g}" for name, effect in self.top() if effect != 0}
+
+    def to_dataframe(self, *, examples: bool = False) -> pd.DataFrame:
+        """A row for each cell, with the error and the 95% interval of its effect (NaN with a single example).
+
+        With `examples=True` a row for each cell and example.
+        """
+        one_of("examples", examples, (True, False))
+        columns = self._rows()
+        if examples:
+            parts = {"outcome": self.outcomes, "effect": self.effects}
+            return _by_example(columns, self.examples, {what: self._of_cells(told) for what, told in parts.items()})
+        return _frame(columns, {what: self._of_cells(told) for what, told in self._told().items()})
+
+    def _told(self) -> dict[str, Tensor]:
+        none = torch.full_like(self.values, torch.nan)
+        low, high = (none, none) if self.examples == 1 else self.interval()
+        return {"effect": self.values, "error": self.error, "low": low, "high": high}
+
+    def __repr__(self) -> str:
+        best = "".join(f"; strongest {name} {effect:+.3g}" for name, effect in self.top(1))
+        return f"Sweep({self.at!r}, {self._shape()}{best})"
+
+    def _repr_html_(self) -> str:
+        clean = "an ablation" if self.clean is None else f"clean {float(self.clean.mean()):.3g}"
+        told = f"{self.at}: {self._shape()}; {clean}, corrupt {float(self.corrupt.mean()):.3g}"
+        errors = self.error
+        rows = [(name, f"{e:+.3g}", _plus_minus(errors[self.index_of(name)])) for name, e in self.top(SHOWN)]
+        return _html(told, ("cell", "effect", "standard error"), rows, len(self.names))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Mediation(ByCell):
+    """How much of the total effect, `clean - corrupt`, goes through each cell M (Pearl's natural effects).
+
+    *indirect*: the corrupt run with the clean M, less the corrupt run. *direct*: the clean run with the corrupt M, less
+    the corrupt run. *interaction*: `total - direct - indirect`, which is 0 in a linear net. `of("direct")` is one of
+    the three as a `Sweep`, with its errors and intervals.
+    """
+
+    at: str
+    axes: tuple[str, ...]
+    labels: Mapping[str, tuple[str, ...]]
+    places: Mapping[str, tuple[int, ...]]
+    indirect_outcomes: Tensor
+    direct_outcomes: Tensor
+    clean: Tensor
+    corrupt: Tensor
+    names: Mapping[tuple[int, ...], str]
+
+    @property
+    def direct(self) -> Tensor:
+        """The mean direct effect, that which does not go through the cell, `[*axes]`."""
+        return self.of("direct").values
+
+    @property
+    def indirect(self) -> Tensor:
+        """The mean indirect effect, that which goes through the cell, `[*axes]`."""
+        return self.of("indirect").values
+
+    @property
+    def interaction(self) -> Tensor:
+        """What the mean total has beyond both, `[*axes]`."""
+        return self.of("interaction").values
+
+    def of(self, part: str) -> Sweep:
+        """The `direct`, the `indirect` effect or the `interaction`, as a sweep."""
+        one_of("part", part, PARTS)
+        direct, indirect = self.direct_outcomes, self.indirect_outcomes
+        both = {"direct": direct, "indirect": indirect}
+        outcomes = both.get(part, self.clean + self.corrupt - direct - indirect + self.corrupt)
+        told = (self.at, self.axes, self.labels, self.places, outcomes, self.clean, self.corrupt, self.names)
+        return Sweep(*told)
+
+    def __getitem__(self, name: str) -> dict[str, float]:
+        """The mean effects of a cell, by its name."""
+        index = self.index_of(name)
+        return {part: float(self.of(part).values[index]) for part in PARTS}
+
+    def top(self, count: int = STRONGEST) -> list[tuple[str, float]]:
+        """The cells of the greatest indirect effects, each with it."""
+        return self.of("indirect").top(count)
+
+    def where(self, **places: int) -> Mediation:
+        """The cells at one place of some axes, such as `where(slice=1)`: a mediation without these axes."""
+        fixed, rest = self._fixed(places)
+        indirect, direct = _taken(self.indirect_outcomes, fixed), _taken(self.direct_outcomes, fixed)
+        return replace(self, indirect_outcomes=indirect, direct_outcomes=direct, **rest)
+
+    def marks(self) -> Mapping[str, str]:
+        """The cells through which most goes: `s.draw("cells.svg", highlight=mediation)` shows them."""
+        return self.of("indirect").marks()
+
+    def to_dataframe(self, *, examples: bool = False) -> pd.DataFrame:
+        """A row for each cell: its three effects, each with its error and 95% interval (NaN with a single example).
+
+        With `examples=True` a row for each cell and example.
+        """
+        one_of("examples", examples, (True, False))
+        columns, parts = self._rows(), {part: self.of(part) for part in PARTS}
+        if examples:
+            told = {part: self._of_cells(each.effects) for part, each in parts.items()}
+            return _by_example(columns, self.examples, told)
+        found = {}
+        for part, each in parts.items():
+            for what, values in each._told().items():
+                found[part if what == "effect" else f"{part}_{what}"] = self._of_cells(values)
+        return _frame(columns, found)
+
+    def __repr__(self) -> str:
+        best = "".join(f"; most through {name}, {effect:+.3g}" for name, effect in self.top(1))
+        return f"Mediation({self.at!r}, {self._shape()}, total {float(self.total.mean()):+.3g}{best})"
+
+    def _repr_html_(self) -> str:
+        told = f"through {self.at}: {self._shape()}; total effect {float(self.total.mean()):+.3g}"
+        parts = [self.of(part).values for part in PARTS]
+        rows = [(name, *(f"{each[self.index_of(name)]:+.3g}" for each in parts)) for name, _ in self.top(SHOWN)]
+        return _html(told, ("cell", *PARTS), rows, len(self.names))
+
+
+def bootstrap(effects: Tensor, confidence: float, draws: int, seed: int) -> tuple[Tensor, Tensor]:
+    """The percentile bootstrap interval of the mean over the last dim; what stands in other dims shares the draws."""
+    if not 0 < number("confidence", confidence) < 1:
+        raise BNetError("confidence", expected="a share between 0 and 1", got=confidence)
+    count, draws = effects.shape[-1], whole("draws", draws)
+    generator = np.random.default_rng(whole("seed", seed, least=0))
+    if count < 2:
+        raise BNetError("interval", expected="at least 2 examples, over which it is", got=count)
+    shares = np.zeros((draws, count))  # how much of each resample each example makes
+    np.add.at(shares, (np.arange(draws)[:, None], generator.integers(0, count, (draws, count))), 1 / count)
+    flat = effects.detach().cpu().double().reshape(-1, count).numpy()
+    ends = np.full((2, len(flat)), np.nan)
+    at = ((1 - confidence) / 2, (1 + confidence) / 2)
+    step = max(1, CHUNK // draws)
+    for first in range(0, len(flat), step):
+        part = slice(first, first + step)
+        with np.errstate(invalid="ignore"):  # where an effect is infinite the ends are NaN
+            ends[:, part] = np.quantile(flat[part] @ shares.T, at, axis=1)
+    low, high = torch.from_numpy(ends).reshape(2, *effects.shape[:-1])
+    return low, high
+
+
+def _taken(values: Tensor, fixed: Mapping[int, int]) -> Tensor:
+    """What stands at some places of some dims."""
+    for dim in sorted(fixed, reverse=True):
+        values = values.select(dim, fixed[dim])
+    return values
+
+
+def _counted(count: int, what: str) -> str:
+    what, tail = ("word", " read") if what == "read" else (what, "")
+    return f"{count:,} {what}{'' if count == 1 else 's'}{tail}"
+
+
+def _plus_minus(error: Tensor) -> str:
+    return "" if bool(error.isnan()) else f"± {float(error):.2g}"
+
+
+def _frame(columns: Mapping[str, list[Any]], values: Mapping[str, Any]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame({**columns, **values})
+
+
+def _by_example(columns: Mapping[str, list[Any]], examples: int, values: Mapping[str, Any]) -> pd.DataFrame:
+    """The rows of cells, one for each example."""
+    each: dict[str, Any] = {what: np.repeat(np.array(told), examples) for what, told in columns.items()}
+    each["example"] = np.tile(np.arange(examples), len(columns["name"]))
+    return _frame(each, {what: told.reshape(-1) for what, told in values.items()})
+
+
+def _html(told: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]], count: int) -> str:
+    titles = "".join(f"<th>{escape(each)}</th>" for each in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(each)}</td>" for each in row) + "</tr>" for row in rows)
+    more = f"<p>The {SHOWN} strongest of {count:,}.</p>" if count > SHOWN else ""
+    return f"<p>{escape(told)}</p><table><tr>{titles}</tr>{body}</table>{more}"

@@ -1,0 +1,175 @@
+"""Cells of arrows and paths: every ground arrow between two roles, every path along several, or those named."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from bnet_transformer.axes import SLICE, WORD
+from bnet_transformer.errors import BNetError, unknown
+from bnet_transformer.graph import Family
+from bnet_transformer.inference.sweeps.cells import (
+    ARROW,
+    READ,
+    Cells,
+    Ids,
+    Route,
+    cell_numbers,
+    check_value,
+    chosen,
+    places_along,
+)
+from bnet_transformer.world import World
+
+
+def of_arrows(world: World, at: str, over: object) -> Cells:
+    """A cell for each ground arrow between two roles, or for each path of several."""
+    roles = [role.strip() for role in at.split(ARROW)]
+    for role in roles:
+        if role not in world.network.graph.by_stem:
+            raise unknown("at", role, world.network.graph.by_stem)
+    steps = [_between(world, *pair, at) for pair in itertools.pairwise(roles)]
+    if len(steps) > 1:
+        if over is not None:
+            raise BNetError("over", expected="none, for paths", got=over)
+        return _paths(world, at, steps)
+    default = _arrow_axes(world, steps[0])
+    axes = chosen(over, default, default)
+    grid, ends = [], []
+    for parent, child, sources, targets in steps[0]:
+        place = _arrow_places(world, parent, child, sources, targets)
+        grid.append((child, {axis: place[axis] for axis in default}, sources))
+        ends.append((sources, targets))
+    sizes = places_along(axes, grid, 0)
+    routes: list[Route] = []
+    names: dict[int, str] = {}
+    for (_, place, _), (sources, targets) in zip(grid, ends, strict=True):
+        cell = cell_numbers(axes, sizes, place, len(sources))
+        for number, source, target in zip(cell.tolist(), sources.tolist(), targets.tolist(), strict=True):
+            routes.append(Route(number, (source, target)))
+            name = f"{world.ground.name(source)} {ARROW} {world.ground.name(target)}"
+            names[number] = _joined_name(names.get(number, name), name)
+    return Cells(at, axes, sizes, {}, names, routes=tuple(routes))
+
+
+def _joined_name(one: str, other: str) -> str:
+    """The name of both arrows, a star for each index in which they differ."""
+    ends = zip(one.split(f" {ARROW} "), other.split(f" {ARROW} "), strict=True)
+    parts = [zip(a.split("_"), b.split("_"), strict=True) for a, b in ends]
+    return f" {ARROW} ".join("_".join(a if a == b else "*" for a, b in each) for each in parts)
+
+
+Step = list[tuple[Family, Family, Ids, Ids]]
+
+
+def _between(world: World, parent: str, child: str, at: str) -> Step:
+    """The ground arrows from one role to another, family by family."""
+    families = world.network.graph.families
+    found: Step = []
+    for bundle, sources, targets in world.ground.arrows():
+        one, other = families[bundle.parent], families[bundle.child]
+        if (one.stem, other.stem) == (parent, child) and len(sources):
+            check_value(world, world.network.members[one.index])
+            check_step(world, int(targets[0]))
+            found.append((one, other, sources.astype(np.int64), targets.astype(np.int64)))
+    if not found:
+        own = {
+            families[b.parent].stem
+            for f in world.network.graph.by_stem[child]
+            for b in world.network.graph.into[f.index]
+        }
+        allowed = ", ".join(f"{stem} -> {child}" for stem in sorted(own)) or f"{child} has no parent"
+        raise BNetError(
+            f"at {at!r}", expected="arrows of the bnet", got=f"no arrow {parent} -> {child}", allowed=allowed
+        )
+    return found
+
+
+def _arrow_axes(world: World, step: Step) -> tuple[str, ...]:
+    """Slice of the child, plates of both, the word of the child, the word that it reads."""
+    own: list[tuple[str, ...]] = []
+    for parent, child, _, _ in step:
+        member = world.network.members[child.index]
+        apart = any(g.reach.kind != "same" for g in member.inputs if g.parent == parent.index)
+        reads = parent.words is not None and (child.words is None or apart or parent.words != child.words)
+        plates = tuple(dict.fromkeys([*child.plates, *parent.plates]))
+        sliced = (SLICE,) if child.slice is not None else ()
+        word = (WORD,) if child.words is not None else ()
+        own.append((*sliced, *plates, *word, *((READ,) if reads else ())))
+    if len(set(own)) > 1:
+        raise BNetError("at", expected="arrows with the same axes in all slices", got=" and ".join(map(str, set(own))))
+    return own[0]
+
+
+def _arrow_places(world: World, parent: Family, child: Family, sources: Ids, targets: Ids) -> dict[str, Ids]:
+    theirs = _indices(world, parent, sources)
+    mine = _indices(world, child, targets)
+    found = {axis: at for axis, at in {**theirs, **mine}.items() if axis != WORD}
+    found[SLICE] = np.full(len(sources), -1 if child.slice is None else child.slice)
+    if WORD in mine:
+        found[WORD] = mine[WORD]
+    if WORD in theirs:
+        found[READ] = theirs[WORD]
+    return found
+
+
+def _indices(world: World, family: Family, nodes: Ids) -> dict[str, Ids]:
+    shape = world.ground.shapes[family.index]
+    at = np.unravel_index(nodes - int(world.ground.offsets[family.index]), shape) if shape else ()
+    return {axis: np.asarray(i, dtype=np.int64) for axis, i in zip(world.ground.axes(family), at, strict=True)}
+
+
+def _paths(world: World, at: str, steps: Sequence[Step]) -> Cells:
+    """Every ground path along some roles."""
+    routes = [Route(k, nodes) for k, nodes in enumerate(_joined(steps))]
+    if not routes:
+        raise BNetError(f"at {at!r}", expected="paths of the bnet", got="none")
+    names = {r.cell: f" {ARROW} ".join(map(world.ground.name, r.nodes)) for r in routes}
+    places = {"path": tuple(range(len(routes)))}
+    return Cells(at, ("path",), places, {"path": tuple(names.values())}, names, routes=tuple(routes))
+
+
+def _joined(steps: Sequence[Step]) -> Iterator[tuple[int, ...]]:
+    follow: list[dict[int, list[int]]] = []
+    for step in steps:
+        onward: dict[int, list[int]] = {}
+        for _, _, sources, targets in step:
+            for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+                onward.setdefault(source, []).append(target)
+        follow.append(onward)
+    paths: Iterator[tuple[int, ...]] = ((source,) for source in follow[0])
+    for onward in follow:
+        paths = _longer(paths, onward)
+    return paths
+
+
+def _longer(paths: Iterator[tuple[int, ...]], onward: Mapping[int, Sequence[int]]) -> Iterator[tuple[int, ...]]:
+    return ((*path, target) for path in paths for target in onward.get(path[-1], ()))
+
+
+def named_route(world: World, text: str) -> tuple[int, ...]:
+    """The nodes of a path of names, each an arrow from the one before."""
+    nodes = tuple(world.ground.id(name.strip()) for name in text.split(ARROW))
+    for parent, child in itertools.pairwise(nodes):
+        if parent not in world.ground.parents(child):
+            names = f"{world.ground.name(parent)} -> {world.ground.name(child)}"
+            allowed = ", ".join(map(world.ground.name, world.ground.parents(child)[:6])) or "it has no parent"
+            raise BNetError(f"path {text!r}", expected="arrows of the bnet", got=names, allowed=allowed)
+    for child in nodes[1:]:
+        check_step(world, child)
+    return nodes
+
+
+def check_step(world: World, child: int) -> None:
+    """Refuse a path through a node that is not made of its parents."""
+    member = world.network.members[world.ground.family_of(child).index]
+    if member.tpm.kind != "deterministic" or child in world.rows:
+        got = "one that reads by a row" if child in world.rows else f"a {member.tpm.kind} one"
+        raise BNetError(
+            f"path to {world.ground.name(child)}",
+            expected="nodes that are functions of their parents",
+            got=got,
+            allowed="a path up to its parent: the run goes on from there",
+        )

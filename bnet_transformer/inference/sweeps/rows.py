@@ -1,0 +1,234 @@
+"""Values that a sweep changes, and no others: of each family, the rows (cell, word) that differ from the corrupt run.
+
+A family's changed values lie as `[example, *plates, row, *shape]`, as if the rows were the words of one long sentence:
+TPMs that read their own word alone compute just these. One that reads across words sees each cell's whole sentence,
+`[cell, example, *plates, word, *shape]`, with all that the cell leaves as it was shared between the cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bnet_transformer.axes import WORD
+from bnet_transformer.compiler.course import Course, Layout
+from bnet_transformer.compiler.values import computed, seen
+from bnet_transformer.errors import ReadingError
+from bnet_transformer.network import Member
+
+CELLS = -1  # stands for the cells among the dims that lead a layout
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Pairs of a cell and a word, in order: `place[cell, word]` is a row's number, -1 where there is none."""
+
+    cell: Tensor
+    word: Tensor
+    place: Tensor
+
+    def __len__(self) -> int:
+        return len(self.cell)
+
+    @classmethod
+    def of(cls, table: NDArray[np.bool_]) -> Rows:
+        """The rows that a table `[cell, word]` marks."""
+        marked = torch.from_numpy(np.ascontiguousarray(table))
+        cell, word = marked.nonzero(as_tuple=True)
+        place = torch.full(marked.shape, -1)
+        place[cell, word] = torch.arange(len(cell))
+        return cls(cell, word, place)
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The rows of a family that differ from the corrupt run, and what they came to."""
+
+    rows: Rows
+    values: Tensor
+
+
+@dataclass
+class Changes:
+    """What differs from the corrupt run (`base`), family by family, and how a TPM sees it."""
+
+    base: Course
+    by_family: dict[int, Changed]
+    few: Mapping[int, Tensor] = field(default_factory=dict)  # of these families, where each word is in the base
+
+    def value(self, member: Member, rows: Rows) -> Tensor:
+        """The rows of a deterministic family."""
+        if self._wordwise(member):
+            course = self._of_rows(member, rows)
+            return self._rows(computed(course, member, *seen(course, member)), member.shape)
+        course, cells = self._of_cells(member, rows)
+        return self._picked(computed(course, member, *seen(course, member)), rows, cells, member.shape)
+
+    def outcome(self, member: Member, rows: Rows) -> Tensor:
+        """The rows of a random family: `log P`, or the mean."""
+        alone = self._wordwise(member)
+        course, cells = (self._of_rows(member, rows), None) if alone else self._of_cells(member, rows)
+        at, parents = seen(course, member)
+        found = summary(member, at, parents)
+        own = tuple(found.shape[-1:]) if member.tpm.kind == "discrete" else member.shape
+        missing = course.layout.rank + len(own) - found.dim()
+        found = found.reshape(*[1] * missing, *found.shape)
+        return self._rows(found, own) if cells is None else self._picked(found, rows, cells, own)
+
+    def mixed(self, member: Member, rows: Rows, told: RowsTold) -> Tensor:
+        """The rows of an attention, some of whose `P(j | i)` are set."""
+        course, cells = self._of_cells(member, rows)
+        at, parents = seen(course, member)
+        weights = member.tpm.reading(at, *parents)
+        if weights is None:
+            raise ReadingError(member.family.name, expected="attention P(j | i)", got=member.tpm.why_no_reading())
+        missing = course.layout.rank + 1 - weights.dim()
+        weights = weights.reshape(*[1] * missing, *weights.shape)
+        lead = (len(cells), max(weights.shape[1], told.source.shape[0]), *full_shape(self.base, member)[:-1])
+        weights = weights.expand(*lead, *weights.shape[-2:]).clone()
+        there = rows.place[told.cell, told.node[-1]] >= 0  # what leads to no outcome has no row
+        node = tuple(each[there] for each in told.node) + (() if told.read is None else (told.read[there],))
+        table, source = weights.movedim(1, -1), told.source.movedim(0, -1)  # examples last
+        table[(torch.searchsorted(cells, told.cell[there]), *node)] = source[node]
+        mix = member.tpm.mix(weights, *parents)  # type: ignore[attr-defined]
+        return self._picked(mix, rows, cells, member.shape)
+
+    def at(self, family: int, rows: Rows) -> Tensor:
+        """A family at some rows, changed or as it was: `[1 or N, *plates, row or 1, *shape]`."""
+        member, axis = self.base.network.members[family], self.base.layout.word
+        base, changed = self.base.values[family], self.by_family.get(family)
+        if changed is not None and changed.rows is rows:
+            return changed.values
+        over_words = member.family.words is not None
+        word = rows.word if over_words else torch.zeros_like(rows.word)
+        there = self.few[family][word] if family in self.few else word
+        if changed is None:
+            return base.index_select(axis, there) if family in self.few or base.shape[axis] > 1 else base
+        number = changed.rows.place[rows.cell, word]
+        if bool((number >= 0).all()):
+            return changed.values.index_select(axis, number)
+        pool, first = _together(base, changed.values, axis)
+        there = there if family in self.few or base.shape[axis] > 1 else torch.zeros_like(word)
+        return pool.index_select(axis, torch.where(number >= 0, number + first, there))
+
+    def _wordwise(self, member: Member) -> bool:
+        """True where each word of a family reads its own word alone, and what is over no words."""
+        for given in member.inputs:
+            words = self.base.network.members[given.parent].family.words
+            if WORD in given.over or (words is not None and given.reach.kind != "same"):
+                return False
+            if words is not None and member.family.words is None:
+                return False
+            if any(axis == WORD for axis, _ in given.pick) or any(s in self.by_family for _, s in given.pick):
+                raise _apart(member)
+        return True
+
+    def _of_rows(self, member: Member, rows: Rows) -> Course:
+        """A course in which the rows are the words."""
+        own = member.family.words
+        words = dict(self.base.words) if own is None else {**self.base.words, own: len(rows)}
+        values = {parent: self.at(parent, rows) for parent in _parents(member)}
+        places = {} if own is None else {own: rows.word}
+        return replace(self.base, words=words, values=values, places=places, masks={}, readings={})
+
+    def _of_cells(self, member: Member, rows: Rows) -> tuple[Course, Tensor]:
+        """A course in which the cells of these rows lead, and their numbers."""
+        if any(given.pick for given in member.inputs):
+            if any(axis == WORD for g in member.inputs for axis, _ in g.pick):
+                raise _apart(member)
+            if any(s in self.by_family for g in member.inputs for _, s in g.pick):
+                raise _apart(member)
+        cells = torch.unique_consecutive(rows.cell)
+        layout = Layout((CELLS,), self.base.layout.plates)
+        values = {parent: self._whole(parent, cells) for parent in _parents(member)}
+        return replace(self.base, layout=layout, values=values, masks={}, readings={}), cells
+
+    def _whole(self, family: int, cells: Tensor) -> Tensor:
+        """All words of a family for some cells: `[cell or 1, N, *plates, word, *shape]`."""
+        axis, base, changed = self.base.layout.word, self.base.values[family], self.by_family.get(family)
+        if changed is None:
+            return base[None]
+        number = changed.rows.place[cells]
+        pool, first = _together(base, changed.values, axis)
+        own = torch.arange(number.shape[1]) if base.shape[axis] > 1 else torch.zeros(number.shape[1], dtype=torch.long)
+        which = torch.where(number >= 0, number + first, own)
+        found = pool.index_select(axis, which.reshape(-1))
+        found = found.reshape(*pool.shape[:axis], *which.shape, *pool.shape[axis + 1 :])
+        return found.movedim(axis, 0)
+
+    def _rows(self, value: Tensor, own: tuple[int, ...]) -> Tensor:
+        """A value in the layout, with the dims that a TPM left out."""
+        missing = self.base.layout.rank + len(own) - value.dim()
+        return value.reshape(*[1] * missing, *value.shape) if missing else value
+
+    def _picked(self, value: Tensor, rows: Rows, cells: Tensor, own: tuple[int, ...]) -> Tensor:
+        """The rows of a value `[cell, example, *plates, word, *shape]`."""
+        missing = self.base.layout.rank + 1 + len(own) - value.dim()
+        value = value.reshape(*[1] * missing, *value.shape) if missing else value
+        axis = self.base.layout.word
+        cell = torch.searchsorted(cells, rows.cell) if value.shape[0] > 1 else torch.zeros_like(rows.cell)
+        word = rows.word if value.shape[axis + 1] > 1 else torch.zeros_like(rows.word)
+        return value.movedim(axis + 1, 1)[cell, word].movedim(0, axis)
+
+
+@dataclass(frozen=True)
+class RowsTold:
+    """Rows of attention that cells set: `source[example, *plates, word, word read]`, at `node[k]` (and `read[k]`) for
+    `cell[k]`; a node is told by its index along each plate of the layout and its word."""
+
+    cell: Tensor
+    node: tuple[Tensor, ...]
+    read: Tensor | None
+    source: Tensor
+
+
+def summary(member: Member, at: Any, parents: list[Tensor]) -> Tensor:
+    """What is told of a random node: `log P` of its states, or its mean."""
+    if member.tpm.kind == "discrete":
+        logits = member.tpm.logits(at, *parents)
+        return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1)
+    mean: Tensor = member.tpm.distribution(at, *parents).mean
+    return mean
+
+
+def full_shape(course: Course, member: Member) -> tuple[int, ...]:
+    """How many nodes a family has along each plate of the layout, and its words; 1 where it has not."""
+    sizes, family = course.network.graph.sizes, member.family
+    plates = (sizes[plate] if plate in family.plates else 1 for plate in course.layout.plates)
+    return (*plates, 1 if family.words is None else course.words[family.words])
+
+
+def index_of(course: Course, member: Member, node: NDArray[np.int64]) -> tuple[Tensor, ...]:
+    """The index of nodes of a family along each plate of the layout, and their word; 0 where it has not."""
+    sizes, family = course.network.graph.sizes, member.family
+    own = [sizes[plate] for plate in family.plates]
+    axes = [*family.plates]
+    if family.words is not None:
+        own, axes = [*own, course.words[family.words]], [*axes, WORD]
+    at = dict(zip(axes, np.unravel_index(node, own), strict=True)) if own else {}
+    nothing = np.zeros_like(node)
+    return tuple(torch.from_numpy(np.asarray(at.get(axis, nothing))) for axis in (*course.layout.plates, WORD))
+
+
+def _together(base: Tensor, values: Tensor, axis: int) -> tuple[Tensor, int]:
+    """The words of the corrupt run and the changed rows behind them, and where these begin."""
+    lead = torch.broadcast_shapes(base.shape[:axis], values.shape[:axis])
+    own = base.shape[axis + 1 :]
+    both = [each.expand(*lead, each.shape[axis], *own) for each in (base, values)]
+    return torch.cat(both, axis), base.shape[axis]
+
+
+def _parents(member: Member) -> Mapping[int, None]:
+    """The families that a member reads, its selectors among them."""
+    found = dict.fromkeys(given.parent for given in member.inputs)
+    return found | dict.fromkeys(selector for given in member.inputs for _, selector in given.pick)
+
+
+def _apart(member: Member) -> ReadingError:
+    return ReadingError(member.family.name, expected="a choice that no cell changes", got="one that does")

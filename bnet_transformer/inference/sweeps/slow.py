@@ -1,0 +1,138 @@
+"""One run at a time: what a sweep asks where it cannot be computed for many cells at once.
+
+A word after another (recurrence), choices that hang on what is set, choices that meet: exact, by the readings that
+answer for a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from bnet_transformer import reference
+from bnet_transformer.compiler.module import Module
+from bnet_transformer.errors import EvidenceError
+from bnet_transformer.inference import ground
+from bnet_transformer.inference.answers import Answers
+from bnet_transformer.inference.ground import choices_above
+from bnet_transformer.inference.many import joint_log_probs
+from bnet_transformer.inference.sweeps.cells import Cells
+from bnet_transformer.inference.sweeps.pairs import Examples
+from bnet_transformer.world import Row, World, where
+
+
+def outcomes(module: Module, world: World, nodes: Sequence[int]) -> list[Tensor]:
+    """`log P` of a discrete node, the mean of a continuous one, the value of any other, averaged over what is open."""
+    return [_outcome(module, world, node) for node in nodes]
+
+
+def stacked(nodes: Sequence[int], rows: Sequence[Sequence[Sequence[Tensor]]]) -> dict[int, Tensor]:
+    """From outcomes by cell, example and node: `[cell, example, *shape]` of each node."""
+    return {
+        node: torch.stack([torch.stack([each[k] for each in examples]) for examples in rows])
+        for k, node in enumerate(nodes)
+    }
+
+
+def _outcome(module: Module, world: World, node: int) -> Tensor:
+    member = where(world, node)[0]
+    if node in world.do:
+        value: Tensor = world.do[node]
+        return value
+    if member.tpm.kind == "discrete":
+        return ground.posterior(module, world, node, {}).log()
+    answers = Answers(module, world, {})
+    if member.tpm.kind == "deterministic":
+        return _averaged(module, world, [node], answers.value(node), len(member.shape))
+    mean = answers.distribution(node).mean
+    return _averaged(module, world, reference.parents(world, node), mean, len(member.shape))
+
+
+def _averaged(module: Module, world: World, nodes: Sequence[int], value: Tensor, own: int) -> Tensor:
+    """A value `[*states, *shape]` over the choices that decide it, as they are distributed."""
+    free = choices_above(world, nodes, {})
+    if not free or value.dim() == own:
+        return value
+    share = joint_log_probs(module, world, free, {}).exp().to(value.dtype)
+    found: Tensor = torch.tensordot(share, value, share.dim())
+    return found
+
+
+@dataclass
+class Cases:
+    """The sentences that cells make of the corrupt ones, each by surgery."""
+
+    clean: Examples | None
+    corrupt: Examples
+    cells: Cells
+    values: Callable[[int, int], Tensor] | None = None
+    _answers: dict[tuple[bool, int], Answers] = field(default_factory=dict)
+
+    def worlds(self, cell: int) -> Iterator[World]:
+        """The sentences in which a cell is set, example by example."""
+        for n, world in enumerate(self.corrupt.worlds):
+            yield world.surgery({**self._entries(cell, n), **self._routes(cell, n)})
+
+    def _entries(self, cell: int, n: int) -> dict[int, Tensor | Row]:
+        found: dict[int, Tensor | Row] = {}
+        for entries in self.cells.entries:
+            offset = int(self.corrupt.world.ground.offsets[entries.family])
+            for k in (entries.cell == cell).nonzero()[0]:
+                node = offset + int(entries.node[k])
+                if not entries.rows:
+                    found[node] = self._value(True, n, node) if self.values is None else self.values(n, node)
+                elif entries.read is None:
+                    found[node] = Row(self._row(True, n, node))
+                else:
+                    before = found[node].weights if node in found else self._row(False, n, node)  # type: ignore[union-attr]
+                    row, j = before.clone(), int(entries.read[k])
+                    row[j] = self._row(True, n, node)[j]
+                    found[node] = Row(row)
+        return found
+
+    def _routes(self, cell: int, n: int) -> dict[int, Tensor]:
+        ends: dict[int, list[tuple[int, ...]]] = {}
+        for route in self.cells.routes:
+            if route.cell == cell:
+                ends.setdefault(route.nodes[-1], []).append(route.nodes)
+        found = {}
+        for end, paths in ends.items():
+            sent = {path[0]: self._value(True, n, path[0]) for path in paths}
+            for step in range(1, len(paths[0])):
+                child = paths[0][step]
+                sent = {child: self._made(n, child, sent)}
+            found[end] = sent[end]
+        return found
+
+    def _made(self, n: int, child: int, sent: dict[int, Tensor]) -> Tensor:
+        """What a node comes to when its arrows from some parents carry what is sent."""
+        world = self.corrupt.worlds[n]
+        others = [p for p in reference.parents(world, child) if where(world, p)[0].tpm.kind == "deterministic"]
+        told = {parent: self._value(False, n, parent) for parent in others if parent not in sent}
+        return Answers(self.corrupt.module, world.surgery({**told, **sent}), {}).value(child)
+
+    def _of(self, clean: bool, n: int) -> Answers:
+        if (clean, n) not in self._answers:
+            examples = self.clean if clean else self.corrupt
+            assert examples is not None
+            self._answers[clean, n] = Answers(examples.module, examples.worlds[n], {})
+        return self._answers[clean, n]
+
+    def _value(self, clean: bool, n: int, node: int) -> Tensor:
+        world, member = self._of(clean, n).world, where(self.corrupt.world, node)[0]
+        found = world.do[node] if node in world.do else self._of(clean, n).value(node)
+        if found.is_floating_point() and tuple(found.shape) != member.shape:
+            name = world.ground.name(node)
+            allowed = "do() on the choices that decide it, in both runs"
+            raise EvidenceError(name, expected="one value", got="one for each state of a choice", allowed=allowed)
+        return found
+
+    def _row(self, clean: bool, n: int, node: int) -> Tensor:
+        answers = self._of(clean, n)
+        member, index = where(answers.world, node)
+        assert member.family.step is not None
+        table = answers.attention(member.family.step, member.family.stem)
+        return table[index]

@@ -1,0 +1,251 @@
+"""The sweep: for all cells, in chunks that fit in memory, what the metric comes to in the run with the cell set.
+
+A cell that sets nodes to what they are anyway is the corrupt run, and is not run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from bnet_transformer.errors import ReadingError
+from bnet_transformer.inference.sweeps import arrows, slow
+from bnet_transformer.inference.sweeps.cells import Cells, Entries, Ids
+from bnet_transformer.inference.sweeps.choices import Choices, choices_of
+from bnet_transformer.inference.sweeps.metric import Metric
+from bnet_transformer.inference.sweeps.pairs import Examples
+from bnet_transformer.inference.sweeps.reach import leads
+from bnet_transformer.inference.sweeps.run import Run, Setting, setting_of
+from bnet_transformer.tpm import Given
+from bnet_transformer.world import where
+
+COPIES = 8  # of the widest value of a cell that are there at once
+Values = Callable[[int, int], Tensor]  # (example, node) -> what an ablation sets the node to
+
+
+@dataclass
+class Start:
+    """The corrupt run in one joint state of the choices, and all that cells set in it."""
+
+    run: Run
+    settings: dict[int, list[Setting]]
+    idle: Ids  # cells that set nodes to what they are
+
+    def outcomes(self, cells: Ids) -> dict[int, Tensor]:
+        """The outcomes of some cells."""
+        place = np.full(int(cells.max()) + 1 if len(cells) else 0, -1)
+        busy = np.setdiff1d(cells, self.idle)
+        place[busy] = np.arange(len(busy))
+        settings = {}
+        for family, told in self.settings.items():
+            some = [part for each in told if (part := _among(each, place)) is not None]
+            if some:
+                settings[family] = some
+        found = self.run.outcomes_of(max(1, len(busy)), settings)
+        if len(busy) == len(cells):
+            return found
+        base = self.run.corrupt()
+        where_ = torch.from_numpy(np.searchsorted(busy, cells).clip(max=max(0, len(busy) - 1)))
+        still = torch.from_numpy(np.isin(cells, self.idle))
+        return {
+            node: torch.where(still.reshape(-1, *[1] * (value.dim() - 1)).to(value.device), base[node], value[where_])
+            for node, value in found.items()
+        }
+
+
+def _among(setting: Setting, place: Ids) -> Setting | None:
+    """What some cells set, numbered by their place; those at -1 are left out."""
+    number = np.full(len(setting.cell), -1)
+    cell = setting.cell.numpy()
+    inside = cell < len(place)
+    number[inside] = place[cell[inside]]
+    keep = torch.from_numpy(number >= 0)
+    if not bool(keep.any()):
+        return None
+    node = tuple(each[keep] for each in setting.node)
+    read = None if setting.read is None else setting.read[keep]
+    source = setting.source[:, keep] if setting.own else setting.source
+    return replace(setting, cell=torch.from_numpy(number)[keep], node=node, source=source, read=read)
+
+
+@dataclass
+class Swept:
+    """One batch of examples: it answers for cells, all at once where that can be, else one at a time."""
+
+    clean: Examples | None
+    corrupt: Examples
+    cells: Cells
+    nodes: tuple[int, ...]
+    memory: int
+    values: Values | None = None
+    keep: bool = True
+    choices: Choices = field(init=False)
+    one_by_one: bool = field(init=False, default=False)
+    _kept: list[Start] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.choices = choices_of(self.clean, self.corrupt, self._touched(), self.nodes)
+
+    def outcomes(self, cells: Ids) -> dict[int, Tensor]:
+        """The outcomes of some cells, choices averaged: `[cell, example, *shape]` of each node."""
+        if not self.one_by_one:
+            try:
+                return self._averaged([start.outcomes(cells) for start in self._starts()])
+            except ReadingError:
+                self.one_by_one, self._kept = True, []
+        return self._averaged([self._one_by_one(states, cells) for states in self.choices])
+
+    def _starts(self) -> Iterator[Start]:
+        """Where the runs start from, for each state of the choices: made once, if there is room to keep them."""
+        if self._kept:
+            yield from self._kept
+            return
+        made = []
+        for states in self.choices:
+            start = self._start(states)
+            if self.keep:
+                made.append(start)
+            yield start
+        self._kept = made
+
+    def corrupt_outcomes(self) -> dict[int, Tensor]:
+        """The outcomes of the corrupt run, `[1, example, *shape]`."""
+        return self._of(self.corrupt)
+
+    def clean_outcomes(self) -> dict[int, Tensor]:
+        """The outcomes of the clean run, `[1, example, *shape]`."""
+        assert self.clean is not None
+        return self._of(self.clean)
+
+    def _of(self, examples: Examples) -> dict[int, Tensor]:
+        try:
+            if examples is self.corrupt:
+                return self._averaged([start.run.corrupt() for start in self._starts()])
+            return self._averaged([Run(examples.set_to(states), self.nodes).corrupt() for states in self.choices])
+        except ReadingError:
+            several = (examples.set_to(states).worlds for states in self.choices)
+            each = [[slow.outcomes(examples.module, world, self.nodes) for world in worlds] for worlds in several]
+            return self._averaged([slow.stacked(self.nodes, [rows]) for rows in each])
+
+    def _averaged(self, found: Sequence[Mapping[int, Tensor]]) -> dict[int, Tensor]:
+        world = self.corrupt.world
+        discrete = {node: where(world, node)[0].tpm.kind == "discrete" and node not in world.do for node in self.nodes}
+        return {n: self.choices.averaged([each[n] for each in found], discrete=discrete[n]) for n in self.nodes}
+
+    def _touched(self) -> list[int]:
+        """A node of each family that is set, and those that paths start from."""
+        offsets = self.corrupt.world.ground.offsets
+        found = [int(offsets[each.family]) + int(node) for each in self.cells.entries for node in np.unique(each.node)]
+        return found + [route.nodes[0] for route in self.cells.routes]
+
+    def _start(self, states: Mapping[int, Tensor]) -> Start:
+        corrupt = self.corrupt.set_to(states)
+        ground, graph = corrupt.world.ground, corrupt.world.network.graph
+        on_routes = {ground.family_of(node).index for route in self.cells.routes for node in route.nodes}
+        above = {bundle.parent for index in on_routes for bundle in graph.into[index]}
+        entries = {each.family for each in self.cells.entries if not each.rows}
+        run = Run(corrupt, self.nodes, frozenset({*on_routes, *above, *entries}))
+        settings: dict[int, list[Setting]] = {}
+        if self.values is not None:
+            for each in self.cells.entries:
+                settings.setdefault(each.family, []).append(self._told(run, each, self.values))
+        else:
+            assert self.clean is not None
+            readings = {each.family for each in self.cells.entries if each.rows}
+            graph_ = self.clean.world.ground
+            for index in readings:
+                if graph_.cut_in(index) or graph_.rows_in(index):
+                    raise ReadingError(graph.families[index].name, expected="nodes that read", got="some that are set")
+            clean = self.clean.set_to(states).course(entries | on_routes | above, readings)
+            for each in self.cells.entries:
+                settings.setdefault(each.family, []).append(setting_of(run, clean, each))
+            if self.cells.routes:
+                for family, told in arrows.settings_of(run, clean, self.cells.routes, self.memory).items():
+                    settings.setdefault(family, []).extend(told)
+        return Start(run, settings, idle_cells(run, settings, self.cells.there))
+
+    def _told(self, run: Run, entries: Entries, values: Values) -> Setting:
+        """What an ablation sets in a family, node by node."""
+        offset = int(self.corrupt.world.ground.offsets[entries.family])
+        nodes, which = np.unique(entries.node, return_inverse=True)
+        each = [torch.stack([values(n, offset + int(node)) for node in nodes]) for n in range(len(self.corrupt))]
+        source = torch.stack(each)[:, torch.from_numpy(which)]
+        found = setting_of(run, run.base, replace(entries, rows=False))
+        return replace(found, source=source.to(found.source), own=True)
+
+    def _one_by_one(self, states: Mapping[int, Tensor], cells: Ids) -> dict[int, Tensor]:
+        corrupt = self.corrupt.set_to(states)
+        clean = None if self.clean is None else self.clean.set_to(states)
+        each = slow.Cases(clean, corrupt, self.cells, self.values)
+        rows = [[slow.outcomes(corrupt.module, world, self.nodes) for world in each.worlds(int(c))] for c in cells]
+        return slow.stacked(self.nodes, rows)
+
+
+def idle_cells(run: Run, settings: Mapping[int, Sequence[Setting]], there: Ids) -> Ids:
+    """The cells none of whose nodes differs, in any example, from what it is in the corrupt run."""
+    busy = []
+    for family, told in settings.items():
+        base = run.base.values.get(family)
+        for each in told:
+            same = torch.zeros(len(each.cell), dtype=torch.bool)
+            if not each.rows and base is not None:
+                mine, theirs = run.at(family, each), each.at(run, family)
+                same = (mine == theirs).reshape(len(each.cell), -1).all(-1).cpu()
+            busy.append(each.cell[~same].numpy())
+    return np.setdiff1d(there, np.concatenate(busy)) if busy else there
+
+
+def bytes_of(examples: Examples, nodes: Sequence[int]) -> tuple[int, int]:
+    """What one cell of one example takes while it is computed, and what the run of one example takes that is kept."""
+    most, kept, world = 1, 1, examples.world
+    for index, table in leads(world, nodes).items():
+        member, count, shape = world.network.members[index], int(table.sum()), world.ground.shapes[index]
+        if isinstance(member.tpm, Given) or member.family.words is None:
+            continue
+        plates = int(np.prod(shape[:-1], dtype=np.int64))
+        states = (member.tpm.states or 1) if member.tpm.kind == "discrete" else 1
+        own = max(int(np.prod(member.shape)), states)
+        inner = max([n for each in member.parameters.values() for n in each.shape[:1]], default=1)
+        stacks = [world.network.members[given.parent].family.words for given in member.inputs]
+        read = max([world.ground.words[stack] for stack in stacks if stack is not None], default=1)
+        most = max(most, count * max(plates * own, plates * read, inner))
+        kept += 2 * plates * own * (shape[-1] if table.all() else count)
+    size = world.network.dtype.itemsize
+    return size * COPIES * most, size * kept
+
+
+def swept(
+    batches: Sequence[Swept], metric: Metric, cells: Cells, memory: int, progress: bool | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The metric with each cell set, `[*axes, example]`; of the clean run, and of the corrupt run, `[example]`."""
+
+    def of(each: Sequence[Mapping[int, Tensor]]) -> Tensor:
+        return metric({node: torch.cat([found[node] for found in each], 1) for node in metric.nodes})
+
+    corrupt = of([batch.corrupt_outcomes() for batch in batches])[0]
+    clean = None if batches[0].clean is None else of([batch.clean_outcomes() for batch in batches])[0]
+    there = cells.there
+    found = torch.full((int(np.prod(cells.shape, dtype=np.int64)), len(corrupt)), torch.nan, dtype=torch.float64)
+    each, _ = bytes_of(batches[0].corrupt, metric.nodes)
+    size = max(1, memory // (each * max(len(batch.corrupt) for batch in batches)))
+    size = max(1, min(size, memory // (_told(batches[0], metric) * len(corrupt))))
+    hide = None if progress is None else not progress
+    with tqdm(total=len(there), disable=hide, unit="cell", leave=False) as bar:
+        for start in range(0, len(there), size):
+            chunk = there[start : start + size]
+            found[torch.from_numpy(chunk)] = of([batch.outcomes(chunk) for batch in batches])
+            bar.update(len(chunk))
+    return found.reshape(*cells.shape, -1), clean, corrupt
+
+
+def _told(batch: Swept, metric: Metric) -> int:
+    """What a metric is told of one cell of one example, in bytes."""
+    world = batch.corrupt.world
+    members = [where(world, node)[0] for node in metric.nodes]
+    shapes = (int(np.prod(m.shape)) if m.tpm.kind != "discrete" else m.tpm.states or 1 for m in members)
+    return 3 * world.network.dtype.itemsize * sum(shapes)

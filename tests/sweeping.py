@@ -1,0 +1,224 @@
+"""The slow oracle of sweeps: one intervention at a time, node by node, by the reference."""
+
+import itertools
+from dataclasses import dataclass, replace
+
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer import reference
+from bnet_transformer.axes import WORD
+from bnet_transformer.compiler.module import output_of
+from bnet_transformer.world import Row
+from tests.cases import CASES
+
+D = torch.float64
+AXES = ("slice", "plates", "word", "read")
+
+
+def case(name):
+    return next(each for each in CASES if each.name == name)
+
+
+def turned(net, said, stack=""):
+    """Other words for a sentence, as many: its own turned round; new ones but the last, where any may be said."""
+    if isinstance(said, dict):
+        return {stack: turned(net, words, stack) for stack, words in said.items()}
+    if not isinstance(said, str):
+        return [*said[1:], said[0]]
+    first, *rest = words = said.split()
+    known = stack in net.network.vocabularies
+    return " ".join([*rest, first] if known else ["dog", *(f"{word}s" for word in rest[:-1]), *words[1:][-1:]])
+
+
+def pair(each, dtype=D):
+    """A clean and a corrupt sentence of a case."""
+    net = each.net.to(dtype)
+    return net.sentence(turned(net, each.said)), net.sentence(each.said)
+
+
+def outcomes(s):
+    """The outcome at the first and at the last word."""
+    nodes = s.ground.nodes(s.ground.folded.by_name[output_of(s.net.network)]).tolist()
+    return [s.ground.name(node) for node in dict.fromkeys((nodes[0], nodes[-1]))]
+
+
+def curved(*values):
+    """A number for each example that is no linear function of what a metric is told."""
+    flat = [value.flatten(1) for value in values]
+    weighed = [v @ torch.cos(torch.arange(v.shape[1], dtype=v.dtype) + k) for k, v in enumerate(flat)]
+    return sum(torch.sin(w / 2) for w in weighed) + weighed[0] * weighed[-1] / 20
+
+
+def metric(names):
+    """The curved metric of these nodes."""
+    told = ", ".join(names)
+    return eval(f"lambda {told}: curved({told})", {"curved": curved})
+
+
+@dataclass(frozen=True)
+class Slow:
+    """One example: the run of each sentence in each joint state of the open choices, and what surgery makes of it."""
+
+    clean: bt.Sentence
+    corrupt: bt.Sentence
+    names: tuple[str, ...]
+
+    def __post_init__(self):
+        nodes = [self.corrupt.ground.id(name) for name in self.names]
+        found = set()
+        for world in (self.clean._world, self.corrupt._world):
+            found |= set(reference.choices(world, range(len(world.ground)), {}, beyond=True)) - set(nodes)
+        above = set()
+        for node in (*nodes, *found):  # of the other discrete nodes, those that nothing told hangs on are left out
+            above |= set(self.corrupt.ancestors(self.corrupt.ground.name(node)))
+        found = sorted(n for n in found if self.corrupt.ground.name(n) in above)
+        sizes = [reference.support(self.corrupt._world, n) for n in found]
+        states = [
+            {n: torch.tensor(k) for n, k in zip(found, at, strict=True)} for at in itertools.product(*map(range, sizes))
+        ]
+        object.__setattr__(self, "nodes", nodes)
+        object.__setattr__(self, "free", found)
+        object.__setattr__(self, "runs", [self._both(at) for at in states])
+
+    def _both(self, states):
+        return [reference.Run(each._world, states) for each in (self.clean, self.corrupt)]
+
+    def told(self, patch=lambda clean, corrupt: {}, base=1):
+        """What a metric is told of each node: log P, or the mean or the value, averaged over P(choices).
+
+        `patch(clean run, corrupt run)` says what is set, in the corrupt sentence (or in the clean one: `base=0`).
+        """
+        logs, found, graph = [], [], None
+        for both in self.runs:
+            done, (world, states) = patch(*both), (both[base].world, both[base].states)
+            graph = graph or world.surgery(done)
+            run = reference.Run(valued(graph, done), {n: state for n, state in states.items() if n not in done})
+            logs.append(
+                sum((self._log_prob(node, run, both[1 - base]) for node in self.free), torch.zeros((), dtype=D))
+            )
+            found.append([self._of(run, node) for node in self.nodes])
+        share = torch.stack(logs).softmax(0)
+        told = []
+        for node, each in zip(self.nodes, zip(*found, strict=True), strict=True):
+            stacked = torch.stack(each).to(D)
+            log = self._kind(node) == "discrete"
+            mixed = torch.einsum("s,s...->...", share, stacked.exp() if log else stacked)
+            told.append(mixed.log() if log else mixed)
+        return [each[None] for each in told]
+
+    def outcome(self, patch=lambda clean, corrupt: {}, base=1):
+        """The curved metric of one intervention."""
+        return float(curved(*self.told(patch, base)))
+
+    def _kind(self, node):
+        world = self.corrupt._world
+        return world.network.members[world.ground.family_of(node).index].tpm.kind
+
+    def _log_prob(self, node, run, other):
+        """The log probability of a choice in a run; in the other one, if it is set in this one alone."""
+        open_in = next((each for each in (run, other) if node not in each.world.do), None)
+        return torch.zeros((), dtype=D) if open_in is None else open_in.log_prob(node)
+
+    def _of(self, run, node):
+        if self._kind(node) == "deterministic" or node in run.world.do:
+            return run.value(node)
+        found = run.distribution(node)
+        return found.logits if self._kind(node) == "discrete" else found.mean
+
+
+def valued(graph, done):
+    """A sentence after surgery, with other values for what was set."""
+    rows = {node: each.weights for node, each in done.items() if isinstance(each, Row)}
+    values = {node: each for node, each in done.items() if node not in rows}
+    return replace(graph, do={**graph.do, **values}, rows={**graph.rows, **rows})
+
+
+def setting(nodes):
+    """The clean values of these nodes put into the corrupt run."""
+    return lambda clean, corrupt: {node: clean.value(node) for node in nodes}
+
+
+def reading(nodes, words=None):
+    """The clean rows P(j | i) of these nodes put into the corrupt run; or only how much they read these words."""
+
+    def patch(clean, corrupt):
+        done = {}
+        for node in nodes:
+            (there, new), (same, old) = clean.reading(node), corrupt.reading(node)
+            assert there == same
+            member = clean.world.network.members[clean.world.ground.family_of(node).index]
+            given = next(each for each in member.inputs if each.slot == "v.")
+            stack = clean.world.network.members[given.parent].family.words
+            row = torch.zeros(clean.world.ground.words[stack], dtype=new.dtype)
+            for word, ours, own in zip(there, new, old, strict=True):
+                row[word] = ours if words is None or word in words else own
+            done[node] = Row(row)
+        return done
+
+    return patch
+
+
+def along(*nodes):
+    """The clean value of the first node carried along this path alone: what its last node is set to.
+
+    Each child is computed with the value so far in place of its parent's, all its other parents as in the corrupt run.
+    """
+
+    def patch(clean, corrupt):
+        carried = clean.value(nodes[0])
+        for parent, child in itertools.pairwise(nodes):
+            corrupt.value(child)
+            alone = reference.Run(corrupt.world, corrupt.states)
+            alone._values = {**corrupt._values, parent: carried}
+            carried = alone._value(child)
+        return {nodes[-1]: carried}
+
+    return patch
+
+
+def axes_of(s, role):
+    """The axes of the sweep of a role: slice, plates, word."""
+    family = s.ground.folded.by_stem[role][0]
+    return (("slice",) if family.slice is not None else ()) + s.ground.axes(family)
+
+
+def cells(s, role, over=None):
+    """For each index of the sweep of a role, the nodes that are set together."""
+    families, axes = s.ground.folded.by_stem[role], axes_of(s, role)
+    slices = [family.slice for family in families]
+    found = {}
+    for family in families:
+        for node in s.ground.nodes(family).tolist():
+            index = s.ground.place(node)[1]
+            whole = dict(zip(axes, (slices.index(family.slice), *index) if "slice" in axes else index, strict=True))
+            found.setdefault(tuple(whole[axis] for axis in (axes if over is None else over)), []).append(node)
+    return found
+
+
+def arrows(s, first, last):
+    """For each place of an arrow between roles, its two nodes: slice, plates, word (the child's), word read."""
+    ground, found = s.ground, {}
+    for family in ground.folded.by_stem[last]:
+        inputs = s.net.network.members[family.index].inputs
+        for node in ground.nodes(family).tolist():
+            own = dict(zip(ground.axes(family), ground.place(node)[1], strict=True))
+            for parent in ground.parents(node):
+                above, index = ground.place(parent)
+                if above.stem == first:
+                    theirs = dict(zip(ground.axes(above), index, strict=True))
+                    plates = [{**theirs, **own}[p] for p in dict.fromkeys((*family.plates, *above.plates))]
+                    apart = any(given.reach.kind != "same" for given in inputs if given.parent == above.index)
+                    read = WORD in theirs and (WORD not in own or above.words != family.words or apart)
+                    at = [] if family.slice is None else [family.slice]
+                    words = [own[WORD]] if WORD in own else []
+                    found[*at, *plates, *words, *([theirs[WORD]] if read else [])] = parent, node
+    return found
+
+
+def by_index(found, places):
+    """What is told by place, by the index of the result: along each axis stand only places where there is a cell."""
+    return {
+        tuple(found.places[axis].index(k) for axis, k in zip(found.axes, at, strict=True)): each
+        for at, each in places.items()
+    }

@@ -1,0 +1,433 @@
+"""Circuits: the batched search against a plain greedy one, node by node with the reference's own TPMs."""
+
+from functools import cache
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+
+import bnet_transformer as bt
+from benchmarks import induction
+from bnet_transformer import reference
+from bnet_transformer.compiler.module import output_of
+from bnet_transformer.graph import ancestors, topological_order
+from bnet_transformer.inference import Attend, Zero
+from bnet_transformer.inference.circuits.arrows import arrows_of, axes_over
+from bnet_transformer.inference.circuits.run import runs_of
+from bnet_transformer.inference.sweeps.metric import metric_of as measure_of
+from bnet_transformer.inference.sweeps.pairs import pair
+from tests.cases import CASES
+
+D = torch.float64
+SHOWN = (
+    "chapter",
+    "chapter, two slices",
+    "chapter, words",
+    "chapter, widths",
+    "codebook",
+    "word",
+    "concat",
+    "encoder, post-norm",
+    "encoder, pre-norm",
+    "three stacks",
+    "two selectors",
+    "gated",
+    "geometric, add",
+    "integrator",
+    "cayley",
+    "marginal",
+    "experts",
+    "encoder-decoder",
+    "positioned",
+    "shared slices",
+    "vanilla encoder, class",
+    "vanilla decoder, learned",
+)
+BY_NAME = {case.name: case for case in CASES}
+
+
+class Slow:
+    """One example: runs of both sentences, and of any circuit, as dictionaries of the values of nodes."""
+
+    def __init__(self, clean, corrupt):
+        self.world, self.ground = clean._world, clean.ground
+        self.clean, self.corrupt = (reference.Run(each._world, {}) for each in (clean, corrupt))
+        self.order = topological_order(self.ground).tolist()
+        self.parents = {node: reference.parents(self.world, node) for node in self.order}
+        self.known = {}
+
+    def told(self, gone, nodes):
+        """What some nodes come to if these arrows are gone; a random one by its log P, or mean."""
+        above = {*nodes, *ancestors(self.ground, nodes)}
+        into = {}
+        for source, target in gone:
+            into.setdefault(target, set()).add(source)
+        values, hangs = {}, {}
+        for node in (node for node in self.order if node in above):
+            parents, own = self.parents[node], into.get(node, set())
+            kept = [(p, hangs[p]) for p in parents if p not in own]
+            hangs[node] = hash((node, frozenset(own), tuple(kept)))  # what is gone above it: its value is kept by that
+            if hangs[node] not in self.known:
+                alone = reference.Run(self.world, {})
+                alone._values = {p: self.corrupt.value(p) if p in own else values[p] for p in parents}
+                self.known[hangs[node]] = self._of(alone, node)
+            values[node] = self.known[hangs[node]]
+        return [values[node] for node in nodes]
+
+    def _of(self, run, node):
+        if not self._random(node):
+            return run._value(node)
+        distribution = run.distribution(node)
+        return distribution.logits if hasattr(distribution, "logits") else distribution.mean
+
+    def _random(self, node):
+        member = self.world.network.members[self.ground.family_of(node).index]
+        return member.tpm.kind != "deterministic" and node not in self.world.do
+
+
+def differing(slow):
+    """The nodes whose value differs, or may differ in a run between the two."""
+    live = set()
+    for node in slow.order:
+        ours, theirs = ({**run.world.do, **run.world.rows} for run in (slow.clean, slow.corrupt))
+        if (node in ours) != (node in theirs) or live & set(slow.parents[node]):
+            live.add(node)
+        elif not slow.parents[node] and not slow._random(node):
+            live |= set() if torch.equal(slow.clean.value(node), slow.corrupt.value(node)) else {node}
+    return live
+
+
+def starred(ground, node, over):
+    """The name of a node, with a star for each index along which arrows are joined."""
+    family, index = ground.place(node)
+    told = [i if over is None or a in over else "*" for a, i in zip(ground.axes(family), index, strict=True)]
+    return "_".join(map(str, [family.name, *told]))
+
+
+class Greedy:
+    """The search as one would write it down, one circuit at a time."""
+
+    def __init__(self, clean, corrupt, nodes, metric, threshold, over=None, candidates=None):
+        self.runs = [Slow(*both) for both in zip(clean, corrupt, strict=True)]
+        self.nodes, self.metric = nodes, metric
+        ground = self.runs[0].ground
+        live = set().union(*map(differing, self.runs))
+        above = {*nodes, *ancestors(ground, nodes)}
+        edges = {}
+        self.always = set()
+        for _, sources, targets in ground.arrows():
+            for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+                if source in live and target in above:
+                    roles = " -> ".join(ground.place(node)[0].stem for node in (source, target))
+                    if candidates is None or roles in candidates:
+                        name = " -> ".join(starred(ground, node, over) for node in (source, target))
+                        family = ground.family_of(target).index
+                        edges.setdefault(family, {}).setdefault(name, set()).add((source, target))
+                    else:
+                        self.always.add((source, target))
+        self.all_arrows = set().union(*(a for family in edges.values() for a in family.values()))
+        self.clean = self.of(set())
+        self.gone, self.effects, self.kept = set(), {}, []
+        for family in sorted(edges, reverse=True):
+            self.one_family(edges[family], threshold)
+
+    def of(self, gone):
+        """The metric without these arrows, for each example."""
+        told = [run.told(gone, self.nodes) for run in self.runs]
+        return self.metric(*(torch.stack(each) for each in zip(*told, strict=True)))
+
+    def distance(self, gone):
+        return float((self.of(gone) - self.clean).abs().mean())
+
+    def one_family(self, edges, threshold):
+        below = set(self.nodes)
+        for source, target in sorted(self.all_arrows | self.always, key=lambda arrow: -arrow[1]):
+            if (source, target) not in self.gone and target in below:
+                below.add(source)
+        for name, arrows in edges.items():
+            if not any(target in below for _, target in arrows):
+                self.effects[name] = 0.0
+                self.gone |= arrows
+        rest = [name for name in edges if name not in self.effects]
+        now = self.distance(self.gone)
+        alone = {name: round(self.distance(self.gone | edges[name]) - now, 9) for name in rest}
+        for name in sorted(rest, key=lambda name: alone[name]):
+            rise = self.distance(self.gone | edges[name]) - now
+            self.effects[name] = rise
+            if rise < threshold:
+                self.gone |= edges[name]
+                now += rise
+            else:
+                self.kept.append(name)
+
+
+def curved(*values):
+    """A number for each example that is no linear function of what it is told."""
+    flat = torch.cat([value.flatten(1) for value in values], 1)
+    weighed = flat @ torch.cos(torch.arange(flat.shape[1], dtype=D))
+    return torch.sin(weighed) + weighed / 3
+
+
+def turned(said, shift):
+    """Another sentence of the same length: words of the same vocabulary, or others."""
+    if isinstance(said, dict):
+        return {stack: turned(words, shift) if k == 0 else words for k, (stack, words) in enumerate(said.items())}
+    words = said.split() if isinstance(said, str) else list(said)
+    other = [*words[1:], words[0]] if len(words) > 1 and shift == 0 else [words[0], *words[1:-1], words[0]]
+    return " ".join(other) if isinstance(said, str) else other
+
+
+def settled(net, s):
+    """The sentence with every choice above its outcome set."""
+    outcome = output_of(net.network)
+    random = [m for m in net.network.members if m.tpm.kind == "discrete" and m.family.name != outcome]
+    return s.do({m.family.name: 1 if m.tpm.states is not None else 0 for m in random}) if random else s
+
+
+@cache
+def examples(name):
+    """Two clean and two corrupt sentences of a case, and the outcomes at its first and last word."""
+    case = BY_NAME[name]
+    net, said = case.net, case.said
+    sentences = [settled(net, net.sentence(words)) for words in (said, turned(said, 1), turned(said, 0))]
+    ground = sentences[0].ground
+    nodes = ground.nodes(net.network.member(output_of(net.network)).family).tolist()
+    return sentences[:2], [sentences[2]] * 2, list(dict.fromkeys([nodes[0], nodes[-1]]))
+
+
+def metric_of(s, nodes):
+    names = ", ".join(s.ground.name(node) for node in nodes)
+    return eval(f"lambda {names}: curved({names})", {"curved": curved})
+
+
+def check(clean, corrupt, nodes, share, **options):
+    """The search beside the plain one: the same edges in the same order, the same effects, the same run."""
+    both = {"over": options.get("over"), "candidates": options.get("candidates")}
+    whole = Greedy(clean, corrupt, nodes, curved, float("inf"), **both)
+    threshold = share * float((whole.of(whole.gone) - whole.clean).abs().mean())
+    slow = Greedy(clean, corrupt, nodes, curved, threshold, **both)
+    found = bt.circuit(clean, corrupt, metric=metric_of(clean[0], nodes), threshold=threshold, **options)
+    assert list(found.effects) == list(slow.effects)
+    close(torch.tensor(list(found.effects.values())), torch.tensor(list(slow.effects.values())), atol=1e-9)
+    assert list(found.kept) == slow.kept and found.edges == len(slow.kept)
+    close(found.outcome, slow.of(slow.gone))
+    close(found.clean, slow.clean)
+    return found, slow
+
+
+def close(one, other, atol=1e-10):
+    torch.testing.assert_close(one.to(D), other.to(D), rtol=1e-10, atol=atol)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3])
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_batched_search_is_the_plain_greedy_one(name, share):
+    clean, corrupt, nodes = examples(name)
+    check(clean, corrupt, nodes if share < 0.1 else nodes[-1:], share)
+
+
+@pytest.mark.parametrize("memory", [1, 2**14])
+def test_memory_changes_nothing(memory):
+    clean, corrupt, nodes = examples("encoder, pre-norm")
+    few, many = (
+        bt.circuit(clean, corrupt, metric=metric_of(clean[0], nodes), threshold=0.1, memory=m) for m in (memory, 2**29)
+    )
+    assert list(few.effects) == list(many.effects) and few.kept == many.kept
+    close(torch.tensor(list(few.effects.values())), torch.tensor(list(many.effects.values())))
+
+
+@pytest.mark.parametrize("over", [["slice"], ["slice", "head"], ["slice", "word"]])
+@pytest.mark.parametrize("name", ["concat", "encoder, pre-norm", "positioned"])
+def test_arrows_joined_go_together(name, over):
+    found, _ = check(*examples(name), 0.1, over=over)
+    assert found.over == tuple(over) and all("*" in edge for edge in found.effects if edge.startswith("v"))
+    assert all("*" not in arrow for arrow in found.arrows)
+
+
+def test_arrows_that_are_no_candidates_stay():
+    clean, corrupt, nodes = examples("encoder, pre-norm")
+    found, _ = check(clean, corrupt, nodes, 0.1, candidates=["v -> a", "k -> a"])
+    assert {edge[0] for edge in found.effects} == {"v", "k"}
+    other = {arrow for arrow in found.arrows if found.edge_of[arrow] is None}
+    assert any(arrow.startswith("norm1") for arrow in other)
+    assert all(found.graph.edges[tuple(arrow.split(" -> "))]["effect"] is None for arrow in other)
+    assert bt.circuit(clean, corrupt, metric=metric_of(clean[0], nodes), threshold=1, candidates="v -> a").candidates
+
+
+def surgeries():
+    """Sentences with some of their nodes set, or reading by a row of their own: in both, in one, to unlike values."""
+    clean, corrupt, nodes = examples("chapter, two slices")
+    row = Attend([0.2, 0.5, 0.3])
+    ours, theirs = clean[0], corrupt[0]
+    yield [s.do(x_1_1=Zero()) for s in clean], [s.do(x_1_1=Zero()) for s in corrupt], nodes
+    yield [ours.do(x_1_1=Zero())], [theirs], nodes
+    yield [ours], [ours.do(q_1_2=Zero(), x_1_0=Zero())], nodes
+    yield [ours.do(c=1)], [ours.do(c=0)], nodes
+    yield [s.do(x_1_2=row) for s in clean], [s.do(x_1_2=row) for s in corrupt], nodes
+    yield [ours.do(x_1_2=row)], [theirs.do(x_1_2=Attend([0.6, 0.1, 0.3]))], nodes
+    yield [ours.do(x_2_2=row)], [theirs.do(x_2_2=row)], nodes[-1:]
+
+
+@pytest.mark.parametrize("which", range(7))
+def test_surgery_counts(which):
+    check(*list(surgeries())[which], 0.1)
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_all_arrows_are_the_clean_run_and_none_the_corrupt_one(name):
+    clean, corrupt, nodes = examples(name)
+    ((ours, theirs),) = pair(clean, corrupt)
+    metric = measure_of(ours, metric_of(clean[0], nodes))
+    arrows = arrows_of(ours, theirs, nodes, axes_over(ours.world.ground, None), None)
+    runs = runs_of(ours, theirs, arrows, metric, 2**29)
+    every = {family: np.ones(len(into), dtype=bool) for family, into in arrows.into.items()}
+    close(runs.whole(every), runs.clean_metric())
+    close(runs.whole({family: ~marks for family, marks in every.items()}), runs.corrupt_metric())
+
+
+def test_the_circuit_as_a_graph():
+    clean, corrupt, nodes = examples("encoder, pre-norm")
+    found, _ = check(clean, corrupt, nodes[-1:], 0.02)
+    graph, ground = found.graph, clean[0].ground
+    kept = {tuple(map(ground.id, edge.split(" -> "))) for edge in found.kept}
+    whole = nx.DiGraph(sorted(kept))
+    starts = {n for n in whole if ground.name(n).startswith("token")}
+    beneath = starts.union(*(nx.descendants(whole, n) for n in starts))
+    above = nx.ancestors(whole, nodes[-1]) | {nodes[-1]}
+    wanted = {(a, b) for a, b in kept if a in beneath and b in above}
+    assert {(ground.id(a), ground.id(b)) for a, b in graph.edges} == wanted
+    name = next(n for n in graph if n.startswith("a_0"))
+    _, _, head, word = name.split("_")
+    about = clean[0].graph().nodes[name]
+    told = graph.nodes[name]
+    assert (told["role"], told["slice"], told["head"], told["word"]) == ("a", 0, int(head), int(word))
+    assert all(told[what] == about[what] for what in ("index", "plates", "stack"))
+    assert told["token"] is None and about["label"] == f'{told["label"]} "{about["token"]}"'  # the examples differ
+    assert {told["part"] for n, told in graph.nodes(data=True) if n.startswith("token")} == {"differs"}
+    assert [n for n, told in graph.nodes(data=True) if told["part"] == "outcome"] == [ground.name(nodes[-1])]
+    for a, b, arrow in graph.edges(data=True):
+        assert arrow["effect"] == found.effects[f"{a} -> {b}"] >= found.threshold
+
+
+def test_the_circuit_is_drawn_and_told(tmp_path):
+    clean, corrupt, nodes = examples("encoder, pre-norm")
+    found = bt.circuit(clean[0], corrupt[0], metric=metric_of(clean[0], nodes[-1:]), threshold=0.2)
+    s = clean[0]
+    only = s.picture(only=found.graph)
+    assert {(a.source, a.target) for a in only.arrows} == set(found.graph.edges)
+    for told in (found, found.arrows):
+        picture = s.picture(highlight=told, weights=False)
+        assert {box.name for box in picture.boxes if not box.faded} == set(found.nodes)
+        assert {(a.source, a.target) for a in picture.arrows if a.opacity == 1.0} >= set(found.graph.edges)
+    frame = found.to_dataframe()
+    assert list(frame["edge"]) == list(found.tested) and frame["kept"].sum() == found.edges
+    assert len(frame) == found.candidates
+    html = found._repr_html_()
+    assert html.count("<tr") == 1 + min(20, found.edges) and "&gt;" in html
+    assert f"{found.edges} of {found.candidates}" in repr(found)
+
+
+def test_numbers_of_a_circuit():
+    clean, corrupt, nodes = examples("concat")
+    found, slow = check(clean, corrupt, nodes, 0.1)
+    whole = slow.of(slow.all_arrows)
+    close(found.corrupt, whole)
+    restored = (slow.of(slow.gone) - whole).mean() / (slow.clean - whole).mean()
+    assert found.faithfulness == pytest.approx(float(restored))
+    assert found.distance == pytest.approx(slow.distance(slow.gone))
+    ground, above = clean[0].ground, {*nodes, *ancestors(clean[0].ground, nodes)}
+    count = sum(int(np.isin(targets, list(above)).sum()) for _, _, targets in ground.arrows())
+    assert found.idle == count - len(slow.all_arrows)
+    same = bt.circuit(clean, corrupt, metric=lambda x_1_0: 0 * x_1_0[:, 0], threshold=0.0)
+    assert np.isnan(same.faithfulness) and same.edges + sum(e == 0 for e in same.effects.values()) >= same.candidates
+    none = bt.circuit(clean, corrupt, metric=metric_of(clean[0], nodes), threshold=1e9)
+    assert none.edges == 0 and not none.arrows and not len(none.graph) and none.faithfulness == pytest.approx(0)
+    close(none.outcome, none.corrupt)
+
+
+def test_what_is_refused():
+    clean, corrupt, nodes = examples("chapter, two slices")
+    metric = metric_of(clean[0], nodes)
+
+    def ask(ours=clean, theirs=corrupt, **options):
+        return bt.circuit(ours, theirs, **{"metric": metric, "threshold": 0.1, **options})
+
+    free = [s.undo("c") for s in clean]
+    with pytest.raises(bt.ReadingError, match=r"do\(c=...\) first"):
+        ask(free, [s.undo("c") for s in corrupt])
+    with pytest.raises(bt.ReadingError, match=r"do\(c=...\) first"):
+        ask(clean, [s.undo("c") for s in corrupt])
+    with pytest.raises(bt.EvidenceError, match=r"without evidence"):
+        ask([s.observe(y_0=1) for s in clean])
+    for wrong, told in ((-1, "at least 0"), (float("nan"), "finite"), ("a", "finite")):
+        with pytest.raises(bt.BNetError, match=f"threshold: .*{told}"):
+            ask(threshold=wrong)
+    with pytest.raises(bt.BNetError, match=r"over.*'slice'"):
+        ask(over=["slice", "head"])
+    with pytest.raises(bt.BNetError, match=r"over.*among them 'slice'"):
+        ask(over=["word"])
+    with pytest.raises(bt.BNetError, match=r"candidates: .*'v -> z'.*near matches are v -> x"):
+        ask(candidates=["v -> z"])
+    with pytest.raises(bt.BNetError, match=r"corrupt: .*differs"):
+        ask(theirs=clean)
+    with pytest.raises(bt.BNetError, match=r"corrupt: .*none of these arrows"):
+        ask(candidates=["W_q -> q"])
+    with pytest.raises(bt.BNetError, match=r"memory"):
+        ask(memory=0)
+    with pytest.raises(bt.BNetError, match=r"2 sentences|as many"):
+        ask(theirs=corrupt[:1])
+    with pytest.raises(bt.BNetError, match=r"words"):
+        ask(theirs=[s.net.sentence("a b c d").do(c=1) for s in corrupt])
+    with pytest.raises(bt.BNetError, match=r"same nodes are set"):
+        ask([clean[0], clean[1].do(x_1_0=Zero())])
+    with pytest.raises(bt.UnknownNameError):
+        ask(metric={"y_9": 1})
+    with pytest.raises(bt.BNetError, match=r"metric"):
+        ask(metric=3)
+
+
+def test_words_that_are_computed_one_after_another_are_refused():
+    net = BY_NAME["recurrent"].net
+    with pytest.raises(bt.ReadingError, match=r"h_0: expected words that are computed at once"):
+        bt.circuit(net.sentence("a b c"), net.sentence("d b c"), metric=lambda y_2: y_2[:, 0], threshold=0.1)
+
+
+def test_a_choice_that_picks_must_be_the_same():
+    net = BY_NAME["word"].net
+    s = net.sentence("the cat sat")
+    one, other = s.do(c_0=1), s.do(c_0=1).undo("c_0_2").do(c_0_2=0)
+    with pytest.raises(bt.ReadingError, match=r"c_0 -> x_1.*a choice, picked by"):
+        bt.circuit(one, other, metric={"y_2": 1}, threshold=0.1)
+
+
+def test_the_induction_net_by_hand():
+    net = induction.built()
+    prompts = induction.Prompts.of(5, 8, seed=3)
+    found, heads = induction.searched(net, prompts), induction.planted_heads(net, prompts)
+    assert heads == ([0], [0])
+    wanted = induction.planted("v", 5, heads) | induction.planted("k", 5, heads)
+    assert wanted == {"v_0_0_5 -> a_0_0_6", "v_1_0_6 -> a_1_0_11", "k_1_0_6 -> a_1_0_11"}
+    kept = {edge for edge in found.kept if " -> a_" in edge}
+    assert wanted <= kept and len(kept - wanted) <= 2 and wanted <= set(found.arrows)
+    assert found.edges < found.candidates / 10 and abs(found.faithfulness - 1) < 0.05
+    areas = induction.areas(net, places=(5,))
+    for roles in ("v", "k", "v and k"):
+        ours, attention, rollout = (areas[f"AUC of {roles} -> a, {what}"][0] for what in induction.SCORES)
+        assert ours == 1.0 and ours > rollout > attention
+
+
+def test_the_induction_net_that_has_learned_it():
+    net = induction.trained(steps=600)
+    prompts = induction.Prompts.of(4, 16, seed=3)
+    right = net.module()(prompts.clean)[:, -1].argmax(-1) == prompts.clean[:, 5]
+    assert right.double().mean() > 0.9
+    found, heads = induction.searched(net, prompts), induction.planted_heads(net, prompts)
+    assert heads[0] and heads[1]
+    for role in ("v", "k"):
+        rows = induction.scores(net, prompts, found, role)
+        wanted = induction.planted(role, 4, heads)
+        assert wanted <= set(found.kept)
+        area = induction.roc_auc([name in wanted for name in rows], [row[0] for row in rows.values()])
+        assert area > 0.98
+    assert abs(found.faithfulness - 1) < 0.1

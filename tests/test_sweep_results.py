@@ -1,0 +1,353 @@
+"""What a sweep tells of its numbers: means, errors, bootstrap intervals, names, parts, frames, plots and figures."""
+
+import html
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+
+import bnet_transformer as bt
+from bnet_transformer.inference.sweeps.results import PARTS, Mediation, Sweep, bootstrap
+from bnet_transformer.viz.marks import marks_of
+from tests.test_plots import cells, heights, saved, texts
+
+WORDS = ("the", "cat", "<sat>")
+
+
+def swept(axes=("slice", "word"), sizes=(2, 3), examples=5, *, hole=False, seed=0, clean=True, scale=1.0):
+    """A sweep of random outcomes; with a hole its first cell is none."""
+    generator = torch.Generator().manual_seed(seed)
+    outcomes = scale * torch.randn(*sizes, examples, generator=generator, dtype=torch.float64)
+    told = scale * torch.randn(2, examples, generator=generator, dtype=torch.float64)
+    names = {index: "_".join(["x", *map(str, index)]) for index in itertools.product(*map(range, sizes))}
+    if hole:
+        first = next(iter(names))
+        outcomes[first] = torch.nan
+        del names[first]
+    named = [
+        (axis, WORDS[:size] if axis == "word" else tuple(map(str, range(1, size + 1))))
+        for axis, size in zip(axes, sizes, strict=True)
+    ]
+    places = {
+        axis: tuple(range(size)) if axis == "word" else tuple(range(1, size + 1))
+        for axis, size in zip(axes, sizes, strict=True)
+    }
+    return Sweep("x", axes, dict(named), places, outcomes, told[0] if clean else None, told[1], names)
+
+
+def mediated(**told):
+    one, other = swept(**told), swept(**told | {"seed": 7})
+    parts = (one.at, one.axes, one.labels, one.places)
+    return Mediation(*parts, one.outcomes, other.outcomes, one.clean, one.corrupt, one.names)
+
+
+def test_means_and_errors_are_those_of_numpy():
+    found = swept()
+    effects = found.outcomes.numpy() - found.corrupt.numpy()
+    assert np.array_equal(found.effects, effects)
+    assert np.allclose(found.values, effects.mean(-1), rtol=1e-14)
+    assert np.allclose(found.error, scipy.stats.sem(effects, axis=-1), rtol=1e-12)
+    total = float((found.clean - found.corrupt).mean())
+    assert np.allclose(found.restored, effects.mean(-1) / total, rtol=1e-12)
+    assert found["x_1_2"] == pytest.approx(effects[1, 2].mean(), rel=1e-12)
+    assert np.array_equal(found.total, found.clean - found.corrupt)
+
+
+@pytest.mark.parametrize(("confidence", "examples", "draws"), [(0.95, 5, 999), (0.5, 2, 40), (0.9, 40, 200)])
+def test_intervals_are_those_of_scipy_on_the_same_draws(confidence, examples, draws):
+    found = swept(examples=examples)
+    low, high = found.interval(confidence, draws=draws, seed=3)
+    for index in found.names:
+        told = (found.effects[index].numpy(),)
+        options = {"n_resamples": draws, "confidence_level": confidence, "method": "percentile"}
+        theirs = scipy.stats.bootstrap(told, np.mean, rng=np.random.default_rng(3), **options).confidence_interval
+        assert (float(low[index]), float(high[index])) == pytest.approx((theirs.low, theirs.high), rel=1e-9)
+    again = found.interval(confidence, draws=draws, seed=3)
+    assert torch.equal(low, again[0]) and torch.equal(high, again[1])
+    assert not torch.equal(low, found.interval(confidence, draws=draws, seed=4)[0])
+
+
+def test_intervals_do_not_hang_on_the_chunks_they_are_made_in(monkeypatch):
+    found = swept(sizes=(7, 3), examples=4)
+    whole = found.interval(draws=50)
+    monkeypatch.setattr("bnet_transformer.inference.sweeps.results.CHUNK", 100)
+    for one, other in zip(whole, found.interval(draws=50), strict=True):
+        assert torch.allclose(one, other, rtol=1e-12)
+
+
+def test_intervals_cover_the_truth():
+    generator = torch.Generator().manual_seed(1)
+    effects = 0.3 + torch.randn(400, 40, generator=generator, dtype=torch.float64)
+    low, high = bootstrap(effects, 0.9, 400, 0)
+    assert 0.85 < float(((low < 0.3) & (high > 0.3)).double().mean()) < 0.94
+
+
+@given(st.integers(0, 10**6), st.floats(-5, 5), st.floats(0.1, 9))
+def test_intervals_move_with_the_numbers(seed, shift, scale):
+    effects = torch.randn(3, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    low, high = bootstrap(effects, 0.8, 60, seed)
+    moved = bootstrap(shift + scale * effects, 0.8, 60, seed)
+    assert torch.allclose(moved[0], shift + scale * low, atol=1e-9)
+    assert torch.allclose(moved[1], shift + scale * high, atol=1e-9)
+    turned = bootstrap(-effects, 0.8, 60, seed)
+    assert torch.allclose(turned[0], -high, atol=1e-9) and torch.allclose(turned[1], -low, atol=1e-9)
+    assert bool(
+        (effects.amin(-1) - 1e-9 <= low).all() and (low <= high).all() and (high <= effects.amax(-1) + 1e-9).all()
+    )
+
+
+def test_one_example_has_no_error_and_no_interval():
+    found = swept(examples=1)
+    assert bool(found.error.isnan().all())
+    frame = found.to_dataframe()
+    assert frame[["error", "low", "high"]].isna().all(axis=None) and frame["effect"].notna().all()
+    with pytest.raises(bt.BNetError, match="at least 2 examples"):
+        found.interval()
+
+
+def test_what_is_no_cell_is_nan_and_has_no_name_nor_row():
+    found = swept(hole=True)
+    for told in (found.values, found.error, found.restored, *found.interval()):
+        assert bool(told[0, 0].isnan()) and int(told.isnan().sum()) == 1
+    assert len(found.to_dataframe()) == 5 and len(found.to_dataframe(examples=True)) == 25
+    assert len(found.top(99)) == 5
+    with pytest.raises(bt.UnknownNameError, match="near matches are x_1_0"):
+        found["x_0_0"]
+    swept_away = swept(hole=True).where(slice=1)
+    assert [*swept_away.names.values()] == ["x_0_1", "x_0_2"]
+
+
+def test_infinite_effects_are_no_warnings():
+    found = swept()
+    found.outcomes[0, 0, 0] = -torch.inf
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        low, _ = found.interval()
+        assert found["x_0_0"] == -np.inf and bool(low[0, 0].isnan()) and int(low.isnan().sum()) == 1
+        assert found.top(1) == [("x_0_0", -np.inf)]
+        found.to_dataframe()
+        found.corrupt[0] = -torch.inf
+        assert np.isnan(found["x_0_0"]) and "x_0_0" not in dict(found.top(9)) and len(found.top(9)) == 5
+
+
+@given(st.integers(0, 10**6), st.integers(1, 12))
+def test_top_are_the_greatest_up_or_down(seed, count):
+    found = swept(seed=seed)
+    ranked = sorted(
+        ((name, float(found.values[index])) for index, name in found.names.items()), key=lambda e: -abs(e[1])
+    )
+    assert found.top(count) == ranked[:count]
+
+
+def test_frames_have_a_row_for_each_cell_and_example():
+    found = swept()
+    frame = found.to_dataframe()
+    assert [*frame] == ["name", "slice", "word", "token", "effect", "error", "low", "high"]
+    assert [*frame.iloc[4, :4]] == ["x_1_1", 2, 1, "cat"]
+    low, high = found.interval()
+    for column, told in {"effect": found.values, "error": found.error, "low": low, "high": high}.items():
+        assert np.array_equal(frame[column], told.flatten())
+    each = found.to_dataframe(examples=True)
+    assert [*each] == ["name", "slice", "word", "token", "example", "outcome", "effect"] and len(each) == 30
+    assert np.allclose(each.groupby("name", sort=False)["effect"].mean(), found.values.flatten())
+    assert np.array_equal(each["outcome"], found.outcomes.flatten()) and np.array_equal(
+        each["effect"], found.effects.flatten()
+    )
+    assert [*each["example"][:6]] == [0, 1, 2, 3, 4, 0] and [*each["name"][4:6]] == ["x_0_0", "x_0_1"]
+    paths = swept(("path",), (2,))
+    assert [*paths.to_dataframe()] == ["name", "effect", "error", "low", "high"]
+    alone = swept((), ())
+    assert len(alone.to_dataframe()) == 1 and len(alone.to_dataframe(examples=True)) == 5
+
+
+def test_places_are_numbers_of_the_net_not_of_the_table():
+    found = swept(("slice", "head", "word"), (2, 4, 3))
+    part = found.where(slice=2, word=0)
+    assert part.axes == ("head",) and torch.equal(part.outcomes, found.outcomes[1, :, 0])
+    assert {name: part[name] for name in part.names.values()} == {f"x_1_{h}_0": found[f"x_1_{h}_0"] for h in range(4)}
+    assert part.labels == {"head": ("1", "2", "3", "4")} and part.total is not None
+    assert torch.equal(found.where(slice=2).where(head=3).values, found.where(head=3, slice=2).values)
+    assert mediated().where(slice=2)["x_1_2"] == mediated()["x_1_2"]
+
+
+@given(st.integers(0, 10**6))
+def test_direct_indirect_and_interaction_sum_to_the_total(seed):
+    found = mediated(seed=seed)
+    total = found.direct + found.indirect + found.interaction
+    assert torch.allclose(total, found.total.mean().expand(2, 3), atol=1e-12)
+    for part in PARTS:
+        each = found.of(part)
+        assert torch.equal(each.values, getattr(found, part)) and each.error.shape == (2, 3)
+    direct, indirect = (found.of(part).effects for part in ("direct", "indirect"))
+    assert torch.equal(direct, found.direct_outcomes - found.corrupt)
+    assert torch.equal(indirect, found.indirect_outcomes - found.corrupt)
+    assert torch.allclose(found.of("interaction").effects, found.total - direct - indirect, atol=1e-12)
+    frame = found.to_dataframe()
+    assert np.array_equal(frame["interaction_error"], found.of("interaction").error.flatten())
+    assert np.array_equal(frame["direct_low"], found.of("direct").interval()[0].flatten())
+    assert len(found.to_dataframe(examples=True)) == 30
+    assert found["x_0_1"]["indirect"] == float(found.indirect[0, 1]) and found.top(1) == found.of("indirect").top(1)
+
+
+def test_what_is_shown_is_short_and_escaped():
+    found = swept(("slice", "cell"), (4, 5))
+    odd = Sweep(
+        "<b>",
+        *(getattr(found, each) for each in ("axes", "labels", "places", "outcomes", "clean", "corrupt")),
+        dict.fromkeys(found.names, "") | {(0, 0): "<i>"},
+    )
+    for each in (found, swept(examples=1), swept(clean=False), mediated(), swept((), ())):
+        assert len(repr(each)) < 120 and "tensor" not in repr(each)
+        assert "tensor" not in each._repr_html_()
+    assert "<b>" not in odd._repr_html_() and html.escape("<i>") in odd._repr_html_() and "<i>" not in odd._repr_html_()
+    assert "The 12 strongest of 20" in found._repr_html_()
+
+
+def test_plots_show_the_numbers_with_their_errors():
+    found = swept()
+    figure = bt.plot(found)
+    assert np.allclose(cells(figure), found.values) and texts(figure.axes[0]) == ["the", "cat", "<sat>"]
+    norm = figure.axes[0].collections[0].norm
+    assert norm.vmin == -norm.vmax == -float(found.values.abs().max())
+    told = [t.get_text() for t in figure.axes[0].texts]
+    assert sum(t.startswith("±") for t in told) == 6 and f"±{float(found.error[0, 0]):.2f}".replace("0.", ".") in told
+    assert np.allclose(cells(bt.plot(found, restored=True)), found.restored)
+    figure = bt.plot(found, intervals=True, confidence=0.5)
+    low, high = found.interval(0.5)
+    assert f"between {min(float(low.min()), 0):.2g} and {max(float(high.max()), 0):.2g}" in notes(figure)
+    cube = swept(("slice", "head", "word"), (2, 4, 3))
+    figure = bt.plot(cube)
+    assert np.allclose(cells(figure, 1), cube.values[:, 1]) and figure.axes[1].get_title() == "head 2"
+    rows = swept(("slice", "word", "read"), (2, 3, 3), hole=True)
+    assert "Blank: no such cell" in notes(bt.plot(rows)) and np.isnan(cells(bt.plot(rows))[0, 0])
+    tiny = swept(scale=1e-5)
+    figure = bt.plot(tiny)
+    assert (
+        np.allclose(cells(figure), 1e6 * tiny.values)
+        and figure.axes[0].child_axes[0].get_ylabel() == "mean effect, in 10⁻⁶"
+    )
+
+
+def notes(figure):
+    return " ".join(t.get_text() for t in figure.texts).replace("\n", " ")
+
+
+def test_lists_are_bars_with_intervals_the_strongest_in_their_order():
+    found = swept(("cell",), (6,))
+    figure = bt.plot(found)
+    assert heights(figure) == pytest.approx(found.values.tolist())
+    ends = np.array([line[:, 1] for line in figure.axes[0].collections[0].get_segments()])
+    assert np.allclose(ends.T, torch.stack(found.interval()))
+    figure = bt.plot(found, top=2)
+    kept = sorted(int(name[2:]) for name, _ in found.top(2))
+    assert heights(figure) == pytest.approx(found.values[kept].tolist()) and "The 2 strongest of 6" in notes(figure)
+    assert heights(bt.plot(swept((), ()))) == pytest.approx([1e3 * float(swept((), ()).values)])
+    found = mediated(axes=("cell",), sizes=(3,))
+    assert heights(bt.plot(found)) == pytest.approx([*found.direct.tolist(), *found.indirect.tolist()])
+    found = mediated(sizes=(5, 3))
+    figure = bt.plot(found)
+    assert np.allclose(cells(figure, 0), found.direct) and np.allclose(cells(figure, 1), found.indirect)
+    assert np.allclose(cells(bt.plot(found, show="interaction")), found.interaction)
+    assert f"The total effect is {float(found.total.mean()):.3g}".replace("-", "−") in notes(figure)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_cell_below_zero_is_known_without_its_colour(theme):
+    found = swept(sizes=(4, 3), examples=1)
+    found.outcomes[0, :2, 0] = found.corrupt + torch.tensor([0.001, -0.001])  # too weak for a stroke
+    wide = Sweep(
+        "x",
+        found.axes,
+        {"slice": found.labels["slice"], "word": tuple("abc" * 30)},
+        {},
+        found.outcomes.repeat(1, 30, 1),
+        found.clean,
+        found.corrupt,
+        dict.fromkeys(itertools.product(range(4), range(90)), "x"),
+    )
+    figure = bt.plot(wide, theme=theme)
+    strokes = next(each for each in figure.axes[0].collections if each.get_label() == "below 0")
+    assert not figure.axes[0].texts
+    drawn = {(int(line[0, 1]), round(float(line[:, 0].mean()))) for line in strokes.get_segments()}
+    least = 0.02 * float(wide.values.abs().max())
+    assert drawn == {tuple(index) for index in np.argwhere(wide.values.numpy() < -least).tolist()}
+    assert saved(figure).startswith(b"\x89PNG")
+
+
+def test_plots_leave_what_has_no_page_to_parts_of_it():
+    deep = swept(("slice", "head", "word", "read"), (2, 2, 3, 3))
+    with pytest.raises(bt.BNetError, match=r"\.where\(slice=1\)"):
+        bt.plot(deep)
+    assert np.allclose(cells(bt.plot(deep.where(slice=1))), deep.values[0, 0])
+    with pytest.raises(bt.BNetError, match="show='indirect'"):
+        bt.plot(mediated(axes=("slice", "head", "word"), sizes=(2, 4, 3)))
+    own = Figure().subplots()
+    assert bt.plot(swept(), ax=own) is own.figure
+
+
+def test_figures_mark_the_strongest_cells():
+    net = bt.decoder(dim=8, heads=2, slices=1, vocabulary=["the", "cat", "dog", "sat"])
+    clean, corrupt = net.sentence("the cat sat"), net.sentence("the dog sat")
+    drawn = {*corrupt.graph()}
+    found = bt.sweep(clean, corrupt, at="v -> a", metric={"y_2": ("cat", "dog")})
+    marks, ways = marks_of(found, drawn)
+    (best, effect), *_ = found.top(1)
+    source, target = best.split(" -> ")
+    assert marks[target] == f"{effect:+.2g}" and marks[source] == "marked" and (source, target) in ways
+    assert {source, target} <= {*marks_of(best, drawn)[0]}
+    assert [*marks_of({"q_0_*_1": "here"}, drawn)[0]] == ["q_0_0_1", "q_0_1_1"]
+    assert marks_of({"q_0_0_1": "first", "q_0_0_1 -> a_0_0_1": "then"}, drawn)[0] == {
+        "q_0_0_1": "first",
+        "a_0_0_1": "then",
+    }
+    both = marks_of({"q_0_0_1": "first", "q_0_*_1": "then"}, drawn)[0]
+    assert both == {"q_0_0_1": "first", "q_0_1_1": "then"}
+    assert [*marks_of("j_0_1_2[0]", drawn)[0]] == ["a_0_1_2"]
+    assert ("v_0_1_0", "a_0_1_2") in marks_of("v_0_*_0 -> a_0_1_2", drawn)[1]
+    box = next(box for box in corrupt.picture(highlight=found).boxes if box.name == target)
+    assert box.accent == f"{effect:+.2g}"
+    with pytest.raises(bt.UnknownNameError, match="q_0_0_1"):
+        marks_of("q_0_0_9", drawn)
+
+
+BAD = {
+    "name": (lambda s: s["x_0_7"], "near matches are x_0_"),
+    "no name": (lambda s: s[3], "a known name"),
+    "count": (lambda s: s.top(0), "at least 1"),
+    "axis": (lambda s: s.where(head=0), "slice"),
+    "no axis": (lambda s: s.where(), "an axis and its place"),
+    "place": (lambda s: s.where(slice=0), "one of 1 to 2; got 0"),
+    "places": (lambda s: s.where(slice=[1]), "a whole number"),
+    "confidence": (lambda s: s.interval(1.0), "a share between 0 and 1"),
+    "draws": (lambda s: s.interval(draws=0), "at least 1"),
+    "seed": (lambda s: s.interval(seed=-1), "at least 0"),
+    "examples": (lambda s: s.to_dataframe(examples="all"), "True, False"),
+    "total": (lambda s: swept(clean=False).total, "a clean run"),
+    "restored": (lambda s: swept(clean=False).restored, "a clean run"),
+    "nothing to restore": (
+        lambda s: Sweep("x", s.axes, s.labels, s.places, s.outcomes, s.corrupt, s.corrupt, s.names).restored,
+        "whose metrics differ",
+    ),
+    "part": (lambda s: mediated().of("total"), "'direct', 'indirect', 'interaction'"),
+    "option": (lambda s: bt.plot(s, interval=True), "intervals"),
+    "intervals of one": (lambda s: bt.plot(swept(examples=1), intervals=True), "a single example"),
+    "intervals of shares": (lambda s: bt.plot(s, intervals=True, restored=True), "restored=True"),
+    "intervals of three": (lambda s: bt.plot(swept(("slice", "head", "word"), (2, 2, 2)), intervals=True), "3 axes"),
+    "share of the plot": (lambda s: bt.plot(swept(("cell",), (3,)), confidence=0), "a share between 0 and 1"),
+    "shown part": (lambda s: bt.plot(mediated(), show="total"), "'direct', 'indirect', 'interaction'"),
+    "top of the plot": (lambda s: bt.plot(s, top=0), "at least 1"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_says_what_is_allowed(what):
+    ask, told = BAD[what]
+    with pytest.raises(bt.BNetError) as caught:
+        ask(swept())
+    assert told in str(caught.value)

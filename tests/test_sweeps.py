@@ -1,0 +1,453 @@
+"""Sweeps equal one intervention at a time, by the reference: every role, rows of attention, ablations, open choices."""
+
+import itertools
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bnet_transformer as bt
+from bnet_transformer import reference
+from bnet_transformer.inference import Attend, Mean, Noise, Zero
+from tests.cases import CASES, chapter, jolted
+from tests.sweeping import (
+    D,
+    Slow,
+    axes_of,
+    case,
+    cells,
+    curved,
+    metric,
+    outcomes,
+    pair,
+    reading,
+    setting,
+)
+
+CELLS, RUNS = 6, 20  # at most, of a sweep, that the reference is asked for; and its runs for these
+
+
+def close(got, wanted, tolerance=1e-10):
+    torch.testing.assert_close(
+        torch.as_tensor(got), torch.as_tensor(wanted, dtype=D), rtol=tolerance, atol=tolerance, check_dtype=False
+    )
+
+
+def doubled(**options):
+    return jolted(chapter(**{"heads": 2, "combine": "concat", "slices": 2, "residual": True, **options})()).to(D)
+
+
+def two(net, corrupt="the cat sat", clean="dog cats sat"):
+    return net.sentence(clean), net.sentence(corrupt)
+
+
+def some(indices, states, key):
+    """As many cells of a sweep, chosen at random, as the oracle has time for; the last among them."""
+    indices = sorted(indices)
+    picked = random.Random(str(key)).sample(indices, min(len(indices), CELLS, RUNS // states))
+    return dict.fromkeys([indices[-1], *picked])
+
+
+def check(found, slow, patches, tolerance=1e-10):
+    """Cells of a sweep are what one intervention at a time comes to."""
+    for index, patch in patches.items():
+        close(found.outcomes[index][0], slow.outcome(patch), tolerance)
+
+
+def roles(s):
+    """The roles that a sweep may be over: nodes that are functions, and words that are given."""
+    kinds = {m.family.stem: m.tpm.kind for m in s.net.network.members}
+    return [role for role, kind in kinds.items() if kind == "deterministic"]
+
+
+# one intervention at a time
+
+
+def test_the_oracle_is_do_and_the_posterior():
+    """In an open net, set in words that no choice decides, and in a closed one at every node."""
+    clean, corrupt = pair(case("codebook"))
+    slow = Slow(clean, corrupt, ("y_2",))
+    done = corrupt.do(x_0_1=clean)
+    world = done._world
+    close(
+        slow.told(setting([done.ground.id("x_0_1")]))[0][0].exp(),
+        reference.posterior(world, world.ground.id("y_2"), {}),
+    )
+    clean, corrupt = pair(case("encoder-decoder"))
+    slow = Slow(clean, corrupt, ("dec_y_1", "dec_x_2_0"))
+    for name in ("enc_x_1_2", "dec_cross_v_0_1", "dec_a_1_1", "dec_W_k_0"):
+        done = corrupt.do({name: clean[name]})
+        log, value = slow.told(setting([done.ground.id(name)]))
+        close(log[0], done.tpm("dec_y_1").logits)
+        close(value[0], done["dec_x_2_0"])
+
+
+# a value for each state of a choice that values decide
+REFUSED = {("marginal", "x"), ("experts", "x"), ("hidden Markov", "x"), ("hidden Markov", "W")}
+
+
+@pytest.mark.parametrize("each", CASES, ids=lambda each: each.name)
+def test_every_role_is_swept_as_one_node_is_set_at_a_time(each):
+    clean, corrupt = pair(each)
+    names = outcomes(corrupt)
+    slow = Slow(clean, corrupt, tuple(names))
+    base = [slow.outcome(base=0)], [slow.outcome()]
+    for role in roles(corrupt)[:: 1 if len(slow.runs) < RUNS else 2]:
+        axes = axes_of(corrupt, role)
+        coarser = [over for n in range(1, len(axes)) for over in itertools.combinations(axes, n)]
+        if (each.name, role) in REFUSED:
+            with pytest.raises(bt.EvidenceError, match=r"one for each state of a choice.*do\("):
+                bt.sweep(clean, corrupt, at=role, metric=metric(names))
+            continue
+        joined = random.Random(f"{each.name} {role}").choice(coarser) if coarser and len(slow.runs) < RUNS else None
+        for over in dict.fromkeys((None, joined)):
+            found = bt.sweep(clean, corrupt, at=role, metric=metric(names), over=over)
+            wanted = cells(corrupt, role, over)
+            assert found.axes == (axes if over is None else over) and len(found.labels) == len(found.axes)
+            assert set(itertools.product(*map(range, found.outcomes.shape[:-1]))) == set(wanted)
+            picked = some(wanted, len(slow.runs), (each.name, role, over))
+            check(found, slow, {index: setting(wanted[index]) for index in picked})
+            for index in picked if over is None else ():
+                assert found.names[index] == corrupt.ground.name(wanted[index][0])
+        close(found.clean, base[0])
+        close(found.corrupt, base[1])
+
+
+@pytest.mark.parametrize("each", CASES, ids=lambda each: each.name)
+def test_single_precision_gives_the_same(each):
+    one, two = pair(each), pair(each, torch.float32)
+    names = outcomes(one[0])
+    for role in roles(one[0])[:: 3 if "word" in each.name or each.name == "experts" else 1]:
+        if (each.name, role) not in REFUSED:
+            found, rough = (bt.sweep(*said, at=role, metric=metric(names)) for said in (one, two))
+            close(rough.outcomes, found.outcomes, 1e-5)
+            close(rough.corrupt, found.corrupt, 1e-5)
+
+
+READERS = {
+    "concat": ("j", "a"),
+    "chapter, two slices": ("j", "x"),
+    "word": ("j", None),
+    "codebook": ("j", "x"),
+    "encoder, pre-norm": ("j", "a"),
+    "encoder-decoder": ("enc_j", "enc_a"),
+    "vanilla encoder-decoder, pre-norm": ("dec_cross_j", "dec_cross_a"),
+    "vanilla decoder, causal": ("j", "a"),
+    "shared slices": ("j", "a"),
+    "chapter, real": ("j", "x"),
+}
+
+
+@pytest.mark.parametrize("name", [name for name, (_, role) in READERS.items() if role])
+def test_rows_and_entries_of_attention(name):
+    """Whole rows, rows set together, and single entries, whose row need then not sum to one."""
+    role, reader = READERS[name]
+    clean, corrupt = pair(case(name))
+    names = outcomes(corrupt)
+    slow = Slow(clean, corrupt, tuple(names))
+    ground = corrupt.ground
+    families = [f for f in ground.folded.by_stem[reader] if ground.folded.into[f.index]]
+    rows = {}
+    for k, family in enumerate(families):
+        for node in (
+            ground.nodes(family).tolist()
+            if corrupt.net.network.members[family.index].tpm.kind == "deterministic"
+            else ()
+        ):
+            if reading_of(slow, node) is not None:
+                rows[(k, *ground.place(node)[1])] = node
+    found = bt.sweep(clean, corrupt, at=role, metric=metric(names))
+    assert found.axes[0] == "slice" and found.axes[-1] == "word" and set(rows) == all_indices(found)
+    check(found, slow, {index: reading([rows[index]]) for index in some(rows, len(slow.runs), name)})
+    together = bt.sweep(clean, corrupt, at=role, metric=metric(names), over=found.axes[:-1])
+    for index in all_indices(together):
+        close(together.outcomes[index][0], slow.outcome(reading([n for key, n in rows.items() if key[:-1] == index])))
+    single = bt.sweep(clean, corrupt, at=role, metric=metric(names), over=(*found.axes, "read"))
+    there = {(*index, word): node for index, node in rows.items() for word in reading_of(slow, node)[0]}
+    assert {tuple(at) for at in (~single.outcomes[..., 0].isnan()).nonzero().tolist()} == set(there)
+    check(single, slow, {at: reading([there[at]], [at[-1]]) for at in some(there, len(slow.runs), (name, 1))})
+
+
+def reading_of(slow, node):
+    return slow.runs[0][1].reading(node)
+
+
+def all_indices(found):
+    return set(itertools.product(*map(range, found.outcomes.shape[:-1])))
+
+
+# several examples, chunks, choices
+
+
+def several(net, count=4, seed=3):
+    pick = random.Random(seed)
+    words = ["cat", "dog", "sat", "ran", "the", "a"]
+    said = [[" ".join(pick.choices(words, k=3)) for _ in range(count)] for _ in "ab"]
+    return [[net.sentence(each) for each in side] for side in said]
+
+
+SELECTED = {"combine": "select"}
+PER_WORD = {"combine": "select", "per": "word", "slices": 1}
+SEVERAL = [({}, at) for at in ("x", "q", "j", "v -> a", ["x_0_1", "x_1_*"])]
+SEVERAL += [(SELECTED, at) for at in ("x", "j", "v -> x", ["x_0_1", "x_1_*"])]
+SEVERAL += [(PER_WORD, at) for at in ("x", "v -> x")]
+
+
+@pytest.mark.parametrize(("options", "at"), SEVERAL, ids=str)
+def test_several_examples_are_each_alone(options, at):
+    net = doubled(observe=bt.tpm.Categorical(3), **options)
+    count = 2 if "per" in options else 4
+    clean, corrupt = several(net, count)
+    found = bt.sweep(clean, corrupt, at=at, metric=metric(["y_0", "y_2"]))
+    assert found.outcomes.shape[-1] == len(found.corrupt) == len(found.clean) == count
+    for k, (one, other) in enumerate(zip(clean, corrupt, strict=True)):
+        same(found, bt.sweep(one, other, at=at, metric=metric(["y_0", "y_2"])), k)
+
+
+def same(found, alone, k=slice(None)):
+    there = ~alone.outcomes.isnan()
+    assert torch.equal(~found.outcomes[..., k].reshape(there.shape).isnan(), there)
+    close(found.outcomes[..., k].reshape(there.shape)[there], alone.outcomes[there])
+    close(found.corrupt[k].reshape(-1), alone.corrupt)
+    close(found.clean[k].reshape(-1), alone.clean)
+
+
+@pytest.mark.parametrize(
+    "at", ["x", "a", "W_q", "j", "v -> a", "x -> add1", "v -> a -> mix", "token", ["x_1", "q_0_0_1"]], ids=str
+)
+def test_chunks_give_the_same(at):
+    net = case("vanilla decoder, causal").net
+    said = [net.sentence(list(words)) for words in itertools.permutations(["the", "cat", "sat"])]
+    clean, corrupt = said[:3], said[3:]
+    whole = bt.sweep(clean, corrupt, at=at, metric=metric(["y_0", "y_2"]))
+    for memory in (1, 2**13, 2**40):
+        same(bt.sweep(clean, corrupt, at=at, metric=metric(["y_0", "y_2"]), memory=memory), whole)
+
+
+def test_a_metric_of_states_is_that_of_a_function():
+    net = case("vanilla decoder, causal").net
+    clean, corrupt = (
+        [net.sentence(said) for said in side]
+        for side in (["the cat sat", "sat sat cat"], ["cat cat sat", "the sat the"])
+    )
+    told = {"at": "x", "over": ("slice", "word")}
+    y = {k: bt.sweep(clean, corrupt, metric={"y_2": k}, **told).outcomes for k in range(3)}
+    close(
+        bt.sweep(clean, corrupt, metric={"y_2": "cat"}, **told).outcomes, y[net.network.vocabularies[""].index("cat")]
+    )
+    close(bt.sweep(clean, corrupt, metric={"y_2": (0, 2)}, **told).outcomes, y[0] - y[2])
+    close(
+        bt.sweep(clean, corrupt, metric={"y_2": ([0, 1], [2, 0])}, **told).outcomes,
+        torch.stack([y[0][..., 0] - y[2][..., 0], y[1][..., 1] - y[0][..., 1]], -1),
+    )
+    close(
+        bt.sweep(clean, corrupt, metric={"y_2": [2, 1]}, **told).outcomes, torch.stack([y[2][..., 0], y[1][..., 1]], -1)
+    )
+    close(bt.sweep(clean, corrupt, metric=lambda y_2: y_2[:, 0] - y_2[:, 2], **told).outcomes, y[0] - y[2])
+    total = sum(each.exp() for each in y.values())
+    close(total, torch.ones_like(total))
+
+
+def test_open_choices_are_averaged_before_the_metric():
+    """log of the mean of P(y | c), the same c in both runs: no mean of the metrics, and no clean value of another c."""
+    clean, corrupt = pair(case("slice"))
+    found = bt.sweep(clean, corrupt, at="x", metric={"y_2": 1})
+    states = list(itertools.product((0, 1), repeat=3))
+    each = [{f"c_{t}": c for t, c in enumerate(chosen)} for chosen in states]
+    pi = torch.stack([corrupt.posterior(f"c_{t}") for t in range(3)]).log()
+    share = torch.stack([sum(pi[t, c] for t, c in enumerate(chosen)) for chosen in states])
+    for t, i in itertools.product(range(4), range(3)):
+        logs = [corrupt.do(c).do({f"x_{t}_{i}": clean.do(c)[f"x_{t}_{i}"]}).tpm("y_2").logits[1] for c in each]
+        close(found.outcomes[t, i, 0], torch.logsumexp(share + torch.stack(logs), 0))
+    for chosen in each:
+        closed = bt.sweep(clean.do(chosen), corrupt.do(chosen), at="q", metric={"y_2": 1})
+        assert bool((closed.outcomes != bt.sweep(clean, corrupt, at="q", metric={"y_2": 1}).outcomes).any())
+
+
+def test_past_the_budget_of_states_do_is_named():
+    net = jolted(bt.bayesuvius(4, heads=4, slices=9, per="slice", observe=bt.tpm.Categorical(2))).to(D)
+    with pytest.raises(bt.BudgetError, match=r"do\("):
+        bt.sweep(*two(net), at="x", metric={"y_2": 1})
+    chosen = {f"c_{t}": t % 4 for t in range(8)}
+    clean, corrupt = (s.do(chosen) for s in two(net))
+    check(
+        bt.sweep(clean, corrupt, at="x", metric=metric(["y_2"])),
+        Slow(clean, corrupt, ("y_2",)),
+        {(8, 2): setting([corrupt.ground.id("x_8_2")])},
+    )
+
+
+# ablations and sentences that are set already
+
+
+@pytest.mark.parametrize("options", [{}, {"combine": "select"}], ids=str)
+def test_ablations_are_what_do_says(options):
+    net = doubled(observe=bt.tpm.Categorical(3), **options)
+    others, (corrupt, more) = several(net, 2)
+    others = [s.do(c=1) for s in others] if options else others
+    corrupt, more = (s.do(c=1) if options else s for s in (corrupt, more))
+    for clean in (Zero(), Mean(), Mean(others), Noise(0.3), Noise(0.3, seed=2)):
+        found = bt.sweep(clean, [corrupt, more], at="q", metric={"y_2": 1})
+        assert found.clean is None and len(found.names) == found.outcomes[..., 0].numel()
+        for index, name in found.names.items():
+            for k, s in enumerate((corrupt, more)):
+                close(found.outcomes[index][k], s.do({name: clean}).tpm("y_2").logits[1])
+    with pytest.raises(bt.BNetError):
+        bt.sweep(Attend([1.0, 0, 0]), corrupt, at="q", metric={"y_2": 1})
+
+
+def test_nodes_ablated_together_are_set_together():
+    _, corrupt = two(doubled())
+    for clean in (Zero(), Mean(), Noise(0.5)):
+        found = bt.sweep(clean, corrupt, at="a", metric=metric(["x_2_2"]), over=("slice", "head"))
+        for t, h in itertools.product((0, 1), (0, 1)):
+            close(found.outcomes[t, h], [curved(corrupt.do({f"a_{t}_{h}_*": clean})["x_2_2"][None])])
+
+
+def test_open_choices_are_ablated_state_by_state():
+    net = doubled(combine="select", observe=bt.tpm.Categorical(3))
+    corrupt = two(net)[1]
+    found = bt.sweep(Zero(), corrupt, at="q", metric={"y_2": 1})
+    for index, name in found.names.items():
+        done = corrupt.do({name: Zero()})
+        close(found.outcomes[index][0].exp(), done.posterior("y_2")[1])
+
+
+@pytest.mark.parametrize("set_", [("clean",), ("clean", "corrupt")], ids=str)
+def test_a_choice_that_is_set_in_one_run_alone(set_):
+    """The corrupt run goes through its states, each with the same clean values; what both set is swept as it is."""
+    net = doubled(combine="select", heads=3, observe=bt.tpm.Categorical(3))
+    clean, corrupt = two(net)
+    clean = clean.do(c=0) if "clean" in set_ else clean
+    corrupt = corrupt.do(c=2) if "corrupt" in set_ else corrupt
+    slow = Slow(clean, corrupt, ("y_0", "y_2"))
+    for role in ("x", "q"):
+        found, wanted = bt.sweep(clean, corrupt, at=role, metric=metric(["y_0", "y_2"])), cells(corrupt, role)
+        check(found, slow, {index: setting(nodes) for index, nodes in wanted.items()})
+        close(found.corrupt, [slow.outcome()])
+        close(found.clean, [slow.outcome(base=0)])
+    with pytest.raises(bt.EvidenceError, match=r"c: expected a choice open in both.*do\(c=...\)"):
+        bt.sweep(two(net)[0], two(net)[1].do(c=1), at="x", metric={"y_2": 1})
+    if len(set_) == 2:
+        found = bt.sweep(clean, corrupt, at=["c", "x_0"], metric=metric(["y_0", "y_2"]))
+        swept = bt.sweep(clean, corrupt, at="c", metric=metric(["y_0", "y_2"]))
+        close(found.outcomes[0], [Slow(clean, corrupt.do(c=0), ("y_0", "y_2")).outcome()])
+        close(swept.outcomes.flatten(), found.outcomes[0])
+
+
+@pytest.mark.parametrize("rows", [False, True], ids=["values", "rows"])
+def test_what_was_set_before_stays_set(rows):
+    """Values, rows and weights in both sentences; a cell sets anew what was set in the corrupt one."""
+    net = doubled(observe=bt.tpm.Categorical(3))
+    clean, corrupt = two(net)
+    row = Attend([0.2, 0.5, 0.3])
+    clean = clean.do({"v_0_1_2": torch.ones(4, dtype=D), **({"a_1_0_1": row} if rows else {})})
+    corrupt = corrupt.do({"x_1_1": Zero(), "a_0_0_0": Zero(), "k_1": torch.ones(4, dtype=D), "W_q_1": Zero()})
+    corrupt = corrupt.do({"a_0_1_2": row, "a_1_1_2": Attend([1.0, 0, 0])}) if rows else corrupt
+    slow = Slow(clean, corrupt, ("y_0", "y_2"))
+    for role in ("x", "a", "W_k"):
+        found, wanted = bt.sweep(clean, corrupt, at=role, metric=metric(["y_0", "y_2"])), cells(corrupt, role)
+        check(found, slow, {index: setting(nodes) for index, nodes in wanted.items()})
+    rows_of = cells(corrupt, "a")
+    found = bt.sweep(clean, corrupt, at="j", metric=metric(["y_0", "y_2"]))
+    check(found, slow, {index: reading(nodes) for index, nodes in rows_of.items()})
+    close(found.corrupt, [slow.outcome()])
+    close(found.clean, [slow.outcome(base=0)])
+    over, reads = (*found.axes, "read"), corrupt.undo("a_0_0_0")
+    single = bt.sweep(clean, reads, at="j", metric=metric(["y_0", "y_2"]), over=over)
+    slow = Slow(clean, reads, ("y_0", "y_2"))
+    check(single, slow, {(*at, j): reading(nodes, [j]) for at, nodes in rows_of.items() for j in range(3)})
+    with pytest.raises(bt.BNetError, match=r"a_0_0_0.*set"):
+        bt.sweep(clean, corrupt, at="j", metric={"y_2": 1}, over=over)
+
+
+def test_each_example_may_be_set_in_its_own_way():
+    clean, corrupt = two(doubled(observe=bt.tpm.Categorical(3)))
+    said = [clean.do(v_0_1_2=Zero()), corrupt, corrupt.do({"x_1_1": Zero(), "a_0": Zero()})]
+    for at in ("x", "q"):
+        found = bt.sweep(said, said[::-1], at=at, metric=metric(["y_0", "y_2"]))
+        for k, (one, other) in enumerate(zip(said, said[::-1], strict=True)):
+            alone = bt.sweep(one, other, at=at, metric=metric(["y_0", "y_2"]))
+            same(found, alone, k)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_arrows_that_one_example_lacks(order):
+    """Where do() cut arrows in one example alone, each example is told as it is alone, or the sweep is refused."""
+    clean, corrupt = two(doubled(observe=bt.tpm.Categorical(3)))
+    said = [(corrupt, corrupt.do(a_0=Zero()))[k] for k in order]
+    told = {"at": "v -> a", "metric": {"y_2": 1}}
+    try:
+        found = bt.sweep([clean, clean], said, **told)
+    except bt.BNetError as error:
+        assert "do(" in str(error)
+        return
+    for k, one in enumerate(said):
+        alone = bt.sweep(clean, one, **told)
+        by_name = {name: alone.outcomes[index][0] for index, name in alone.names.items()}
+        assert set(by_name) <= set(found.names.values())
+        nothing = torch.tensor(torch.nan, dtype=D)
+        for index, name in found.names.items():
+            torch.testing.assert_close(found.outcomes[index][k], by_name.get(name, nothing), equal_nan=True)
+
+
+def test_a_treatment_is_a_clean_sentence():
+    corrupt = two(doubled())[1]
+    clean = corrupt.do(x_0_1=torch.ones(4, dtype=D))
+    found = bt.sweep(clean, corrupt, at="x", metric=metric(["x_2_2"]))
+    close(found.outcomes[0, 1], found.clean)
+    for i in (0, 2):
+        assert torch.equal(found.outcomes[0, i], found.corrupt)
+
+
+# cells that lead nowhere, and identities
+
+
+def test_a_later_word_of_a_causal_net_moves_nothing():
+    clean, corrupt = two(doubled(mask="causal"), clean="a dog ran")
+    for at in ("x", "q", "k", "v", "a", "j", "v -> a", "x -> q"):
+        found = bt.sweep(clean, corrupt, at=at, metric=metric(["x_2_1"]))
+        late = found.outcomes.movedim(found.axes.index("word"), 0)[2]
+        late = late[~late.isnan()]
+        assert bool((late == found.corrupt).all())
+        assert bool((found.outcomes[~found.outcomes.isnan()] != found.corrupt).any())
+    last = bt.sweep(clean, corrupt, at="q", metric=metric(["x_1_2"]))
+    assert bool((last.outcomes[1] == last.corrupt).all())
+
+
+@pytest.mark.parametrize(
+    "options", [{"observe": bt.tpm.Categorical(3)}, {"combine": "select", "observe": bt.tpm.Normal(0.5)}], ids=str
+)
+def test_all_of_the_first_state_makes_the_clean_run(options):
+    net = doubled(**options)
+    clean, corrupt = several(net)
+    whole = bt.sweep(clean, corrupt, at="x", metric=metric(["y_0", "y_2"]), over=("slice",))
+    close(whole.outcomes, whole.clean.expand(3, -1))
+    named = bt.sweep(clean, corrupt, at=["x_0_*", "x_0", "x_1_0"], metric=metric(["y_0", "y_2"]))
+    assert named.axes == ("cell",)
+    close(named.outcomes[:2], whole.clean.expand(2, -1))
+
+
+@settings(max_examples=15)
+@given(st.permutations(range(4)), st.sampled_from(["x", "q", "j", "v -> a"]))
+def test_the_order_of_the_examples_is_no_matter(order, at):
+    clean, corrupt = EXAMPLES
+    found = bt.sweep(clean, corrupt, at=at, metric=metric(["y_0", "y_2"]))
+    other = bt.sweep([clean[k] for k in order], [corrupt[k] for k in order], at=at, metric=metric(["y_0", "y_2"]))
+    there = ~found.outcomes.isnan()
+    close(other.outcomes[there], found.outcomes[..., list(order)][there])
+    close(other.corrupt, found.corrupt[list(order)])
+
+
+@settings(max_examples=10)
+@given(st.sampled_from(["x", "W_v", "q", "a", "j", "v -> a", "x -> q", "x -> x", "v -> a -> x"]), st.integers(0, 3))
+def test_no_difference_has_no_effect(at, which):
+    corrupt = EXAMPLES[1][which]
+    found = bt.sweep(corrupt, corrupt, at=at, metric=metric(["y_0", "y_2"]))
+    there = ~found.outcomes.isnan()
+    close(found.outcomes[there], found.corrupt.expand(found.outcomes.shape)[there])
+
+
+EXAMPLES = several(doubled(observe=bt.tpm.Categorical(3)))

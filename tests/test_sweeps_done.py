@@ -1,0 +1,52 @@
+"""Sweeps of sentences in which something is set already: it stays as it is set, all cells at once or one at a time."""
+
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.inference import Attend, Zero
+from tests.cases import jolted
+from tests.sweeping import D, Slow, cells, metric, reading, setting
+from tests.test_sweeps import close
+
+DONE = {
+    "one head of every word": {"a_0_1_*": Zero()},
+    "one head of a word": {"a_0_1_2": Zero(), "v_1_0_1": Zero()},
+    "a row": {"a_0_0_3": Attend([0.2, 0.3, 0.4, 0.1])},
+    "a row beside a head": {"a_0_0_3": Attend([0.2, 0.3, 0.4, 0.1]), "a_0_2_3": Zero()},
+    "a state": {"x_1_1": Zero()},
+    "a query": {"q_0_1_3": torch.ones(2, dtype=D)},
+    "all heads of a word": {"a_1_*_3": Zero()},
+}
+NAMES = ("y_3", "x_2_2")
+
+
+@pytest.fixture(scope="module")
+def net():
+    words = ["the", "a", "cat", "dog", "sat"]
+    options = {"heads": 3, "slices": 2, "norm": "pre", "vocabulary": words, "dropout": 0.0}
+    return jolted(bt.decoder(dim=6, **options)).to(D)
+
+
+@pytest.mark.parametrize("where, memory", [("clean", 2**29), ("corrupt", 2**29), ("both", 1)])
+@pytest.mark.parametrize("done", DONE)
+def test_what_is_set_stays_set(net, done, where, memory):
+    clean, corrupt = net.sentence("the cat sat a"), net.sentence("the dog a sat")
+    clean = clean.do(DONE[done]) if where != "corrupt" else clean
+    corrupt = corrupt.do(DONE[done]) if where != "clean" else corrupt
+    slow = Slow(clean, corrupt, NAMES)
+    for role, over in (("x", None), ("a", None), ("k", ("head",))):
+        found = bt.sweep(clean, corrupt, at=role, over=over, metric=metric(NAMES), memory=memory)
+        for index, nodes in list(cells(corrupt, role, over).items())[1::9]:
+            close(found.outcomes[index][0], slow.outcome(setting(nodes)))
+    if where == "corrupt" or not any(name.startswith("a") and isinstance(v, Zero) for name, v in DONE[done].items()):
+        for over in (None, ("head",)):
+            found = bt.sweep(clean, corrupt, at="j", over=over, metric=metric(NAMES), memory=memory)
+            for index, nodes in list(cells(corrupt, "a", over).items())[2::9]:
+                close(found.outcomes[index][0], slow.outcome(reading(nodes)))
+
+
+def test_a_row_of_a_node_that_is_set_is_refused(net):
+    clean, corrupt = net.sentence("the cat sat a").do({"a_0_1_2": Zero()}), net.sentence("the dog a sat")
+    with pytest.raises(bt.BNetError, match="a_0.*expected nodes that read; got.*set"):
+        bt.sweep(clean, corrupt, at="j", metric={"y_3": "cat"})

@@ -1,0 +1,98 @@
+"""Sweeps beside the patching functions of TransformerLens, on the same random GPT-2."""
+
+import warnings
+
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.pretrained import from_pretrained
+from tests.hugging import GPT2, T, random_model
+
+CLEAN = torch.tensor([[3, 4, 5, 6, 7], [1, 2, 3, 4, 5], [9, 9, 8, 2, 7]])
+CORRUPT = torch.tensor([[3, 8, 5, 6, 7], [6, 7, 8, 9, 10], [9, 9, 1, 1, 7]])
+FIRST, SECOND = 4, 11
+HEAD, WHOLE = ("slice", "head"), ("slice", "head", "word", "read")
+# Theirs -> ours: at=, over=, and their order of our axes.
+SWEEPS = {
+    "resid_pre": ("x", None, (0, 1)),
+    "resid_mid": ("add1", None, (0, 1)),
+    "attn_out": ("mix", None, (0, 1)),
+    "mlp_out": ("ffn", None, (0, 1)),
+    "attn_head_out_by_pos": ("a", None, (0, 2, 1)),
+    "attn_head_q_by_pos": ("q", None, (0, 2, 1)),
+    "attn_head_k_by_pos": ("k", None, (0, 2, 1)),
+    "attn_head_v_by_pos": ("v", None, (0, 2, 1)),
+    "attn_head_out_all_pos": ("a", HEAD, (0, 1)),
+    "attn_head_q_all_pos": ("q", HEAD, (0, 1)),
+    "attn_head_k_all_pos": ("k", HEAD, (0, 1)),
+    "attn_head_v_all_pos": ("v", HEAD, (0, 1)),
+    "attn_head_pattern_all_pos": ("j", HEAD, (0, 1)),
+    "attn_head_pattern_by_pos": ("j", None, (0, 1, 2)),
+    "attn_head_pattern_dest_src_pos": ("j", WHOLE, (0, 1, 2, 3)),
+}
+OTHERS = {"attn_head_all_pos_every", "attn_head_by_pos_every", "block_every", "direct_path", "direct_path_all_sources"}
+
+
+def model(dtype):
+    """A random GPT-2, its weights large enough that what is patched shows."""
+    made = random_model("GPT2LMHeadModel", {**GPT2, "n_layer": 3}, dtype)
+    for parameter in made.parameters():
+        parameter.data.mul_(2.5)
+    return made
+
+
+@pytest.fixture(scope="module", params=[torch.float64, torch.float32], ids=str)
+def both(request, tmp_path_factory):
+    """A net, and a TransformerBridge of the same model with the patching functions."""
+    pytest.importorskip("transformer_lens", reason='the oracle of sweeps: pip install "bnet-transformer[peers]"')
+    folder = tmp_path_factory.mktemp("bridge")
+    model(request.param).save_pretrained(folder)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        from tokenizers import Tokenizer, models
+        from transformer_lens import patching
+        from transformer_lens.model_bridge import TransformerBridge
+
+        words = Tokenizer(models.WordLevel({f"w{k}": k for k in range(13)}, unk_token="w12"))
+        special = dict.fromkeys(("pad_token", "bos_token", "eos_token"), "w0")
+        T.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w12", **special).save_pretrained(folder)
+        tokenizer = T.AutoTokenizer.from_pretrained(folder)
+        bridge = TransformerBridge.boot_transformers(
+            str(folder), hf_model=model(request.param), tokenizer=tokenizer, device="cpu", dtype=request.param
+        )
+        cache = bridge.run_with_cache(CLEAN)[1]
+    patching.tqdm = lambda cells: cells
+    return from_pretrained(model(request.param)), bridge, cache, patching
+
+
+def difference(logits):
+    """The metric of TransformerLens: a difference of logits at the last word, for each prompt."""
+    return logits[:, -1, FIRST] - logits[:, -1, SECOND]
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_sweep_is_what_transformer_lens_patches(both, name):
+    net, bridge, cache, patching = both
+    at, over, order = SWEEPS[name]
+    clean, corrupt = ([net.sentence(ids.tolist()) for ids in side] for side in (CLEAN, CORRUPT))
+    with torch.no_grad():
+        patch = getattr(patching, f"get_act_patch_{name}")
+        theirs = patch(bridge, CORRUPT, cache, difference, reduce="none", baseline=True)
+    found = bt.sweep(clean, corrupt, at=at, metric={"y_4": (FIRST, SECOND)}, over=over)
+    ours = found.outcomes[:3].permute(*order, len(order))  # resid_pre ends before the last state
+    if over == WHOLE:  # they set entries that the mask lacks: nothing moves
+        assert torch.equal(
+            ours.isnan(), (torch.arange(5) > torch.arange(5)[:, None])[None, None, ..., None].expand(ours.shape)
+        )
+        ours = torch.where(ours.isnan(), found.corrupt, ours)
+    near = {"rtol": 1e-4, "atol": 1e-4, "check_dtype": False}
+    torch.testing.assert_close(ours, theirs.values, **near)
+    torch.testing.assert_close(found.corrupt, theirs.baseline, **near)
+    torch.testing.assert_close(found.clean, difference(bridge(CLEAN)).detach(), **near)
+    assert float((ours - found.corrupt).abs().max()) > 0.1
+
+
+def test_every_patching_function_has_a_sweep(both):
+    theirs = {each.removeprefix("get_act_patch_") for each in dir(both[-1]) if each.startswith("get_act_patch_")}
+    assert theirs == set(SWEEPS) | OTHERS
