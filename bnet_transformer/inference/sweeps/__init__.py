@@ -65,6 +65,8 @@ def sweep(
     asked = metric_of(everyone, metric)
     count = len(sources)
     sources = [part for theirs, ours in sources for part in _parts(theirs, ours, asked.nodes, size)]
+    if cells.routes:
+        _check_same_arrows(everyone)
     values = [_ablation(clean, corrupt, k) for k in _starts([ours for _, ours in sources])]
     if isinstance(clean, Zero | Mean | Noise) and (cells.routes or any(each.rows for each in cells.entries)):
         raise BNetError("at", expected="nodes, for an ablation", got=at, allowed='a role such as "a", or names')
@@ -106,6 +108,16 @@ def mediation(
         there.corrupt,
         there.names,
     )
+
+
+def _check_same_arrows(examples: Examples) -> None:
+    """Refuse examples of which one has arrows that another has not."""
+    first = examples.world
+    for k, world in enumerate(examples.worlds):
+        if world.do.keys() != first.do.keys() or world.rows.keys() != first.rows.keys():
+            wanted = "the same nodes set as in the first, so that arrows are those of all"
+            allowed = "do() on the same nodes in each, or a sweep of each"
+            raise BNetError(f"corrupt[{k}]", expected=wanted, got="others", allowed=allowed)
 
 
 def _parts(

@@ -79,7 +79,8 @@ class Run:
             alone = all(i in found or members[i].tpm.kind != "deterministic" for i in below)
             read = [given for given in member.inputs if members[given.parent].family.words is not None]
             own = all(given.reach.kind == "same" and WORD not in given.over for given in read)
-            plain = member.tpm.kind == "deterministic" and not any(given.pick for given in member.inputs)
+            settled = all(members[g.parent].tpm.kind == "deterministic" or g.parent in others for g in member.inputs)
+            plain = settled and member.tpm.kind == "deterministic" and not any(g.pick for g in member.inputs)
             if read and own and plain and alone and not table.all() and index not in others:
                 found.add(index)
         return found
