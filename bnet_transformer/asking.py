@@ -169,13 +169,20 @@ def reads_words(member: Member) -> bool:
     return type(member.tpm).reading is not TPM.reading and any(WORD in given.over for given in member.inputs)
 
 
+def choice_above(network: Network, families: Collection[int]) -> bool:
+    """True where a discrete family stands above some families."""
+    return any(network.members[index].tpm.kind == "discrete" for index in network.graph.above(families))
+
+
+def is_state(network: Network, family: Family) -> bool:
+    """True for a state of a stack's words, without plates."""
+    states = {stack.name: stack.states for stack in network.declaration.stacks}.get(family.stack, ())
+    return family.role in states and family.words == family.stack and not family.plates
+
+
 def state_of(network: Network, stack: str) -> Family | None:
     """The first state of a stack's words, if it has one without plates."""
-    states = next(each.states for each in network.declaration.stacks if each.name == stack)
-    for family in network.graph.families:
-        if family.stack == stack and family.role in states and family.words == stack and not family.plates:
-            return family
-    return None
+    return next((each for each in network.graph.families if each.stack == stack and is_state(network, each)), None)
 
 
 def readable(world: World, member: Member) -> NDArray[np.bool_]:

@@ -37,6 +37,11 @@ class Layout:
         """The dim of a plate, or of the word."""
         return self.word if plate == WORD else self.batch + 1 + self.plates.index(plate)
 
+    def full(self, value: Tensor, own: int) -> Tensor:
+        """A value with all dims before its last `own`: those that a TPM left out lead with size 1."""
+        missing = self.rank + own - value.dim()
+        return value.reshape(*[1] * missing, *value.shape) if missing else value
+
 
 def in_numpy(value: Tensor) -> NDArray[Any]:
     """Real numbers as an array: numpy has no bfloat16, so halves go as float32."""

@@ -184,8 +184,7 @@ class Module(nn.Module):
         at, parents = seen(course, member)
         if member.tpm.kind == "discrete":
             logits = torch.log_softmax(member.tpm.logits(at, *parents), -1)
-            missing = course.layout.rank + 1 - logits.dim()
-            return _bare(course, member, logits.reshape(*[1] * missing, *logits.shape))
+            return _bare(course, member, course.layout.full(logits, 1))
         return _bare(course, member, member.tpm.distribution(at, *parents).mean)
 
     def told(self, what: str, told: object, words: Mapping[str, int], batch: int) -> dict[int, tuple[str, Tensor]]:

@@ -86,8 +86,7 @@ def _with_reading(course: Course, member: Member, at: At, parents: list[Tensor])
         if told is None:
             raise ReadingError(member.family.name, expected="attention P(j | i)", got=tpm.why_no_reading())
         weights, found = told, computed(course, member, at, parents)
-    missing = course.layout.rank + 1 - weights.dim()
-    course.readings[member.family.index] = weights.reshape(*[1] * missing, *weights.shape)
+    course.readings[member.family.index] = course.layout.full(weights, 1)
     return found
 
 
@@ -157,8 +156,7 @@ def _unmasked(course: Course, member: Member) -> tuple[bool, bool]:
 
 def _full(course: Course, member: Member, value: Tensor) -> Tensor:
     """A value with all dims of the layout: those that a TPM left out lead with size 1."""
-    missing = course.layout.rank + len(member.shape) - value.dim()
-    return value.reshape(*[1] * missing, *value.shape) if missing else value
+    return course.layout.full(value, len(member.shape))
 
 
 def states(course: Course, index: int) -> Tensor:

@@ -97,6 +97,22 @@ class FoldedGraph:
                 found.add(family.index)
         return frozenset(found)
 
+    @cached_property
+    def recurrent(self) -> frozenset[int]:
+        """The families whose words are computed one after another: they read themselves, or each other in a group."""
+        grouped = {index for group in self.groups if len(group) > 1 for index in group}
+        return frozenset(grouped | {arrow.child for arrow in self.bundles if arrow.child == arrow.parent})
+
+    def above(self, families: Iterable[int]) -> set[int]:
+        """The families from which arrows lead to some; one of these is among them only if it leads to one of these."""
+        found: set[int] = set()
+        stack = list(families)
+        while stack:
+            more = {arrow.parent for arrow in self.into[stack.pop()]} - found
+            found |= more
+            stack.extend(more)
+        return found
+
     def family(self, name: str) -> Family:
         """The family of that name, or the error with near matches; the name of one node is told as such."""
         try:

@@ -163,15 +163,7 @@ class Answers:
 
     def _above(self, member: Member) -> set[int]:
         """The families above one, itself included."""
-        network = self.world.network
-        found: set[int] = set()
-        stack = [member.family.index]
-        while stack:
-            index = stack.pop()
-            if index not in found:
-                found.add(index)
-                stack.extend(bundle.parent for bundle in network.graph.into[index])
-        return found
+        return {member.family.index, *self.world.network.graph.above([member.family.index])}
 
     def _open(self, member: Member) -> bool:
         """True where a choice stands above a family."""
@@ -326,8 +318,7 @@ def _tabled(what: str, member: Member, course: Course) -> _Table:
     if found is None:
         raise _refused(member, "attention P(j | i)", member.tpm.why_no_reading())
     found = found if what == "reading" else torch.log_softmax(found.to(course.log_dtype), -1)
-    missing = course.layout.rank + 1 - found.dim()
-    found = found.reshape(*[1] * missing, *found.shape)
+    found = course.layout.full(found, 1)
     if what == "reading" and member.family.index in course.rows:
         rows, which = course.rows[member.family.index]
         found = torch.where(which[..., None], rows, found)

@@ -283,5 +283,4 @@ def _seen_in_logs(course: Course, member: Member) -> tuple[At, list[Tensor]]:
 
 def _log_softmax(course: Course, logits: Tensor) -> Tensor:
     """Log probabilities `[*layout, states]`; the dims that a TPM left out lead with size 1."""
-    missing = course.layout.rank + 1 - logits.dim()
-    return torch.log_softmax(logits, -1).reshape(*[1] * missing, *logits.shape)
+    return course.layout.full(torch.log_softmax(logits, -1), 1)

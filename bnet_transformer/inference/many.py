@@ -120,14 +120,8 @@ def _named(logs: Tensor) -> Tensor:
 
 def _relevant(world: World, nodes: Sequence[int]) -> World:
     """The world with no more set than stands above some nodes."""
-    graph = world.network.graph
-    above: set[int] = set()
-    stack = [world.ground.family_of(node).index for node in nodes]
-    while stack:
-        index = stack.pop()
-        if index not in above:
-            above.add(index)
-            stack.extend(bundle.parent for bundle in graph.into[index])
+    families = {world.ground.family_of(node).index for node in nodes}
+    above = families | world.network.graph.above(families)
     do, rows = (
         {n: v for n, v in told.items() if world.ground.family_of(n).index in above} for told in (world.do, world.rows)
     )

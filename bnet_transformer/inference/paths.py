@@ -198,7 +198,7 @@ def open_states(
     """The open choices that decide what is read, their joint states that can be, `[S, choice]`, and `P(state | e)`."""
     free: list[int] = []
     families = [asking.reader(world, t, role).family for t in slices]
-    if _choice_above(world, {family.index for family in families}):
+    if asking.choice_above(world.network, {family.index for family in families}):
         nodes = [node for family in families for node in world.ground.nodes(family).tolist()]
         above = {parent for node in nodes for parent in reference.reading_parents(world, node)}
         free = choices_above(world, above, {})
@@ -221,17 +221,6 @@ def settled_choices(
     free, states, shares = open_states(module, world, evidence, slices, role, budget)
     for row, share in zip(states, shares.tolist(), strict=True):
         yield dict(zip(free, row, strict=True)), share
-
-
-def _choice_above(world: World, families: set[int]) -> bool:
-    """True where a discrete family stands above some families."""
-    found: set[int] = set()
-    stack = list(families)
-    while stack:
-        above = {bundle.parent for bundle in world.network.graph.into[stack.pop()]} - found
-        found |= above
-        stack.extend(above)
-    return any(world.network.members[index].tpm.kind == "discrete" for index in found)
 
 
 def _square(world: World, reading: Tensor, slice_: int, head: int | None) -> Tensor:

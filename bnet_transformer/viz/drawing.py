@@ -97,7 +97,8 @@ class SentenceFigures(abc.ABC):
         probability that each head is in, `[slice, head]`. `slices` and `heads` keep a part of what is read.
         """
         asked = Asked(detail, posterior, title, theme, slices, heads, inclusion)
-        write(path, self._page(asked), writers={".html": FORMATS[".html"]})
+        what = Drawable(graph=self.graph, page=lambda: self._page(asked))
+        write(path, what, writers={".html": FORMATS[".html"]})
         return path
 
     def widget(self, **options: Any) -> Widget:
@@ -124,8 +125,8 @@ class SentenceFigures(abc.ABC):
             picture = self.picture(detail="folded", theme="auto")
         return to_svg(picture)
 
-    def _page(self, asked: Asked) -> Drawable:
-        return Drawable(graph=self.graph, page=lambda: written(described(self._said, asked, self._clean)))
+    def _page(self, asked: Asked) -> bytes:
+        return written(described(self._said, asked, self._clean))
 
     @abc.abstractmethod
     def undo(self, *names: str) -> Any:
@@ -150,7 +151,7 @@ class SentenceFigures(abc.ABC):
             evidence=said.seen,
             picture=lambda: self.picture(**options),
             equations=lambda: equations(said.world.network).latex,
-            page=lambda: written(described(said, asked_of(options), self._clean)),
+            page=lambda: self._page(asked_of(options)),
         )
         write(path, what, writers=FORMATS)
 

@@ -188,8 +188,7 @@ def _set_alike(one: World, other: World, node: int) -> bool:
 def _check(world: World, index: int, live: Marks) -> None:
     """Refuse a family whose arrows cannot be taken away one by one in a batch."""
     member, ground = world.network.members[index], world.ground
-    group = next(group for group in world.network.graph.groups if index in group)
-    if len(group) > 1 or any(given.parent == index for given in member.inputs):
+    if index in world.network.graph.recurrent:
         raise ReadingError(
             member.family.name,
             expected="words that are computed at once",

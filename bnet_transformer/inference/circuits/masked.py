@@ -18,7 +18,7 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.values import computed, seen
 from bnet_transformer.inference.circuits.arrows import Arrows, Into
-from bnet_transformer.inference.sweeps.rows import summary
+from bnet_transformer.inference.sweeps.rows import full_shape, summary
 from bnet_transformer.network import Member
 from bnet_transformer.tpm import At, Attention, Bilinear, Dot
 
@@ -69,8 +69,7 @@ class Masked:
             parents = [_seen(*each, kept) for each in zip(here, there, self.slots, strict=True)]
             found = summary(self.member, at, parents) if random else computed(course, self.member, at, parents)
         own = found.shape[-1:] if self.member.tpm.kind == "discrete" else self.member.shape
-        missing = course.layout.rank + len(own) - found.dim()
-        found = found.reshape(*[1] * missing, *found.shape)
+        found = course.layout.full(found, len(own))
         if self.member.family.index in course.rows:
             parents = [_seen(*each, kept) for each in zip(here, there, self.slots, strict=True)]
             found = self._by_rows(course, parents, found)
@@ -131,14 +130,9 @@ class _Lookup:
 
 def _numbers(course: Course, member: Member, offset: int, word: int | None) -> Tensor:
     """The ids of a family's nodes in the layout, `[1, 1, *plates, word]`."""
-    layout, family = course.layout, member.family
-    shape = [1] * layout.rank
-    for plate in family.plates:
-        shape[layout.axis(plate)] = course.network.graph.sizes[plate]
-    if family.words is not None:
-        shape[layout.word] = course.words[family.words]
+    shape = (1, 1, *full_shape(course, member))
     found = (torch.arange(int(np.prod(shape))) + offset).reshape(shape)
-    return found if word is None else found.narrow(layout.word, word, 1)
+    return found if word is None else found.narrow(course.layout.word, word, 1)
 
 
 def _seen(here: Tensor, there: Tensor, slot: Tensor, kept: Tensor) -> Tensor:

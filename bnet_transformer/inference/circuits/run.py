@@ -169,7 +169,7 @@ class Runs:
                 member = course.network.members[index]
                 value = summary(member, *seen(course, member))
                 own = 1 if member.tpm.kind == "discrete" else len(member.shape)
-                found[index] = value.reshape(*[1] * (course.layout.rank + own - value.dim()), *value.shape)
+                found[index] = course.layout.full(value, own)
         return found
 
     def _measured(

@@ -18,7 +18,7 @@ from bnet_transformer.inference.circuits.arrows import Arrows, Marks, arrows_of,
 from bnet_transformer.inference.circuits.result import Circuit, result_of
 from bnet_transformer.inference.circuits.run import Runs, check_settled, runs_of
 from bnet_transformer.inference.sweeps.metric import metric_of
-from bnet_transformer.inference.sweeps.pairs import Told, pair
+from bnet_transformer.inference.sweeps.pairs import MEMORY, Told, pair
 
 FIRST = 4  # guesses in the first batch; twice as many after a batch that was right
 TIES = 9  # decimals: effects that agree so far are alike, and go in the order of the graph
@@ -32,7 +32,7 @@ def circuit(
     threshold: float,
     over: Sequence[str] | None = None,
     candidates: str | Sequence[str] | None = None,
-    memory: int = 2**29,
+    memory: int = MEMORY,
 ) -> Circuit:
     """The arrows that keep a metric, found by taking away each that hardly matters (ACDC, Conmy et al. 2023).
 

@@ -19,13 +19,11 @@ from bnet_transformer.inference.surgery import Mean, Noise, Zero, is_own, own_va
 from bnet_transformer.inference.sweeps.asked import cells_of
 from bnet_transformer.inference.sweeps.cells import Cells
 from bnet_transformer.inference.sweeps.metric import metric_of
-from bnet_transformer.inference.sweeps.pairs import Examples, examples_of, pair
+from bnet_transformer.inference.sweeps.pairs import MEMORY, Examples, examples_of, pair
 from bnet_transformer.inference.sweeps.results import Mediation, Sweep
 from bnet_transformer.inference.sweeps.sweeping import Swept, bytes_of, swept
 
 __all__ = ["Mediation", "Sweep", "mediation", "sweep"]
-
-MEMORY = 2**29
 
 
 def sweep(
@@ -56,7 +54,8 @@ def sweep(
     """
     size = whole("memory", memory)
     one_of("progress", progress, (True, False, None))
-    if isinstance(clean, Zero | Mean | Noise):
+    ablation = isinstance(clean, Zero | Mean | Noise)
+    if ablation:
         sources: list[tuple[Examples | None, Examples]] = [(None, each) for each in examples_of("corrupt", corrupt)]
     else:
         sources = list(pair(clean, corrupt))
@@ -68,7 +67,7 @@ def sweep(
     if cells.routes:
         _check_same_arrows(everyone)
     values = [_ablation(clean, corrupt, k) for k in _starts([ours for _, ours in sources])]
-    if isinstance(clean, Zero | Mean | Noise) and (cells.routes or any(each.rows for each in cells.entries)):
+    if ablation and (cells.routes or any(each.rows for each in cells.entries)):
         raise BNetError("at", expected="nodes, for an ablation", got=at, allowed='a role such as "a", or names')
     batches = [
         Swept(theirs, ours, cells, asked.nodes, size, told if theirs is None else None, len(sources) == count)
@@ -93,9 +92,10 @@ def mediation(
     Indirect: the corrupt run with the cell as in the clean one. Direct: the clean run with the cell as in the corrupt
     one. Both are told against the corrupt run; `clean` may be `corrupt.do(...)`, for a treatment of some nodes.
     """
-    there = sweep(clean, corrupt, at=through, metric=metric, over=over, memory=memory, progress=progress)
-    if there.clean is None:
+    if isinstance(clean, Zero | Mean | Noise):
         raise BNetError("clean", expected="sentences", got=clean)
+    there = sweep(clean, corrupt, at=through, metric=metric, over=over, memory=memory, progress=progress)
+    assert there.clean is not None
     back = sweep(corrupt, clean, at=through, metric=metric, over=over, memory=memory, progress=progress)
     return Mediation(
         there.at,

@@ -12,8 +12,8 @@ from torch import Tensor
 from bnet_transformer.compiler.course import Course, Layout
 from bnet_transformer.compiler.values import computed, seen
 from bnet_transformer.inference.sweeps.cells import Ids, Route
-from bnet_transformer.inference.sweeps.rows import CELLS, full_shape, index_of
-from bnet_transformer.inference.sweeps.run import Run, Setting, picked
+from bnet_transformer.inference.sweeps.rows import CELLS, Setting, full_shape, index_of
+from bnet_transformer.inference.sweeps.run import Run, picked
 
 Sent = Mapping[int, Tensor]  # what the arrows from some parents carry, `[example, *shape]` each
 
@@ -128,5 +128,4 @@ def _computed(run: Run, family: int, word: int | None, sent: Sequence[Sent]) -> 
     course = replace(base, layout=layout, values=values, masks={}, readings={})
     at, seen_ = seen(course, member, word)
     made = computed(course, member, at, seen_)
-    missing = layout.rank + len(member.shape) - made.dim()
-    return made.reshape(*[1] * missing, *made.shape) if missing else made
+    return layout.full(made, len(member.shape))

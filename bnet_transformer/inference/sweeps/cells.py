@@ -67,6 +67,13 @@ class Cells:
         return np.array(sorted(self.names), dtype=np.int64)
 
 
+def indices_of(world: World, family: Family, nodes: Ids) -> dict[str, Ids]:
+    """The index of nodes of a family along each of its axes."""
+    shape = world.ground.shapes[family.index]
+    at = np.unravel_index(nodes - int(world.ground.offsets[family.index]), shape) if shape else ()
+    return {axis: np.asarray(i, dtype=np.int64) for axis, i in zip(world.ground.axes(family), at, strict=True)}
+
+
 def axes_of(family: Family) -> tuple[str, ...]:
     """What tells the nodes of a role apart."""
     sliced = (SLICE,) if family.slice is not None else ()

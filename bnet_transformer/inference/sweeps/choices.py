@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer import reference
+from bnet_transformer.asking import choice_above
 from bnet_transformer.errors import BudgetError, EvidenceError
 from bnet_transformer.inference.ground import choices_above
 from bnet_transformer.inference.many import joint_log_probs, joint_states
@@ -47,7 +48,7 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
     for examples in (corrupt,) if clean is None else (clean, corrupt):
         world = examples.world
         asked = [parent for node in outcomes for parent in _decided_by(world, node)] + list(nodes)
-        if not _may_hang_on_choices(world, asked):
+        if not _may_hang_on_choices(world, asked):  # cheaper to tell than which nodes are open
             continue
         found |= {node for node in choices_above(world, asked, {}) if not _decided(world, node)}
     free = sorted(found)
@@ -80,18 +81,10 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
 
 
 def _may_hang_on_choices(world: World, nodes: Sequence[int]) -> bool:
-    """Whether a family above some nodes is random and discrete: cheaper to tell than which node is."""
-    graph, members = world.network.graph, world.network.members
-    stack = [world.ground.family_of(node).index for node in nodes]
-    seen: set[int] = set()
-    while stack:
-        index = stack.pop()
-        if index not in seen:
-            seen.add(index)
-            if members[index].tpm.kind == "discrete":
-                return True
-            stack.extend(bundle.parent for bundle in graph.into[index])
-    return False
+    """Whether some nodes, or a family above them, are random and discrete."""
+    families = {world.ground.family_of(node).index for node in nodes}
+    own = any(world.network.members[index].tpm.kind == "discrete" for index in families)
+    return own or choice_above(world.network, families)
 
 
 def _decided_by(world: World, node: int) -> list[int]:

@@ -19,6 +19,7 @@ from bnet_transformer.inference.sweeps.cells import (
     cell_numbers,
     check_value,
     chosen,
+    indices_of,
     places_along,
 )
 from bnet_transformer.network import Member
@@ -44,12 +45,10 @@ def of_role(world: World, at: str, over: object) -> Cells:
     words = _width(world, families[0]) if rows else 0
     grid = []
     for family in families:
-        shape = world.ground.shapes[family.index]
-        count = int(np.prod(shape, dtype=np.int64))
-        at_ = np.unravel_index(np.arange(count), shape) if shape else ()
-        place = {axis: np.asarray(i) for axis, i in zip(world.ground.axes(family), at_, strict=True)}
-        place[SLICE] = np.full(count, -1 if family.slice is None else family.slice)
-        grid.append((family, place, np.arange(count)))
+        nodes = world.ground.nodes(family)
+        place = indices_of(world, family, nodes)
+        place[SLICE] = np.full(len(nodes), -1 if family.slice is None else family.slice)
+        grid.append((family, place, np.arange(len(nodes))))
     sizes = places_along(axes, grid, words)
     entries: list[Entries] = []
     names: dict[int, str] = {}
@@ -96,7 +95,7 @@ def _names(
 def _check_attention(world: World, member: Member) -> None:
     plain = isinstance(member.tpm, Attention) and not any(given.pick for given in member.inputs)
     values = [given for given in member.inputs if given.slot == "v."]
-    if not plain or not values or values[0].over != (WORD,) or member.tpm.why_no_reading is None:
+    if not plain or not values or values[0].over != (WORD,):
         wanted = "families that mix by an Attention over words, without picks"
         raise BNetError(f"at {member.family.name}", expected=wanted, got=type(member.tpm).__name__)
     if isinstance(member.tpm, Attention) and member.tpm.normaliser.kind != "softmax":

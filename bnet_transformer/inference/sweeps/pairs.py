@@ -16,6 +16,8 @@ from bnet_transformer.inference.answers import gathered, gathered_rows
 from bnet_transformer.inference.ground import counted
 from bnet_transformer.world import World
 
+MEMORY = 2**29  # bytes that are used at once, unless a user says otherwise
+
 
 class Told(Protocol):
     """A sentence, as `Sentence` tells it to other rooms."""
@@ -62,13 +64,7 @@ class Examples:
         """The values of families (and `P(j | i)` of some) in all sentences: `[1 or N, *plates, word, *shape]`."""
         graph = self.world.network.graph
         want = tuple(graph.families[index].name for index in sorted(families))
-        above: set[int] = set()
-        stack = [*families, *readings]
-        while stack:
-            index = stack.pop()
-            if index not in above:
-                above.add(index)
-                stack.extend(bundle.parent for bundle in graph.into[index])
+        above = {*families, *readings, *graph.above([*families, *readings])}
         told = [gathered(world, world.do, above) for world in self.worlds]
         rows = [gathered_rows(world, above) for world in self.worlds]
         whole = {name: torch.cat([each[0][name] for each in told]) for name in told[0][0]}

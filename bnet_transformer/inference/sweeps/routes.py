@@ -19,6 +19,7 @@ from bnet_transformer.inference.sweeps.cells import (
     cell_numbers,
     check_value,
     chosen,
+    indices_of,
     places_along,
 )
 from bnet_transformer.world import World
@@ -104,8 +105,8 @@ def _arrow_axes(world: World, step: Step) -> tuple[str, ...]:
 
 
 def _arrow_places(world: World, parent: Family, child: Family, sources: Ids, targets: Ids) -> dict[str, Ids]:
-    theirs = _indices(world, parent, sources)
-    mine = _indices(world, child, targets)
+    theirs = indices_of(world, parent, sources)
+    mine = indices_of(world, child, targets)
     found = {axis: at for axis, at in {**theirs, **mine}.items() if axis != WORD}
     found[SLICE] = np.full(len(sources), -1 if child.slice is None else child.slice)
     if WORD in mine:
@@ -113,12 +114,6 @@ def _arrow_places(world: World, parent: Family, child: Family, sources: Ids, tar
     if WORD in theirs:
         found[READ] = theirs[WORD]
     return found
-
-
-def _indices(world: World, family: Family, nodes: Ids) -> dict[str, Ids]:
-    shape = world.ground.shapes[family.index]
-    at = np.unravel_index(nodes - int(world.ground.offsets[family.index]), shape) if shape else ()
-    return {axis: np.asarray(i, dtype=np.int64) for axis, i in zip(world.ground.axes(family), at, strict=True)}
 
 
 def _paths(world: World, at: str, steps: Sequence[Step]) -> Cells:

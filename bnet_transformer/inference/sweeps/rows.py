@@ -54,6 +54,22 @@ class Changed:
     values: Tensor
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What cells set in one family: `source[example, *plates, word, *shape]` at `node[k]` for `cell[k]`.
+
+    A node is told by its index along each plate of the layout and its word. With `rows` it is `P(j | i)` that is set:
+    `source[example, *plates, word, word read]`. With `own` each k has a value of its own: `source[example, k, *shape]`.
+    """
+
+    cell: Tensor
+    node: tuple[Tensor, ...]
+    source: Tensor
+    rows: bool = False
+    read: Tensor | None = None
+    own: bool = False
+
+
 @dataclass
 class Changes:
     """What differs from the corrupt run (`base`), family by family, and how a TPM sees it."""
@@ -66,7 +82,7 @@ class Changes:
         """The rows of a deterministic family."""
         if self._wordwise(member):
             course = self._of_rows(member, rows)
-            return self._rows(computed(course, member, *seen(course, member)), member.shape)
+            return self.base.layout.full(computed(course, member, *seen(course, member)), len(member.shape))
         course, cells = self._of_cells(member, rows)
         return self._picked(computed(course, member, *seen(course, member)), rows, cells, member.shape)
 
@@ -77,19 +93,16 @@ class Changes:
         at, parents = seen(course, member)
         found = summary(member, at, parents)
         own = tuple(found.shape[-1:]) if member.tpm.kind == "discrete" else member.shape
-        missing = course.layout.rank + len(own) - found.dim()
-        found = found.reshape(*[1] * missing, *found.shape)
-        return self._rows(found, own) if cells is None else self._picked(found, rows, cells, own)
+        return course.layout.full(found, len(own)) if cells is None else self._picked(found, rows, cells, own)
 
-    def mixed(self, member: Member, rows: Rows, told: RowsTold) -> Tensor:
+    def mixed(self, member: Member, rows: Rows, told: Setting) -> Tensor:
         """The rows of an attention, some of whose `P(j | i)` are set."""
         course, cells = self._of_cells(member, rows)
         at, parents = seen(course, member)
         weights = member.tpm.reading(at, *parents)
         if weights is None:
             raise ReadingError(member.family.name, expected="attention P(j | i)", got=member.tpm.why_no_reading())
-        missing = course.layout.rank + 1 - weights.dim()
-        weights = weights.reshape(*[1] * missing, *weights.shape)
+        weights = course.layout.full(weights, 1)
         lead = (len(cells), max(weights.shape[1], told.source.shape[0]), *full_shape(self.base, member)[:-1])
         weights = weights.expand(*lead, *weights.shape[-2:]).clone()
         there = rows.place[told.cell, told.node[-1]] >= 0  # what leads to no outcome has no row
@@ -117,6 +130,11 @@ class Changes:
         there = there if family in self.few or base.shape[axis] > 1 else torch.zeros_like(word)
         return pool.index_select(axis, torch.where(number >= 0, number + first, there))
 
+    @property
+    def _led(self) -> Layout:
+        """The layout with the cells in front."""
+        return Layout((CELLS,), self.base.layout.plates)
+
     def _wordwise(self, member: Member) -> bool:
         """True where each word of a family reads its own word alone, and what is over no words."""
         for given in member.inputs:
@@ -125,8 +143,6 @@ class Changes:
                 return False
             if words is not None and member.family.words is None:
                 return False
-            if any(axis == WORD for axis, _ in given.pick) or any(s in self.by_family for _, s in given.pick):
-                raise _apart(member)
         return True
 
     def _of_rows(self, member: Member, rows: Rows) -> Course:
@@ -139,15 +155,9 @@ class Changes:
 
     def _of_cells(self, member: Member, rows: Rows) -> tuple[Course, Tensor]:
         """A course in which the cells of these rows lead, and their numbers."""
-        if any(given.pick for given in member.inputs):
-            if any(axis == WORD for g in member.inputs for axis, _ in g.pick):
-                raise _apart(member)
-            if any(s in self.by_family for g in member.inputs for _, s in g.pick):
-                raise _apart(member)
         cells = torch.unique_consecutive(rows.cell)
-        layout = Layout((CELLS,), self.base.layout.plates)
         values = {parent: self._whole(parent, cells) for parent in _parents(member)}
-        return replace(self.base, layout=layout, values=values, masks={}, readings={}), cells
+        return replace(self.base, layout=self._led, values=values, masks={}, readings={}), cells
 
     def _whole(self, family: int, cells: Tensor) -> Tensor:
         """All words of a family for some cells: `[cell or 1, N, *plates, word, *shape]`."""
@@ -162,30 +172,13 @@ class Changes:
         found = found.reshape(*pool.shape[:axis], *which.shape, *pool.shape[axis + 1 :])
         return found.movedim(axis, 0)
 
-    def _rows(self, value: Tensor, own: tuple[int, ...]) -> Tensor:
-        """A value in the layout, with the dims that a TPM left out."""
-        missing = self.base.layout.rank + len(own) - value.dim()
-        return value.reshape(*[1] * missing, *value.shape) if missing else value
-
     def _picked(self, value: Tensor, rows: Rows, cells: Tensor, own: tuple[int, ...]) -> Tensor:
         """The rows of a value `[cell, example, *plates, word, *shape]`."""
-        missing = self.base.layout.rank + 1 + len(own) - value.dim()
-        value = value.reshape(*[1] * missing, *value.shape) if missing else value
+        value = self._led.full(value, len(own))
         axis = self.base.layout.word
         cell = torch.searchsorted(cells, rows.cell) if value.shape[0] > 1 else torch.zeros_like(rows.cell)
         word = rows.word if value.shape[axis + 1] > 1 else torch.zeros_like(rows.word)
         return value.movedim(axis + 1, 1)[cell, word].movedim(0, axis)
-
-
-@dataclass(frozen=True)
-class RowsTold:
-    """Rows of attention that cells set: `source[example, *plates, word, word read]`, at `node[k]` (and `read[k]`) for
-    `cell[k]`; a node is told by its index along each plate of the layout and its word."""
-
-    cell: Tensor
-    node: tuple[Tensor, ...]
-    read: Tensor | None
-    source: Tensor
 
 
 def summary(member: Member, at: Any, parents: list[Tensor]) -> Tensor:
@@ -228,7 +221,3 @@ def _parents(member: Member) -> Mapping[int, None]:
     """The families that a member reads, its selectors among them."""
     found = dict.fromkeys(given.parent for given in member.inputs)
     return found | dict.fromkeys(selector for given in member.inputs for _, selector in given.pick)
-
-
-def _apart(member: Member) -> ReadingError:
-    return ReadingError(member.family.name, expected="a choice that no cell changes", got="one that does")

@@ -15,30 +15,8 @@ from bnet_transformer.errors import ReadingError
 from bnet_transformer.inference.sweeps.cells import Entries
 from bnet_transformer.inference.sweeps.pairs import Examples
 from bnet_transformer.inference.sweeps.reach import Table, count_words, cut_words, leads, reached
-from bnet_transformer.inference.sweeps.rows import Changed, Changes, Rows, RowsTold, full_shape, index_of
+from bnet_transformer.inference.sweeps.rows import Changed, Changes, Rows, Setting, full_shape, index_of
 from bnet_transformer.network import Member
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What cells set in one family: `source[example, *plates, word, *shape]` at `node[k]` for `cell[k]`.
-
-    A node is told by its index along each plate of the layout and its word. With `rows` it is `P(j | i)` that is set:
-    `source[example, *plates, word, word read]`. With `own` each k has a value of its own: `source[example, k, *shape]`.
-    """
-
-    cell: Tensor
-    node: tuple[Tensor, ...]
-    source: Tensor
-    rows: bool = False
-    read: Tensor | None = None
-    own: bool = False
-
-    def at(self, run: Run, family: int) -> Tensor:
-        """What is set, `[k, example, *shape]`."""
-        if self.own:
-            return self.source.transpose(0, 1)
-        return picked(run, family, self.source, self.node)
 
 
 @dataclass
@@ -55,16 +33,18 @@ class Run:
     base: Course = field(init=False)
     cut: dict[int, Table] = field(init=False)
     few: dict[int, Tensor] = field(init=False, default_factory=dict)
+    last: dict[int, list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
         world = self.examples.world
         self.leads = leads(world, self.outcomes)
         self.cut = cut_words(world)
+        self.last = self._last_read()
         fixed = {world.ground.family_of(node).index for node in world.do}
         made = {i for i in {*self.leads, *self.extra} if self.members[i].tpm.kind == "deterministic" or i in fixed}
-        last = self._at_few_words({*self.extra, *fixed})
-        self.base = self.examples.course(made - last)
-        for index in sorted(last):
+        few = self._at_few_words({*self.extra, *fixed})
+        self.base = self.examples.course(made - few)
+        for index in sorted(few):
             rows = Rows.of(self.leads[index][None])
             with torch.no_grad():
                 self.base.values[index] = Changes(self.base, {}, self.few).value(self.members[index], rows)
@@ -93,6 +73,10 @@ class Run:
         """What the nodes of a setting are in the corrupt run, `[k, example, *shape]`."""
         return picked(self, family, self.base.values[family], setting.node)
 
+    def told(self, family: int, setting: Setting) -> Tensor:
+        """What they are set to."""
+        return setting.source.transpose(0, 1) if setting.own else picked(self, family, setting.source, setting.node)
+
     def corrupt(self) -> dict[int, Tensor]:
         """The outcomes of the corrupt run: `[1, example, *shape]` of each node."""
         return self.outcomes_of(1, {})
@@ -103,7 +87,6 @@ class Run:
         tables: dict[int, Table] = {}
         changes = Changes(self.base, {}, self.few)
         same: dict[bytes, Rows] = {}
-        last = self._last_read()
         for index, member in enumerate(self.members):
             if index not in self.leads:
                 continue
@@ -117,7 +100,7 @@ class Run:
                 rows = same[key] if key in same else same.setdefault(key, Rows.of(both))
                 changes.by_family[index] = Changed(rows, self._value(changes, member, rows, table, told))
                 tables[index] = both
-            for done in last.get(index, ()):
+            for done in self.last.get(index, ()):
                 changes.by_family.pop(done, None)
         return {node: self._outcome(changes, node, cells) for node in self.outcomes}
 
@@ -149,29 +132,30 @@ class Run:
         if weights and world.ground.cut_in(index):
             raise ReadingError(member.family.name, expected="nodes that read", got="some that are set")
         if table.any() or weights:
-            group = next(group for group in world.network.graph.groups if index in group)
-            if len(group) > 1 or any(given.parent == index for given in member.inputs):
+            if any(axis == WORD for given in member.inputs for axis, _ in given.pick):
+                raise ReadingError(member.family.name, expected="no choice of a word", got="one")
+            if index in world.network.graph.recurrent:
                 raise ReadingError(member.family.name, expected="words computed at once", got="one after another")
             if world.ground.rows_in(index):
                 raise ReadingError(member.family.name, expected="nodes without rows of their own", got="some with")
 
     def _value(self, changes: Changes, member: Member, rows: Rows, table: Table, told: Sequence[Setting]) -> Tensor:
         """The rows of a family: those that descend are computed, then what is set is put in."""
-        index, axis = member.family.index, self.base.layout.word
+        index = member.family.index
         values = [each for each in told if not each.rows]
-        weights = [each for each in told if each.rows]
+        weights = next((each for each in told if each.rows), None)  # a role has one entry for each family
         whole = self._whole(member, values, table.shape)
         some = table & ~whole
         random = member.tpm.kind != "deterministic" and index not in self.base.known
-        if weights:
-            found = changes.mixed(member, rows, self._rows_told(weights))
+        if weights is not None:
+            found = changes.mixed(member, rows, weights)
         elif some.any():
             mine = rows if len(rows) == int(some.sum()) else Rows.of(some)
             made = changes.outcome(member, mine) if random else changes.value(member, mine)
             if mine is rows:
                 found = made
             else:
-                found = self._among(changes.at(index, rows), made, rows, mine, axis, len(rows))
+                found = self._among(changes.at(index, rows), made, rows, mine)
         else:
             found = changes.at(index, rows)
         found = self._kept(found, member, rows, table)
@@ -190,14 +174,11 @@ class Run:
         found: Table = np.all(hits, axis=-1)
         return found
 
-    def _rows_told(self, weights: Sequence[Setting]) -> RowsTold:
-        (told,) = weights
-        return RowsTold(told.cell, told.node, told.read, told.source)
-
-    def _among(self, base: Tensor, made: Tensor, rows: Rows, mine: Rows, axis: int, count: int) -> Tensor:
+    def _among(self, base: Tensor, made: Tensor, rows: Rows, mine: Rows) -> Tensor:
         """Rows as they were, but for those that were made."""
+        axis = self.base.layout.word
         lead = torch.broadcast_shapes(base.shape[:axis], made.shape[:axis])
-        found = base.expand(*lead, count, *base.shape[axis + 1 :]).clone()
+        found = base.expand(*lead, len(rows), *base.shape[axis + 1 :]).clone()
         at = rows.place[mine.cell, mine.word]
         return found.index_copy_(axis, at, made.expand(*lead, *made.shape[axis:]))
 
@@ -222,7 +203,7 @@ class Run:
         shape = (examples, *full_shape(self.base, member)[:-1], len(rows), *found.shape[axis + 1 :])
         found = found.expand(shape).clone()
         plates = tuple(each[there] for each in setting.node[:-1])
-        value = setting.at(self, member.family.index)[there]
+        value = self.told(member.family.index, setting)[there]
         target = found.movedim(0, axis)  # [*plates, row, example, *shape]: a view
         target[(*plates, row[there])] = value.to(found.dtype)
         return found
@@ -269,9 +250,8 @@ class Run:
     def _as_it_was(self, member: Member, one: Rows) -> Tensor:
         """What a node came to in the corrupt run: `[1 or N, *plates, 1, *shape]`."""
         nothing = Changes(self.base, {}, self.few)
-        if member.family.index in self.base.values:
-            return nothing.at(member.family.index, one)
-        return nothing.outcome(member, one)
+        known = member.family.index in self.base.values
+        return nothing.at(member.family.index, one) if known else nothing.outcome(member, one)
 
 
 def picked(run: Run, family: int, value: Tensor, node: tuple[Tensor, ...]) -> Tensor:

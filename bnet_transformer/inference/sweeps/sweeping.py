@@ -5,7 +5,8 @@ A cell that sets nodes to what they are anyway is the corrupt run, and is not ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from bnet_transformer.compiler.plan import states_in
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.inference.sweeps import arrows, slow
 from bnet_transformer.inference.sweeps.cells import Cells, Entries, Ids
@@ -20,9 +22,11 @@ from bnet_transformer.inference.sweeps.choices import Choices, choices_of
 from bnet_transformer.inference.sweeps.metric import Metric
 from bnet_transformer.inference.sweeps.pairs import Examples
 from bnet_transformer.inference.sweeps.reach import leads
-from bnet_transformer.inference.sweeps.run import Run, Setting, setting_of
+from bnet_transformer.inference.sweeps.rows import Setting
+from bnet_transformer.inference.sweeps.run import Run, setting_of
+from bnet_transformer.network import Member
 from bnet_transformer.tpm import Given
-from bnet_transformer.world import where
+from bnet_transformer.world import World, where
 
 COPIES = 8  # of the widest value of a cell that are there at once
 Values = Callable[[int, int], Tensor]  # (example, node) -> what an ablation sets the node to
@@ -34,39 +38,24 @@ class Start:
 
     run: Run
     settings: dict[int, list[Setting]]
-    idle: Ids  # cells that set nodes to what they are
+    busy: Ids  # the cells that set a node to what it is not
 
     def outcomes(self, cells: Ids) -> dict[int, Tensor]:
-        """The outcomes of some cells."""
-        place = np.full(int(cells.max()) + 1 if len(cells) else 0, -1)
-        busy = np.setdiff1d(cells, self.idle)
-        place[busy] = np.arange(len(busy))
-        settings = {}
-        for family, told in self.settings.items():
-            some = [part for each in told if (part := _among(each, place)) is not None]
-            if some:
-                settings[family] = some
-        found = self.run.outcomes_of(max(1, len(busy)), settings)
-        if len(busy) == len(cells):
-            return found
-        base = self.run.corrupt()
-        where_ = torch.from_numpy(np.searchsorted(busy, cells).clip(max=max(0, len(busy) - 1)))
-        still = torch.from_numpy(np.isin(cells, self.idle))
-        return {
-            node: torch.where(still.reshape(-1, *[1] * (value.dim() - 1)).to(value.device), base[node], value[where_])
-            for node, value in found.items()
-        }
+        """The outcomes of some cells; those that are not busy set nothing."""
+        place = np.full(int(cells.max()) + 1, -1)
+        place[cells] = np.where(np.isin(cells, self.busy), np.arange(len(cells)), -1)
+        parts = {family: [_among(each, place) for each in told] for family, told in self.settings.items()}
+        settings = {family: [part for part in told if len(part.cell)] for family, told in parts.items()}
+        return self.run.outcomes_of(len(cells), settings)
 
 
-def _among(setting: Setting, place: Ids) -> Setting | None:
+def _among(setting: Setting, place: Ids) -> Setting:
     """What some cells set, numbered by their place; those at -1 are left out."""
     number = np.full(len(setting.cell), -1)
     cell = setting.cell.numpy()
     inside = cell < len(place)
     number[inside] = place[cell[inside]]
     keep = torch.from_numpy(number >= 0)
-    if not bool(keep.any()):
-        return None
     node = tuple(each[keep] for each in setting.node)
     read = None if setting.read is None else setting.read[keep]
     source = setting.source[:, keep] if setting.own else setting.source
@@ -157,17 +146,14 @@ class Swept:
         else:
             assert self.clean is not None
             readings = {each.family for each in self.cells.entries if each.rows}
-            graph_ = self.clean.world.ground
-            for index in readings:
-                if graph_.cut_in(index) or graph_.rows_in(index):
-                    raise ReadingError(graph.families[index].name, expected="nodes that read", got="some that are set")
+            _check_reads(self.clean, readings)
             clean = self.clean.set_to(states).course(entries | on_routes | above, readings)
             for each in self.cells.entries:
                 settings.setdefault(each.family, []).append(setting_of(run, clean, each))
             if self.cells.routes:
                 for family, told in arrows.settings_of(run, clean, self.cells.routes, self.memory).items():
                     settings.setdefault(family, []).extend(told)
-        return Start(run, settings, idle_cells(run, settings, self.cells.there))
+        return Start(run, settings, busy_cells(run, settings))
 
     def _told(self, run: Run, entries: Entries, values: Values) -> Setting:
         """What an ablation sets in a family, node by node."""
@@ -186,18 +172,26 @@ class Swept:
         return slow.stacked(self.nodes, rows)
 
 
-def idle_cells(run: Run, settings: Mapping[int, Sequence[Setting]], there: Ids) -> Ids:
-    """The cells none of whose nodes differs, in any example, from what it is in the corrupt run."""
+def _check_reads(examples: Examples, families: Collection[int]) -> None:
+    """Refuse rows of families some of whose nodes are set: those have other rows, or none."""
+    ground = examples.world.ground
+    for index in families:
+        if ground.cut_in(index) or ground.rows_in(index):
+            name = ground.folded.families[index].name
+            raise ReadingError(name, expected="nodes that read", got="some that are set")
+
+
+def busy_cells(run: Run, settings: Mapping[int, Sequence[Setting]]) -> Ids:
+    """The cells of which a node differs, in some example, from what it is in the corrupt run; all that set rows."""
     busy = []
     for family, told in settings.items():
-        base = run.base.values.get(family)
         for each in told:
-            same = torch.zeros(len(each.cell), dtype=torch.bool)
-            if not each.rows and base is not None:
-                mine, theirs = run.at(family, each), each.at(run, family)
-                same = (mine == theirs).reshape(len(each.cell), -1).all(-1).cpu()
-            busy.append(each.cell[~same].numpy())
-    return np.setdiff1d(there, np.concatenate(busy)) if busy else there
+            unlike = torch.ones(len(each.cell), dtype=torch.bool)
+            if not each.rows:
+                unlike = (run.at(family, each) != run.told(family, each)).reshape(len(each.cell), -1).any(-1).cpu()
+            busy.append(each.cell[unlike].numpy())
+    found: Ids = np.unique(np.concatenate(busy))
+    return found
 
 
 def bytes_of(examples: Examples, nodes: Sequence[int]) -> tuple[int, int]:
@@ -208,8 +202,7 @@ def bytes_of(examples: Examples, nodes: Sequence[int]) -> tuple[int, int]:
         if isinstance(member.tpm, Given) or member.family.words is None:
             continue
         plates = int(np.prod(shape[:-1], dtype=np.int64))
-        states = (member.tpm.states or 1) if member.tpm.kind == "discrete" else 1
-        own = max(int(np.prod(member.shape)), states)
+        own = numbers_in(world, member)
         inner = max([n for each in member.parameters.values() for n in each.shape[:1]], default=1)
         stacks = [world.network.members[given.parent].family.words for given in member.inputs]
         read = max([world.ground.words[stack] for stack in stacks if stack is not None], default=1)
@@ -246,6 +239,11 @@ def swept(
 def _told(batch: Swept, metric: Metric) -> int:
     """What a metric is told of one cell of one example, in bytes."""
     world = batch.corrupt.world
-    members = [where(world, node)[0] for node in metric.nodes]
-    shapes = (int(np.prod(m.shape)) if m.tpm.kind != "discrete" else m.tpm.states or 1 for m in members)
-    return 3 * world.network.dtype.itemsize * sum(shapes)
+    return 3 * world.network.dtype.itemsize * sum(numbers_in(world, where(world, node)[0]) for node in metric.nodes)
+
+
+def numbers_in(world: World, member: Member) -> int:
+    """How many numbers are told of a node: its value's, or the probabilities of its states."""
+    if member.tpm.kind == "discrete":
+        return states_in(world.network, member.family.index, world.ground.words)
+    return math.prod(member.shape)

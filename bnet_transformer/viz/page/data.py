@@ -197,8 +197,6 @@ def _family(
 ) -> dict[str, Any]:
     own = member.family
     row, depth = (rows[own.index], 0) if own.index in rows else depths[own.index]
-    stack = next((stack for stack in network.declaration.stacks if stack.name == own.stack), None)
-    state = stack is not None and own.role in stack.states and own.words is not None and not own.plates
     return {
         "name": own.name,
         "role": own.role,
@@ -209,7 +207,7 @@ def _family(
         "words": own.words,
         "row": row,
         "depth": depth,
-        "state": bool(state),
+        "state": asking.is_state(network, own),
         "kind": "observed" if isinstance(member.tpm, Given) else "deterministic" if _sure(member) else "stochastic",
         "tpm": type(member.tpm).__name__,
         "learnable": member.learnable,
@@ -371,8 +369,7 @@ def _moved(said: Said, clean: Said | None) -> dict[str, list[float]] | None:
     found: dict[str, list[float]] = {}
     network = said.world.network
     for family in network.graph.families:
-        stack = next((stack for stack in network.declaration.stacks if stack.name == family.stack), None)
-        if stack is None or family.role not in stack.states or family.words is None or family.plates:
+        if not asking.is_state(network, family):
             continue
         own: list[float] = []
         for node in said.world.ground.nodes(family).tolist():

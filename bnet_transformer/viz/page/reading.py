@@ -55,7 +55,7 @@ def reading_of(said: Said, member: Member, heads: Collection[int] | None = None)
     """What a member reads; in words why nothing, where its TPM has no `P(j | i)`."""
     world, family = said.world, member.family
     set_ = [node for node in world.do if world.ground.family_of(node).index == family.index]
-    if _reads_itself(world.network, family.index) and set_:
+    if family.index in world.network.graph.recurrent and set_:
         return f"{family.name} reads what is set in it: no P(j | i) is shown"
     if set_:  # what it would read, had it not been set; the rows of what is set are empty
         free = replace(world, do={n: v for n, v in world.do.items() if n not in set_})
@@ -114,7 +114,7 @@ def _values(said: Said, member: Member, states: int) -> Tensor:
 def _choices(said: Said, member: Member) -> tuple[dict[str, int], bool]:
     """The open choices that decide what a member reads, with their states; whether each word has its own."""
     world, network = said.world, said.world.network
-    if not _choice_above(network, member.family.index):
+    if not asking.choice_above(network, [member.family.index]):
         return {}, False
     settled = reference.settling(world, said.seen)
     every: dict[tuple[int, ...], int] = {}  # the choices that decide some node, and the first such node
@@ -171,24 +171,6 @@ def _picked(member: Member, table: Table, heads: Sequence[int]) -> Table:
 
 def _states(choices: Mapping[str, int]) -> int:
     return math.prod(choices.values())
-
-
-def _choice_above(network: Network, index: int) -> bool:
-    """True where a random choice stands above a family."""
-    found: set[int] = set()
-    stack = [index]
-    while stack:
-        above = {bundle.parent for bundle in network.graph.into[stack.pop()]} - found
-        found |= above
-        stack.extend(above)
-    return any(network.members[each].tpm.kind == "discrete" for each in found)
-
-
-def _reads_itself(network: Network, index: int) -> bool:
-    """True where nodes of a family stand above others of it."""
-    return any(index in group for group in network.graph.groups if len(group) > 1) or any(
-        bundle.parent == index for bundle in network.graph.into[index]
-    )
 
 
 def readers_of(network: Network, slices: Collection[int] | None) -> list[Member]:
