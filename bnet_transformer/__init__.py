@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from bnet_transformer.face import load as load
     from bnet_transformer.inference.circuits import circuit as circuit
     from bnet_transformer.inference.fit import fit as fit
+    from bnet_transformer.inference.heads import inclusion as inclusion
+    from bnet_transformer.inference.heads import roles as roles
     from bnet_transformer.inference.sweeps import mediation as mediation
     from bnet_transformer.inference.sweeps import sweep as sweep
     from bnet_transformer.models.bayesuvius import bayesuvius as bayesuvius
@@ -69,10 +71,12 @@ __all__ = [
     "encoder_decoder",
     "fit",
     "from_pretrained",
+    "inclusion",
     "load",
     "mediation",
     "models",
     "plot",
+    "roles",
     "sweep",
     "tpm",
     "train",
@@ -101,10 +105,12 @@ _HOME = {
     "encoder_decoder": "models",
     "fit": "inference.fit",
     "from_pretrained": "pretrained",
+    "inclusion": "inference.heads",
     "load": "face",
     "mediation": "inference.sweeps",
     "models": "",
     "plot": "viz.plots",
+    "roles": "inference.heads",
     "sweep": "inference.sweeps",
     "tpm": "",
     "train": "training",

@@ -16,7 +16,7 @@ from torch import Tensor
 from bnet_transformer import asking, graph, inference, reference, viz
 from bnet_transformer.errors import BNetError, mapping, number, one_of, unknown, whole
 from bnet_transformer.graph import Ground, Selection
-from bnet_transformer.inference import CorpusTan, Counterfactual, Samples
+from bnet_transformer.inference import CorpusTan, Counterfactual, Inclusion, Samples
 from bnet_transformer.intake import Intake
 from bnet_transformer.network import Network
 from bnet_transformer.structure import Names, Separation, Structure, several
@@ -153,11 +153,13 @@ class Questions(Structure):
         role: str | None = None,
         method: str = "rollout",
         budget: int = reference.BUDGET,
+        inclusion: Inclusion | None = None,
     ) -> viz.Reads:
         """P(source word | output word) in the Markov chain of attention TPMs: which word was read, over slices.
 
         `residual` is the share of a step that stays at its word; heads of a plate are averaged unless `head` names one;
-        under a selector the products are averaged over its posterior. `method="flow"` is the greatest flow instead.
+        under a selector the products are averaged over its posterior; `inclusion`, what `bt.inclusion` found, averages
+        over the heads that are in. `method="flow"` is the greatest flow instead.
         """
         stack, chosen = self._slices(slices, role)
         seen = self._with(mapping("evidence", evidence))._seen
@@ -172,6 +174,7 @@ class Questions(Structure):
             head=head,
             method=method,
             budget=whole("budget", budget),
+            inclusion=inclusion,
         )
         return viz.drawable(found, viz.Reads)
 

@@ -75,6 +75,120 @@ def test_draw_takes_the_options_of_figures(tmp_path):
     assert out.read_bytes() == (tmp_path / "a.svg").read_bytes()
 
 
+HEADS = ["the cat sat", "sat the", "cat cat the sat"]
+
+
+@pytest.fixture(scope="module")
+def summed(tmp_path_factory):
+    """A net that sums heads, of which one is dead, in a file; and sentences in another."""
+    folder = tmp_path_factory.mktemp("heads")
+    net = bt.encoder(6, slices=2, heads=3, vocabulary=["the", "cat", "sat"], seed=1)
+    dead = net.parameters["W_o_1.value"].clone()
+    dead[2] = 0
+    net.replace({"W_o_1.value": dead}).save(folder / "net.safetensors")
+    (folder / "said.txt").write_text("\n".join([HEADS[0], "", f"  {HEADS[1]}  ", HEADS[2], ""]))
+    return folder
+
+
+def of_heads(summed, *arguments, **options):
+    told = ["heads", *arguments, "-m", summed / "net.safetensors"]
+    found = CliRunner().invoke(main, list(map(str, told)), **options)
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+@pytest.mark.parametrize("method", ["exact", "svi"])
+def test_heads_tells_what_inclusion_finds(summed, method):
+    net = bt.load(summed / "net.safetensors")
+    wanted = bt.inclusion(net, HEADS, method=method, interval=0.8, sigma=0.7, seed=3, progress=False)
+    options = ["--method", method, "--interval", 0.8, "--sigma", 0.7, "--seed", 3, "--json"]
+    by_file = of_heads(summed, "-f", summed / "said.txt", *options)
+    assert (
+        by_file
+        == of_heads(summed, *HEADS, *options)
+        == of_heads(summed, "--file", "-", *options, input="\n\n".join(HEADS))
+    )
+    told = json.loads(by_file)
+    table = wanted.to_dataframe()
+    assert [(row["slice"], row["head"]) for row in told["table"]] == list(
+        zip(table["slice"], table["head"], strict=True)
+    )
+    for name in table.columns[2:]:
+        assert [row[name] for row in told["table"]] == pytest.approx(table[name].tolist(), rel=1e-9, abs=1e-9)
+    assert (told["sentences"], told["method"], told["sigma"], told["interval"]) == (3, method, 0.7, 0.8)
+    assert told["dead"] == [[1, 2]] and (told["duplicates"] is None) == (method == "svi")
+    assert told["agreement"]["ablation"]["ablation"] == 1 and "roles" not in told
+
+
+def test_heads_prints_the_first_heads_or_all(summed):
+    first, every = of_heads(summed, *HEADS, "--top", 2), of_heads(summed, *HEADS, "--all")
+    rows = [line for line in every.splitlines() if line.lstrip().startswith("a_")]
+    assert len(rows) == 6 and [line for line in first.splitlines() if line.lstrip().startswith("a_")] == rows[:2]
+    assert "and 4 more heads" in first and "more heads" not in every
+    assert "3 sentences" in first and "nothing hangs on: a_1_2" in first and "rank correlations: log Bayes" in first
+    limited = of_heads(summed, *HEADS, "--limit", 1, "--json")
+    assert limited == of_heads(summed, HEADS[0], "--json")
+    (row, *_) = json.loads(limited)["table"]
+    assert row["ablation_error"] is None  # of one sentence nothing is known of others
+
+
+def test_heads_tells_what_heads_read(summed):
+    read = bt.roles(bt.load(summed / "net.safetensors"), HEADS).by_head()
+    told = json.loads(of_heads(summed, *HEADS, "--roles", "--json"))["roles"]
+    assert [(r["slice"], r["head"], r["role"]) for r in told] == list(read[["slice", "head", "role"]].itertuples(False))
+    lines = of_heads(summed, *HEADS, "--roles", "--all").splitlines()
+    for row in read.itertuples():
+        (line,) = [each for each in lines if each.split()[:2] == [row.slice, str(row.head)]]
+        assert f" {row.role} " in line and line.split()[-2:] == [f"{row.mean:.3f}", f"{row.chance:.3f}"]
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "PDF"])
+def test_heads_draws_them(summed, tmp_path, suffix):
+    out = tmp_path / f"map.{suffix}"
+    found = of_heads(summed, *HEADS, "-o", out, "--show", "intervals", "--theme", "dark", "--top", 4)
+    assert f"drawn: {out}" in found
+    start = {"png": b"\x89PNG", "svg": b"<?xml", "PDF": b"%PDF"}[suffix]
+    assert out.read_bytes().startswith(start)
+    if suffix == "svg":
+        text = out.read_text()
+        assert "a_1_2_*" not in text and text.count("_*<") == 4 and "#14171c" in text
+        of_heads(summed, *HEADS, "-o", out)
+        assert "Where heads are in, by 3 sentences" in out.read_text() and "#14171c" not in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ([], "SENTENCES: expected sentences, or --file with some; got none"),
+        (["the cat", "-f", "said.txt"], "or --file with some; got both"),
+        (["said.txt"], "got the name of a file; allowed: --file said.txt"),
+        (["-f", "none.txt"], "--file none.txt: expected a file that can be read"),
+        (["-f", "."], "expected a file that can be read"),
+        (["-f", "empty.txt"], "expected sentences, one in each line; got none"),
+        (["-f", "bytes.txt"], "expected text in UTF-8"),
+        (["the cat", "-o", "map.docx"], "one that says how; got '.docx'; allowed: .pdf, .png, .svg"),
+        (["the cat", "-o", "none/map.svg"], "a folder that is there"),
+        (["the cat", "--sigma", "0"], "sigma"),
+        (["the cat", "--interval", "1"], "interval"),
+        (["the cat", "--budget", "7"], "at most 7 runs of each slice"),
+        (["the cat", "--limit", "0"], "--limit"),
+        (["the cat", "--method", "guess"], "--method"),
+        (["the zebra"], "zebra"),
+        (["the cat", "--output", "zebra"], "zebra"),
+        (["the cat sat", "-m", "tiny"], "heads that are summed"),
+    ],
+)
+def test_heads_refuses_in_one_line(summed, tmp_path, monkeypatch, arguments, match):
+    (tmp_path / "said.txt").write_text("the cat")
+    (tmp_path / "empty.txt").write_text("\n \n")
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\x00")
+    monkeypatch.chdir(tmp_path)
+    found = run("heads", *([] if "-m" in arguments else ["-m", summed / "net.safetensors"]), *arguments)
+    told = [line for line in found.output.splitlines() if line.startswith("Error:")]
+    assert found.exit_code == 2 and len(told) == 1 and match in told[0], found.output
+    assert "Traceback" not in found.output and not list(tmp_path.rglob("map*"))
+
+
 def test_models_lists_what_is_local():
     found = run("models", "--json")
     told = json.loads(found.output)
@@ -104,12 +218,13 @@ def test_bad_input_is_one_line_and_code_2(tmp_path, monkeypatch, arguments, matc
 
 
 def test_help_is_quick_and_imports_no_torch():
-    code = "import sys; from bnet_transformer.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code = "import sys; from bnet_transformer.cli import main\n"
+    code += "for told in (['heads', '--help'], ['--help']):\n    try: main(told)\n    except SystemExit: pass\n"
     code += "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     spent = []
     for _ in range(3):
         start = time.perf_counter()
         found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         spent.append(time.perf_counter() - start)
-    assert "draw" in found.stdout and "models" in found.stdout
+    assert "draw" in found.stdout and "heads" in found.stdout and "models" in found.stdout
     assert min(spent) < 1.0  # 0.15 s on a quiet machine

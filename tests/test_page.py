@@ -243,10 +243,43 @@ def test_what_is_given_is_told(tmp_path):
     )
     assert [told["node"] for told in about["posteriors"]] == ["y_0", "c"] and about["seen"] == {"y_1": "b"}
     assert [row[0] for row in about["posteriors"][0]["states"]] == ["a", "b"]
-    assert about["inclusion"] == [[0.25, 1.0]] * 2
+    assert about["inclusion"]["shares"] == [[0.25, 1.0]] * 2
     assert (about["title"], about["detail"], about["theme"]) == ("one <two>", "words", "dark")
     text = (tmp_path / "page.html").read_text()
     assert "<title>one &lt;two&gt;" in text and 'data-theme="dark"' in text and '"color-scheme" content="dark"' in text
+
+
+def test_the_posterior_of_heads_is_told_with_its_intervals(tmp_path):
+    for net, said in (
+        (bt.encoder(8, heads=4, slices=2, vocabulary=["a", "b"]), "a b"),
+        (bt.encoder_decoder(8, heads=2, slices={"enc": 1, "dec": 2}, vocabulary=["a", "b"]), {"enc": "a", "dec": "b"}),
+    ):
+        s, found = net.sentence(said), bt.inclusion(net, [said] * 2, draws=50, interval=0.5, progress=False)
+        told = explored(s, tmp_path, inclusion=found)[0]["inclusion"]
+        assert told["rows"] == list(found.slices) and "2 sentences" in told["note"] and "50%" in told["note"]
+        for name, values in (("shares", found.mean), ("low", found.low), ("high", found.high)):
+            assert np.allclose(told[name], values.numpy(), atol=1e-6)
+        assert np.allclose(told["log_bayes"], found.log_bayes.numpy(), atol=1e-6)
+        s.draw(tmp_path / "b.html", inclusion=found)
+        assert (tmp_path / "b.html").read_bytes() == (tmp_path / "page.html").read_bytes()
+    one = bt.inclusion(net, [said], role="dec_cross_a", draws=50, progress=False)
+    assert explored(s, tmp_path, inclusion=one)[0]["inclusion"]["rows"] == ["dec_cross_a_0", "dec_cross_a_1"]
+
+
+@pytest.mark.parametrize(
+    ("net", "match"),
+    [
+        (bt.encoder(8, heads=2, slices=2, vocabulary=["a", "b"]), "4 of a_0; got 2 of them"),
+        (bt.encoder(8, heads=4, slices=1, vocabulary=["a", "b"]), "4 of a_1; got no such family"),
+        (bt.bayesuvius(8, heads=4, slices=2, vocabulary=["a", "b"]), "4 of a_0; got no such family"),
+    ],
+)
+def test_the_posterior_of_other_heads_is_refused(tmp_path, net, match):
+    others = bt.encoder(8, heads=4, slices=2, vocabulary=["a", "b"])
+    found = bt.inclusion(others, ["a b"], draws=50, progress=False)
+    with pytest.raises(BNetError, match=match):
+        net.sentence("a b").explore(tmp_path / "a.html", inclusion=found)
+    assert not list(tmp_path.iterdir())
 
 
 def test_of_many_states_the_most_probable_are_told(tmp_path):
@@ -299,6 +332,8 @@ def test_colours_dashes_and_widths_are_those_of_every_picture(tmp_path):
     assert not re.search(r"#[0-9a-fA-F]{3,8}\b", (FRONT / "style.css").read_text())
     assert set(re.findall(r"var\(--([\w-]+)", sheet)) <= set(re.findall(r"--([\w-]+):", sheet)) | {
         "share",
+        "low",
+        "high",
         "head",
         "left",
     }

@@ -140,6 +140,27 @@ def test_a_causal_word_reads_no_later_one(show):
         near(rows(page, "readers-a_0"), {i: float(table[i, 4]) for i in (4, 5)})
 
 
+def test_the_heads_that_are_in_are_told_with_their_intervals(show):
+    s = heads()
+    found = bt.inclusion(s.net, torch.randn(2, 3, 6), draws=60, progress=False)
+    for told, wide in ((found, True), (found.mean, False)):
+        with show(s, inclusion=told) as page:
+            cells = page.locator('[data-part="inclusion"] td')
+            shares = cells.evaluate_all("all => all.map(cell => Number(cell.dataset.share))")
+            assert np.allclose(shares, found.mean.flatten().numpy(), atol=1e-6)
+            assert [f"{share:.2f}".removeprefix("0") for share in shares] == cells.all_inner_texts()
+            lines = cells.evaluate_all(
+                "all => all.map(cell => { const line = getComputedStyle(cell, '::after'), all = cell.clientWidth;"
+                " return [parseFloat(line.left) / all, parseFloat(line.width) / all]; })"
+            )
+            if wide:
+                ends = [[low, high - low] for low, high in zip(found.low.flatten(), found.high.flatten(), strict=True)]
+                assert np.allclose(lines, ends, atol=0.03)
+                assert "from" in cells.first.get_attribute("aria-label")
+            else:
+                assert np.isnan(lines).all()
+
+
 @pytest.mark.parametrize("seen", [False, True])
 def test_a_selector_is_averaged_over_its_posterior_or_set_to_a_state(show, seen):
     s = select()

@@ -19,9 +19,11 @@ from bnet_transformer.compiler.told import (
     check_read,
     check_value,
     form,
+    gates_in,
     laid_out,
     lead_of,
     received,
+    told_gates,
     wanted,
 )
 from bnet_transformer.compiler.values import count_states, plan_to_values, seen
@@ -65,11 +67,15 @@ class Module(nn.Module):
         want: Sequence[str] | None = None,
         do: Mapping[str, Tensor] | None = None,
         given: Mapping[str, Tensor] | None = None,
+        gates: Mapping[str, Tensor] | None = None,
     ) -> Tensor | dict[str, Tensor]:
-        """The wanted values; a dict where `want` is given."""
+        """The wanted values; a dict where `want` is given.
+
+        The values of a family are multiplied by its `gates`, `[batch, *plates]`: zero shuts a head off.
+        """
         names = (self.output,) if want is None else wanted(want)
-        course, plan = self.course(names, x, mask, do=do, given=given)
-        found = {name: self._wanted(course, name, index) for name, index in zip(names, plan.wanted, strict=True)}
+        course, plan = self.course(names, x, mask, do=do, given=given, gates=gates)
+        found = {name: self.wanted(course, name, index) for name, index in zip(names, plan.wanted, strict=True)}
         return found[self.output] if want is None else found
 
     def readings(
@@ -102,7 +108,7 @@ class Module(nn.Module):
                 raise ReadingError(member.family.name, expected="a family that reads all words at once", got=got)
             found[name] = _bare(course, self.network.members[index], weights)
         own = zip(names, plan.wanted, strict=True)
-        return found, {name: self._wanted(course, name, index) for name, index in own}
+        return found, {name: self.wanted(course, name, index) for name, index in own}
 
     def course(
         self,
@@ -118,6 +124,7 @@ class Module(nn.Module):
         patched: Mapping[str, tuple[Tensor, Tensor]] | None = None,
         rows: Mapping[str, tuple[Tensor, Tensor]] | None = None,
         readings: frozenset[int] = frozenset(),
+        gates: Mapping[str, Tensor] | None = None,
         training: bool | None = None,
     ) -> tuple[Course, Plan]:
         """All values that the wanted families need (but for the `left`), in one layout, and the plan.
@@ -131,10 +138,12 @@ class Module(nn.Module):
         inputs, words, batch, device = self.inputs(x, given)
         set_ = self.told("do", do, words, batch) | self.told("evidence", seen, words, batch)
         batch = batch_of(self.network, set_, batch)
+        gated = told_gates(self.network, gates, batch, next(iter(self.store.values()), None))
+        batch = max([batch, *map(len, gated.values())])
         fold = not readings and batch * max([0, *words.values()]) > self.widest
         some = self.told("do", {name: value for name, (value, _) in mapping("patched", patched).items()}, words, batch)
         mixed = {self.network.graph.family(name).index: told for name, told in (rows or {}).items()}
-        apart = frozenset({*some, *mixed})
+        apart = frozenset({*some, *mixed, *gated})
         fold = fold and not mixed  # where maps are folded into an attention there are no values v to mix
         plan = self.plan(want, frozenset(set_), enumerate_too, left, apart, readings, fold=fold, words=words)
         layout = Layout(plan.enumerated, tuple(self.network.graph.sizes))
@@ -149,6 +158,7 @@ class Module(nn.Module):
             own = weights.shape[-1:]
             course.rows[index] = laid_out(course, index, weights, own), laid_out(course, index, which)
         course.readings.update(dict.fromkeys(readings))
+        course.gates.update(gates_in(course, gated))
         if present:
             groups = (*plan.groups, plan.wanted, left)
             check_read(course, (self.network.members[index] for group in groups for index in group))
@@ -177,7 +187,8 @@ class Module(nn.Module):
             )
         return self._plans[key]
 
-    def _wanted(self, course: Course, name: str, index: int) -> Tensor:
+    def wanted(self, course: Course, name: str, index: int) -> Tensor:
+        """The value of a family in a course, of a random one its logits or its mean, without dims that it has not."""
         member = self.network.members[index]
         if index in course.values and (member.tpm.kind == "deterministic" or index in course.known):
             return _bare(course, member, course.values[index])

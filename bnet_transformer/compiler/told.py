@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.values import count_states
-from bnet_transformer.errors import BNetError, mapping, unknown
+from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown
 from bnet_transformer.network import Input, Member, Network
 from bnet_transformer.tpm import Given
 
@@ -139,6 +139,44 @@ def received(course: Course, told: Mapping[int, tuple[str, Tensor]]) -> dict[int
             laid = laid.masked_fill(~there.reshape(*there.shape, *[1] * own), 0)
         check_states(course, index, what, laid)
         found[index] = laid
+    return found
+
+
+def told_gates(network: Network, gates: object, batch: int, like: Tensor | None) -> dict[int, Tensor]:
+    """By what the values of families are multiplied, `[batch, *plates]`, by the number of their family."""
+    found = {}
+    for index, (what, value) in by_family(network, "gates", gates).items():
+        member = network.members[index]
+        after = any(index in group and len(group) > 1 for group in network.graph.groups)
+        after = after or any(given.parent == index for given in member.inputs)
+        states = member.tpm.kind == "discrete" or member.tpm.states is not None
+        if states or after or member.tpm.kind != "deterministic":
+            got = "words one after another" if after else "states" if states else "one that is random"
+            raise ReadingError(what, expected="vectors, a function of their parents, all words at once", got=got)
+        sizes = tuple(network.graph.sizes[plate] for plate in member.family.plates)
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            raise BNetError(what, expected=f"real numbers{_as(like)}", got=getattr(value, "dtype", value))
+        if like is not None and (value.dtype, value.device) != (like.dtype, like.device):
+            got = f"{value.dtype} on {value.device}"
+            raise BNetError(what, expected=f"{like.dtype} on {like.device}, as the parameters", got=got)
+        count = value.shape[0] if value.dim() == 1 + len(sizes) else 0
+        if value.shape[1:] != sizes or not (count == 1 or (count == batch if batch > 1 else count > 0)):
+            form = ", ".join(["batch", *member.family.plates])
+            raise BNetError(what, expected=f"[{form}] of shape {(batch, *sizes)}", got=f"shape {tuple(value.shape)}")
+        found[index] = value
+    return found
+
+
+def gates_in(course: Course, gates: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """Gates in the layout."""
+    found = {}
+    for index, value in gates.items():
+        member = course.network.members[index]
+        shape = [1] * (course.layout.rank + len(member.shape))
+        shape[course.layout.batch] = len(value)
+        for plate, size in zip(member.family.plates, value.shape[1:], strict=True):
+            shape[course.layout.axis(plate)] = size
+        found[index] = value.reshape(shape)
     return found
 
 

@@ -40,6 +40,8 @@ def plan_to_values(plan: Plan, course: Course) -> dict[int, Tensor]:
             course.values[group[0]] = _by_rows(course, group[0])
         if group[0] in course.patched:
             course.values[group[0]] = _patched(course, group[0])
+        if group[0] in course.gates:
+            course.values[group[0]] = course.values[group[0]] * course.gates[group[0]]
         for index in done:
             course.values.pop(index, None)
     return course.values

@@ -9,6 +9,7 @@ from bnet_transformer.inference.dependence import dependences
 from bnet_transformer.inference.drawing import Samples, sample
 from bnet_transformer.inference.exact import log_evidence, posterior
 from bnet_transformer.inference.factors import Evidence
+from bnet_transformer.inference.heads import Damage, Inclusion, damage
 from bnet_transformer.inference.joint import joint_log_evidence, joint_posterior
 from bnet_transformer.inference.paths import Path, Reads, reads
 from bnet_transformer.inference.pieces import add_gradient
@@ -29,7 +30,9 @@ __all__ = [
     "Attend",
     "CorpusTan",
     "Counterfactual",
+    "Damage",
     "Evidence",
+    "Inclusion",
     "Mean",
     "Noise",
     "Path",
@@ -41,6 +44,7 @@ __all__ = [
     "add_gradient",
     "corpus_tan",
     "counterfactual",
+    "damage",
     "dependences",
     "expanded",
     "ground",

@@ -94,13 +94,13 @@ def question_to_factors(
         if index in free:
             factors.append(Factor(member, prior_of(course, index, member)))
         if member.family.name in evidence:
-            told = _laid_out(course, member, evidence[member.family.name])
+            told = evidence_in(course, member, evidence[member.family.name])
             if index in below:
                 table = log_likelihood(course, plan, member, told.value, told.observed).clamp(min=NEVER)
                 factors.append(Factor(member, table, told, summed=True))
                 continue
-            found = _match if index in free else _likelihood
-            factors.append(Factor(member, _where_seen(told, found(course, index, member, told, atol)), told))
+            found = _match if index in free else likelihood_of
+            factors.append(Factor(member, where_seen(told, found(course, index, member, told, atol)), told))
     return course, factors
 
 
@@ -179,7 +179,7 @@ def _check_forms(
                 raise BNetError(f"{what}.observed", expected=wanted, got=got)
 
 
-def _laid_out(course: Course, member: Member, told: Evidence) -> Evidence:
+def evidence_in(course: Course, member: Member, told: Evidence) -> Evidence:
     """Evidence in the layout; zero stands where nothing was seen, at absent words among others."""
     index, shown = member.family.index, there_of(course, member)
     value = laid_out(course, index, told.value if told.value.is_floating_point() else told.value.long())
@@ -192,7 +192,8 @@ def _laid_out(course: Course, member: Member, told: Evidence) -> Evidence:
     return Evidence(value, shown)
 
 
-def _where_seen(told: Evidence, table: Tensor) -> Tensor:
+def where_seen(told: Evidence, table: Tensor) -> Tensor:
+    """A table of log likelihoods, zero where nothing was seen."""
     return table if told.observed is None else torch.where(told.observed, table, 0.0)
 
 
@@ -251,7 +252,7 @@ def _match(course: Course, index: int, member: Member, told: Evidence, atol: flo
     return torch.where(states(course, index) == told.value, 0.0, NEVER).to(course.log_dtype)
 
 
-def _likelihood(course: Course, index: int, member: Member, told: Evidence, atol: float) -> Tensor:
+def likelihood_of(course: Course, index: int, member: Member, told: Evidence, atol: float) -> Tensor:
     """`log P(evidence | parents)` of a family that is not enumerated, or that is a function of its parents."""
     if member.tpm.kind == "deterministic":
         return _agreement(course, index, member, told, atol)

@@ -2,7 +2,9 @@
 
 The product of attention TPMs over slices (rollout: Abnar and Zuidema 2020) is exact in an auxiliary Markov chain: from
 word i of the last state it goes, slice by slice, to the word that i reads. It is no posterior of the bnet. Under a
-selector the products are averaged, `sum_c P(c | e) prod_t A_t(c)`, never the matrices first.
+selector the products are averaged, `sum_c P(c | e) prod_t A_t(c)`, never the matrices first. Heads that are summed are
+averaged in each slice, all alike, or by the posterior of their gates: over the heads that are in, whose gates are
+independent between slices, so that there the mean of the products is the product of the means.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import BNetError, number, one_of, whole
 from bnet_transformer.inference.chain import check_chain
 from bnet_transformer.inference.ground import choices_above
+from bnet_transformer.inference.heads.result import Inclusion
 from bnet_transformer.inference.joint import joint_posterior
 from bnet_transformer.inference.many import many_readings
 from bnet_transformer.inference.walks import best_paths, max_flow, path_shares, product, with_residual
+from bnet_transformer.network import Member
 from bnet_transformer.reference import BUDGET, World
 
 if TYPE_CHECKING:
@@ -135,6 +139,7 @@ def reads(
     head: int | None,
     method: str,
     budget: int = BUDGET,
+    inclusion: Inclusion | None = None,
 ) -> Reads:
     """Which word of the first state of these slices each word of their last state was read from."""
     one_of("method", method, METHODS)
@@ -144,11 +149,13 @@ def reads(
         raise BNetError("slices", expected="slices that follow one another", got=list(slices))
     readers = [asking.reader(world, t, role) for t in slices]
     check_chain(world, readers, slices)
+    average = _average(readers, head, inclusion)
     free, states, shares = open_states(module, world, evidence, slices, role, budget)
     steps, entropies = [], torch.zeros(len(slices), 1, 1, dtype=torch.float64)
     for part, readings in many_readings(module, world, free, states, slices, role):
         squares = [_square(world, reading.double(), t, head) for t, reading in zip(slices, readings, strict=True)]
-        steps.append(torch.stack([each.mean(1).expand(part.stop - part.start, -1, -1) for each in squares], 1))
+        mixed = [average(k, each).expand(part.stop - part.start, -1, -1) for k, each in enumerate(squares)]
+        steps.append(torch.stack(mixed, 1))
         own = [
             torch.einsum(
                 "s,shi->hi", shares[part], torch.special.entr(each).sum(-1).expand(part.stop - part.start, -1, -1)
@@ -168,7 +175,7 @@ def reads(
         tuple(tokens),
         tuple(slices),
         float(residual),
-        _heads(world, free, head),
+        _heads(world, free, head, inclusion),
         method,
         entropies,
         torch.from_numpy(np.stack([asking.readable(world, member) for member in readers])),
@@ -176,10 +183,34 @@ def reads(
     )
 
 
-def _heads(world: World, free: Sequence[int], head: int | None) -> str:
+def _average(
+    readers: Sequence[Member], head: int | None, inclusion: Inclusion | None
+) -> Callable[[int, Tensor], Tensor]:
+    """From a slice's `P(j | i)` of each head, `[state, head, word, word]`, to one: the mean, or that of the heads whose
+    gates are on, by the posterior of the gates; with all of them off a word reads nobody else."""
+    if inclusion is None:
+        return lambda _, each: each.mean(1)
+    if not isinstance(inclusion, Inclusion):
+        raise BNetError("inclusion", expected="what bt.inclusion found", got=inclusion)
+    if head is not None:
+        raise BNetError("head", expected="None, with inclusion=, which weighs all heads", got=head)
+    places = [inclusion.place(member.family.name) for member in readers]
+    shares, nobody = inclusion.shares()
+
+    def average(k: int, each: Tensor) -> Tensor:
+        if each.shape[1] != shares.shape[1]:
+            raise BNetError("inclusion", expected=f"{each.shape[1]} heads, as the net has", got=shares.shape[1])
+        own = torch.eye(each.shape[-1], dtype=each.dtype)
+        return torch.einsum("h,shij->sij", shares[places[k]], each) + nobody[places[k]] * own
+
+    return average
+
+
+def _heads(world: World, free: Sequence[int], head: int | None, inclusion: Inclusion | None) -> str:
     """Of which heads, and over which choices, a reading is averaged."""
     plate = "head" in world.network.graph.sizes
     told = f"head {head}" if head is not None else "the mean over heads" if plate else ""
+    told = told if inclusion is None else "the mean over heads by their inclusion"
     names = list(dict.fromkeys(world.ground.family_of(node).name for node in free))
     if not names:
         return told or "one head"

@@ -343,8 +343,9 @@ def tokens_of(path: str | Path) -> np.ndarray:
     return found
 
 
-def padded(task: Task, examples: Sequence[Example]) -> Batch:
-    """Examples as a batch, padded behind their ends; a mask where a word could read the padding."""
+def padded(task: Task, examples: Sequence[Example], *, told: bool = False) -> Batch:
+    """Examples as a batch, padded behind their ends; a mask where a word could read the padding (`told`: wherever
+    there is padding)."""
     if not examples:
         raise BNetError("data", expected="at least one example in a batch", got="none")
     x, mask = {}, {}
@@ -352,7 +353,7 @@ def padded(task: Task, examples: Sequence[Example]) -> Batch:
         rows = [example.words[stack] for example in examples]
         lengths = [len(row) for row in rows]
         x[stack] = _together(rows, 0)
-        if len(set(lengths)) > 1 and task.masks(stack):
+        if len(set(lengths)) > 1 and (told or task.masks(stack)):
             mask[stack] = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     observed = {}
     for name in examples[0].observed:

@@ -93,8 +93,9 @@ class SentenceFigures(abc.ABC):
         """Write the interactive page of the sentence, one HTML file that opens from disk, and return its path.
 
         `detail` says what comes unfolded: `"words"` (states alone), `"nodes"` (every slice), by default what can be
-        read. `posterior` names discrete nodes whose posterior is told besides the selectors', `inclusion` is the
-        probability that each head is in, `[slice, head]`. `slices` and `heads` keep a part of what is read.
+        read. `posterior` names discrete nodes whose posterior is told besides the selectors', `inclusion` is what
+        `bt.inclusion` found, or a table of the probability that each head is in, `[slice, head]`. `slices` and `heads`
+        keep a part of what is read.
         """
         asked = Asked(detail, posterior, title, theme, slices, heads, inclusion)
         what = Drawable(graph=self.graph, page=lambda: self._page(asked))

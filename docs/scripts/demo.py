@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from math import prod
@@ -10,8 +11,12 @@ from pathlib import Path
 import torch
 
 import bnet_transformer as bt
+from bnet_transformer.inference import Inclusion
 
 SENTENCE = "The cat sat on the mat"
+FRESH = (SENTENCE, "A dog ran in the park", "The bank raised its key rates")  # of one length: they run together
+KEPT = Path(__file__).resolve().parents[1] / "experiments" / "heads.json"
+FIRST = 8
 
 
 def main() -> None:
@@ -27,8 +32,9 @@ def main() -> None:
     tell_reads(s)
     tell_answers(s)
     tell_heads()
+    found = tell_inclusion(net)
     print("\nWritten:")
-    for path, what in write(s, folder).items():
+    for path, what in write(s, folder, found).items():
         print(f"  {path!s:28} {what}")
     print(f"\n{time.perf_counter() - start:.0f} s")
 
@@ -92,7 +98,28 @@ def tell_heads() -> None:
     print(f"\nIn the net 'tiny' a sentence draws one head: P(c) = {told[0]}, P(c | the words seen) = {told[1]}")
 
 
-def write(s: bt.Sentence, folder: Path) -> dict[Path, str]:
+def tell_inclusion(net: bt.BNet) -> Inclusion:
+    """Which heads matter: the first of a table that took minutes, if it is there; and a small fresh one."""
+    kept = json.loads(KEPT.read_text(encoding="utf-8")).get("minilm-inclusion") if KEPT.exists() else None
+    if kept is not None:
+        print("\nWhich heads of MiniLM matter: computed before, by `python -m experiments minilm-inclusion`")
+        print(f"  {kept['told']}")
+        rows = [kept["head"], *kept["rows"][:FIRST]]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            print("  " + "  ".join(f"{text:>{wide}}" for text, wide in zip(row, widths, strict=True)))
+        print(f"  ... the first {FIRST} of {len(kept['rows'])}: docs/experiments/heads.md has them all")
+    start = time.perf_counter()
+    found = bt.inclusion(net, list(FRESH), method="svi", rounds=6, draws=400, progress=False)
+    seconds = time.perf_counter() - start
+    print(f"\nFresh, of {len(FRESH)} sentences, in {seconds:.0f} s: so few say little, and the intervals tell")
+    columns = ["slice", "head", "rho", "low", "high", "log_bayes", "error", "importance", "ablation"]
+    table = found.to_dataframe()[columns].head(4).to_string(index=False, float_format="{:.2f}".format)
+    print("\n".join(f"  {line}" for line in table.splitlines()))
+    return found
+
+
+def write(s: bt.Sentence, folder: Path, found: Inclusion) -> dict[Path, str]:
     """Write figures, the graph with its strongest reads, and the equations."""
     files = {}
     figures = {
@@ -106,7 +133,9 @@ def write(s: bt.Sentence, folder: Path) -> dict[Path, str]:
     for name, (what, options) in figures.items():
         s.draw(folder / name, **options)
         files[folder / name] = what
-    s.explore(folder / "cat.html")
+    bt.plot(found).savefig(folder / "heads.png", dpi=144)
+    files[folder / "heads.png"] = "how sure it is of each head that it is in"
+    s.explore(folder / "cat.html", inclusion=found)
     files[folder / "cat.html"] = "the interactive page: open it in a browser"
     s.net.draw(folder / "folded.png")
     files[folder / "folded.png"] = "the net, folded: one box for each template"

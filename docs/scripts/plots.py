@@ -1,6 +1,7 @@
-"""Make the pictures of `docs/plots.md`: run its python blocks in order, write `figure` where a picture follows.
+"""Make the plots of pages: run their python blocks in order, write `figure` where a picture follows.
 
-``python docs/scripts/plots.py`` writes `docs/plots/*.png`, the same bytes each time with the same versions.
+``python docs/scripts/plots.py`` writes `docs/plots/*.png`, the same bytes each time with the same versions; names of
+pages choose some (`plots.py heads.md`).
 """
 
 from __future__ import annotations
@@ -10,21 +11,28 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-PAGE = Path(__file__).resolve().parents[1] / "plots.md"
+DOCS = Path(__file__).resolve().parents[1]
+PAGES = ("plots.md", "heads.md", "roles.md")
 PART = re.compile(r"^```python\n(?P<code>.*?)^```$|^!\[[^\]]*\]\((?P<picture>[^)]+)\)", re.MULTILINE | re.DOTALL)
 
 
 def main() -> None:
-    """Run the page."""
+    """Run the pages."""
+    for name in sys.argv[1:] or PAGES:
+        run(DOCS / name)
+
+
+def run(path: Path) -> None:
+    """Run one page."""
     page = sys.modules["plots_page"] = ModuleType("plots_page")
-    for part in PART.finditer(PAGE.read_text(encoding="utf-8")):
+    for part in PART.finditer(path.read_text(encoding="utf-8")):
         if part["code"]:
-            exec(compile(part["code"], str(PAGE), "exec"), page.__dict__)
+            exec(compile(part["code"], str(path), "exec"), page.__dict__)
             continue
-        path = PAGE.parent / part["picture"]
-        path.parent.mkdir(exist_ok=True)
-        page.__dict__["figure"].savefig(path, dpi=110, metadata={"Software": None})
-        print(path.relative_to(PAGE.parent.parent), f"{path.stat().st_size // 1024} kB")
+        picture = DOCS / part["picture"]
+        picture.parent.mkdir(exist_ok=True)
+        page.__dict__["figure"].savefig(picture, dpi=110, metadata={"Software": None})
+        print(picture.relative_to(DOCS.parent), f"{picture.stat().st_size // 1024} kB")
 
 
 if __name__ == "__main__":

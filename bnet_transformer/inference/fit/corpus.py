@@ -115,14 +115,23 @@ def task_of_mixture(network: Network) -> Task:
     return replace(task, next_word=None)
 
 
-def corpus_of(network: Network, data: object, what: str = "data", *, missing: bool = False) -> Corpus:
+def corpus_of(
+    network: Network,
+    data: object,
+    what: str = "data",
+    *,
+    missing: bool = False,
+    task: Task | None = None,
+    told: bool = False,
+) -> Corpus:
     """The corpus of data in any of its forms; NaN is refused, but (`missing`) for words of which nothing is seen.
 
-    A tuple of two is `(x, y)`, arrays or lists; a list is one of pairs.
+    A tuple of two is `(x, y)`, arrays or lists; a list is one of pairs, or (where a `task` tells next words) of
+    sentences. All padding is `told` by a mask, or that alone which a word could read.
     """
     if isinstance(data, Corpus):
         return data.like(network)
-    task = task_of_mixture(network)
+    task = task or task_of_mixture(network)
     batch = _of_arrays(network, task, data, what)
     if batch is not None:
         _check_numbers(what, batch.x, batch.observed, missing)
@@ -140,7 +149,7 @@ def corpus_of(network: Network, data: object, what: str = "data", *, missing: bo
             {name: value[None] for name, value in each.items()} for each in (example.words, example.observed)
         )
         _check_numbers(what, words, observed, missing, k)
-    return _corpus(network, padded(task, examples))
+    return _corpus(network, padded(task, examples, told=told))
 
 
 def corpus_of_both(network: Network, x: object, y: object, *, missing: bool = False) -> Corpus:
@@ -260,18 +269,27 @@ def _check_numbers(
             )
 
 
-def words_of_corpus(network: Network, x: object) -> Corpus:
-    """Sentences of which nothing is observed: text, lists, ids or vectors; an array `[sentence, word, ...]`."""
-    task = task_of_mixture(network)
+def words_of_corpus(network: Network, x: object, *, told: bool = False) -> Corpus:
+    """Sentences of which nothing is observed: text, lists, ids or vectors; an array `[sentence, word, ...]`; where a
+    net has several stacks, mappings from stack. All padding is `told` by a mask, or that alone which is read."""
+    task = task_of(network, likelihood=False)
     if isinstance(x, str) or not isinstance(x, Sequence | Tensor | np.ndarray) or not len(x):
         raise BNetError("x", expected="a list of sentences, or an array of them", got=x)
-    if len(task.stacks) > 1:
-        raise BNetError("x", expected="sentences of a net with one stack", got=f"stacks {', '.join(task.stacks)}")
-    (stack,) = task.stacks
-    examples = [_in_numbers(network, task, Example({stack: task.words[stack].tensor(said)}, {})) for said in x]
+    examples = [_in_numbers(network, task, Example(_words_of(task, said), {})) for said in x]
     for example in examples:
-        task.words[stack].check_length(len(example.words[stack]))
-    batch = padded(task, examples)
+        for stack, words in example.words.items():
+            task.words[stack].check_length(len(words))
+    batch = padded(task, examples, told=told)
     _check_numbers("x", batch.x, {}, False)
     floating = {k: v.to(network.dtype) if v.is_floating_point() else v for k, v in batch.x.items()}
     return Corpus(floating, batch.mask, {})
+
+
+def _words_of(task: Task, said: object) -> dict[str, Tensor]:
+    """The words of each stack."""
+    if len(task.stacks) == 1 and not isinstance(said, Mapping):
+        said = {task.stacks[0]: said}
+    if not isinstance(said, Mapping) or set(said) != set(task.stacks):
+        wanted = f"a mapping from stack: {', '.join(task.stacks)}"
+        raise BNetError("sentence", expected=wanted, got=list(said) if isinstance(said, Mapping) else said)
+    return {stack: task.words[stack].tensor(said[stack]) for stack in task.stacks}

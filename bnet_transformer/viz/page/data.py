@@ -24,6 +24,7 @@ from bnet_transformer.tpm import Given
 from bnet_transformer.viz.labels import shown, visible
 from bnet_transformer.viz.options import THEMES
 from bnet_transformer.viz.page.formulas import formulas
+from bnet_transformer.viz.page.included import included
 from bnet_transformer.viz.page.pack import STEPS, bits, quantised
 from bnet_transformer.viz.page.reading import Reading, prepare, read_from, readers_of, reading_of
 from bnet_transformer.viz.picture import DASHES
@@ -104,7 +105,7 @@ def described(said: Said, asked: Asked, clean: Said | None = None) -> Described:
         "heads": None if heads is None else [int(head) for head in heads],
         "readings": told,
         "posteriors": _posteriors(said, asked, readings),
-        "inclusion": _inclusion(world.network, asked.inclusion),
+        "inclusion": included(world.network, asked.inclusion),
         "moved": _moved(said, clean),
         "notes": list(dict.fromkeys(notes)),
     }
@@ -337,26 +338,6 @@ def _said_value(value: Tensor, said: Said | None = None, node: int = -1) -> str:
         return "zero" if nothing and value.dim() else f"{float(value):.4g}" if not value.dim() else "a value"
     labels = None if said is None else asking.labels(said.world, said.tokens, node)
     return shown(labels[int(value)]) if labels else str(int(value))
-
-
-def _inclusion(network: Network, told: object) -> list[list[float]] | None:
-    """The probability that each head is in, `[slice, head]`; one row stands for every slice."""
-    if told is None:
-        return None
-    try:
-        table = np.atleast_2d(np.asarray(told.tolist() if isinstance(told, Tensor) else told, dtype=np.float64))
-    except (TypeError, ValueError) as error:
-        raise BNetError("inclusion", expected="probabilities, [slice, head]", got=told) from error
-    slices = max(network.graph.slices.values())
-    states = {m.tpm.states for m in network.members if _is_selector(network, m.family)}
-    heads = {network.graph.sizes["head"]} if "head" in network.graph.sizes else states
-    if table.ndim != 2 or table.shape[0] not in (1, slices) or table.shape[1] not in heads:
-        wanted = f"probabilities of shape [{slices}, {' or '.join(map(str, sorted(h for h in heads if h)))}]"
-        raise BNetError("inclusion", expected=wanted, got=f"shape {list(table.shape)}")
-    if not ((table >= 0) & (table <= 1)).all():
-        raise BNetError("inclusion", expected="probabilities from 0 to 1", got=told)
-    found: list[list[float]] = np.broadcast_to(table, (slices, table.shape[1])).round(6).tolist()
-    return found
 
 
 def _moved(said: Said, clean: Said | None) -> dict[str, list[float]] | None:

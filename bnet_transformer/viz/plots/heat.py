@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
+from matplotlib.colors import Normalize
 from matplotlib.patches import Rectangle
 
 from bnet_transformer.errors import BudgetError
@@ -49,8 +50,14 @@ def heat_map(
     limits: tuple[float, float] | None = None,
     square: bool = False,
     numbers: bool = True,
+    norm: Normalize | None = None,
+    write: Callable[[Axes, Any, float, float], None] | None = None,
 ) -> Axes:
-    """One matrix in colours, words on both axes, numbers in the cells where there is room."""
+    """One matrix in colours, words on both axes, numbers in the cells where there is room.
+
+    `norm` is a scale of colours that is not even; `write` fills the cells itself: it is told the axes, what is
+    coloured, and how many inches a cell is wide and high.
+    """
     rows, columns = shown_map.values.shape
     longest = LONGEST if square else 2 * LONGEST
     left, below = room(shown_map.rows, longest), room(shown_map.columns)
@@ -65,13 +72,15 @@ def heat_map(
         box = ax.get_window_extent()
         dpi = ax.figure.dpi
         across, down = box.width / dpi, box.height / dpi
-    image = coloured(canvas, ax, shown_map, limits)
+    image = coloured(canvas, ax, shown_map, limits, norm)
     if square:
         ax.set_aspect("equal")
     canvas.words(ax, "x", shown_map.columns, across)
     canvas.words(ax, "y", shown_map.rows, down, longest)
     canvas.named(ax, x, y)
-    if shown_map.low is not None:
+    if write is not None:
+        write(ax, image, across / columns, down / rows)
+    elif shown_map.low is not None:
         whiskers(canvas, ax, shown_map, image)
     elif numbers and across / columns >= 0.27 and down / rows >= 0.16:
         write_numbers(canvas, ax, shown_map.values, image, shown_map.error if down / rows >= 0.3 else None)
@@ -165,12 +174,15 @@ def _titles(canvas: Canvas, maps: Sequence[Map | None], points: float) -> list[s
     return [shown(name, longest) if name else "" for name in names]
 
 
-def coloured(canvas: Canvas, ax: Axes, shown_map: Map, limits: tuple[float, float] | None) -> Any:
+def coloured(
+    canvas: Canvas, ax: Axes, shown_map: Map, limits: tuple[float, float] | None, norm: Normalize | None = None
+) -> Any:
     """The cells of a matrix, first row on top; blank where there is no number."""
     values = np.ma.masked_invalid(shown_map.values)
-    low, high = limits or shared_limits([shown_map.values])
+    norm = norm or scaled(*(limits or shared_limits([shown_map.values])))
     rows, columns = values.shape
-    style: Any = {"cmap": canvas.diverging() if low < 0 else canvas.sequential(), "norm": scaled(low, high)}
+    signed = norm.vmin is not None and norm.vmin < 0
+    style: Any = {"cmap": canvas.diverging() if signed else canvas.sequential(), "norm": norm}
     image: Any
     if max(rows, columns) > FINE:
         image = ax.imshow(values, aspect="auto", interpolation="nearest", **style)

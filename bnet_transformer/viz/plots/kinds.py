@@ -14,9 +14,11 @@ from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError, unknown
 from bnet_transformer.inference import CorpusTan, Counterfactual, Reads, Samples, Tan, TanTree
 from bnet_transformer.inference.fit import Check, Comparison, Fit, Heads
+from bnet_transformer.inference.heads.corpus_roles import Roles
+from bnet_transformer.inference.heads.result import Damage, Inclusion
 from bnet_transformer.inference.sweeps.results import Mediation, Sweep
 from bnet_transformer.training.result import Trained
-from bnet_transformer.viz.plots import fits, readings, sentences, sweeps, tables
+from bnet_transformer.viz.plots import fits, heads, readings, roles, sentences, sweeps, tables
 from bnet_transformer.viz.plots.canvas import Canvas
 from bnet_transformer.viz.plots.table import Table, Tabled
 
@@ -43,6 +45,9 @@ PLOTS: Mapping[type, Callable[..., None]] = {
     Heads: fits.heads,
     Comparison: fits.comparison,
     Check: fits.check,
+    Inclusion: heads.inclusion,
+    Damage: heads.damage,
+    Roles: roles.roles,
     Trained: fits.trained,
     Cost: fits.cost,
     sentences.Said: sentences.sentence,

@@ -52,16 +52,22 @@ function posteriors(about) {
   });
 }
 
-/** The probability that each head is in. @param {About} about */
+/** The probability that each head is in; of a posterior with its interval. @param {About} about */
 function inclusion(about) {
-  if (!about.inclusion) return [];
-  const rows = about.inclusion.map((/** @type {number[]} */ row, /** @type {number} */ slice) => html("tr", {}, html("th", { scope: "row" }, `slice ${slice}`),
-    ...row.map((share, head) => {
-      const cell = html("td", { class: "cell", "data-inclusion": `${slice}_${head}`, "data-share": share, title: `slice ${slice}, head ${head}: ${share}` }, share.toFixed(2));
+  const told = about.inclusion;
+  if (!told) return [];
+  const rows = told.rows.map((/** @type {string} */ name, /** @type {number} */ k) => html("tr", {}, html("th", { scope: "row" }, name),
+    ...told.shares[k].map((/** @type {number} */ share, /** @type {number} */ head) => {
+      const ends = told.low ? [told.low[k][head], told.high[k][head]] : [];
+      const more = told.low ? `, from ${ends[0].toFixed(2)} to ${ends[1].toFixed(2)}; log Bayes factor ${told.log_bayes[k][head].toFixed(1)}` : "";
+      const what = `${name}, head ${head}: ${told.low ? share.toFixed(2) : share}${more}`;
+      const cell = html("td", { class: told.low ? "cell ranged" : "cell", "data-inclusion": `${k}_${head}`, "data-share": share, title: what, "aria-label": what }, share.toFixed(2).replace(/^0/, ""));
       cell.style.setProperty("--share", String(share));
+      ends.forEach((end, side) => cell.style.setProperty(side ? "--high" : "--low", String(end)));
       return cell;
     })));
-  return [part("P(head is in)", "inclusion", html("table", { class: "cells" }, html("tbody", {}, ...rows)))];
+  const note = told.note ? [html("p", { class: "small" }, told.note)] : [];
+  return [part(told.title, "inclusion", html("table", { class: "cells" }, html("tbody", {}, ...rows)), ...note)];
 }
 
 /** A switch for each head of a plate, where a host can set it to zero. @param {About} about @param {any} host */

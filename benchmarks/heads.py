@@ -1,0 +1,149 @@
+"""Rows of head inclusion: runs of MiniLM under gates on its heads, against `transformers` with a head mask."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import ROOT, Figure, figure, fresh, interleaved, peak_memory, ratios
+
+SENTENCES, SETTINGS, RUNS = 8, 32, 3
+MOST = 12
+
+
+def gated_runs() -> list[Figure]:
+    """MiniLM (6 slices of 12 heads), 8 sentences, 32 random settings of the gates of each slice, the other slices on:
+    1,536 runs to the last state. Ours: `Runs.table`, the table of log P that the exact method sums (sentences of one
+    length at a time, what the gates do not change once). Theirs: a loop of `transformers` forward passes, one for
+    each sentence and setting, with the head mask put on what goes into the output projection (transformers 5 has no
+    `head_mask=`); then the same loop with the 32 settings as one batch. Distances from the full output agree to
+    1e-4. The target is at least 4 times the runs of the loop: a ratio of at most 1/4."""
+    import torch
+
+    model, tokenizer = _theirs()
+    sentences = said(SENTENCES)
+    gates = (torch.rand(SETTINGS, MOST, generator=torch.Generator().manual_seed(0)) < 0.7).double()
+    runs = _runs(sentences)
+    ours = lambda: runs.table(gates, lambda count: None, 2**29)  # noqa: E731
+    encoded = [tokenizer(text, return_tensors="pt") for text in sentences]
+    alone = lambda: looped(model, encoded, gates, 1)  # noqa: E731
+    together = lambda: looped(model, encoded, gates, SETTINGS)  # noqa: E731
+    torch.testing.assert_close(ours(), alone(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours(), together(), rtol=1e-4, atol=1e-4)
+    spent = interleaved({"ours": ours, "alone": alone, "together": together}, runs=RUNS, warm=0)
+    count = SENTENCES * SETTINGS * len(runs.sites)
+    told = {"ours": "ours", "alone": "transformers", "together": "transformers, batched"}
+    rows = [figure(f"{what}: runs of a sentence", [count / s for s in spent[key]], "/s") for key, what in told.items()]
+    rows.append(figure("time, ours over transformers", ratios(spent["ours"], spent["alone"]), "", 1 / 4))
+    rows.append(figure("time, ours over transformers, batched", ratios(spent["ours"], spent["together"]), ""))
+    return rows
+
+
+def memory_of_inclusion() -> list[Figure]:
+    """The peak resident memory of a fresh process that makes the exact table of MiniLM's last slice (4,096 settings, 4
+    sentences), and of one that runs 36 passes of the joint method over 64 sentences, over that of one that loads the
+    net and runs a sentence."""
+    base = fresh(_peak, "load")
+    return [
+        figure("net loaded, one run", base, "MB"),
+        figure("exact, last slice", fresh(_peak, "exact") - base, "MB more"),
+        figure("svi, all slices", fresh(_peak, "svi") - base, "MB more"),
+    ]
+
+
+def growth_with_heads() -> list[Figure]:
+    """`bt.inclusion(method="exact")` of an encoder of two slices, 48 wide, with 2 to 12 heads, 16 sentences of 8 words,
+    200 draws: seconds, and the part that is runs of the net. Settings double with each head."""
+    rows = []
+    for heads in (2, 4, 6, 8, 12):
+        runs, whole = growth(heads)
+        spent = interleaved({"runs": runs, "whole": whole}, runs=RUNS, warm=0)
+        rows.append(figure(f"{heads} heads: runs of the net", spent["runs"], "s"))
+        rows.append(figure(f"{heads} heads: all", spent["whole"], "s"))
+    return rows
+
+
+def growth(heads: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    """The runs of the net for the exact method, and all of it."""
+    import torch
+
+    import bnet_transformer as bt
+    from bnet_transformer.inference.heads.gates import runs_of
+    from bnet_transformer.inference.heads.posterior import settings
+
+    net = bt.encoder(dim=48, heads=heads, slices=2, vocabulary=50, positions="sinusoidal", dropout=0.0)
+    ids = list(torch.randint(50, (16, 8), generator=torch.Generator().manual_seed(heads)))
+    runs = runs_of(net.network, ids)
+    return (
+        lambda: runs.table(settings(heads), lambda count: None, 2**29),
+        lambda: bt.inclusion(net, ids, draws=200, progress=False),
+    )
+
+
+def said(count: int) -> list[str]:
+    """The first sentences of the committed file."""
+    return (ROOT / "tests" / "sentences.txt").read_text(encoding="utf-8").split("\n")[:count]
+
+
+def looped(model: Any, encoded: list[Any], gates: Any, batch: int) -> Any:
+    """Minus half the squared distance of the last state from the full one, `[slice, sentence, setting]`, by forward
+    passes with hooks."""
+    import torch
+
+    slices = model.encoder.layer
+    found = torch.empty(len(slices), len(encoded), len(gates), dtype=torch.float64)
+    with torch.no_grad():
+        full = [model(**each).last_hidden_state for each in encoded]
+        for s, slice_ in enumerate(slices):
+            for k, each in enumerate(encoded):
+                for start in range(0, len(gates), batch):
+                    some = gates[start : start + batch]
+                    mask = some.float().repeat_interleave(model.config.hidden_size // some.shape[1], 1)[:, None]
+                    hook = slice_.attention.output.dense.register_forward_pre_hook(lambda _, x, m=mask: (x[0] * m,))
+                    try:
+                        rows = {name: value.expand(len(some), -1) for name, value in each.items()}
+                        apart = model(**rows).last_hidden_state - full[k]
+                    finally:
+                        hook.remove()
+                    found[s, k, start : start + batch] = -0.5 * apart.square().sum((1, 2)).double()
+    return found
+
+
+def _theirs() -> tuple[Any, Any]:
+    """MiniLM as `transformers` has it, and its tokenizer."""
+    from transformers import AutoModel, AutoTokenizer
+
+    from bnet_transformer.pretrained.source import package_folder
+
+    folder: Path = package_folder("minilm")
+    return AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+def _runs(sentences: list[str]) -> Any:
+    import bnet_transformer as bt
+    from bnet_transformer.inference.heads.gates import runs_of
+
+    return runs_of(bt.from_pretrained("minilm").network, sentences)
+
+
+def _peak(what: str) -> float:
+    """The peak memory of a process that does this."""
+    import torch
+
+    from bnet_transformer.inference.heads.posterior import settings
+    from bnet_transformer.inference.heads.relaxed import relaxed
+
+    runs = _runs(said(64 if what == "svi" else 4))
+    if what == "exact":
+        from dataclasses import replace
+
+        replace(runs, sites=runs.sites[-1:]).table(settings(MOST), lambda count: None, 2**29)
+    elif what == "svi":
+        relaxed(runs, 1.0, 3, 100, torch.Generator().manual_seed(0), lambda count: None)
+    else:
+        for part in runs.parts():
+            runs.gated(part, torch.ones(len(part), len(runs.sites), runs.heads))
+    gc.collect()
+    return peak_memory()

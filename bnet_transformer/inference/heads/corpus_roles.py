@@ -1,0 +1,249 @@
+"""`roles`: what the heads of a net read in a corpus, as shares of reading relations with what is known of them.
+
+    theta_r = E[y_r]      y_s ~ F      F ~ DP(alpha, corners)
+
+`y_s` is the mean reading of sentence s: the share of its words' reading `P(j | i)` that goes to each relation. The
+prior of the distribution F of such readings is a Dirichlet process with weight alpha at each corner, where all is read
+by one relation. Where each sentence does read by one, `theta` is Dirichlet(alpha + counts); where readings are soft,
+its posterior is as narrow as sentences are alike. Its mean and variance are exact, and the interval that of the Beta
+which has them.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnet_transformer.compiler.module import Module
+from bnet_transformer.errors import BNetError, number, one_of, unknown, whole
+from bnet_transformer.inference.heads.reading import Readers, allowed, intakes_of, readers_of, readings
+from bnet_transformer.inference.heads.relations import ONE_STACK, SEPARATORS, TOKENS, Pair, relations_of
+from bnet_transformer.inference.heads.shares import Tally
+from bnet_transformer.intake import Intake
+from bnet_transformer.network import Network
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+UNITS = ("sentence", "word")
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What each head reads: shares of relations, `[slice, head, relation]`, of which those of a head add up to 1.
+
+    `mean` is the posterior mean of the share that is to be expected of the next sentence (`unit="word"`: of the next
+    word), `low` and `high` the ends of its interval; `spread` is the standard deviation of the share from one sentence
+    to the next. `counts` are the expected numbers of sentences (words) that read by each relation. `chance` is what
+    would be read if each word read all words alike that the mask allows, and `above` the probability that the share is
+    above it (NaN where chance is 0 or 1). `top` is the probability that a relation is the one whose share is most above
+    chance. `left_out` says which default relations have no meaning here, and why.
+    """
+
+    slices: tuple[str, ...]
+    relations: tuple[str, ...]
+    unit: str
+    alpha: float
+    interval: float
+    sentences: int
+    words: int
+    mean: Tensor = field(repr=False)
+    low: Tensor = field(repr=False)
+    high: Tensor = field(repr=False)
+    spread: Tensor = field(repr=False)
+    counts: Tensor = field(repr=False)
+    chance: Tensor = field(repr=False)
+    above: Tensor = field(repr=False)
+    top: Tensor = field(repr=False)
+    selectors: tuple[str | None, ...] = field(repr=False)
+    left_out: Mapping[str, str] = field(repr=False)
+
+    @property
+    def role(self) -> tuple[tuple[str, ...], ...]:
+        """The relation of each head that is most probably the one whose share is most above chance."""
+        return tuple(tuple(self.relations[r] for r in row) for row in self.top.argmax(-1).tolist())
+
+    @property
+    def probability(self) -> Tensor:
+        """How probable that is, `[slice, head]`."""
+        return self.top.amax(-1)
+
+    @property
+    def strength(self) -> Tensor:
+        """How far the share of that relation is from chance (0) to all (1), `[slice, head]`."""
+        mean, chance = self.of_role(self.mean), self.of_role(self.chance)
+        return ((mean - chance) / (1 - chance)).nan_to_num(0.0).clamp(0, 1)
+
+    def of_role(self, values: Tensor) -> Tensor:
+        """What values, `[slice, head, relation]`, are for the relation that is each head's role."""
+        return values.gather(-1, self.top.argmax(-1, keepdim=True))[..., 0]
+
+    def heads_that_read(self, relation: str, least: float = 0.5) -> tuple[tuple[int, int], ...]:
+        """The heads, (slice, head), where the lower end of a relation's share is `least` or more, greatest first."""
+        if relation not in self.relations:
+            raise unknown("relation", relation, self.relations)
+        low = self.low[..., self.relations.index(relation)]
+        found = (low >= number("least", least)).nonzero().tolist()
+        return tuple((int(t), int(h)) for t, h in sorted(found, key=lambda at: -float(low[at[0], at[1]])))
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A row for each head and relation."""
+        import pandas as pd
+
+        slices, heads, relations = self.mean.shape
+        arrays = {
+            "mean": self.mean,
+            "low": self.low,
+            "high": self.high,
+            "spread": self.spread,
+            "counts": self.counts,
+            "chance": self.chance,
+            "above": self.above,
+            "top": self.top,
+        }
+        named = {
+            "slice": [name for name in self.slices for _ in range(heads * relations)],
+            "head": [head for head in range(heads) for _ in range(relations)] * slices,
+            "relation": list(self.relations) * (slices * heads),
+        }
+        return pd.DataFrame(named | {name: value.flatten().numpy() for name, value in arrays.items()})
+
+    def by_head(self) -> pd.DataFrame:
+        """A row for each head: its role, how probable it is, and what is known of that relation's share."""
+        import pandas as pd
+
+        slices, heads, _ = self.mean.shape
+        told: dict[str, Sequence[object] | Tensor] = {
+            "slice": [name for name in self.slices for _ in range(heads)],
+            "head": list(range(heads)) * slices,
+            "role": [name for row in self.role for name in row],
+            "probability": self.probability,
+        }
+        told |= {name: self.of_role(getattr(self, name)) for name in ("mean", "low", "high", "chance", "above")}
+        return pd.DataFrame({k: v.flatten().numpy() if isinstance(v, Tensor) else v for k, v in told.items()})
+
+    def __str__(self) -> str:
+        return f"{self._told()}\n{self.by_head().to_string(index=False, float_format='{:.3f}'.format)}"
+
+    def _repr_html_(self) -> str:
+        left = "".join(
+            f"<p>{html.escape(name)} is left out: {html.escape(why)}.</p>" for name, why in self.left_out.items()
+        )
+        table = self.by_head().to_html(index=False, float_format="{:.3f}".format)
+        return f"<p>{html.escape(self._told())}</p>{table}{left}"
+
+    def _told(self) -> str:
+        slices, heads, _ = self.mean.shape
+        drawn = list(dict.fromkeys(name for name in self.selectors if name))
+        of = f", states of {', '.join(drawn)}" if drawn else ""
+        counts = {"head": heads, "slice": slices, "sentence": self.sentences}
+        h, t, s = (f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
+        way = f"intervals of {100 * self.interval:g}%, each {self.unit} counting once"
+        return f"{h} of {t}{of}, by {s} of {self.words} words in all; {way}"
+
+
+def roles(
+    net: object,
+    sentences: object,
+    *,
+    relations: object = None,
+    separators: Collection[str] | None = None,
+    role: str | None = None,
+    slices: object = "all",
+    unit: str = "sentence",
+    alpha: float | None = None,
+    interval: float = 0.9,
+    draws: int = 2000,
+    seed: int = 0,
+) -> Roles:
+    """What the heads of a net read in sentences: shares of reading relations, with intervals.
+
+    Of each word that is read the first `relations` that holds counts: by default same (itself), previous, next, first,
+    separator, same token (another word with it), else other. A list names some of ours (also last, earlier, later); a
+    mapping gives a name to a function of the tokens that returns a boolean table `[word, word read]`, to a `Reach`, or
+    to one of ours. `separators` are tokens; by default the special ones of the net's tokenizer. `role` and `slices`
+    choose which families read. A sentence counts once (`unit`), for words of one are alike; `alpha` is the weight of
+    the prior at each relation, by default together that of one sentence. Of `draws` comes the probability of roles.
+    """
+    network = net if isinstance(net, Network) else getattr(net, "network", None)
+    if not isinstance(network, Network):
+        raise BNetError("net", expected="a net", got=net)
+    one_of("unit", unit, UNITS)
+    if not number("interval", interval, above=0) < 1:
+        raise BNetError("interval", expected="a share between 0 and 1", got=interval)
+    readers = readers_of(network, role, slices)
+    intakes, vectors = intakes_of(network, sentences)
+    found = relations_of(relations, _missing(network, readers, vectors, separators))
+    weight = 1 / len(found.names) if alpha is None else number("alpha", alpha, above=0)
+    shape = (len(readers.members), readers.heads, len(found.names))
+    tally = Tally(shape, weight, whole("draws", draws), whole("seed", seed, least=0))
+    marks = _separators(network, separators)
+    for which, tables in readings(Module(network).eval(), readers, intakes):
+        pairs = [_pair(network, readers, intakes[k], marks) for k in which]
+        codes = np.stack([found.codes(pair, f"sentence {k}") for k, pair in zip(which, pairs, strict=True)])
+        masks = [allowed(network, member, intakes[which[0]].words) for member in readers.members]
+        tally.add(torch.from_numpy(codes), [table.cpu() for table in tables], masks, unit)
+    drawn = [None if c is None else network.members[c].family.name for c in readers.selectors]
+    return Roles(
+        tuple(member.family.name for member in readers.members),
+        found.names,
+        unit,
+        weight,
+        interval,
+        len(intakes),
+        sum(intake.words[readers.stacks[0]] for intake in intakes),
+        selectors=tuple(drawn),
+        left_out=found.left_out,
+        **tally.posterior(interval),
+    )
+
+
+def _missing(
+    network: Network, readers: Readers, vectors: Collection[str], separators: Collection[str] | None
+) -> dict[str, str]:
+    """What relations cannot be told of these sentences need, and why it is not there."""
+    found = {}
+    name, stacks = readers.members[0].family.name, readers.stacks
+    if stacks[0] != stacks[1]:
+        found[ONE_STACK] = f"{name}, whose words read those of another stack"
+    if set(vectors) & set(stacks):
+        found[TOKENS] = found[SEPARATORS] = "words that are vectors and have no tokens"
+    elif separators is None and network.tokenizer is None:
+        found[SEPARATORS] = "a net whose vocabulary names no special tokens (separators= names some)"
+    if separators is not None and SEPARATORS in found:
+        raise BNetError("separators", expected="sentences in words or ids", got=found[SEPARATORS])
+    return found
+
+
+def _separators(network: Network, separators: Collection[str] | None) -> frozenset[str] | None:
+    """The tokens that are separators; None for the special ones of the tokenizer."""
+    if separators is None:
+        return None
+    if isinstance(separators, str) or not isinstance(separators, Collection):
+        raise BNetError("separators", expected="a list of tokens", got=separators)
+    known = {word for words in network.vocabularies.values() for word in words}
+    known |= set(network.tokenizer.vocabulary) if network.tokenizer is not None else set()
+    for token in separators:
+        if not isinstance(token, str):
+            raise BNetError("separators", expected="tokens, strings", got=token)
+        if known and token not in known:
+            raise unknown("token of separators", token, known)
+    return frozenset(separators)
+
+
+def _pair(network: Network, readers: Readers, intake: Intake, separators: frozenset[str] | None) -> Pair:
+    """The words that read and those that are read."""
+    ours, theirs = readers.stacks
+    read = intake.tokens[theirs]
+    if separators is not None:
+        marks = [token in separators for token in read]
+    else:
+        start = sum(len(intake.tokens[s]) for s in list(intake.tokens)[: list(intake.tokens).index(theirs)])
+        marks = list(intake.special(network)[start : start + len(read)])
+    return Pair(intake.tokens[ours], read, np.array(marks, dtype=bool), ours == theirs)

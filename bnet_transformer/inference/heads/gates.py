@@ -1,0 +1,302 @@
+"""`inclusion`: a net that sums heads and sentences in, the posterior of each head's gate out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from bnet_transformer.compiler.module import Module
+from bnet_transformer.errors import BNetError, BudgetError, number, one_of, whole
+from bnet_transformer.inference.fit.corpus import Corpus
+from bnet_transformer.inference.heads.likelihood import Around, likelihood_for
+from bnet_transformer.inference.heads.measures import ablation, importance
+from bnet_transformer.inference.heads.posterior import CHAINS, WARMUP, posterior_of, settings
+from bnet_transformer.inference.heads.relaxed import relaxed
+from bnet_transformer.inference.heads.result import MEASURES, Damage, Inclusion, counts_of, order_by
+from bnet_transformer.inference.heads.runs import Runs
+from bnet_transformer.inference.heads.sentences import sentences_of
+from bnet_transformer.inference.heads.sites import sites_of
+from bnet_transformer.network import Network
+
+MOST = 12  # heads of a slice, for all settings of their gates
+BUDGET = 2**17  # runs of one slice: sentences times settings
+MEMORY = 2**29
+SMALL = 1e-100  # of sigma: its square is a number
+METHODS = ("exact", "svi")
+Told = Callable[[int], None]
+
+
+def inclusion(
+    net: Any,
+    sentences: object,
+    *,
+    method: str = "exact",
+    sigma: float | None = None,
+    output: str | None = None,
+    role: str | None = None,
+    interval: float = 0.9,
+    draws: int = 1000,
+    rounds: int = 30,
+    budget: int = BUDGET,
+    memory: int = MEMORY,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Inclusion:
+    """The posterior of `rho`, the share of sentences in which each head is in, and two other measures beside it.
+
+    `sentences` are text, lists, ids or vectors, or pairs with what is observed. The likelihood is that of what is
+    observed (of the next words, for a net that tells them); where nothing is, or `output` or `sigma` asks for it, a
+    Normal around what the full net makes of the family `output` (by default what its module returns). `sigma` None is
+    the root mean square distance by which that moves when one head is off. `"exact"` sums over all gates of a slice,
+    the other slices being on, within `budget` runs (sentences x 2^heads); `"svi"` takes all slices at once, in
+    `rounds` rounds.
+    """
+    one_of("method", method, METHODS)
+    if sigma is not None and not SMALL < number("sigma", sigma, above=0) < 1 / SMALL:
+        raise BNetError("sigma", expected=f"a number from {SMALL:g} to {1 / SMALL:g}", got=sigma)
+    if not 0 < number("interval", interval) < 1:
+        raise BNetError("interval", expected="a probability between 0 and 1", got=interval)
+    whole("draws", draws, least=CHAINS)
+    whole("rounds", rounds, least=3)
+    whole("memory", memory)
+    whole("seed", seed, least=0)
+    runs = runs_of(_network(net), sentences, output, role, seen=sigma is None and output is None)
+    if method == "exact":
+        _check_budget(runs, whole("budget", budget))
+    generator = torch.Generator().manual_seed(seed)
+    with _Bar(progress) as told:
+        asked = _Asked(runs, sigma, draws, rounds, memory, generator, told)
+        found = asked.exactly() if method == "exact" else asked.jointly()
+    return replace(found, interval=interval)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A question about heads, with all that its answer needs."""
+
+    runs: Runs
+    sigma: float | None
+    draws: int
+    rounds: int
+    memory: int
+    generator: torch.Generator
+    told: _Bar
+
+    def exactly(self) -> Inclusion:
+        """By all settings of the gates of a slice, slice by slice."""
+        runs, gates = self.runs, settings(self.runs.heads)
+        self.told.begin("runs", len(runs.corpus) * len(gates) * len(runs.sites))
+        table = runs.table(gates, self.told, self.memory)
+        off = (len(gates) - 1) - 2 ** torch.arange(runs.heads)
+        lost = (table[..., -1:] - table[..., off]).transpose(0, 1)
+        sigma = self._sigma(lost)
+        scale = 1.0 if sigma is None else sigma**-2
+        self.told.begin("draws", len(runs.sites) * (WARMUP + -(-self.draws // CHAINS)))
+        found = [posterior_of(scale * each, self.draws, self.generator, self.told) for each in table]
+        rho, log_bayes, error = (torch.stack([getattr(f, name) for f in found], at)
+                                 for name, at in (("rho", 1), ("log_bayes", 0), ("error", 0)))  # fmt: skip
+        each = torch.stack([f.inclusion for f in found], 1)
+        together = torch.stack([_interaction(f.log_joint, gates) for f in found])
+        return self._told(rho, log_bayes, error, each, together, scale * lost, sigma, "exact")
+
+    def jointly(self) -> Inclusion:
+        """All slices at once, by relaxed gates."""
+        runs = self.runs
+        self.told.begin("runs", len(runs.corpus) * (runs.heads + 1) * len(runs.sites))
+        lost = ablation(runs, self.told, self.memory)
+        sigma = self._sigma(lost)
+        scale = 1.0 if sigma is None else sigma**-2
+        self.told.begin("runs", len(runs.corpus) * runs.heads * self.rounds)
+        found = relaxed(runs, scale, self.rounds, self.draws, self.generator, self.told)
+        return self._told(found.rho, found.log_bayes, found.error, found.inclusion, None, scale * lost, sigma, "svi")
+
+    def _sigma(self, lost: Tensor) -> float | None:
+        """The spread around the output: as it was told, or so that one head off moves the output by it on average."""
+        if not isinstance(self.runs.likelihood, Around):
+            return None
+        if self.sigma is not None:
+            return float(self.sigma)
+        found = float((2 * lost.mean()).sqrt())
+        if not found > 0:
+            name = self.runs.likelihood.families[0]
+            raise BNetError("sigma", expected=f"a number: no head moves {name} when it is off", got="None")
+        return found
+
+    def _told(
+        self,
+        rho: Tensor,
+        log_bayes: Tensor,
+        error: Tensor,
+        each: Tensor,
+        together: Tensor | None,
+        lost: Tensor,
+        sigma: float | None,
+        method: str,
+    ) -> Inclusion:
+        runs = self.runs
+        self.told.begin("sentences", len(runs.corpus))
+        steep = importance(runs, sigma, self.generator, self.told)
+        count = len(lost)
+        return Inclusion(
+            slices=tuple(site.name for site in runs.sites),
+            method=method,
+            sentences=count,
+            likelihood=_said(runs),
+            sigma=sigma,
+            interval=0.9,
+            rho=rho,
+            log_bayes=log_bayes,
+            error=error,
+            inclusion=each,
+            importance=steep.values,
+            importance_error=steep.error,
+            ablation=lost.mean(0),
+            ablation_error=lost.std(0) / count**0.5 if count > 1 else lost[0] * torch.nan,
+            interaction=together,
+            network=runs.module.network,
+            data=runs.corpus,
+        )
+
+
+def damage(
+    found: Inclusion, sentences: object = None, *, counts: object = None, progress: bool | None = None
+) -> Damage:
+    """What it costs sentences (by default those of the measures) to shut off the heads that are held least of."""
+    around = found.sigma is not None
+    output = found.likelihood.removeprefix(AROUND) if around else None
+    data = found.data if sentences is None else sentences
+    roles = {found.network.graph.family(name).stem for name in found.slices}
+    role = min(roles) if len(roles) == 1 else None
+    runs = runs_of(found.network, data, output, role, seen=not around, sites=found.slices)
+    if _said(runs) != found.likelihood:
+        raise BNetError("sentences", expected=f"sentences with {found.likelihood}, as the measures had them",
+                        got=f"sentences with {_said(runs)}")  # fmt: skip
+    scale = 1.0 if found.sigma is None else found.sigma**-2
+    numbers = counts_of(counts, found.log_bayes.numel())
+    order = {name: order_by(found.measure(name)) for name in MEASURES}
+    gates = torch.ones(len(MEASURES), len(numbers), *found.log_bayes.shape)
+    for m, heads in enumerate(order.values()):
+        for k, off in enumerate(numbers):
+            for at in heads[:off]:
+                gates[(m, k, *at)] = 0.0
+    losses = []
+    with _Bar(progress) as told, torch.no_grad():
+        told.begin("sentences", len(runs.corpus))
+        for part in runs.parts():
+            full = runs.gated(part, torch.ones(len(part), *found.log_bayes.shape).to(runs.like))
+            each = [runs.gated(part, g.expand(len(part), -1, -1).to(runs.like)) for g in gates.flatten(0, 1)]
+            losses.append(scale * (full - torch.stack(each)).double().cpu())
+            told(len(part))
+    loss = torch.cat(losses, 1)
+    shape = gates.shape[:2]
+    labels = {"measure": MEASURES, "heads off": tuple(map(str, numbers))}
+    count = loss.shape[1]
+    error = (loss.std(1) / count**0.5 if count > 1 else loss[:, 0] * torch.nan).reshape(shape)
+    return Damage(("measure", "heads off"), labels, loss.mean(1).reshape(shape), error, count, order)
+
+
+AROUND = "Normal around "
+
+
+def _said(runs: Runs) -> str:
+    """The likelihood in words."""
+    names = ", ".join(runs.likelihood.families)
+    return f"{AROUND}{names}" if isinstance(runs.likelihood, Around) else f"P({names} | x)"
+
+
+def runs_of(
+    network: Network,
+    sentences: object,
+    output: str | None = None,
+    role: str | None = None,
+    *,
+    seen: bool = True,
+    sites: tuple[str, ...] | None = None,
+) -> Runs:
+    """The runs of a net whose heads are gated: its sites, the sentences, how likely they are."""
+    network.one_type()
+    corpus: Corpus = sentences_of(network, sentences, seen=seen)
+    likelihood = likelihood_for(network, corpus, output)
+    wanted = [network.graph.family(name).index for name in likelihood.families]
+    found = sites_of(network, role, wanted)
+    found = found if sites is None else tuple(site for site in found if site.name in sites)
+    module = Module(network).eval()
+    for value in module.store.values():
+        value.requires_grad_(False)
+    heads = network.graph.sizes[found[0].member.family.plates[0]]
+    runs = Runs(module, found, corpus, likelihood, heads)
+    return replace(runs, corpus=corpus.to(runs.like.device))
+
+
+def _network(net: object) -> Network:
+    network = net if isinstance(net, Network) else getattr(net, "network", None)
+    if not isinstance(network, Network):
+        raise BNetError("net", expected="a net", got=net)
+    return network
+
+
+def _check_budget(runs: Runs, budget: int) -> None:
+    """Refuse more settings, or more runs, than are summed exactly."""
+    if runs.heads > MOST:
+        raise BudgetError(
+            "method='exact'",
+            expected=f"at most {MOST} heads in a slice, {2**MOST:,} settings of their gates",
+            got=f"{runs.heads}, {2**runs.heads:,} settings",
+            allowed="method='svi', which is approximate",
+        )
+    count = len(runs.corpus) * 2**runs.heads
+    if count > budget:
+        fit = budget >> runs.heads
+        fewer = f"{fit:,} sentence{'s' * (fit > 1)}, " if fit else ""
+        raise BudgetError(
+            "method='exact'",
+            expected=f"at most {budget:,} runs of each slice",
+            got=f"{count:,}: {len(runs.corpus):,} sentences under {2**runs.heads:,} settings of {runs.heads} gates",
+            allowed=f"{fewer}a larger budget=, or method='svi', which is approximate",
+        )
+
+
+def _interaction(log_joint: Tensor, bits: Tensor) -> Tensor:
+    """The mean over sentences of the log odds ratio of each pair of gates, `[head, head]`; zero for a head itself."""
+    heads = bits.shape[1]
+    found = torch.zeros(heads, heads, dtype=torch.float64)
+    for a in range(heads):
+        for b in range(a):
+            off, one, other, both = (
+                log_joint[:, (bits[:, a] == x) & (bits[:, b] == y)].logsumexp(1)
+                for x, y in ((0, 0), (1, 0), (0, 1), (1, 1))
+            )
+            found[a, b] = found[b, a] = (both + off - one - other).mean()
+    return found
+
+
+class _Bar:
+    """Bars of progress, one after another."""
+
+    def __init__(self, progress: bool | None) -> None:
+        self.hide = None if progress is None else not progress
+        self.bar: Any = None
+
+    def begin(self, unit: str, total: int) -> None:
+        """The next bar."""
+        self.end()
+        self.bar = tqdm(total=total, unit=f" {unit}", disable=self.hide, leave=False)
+
+    def __call__(self, count: int) -> None:
+        self.bar.update(count)
+
+    def end(self) -> None:
+        """Close the bar that is shown."""
+        if self.bar is not None:
+            self.bar.close()
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()

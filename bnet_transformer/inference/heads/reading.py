@@ -1,0 +1,261 @@
+"""What each head reads in sentences, `P(j | i)`: sentences of one length at a time, so that no padding is read.
+
+Where heads are a plate, a head is an entry of it; where a selector draws one, a head is a state of the selector, and
+what other choices (atoms, selectors of earlier slices) make of its reading is averaged as the net draws them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnet_transformer import asking
+from bnet_transformer.axes import WORD
+from bnet_transformer.compiler.course import Course
+from bnet_transformer.compiler.module import Module
+from bnet_transformer.compiler.plan import states_in
+from bnet_transformer.compiler.values import seen
+from bnet_transformer.errors import BNetError, BudgetError, ReadingError, unknown
+from bnet_transformer.inference.factors import prior_of
+from bnet_transformer.intake import Intake, sentence_to_tensors
+from bnet_transformer.network import Input, Member, Network
+from bnet_transformer.reference import BUDGET
+
+NUMBERS, BESIDE = 2**21, 16  # of the readings of a piece of the corpus; of what is told of each pair of words beside
+
+
+@dataclass(frozen=True)
+class Readers:
+    """The families by which slices read, one for each, with the selector whose states are its heads, if there is one.
+
+    `stacks` are the one whose words read and the one whose words are read.
+    """
+
+    members: tuple[Member, ...]
+    selectors: tuple[int | None, ...]
+    heads: int
+    stacks: tuple[str, str]
+
+
+def readers_of(network: Network, role: str | None, slices: object) -> Readers:
+    """The families that read words in slices ("all", or some), of one role: refused where there are several."""
+    own = _by_slice(network, role)
+    every = isinstance(slices, str) and slices == "all"
+    wanted = list(own) if every else asking.slices_of(slices, max(network.graph.slices.values()))
+    for t in wanted:
+        if t not in own:
+            got, stem = f"slice {t}", next(iter(own.values())).family.stem
+            raise BNetError("slices", expected=f"slices in which {stem} reads", got=got, allowed=f"{list(own)}")
+    members = tuple(own[t] for t in wanted)
+    selectors = tuple(_selector(network, member) for member in members)
+    counts = {m.family.name: _heads(network, m, c) for m, c in zip(members, selectors, strict=True)}
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise BNetError("slices", expected="slices with as many heads", got=told)
+    first = members[0]
+    read = network.members[_collection(first).parent].family.words or ""
+    return Readers(members, selectors, counts[first.family.name], (first.family.words or "", read))
+
+
+def _by_slice(network: Network, role: str | None) -> dict[int, Member]:
+    """The family that reads in each slice, of one role."""
+    found: dict[str, dict[int, Member]] = {}
+    for member in network.members:
+        step = member.family.step
+        within = step is not None and 0 <= step < network.graph.slices[member.family.stack]
+        if step is not None and within and member.family.words is not None and asking.reads_words(member):
+            found.setdefault(member.family.stem, {})[step] = member
+    if not found:
+        kinds = sorted({type(m.tpm).__name__ for m in network.members if (m.family.step or -1) >= 0})
+        raise BNetError("net", expected="a TPM with P(j | i) in its slices", got=", ".join(kinds) or "no slice")
+    if role is not None and role not in found:
+        raise unknown("role that reads", role, found)
+    if role is None and len(found) > 1:
+        raise BNetError("role", expected="which of them reads (role=)", got="none", allowed=", ".join(found))
+    return found[role if role is not None else next(iter(found))]
+
+
+def _collection(member: Member) -> Input:
+    """The words that a family reads."""
+    slots = member.tpm.reading_slots()
+    return next(given for given in member.inputs if WORD in given.over and given.slot in slots)
+
+
+def _heads(network: Network, member: Member, selector: int | None) -> int:
+    """How many heads a family reads with."""
+    if selector is not None:
+        return network.members[selector].tpm.states or 1
+    return math.prod(network.graph.sizes[plate] for plate in member.family.plates)
+
+
+def _selector(network: Network, member: Member) -> int | None:
+    """The choice whose states are the heads: the topmost of those that decide whom a slice reads, given its words."""
+    if len(member.family.plates) > 1:
+        raise BNetError(member.family.name, expected="one plate of heads", got=", ".join(member.family.plates))
+    if member.family.plates:
+        return None
+    inputs = [given for given in member.inputs if given.slot in member.tpm.reading_slots()]
+    stack = [i for given in inputs for i in (given.parent, *(selector for _, selector in given.pick))]
+    choices: set[int] = set()
+    passed: set[int] = set()
+    while stack:
+        index = stack.pop()
+        family, above = network.members[index].family, [bundle.parent for bundle in network.graph.into[index]]
+        if index not in passed and not asking.is_state(network, family):
+            passed.add(index)
+            choices |= {index} if network.members[index].tpm.kind == "discrete" else set()
+            stack.extend(i for i in above if network.members[i].family.stem != family.stem)  # no selector's own past
+    tops = [i for i in sorted(choices) if not network.graph.above([i]) & choices]
+    if len(tops) > 1:
+        names = ", ".join(network.members[i].family.name for i in tops)
+        raise BNetError(member.family.name, expected="heads that one selector draws", got=f"choices {names}")
+    return tops[0] if tops else None
+
+
+def intakes_of(network: Network, sentences: object) -> tuple[list[Intake], set[str]]:
+    """Sentences (text, lists of words, ids, vectors; mappings from stack), and the stacks that are said in vectors."""
+    if isinstance(sentences, str | Mapping) or not isinstance(sentences, Sequence | Tensor | np.ndarray):
+        raise BNetError("sentences", expected="a list of sentences, at least one", got=sentences)
+    if not len(sentences):
+        raise BNetError("sentences", expected="a list of sentences, at least one", got="none")
+    found, vectors = [], set[str]()
+    for k, said in enumerate(sentences):
+        words, x = _parted(said)
+        if x is not None:
+            vectors |= set(x) if isinstance(x, dict) else {network.declaration.stacks[0].name}
+        try:
+            found.append(sentence_to_tensors(network, words, x))
+        except BNetError as error:
+            what = f"sentences[{k}], {error.what}"
+            raise type(error)(what, expected=error.expected, got=error.got, allowed=error.allowed) from error
+    return found, vectors
+
+
+def _parted(said: object) -> tuple[object, object]:
+    """What of a sentence is said in words or ids, and what in vectors."""
+    if not isinstance(said, Mapping):
+        return (None, said) if _is_vectors(said) else (said, None)
+    x = {stack: each for stack, each in said.items() if _is_vectors(each)}
+    return {stack: each for stack, each in said.items() if stack not in x} or None, x or None
+
+
+def _is_vectors(said: object) -> bool:
+    """True for a table of numbers, a row for each word."""
+    if isinstance(said, Tensor | np.ndarray):
+        return said.ndim > 1
+    first = said[0] if isinstance(said, Sequence) and not isinstance(said, str) and len(said) else None
+    return isinstance(first, Sequence | Tensor | np.ndarray) and not isinstance(first, str)
+
+
+def allowed(network: Network, member: Member, words: Mapping[str, int]) -> Tensor:
+    """`[i, j]`: which words the mask lets each word read."""
+    given = _collection(member)
+    read = network.members[given.parent].family.words or ""
+    return torch.tensor(given.reach.matrix(words[member.family.words or ""], words[read]))
+
+
+@torch.no_grad()
+def readings(module: Module, readers: Readers, intakes: Sequence[Intake]) -> Iterator[tuple[list[int], list[Tensor]]]:
+    """The numbers of some sentences of one length, and `P(j | i)` of each slice, `[head, sentence, word, word]`."""
+    network = module.network
+    lengths: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    for k, intake in enumerate(intakes):
+        lengths.setdefault(tuple(intake.words.items()), []).append(k)
+    for length, which in sorted(lengths.items()):
+        words = dict(length)
+        n, m = (words[stack] for stack in readers.stacks)
+        each = _states(network, readers, words) * len(readers.members) * readers.heads + BESIDE
+        size = max(1, NUMBERS // (each * n * m))
+        for start in range(0, len(which), size):
+            some = which[start : start + size]
+            yield some, _read(module, readers, [intakes[k] for k in some])
+
+
+def _states(network: Network, readers: Readers, words: Mapping[str, int]) -> int:
+    """How many joint states of choices a reading hangs on, beside its heads; refused past the budget."""
+    most = 1
+    for member, selector in zip(readers.members, readers.selectors, strict=True):
+        above = network.graph.above([member.family.index]) - {selector}
+        free = [i for i in above if network.members[i].tpm.kind == "discrete"]
+        count = math.prod(states_in(network, i, words) for i in free)
+        if count > BUDGET:
+            names = ", ".join(network.members[i].family.name for i in sorted(free)[:6])
+            wanted = f"at most {BUDGET} joint states of what is drawn above them ({names})"
+            what = f"readings of {member.family.name}"
+            raise BudgetError(what, expected=wanted, got=f"{count}", allowed="slices= of the first ones")
+        most = max(most, count)
+    return most
+
+
+def _read(module: Module, readers: Readers, intakes: Sequence[Intake]) -> list[Tensor]:
+    """`P(j | i)` of sentences of one length, slice by slice."""
+    network, device = module.network, next((p.device for p in module.parameters()), torch.device("cpu"))
+    indices = {member.family.index for member in readers.members}
+    above = network.graph.above(indices)
+    free = {i for i in above if network.members[i].tpm.kind == "discrete"}
+    drawn = {m.family.index for m in readers.members if m.tpm.kind == "discrete"}
+    parents = {given.parent for i in drawn for given in network.members[i].inputs}
+    given = {name: torch.stack([each.given[name] for each in intakes]).to(device) for name in intakes[0].given}
+    told = {network.member(name).family.words for name in given}
+    course, _ = module.course(
+        tuple(network.members[i].family.name for i in sorted(free | parents)),
+        {s: torch.zeros(len(intakes), n, device=device) for s, n in intakes[0].words.items() if s not in told},
+        given=given,
+        readings=frozenset(indices - drawn),
+        enumerate_too=frozenset(free),
+        training=False,
+    )
+    pairs = zip(readers.members, readers.selectors, strict=True)
+    return [_by_head(course, member, selector, len(intakes)) for member, selector in pairs]
+
+
+def _by_head(course: Course, member: Member, selector: int | None, batch: int) -> Tensor:
+    """`P(j | i)` of each head, what other choices make of it averaged: `[head, batch, word, word read]`."""
+    layout, found = course.layout, _reading(course, member)
+    shares = _shares(course, found, selector)
+    if shares is not None:
+        found = found * shares[..., None].to(found.dtype)
+    place = None if selector is None else layout.enumerated.index(selector)
+    rest = [k for k in range(layout.batch) if k != place and found.shape[k] > 1]
+    found = found.sum(rest, keepdim=True) if rest else found
+    axis = layout.axis(member.family.plates[0]) if member.family.plates else place
+    full = [1] * layout.rank
+    full[layout.batch], full[layout.word] = batch, course.words[member.family.words or ""]
+    if axis is not None:
+        full[axis] = _heads(course.network, member, selector)
+    found = found.expand(*full, found.shape[-1])
+    found = found[None] if axis is None else found.movedim(axis, 0)
+    return found.reshape(-1, batch, *found.shape[-2:])
+
+
+def _reading(course: Course, member: Member) -> Tensor:
+    """`P(j | i)` in the layout: of a deterministic family as the course kept it."""
+    weights = course.readings.get(member.family.index)
+    if member.tpm.kind == "discrete":
+        at, parents = seen(course, member)
+        weights = member.tpm.reading(at, *parents)
+    if weights is None:
+        wanted, got = "a family that reads all words at once", "one that is computed word after word"
+        raise ReadingError(member.family.name, expected=wanted, got=got)
+    return course.layout.full(weights, 1)
+
+
+def _shares(course: Course, reading: Tensor, selector: int | None) -> Tensor | None:
+    """`P(other choices | head)`, of the choices on which a reading hangs; None where there are no others."""
+    layout, graph, members = course.layout, course.network.graph, course.network.members
+    own = {i for k, i in enumerate(layout.enumerated) if reading.shape[k] > 1}
+    needed = {i for i in layout.enumerated if i in own | graph.above(own)}
+    if needed <= {selector}:
+        return None
+    root = selector is not None and not graph.above([selector]) & needed
+    logs = [prior_of(course, i, members[i]) for i in sorted(needed) if not (root and i == selector)]
+    total = torch.stack(torch.broadcast_tensors(*logs)).sum(0)
+    if root or selector is None:
+        return total.exp()
+    others = [k for k in range(layout.batch) if k != layout.enumerated.index(selector)]
+    return (total - total.logsumexp(others, keepdim=True)).exp()

@@ -1,0 +1,109 @@
+"""All slices at once: stochastic variational inference with relaxed gates.
+
+The approximation is `q(rho) prod_s q(xi_s | rho)` with `q(xi_s = 1 | rho) = sigmoid(logit rho + e_s)` for each head by
+itself: a head that no likelihood hangs on keeps its prior, and best for `rho` is `prod_s (1 - rho + rho exp e_s)`, as
+in the exact posterior. Best for `e_s` is what the gate is worth to its sentence while the others are as likely as they
+are, `E[log P(y_s | on) - log P(y_s | off)]`, the integral of the slope of `log P` between off and on. So each gate in
+turn is relaxed: put to a uniform number while the others are drawn, on or off; one run backwards gives the slopes of
+all that are relaxed, and `e_s` moves towards them (a natural gradient; Hoffman et al. 2013). One gate of each slice is
+relaxed at a time; that those of other slices are is what the estimate of a gate is off by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bnet_transformer.inference.heads.posterior import drawn, draws_of
+from bnet_transformer.inference.heads.runs import Part, Runs
+
+WARM = 1 / 3  # of the rounds, after which estimates count
+FORGET = 0.7  # the power by which an old estimate fades
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """What is known of all heads: draws of `rho`, `[draw, site, head]`; `log_bayes` and its `error`, `[site, head]`;
+    `inclusion`, `[sentence, site, head]`."""
+
+    rho: Tensor
+    log_bayes: Tensor
+    error: Tensor
+    inclusion: Tensor
+
+
+class _Worth:
+    """`e_s` of each gate: as it goes, and the mean and spread of the estimates after the warm-up."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.now, self.met = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape)
+        self.sum, self.squares, self.count = (torch.zeros(shape, dtype=torch.float64) for _ in range(3))
+
+    def move(self, which: Tensor, there: Tensor, slope: Tensor, counts: bool) -> None:
+        """Towards the slopes of the gates that were relaxed in some sentences."""
+        self.met[which] += there
+        rate = torch.where(there, self.met[which].clamp(min=1).pow(-FORGET), 0.0).double()
+        self.now[which] += rate * (slope - self.now[which])
+        if counts:
+            self.sum[which] += torch.where(there, slope, 0.0)
+            self.squares[which] += torch.where(there, slope.square(), 0.0)
+            self.count[which] += there
+
+    def told(self) -> tuple[Tensor, Tensor]:
+        """The mean estimate of each, and the variance of that mean."""
+        mean = self.sum / self.count
+        spread = (self.squares / self.count - mean.square()).clamp(min=0)
+        return mean, spread / (self.count - 1).clamp(min=1)
+
+
+def relaxed(
+    runs: Runs, scale: float, rounds: int, draws: int, generator: torch.Generator, told: Callable[[int], None]
+) -> Relaxed:
+    """The posterior of all gates; `scale` is what `log P` of a run is multiplied by; in a round each gate is relaxed
+    once in every sentence."""
+    shape = (len(runs.corpus), len(runs.sites), runs.heads)
+    worth, parts = _Worth(shape), list(runs.parts())
+    warm = max(1, round(WARM * rounds))
+    for turn in range(rounds):
+        for place in range(runs.heads):
+            flat = worth.now.flatten(1).T
+            rho = drawn(flat, generator)[0].reshape(shape[1:])
+            for part in parts:
+                there, slope = _slopes(runs, part, scale, rho, worth.now[part.which], place, generator)
+                worth.move(part.which, there, slope, turn >= warm)
+                told(len(part))
+    return _found(*worth.told(), draws, generator)
+
+
+def _slopes(
+    runs: Runs, part: Part, scale: float, rho: Tensor, worth: Tensor, place: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Which gates are relaxed, one of each slice for each sentence, and the slopes of `log P` along all."""
+    sentences, sites, heads = worth.shape
+    likely = torch.sigmoid(torch.logit(rho) + worth)
+    gates = (torch.rand(worth.shape, generator=generator, dtype=torch.float64) < likely).double()
+    turn = (torch.arange(sentences)[:, None] + torch.arange(sites) + place) % heads
+    there = torch.arange(heads) == turn[..., None]
+    half = torch.rand(worth.shape, generator=generator, dtype=torch.float64)
+    gates = torch.where(there, half, gates)
+    dtype = runs.module.network.dtype
+    leaf = gates.to(part.device, dtype).requires_grad_()
+    log = runs.gated(part, leaf)
+    (slope,) = torch.autograd.grad(log.sum(), leaf)
+    return there, scale * slope.double().cpu()
+
+
+def _found(worth: Tensor, variance: Tensor, draws: int, generator: torch.Generator) -> Relaxed:
+    sites, heads = worth.shape[1:]
+    rho, log_bayes = draws_of(worth.flatten(1).T, draws, generator)
+    each = torch.sigmoid(torch.logit(rho[:, :64].T)[:, None] + worth.flatten(1)).mean(0)  # [sentence, site * head]
+    error = (each.square() * variance.flatten(1)).sum(0).sqrt()
+    return Relaxed(
+        rho.T.reshape(draws, sites, heads),
+        log_bayes.reshape(sites, heads),
+        error.reshape(sites, heads),
+        each.reshape(worth.shape),
+    )

@@ -1,0 +1,74 @@
+"""Where heads are summed: the families of which a later node adds up a plate, `a = sum_nu W_o^nu a^nu`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from bnet_transformer.errors import BNetError, unknown
+from bnet_transformer.network import Member, Network
+from bnet_transformer.training.task import decided_by
+
+
+@dataclass(frozen=True)
+class Site:
+    """One slice's heads: the family of what they read, and the families of a run that they do not change but that
+    what descends from them reads."""
+
+    member: Member
+    beside: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The family's name: `a_0`."""
+        return self.member.family.name
+
+
+def sites_of(network: Network, role: str | None, wanted: Collection[int]) -> tuple[Site, ...]:
+    """The sites of a net above what is wanted, of one role or of all; as many heads in each."""
+    graph = network.graph
+    needed = {*wanted, *graph.above(wanted)}
+    found = [m for m in network.members if m.family.index in needed and _is_summed(network, m)]
+    if not found:
+        choose = [m.family.name for m in network.members if m.tpm.kind == "discrete" and graph.out_of[m.family.index]]
+        got = f"one thing at a time, chosen by {choose[0]}" if choose else "none"
+        hint = "posterior('c') and fit tell of a mixture; combine='concat' sums heads" if choose else None
+        raise BNetError("net", expected="heads that are summed: a plate of them that a later node reads", got=got,
+                        allowed=hint)  # fmt: skip
+    roles = list(dict.fromkeys(_role(m) for m in found))
+    if role is not None:
+        if role not in roles:
+            raise unknown("role of heads", role, roles)
+        found = [m for m in found if _role(m) == role]
+    counts = {m.family.name: graph.sizes[m.family.plates[0]] for m in found}
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise BNetError("role", expected="as many heads in each slice", got=told, allowed=", ".join(roles))
+    return tuple(Site(m, _beside(network, m.family.index, needed)) for m in found)
+
+
+def _role(member: Member) -> str:
+    return member.family.stem
+
+
+def _is_summed(network: Network, member: Member) -> bool:
+    """True for a function of each word and head that all its readers read over the plate of heads."""
+    family = member.family
+    if member.tpm.kind != "deterministic" or family.words is None or len(family.plates) != 1 or not member.shape:
+        return False
+    children = {bundle.child for bundle in network.graph.out_of[family.index]}
+    inputs = [g for child in children for g in network.members[child].inputs if g.parent == family.index]
+    return bool(inputs) and all(given.over == family.plates for given in inputs)
+
+
+def _beside(network: Network, index: int, needed: set[int]) -> tuple[str, ...]:
+    """What is read, and hangs on the words, by what descends from a family and is needed."""
+    graph, below = network.graph, {index}
+    order = [i for group in graph.groups for i in group if i in needed]
+    for i in order:
+        if any(bundle.parent in below for bundle in graph.into[i]):
+            below.add(i)
+    decided = decided_by(network, [network.members[i] for i in order])
+    read = {bundle.parent for i in below - {index} for bundle in graph.into[i]} - below
+    members = [network.members[i] for i in sorted(read) if decided[i] and network.graph.into[i]]
+    return tuple(m.family.name for m in members if m.tpm.kind == "deterministic")

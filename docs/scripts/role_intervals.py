@@ -1,0 +1,77 @@
+"""How often 90% intervals of `bt.roles` hold a planted share: the table of `docs/roles.md`.
+
+``python docs/scripts/role_intervals.py`` prints it; it takes some minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bnet_transformer.inference.heads.shares import Tally
+
+RELATIONS, TRUTHS, LEAST = 7, 400, 0.01
+SENTENCES = (1, 10, 50, 200)
+Numbers = NDArray[np.float64]
+Draw = Callable[[np.random.Generator, Numbers, int], Numbers]
+
+
+def one_relation(rng: np.random.Generator, theta: Numbers, words: int) -> Numbers:
+    """All words of a sentence read by one relation, drawn from theta."""
+    return np.tile(np.eye(RELATIONS)[rng.choice(RELATIONS, p=theta)], (words, 1))
+
+
+def softly(rng: np.random.Generator, theta: Numbers, words: int) -> Numbers:
+    """All words of a sentence read alike, softly, by shares that vary around theta."""
+    return np.tile(rng.dirichlet(4 * theta + 1e-9), (words, 1))
+
+
+def both(rng: np.random.Generator, theta: Numbers, words: int) -> Numbers:
+    """Each word reads by one relation, drawn from shares of its sentence."""
+    return np.eye(RELATIONS)[rng.choice(RELATIONS, words, p=rng.dirichlet(4 * theta + 1e-9))]
+
+
+def apart(rng: np.random.Generator, theta: Numbers, words: int) -> Numbers:
+    """Each word reads by one relation, drawn from theta whatever its sentence."""
+    return np.eye(RELATIONS)[rng.choice(RELATIONS, words, p=theta)]
+
+
+def held(rng: np.random.Generator, make: Draw, unit: str, sentences: int) -> tuple[float, float]:
+    """How often the intervals hold shares above 1 in 100, and how wide they are."""
+    inside: list[bool] = []
+    wide: list[float] = []
+    for _ in range(TRUTHS):
+        theta = rng.dirichlet(np.full(RELATIONS, 0.5))
+        tally = Tally((1, 1, RELATIONS), 1 / RELATIONS, 1, 0)
+        lengths = rng.integers(5, 30, sentences)
+        for words in np.unique(lengths).tolist():
+            y = np.stack([make(rng, theta, words) for _ in range(int((lengths == words).sum()))])
+            codes = torch.arange(RELATIONS).expand(len(y), words, RELATIONS)
+            everyone = torch.ones(words, RELATIONS, dtype=torch.bool)
+            tally.add(codes, [torch.from_numpy(y)[None]], [everyone], unit)
+        found = tally.posterior(0.9)
+        low, high = (found[end][0, 0].numpy() for end in ("low", "high"))
+        some = theta > LEAST
+        inside += ((low <= theta) & (theta <= high))[some].tolist()
+        wide += (high - low)[some].tolist()
+    return float(np.mean(inside)), float(np.mean(wide))
+
+
+def main() -> None:
+    """Print the table."""
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(0)
+    print("| a sentence reads | counts once | " + " | ".join(f"{n} sentence{'s' * (n > 1)}" for n in SENTENCES) + " |")
+    print("|---|---|" + "---|" * len(SENTENCES))
+    told = {"by one relation": one_relation, "softly": softly, "softly, each word by one": both, "as any other": apart}
+    for name, make in told.items():
+        for unit in ("sentence", "word"):
+            cells = [held(rng, make, unit, n) for n in SENTENCES]
+            print(f"| {name} | {unit} | " + " | ".join(f"{share:.0%} ({wide:.3f})" for share, wide in cells) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Which heads of MiniLM matter: their inclusion by 200 sentences, beside gradient importance and ablation."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import bnet_transformer as bt
+from bnet_transformer.inference import Damage, Inclusion, damage
+from bnet_transformer.inference.heads.result import MEASURES
+from experiments.result import Result
+
+SENTENCES = Path(__file__).resolve().parent.parent / "tests" / "sentences.txt"
+LEARNED, FEW = 150, 8  # sentences that the measures are taken on; those of the exact method
+COLUMNS = ("rho", "low", "high", "log_bayes", "error", "importance", "ablation")
+
+
+def inclusion() -> Result:
+    """The table of all 72 heads."""
+    found, seconds = _jointly(LEARNED)
+    told = (
+        f"{found.told}: all slices at once, by relaxed gates, on the first {LEARNED} of the 200 sentences of "
+        f"tests/sentences.txt. `rho` is the share of sentences in which a head is in, `low` to `high` its interval of "
+        f"90%; `log_bayes` the log Bayes factor for `rho` free against `rho = 0`, `error` its Monte Carlo error; "
+        f"importance and ablation are in nats of a sentence. It took {seconds:.0f} s with its two measures."
+    )
+    frame = found.to_dataframe()
+    rows = [
+        (str(row["rank"]), str(row["slice"]), str(row["head"]), *(f"{row[name]:.3f}" for name in COLUMNS))
+        for _, row in frame.iterrows()
+    ]
+    figures = {
+        "The log Bayes factor of each head": bt.plot(found, show="log_bayes"),
+        "The heads by rank, with their intervals": bt.plot(found, show="intervals"),
+    }
+    return Result("minilm inclusion", told, ("rank", "slice", "head", *COLUMNS), tuple(rows), figures)
+
+
+def agreement() -> Result:
+    """Rank correlations of the measures, and of the two methods."""
+    joint, _ = _jointly(LEARNED)
+    few, _ = _jointly(FEW)
+    start = time.perf_counter()
+    exact = bt.inclusion(_net(), _sentences()[:FEW], sigma=few.sigma, output="x_6", progress=False)
+    seconds = time.perf_counter() - start
+    told = (
+        f"Spearman's rank correlations over the 72 heads: of the three measures on {LEARNED} sentences, and of the log "
+        f"Bayes factors of both methods on the first {FEW}: exact is slice by slice, over the 4,096 settings of "
+        f"12 gates, the other slices on ({seconds:.0f} s); svi takes all slices at once."
+    )
+    pairs = [(a, b) for k, a in enumerate(MEASURES) for b in MEASURES[k + 1 :]]
+    table = joint.agreement()
+    rows = [(f"{a}, {b} ({LEARNED} sentences, svi)", f"{table.loc[a, b]:.3f}") for a, b in pairs]
+    exactly = exact.agreement()
+    rows += [(f"{a}, {b} ({FEW} sentences, exact)", f"{exactly.loc[a, b]:.3f}") for a, b in pairs]
+    both = _spearman(exact.log_bayes.flatten().tolist(), few.log_bayes.flatten().tolist())
+    rows.append((f"log Bayes factor, exact and svi ({FEW} sentences)", f"{both:.3f}"))
+    pairs_found = ", ".join(f"{exact.slices[s]} {a} and {b}" for s, a, b in exact.duplicates()[:5])
+    rows.append(("pairs that stand in for each other (exact, log odds ratio below -1)", pairs_found or "none"))
+    return Result("minilm agreement", told, ("what", "found"), tuple(rows))
+
+
+def held_out() -> Result:
+    """What it costs other sentences to shut off the k heads that each measure holds least of."""
+    found, _ = _jointly(LEARNED)
+    rest = _sentences()[LEARNED:]
+    cost: Damage = damage(found, rest, progress=False)
+    told = (
+        f"The loss in nats (half the squared distance of the last state from that of the full net, over sigma squared, "
+        f"sigma {found.sigma:.3g}) of the {len(rest)} sentences that no measure has seen, on average, with the k heads "
+        f"off that a measure holds least of."
+    )
+    frame = cost.to_dataframe()
+    errors = cost.error.T.tolist()
+    rows = [
+        (str(k), *(f"{value:.3f} ± {error:.3f}" for value, error in zip(frame.loc[k], errors[k], strict=True)))
+        for k in frame.index
+    ]
+    means = [f"{value:.3f}" for value in frame.mean()]
+    rows.append(("mean over k", *means))
+    figures = {"Held-out loss against the number of heads that are off": bt.plot(cost)}
+    return Result("minilm damage", told, ("heads off", *MEASURES), tuple(rows), figures)
+
+
+def roles() -> Result:
+    """What the heads read."""
+    found: Any = bt.roles(_net(), _sentences())
+    frame = found.to_dataframe()
+    told = "What each head reads, by all 200 sentences: `bt.roles`."
+    rows = [tuple(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row) for row in frame.values]
+    return Result("minilm roles", told, tuple(frame.columns), tuple(rows), {"What heads read": bt.plot(found)})
+
+
+@functools.cache
+def _net() -> bt.BNet:
+    return bt.from_pretrained("minilm")
+
+
+@functools.cache
+def _jointly(count: int) -> tuple[Inclusion, float]:
+    """The joint posterior by the first sentences, and how long it took."""
+    start = time.perf_counter()
+    found = bt.inclusion(_net(), _sentences()[:count], method="svi", progress=None)
+    return found, time.perf_counter() - start
+
+
+def _sentences() -> list[str]:
+    return SENTENCES.read_text(encoding="utf-8").split("\n")[:200]
+
+
+def _spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    import pandas as pd
+
+    return float(pd.Series(a).corr(pd.Series(b), method="spearman"))
+
+
+EXPERIMENTS: dict[str, Callable[[], Result]] = {
+    "minilm-inclusion": inclusion,
+    "minilm-agreement": agreement,
+    "minilm-damage": held_out,
+    "minilm-roles": roles,
+}

