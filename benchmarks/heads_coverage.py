@@ -24,7 +24,7 @@ from bnet_transformer.tpm import Normal
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "heads_coverage.md"
 DIM, WORDS, SIGMA = 6, 4, 0.5
-DRAWS, ROUNDS = 400, 20
+DRAWS, ROUNDS = 400, 40
 
 
 def planted(heads: int, strength: float) -> bt.BNet:

@@ -16,7 +16,7 @@ from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.heads.likelihood import Around, likelihood_for
 from bnet_transformer.inference.heads.measures import ablation, importance
 from bnet_transformer.inference.heads.posterior import CHAINS, WARMUP, posterior_of, settings
-from bnet_transformer.inference.heads.relaxed import relaxed
+from bnet_transformer.inference.heads.relaxed import passes_of, relaxed
 from bnet_transformer.inference.heads.result import MEASURES, Damage, Inclusion, counts_of, order_by
 from bnet_transformer.inference.heads.runs import Runs
 from bnet_transformer.inference.heads.sentences import sentences_of
@@ -41,7 +41,7 @@ def inclusion(
     role: str | None = None,
     interval: float = 0.9,
     draws: int = 1000,
-    rounds: int = 30,
+    rounds: int = 40,
     budget: int = BUDGET,
     memory: int = MEMORY,
     seed: int = 0,
@@ -111,7 +111,7 @@ class _Asked:
         lost = ablation(runs, self.told, self.memory)
         sigma = self._sigma(lost)
         scale = 1.0 if sigma is None else sigma**-2
-        self.told.begin("runs", len(runs.corpus) * runs.heads * self.rounds)
+        self.told.begin("runs", len(runs.corpus) * passes_of(runs.heads * len(runs.sites)) * self.rounds)
         found = relaxed(runs, scale, self.rounds, self.draws, self.generator, self.told)
         return self._told(found.rho, found.log_bayes, found.error, found.inclusion, None, scale * lost, sigma, "svi")
 

@@ -5,8 +5,11 @@ itself: a head that no likelihood hangs on keeps its prior, and best for `rho` i
 in the exact posterior. Best for `e_s` is what the gate is worth to its sentence while the others are as likely as they
 are, `E[log P(y_s | on) - log P(y_s | off)]`, the integral of the slope of `log P` between off and on. So each gate in
 turn is relaxed: put to a uniform number while the others are drawn, on or off; one run backwards gives the slopes of
-all that are relaxed, and `e_s` moves towards them (a natural gradient; Hoffman et al. 2013). One gate of each slice is
-relaxed at a time; that those of other slices are is what the estimate of a gate is off by.
+all that are relaxed, and `e_s` moves towards them (a natural gradient; Hoffman et al. 2013). That some of the others,
+one in TOGETHER, are relaxed at the same time is what such an estimate is off by.
+
+Gates that hang together have many optima. So the likelihood begins with a small power, which rises to one while it
+warms up; of what comes after, the mean is taken.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ from torch import Tensor
 from bnet_transformer.inference.heads.posterior import drawn, draws_of
 from bnet_transformer.inference.heads.runs import Part, Runs
 
-WARM = 1 / 3  # of the rounds, after which estimates count
-FORGET = 0.7  # the power by which an old estimate fades
+TOGETHER = 12  # one in so many gates is relaxed at a time, or a single one
+WARM = 1 / 2  # of the rounds, in which the power of the likelihood rises, and no estimate counts
+LATEST = 0.2  # the least weight of the latest estimate
 
 
 @dataclass(frozen=True)
@@ -39,13 +43,13 @@ class _Worth:
     """`e_s` of each gate: as it goes, and the mean and spread of the estimates after the warm-up."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        self.now, self.met = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape)
+        self.now, self.met = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
         self.sum, self.squares, self.count = (torch.zeros(shape, dtype=torch.float64) for _ in range(3))
 
     def move(self, which: Tensor, there: Tensor, slope: Tensor, counts: bool) -> None:
         """Towards the slopes of the gates that were relaxed in some sentences."""
         self.met[which] += there
-        rate = torch.where(there, self.met[which].clamp(min=1).pow(-FORGET), 0.0).double()
+        rate = torch.where(there, (1 / self.met[which].clamp(min=1)).clamp(min=LATEST), 0.0)
         self.now[which] += rate * (slope - self.now[which])
         if counts:
             self.sum[which] += torch.where(there, slope, 0.0)
@@ -59,6 +63,11 @@ class _Worth:
         return mean, spread / (self.count - 1).clamp(min=1)
 
 
+def passes_of(gates: int) -> int:
+    """How many runs of a sentence relax each of its gates once."""
+    return min(gates, TOGETHER)
+
+
 def relaxed(
     runs: Runs, scale: float, rounds: int, draws: int, generator: torch.Generator, told: Callable[[int], None]
 ) -> Relaxed:
@@ -68,32 +77,27 @@ def relaxed(
     worth, parts = _Worth(shape), list(runs.parts())
     warm = max(1, round(WARM * rounds))
     for turn in range(rounds):
-        for place in range(runs.heads):
-            flat = worth.now.flatten(1).T
-            rho = drawn(flat, generator)[0].reshape(shape[1:])
+        power = min(1.0, (turn + 1) / warm) ** 2
+        for place in range(passes_of(shape[1] * shape[2])):
+            rho = drawn(power * worth.now.flatten(1).T, generator)[0].reshape(shape[1:])
             for part in parts:
-                there, slope = _slopes(runs, part, scale, rho, worth.now[part.which], place, generator)
-                worth.move(part.which, there, slope, turn >= warm)
+                likely = torch.sigmoid(torch.logit(rho) + power * worth.now[part.which])
+                there, slope = _slopes(runs, part, likely, place, generator)
+                worth.move(part.which, there, scale * slope, turn >= warm)
                 told(len(part))
     return _found(*worth.told(), draws, generator)
 
 
-def _slopes(
-    runs: Runs, part: Part, scale: float, rho: Tensor, worth: Tensor, place: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Which gates are relaxed, one of each slice for each sentence, and the slopes of `log P` along all."""
-    sentences, sites, heads = worth.shape
-    likely = torch.sigmoid(torch.logit(rho) + worth)
-    gates = (torch.rand(worth.shape, generator=generator, dtype=torch.float64) < likely).double()
-    turn = (torch.arange(sentences)[:, None] + torch.arange(sites) + place) % heads
-    there = torch.arange(heads) == turn[..., None]
-    half = torch.rand(worth.shape, generator=generator, dtype=torch.float64)
-    gates = torch.where(there, half, gates)
-    dtype = runs.module.network.dtype
-    leaf = gates.to(part.device, dtype).requires_grad_()
-    log = runs.gated(part, leaf)
-    (slope,) = torch.autograd.grad(log.sum(), leaf)
-    return there, scale * slope.double().cpu()
+def _slopes(runs: Runs, part: Part, likely: Tensor, place: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Which gates are relaxed in each sentence, and the slopes of `log P` along all; the others are on if `likely`."""
+    gates = (torch.rand(likely.shape, generator=generator, dtype=torch.float64) < likely).double()
+    count = likely[0].numel()
+    turn = torch.arange(count) + torch.arange(len(part))[:, None] + place
+    there = (turn % passes_of(count) == 0).reshape(likely.shape)
+    between = torch.rand(likely.shape, generator=generator, dtype=torch.float64)
+    leaf = torch.where(there, between, gates).to(part.device, runs.module.network.dtype).requires_grad_()
+    (slope,) = torch.autograd.grad(runs.gated(part, leaf).sum(), leaf)
+    return there, slope.double().cpu()
 
 
 def _found(worth: Tensor, variance: Tensor, draws: int, generator: torch.Generator) -> Relaxed:
