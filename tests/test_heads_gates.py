@@ -1,0 +1,172 @@
+"""Gates of a module multiply the values of a family; what heads and gates are told wrongly is refused."""
+
+import math
+
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.inference import damage
+from bnet_transformer.tpm import Categorical, Normal
+from tests.gating import BY_NAME, TEXTS, D, close, concat, inclusion
+
+
+def gated_by_hand(net, x, family, gates, **options):
+    """The output where the values of a family are computed, multiplied, and set."""
+    module = net.module()
+    found = module(x, want=[family], **options)[family]
+    own = found.dim() - gates.dim()
+    do = {**options.pop("do", {}), family: found * gates.reshape(*gates.shape, *[1] * own)}
+    return module(x, do=do, **options)
+
+
+@pytest.mark.parametrize("words", [2, 40])
+@pytest.mark.parametrize("name", ["concat", "chapter, two slices", "codebook", "shared slices", "gated", "experts"])
+def test_gates_multiply_the_values_of_a_family(name, words):
+    """Also where maps of many words would be folded into an attention, which then is not."""
+    net = BY_NAME[name].net
+    words = 3 if name == "shared slices" else words
+    x, module = torch.randn(2, words, 4, dtype=D), net.module()
+    members = net.network.members
+    choices = [m.family for m in members if m.tpm.kind == "discrete" and net.network.graph.out_of[m.family.index]]
+    free = {family.name: torch.tensor(1) for family in choices if family.words is None}
+    free |= {m.family.name: torch.ones(words, dtype=torch.long) for m in members if m.family.stem == "r"}
+    tried = 0
+    for member in members:
+        if member.tpm.kind == "deterministic" and member.family.words is not None:
+            gates = torch.rand(2, *(net.network.graph.sizes[plate] for plate in member.family.plates), dtype=D) + 0.5
+            told = {member.family.name: gates}
+            close(module(x, gates=told, do=free), gated_by_hand(net, x, member.family.name, gates, do=free), 1e-10)
+            last = torch.ones_like(gates)
+            close(module(x, gates={member.family.name: last}, do=free), module(x, do=free), 1e-10)
+            tried += 1
+    assert tried >= 4
+
+
+def test_gates_pass_gradients_and_one_sentence_takes_many():
+    net = concat(observe=Normal(0.5))
+    x, module = torch.randn(1, 3, 4, dtype=D), net.module()
+    many = torch.rand(5, 3, dtype=D).requires_grad_()
+    together = module(x, gates={"a_0": many, "x_1": torch.ones(1, dtype=D)})
+    close(together, torch.cat([module(x, gates={"a_0": row[None]}) for row in many]))
+    (slope,) = torch.autograd.grad(together.sum(), many)
+    step = torch.zeros_like(many)
+    step[2, 1] = 1e-6
+    apart = module(x, gates={"a_0": many + step}) - module(x, gates={"a_0": many - step})
+    assert float(apart.sum().detach()) / 2e-6 == pytest.approx(float(slope[2, 1]), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("told", "match"),
+    [
+        ({"a_0": torch.ones(2, 2, dtype=D)}, r"\[batch, head\] of shape \(2, 3\); got shape \(2, 2\)"),
+        ({"a_0": torch.ones(5, 3, dtype=D)}, r"got shape \(5, 3\)"),
+        ({"a_0": torch.ones(3, dtype=D)}, r"got shape \(3,\)"),
+        ({"x_1": torch.tensor(1.0, dtype=D)}, r"of shape \(2,\); got shape \(\)"),
+        ({"a_0": torch.ones(2, 3)}, "float64.*got torch.float32"),
+        ({"a_0": torch.ones(2, 3, dtype=torch.long)}, "real numbers.*int64"),
+        ({"a_0": [1.0]}, "real numbers"),
+        ({"y": torch.ones(2, dtype=D)}, "got states"),
+        ({"token_0": torch.ones(2, dtype=D)}, "known name"),
+        ({"a_9": torch.ones(2, 3, dtype=D)}, "near matches.*a_0"),
+        ([1], "a mapping from names"),
+    ],
+)
+def test_gates_that_fit_no_family_are_refused(told, match):
+    with pytest.raises(bt.BNetError, match=match):
+        concat(observe=Categorical(3)).module()(torch.randn(2, 3, 4, dtype=D), gates=told)
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "match"),
+    [("recurrent", "h_0", "word"), ("hidden Markov", "z_0", "word"), ("vanilla encoder", "y", "random"),
+     ("encoder, pre-norm", "token", "states")],
+)  # fmt: skip
+def test_gates_on_what_is_no_vector_of_its_parents_are_refused(name, family, match):
+    net = BY_NAME[name].net
+    x = torch.randn(1, 3, 4, dtype=D) if name != "encoder, pre-norm" else torch.tensor([[0, 1, 2]])
+    with pytest.raises(bt.ReadingError, match=match):
+        net.module()(x, gates={family: torch.ones(1, dtype=D)})
+
+
+# bad input
+
+X = torch.randn(3, 2, 4, dtype=D, generator=torch.Generator().manual_seed(0))
+Y = torch.zeros(3, 2, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "match"),
+    [
+        (X, {"sigma": 0}, "sigma: expected a finite number above 0"),
+        (X, {"sigma": -1.0}, "above 0"),
+        (X, {"sigma": math.nan}, "finite"),
+        (X, {"sigma": "one"}, "finite"),
+        (X, {"sigma": 1e-200}, "1e-100"),
+        (X, {"sigma": 1e200}, "1e-100"),
+        ((X, Y), {"sigma": 1.0}, "sentences alone"),
+        ((X, Y), {"output": "x_1"}, "sentences alone"),
+        (X, {"output": "x_9"}, "known name"),
+        (X, {"output": "x_0"}, "heads that are summed"),
+        (X, {"output": "W_o_0"}, "heads that are summed"),
+        (X, {"role": "b"}, "role of heads.*'b'"),
+        (X, {"method": "mcmc"}, "'exact', 'svi'"),
+        (X, {"interval": 1}, "between 0 and 1"),
+        (X, {"interval": 0}, "between 0 and 1"),
+        (X, {"interval": math.nan}, "finite"),
+        (X, {"draws": 7}, "at least 8"),
+        (X, {"rounds": 2, "method": "svi"}, "at least 3"),
+        (X, {"seed": "a"}, "whole number"),
+        (X, {"memory": 0}, "at least 1"),
+        (X, {"budget": 23}, "24: 3 sentences under 8 settings of 3 gates.*2 sentences.*svi"),
+        ([], {}, "a list of sentences"),
+        ("the cat", {}, "a list of sentences"),
+        (["the cat"], {}, "real numbers"),
+        (None, {}, "a list of sentences"),
+        (X[:, :, :3], {}, "4"),
+        (torch.full((2, 2, 4), math.nan, dtype=D), {}, "finite numbers.*NaN"),
+        ((X, Y + 3), {}, "states from 0 to 2|ids from"),
+        ((X, Y[:2]), {}, "as many"),
+        ([(X[0], None)], {}, "y"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_told(data, options, match):
+    with pytest.raises(bt.BNetError, match=match):
+        inclusion(concat(observe=Categorical(3)), data, **options)
+
+
+def test_nets_that_have_no_gates_are_refused():
+    with pytest.raises(bt.BNetError, match=r"chosen by c.*combine='concat' sums heads"):
+        inclusion(bt.bayesuvius(4, observe=Categorical(3)), torch.randn(3, 2, 4))
+    many = bt.bayesuvius(4, heads=13, combine="concat")
+    with pytest.raises(bt.BNetError, match=r"at most 12 heads.*8,192 settings.*method='svi'"):
+        inclusion(many, torch.randn(1, 2, 4))
+    assert inclusion(many, torch.randn(1, 2, 4), method="svi", rounds=3).log_bayes.shape == (1, 13)
+    with pytest.raises(bt.BNetError, match="a net"):
+        inclusion("minilm", TEXTS)
+    silent = concat(slices=1)
+    silent = silent.replace({"W_o_0.value": torch.zeros(3, 4, 4, dtype=D)})
+    with pytest.raises(bt.BNetError, match=r"sigma: .*no head moves x_1"):
+        inclusion(silent, X)
+
+
+def test_damage_is_asked_of_sentences_like_those_of_the_measures():
+    net = concat(observe=Categorical(3))
+    seen, around = inclusion(net, (X, Y)), inclusion(net, X)
+    with pytest.raises(bt.BNetError, match=r"P\(y \| x\), as the measures"):
+        damage(seen, X, progress=False)
+    with pytest.raises(bt.BNetError, match="sentences alone"):
+        damage(around, (X, Y), progress=False)
+    for counts in ([7], [-1], [], 3, ["one"], [0.5]):
+        with pytest.raises(bt.BNetError, match="counts"):
+            damage(seen, counts=counts, progress=False)
+
+
+def test_the_net_of_the_user_stays_as_it_was():
+    net = concat(observe=Categorical(3))
+    kept = {name: value.clone() for name, value in net.parameters.items()}
+    module = net.module()
+    inclusion(net, (X, Y))
+    inclusion(net, X, method="svi", rounds=3)
+    assert all(torch.equal(net.parameters[name], value) for name, value in kept.items())
+    assert all(value.requires_grad and value.grad is None for value in module.parameters())
