@@ -1,54 +1,74 @@
 """`python -m experiments [name ...] [--threads N] [--folder FOLDER]`: trains, prints, and keeps what came of it.
 
-The folder (docs/experiments) has the results as JSON, and a page of all that are there; an experiment that is run
-again takes the place of its last result.
+The folder (docs/experiments) has a page for each family of experiments, with its figures, and the results as JSON; an
+experiment that is run again takes the place of its last result.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import datetime
 import json
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from experiments.vanilla import EXPERIMENTS, run
+from experiments import rigid_body, series, vanilla
+from experiments.result import Result
+
+# Each family of experiments: the name of its page, its title, its experiments.
+FAMILIES: Mapping[str, tuple[str, Mapping[str, Callable[[], Result]]]] = {
+    "vanilla": ("the vanilla transformer", vanilla.EXPERIMENTS),
+    "rigid_body": ("the rigid body", rigid_body.EXPERIMENTS),
+    "series": ("a seasonal series", series.EXPERIMENTS),
+}
+PAGES = {name: page for page, (_, experiments) in FAMILIES.items() for name in experiments}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiments that are named, or all."""
     parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="name", help=", ".join(EXPERIMENTS))
+    parser.add_argument("names", nargs="*", metavar="name", help=", ".join(PAGES))
     parser.add_argument("--threads", type=int, default=1, help="threads of torch (default 1)")
     parser.add_argument("--folder", type=Path, default=Path("docs/experiments"), help="where the results are kept")
     asked = parser.parse_args(arguments)
     for name in asked.names:
-        if name not in EXPERIMENTS:
-            parser.error(f"name: expected one of {', '.join(EXPERIMENTS)}; got {name}")
+        if name not in PAGES:
+            parser.error(f"name: expected one of {', '.join(PAGES)}; got {name}")
     asked.folder.mkdir(parents=True, exist_ok=True)
-    for name in asked.names or EXPERIMENTS:
+    torch.set_num_threads(asked.threads)
+    for name in asked.names or PAGES:
         print(f"running {name} ...", file=sys.stderr, flush=True)
-        found = dataclasses.asdict(run(name, asked.threads)) | {"where": _where(asked.threads)}
+        found = _kept(asked.folder, FAMILIES[PAGES[name]][1][name](), asked.threads)
         print(_section(found), flush=True)
-        _keep(asked.folder, name, found)
+        _write(asked.folder, PAGES[name], name, found)
     return 0
 
 
-def _keep(folder: Path, name: str, found: Mapping[str, Any]) -> None:
-    """Put a result in the place of the last one, and write the page anew."""
-    kept = folder / "vanilla.json"
+def _kept(folder: Path, result: Result, threads: int) -> dict[str, Any]:
+    """A result as JSON has it, its figures saved beside it."""
+    found: dict[str, Any] = {"name": result.name, "told": result.told, "head": result.head, "rows": result.rows}
+    for k, (shown, figure) in enumerate(result.figures.items()):
+        path = folder / f"{result.name.replace(' ', '_')}_{k + 1}.png"
+        figure.savefig(path, dpi=144)
+        found.setdefault("figures", []).append([shown, path.name])
+    return found | {"where": _where(threads)}
+
+
+def _write(folder: Path, page: str, name: str, found: Mapping[str, Any]) -> None:
+    """Put a result in the place of the last one, and write its page anew."""
+    title, experiments = FAMILIES[page]
+    kept = folder / f"{page}.json"
     results = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-    results = {each: found if each == name else results.get(each) for each in EXPERIMENTS}
+    results = {each: found if each == name else results.get(each) for each in experiments}
     results = {each: result for each, result in results.items() if result is not None}
     kept.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    head = "# Experiments: the vanilla transformer\n\nWritten by `python -m experiments`; not edited by hand.\n\n"
-    (folder / "vanilla.md").write_text(head + "\n".join(map(_section, results.values())), encoding="utf-8")
+    head = f"# Experiments: {title}\n\nWritten by `python -m experiments`; not edited by hand.\n\n"
+    (folder / f"{page}.md").write_text(head + "\n".join(map(_section, results.values())), encoding="utf-8")
 
 
 def _where(threads: int) -> str:
@@ -60,7 +80,8 @@ def _where(threads: int) -> str:
 def _section(result: Mapping[str, Any]) -> str:
     rows = [result["head"], ["---"] * len(result["head"]), *result["rows"]]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"## {result['name']}\n\n{result['told']}\n\n{table}\n\n{result['where']}\n"
+    figures = "".join(f"![{shown}]({path})\n\n" for shown, path in result.get("figures", ()))
+    return f"## {result['name']}\n\n{result['told']}\n\n{table}\n\n{figures}{result['where']}\n"
 
 
 if __name__ == "__main__":

@@ -5,26 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 import bnet_transformer as bt
 from bnet_transformer.training import Generated, toy
+from experiments.result import Result
 
 UNSEEN = 20_000_003  # the seed of what is asked; the steps that train have the seeds 0, 1, 2, ...
 COUNT = 1000
-
-
-@dataclass(frozen=True)
-class Result:
-    """What an experiment says: what was done, in words, and rows of a table."""
-
-    name: str
-    told: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 def copying() -> Result:
@@ -145,9 +133,3 @@ EXPERIMENTS: dict[str, Callable[[], Result]] = {
     "dates": dates,
     "heads": heads,
 }
-
-
-def run(name: str, threads: int) -> Result:
-    """One experiment, on so many threads."""
-    torch.set_num_threads(threads)
-    return EXPERIMENTS[name]()
