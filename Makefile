@@ -35,7 +35,7 @@ help:
 	@echo "make docs         make the pictures of the pages, and check that links lead somewhere"
 	@echo "make bench        the benchmarks, on this machine"
 	@echo "make clean        remove what builds, tests and the demo left behind; .venv stays"
-	@echo "make experiments  train on the small tasks of docs/experiments, and write that page anew (some ten minutes)"
+	@echo "make experiments  train on the tasks of docs/experiments, and write its pages anew (some twenty minutes)"
 	@echo "make notebooks | soak    nothing to run yet; each says what to look at instead"
 
 demo: $(MINILM)

@@ -19,6 +19,7 @@ from benchmarks import (
     mixtures,
     page,
     pretrained,
+    recurrent,
     structure,
     sweeps,
     vanilla,
@@ -60,6 +61,9 @@ ROWS = (
     Row("minilm-forward-long", "pretrained", pretrained.minilm_forward_long),
     Row("minilm-attentions", "pretrained", pretrained.minilm_attentions),
     Row("minilm-load", "pretrained", pretrained.minilm_load),
+    Row("rnn-forward", "recurrent", recurrent.rnn_forward),
+    Row("lstm-forward", "recurrent", recurrent.lstm_forward),
+    Row("lstm-training", "recurrent", recurrent.lstm_training),
     Row("pages-written", "page", page.written_pages),
     Row("page-in-chromium", "page", page.page_in_chromium),
 )

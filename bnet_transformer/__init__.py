@@ -37,12 +37,16 @@ if TYPE_CHECKING:
     from bnet_transformer.models.decoder import decoder as decoder
     from bnet_transformer.models.encoder import encoder as encoder
     from bnet_transformer.models.encoder_decoder import encoder_decoder as encoder_decoder
+    from bnet_transformer.models.geometric import geometric as geometric
+    from bnet_transformer.models.recurrent import recurrent as recurrent
+    from bnet_transformer.models.volume_preserving import volume_preserving as volume_preserving
     from bnet_transformer.network import Arrow as Arrow
     from bnet_transformer.network import Declaration as Declaration
     from bnet_transformer.network import Node as Node
     from bnet_transformer.network import Plate as Plate
     from bnet_transformer.network import Stack as Stack
     from bnet_transformer.pretrained import from_pretrained as from_pretrained
+    from bnet_transformer.pretrained.geometric_file import load_geometric as load_geometric
     from bnet_transformer.training import train as train
     from bnet_transformer.viz.plots import plot as plot
 
@@ -71,15 +75,19 @@ __all__ = [
     "encoder_decoder",
     "fit",
     "from_pretrained",
+    "geometric",
     "inclusion",
     "load",
+    "load_geometric",
     "mediation",
     "models",
     "plot",
+    "recurrent",
     "roles",
     "sweep",
     "tpm",
     "train",
+    "volume_preserving",
 ]
 
 _HOME = {
@@ -105,15 +113,19 @@ _HOME = {
     "encoder_decoder": "models",
     "fit": "inference.fit",
     "from_pretrained": "pretrained",
+    "geometric": "models",
     "inclusion": "inference.heads",
     "load": "face",
+    "load_geometric": "pretrained.geometric_file",
     "mediation": "inference.sweeps",
     "models": "",
     "plot": "viz.plots",
+    "recurrent": "models",
     "roles": "inference.heads",
     "sweep": "inference.sweeps",
     "tpm": "",
     "train": "training",
+    "volume_preserving": "models",
 }
 
 

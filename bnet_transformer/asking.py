@@ -159,8 +159,10 @@ def reader(world: World, slice_: int, role: str | None) -> Member:
     if len(found) > 1:
         raise BNetError("role", expected="which of them reads (role=)", got="none", allowed=", ".join(names))
     if not found:
-        kinds = sorted({type(m.tpm).__name__ for m in world.network.members if m.family.step == slice_})
-        raise BNetError(f"attention of slice {slice_}", expected="a TPM with P(j | i)", got=", ".join(kinds))
+        here = [m for m in world.network.members if m.family.step == slice_]
+        collect = [m.tpm.why_no_reading() for m in here if any(WORD in given.over for given in m.inputs)]
+        got = "; ".join(dict.fromkeys(collect)) or ", ".join(sorted({type(m.tpm).__name__ for m in here}))
+        raise BNetError(f"attention of slice {slice_}", expected="a TPM with P(j | i)", got=got)
     return found[0]
 
 

@@ -119,14 +119,16 @@ class BNet(viz.NetFigures, NetStructure):
         return pyro_model(self.network)
 
     def generate(self, prompt: object = None, **options: Any) -> Generated:
-        """New words after each prompt, chosen by `method="greedy"`, `"beam"` or `"sample"`, with k and v kept.
-
-        The options are those of `training.generate`; text, ids, an array, or a list of these; `start=` and `stop=` are
-        words.
-        """
+        """New words after each prompt, chosen by `method="greedy"`, `"beam"` or `"sample"`: see `training.generate`."""
         from bnet_transformer.training import generate
 
         return generate(self.network, prompt, **options)
+
+    def iterate(self, window: object, steps: int, **options: Any) -> Tensor:
+        """The next `steps` words after a window of vectors `[..., word, dim]`: see `training.iterate`."""
+        from bnet_transformer.training import iterate
+
+        return iterate(self.network, window, steps, module=self._evaluated, **options)
 
     @cached_property
     def _evaluated(self) -> Module:

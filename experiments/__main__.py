@@ -17,13 +17,15 @@ from typing import Any
 
 import torch
 
-from experiments import heads, vanilla
+from experiments import heads, rigid_body, series, vanilla
 from experiments.result import Result
 
 # Each family of experiments: the name of its page, its title, its experiments.
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Callable[[], Result]]]] = {
     "vanilla": ("the vanilla transformer", vanilla.EXPERIMENTS),
     "heads": ("which heads matter", heads.EXPERIMENTS),
+    "rigid_body": ("the rigid body", rigid_body.EXPERIMENTS),
+    "series": ("a seasonal series", series.EXPERIMENTS),
 }
 PAGES = {name: page for page, (_, experiments) in FAMILIES.items() for name in experiments}
 

@@ -16,7 +16,6 @@ from bnet_transformer.tpm import (
     Add,
     Affine,
     Attention,
-    Bilinear,
     Categorical,
     Codebook,
     Concat,
@@ -24,6 +23,7 @@ from bnet_transformer.tpm import (
     Dropout,
     Embed,
     FeedForward,
+    Gated,
     Given,
     Linear,
     Norm,
@@ -32,13 +32,13 @@ from bnet_transformer.tpm import (
     Pool,
     Positions,
     Read,
+    Recur,
     Relative,
-    ResNet,
     Select,
     Sinusoid,
     Weight,
 )
-from tests.strangers import AdditiveAttention, Cayley, Gate, Recurrent
+from tests.strangers import AdditiveAttention, Gate, Recurrent
 
 WORD = ["word"]
 HEADS = ["head", "word"]
@@ -212,33 +212,22 @@ def recurrent() -> bt.BNet:
     return bt.BNet(bt.Declaration([stack], name="recurrent"))
 
 
-def geometric(*, add: bool) -> bt.BNet:
-    """Seed 000: `Z softmax_col(Z^T A Z)`, then ResNet steps; words are mixed themselves, no values."""
-    extra = ["x"] if add else []
-    mix = Attention(Bilinear(), over="queries", residual=add)
+def recurrences() -> bt.BNet:
+    """Recurrent maps of all kinds: under a selector, of heads, of what all earlier words came to, gated."""
+    before = bt.Arrow("h", "before")
     nodes = [
-        bt.Node("A", Weight((4, 4))),
-        bt.Node("a", mix, [every("x"), "x", every("x"), "A", *extra], plates=WORD),
-        bt.Node("x", ResNet(2), ["a"], plates=WORD),
+        bt.Node("W", Select((3, 3)), ["c"]),
+        bt.Node("z", Linear(), ["W", "x"], plates=WORD),
+        bt.Node("h", Recur(3, "sigmoid"), ["z", before], plates=WORD, shape=(3,)),
+        bt.Node("u", Recur(3), ["z", before], plates=WORD),
+        bt.Node("g", Recur(2, bias=False), ["x", bt.Arrow("g", "before")], plates=HEADS, shape=(2,)),
+        bt.Node("p", Pool("sum"), [bt.Arrow("m", "earlier")], plates=WORD),
+        bt.Node("m", Recur(3, "relu"), ["x", "p"], plates=WORD, shape=(3,)),
+        bt.Node("x", Gated("identity"), ["u", "m"], plates=WORD),
     ]
-    return bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)], slices=2)], name="geometric"))
-
-
-def integrator() -> bt.BNet:
-    """Seed 000, multi-head: softmax over queries, heads side by side, no output matrix."""
-    nodes = [
-        *projections(heads=True, width=2),
-        bt.Node("a", Attention(Dot(0.5), over="queries"), [every("q"), "k", every("v")], plates=HEADS),
-        bt.Node("x", Concat(mapped=False), ["a"], plates=WORD),
-    ]
-    stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)])
-    return bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)], name="integrator"))
-
-
-def cayley() -> bt.BNet:
-    """A stranger's volume-preserving attention, which has no P(j | i)."""
-    nodes = [bt.Node("A", Weight((4, 4))), bt.Node("x", Cayley(), [every("x"), "A"], plates=WORD)]
-    return bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)])], name="cayley"))
+    side = bt.Node("side", Concat(mapped=False), [bt.Arrow("g", slice="last")], plates=WORD)
+    stack = bt.Stack(nodes, [bt.Node("x", Given(3), plates=WORD)], [side, bt.Node("y", Normal(0.5), ["x"], WORD)])
+    return bt.BNet(bt.Declaration([stack], [bt.Node("c", Categorical(2))], [bt.Plate("head", 2)], name="recurrences"))
 
 
 def marginal() -> bt.BNet:
@@ -413,10 +402,19 @@ CASES: tuple[Case, ...] = (
     Case("two selectors", two_selectors, evidence=Y),
     Case("gated", gated),
     Case("recurrent", recurrent, evidence={"y_1": (0.1, 0.2)}),
-    Case("geometric", lambda: geometric(add=False)),
-    Case("geometric, add", lambda: geometric(add=True)),
-    Case("integrator", integrator),
-    Case("cayley", cayley),
+    Case("recurrent, rnn", lambda: bt.recurrent(4, cell="rnn", features=2, slices=2), evidence={"y_1": (0.1, 0.2)}),
+    Case("recurrent, lstm", lambda: bt.recurrent(4, slices=2, vocabulary=VOCABULARY), evidence={"y_0": "sat"}),
+    Case("recurrences", recurrences, evidence={"y_2": (0.1, 0.2, -0.3)}),
+    Case("geometric", lambda: bt.geometric(4, blocks=2)),
+    Case("geometric, add", lambda: bt.geometric(4, blocks=2, add=True)),
+    Case("integrator", lambda: bt.geometric(4, heads=2, slices=1, add=True, observe=Normal(0.5)), evidence=R),
+    Case("cayley", lambda: bt.volume_preserving(4, slices=1)),
+    Case(
+        "cayley, arbitrary",
+        lambda: bt.volume_preserving(4, attention="arbitrary", observe=Categorical(3)),
+        evidence=Y,
+    ),
+    Case("triangular", lambda: bt.volume_preserving(4, slices=1, attention=None, observe=Normal(0.5)), evidence=R),
     Case("marginal", marginal, evidence={"y_2": 1, "y_0": 0}),
     Case("hidden Markov", hidden_markov, evidence={"y_1": (0.1, 0.2), "y_2": (0.5, -0.4)}),
     Case("experts", experts, "the cat", evidence={"y_0": (0.3, 0.1, -0.2, 0.4)}),
@@ -436,6 +434,7 @@ CASES: tuple[Case, ...] = (
         ),
         evidence={"y": 1},
     ),
+    Case("vanilla decoder, features", vanilla("decoder", slices=1, features=2), evidence={"y_1": (0.4, -0.1)}),
     Case("vanilla decoder, causal", vanilla("decoder", vocabulary=VOCABULARY), evidence={"y_0": "cat", "y_2": 0}),
     Case(
         "vanilla decoder, learned",

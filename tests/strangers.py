@@ -79,22 +79,3 @@ class Recurrent(TPM):
         x, h = parents
         into = torch.einsum("...oi,...i->...o", at["W"], x)
         return torch.tanh(into + torch.einsum("...oi,...i->...o", at["U"], h) + at["b"])
-
-
-@final
-@dataclass(frozen=True)
-class Cayley(TPM):
-    """`Z Cay(C)` with `C = Z^T (A - A^T) Z`: a word needs the scores of all pairs, and its own place among them."""
-
-    slots: ClassVar[tuple[str, ...]] = ("z.", "A")
-
-    def shape(self, *parents: Parent) -> tuple[int, ...]:
-        return parents[0].shape
-
-    def value(self, at: At, *parents: Tensor) -> Tensor:
-        z, A = parents
-        C = torch.einsum("...id,...de,...je->...ij", z, A - A.mT, z)
-        one = torch.eye(C.shape[-1], dtype=C.dtype)
-        cay = torch.linalg.solve(one + C, one - C)
-        own = (at.read["z."] == at.word[..., None]).to(z.dtype)
-        return torch.einsum("...j,...ij,...id->...d", own, cay, z)

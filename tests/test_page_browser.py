@@ -20,7 +20,6 @@ from bnet_transformer.viz.labels import shown
 from bnet_transformer.viz.palette import palette
 from tests.browsing import chromium, downloaded, needs_chromium, opened
 from tests.cases import jolted
-from tests.strangers import Cayley
 
 pytestmark = needs_chromium
 
@@ -416,7 +415,7 @@ def test_hostile_words_stay_text(show):
 
 def test_a_net_without_attention_distributions_shows_its_structure(show):
     node, word = bt.Node, ["word"]
-    mix = node("x", Cayley(), [bt.Arrow("x", "every"), "A"], plates=word)
+    mix = node("x", tpm.Cayley("arbitrary"), [bt.Arrow("x", "every"), "A"], plates=word)
     stack = bt.Stack([node("A", tpm.Weight((3, 3))), mix], [node("x", tpm.Given(3), plates=word)])
     s = bt.BNet(bt.Declaration([stack])).sentence("a b c")
     with show(s) as page:

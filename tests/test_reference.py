@@ -171,7 +171,12 @@ def test_doing_and_seeing_agree_at_a_root(case: Case):
 
 NO_TABLE = (
     "cayley",
+    "cayley, arbitrary",
+    "triangular",
     "recurrent",
+    "recurrent, rnn",
+    "recurrent, lstm",
+    "recurrences",
     "hidden Markov",
     "experts",
     "three stacks",
@@ -193,6 +198,8 @@ SELF_MIXING = [
         "geometric",
         "geometric, add",
         "integrator",
+        "cayley",
+        "triangular",
         "gated",
         "slice",
     )

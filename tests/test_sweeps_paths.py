@@ -30,7 +30,7 @@ ARROWS = {
     "recurrent": ("x -> h", "h -> x"),
     "geometric": ("x -> a",),
     "integrator": ("q -> a", "k -> a", "v -> a"),
-    "cayley": ("x -> x",),
+    "cayley": ("x -> a", "a -> lower1"),
     "gated": ("v -> a", "g -> x", "a -> x"),
     "positioned": ("x -> pool", "pool -> first", "x -> x", "s -> both"),
     "shared slices": ("x -> a", "W_q -> q", "v -> a"),

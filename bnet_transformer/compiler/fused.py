@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.network import Member
-from bnet_transformer.tpm import Affine, At, Attention, Dot, Linear
+from bnet_transformer.tpm import Affine, At, Attention, Cayley, Dot, Linear
 from bnet_transformer.tpm.linear import apply
 
 FEW = 16 * 16  # pairs of words up to which explicit products beat fused attention (2 cores, forward and backward)
@@ -35,6 +35,9 @@ def fused(member: Member, at: At, parents: Sequence[Tensor], *, whole: bool, cau
     if isinstance(tpm, Attention) and is_plain(tpm, member, parents):
         mix = mix_of(reading_of(tpm, at, parents, whole=whole, causal=causal))
         return mix + parents[-1] if tpm.residual else mix
+    if isinstance(tpm, Cayley) and all(x.shape[-3] == 1 for x in parents) and at.word is at.read["z."]:
+        mask = None if whole else at.mask["z."].any(-2, keepdim=True)  # every word reads the same: all that are there
+        return tpm.mix(at.read["z."], mask, *parents).squeeze(-3)
     return None
 
 

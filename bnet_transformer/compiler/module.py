@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course, Layout
 from bnet_transformer.compiler.plan import Plan, network_to_plan
+from bnet_transformer.compiler.seeing import count_states, seen
 from bnet_transformer.compiler.told import (
     Values,
     batch_of,
@@ -26,7 +27,7 @@ from bnet_transformer.compiler.told import (
     told_gates,
     wanted,
 )
-from bnet_transformer.compiler.values import count_states, plan_to_values, seen
+from bnet_transformer.compiler.values import plan_to_values
 from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown, whole
 from bnet_transformer.intake import check_reads, main_of
 from bnet_transformer.network import Member, Network
@@ -55,6 +56,7 @@ class Module(nn.Module):
         self.widest = max((n for member in network.members for n in member.shape), default=0)
         self._fitting: set[tuple[tuple[str, int], ...]] = set()
         self._plans: dict[tuple[object, ...], Plan] = {}
+        self.compiled: dict[str, Callable[..., Tensor]] = {}  # what torch.compile made of uses of it
         with contextlib.suppress(BNetError):  # a default that cannot be computed is refused when it is asked for
             for fold in (False, True):
                 self.plan((self.output,), frozenset(), fold=fold)

@@ -10,15 +10,15 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.products import Fold, folds, together
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.network import Member, Network
-from bnet_transformer.tpm import Given
+from bnet_transformer.tpm import Attention, Given
 
 
 @dataclass(frozen=True)
 class Plan:
     """What is computed: groups of families in order (several in one group read each other word after word), the
     families that nothing reads after each group, the discrete families whose states lead as enumerated dims, what
-    is wanted, the attentions into which their maps are folded, the maps that are made together, and the families
-    that are left to whoever asked, who finds all that they read."""
+    is wanted, the attentions into which their maps are folded, the maps that are made together, the families that
+    are left to whoever asked, who finds all that they read, and those that are computed word after word."""
 
     groups: tuple[tuple[int, ...], ...]
     done: tuple[tuple[int, ...], ...]
@@ -27,6 +27,7 @@ class Plan:
     folds: Mapping[int, Fold] = field(default_factory=dict)
     together: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     left: frozenset[int] = frozenset()
+    recurrent: frozenset[int] = frozenset()
 
 
 def network_to_plan(
@@ -76,21 +77,23 @@ def network_to_plan(
     groups = _groups(network, needed - {index for each in folded.values() for index in each.away})
     kept |= {parent for index in left for parent in _read(network, index, folded)}
     sides = together(network, [group[0] for group in groups if len(group) == 1], {*known, *folded})
-    return Plan(groups, _done(network, groups, kept, folded), tuple(sorted(enumerated)), wanted, folded, sides, left)
+    done, recurrent = _done(network, groups, kept, folded), network.graph.recurrent
+    return Plan(groups, done, tuple(sorted(enumerated)), wanted, folded, sides, left, recurrent)
 
 
 def _check_patched(network: Network, groups: Sequence[Sequence[int]], patched: frozenset[int]) -> None:
-    """Nodes of a family may be set apart from the rest where all its words are computed at once."""
-    for group in groups:
-        for index in patched & set(group):
-            member = network.members[index]
-            if len(group) > 1 or any(given.parent == index for given in member.inputs) or _random(member):
-                raise ReadingError(
-                    member.family.name,
-                    expected="all nodes of a family set, or none, where they are random or read each other",
-                    got="some of them",
-                    allowed="the reference, for a small net",
-                )
+    """Nodes of a family may be set apart from the rest where it is no choice; what an attention reads where all its
+    words are computed at once."""
+    for index in patched & {index for group in groups for index in group}:
+        member = network.members[index]
+        waits = index in network.graph.recurrent and isinstance(member.tpm, Attention)
+        if waits or _random(member):
+            raise ReadingError(
+                member.family.name,
+                expected="all nodes of a family set, or none, where they are random or attend word after word",
+                got="some of them",
+                allowed="the reference, for a small net",
+            )
 
 
 def _groups(network: Network, needed: set[int]) -> tuple[tuple[int, ...], ...]:

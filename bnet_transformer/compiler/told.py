@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course
-from bnet_transformer.compiler.values import count_states
+from bnet_transformer.compiler.seeing import count_states, present_in
 from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown
 from bnet_transformer.network import Input, Member, Network
 from bnet_transformer.tpm import Given
@@ -182,11 +182,7 @@ def gates_in(course: Course, gates: Mapping[int, Tensor]) -> dict[int, Tensor]:
 
 def there_of(course: Course, member: Member) -> Tensor | None:
     """Which words of a family are present, in the layout; None where all are."""
-    words, layout = member.family.words, course.layout
-    if words is None or words not in course.present:
-        return None
-    present = course.present[words]
-    return present.reshape(*[1] * layout.batch, present.shape[0], *[1] * len(layout.plates), present.shape[1])
+    return None if member.family.words is None else present_in(course, member.family.words)
 
 
 def check_states(course: Course, index: int, what: str, value: Tensor) -> None:

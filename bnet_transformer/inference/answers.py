@@ -19,7 +19,7 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course, Layout, in_numpy
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.plan import states_in
-from bnet_transformer.compiler.values import seen
+from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.graph import Selection
 from bnet_transformer.inference.ground import choices_above, counted

@@ -18,7 +18,7 @@ from torch import Tensor
 from bnet_transformer import reference
 from bnet_transformer.compiler.course import Course, in_numpy
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.compiler.values import seen
+from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.graph import topological_order
 from bnet_transformer.inference import exact, ground

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.module import Module, Values
+from bnet_transformer.compiler.seeing import count_states
 from bnet_transformer.compiler.told import readable
-from bnet_transformer.compiler.values import count_states
 from bnet_transformer.errors import BNetError, mapping, number, whole
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape

@@ -12,8 +12,8 @@ from torch import Tensor
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.module import Module, Values
 from bnet_transformer.compiler.plan import states_in
+from bnet_transformer.compiler.seeing import seen, states
 from bnet_transformer.compiler.told import batch_of, by_family, check_states, check_value, laid_out, lead_of, there_of
-from bnet_transformer.compiler.values import seen, states
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, ReadingError, mapping
 from bnet_transformer.inference.readout import attentions_below, log_likelihood
 from bnet_transformer.network import Member, Network

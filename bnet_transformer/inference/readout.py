@@ -20,8 +20,9 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.fused import Reading, dims_of, maps, mix_of, scaled_product
 from bnet_transformer.compiler.plan import Plan
+from bnet_transformer.compiler.seeing import standing
 from bnet_transformer.compiler.told import readable
-from bnet_transformer.compiler.values import attended, standing
+from bnet_transformer.compiler.values import attended
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm import At, Attention, Categorical, Dot, Normal
 from bnet_transformer.tpm.linear import apply

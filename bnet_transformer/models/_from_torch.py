@@ -1,4 +1,4 @@
-"""From torch's own transformers to our parameters: the same numbers under the names of `encoder` and its kin."""
+"""From torch's own modules to our parameters: the same numbers under the names of `encoder`, `recurrent` and others."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from bnet_transformer.axes import join, stem_of
 from bnet_transformer.errors import BNetError
 from bnet_transformer.face import BNet
 from bnet_transformer.network import Member
-from bnet_transformer.tpm import FeedForward, Norm
+from bnet_transformer.tpm import FeedForward, Norm, Recur
 from bnet_transformer.tpm.steps import ACTIVATIONS
 
-TAKEN = "nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder, a layer of them, nn.MultiheadAttention"
+TAKEN = "nn.Transformer, its encoder, its decoder, a layer of them, nn.MultiheadAttention, nn.RNN, nn.LSTM"
 LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+RECURRENT = {nn.RNN: ("x",), nn.LSTM: ("input", "forget", "candidate", "output")}  # in the order of torch's rows
 ATTENTION = ("W_q", "W_k", "W_v", "W_o", "q", "k", "v", "mix")
 
 
@@ -24,7 +25,8 @@ def weights_of(module: nn.Module, stack: str | None = None, *, net: BNet | None 
     """The weights of torch's module as parameters of `encoder` or `encoder_decoder`, for `net.replace`.
 
     A `Transformer` is an `encoder_decoder`, a `TransformerDecoder` its stack `dec`, a `TransformerEncoder` an
-    `encoder` (or `decoder`); a single layer or `MultiheadAttention` is slice 0 of one. `stack` names another stack.
+    `encoder` (or `decoder`); a single layer or `MultiheadAttention` is slice 0 of one. An `RNN` or `LSTM` is a
+    `recurrent` net, whose one bias is the sum of their two. `stack` names another stack.
     With the `net` that is to have them, a copy that would be no whole one is refused: parameters of its slices and
     final norms that the module does not have, those of the module that it does not have, another activation.
 
@@ -62,6 +64,8 @@ def _weights(module: nn.Module, stack: str) -> dict[str, Tensor]:
         return found
     if isinstance(module, nn.MultiheadAttention):
         return names.attention(0, "", module)
+    if isinstance(module, nn.RNN | nn.LSTM):
+        return names.recurrent(module)
     return names.layer(0, module)
 
 
@@ -81,11 +85,13 @@ def _check_whole(net: BNet, stack: str, module: nn.Module, weights: Mapping[str,
         )
         raise BNetError("net", expected=wanted, got="; ".join(told), allowed=allowed)
     x = torch.linspace(-4, 4, 65)
-    layers = [each for each in module.modules() if isinstance(each, LAYERS)]
-    mine = {m.tpm.activation for m in inside if isinstance(m.tpm, FeedForward)}
-    for layer, name in itertools.product(layers, sorted(mine)):
-        if not torch.allclose(layer.activation(x), ACTIVATIONS[name](x), atol=1e-6):
-            raise BNetError("activation", expected=f"that of the net, {name!r}", got=layer.activation)
+    theirs = [each.activation for each in module.modules() if isinstance(each, LAYERS)]
+    theirs += [getattr(torch, module.nonlinearity)] if isinstance(module, nn.RNN) else []
+    steps = Recur if isinstance(module, nn.RNN) else FeedForward
+    mine = {m.tpm.activation for m in inside if isinstance(m.tpm, steps)}
+    for activation, name in itertools.product(theirs, sorted(mine)):
+        if not torch.allclose(activation(x), ACTIVATIONS[name](x), atol=1e-6):
+            raise BNetError("activation", expected=f"that of the net, {name!r}", got=activation)
 
 
 def _in_slice(member: Member, slices: int) -> bool:
@@ -132,6 +138,23 @@ class _Names:
         out = module.out_proj
         found |= self._named(f"W_{prefix}o", t, {"value": out.weight.reshape(dim, heads, -1).movedim(1, 0)})
         return found | self._named(f"{prefix}mix", t, {"bias": out.bias})
+
+    def recurrent(self, module: nn.RNN | nn.LSTM) -> dict[str, Tensor]:
+        """All slices of a recurrent net."""
+        if module.bidirectional or module.proj_size:
+            got = "bidirectional" if module.bidirectional else f"proj_size={module.proj_size}"
+            raise BNetError("module", expected="words read from the first to the last, states not projected", got=got)
+        roles = RECURRENT[type(module)]
+        found: dict[str, Tensor] = {}
+        for t in range(module.num_layers):
+            parts = {"W": f"weight_ih_l{t}", "U": f"weight_hh_l{t}"}
+            values = {name: getattr(module, theirs) for name, theirs in parts.items()}
+            if module.bias:
+                values["bias"] = getattr(module, f"bias_ih_l{t}") + getattr(module, f"bias_hh_l{t}")
+            for k, role in enumerate(roles):
+                place = t + 1 if role == "x" else t
+                found |= self._named(role, place, {name: v.chunk(len(roles))[k] for name, v in values.items()})
+        return found
 
     def norm(self, role: str, t: int | None, norm: nn.Module) -> dict[str, Tensor]:
         """Gain and bias of a layer norm."""

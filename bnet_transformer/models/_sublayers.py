@@ -1,4 +1,4 @@
-"""What the vanilla transformers share: their words, their sublayers in post-norm and pre-norm places, their readouts.
+"""What the models share: words and readouts; the vanilla transformers' sublayers in post-norm and pre-norm places.
 
     post-norm   add = x + sublayer(x),   x' = norm(add)          pre-norm   x' = x + sublayer(norm(x))
 
@@ -46,131 +46,62 @@ WORD, HEADS, TABLE = ["word"], ["head", "word"], "W_embed"
 
 
 @dataclass(frozen=True)
-class Sublayers:
-    """The sizes and habits of a vanilla transformer, and the nodes that follow from them."""
+class Ends:
+    """What stands before the slices and after them: the words and the readouts of a net whose states are `dim` wide.
+
+    `features` is the width of real-valued words, where it is not that of the states; `out` the role that leaves.
+    """
 
     dim: int
-    heads: int
-    hidden: int | None
-    norm: str
-    final_norm: bool | None
-    activation: str
-    bias: bool
-    dropout: float
+    bias: bool = True
+    features: int | None = None
+    dropout: float = 0.0
     eps: float = 1e-5
+    out: str = "x"
 
     def __post_init__(self) -> None:
-        if whole("dim", self.dim) % whole("heads", self.heads):
-            raise BNetError("heads", expected=f"a divisor of dim, which is {self.dim}", got=self.heads)
-        if self.hidden is not None:
-            whole("hidden", self.hidden)
-        one_of("norm", self.norm, ("post", "pre"))
-        one_of("final_norm", self.final_norm, (None, True, False))
-        one_of("activation", self.activation, ACTIVATIONS)
         one_of("bias", self.bias, (True, False))
-        if not 0 <= number("dropout", self.dropout) < 1:
-            raise BNetError("dropout", expected="a probability below 1 (0: no dropout)", got=self.dropout)
-
-    @property
-    def plate(self) -> Plate:
-        """The plate of heads."""
-        return Plate("head", self.heads)
+        if self.features is not None:
+            whole("features", self.features)
 
     @property
     def normed(self) -> Norm:
         """The TPM of every norm."""
         return Norm(eps=self.eps, bias=self.bias)
 
-    @property
-    def ends_normed(self) -> bool:
-        """True where a norm follows the last slice: by default in a pre-norm net."""
-        return self.norm == "pre" if self.final_norm is None else self.final_norm
-
-    @property
-    def out(self) -> str:
-        """The role that leaves a stack: the last state, or its norm."""
-        return "norm" if self.ends_normed else "x"
-
     # the words
 
-    def words(self, vocabulary: Vocabulary, positions: TPM | None, *, tied: bool) -> list[Node]:
-        """The first state: vectors, or an embedding times sqrt(dim); plus positions; less what is dropped."""
-        if vocabulary is None and positions is None:
-            return [Node("x", Given(self.dim), plates=WORD)]
-        if vocabulary is None:
+    def words(
+        self, vocabulary: Vocabulary, positions: TPM | None = None, *, tied: bool, mapped: bool = True
+    ) -> list[Node]:
+        """The first state: vectors, told as they are or as features that are mapped, or an embedding times sqrt(dim);
+        plus positions; less what is dropped. Where they are not `mapped`, the features are the first state."""
+        if vocabulary is not None and self.features is not None:
+            raise BNetError("features", expected="None: the words are of a vocabulary", got=self.features)
+        mapped = mapped and self.features is not None
+        if vocabulary is None and positions is None and not mapped:
+            return [Node("x", Given(self.features or self.dim), plates=WORD)]
+        if mapped and self.features is not None:
+            embed = Affine(self.dim) if self.bias else Linear(self.dim)
+            nodes = [Node("value", Given(self.features), plates=WORD), Node("embed", embed, ["value"], WORD)]
+        elif vocabulary is None:
             nodes = [Node("embed", Given(self.dim), plates=WORD)]
         else:
-            embed = Embed(self.dim, scale=self.dim**0.5, tied=tied, spread=self.dim**-0.5)
+            table = Embed(self.dim, scale=self.dim**0.5, tied=tied, spread=self.dim**-0.5)
             token = Node("token", Given(states=count(vocabulary)), plates=WORD)
-            nodes = [token, Node("embed", embed, [TABLE, "token"] if tied else ["token"], WORD)]
+            nodes = [token, Node("embed", table, [TABLE, "token"] if tied else ["token"], WORD)]
         if positions is not None:
             nodes.append(Node("position", positions, plates=WORD))
             nodes.append(Node("add", Add(), ["embed", "position"], WORD))
-        *before, last = nodes + self._dropped(nodes[-1].role, "drop")
+        *before, last = nodes + self.dropped(nodes[-1].role, "drop")
         return [*before, Node("x", last.tpm, last.parents, WORD)]
 
     def table(self, vocabulary: Vocabulary) -> Node:
         """The embedding as a node outside the stacks, for all that share it."""
         return Node(TABLE, Weight((count(vocabulary), self.dim)))
 
-    # the slices
-
-    def slice(self, reach: Reach, cross: Reach | None = None) -> list[Node]:
-        """One slice: attention; with a `cross` reach attention to the encoder's last state; the feed-forward map."""
-        nodes = self._residual("x", self._attention(reach), ("drop1", "add1", "norm1"))
-        if cross is not None:
-            there = self._attention(cross, "cross_", (f"enc.{self.out}", "enc.word"))
-            nodes += self._residual(nodes[-1].role, there, ("cross_drop", "cross_add", "cross_norm"))
-        return nodes + self._residual(nodes[-1].role, self._feed_forward, ("drop2", "add2", "norm2"), makes_state=True)
-
-    def finish(self) -> list[Node]:
-        """The norm after the last slice, where there is one."""
-        return [Node("norm", self.normed, ["x"], WORD)] if self.ends_normed else []
-
-    def _residual(
-        self,
-        x: str,
-        sublayer: Callable[[str], list[Node]],
-        roles: tuple[str, str, str],
-        *,
-        makes_state: bool = False,
-    ) -> list[Node]:
-        """`norm(x + sublayer(x))`, or `x + sublayer(norm(x))`."""
-        drop, add, norm = roles
-        pre = self.norm == "pre"
-        inner = sublayer(norm if pre else x)
-        inner += self._dropped(inner[-1].role, drop)
-        total = Node("x" if pre and makes_state else add, Add(), [x, inner[-1].role], WORD)
-        if pre:
-            return [Node(norm, self.normed, [x], WORD), *inner, total]
-        return [*inner, total, Node("x" if makes_state else norm, self.normed, [add], WORD)]
-
-    def _attention(
-        self, reach: Reach, prefix: str = "", read: tuple[str, str] | None = None
-    ) -> Callable[[str], list[Node]]:
-        """Attention of all heads, summed by `W_o`; `read` says where keys and values come from, by default x."""
-        width = self.dim // self.heads
-        q, k, v, a, mix = (prefix + role for role in ("q", "k", "v", "a", "mix"))
-        W_o = f"W_{prefix}o"
-        project = Affine() if self.bias else Linear()
-
-        def nodes(x: str) -> list[Node]:
-            sources = {q: (x, "word"), k: read or (x, "word"), v: read or (x, "word")}
-            return [
-                *(Node(f"W_{role}", Weight((width, self.dim)), plates=["head"]) for role in sources),
-                *(Node(r, project, [f"W_{r}", source], ["head", over]) for r, (source, over) in sources.items()),
-                Node(a, Attention(Dot(None)), [q, Arrow(k, reach), Arrow(v, reach)], HEADS),
-                Node(W_o, Weight((self.dim, width), spread=self.dim**-0.5), plates=["head"]),
-                Node(mix, Concat(bias=self.bias), [W_o, a], WORD),
-            ]
-
-        return nodes
-
-    def _feed_forward(self, x: str) -> list[Node]:
-        hidden = 4 * self.dim if self.hidden is None else self.hidden
-        return [Node("ffn", FeedForward(hidden, self.activation, bias=self.bias), [x], WORD)]
-
-    def _dropped(self, source: str, role: str) -> list[Node]:
+    def dropped(self, source: str, role: str) -> list[Node]:
+        """A node that drops out, where there is dropout."""
         return [Node(role, Dropout(self.dropout), [source], WORD)] if self.dropout else []
 
     # the readouts
@@ -218,11 +149,13 @@ class Sublayers:
         *,
         tied: bool,
     ) -> list[Node]:
-        """The nodes of what is observed."""
+        """The nodes of what is observed; "word" is a word of the vocabulary, or the features of one."""
         one_of("pool", pool, (None, "first", "last", "mean", "sum"))
         one_of("transform", transform, (None, *ACTIVATIONS))
         if readout == "auto":
-            readout = None if vocabulary is None else "word"
+            readout = None if vocabulary is None and self.features is None else "word"
+        if readout == "word" and vocabulary is None and self.features is not None:
+            readout = Normal(1.0, dim=self.features, learnable=True)
         if isinstance(readout, Categorical | Normal):
             return self.observed(readout, pool, transform)
         allowed = "'word', a Categorical, a Normal, None"
@@ -234,8 +167,119 @@ class Sublayers:
         if readout is None:
             return []
         if vocabulary is None:
-            raise BNetError("readout", expected="a vocabulary, for it is 'word'", got="none", allowed=allowed)
+            wanted = "a vocabulary or features, for it is 'word'"
+            raise BNetError("readout", expected=wanted, got="none", allowed=allowed)
         return self.next_word(vocabulary, transform, tied=tied)
+
+
+@dataclass(frozen=True)
+class Sublayers:
+    """The sizes and habits of a vanilla transformer, and the nodes that follow from them."""
+
+    dim: int
+    heads: int
+    hidden: int | None
+    norm: str
+    final_norm: bool | None
+    activation: str
+    bias: bool
+    dropout: float
+    eps: float = 1e-5
+    features: int | None = None
+
+    def __post_init__(self) -> None:
+        if whole("dim", self.dim) % whole("heads", self.heads):
+            raise BNetError("heads", expected=f"a divisor of dim, which is {self.dim}", got=self.heads)
+        if self.hidden is not None:
+            whole("hidden", self.hidden)
+        one_of("norm", self.norm, ("post", "pre"))
+        one_of("final_norm", self.final_norm, (None, True, False))
+        one_of("activation", self.activation, ACTIVATIONS)
+        one_of("bias", self.bias, (True, False))
+        if not 0 <= number("dropout", self.dropout) < 1:
+            raise BNetError("dropout", expected="a probability below 1 (0: no dropout)", got=self.dropout)
+
+    @property
+    def plate(self) -> Plate:
+        """The plate of heads."""
+        return Plate("head", self.heads)
+
+    @property
+    def ends(self) -> Ends:
+        """Its words and readouts."""
+        return Ends(self.dim, self.bias, self.features, self.dropout, self.eps, self.out)
+
+    @property
+    def normed(self) -> Norm:
+        """The TPM of every norm."""
+        return self.ends.normed
+
+    @property
+    def ends_normed(self) -> bool:
+        """True where a norm follows the last slice: by default in a pre-norm net."""
+        return self.norm == "pre" if self.final_norm is None else self.final_norm
+
+    @property
+    def out(self) -> str:
+        """The role that leaves a stack: the last state, or its norm."""
+        return "norm" if self.ends_normed else "x"
+
+    # the slices
+
+    def slice(self, reach: Reach, cross: Reach | None = None) -> list[Node]:
+        """One slice: attention; with a `cross` reach attention to the encoder's last state; the feed-forward map."""
+        nodes = self._residual("x", self._attention(reach), ("drop1", "add1", "norm1"))
+        if cross is not None:
+            there = self._attention(cross, "cross_", (f"enc.{self.out}", "enc.word"))
+            nodes += self._residual(nodes[-1].role, there, ("cross_drop", "cross_add", "cross_norm"))
+        return nodes + self._residual(nodes[-1].role, self._feed_forward, ("drop2", "add2", "norm2"), makes_state=True)
+
+    def finish(self) -> list[Node]:
+        """The norm after the last slice, where there is one."""
+        return [Node("norm", self.normed, ["x"], WORD)] if self.ends_normed else []
+
+    def _residual(
+        self,
+        x: str,
+        sublayer: Callable[[str], list[Node]],
+        roles: tuple[str, str, str],
+        *,
+        makes_state: bool = False,
+    ) -> list[Node]:
+        """`norm(x + sublayer(x))`, or `x + sublayer(norm(x))`."""
+        drop, add, norm = roles
+        pre = self.norm == "pre"
+        inner = sublayer(norm if pre else x)
+        inner += self.ends.dropped(inner[-1].role, drop)
+        total = Node("x" if pre and makes_state else add, Add(), [x, inner[-1].role], WORD)
+        if pre:
+            return [Node(norm, self.normed, [x], WORD), *inner, total]
+        return [*inner, total, Node("x" if makes_state else norm, self.normed, [add], WORD)]
+
+    def _attention(
+        self, reach: Reach, prefix: str = "", read: tuple[str, str] | None = None
+    ) -> Callable[[str], list[Node]]:
+        """Attention of all heads, summed by `W_o`; `read` says where keys and values come from, by default x."""
+        width = self.dim // self.heads
+        q, k, v, a, mix = (prefix + role for role in ("q", "k", "v", "a", "mix"))
+        W_o = f"W_{prefix}o"
+        project = Affine() if self.bias else Linear()
+
+        def nodes(x: str) -> list[Node]:
+            sources = {q: (x, "word"), k: read or (x, "word"), v: read or (x, "word")}
+            return [
+                *(Node(f"W_{role}", Weight((width, self.dim)), plates=["head"]) for role in sources),
+                *(Node(r, project, [f"W_{r}", source], ["head", over]) for r, (source, over) in sources.items()),
+                Node(a, Attention(Dot(None)), [q, Arrow(k, reach), Arrow(v, reach)], HEADS),
+                Node(W_o, Weight((self.dim, width), spread=self.dim**-0.5), plates=["head"]),
+                Node(mix, Concat(bias=self.bias), [W_o, a], WORD),
+            ]
+
+        return nodes
+
+    def _feed_forward(self, x: str) -> list[Node]:
+        hidden = 4 * self.dim if self.hidden is None else self.hidden
+        return [Node("ffn", FeedForward(hidden, self.activation, bias=self.bias), [x], WORD)]
 
 
 def count(vocabulary: Vocabulary) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from bnet_transformer.axes import Reach
 from bnet_transformer.errors import BNetError, one_of, whole
 from bnet_transformer.face import BNet
+from bnet_transformer.models._observed import observed
 from bnet_transformer.models._sublayers import reach_of
 from bnet_transformer.network import Arrow, Declaration, Node, Plate, Stack
 from bnet_transformer.network.declaration import vocabulary_of
@@ -29,7 +30,6 @@ from bnet_transformer.tpm import (
     Embed,
     Given,
     Linear,
-    Normal,
     Read,
     Select,
     Weight,
@@ -89,13 +89,13 @@ def bayesuvius(
         plates, outside = [], [selector]
         if per == "slice":
             nodes, outside = [selector, *nodes], []
-    readout = _readout(observe)
+    readout = observed(observe)
     if attention == "marginal":
         if combine == "concat" or observe is None:
             got = "combine='concat'" if combine == "concat" else "observe=None"
             raise BNetError("attention", expected="'soft', or one head at a time and a readout", got=got)
         picks = {} if per != "word" else {r: {f"atom_{r}": f"m_{r}"} if sizes else {"head": "c"} for r in "qkv"}
-        readout = slice_.word_read(picks, slices) + _readout(observe, "z")
+        readout = slice_.word_read(picks, slices) + observed(observe, "z")
     stack = Stack(nodes, _words(dim, vocabulary), readout, slices=slices, vocabulary=vocabulary)
     return BNet(Declaration([stack], outside, plates, name="bayesuvius"), seed=seed)
 
@@ -177,17 +177,6 @@ def _words(dim: int, vocabulary: Sequence[str] | None) -> list[Node]:
         return [Node("x", Given(dim), plates=["word"])]
     token = Node("token", Given(states=len(vocabulary_of(vocabulary))), plates=["word"])
     return [token, Node("x", Embed(dim), ["token"], plates=["word"])]
-
-
-def _readout(observe: TPM | None, role: str = "x") -> list[Node]:
-    """What is observed: each word, or the sentence where the readout pools."""
-    if observe is None:
-        return []
-    if not isinstance(observe, Categorical | Normal):
-        raise BNetError("observe", expected="a readout", got=observe, allowed="Categorical(n), Normal(sigma), None")
-    if observe.pool:
-        return [Node("y", observe, [Arrow(role, Reach("every"))])]
-    return [Node("y", observe, [role], plates=["word"])]
 
 
 def _three(atoms: object) -> tuple[int, int, int]:

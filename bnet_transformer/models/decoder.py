@@ -20,6 +20,7 @@ def decoder(
     heads: int = 8,
     slices: int = 6,
     hidden: int | None = None,
+    features: int | None = None,
     vocabulary: Vocabulary = None,
     words: int | None = None,
     positions: TPM | str | None = "sinusoidal",
@@ -37,16 +38,17 @@ def decoder(
 ) -> BNet:
     """A vanilla decoder: a word reads itself and the words before it, and its readout is the next word.
 
-    The arguments are those of `encoder`. `readout="auto"` is `"word"`, the next word, where there is a vocabulary,
-    and none where words are vectors.
+    The arguments are those of `encoder`. `readout="auto"` is `"word"`, the next word, where there is a vocabulary or
+    features, and none where words are vectors.
     """
-    net = Sublayers(dim, heads, hidden, norm, final_norm, activation, bias, dropout)
+    net = Sublayers(dim, heads, hidden, norm, final_norm, activation, bias, dropout, features=features)
     tied = is_tied(tie, vocabulary)
     stack = Stack(
         net.slice(reach_of(mask)),
-        net.words(vocabulary, positions_of(positions, dim, words), tied=tied),
-        [*net.finish(), *net.readout(readout, vocabulary, pool, transform, tied=tied)],
+        net.ends.words(vocabulary, positions_of(positions, dim, words), tied=tied),
+        [*net.finish(), *net.ends.readout(readout, vocabulary, pool, transform, tied=tied)],
         slices=slices,
         vocabulary=listed_words(vocabulary),
     )
-    return BNet(Declaration([stack], [net.table(vocabulary)] if tied else [], [net.plate], name="decoder"), seed=seed)
+    table = [net.ends.table(vocabulary)] if tied else []
+    return BNet(Declaration([stack], table, [net.plate], name="decoder"), seed=seed)

@@ -21,6 +21,7 @@ def encoder(
     heads: int = 8,
     slices: int = 6,
     hidden: int | None = None,
+    features: int | None = None,
     vocabulary: Vocabulary = None,
     words: int | None = None,
     positions: TPM | str | None = "sinusoidal",
@@ -38,18 +39,20 @@ def encoder(
 ) -> BNet:
     """A vanilla encoder: every word reads every word, unless `mask` says otherwise.
 
-    `hidden` is 4 dim by default; `vocabulary` a list of words or their number (None: words are vectors); `words` the
-    most that `positions="learned"` can place; `readout="word"` a word of the vocabulary at each word (the masked
-    word of BERT), a Categorical or Normal one of each word or of `pool` ("first", "last", "mean", "sum");
-    `transform` an activation, `s(W x + b)` before the readout; `tie` gives embedding and readout one table.
+    `hidden` is 4 dim by default; `vocabulary` a list of words or their number (None: words are vectors); `features`
+    the width of real-valued words, which are mapped to dim; `words` the most that `positions="learned"` can place;
+    `readout="word"` a word of the vocabulary (or the features) at each word (the masked word of BERT), a Categorical
+    or Normal one of each word or of `pool` ("first", "last", "mean", "sum"); `transform` an
+    activation, `s(W x + b)` before the readout; `tie` gives embedding and readout one table.
     """
-    net = Sublayers(dim, heads, hidden, norm, final_norm, activation, bias, dropout)
+    net = Sublayers(dim, heads, hidden, norm, final_norm, activation, bias, dropout, features=features)
     tied = is_tied(tie, vocabulary)
     stack = Stack(
         net.slice(reach_of(mask)),
-        net.words(vocabulary, positions_of(positions, dim, words), tied=tied),
-        [*net.finish(), *net.readout(readout, vocabulary, pool, transform, tied=tied)],
+        net.ends.words(vocabulary, positions_of(positions, dim, words), tied=tied),
+        [*net.finish(), *net.ends.readout(readout, vocabulary, pool, transform, tied=tied)],
         slices=slices,
         vocabulary=listed_words(vocabulary),
     )
-    return BNet(Declaration([stack], [net.table(vocabulary)] if tied else [], [net.plate], name="encoder"), seed=seed)
+    table = [net.ends.table(vocabulary)] if tied else []
+    return BNet(Declaration([stack], table, [net.plate], name="encoder"), seed=seed)

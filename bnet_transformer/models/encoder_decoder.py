@@ -27,6 +27,7 @@ def encoder_decoder(
     heads: int = 8,
     slices: int | Mapping[str, int] = 6,
     hidden: int | None = None,
+    features: int | None = None,
     vocabulary: Vocabulary = None,
     target_vocabulary: Vocabulary = None,
     words: int | None = None,
@@ -43,19 +44,20 @@ def encoder_decoder(
 ) -> BNet:
     """The vanilla transformer, by default of the base size: 6 slices, 8 heads, 512 wide, 2048 in the feed-forward map.
 
-    The arguments are those of `encoder` and `decoder`. Both stacks share `vocabulary`, and with `tie` one table
-    serves both embeddings and the readout; with a `target_vocabulary` the table is the decoder's and the readout's.
+    The arguments are those of `encoder` and `decoder`. Both stacks share `features` or `vocabulary`, and with `tie`
+    one table serves both embeddings and the readout; with a `target_vocabulary` the table is the decoder's and the
+    readout's.
     `mask` maps `"enc"`, `"dec"` (causal by default) and `"cross"` to who reads whom; `slices` may map `"enc"` and
     `"dec"` to their numbers.
     """
-    net = Sublayers(dim, heads, hidden, norm, final_norm, activation, bias, dropout)
+    net = Sublayers(dim, heads, hidden, norm, final_norm, activation, bias, dropout, features=features)
     told = vocabulary if target_vocabulary is None else target_vocabulary
     tied = is_tied(tie, told)
     placed = positions_of(positions, dim, words)
     reaches, many = _reaches(mask), _slices(slices)
     enc = Stack(
         net.slice(reaches["enc"]),
-        net.words(vocabulary, placed, tied=tied and target_vocabulary is None),
+        net.ends.words(vocabulary, placed, tied=tied and target_vocabulary is None),
         net.finish(),
         slices=many["enc"],
         name="enc",
@@ -63,13 +65,13 @@ def encoder_decoder(
     )
     dec = Stack(
         net.slice(reaches["dec"], reaches["cross"]),
-        net.words(told, placed, tied=tied),
-        [*net.finish(), *net.readout(readout, told, tied=tied)],
+        net.ends.words(told, placed, tied=tied),
+        [*net.finish(), *net.ends.readout(readout, told, tied=tied)],
         slices=many["dec"],
         name="dec",
         vocabulary=listed_words(told),
     )
-    table = [net.table(told)] if tied else []
+    table = [net.ends.table(told)] if tied else []
     return BNet(Declaration([enc, dec], table, [net.plate], name="encoder-decoder"), seed=seed)
 
 

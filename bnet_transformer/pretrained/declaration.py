@@ -42,7 +42,7 @@ def options_to_declaration(
         slices=options.slices,
         vocabulary=vocabulary,
     )
-    outside = [net.table(options.states)] if tied else []
+    outside = [net.ends.table(options.states)] if tied else []
     if "pooler" in extras:
         outside += _pooled(net, "pooler", "tanh")
     if "mean" in extras:

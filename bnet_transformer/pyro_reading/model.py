@@ -16,9 +16,10 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.course import Course, Layout
 from bnet_transformer.compiler.module import Values, output_of
+from bnet_transformer.compiler.scan import scan
+from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.compiler.told import batch_of, check_read, laid_out, there_of
 from bnet_transformer.compiler.told import received as received_values
-from bnet_transformer.compiler.values import scan, seen
 from bnet_transformer.compiler.values import value as value_of
 from bnet_transformer.errors import BNetError, EvidenceError, mapping, unknown, whole
 from bnet_transformer.network import Member, Network
@@ -138,7 +139,7 @@ class PyroModel:
         course, found = told.course, {}
         for group in self._groups(want):
             random = [index for index in group if self._is_site(index) and index not in told.set_]
-            scanned = len(group) > 1 or any(given.parent == group[0] for given in self.network.members[group[0]].inputs)
+            scanned = group[0] in self.network.graph.recurrent
             for index in random if scanned else ():
                 if index not in told.observed:
                     raise BNetError(

@@ -164,6 +164,8 @@ class Attention(TPM):
         reading = self._reading
         read = next(slot for slot in reading.slots() if slot.endswith("."))
         s.over_words(read, "v.")
+        if self.over == "queries" and self.normaliser.kind == "softmax":
+            s.define(r"\text{the softmax runs over queries: word } i \text{ is the key (q and k have changed roles)}")
         rest = f" + {s.of('x')}" if self.residual else ""
         v = s.of("v.")
         if s.form == "word":

@@ -1,4 +1,4 @@
-"""Training by gradient, and decoding: `train`, `generate`, and small tasks to try them on (`toy`).
+"""Training by gradient, decoding and rollout: `train`, `generate`, `iterate`, and small tasks to try them on (`toy`).
 
 Both work on any declaration. `task` says what a net is trained for, `data` makes minibatches, `objective` the loss,
 `run` and `loop` the steps and checkpoints; `incremental` computes one word at a time, and `decoding` chooses it.
@@ -6,7 +6,8 @@ Both work on any declaration. `task` says what a net is trained for, `data` make
 
 from bnet_transformer.training.data import Batch
 from bnet_transformer.training.generate import Generated, generate
+from bnet_transformer.training.iterate import iterate, windows
 from bnet_transformer.training.loop import kept, train
 from bnet_transformer.training.result import Trained
 
-__all__ = ["Batch", "Generated", "Trained", "generate", "kept", "train"]
+__all__ = ["Batch", "Generated", "Trained", "generate", "iterate", "kept", "train", "windows"]

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from bnet_transformer.errors import BNetError, FileError, unknown
 from bnet_transformer.network import Member
+from bnet_transformer.training.rows import rows_of
 from bnet_transformer.training.task import Task
 from bnet_transformer.training.words import real_numbers, whole_numbers
 
@@ -135,7 +136,7 @@ class Reader:
     def _shifted(self, stack: str, words: Tensor) -> tuple[Tensor, Tensor]:
         """All words but the last, and the next word of each."""
         of = self.task.words[stack]
-        ends = [None if word is None else torch.tensor([of.id(word)]) for word in (self.start, self.stop)]
+        ends = [None if word is None else of.one(word) for word in (self.start, self.stop)]
         words = torch.cat([part for part in (ends[0], words, ends[1]) if part is not None])
         if len(words) < 2:
             raise BNetError("example", expected="at least 2 words, the second to be told by the first", got="1")
@@ -207,7 +208,8 @@ class Batches:
     seed: int
     size: int | None
     example: Callable[[int], Example]
-    fresh: Callable[[int], Sequence[Example]] | None = None
+    fresh: Callable[[int], Batch] | None = None
+    rows: Mapping[str, Tensor] | None = None
 
     @property
     def epoch(self) -> int | None:
@@ -218,17 +220,24 @@ class Batches:
         """The minibatch of a step, counted from 0."""
         if self.fresh is not None or self.size is None or self.epoch is None:
             assert self.fresh is not None
-            return padded(self.task, self.fresh(step))
+            return self.fresh(step)
         epoch, place = divmod(step, self.epoch)
         order = _order(self.size, self.seed, epoch)[place * self.batch : (place + 1) * self.batch]
-        return padded(self.task, [self.example(int(k)) for k in order])
+        return self.of(order)
 
     def in_order(self) -> list[Batch]:
         """All examples once, as they come."""
         if self.size is None:
             raise BNetError("held_out", expected=WAYS, got="a function of the step")
-        starts = range(0, self.size, self.batch)
-        return [padded(self.task, [self.example(k) for k in range(s, min(s + self.batch, self.size))]) for s in starts]
+        return [self.of(order) for order in torch.arange(self.size).split(self.batch)]
+
+    def of(self, order: Tensor) -> Batch:
+        """These examples as a batch."""
+        if self.rows is None:
+            return padded(self.task, [self.example(int(k)) for k in order])
+        found = {name: value[order] for name, value in self.rows.items()}
+        (stack,) = self.task.stacks
+        return Batch({stack: found.pop(stack)}, None, found)
 
     def digest(self) -> str:
         """What tells other data: how much there is, and its first and last example."""
@@ -257,11 +266,11 @@ def batches(reader: Reader, data: object, batch: int, seed: int, words: int | No
     if callable(data):
         make = cast(Callable[[int], object], data)
 
-        def fresh(step: int) -> list[Example]:
+        def fresh(step: int) -> Batch:
             found = batches(reader, make(step), 1, 0, words)
             if found.size is None:
                 raise BNetError("data", expected=WAYS, got="a function that returns a function")
-            return [found.example(k) for k in range(found.size)]
+            return found.of(torch.arange(found.size))
 
         return Batches(task, batch, seed, None, reader, fresh)
     where = str(data) if isinstance(data, str | Path) else "data"
@@ -275,7 +284,11 @@ def batches(reader: Reader, data: object, batch: int, seed: int, words: int | No
         arrays = data
         if len({len(part) for part in arrays}) > 1:
             raise BNetError("data", expected="arrays of one length", got=[len(part) for part in arrays])
-        return Batches(task, batch, seed, len(arrays[0]), lambda k: _told(reader, k, tuple(part[k] for part in arrays)))
+
+        def example(k: int) -> Example:
+            return _told(reader, k, tuple(part[k] for part in arrays))
+
+        return Batches(task, batch, seed, len(arrays[0]), example, rows=rows_of(task, arrays))
     if isinstance(data, Tensor | np.ndarray) and len(data):
         rows = data
         return Batches(task, batch, seed, len(rows), lambda k: _told(reader, k, rows[k]))

@@ -16,7 +16,7 @@ from torch.nn import functional
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.course import Course, Layout
-from bnet_transformer.compiler.values import seen
+from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import BNetError
 from bnet_transformer.network import Input, Member
 from bnet_transformer.tpm import Affine, At, Attention, Concat, Dot, Given, Linear
@@ -313,7 +313,7 @@ class WordByWord:
 def told_by(task: Task) -> tuple[Member, str]:
     """The readout that tells the next word, and its stack; or the error that says why there is none."""
     wanted = "a net whose one readout tells the next word, so that words can be chosen one by one"
-    if task.next_word is not None:
+    if task.next_word is not None and task.words[task.next_word].states is not None:
         return task.readouts[0], task.next_word
     for readout in task.readouts:
         stack = readout.family.words

@@ -11,7 +11,7 @@ from torch.nn import functional
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.module import laid_out
-from bnet_transformer.compiler.values import seen
+from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import BNetError
 from bnet_transformer.network import Member
 from bnet_transformer.training import data

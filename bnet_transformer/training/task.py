@@ -17,7 +17,10 @@ def backward(reach: Reach) -> bool:
 
 @dataclass(frozen=True)
 class Task:
-    """The readouts of a net, the words of each stack, and the stack whose next word is told, where there is one."""
+    """The readouts of a net, the words of each stack, and the stack whose next word is told, where there is one.
+
+    A stack of real-valued words tells its next word where it goes on from what another stack reads.
+    """
 
     network: Network
     readouts: tuple[Member, ...]
@@ -67,10 +70,17 @@ def _next_word(network: Network, readouts: tuple[Member, ...], words: dict[str, 
     if len(readouts) != 1:
         return None
     (told,) = readouts
-    stack, states = told.family.words, told.tpm.states
-    if stack is None or states is None or told.family.plates or states != words[stack].states:
+    stack = told.family.words
+    if stack is None or told.family.plates or not _tells_words(told, words[stack], among=len(words)):
         return None
     return stack if later(network, told, stack) is None else None
+
+
+def _tells_words(told: Member, words: Words, among: int) -> bool:
+    """True for a readout whose values are words of a stack; of real-valued words, where there are several stacks."""
+    if told.tpm.kind == "discrete":
+        return told.tpm.states is not None and told.tpm.states == words.states
+    return among > 1 and words.states is None and told.shape == words.member.shape
 
 
 def later(network: Network, member: Member, stack: str) -> str | None:

@@ -64,6 +64,12 @@ class Words:
             return self.place[word]
         return int(self.tensor([word])[0])
 
+    def one(self, word: object) -> Tensor:
+        """A sentence of one word."""
+        if self.states is not None:
+            return torch.tensor([self.id(word)])
+        return self.tensor(real_numbers(self._where, word)[None])
+
     def tell(self, ids: Iterable[int]) -> tuple[str, ...]:
         """Ids as words; as numerals where there is no vocabulary."""
         return tuple(str(k) if self.vocabulary is None else self.vocabulary[k] for k in ids)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course
-from bnet_transformer.compiler.values import computed, seen
+from bnet_transformer.compiler.seeing import seen
+from bnet_transformer.compiler.values import computed
 from bnet_transformer.inference.circuits.arrows import Arrows, Into
 from bnet_transformer.inference.sweeps.rows import full_shape, summary
 from bnet_transformer.network import Member

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course, Layout
-from bnet_transformer.compiler.values import count_states, seen
+from bnet_transformer.compiler.seeing import count_states, seen
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.graph import ancestors
 from bnet_transformer.inference.circuits.arrows import Arrows, Marks, needed_above, span

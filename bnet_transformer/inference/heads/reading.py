@@ -19,7 +19,7 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.plan import states_in
-from bnet_transformer.compiler.values import seen
+from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import BNetError, BudgetError, ReadingError, unknown
 from bnet_transformer.inference.factors import prior_of
 from bnet_transformer.intake import Intake, sentence_to_tensors

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.compiler.course import Course, Layout
-from bnet_transformer.compiler.values import computed, seen
+from bnet_transformer.compiler.seeing import seen
+from bnet_transformer.compiler.values import computed
 from bnet_transformer.inference.sweeps.cells import Ids, Route
 from bnet_transformer.inference.sweeps.rows import CELLS, Setting, full_shape, index_of
 from bnet_transformer.inference.sweeps.run import Run, picked

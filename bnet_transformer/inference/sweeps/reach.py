@@ -6,7 +6,7 @@ carries them along its reach.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,18 +30,26 @@ def leads(world: World, outcomes: Iterable[int]) -> dict[int, Table]:
         family, index = world.ground.place(node)
         table = found.setdefault(family.index, np.zeros(count_words(world, family.index), dtype=np.bool_))
         table[index[-1] if family.words is not None else 0] = True
-    cut = cut_words(world)
-    for member in reversed(world.network.members):
-        if member.family.index not in found:
-            continue
-        below = found[member.family.index]
-        below = np.logical_and(below, ~cut.get(member.family.index, np.zeros_like(below)))
-        for given in member.inputs:
-            above = {given.parent: read_by(world, member, given, below)}
-            above |= {selector: _own(world, selector, below) for _, selector in given.pick}
-            for parent, words in above.items():
-                found[parent] = np.logical_or(found[parent], words) if parent in found else words.copy()
+    cut, grown = cut_words(world), True
+    while grown:  # once, but for families that read each other word after word
+        before = {index: table.copy() for index, table in found.items()}
+        for member in reversed(world.network.members):
+            if member.family.index in found:
+                _lead(world, member, cut, found)
+        changed = (index not in before or not np.array_equal(before[index], table) for index, table in found.items())
+        grown = bool(world.network.graph.recurrent) and any(changed)
     return {index: table for index, table in found.items() if table.any()}
+
+
+def _lead(world: World, member: Member, cut: Mapping[int, Table], found: dict[int, Table]) -> None:
+    """Note the words of its parents that lead on through the words of a family that do."""
+    below = found[member.family.index]
+    below = np.logical_and(below, ~cut.get(member.family.index, np.zeros_like(below)))
+    for given in member.inputs:
+        above = {given.parent: read_by(world, member, given, below)}
+        above |= {selector: _own(world, selector, below) for _, selector in given.pick}
+        for parent, words in above.items():
+            found[parent] = np.logical_or(found[parent], words) if parent in found else words.copy()
 
 
 def read_by(world: World, member: Member, given: Input, below: Table) -> Table:

@@ -129,13 +129,13 @@ class Run:
         """Refuse what is not computed all at once: families that read each other word after word, rows set by do."""
         world, index = self.examples.world, member.family.index
         weights = any(each.rows for each in told)
+        if index in world.network.graph.recurrent:
+            raise ReadingError(member.family.name, expected="words computed at once", got="one after another")
         if weights and world.ground.cut_in(index):
             raise ReadingError(member.family.name, expected="nodes that read", got="some that are set")
         if table.any() or weights:
             if any(axis == WORD for given in member.inputs for axis, _ in given.pick):
                 raise ReadingError(member.family.name, expected="no choice of a word", got="one")
-            if index in world.network.graph.recurrent:
-                raise ReadingError(member.family.name, expected="words computed at once", got="one after another")
             if world.ground.rows_in(index):
                 raise ReadingError(member.family.name, expected="nodes without rows of their own", got="some with")
 

@@ -1,0 +1,91 @@
+"""Rows of recurrent nets: our scan against `torch.nn.RNN` and `LSTM`, and against a loop over words in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import bnet_transformer as bt
+from benchmarks.harness import Figure, figure, interleaved, ratios
+
+BATCH, WORDS, WIDTH, RUNS = 64, 128, 64, 15
+CELLS: dict[str, type[nn.RNN] | type[nn.LSTM]] = {"rnn": nn.RNN, "lstm": nn.LSTM}
+
+
+def rnn_forward() -> list[Figure]:
+    """The forward pass of an RNN of one slice, 64 wide, for 64 sentences of 128 words, the same weights everywhere:
+    our scan; `torch.nn.RNN`, whose loop is in C++; and the same equation as a loop over words in Python."""
+    return _forward("rnn")
+
+
+def lstm_forward() -> list[Figure]:
+    """The same for an LSTM."""
+    return _forward("lstm")
+
+
+def lstm_training() -> list[Figure]:
+    """Forward and backward pass of the LSTM, for the gradients of all its weights."""
+    calls = {name: _with_gradients(call) for name, call in _calls("lstm").items()}
+    return _figures("lstm", interleaved(calls, RUNS, warm=2))
+
+
+def _forward(cell: str) -> list[Figure]:
+    with torch.inference_mode():
+        return _figures(cell, interleaved(_calls(cell), RUNS, warm=2))
+
+
+def _figures(cell: str, spent: dict[str, list[float]]) -> list[Figure]:
+    ours, fused, loop = spent.values()
+    return [
+        figure("net.module()", ours, "s"),
+        figure(f"torch.nn.{cell.upper()}", fused, "s"),
+        figure("a loop in Python", loop, "s"),
+        figure(f"ratio to torch.nn.{cell.upper()}", ratios(ours, fused), "", target=3.0),
+        figure("ratio to the loop", ratios(ours, loop), ""),
+    ]
+
+
+def _calls(cell: str) -> dict[str, Callable[[], Tensor]]:
+    """Ours, torch's and the loop, with the same weights; their values are the same."""
+    torch.manual_seed(0)
+    theirs = CELLS[cell](WIDTH, WIDTH, batch_first=True)
+    net = bt.recurrent(WIDTH, cell=cell, readout=None)
+    module = net.replace(bt.models.weights_of(theirs, net=net)).module().eval()
+    x = torch.randn(BATCH, WORDS, WIDTH)
+    step = _rnn if cell == "rnn" else _lstm
+    calls = {"ours": lambda: module(x), "fused": lambda: theirs(x)[0], "loop": lambda: _loop(theirs, x, step)}
+    with torch.inference_mode():
+        for call in calls.values():
+            torch.testing.assert_close(call(), theirs(x)[0], rtol=1e-5, atol=1e-5)
+    return calls
+
+
+def _with_gradients(call: Callable[[], Tensor]) -> Callable[[], None]:
+    return lambda: call().sum().backward()
+
+
+State = tuple[Tensor, Tensor]
+
+
+def _loop(theirs: nn.RNN | nn.LSTM, x: Tensor, step: Callable[[Tensor, State], State]) -> Tensor:
+    """The words of all sentences one after another, `W x + b` of all words made before the first."""
+    W, U, bias = theirs.weight_ih_l0, theirs.weight_hh_l0, theirs.bias_ih_l0 + theirs.bias_hh_l0
+    h = cell = x.new_zeros(len(x), WIDTH)
+    states = []
+    for ready in functional.linear(x, W, bias).unbind(1):
+        h, cell = step(ready + h @ U.mT, (h, cell))
+        states.append(h)
+    return torch.stack(states, 1)
+
+
+def _rnn(raw: Tensor, state: State) -> State:
+    return raw.tanh(), state[1]
+
+
+def _lstm(raw: Tensor, state: State) -> State:
+    i, f, g, o = raw.chunk(4, -1)
+    cell = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+    return o.sigmoid() * cell.tanh(), cell

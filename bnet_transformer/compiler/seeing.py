@@ -1,0 +1,231 @@
+"""Second pass, what a TPM sees: where its family stands, and the value in each slot, aligned with its own words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from bnet_transformer.axes import WORD
+from bnet_transformer.compiler.course import Course
+from bnet_transformer.compiler.plan import states_in
+from bnet_transformer.network import Input, Member
+from bnet_transformer.tpm import At
+
+
+def states(course: Course, index: int) -> Tensor:
+    """All states of an enumerated family, along its own dim."""
+    place = course.layout.enumerated.index(index)
+    shape = [1] * course.layout.rank
+    shape[place] = -1
+    return course.count(count_states(course, index)).reshape(shape)
+
+
+def count_states(course: Course, index: int) -> int:
+    """How many states a discrete family has; the words that it may read, where its state is a word."""
+    return states_in(course.network, index, course.words)
+
+
+def given_value(course: Course, index: int) -> Tensor | None:
+    """The value of a family that is known or enumerated, as its children receive it; None of one to be computed."""
+    member = course.network.members[index]
+    if index not in course.known and index not in course.layout.enumerated:
+        return None
+    found = course.known[index] if index in course.known else states(course, index)
+    discrete = member.tpm.kind == "discrete" and not found.is_floating_point()
+    return full(course, member, member.tpm.emit(standing(course, member), found)) if discrete else found
+
+
+def full(course: Course, member: Member, value: Tensor) -> Tensor:
+    """A value with all dims of the layout: those that a TPM left out lead with size 1."""
+    return course.layout.full(value, len(member.shape))
+
+
+def seen(course: Course, member: Member, word: int | None = None) -> tuple[At, list[Tensor]]:
+    """What a TPM sees: where it stands, then the value in each slot, aligned. `word` picks one word of a scan."""
+    read: dict[str, Tensor] = {}
+    mask: dict[str, Tensor] = {}
+    parents = []
+    for given in member.inputs:
+        found = course.values.get(given.parent)
+        if found is None:
+            found = nothing(course, given)
+        words = course.network.members[given.parent].family.words
+        if words is not None and WORD not in dict(given.pick):
+            found = _of_words(course, member, given, found, words, word)  # first: a selector picks for the child's word
+        for plate, selector in given.pick:
+            found = _picked(course, found, course.layout.axis(plate), selector, word)
+            if plate == WORD:
+                found = _within_reach(course, member, given, found, selector)
+        for plate in reversed(given.over):
+            if plate != WORD:
+                found = found.unsqueeze(course.layout.rank).transpose(course.layout.axis(plate), course.layout.rank)
+        if given.over:
+            read[given.slot], mask[given.slot] = _who(course, member, given, word)
+        parents.append(found)
+    return at_of(course, member, read, mask, word), parents
+
+
+def nothing(course: Course, given: Input) -> Tensor:
+    """What is read of a word that is not there yet: zero, or state 0."""
+    parent = course.network.members[given.parent]
+    dtype = torch.long if parent.tpm.reads_by_index else course.dtype
+    return torch.zeros([1] * course.layout.rank + list(parent.shape), dtype=dtype, device=course.device)
+
+
+def _within_reach(course: Course, member: Member, given: Input, found: Tensor, selector: int) -> Tensor:
+    """A picked word that is out of reach gives zero (it has probability zero)."""
+    words = course.network.members[given.parent].family.words or ""
+    n = course.words[member.family.words] if member.family.words is not None else 1
+    reads = _reads(course, given, n, course.words[words])
+    state = course.values[selector]
+    word = course.count(n)
+    inside = reads[word, state]
+    return found * inside.reshape(*inside.shape, *[1] * (found.dim() - inside.dim()))
+
+
+def _of_words(course: Course, member: Member, given: Input, found: Tensor, words: str, word: int | None) -> Tensor:
+    """A parent's value at the words that are read: aligned with the child's, or as a collection behind them."""
+    axis = course.layout.word
+    n = found.shape[axis]
+    match given.reach.kind:
+        case "same":
+            return found if word is None else found.narrow(axis, word if n > 1 else 0, 1)
+        case "first":
+            return found.narrow(axis, 0, 1)
+        case "last":
+            return _last(course, found, words)
+        case "before":
+            found = present_alone(course, words, found)
+            found = found.expand(*found.shape[:axis], course.words[words], *found.shape[axis + 1 :])
+            zero = torch.zeros_like(found.narrow(axis, 0, 1))
+            if word is not None:
+                return found.narrow(axis, word - 1, 1) if word else zero
+            return torch.cat([zero, found.narrow(axis, 0, course.words[words] - 1)], axis)
+        case _:
+            return found.unsqueeze(axis)
+
+
+def present_in(course: Course, words: str) -> Tensor | None:
+    """Which words of a stack are present, in the layout; None where all are."""
+    if words not in course.present:
+        return None
+    present, layout = course.present[words], course.layout
+    return present.reshape(*[1] * layout.batch, present.shape[0], *[1] * len(layout.plates), present.shape[1])
+
+
+def present_alone(course: Course, words: str, value: Tensor) -> Tensor:
+    """A value that is zero, or state 0, at the words that are absent."""
+    there = present_in(course, words)
+    if there is None:
+        return value
+    there = there.reshape(*there.shape, *[1] * (value.dim() - there.dim()))
+    return torch.where(there, value, value.new_zeros(()))
+
+
+def _last(course: Course, found: Tensor, words: str) -> Tensor:
+    """The last word that is present."""
+    axis = course.layout.word
+    if words not in course.present:
+        return found.narrow(axis, found.shape[axis] - 1, 1)
+    last = course.present[words].long().cumsum(-1).argmax(-1)
+    shape = [1] * found.dim()
+    shape[course.layout.batch] = -1
+    where = last.reshape(shape)
+    lead = torch.broadcast_shapes(where.shape, (*found.shape[:axis], 1, *found.shape[axis + 1 :]))
+    return found.expand(*lead[:axis], found.shape[axis], *lead[axis + 1 :]).gather(axis, where.expand(lead))
+
+
+def _who(course: Course, member: Member, given: Input, word: int | None) -> tuple[Tensor, Tensor]:
+    """For a collection: the indices of its entries, and which of them each word reads."""
+    network = course.network
+    if WORD not in given.over:
+        size = network.graph.sizes[given.over[-1]]
+        return course.count(size), torch.ones(size, dtype=torch.bool, device=course.device)
+    words = network.members[given.parent].family.words or ""
+    m = course.words[words]
+    key = given.reach, words, member.family.words, word
+    if key not in course.masks:
+        course.masks[key] = _mask(course, member, given, words, word)
+    return course.count(m), course.masks[key]
+
+
+def _mask(course: Course, member: Member, given: Input, words: str, word: int | None) -> Tensor:
+    """Which words of a stack each word of a family reads, none that is absent."""
+    m = course.words[words]
+    n = 1 if member.family.words is None else course.words[member.family.words]
+    mask = _reads(course, given, n, m)
+    mask = mask if word is None else mask[word : word + 1]
+    if words in course.present:
+        present = course.present[words]
+        shape = (present.shape[0], *[1] * len(course.layout.plates), 1, m)
+        mask = mask & present.reshape(shape)
+        mask = mask | _absent_and_alone(course, member, mask, word)
+    return mask
+
+
+def _absent_and_alone(course: Course, member: Member, mask: Tensor, word: int | None) -> Tensor:
+    """The padding words that may read nobody: they read everybody, and nobody reads them."""
+    alone = ~mask.any(-1, keepdim=True)
+    if member.family.words not in course.present:
+        return torch.zeros_like(alone)
+    present = course.present[member.family.words or ""]
+    present = present if word is None else present[:, word : word + 1]
+    return alone & ~present.reshape(present.shape[0], *[1] * len(course.layout.plates), -1, 1)
+
+
+def _reads(course: Course, given: Input, n: int, m: int) -> Tensor:
+    """`[n, m]`: which words each word reads."""
+    if given.reach.kind == "mask":
+        return torch.tensor(given.reach.table, device=course.device)
+    i, j = course.count(n), course.count(m)
+    mask: Tensor = given.reach.holds(i[:, None], j[None, :], m)
+    return mask
+
+
+def _picked(course: Course, found: Tensor, axis: int, selector: int, word: int | None = None) -> Tensor:
+    """The entry of a dim that a selector picks; a view where the selector is enumerated."""
+    if selector in course.layout.enumerated:
+        place = course.layout.enumerated.index(selector)
+        if found.shape[place] == 1:
+            return found.transpose(place, axis)
+    state = course.values[selector]
+    if word is not None and state.shape[course.layout.word] > 1:
+        state = state.narrow(course.layout.word, word, 1)
+    extra = found.dim() - state.dim()
+    where = state.reshape(*state.shape, *[1] * extra)
+    lead = torch.broadcast_shapes((*found.shape[:axis], 1, *found.shape[axis + 1 :]), where.shape)
+    return found.expand(*lead[:axis], found.shape[axis], *lead[axis + 1 :]).gather(axis, where.expand(lead))
+
+
+def standing(course: Course, member: Member) -> At:
+    """Where a family stands, with its parameters, whatever it reads."""
+    return at_of(course, member, {}, {})
+
+
+def at_of(
+    course: Course,
+    member: Member,
+    read: Mapping[str, Tensor],
+    mask: Mapping[str, Tensor],
+    word: int | None = None,
+) -> At:
+    """Where a family stands, with its parameters among the dims of the layout; what it reads is told."""
+    layout, family = course.layout, member.family
+    parameters = {}
+    for name in member.parameters:
+        stored = course.parameters[f"{member.owner}.{name}"]
+        if family.plates:
+            shape = [1] * (1 + len(layout.plates) + 1)
+            for k, plate in enumerate(family.plates):
+                shape[1 + layout.plates.index(plate)] = stored.shape[k]
+            stored = stored.reshape(*shape, *stored.shape[len(family.plates) :])
+        parameters[name] = stored
+    if word is not None:
+        place = torch.tensor([word], device=course.device)
+    elif family.words is not None and family.words in course.places:
+        place = course.places[family.words]
+    else:
+        place = course.count(1 if family.words is None else course.words[family.words])
+    return At(parameters, place, read, mask, course.training, course.dtype)

@@ -1,0 +1,74 @@
+"""Transformers that integrate (B. Brantner et al.): words are vectors of a time series, the columns of Z.
+
+    heads=None    Z -> Z softmax_col(Z^T A Z)  (+ Z)                the words themselves are mixed, by one head
+    heads=K       Z -> [P_V^T Z softmax_col((P_Q^T Z)^T (P_K^T Z) / sqrt(d))] of each head, side by side  (+ Z)
+    ResNet        z -> z + s(W z + b), `blocks` times; with heads one more, without s
+
+A column of the softmax belongs to the word that is made: that word is the *key*, and the softmax runs over the
+queries. Against Vaswani et al. q and k have changed roles, d is the full width, not that of a head, and there is no
+`W_o`.
+"""
+
+from __future__ import annotations
+
+from bnet_transformer.errors import BNetError, one_of, whole
+from bnet_transformer.face import BNet
+from bnet_transformer.models._observed import observed
+from bnet_transformer.network import Arrow, Declaration, Node, Plate, Stack
+from bnet_transformer.tpm import TPM, Attention, Bilinear, Concat, Dot, Given, Linear, ResNet, Weight
+
+WORD, HEADS = ["word"], ["head", "word"]
+
+
+def geometric(
+    dim: int,
+    *,
+    slices: int = 2,
+    blocks: int = 1,
+    heads: int | None = None,
+    add: bool = False,
+    activation: str = "tanh",
+    observe: TPM | None = None,
+    seed: int = 0,
+) -> BNet:
+    """A geometric transformer: `slices` units (L) of attention and `blocks` ResNet steps (n_blocks).
+
+    Without `heads` the words are mixed by their correlation matrix; with them it is the standard transformer
+    integrator. `add` adds the words to what attention makes of them; `observe` is a readout, `Normal(sigma)` or
+    `Categorical(n)`, of each word, or pooled.
+    """
+    whole("dim", dim, least=1)
+    whole("blocks", blocks)
+    one_of("add", add, (True, False))
+    if heads is None:
+        nodes, plates = _correlated(dim, add), []
+        nodes.append(Node("x", ResNet(blocks, activation), ["a"], WORD))
+    else:
+        if dim % whole("heads", heads):
+            raise BNetError("heads", expected=f"a divisor of dim, which is {dim}", got=heads)
+        nodes, plates = _side_by_side(dim, heads, add), [Plate("head", heads)]
+        nodes.append(Node("resnet", ResNet(blocks, activation), ["mix"], WORD))
+        nodes.append(Node("x", ResNet(1, "identity"), ["resnet"], WORD))
+    stack = Stack(nodes, [Node("x", Given(dim), plates=WORD)], observed(observe), slices=slices)
+    return BNet(Declaration([stack], plates=plates, name="geometric"), seed=seed)
+
+
+def _correlated(dim: int, add: bool) -> list[Node]:
+    """`Z softmax_col(Z^T A Z)`: a word's column runs over the words that stand on the left of A."""
+    every = Arrow("x", "every")
+    mix = Attention(Bilinear(), over="queries", residual=add)
+    return [
+        Node("A", Weight((dim, dim))),
+        Node("a", mix, [every, "x", every, "A", *(["x"] if add else [])], WORD),
+    ]
+
+
+def _side_by_side(dim: int, heads: int, add: bool) -> list[Node]:
+    """Heads of a plate with queries, keys and values of their own, side by side."""
+    attend = Attention(Dot(dim**-0.5), over="queries")
+    return [
+        *(Node(f"W_{role}", Weight((dim // heads, dim)), plates=["head"]) for role in "qkv"),
+        *(Node(role, Linear(), [f"W_{role}", "x"], HEADS) for role in "qkv"),
+        Node("a", attend, [Arrow("q", "every"), "k", Arrow("v", "every")], HEADS),
+        Node("mix", Concat(mapped=False, residual=add), ["a", *(["x"] if add else [])], WORD),
+    ]

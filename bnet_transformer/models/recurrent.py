@@ -1,0 +1,72 @@
+"""Recurrent nets: Elman's net (1990) and the LSTM (Hochreiter and Schmidhuber 1997, with the forget gate of 2000).
+
+    rnn     x'_i = tanh(W x_i + U x'_(i-1) + b)
+
+    lstm    input_i = sigmoid(W x_i + U x'_(i-1) + b), and so forget_i and output_i; candidate_i with tanh
+            cell_i = forget_i * cell_(i-1) + input_i * candidate_i          x'_i = output_i * tanh(cell_i)
+
+Word i reads the word before it, and so all words before it; the first reads zeros. `x'` is what torch calls h.
+"""
+
+from __future__ import annotations
+
+from bnet_transformer.errors import BNetError, one_of, whole
+from bnet_transformer.face import BNet
+from bnet_transformer.models._sublayers import WORD, Ends, Vocabulary, is_tied, listed_words
+from bnet_transformer.network import Arrow, Declaration, Node, Stack
+from bnet_transformer.tpm import TPM, Gated, Memory, Recur
+
+CELLS = ("rnn", "lstm")
+GATES = {"input": "sigmoid", "forget": "sigmoid", "output": "sigmoid", "candidate": "tanh"}
+
+
+def recurrent(
+    dim: int = 512,
+    *,
+    cell: str = "lstm",
+    slices: int = 1,
+    features: int | None = None,
+    vocabulary: Vocabulary = None,
+    activation: str | None = None,
+    bias: bool = True,
+    readout: TPM | str | None = "auto",
+    pool: str | None = None,
+    transform: str | None = None,
+    tie: bool = True,
+    seed: int = 0,
+) -> BNet:
+    """A recurrent net of states `dim` wide: `cell` is "lstm" or "rnn", `slices` what torch calls layers.
+
+    Words are vectors of `features` numbers (dim by default), or of a `vocabulary`, embedded. `activation` is that of
+    an RNN, "tanh" by default. The other arguments are those of `decoder`: with a vocabulary or features the readout
+    is the next word, unless it is told.
+    """
+    one_of("cell", cell, CELLS)
+    if activation is not None and cell != "rnn":
+        raise BNetError("activation", expected="None: the gates of an LSTM have their own", got=activation)
+    ends, tied = Ends(whole("dim", dim), bias, features), is_tied(tie, vocabulary)
+    stack = Stack(
+        _lstm(dim, bias) if cell == "lstm" else _rnn(dim, activation or "tanh", bias),
+        ends.words(vocabulary, None, tied=tied, mapped=False),
+        ends.readout(readout, vocabulary, pool, transform, tied=tied),
+        slices=slices,
+        vocabulary=listed_words(vocabulary),
+    )
+    return BNet(Declaration([stack], [ends.table(vocabulary)] if tied else [], name=cell), seed=seed)
+
+
+def _rnn(dim: int, activation: str, bias: bool) -> list[Node]:
+    """One slice: a word's next state, of its state and of the next state of the word before."""
+    return [Node("x", Recur(dim, activation, bias), ["x", _before("x")], WORD, shape=(dim,))]
+
+
+def _lstm(dim: int, bias: bool) -> list[Node]:
+    """One slice: the gates and the candidate, the cell, the next state."""
+    gates = [Node(role, Recur(dim, s, bias), ["x", _before("x")], WORD, shape=(dim,)) for role, s in GATES.items()]
+    cell = Node("cell", Memory(), ["input", "candidate", "forget", Arrow("cell", "before")], WORD, shape=(dim,))
+    return [*gates, cell, Node("x", Gated("tanh"), ["output", "cell"], WORD, shape=(dim,))]
+
+
+def _before(role: str) -> Arrow:
+    """The state that this slice makes of the word before."""
+    return Arrow(role, "before", slice="next")

@@ -1,0 +1,67 @@
+"""The volume-preserving transformer: attention by an orthogonal matrix, and triangular steps (B. Brantner et al.).
+
+    attention       Z -> Z Cay(C),   Cay(C) = (I - C)(I + C)^-1,   C skew-symmetric
+      "skew"        C = Z^T A Z,   A = -A^T
+      "arbitrary"   C = L - L^T,   L = strictly lower(Z^T A Z) / sqrt(d)
+    feed-forward    x -> x + s(L x + b), L strictly lower, then with U strictly upper triangular
+      a block       linear lower (no bias), linear upper (bias), tanh lower (bias), tanh upper (bias)
+      after them    linear lower (no bias), linear upper (bias)
+
+A triangular step has Jacobian determinant 1, and so has attention in the skew form. The arbitrary form has not: its
+matrix is orthogonal, but depends on Z in such a way that the whole map changes volume. See docs/geometric.md.
+"""
+
+from __future__ import annotations
+
+from bnet_transformer.errors import one_of, whole
+from bnet_transformer.face import BNet
+from bnet_transformer.models._observed import observed
+from bnet_transformer.network import Arrow, Declaration, Node, Stack
+from bnet_transformer.tpm import TPM, Cayley, Given, Skew, Triangular, Weight
+
+WORD = ["word"]
+
+
+def volume_preserving(
+    dim: int,
+    *,
+    slices: int = 2,
+    blocks: int = 1,
+    attention: str | None = "skew",
+    activation: str = "tanh",
+    spread: float = 0.3,
+    observe: TPM | None = None,
+    seed: int = 0,
+) -> BNet:
+    """A volume-preserving transformer: `slices` units (L) of attention and a feed-forward map of `blocks` (n_blocks).
+
+    `attention=None` leaves the feed-forward map alone: words do not meet, and a net of `slices=1` is the
+    volume-preserving feed-forward network. Weights start normal with `spread`: from much larger ones training is
+    unstable. `observe` is a readout, `Normal(sigma)` or `Categorical(n)`, of each word, or pooled.
+    """
+    whole("dim", dim, least=2)
+    one_of("attention", attention, ("skew", "arbitrary", None))
+    nodes = []
+    if attention is not None:
+        weight = Skew(dim, spread) if attention == "skew" else Weight((dim, dim), spread)
+        nodes = [Node("A", weight), Node("a", Cayley(attention), [Arrow("x", "every"), "A"], WORD)]
+    nodes += _feed_forward("a" if attention else "x", steps(blocks, activation), spread)
+    stack = Stack(nodes, [Node("x", Given(dim), plates=WORD)], observed(observe), slices=slices)
+    return BNet(Declaration([stack], name="volume-preserving"), seed=seed)
+
+
+def steps(blocks: int, activation: str) -> list[tuple[str, str, bool]]:
+    """The triangular steps of a feed-forward map: side, activation, whether there is a bias."""
+    linear = [("lower", "identity", False), ("upper", "identity", True)]
+    curved = [("lower", activation, True), ("upper", activation, True)]
+    return (linear + curved) * whole("blocks", blocks) + linear
+
+
+def _feed_forward(source: str, steps: list[tuple[str, str, bool]], spread: float) -> list[Node]:
+    """A node for each step: `lower1`, `upper1`, `lower2`, ...; the last one makes the state."""
+    nodes: list[Node] = []
+    for k, (side, activation, bias) in enumerate(steps):
+        role = "x" if k + 1 == len(steps) else f"{side}{k // 2 + 1}"
+        before = nodes[-1].role if nodes else source
+        nodes.append(Node(role, Triangular(side, activation, bias, spread), [before], WORD))
+    return nodes

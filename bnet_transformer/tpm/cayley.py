@@ -1,0 +1,127 @@
+"""Attention by an orthogonal matrix, the Cayley transform of a skew correlation matrix; it has no `P(j | i)`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from bnet_transformer.errors import BNetError, one_of
+from bnet_transformer.tpm.base import TPM, At, Parent, Product, Shape, matrix, single_axis, vector
+from bnet_transformer.tpm.symbols import Symbols
+
+CAY = r"\operatorname{Cay}"
+
+
+@final
+@dataclass(frozen=True)
+class Cayley(TPM):
+    """`Z Cay(C)`, `Cay(C) = (I - C)(I + C)^-1`, of all words of a sentence as the columns of Z.
+
+    `"skew"`: `C = Z^T A Z` with A skew-symmetric (a `Skew` node). `"arbitrary"`: `L` is what of `Z^T A Z / sqrt(d)`
+    stands below the diagonal, `C = L - L^T`, A any matrix. A word that is absent leaves C as if it were not there.
+
+    >>> Cayley().takes()
+    ('z.', 'A')
+    """
+
+    form: str = "skew"
+    slots: ClassVar[tuple[str, ...]] = ("z.", "A")
+
+    def __post_init__(self) -> None:
+        one_of("form", self.form, ("skew", "arbitrary"))
+
+    def shape(self, *parents: Parent) -> Shape:
+        z, A = parents
+        single_axis(z)
+        width = vector(z)
+        if z.reads is None or z.reads[1].kind != "every":
+            got = z.form if z.reads is None else f"reach {z.reads[1]}"
+            raise BNetError(z.name, expected="every word (C pairs all words with all: reach 'every')", got=got)
+        if matrix(A) != (width, width):
+            raise BNetError(A.name, expected=f"a matrix of shape {(width, width)}, for {z.name}", got=A.form)
+        return (width,)
+
+    def products(self, *parents: Parent) -> tuple[Product, ...]:
+        """`A z`, `Z^T A Z`; of the system its factors, counted as the product of two such matrices, then the rest."""
+        z, A = parents
+        (width,) = z.shape
+        pairs = Product((z, A), z.shape, over=(z, z))
+        factors = Product((z, A), (), over=(z, z, z))
+        return Product((z, A), (width, width)), pairs, factors, pairs
+
+    def value(self, at: At, *parents: Tensor) -> Tensor:
+        own = at.read["z."] == at.word[..., None]
+        mixed = self.mix(at.read["z."], at.mask["z."], *parents)
+        return torch.einsum("...m,...md->...d", own.to(mixed.dtype), mixed)
+
+    def mix(self, read: Tensor, mask: Tensor | None, z: Tensor, A: Tensor) -> Tensor:
+        """All words of the collection after the mix, `[..., m, d]`; without a mask all of them are there.
+
+        `Cay(C) = 2 (I + C)^-1 - I`, so that one linear system with the words as its right-hand side is enough.
+        """
+        wide = torch.promote_types(z.dtype, torch.float32)  # torch solves nothing in halves
+        Z, A = z.to(wide), A.to(wide)
+        if mask is not None:
+            Z = Z.masked_fill(~mask[..., None], 0.0)  # then C is 0 there too
+        C = self.correlation(read, Z, A)
+        one = torch.eye(C.shape[-1], dtype=wide, device=C.device)
+        solved: Tensor = torch.linalg.solve(one + C.mT, Z)
+        return (2 * solved - Z).to(z.dtype).contiguous()  # solve leaves it column by column
+
+    def correlation(self, read: Tensor, z: Tensor, A: Tensor) -> Tensor:
+        """C, `[..., m, m]`."""
+        C: Tensor = z @ A @ z.mT
+        if self.form == "skew":
+            return C
+        below = read[..., :, None] > read[..., None, :]
+        L: Tensor = torch.where(below, C, 0.0) * z.shape[-1] ** -0.5
+        return L - L.mT
+
+    def why_no_reading(self) -> str:
+        return "Cayley, which multiplies words by an orthogonal matrix: its columns are no distributions"
+
+    def latex(self, s: Symbols) -> str:
+        s.over_words("z.")
+        s.define(rf"{CAY}(C) = (I - C)(I + C)^{{-1}}")
+        z = s.of("z.")
+        if s.form in ("row", "column"):
+            C = self._matrix(s)
+            return s.equals(rf"{CAY}({C})^\top {z}" if s.form == "row" else f"{z} {CAY}({C})")
+        self._define_entries(s)
+        entry = rf"{CAY}({self._symbol(s)})_{{j{s.own.word or 0}}}"
+        return s.equals(f"{entry} {z}" if s.form == "einstein" else rf"{s.sum('z.')} {z} \, {entry}")
+
+    @staticmethod
+    def _symbol(s: Symbols) -> str:
+        """C, where it is not written out."""
+        return rf"C({s.weight('A').plain})"
+
+    def _matrix(self, s: Symbols) -> str:
+        """C of words in rows or columns."""
+        z, A = s.of("z."), s.weight("A")
+        scores = f"{z} {A} {z.T}" if s.form == "row" else f"{z.T} {A} {z}"
+        if self.form == "skew":
+            return scores
+        s.define(
+            rf"{self._symbol(s)} = L - L^\top, \quad L = \operatorname{{lower}}({scores}) / \sqrt{{{s.width('z.')}}}"
+        )
+        s.define(r"\operatorname{lower} \text{ keeps what stands below the diagonal}")
+        return self._symbol(s)
+
+    def _define_entries(self, s: Symbols) -> None:
+        """Say what the entries of C are, of the words j and j'."""
+        other, A = s.prime(), s.weight("A", "bd")
+        if s.form == "word":
+            scores = f"{s.of('z.').T} {A} {other.of('z.')}"
+        else:
+            scores = f"{s.of('z.', 'b')} {A} {other.of('z.', 'd')}"
+        if self.form == "skew":
+            s.define(f"{self._symbol(s)}_{{jj'}} = {scores}")
+            return
+        s.define(rf"{self._symbol(s)} = L - L^\top")
+        s.define(
+            rf"L_{{jj'}} = \frac{{1}}{{\sqrt{{{s.width('z.')}}}}} {scores} \text{{ if }} j > j', \text{{ else }} 0"
+        )

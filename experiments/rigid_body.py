@@ -1,0 +1,240 @@
+"""The rigid body: three nets learn its free rotation from windows of three words, and go on from their own words.
+
+    dz_1/dt = z_2 z_3 / 2     dz_2/dt = - z_3 z_1     dz_3/dt = z_1 z_2 / 2
+
+`|z|^2` and the energy `z_2^2 / 4 + z_3^2 / 2` stay as they are; the implicit midpoint rule, by which the data are made,
+keeps both.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import bnet_transformer as bt
+from bnet_transformer.tpm import Normal
+from bnet_transformer.training import windows
+from bnet_transformer.viz.plots.canvas import Canvas
+from experiments.result import Result
+
+RATES = (0.5, -1.0, 0.5)
+STEP = 0.2
+POINTS = 101
+LONG = 500  # words of a rollout, up to t = 100
+SHOWN = 1.1  # the angle from which the orbits of the figure start
+SIGMA = 0.01  # of the readout; it is fixed, so that the likelihood is the squared error
+RATE = 0.02
+VIEW = ((-0.5, 0.866, 0.0), (-0.259, -0.15, 0.954), (0.826, 0.477, 0.3))  # aside, up and near, of an orbit that is seen
+
+
+def starts(shift: float = 0.0) -> Tensor:
+    """The initial conditions `(sin a, 0, cos a)` and `(0, sin a, cos a)`, a = 0.1, 0.11, ..., 6.28: `[1238, 3]`."""
+    a = 0.1 + 0.01 * torch.arange(619, dtype=torch.float64) + shift
+    return around(a)
+
+
+def around(a: Tensor) -> Tensor:
+    """Both initial conditions of each angle."""
+    none = torch.zeros_like(a)
+    return torch.cat([torch.stack([a.sin(), none, a.cos()], -1), torch.stack([none, a.sin(), a.cos()], -1)])
+
+
+def field(z: Tensor) -> Tensor:
+    """The rate of change, `dz/dt`."""
+    return z.new_tensor(RATES) * z.roll(-1, -1) * z.roll(-2, -1)
+
+
+def energy(z: Tensor) -> Tensor:
+    """What is conserved beside the length."""
+    return z[..., 1].square() / 4 + z[..., 2].square() / 2
+
+
+def midpoint(z: Tensor) -> Tensor:
+    """One step of the implicit midpoint rule, `z' = z + h f((z + z') / 2)`, solved by fixed-point iteration."""
+    after = z
+    for _ in range(100):
+        before, after = after, z + STEP * field((z + after) / 2)
+        if float((after - before).abs().max()) <= 1e-16:
+            return after
+    if float((after - before).abs().max()) > 1e-14:  # pragma: no cover: the map contracts, by 0.2 at |z| = 1
+        raise ArithmeticError("the midpoint rule was not solved")
+    return after
+
+
+def orbits(z: Tensor, points: int = POINTS) -> Tensor:
+    """So many points from each start, the start the first: `[start, point, 3]`."""
+    found = [z]
+    for _ in range(points - 1):
+        found.append(midpoint(found[-1]))
+    return torch.stack(found, -2)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A net, its windows and how it is trained; the relative error that it must come to."""
+
+    name: str
+    net: bt.BNet
+    words: int
+    batch: int
+    steps: int
+    target: float
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What came of a trial: the trained net in float64, and its rollouts from the first words of every start."""
+
+    trial: Trial
+    net: bt.BNet
+    spent: float
+    rollout: Tensor
+
+    def row(self, series: Tensor, unseen: Tensor) -> tuple[str, ...]:
+        """The row of the table."""
+        words, error = self.trial.words, relative_error
+        size = sum(value.numel() for name, value in self.net.parameters.items() if name != "y.log_sigma")
+        wide = drift(self.rollout)
+        apart = (self.rollout[:, POINTS - 1] - series[:, POINTS - 1]).norm() / series[:, POINTS - 1].norm()
+        return (
+            self.trial.name,
+            str(size),
+            f"{error(self.net, series, words):.2e}",
+            f"{self.trial.target:.1e}",
+            f"{error(self.net, unseen, words):.2e}",
+            f"{apart:.2e}",
+            f"{wide[POINTS - 1]:.1e}",
+            f"{wide[-1]:.1e}",
+            str(self.trial.steps),
+            f"{self.spent:.0f}",
+        )
+
+
+def trials() -> tuple[Trial, ...]:
+    """The three nets: 3 units (L) and 2 blocks (n_blocks); the feed-forward net has the 6 blocks, and no attention."""
+    readout = Normal(SIGMA)
+    standard = bt.geometric(3, slices=3, blocks=2, heads=1, observe=readout)
+    volume = bt.volume_preserving(3, slices=3, blocks=2, spread=0.3, observe=readout)
+    alone = bt.volume_preserving(3, slices=1, blocks=6, attention=None, spread=0.3, observe=readout)
+    return (
+        Trial("standard", standard, 3, 512, 16000, 4.6e-2),
+        Trial("volume-preserving", volume, 3, 512, 10000, 5e-3),
+        Trial("feed-forward", alone, 1, 1024, 8000, 4e-3),
+    )
+
+
+def relative_error(net: bt.BNet, series: Tensor, words: int) -> float:
+    """`|told - true| / |true|` over all windows of a series, the next as many words told of each."""
+    x, y = windows(series, words, ahead=words)
+    with torch.no_grad():
+        told = net.module()(x)
+    assert isinstance(told, Tensor)
+    return float((told - y).norm() / y.norm())
+
+
+def drift(z: Tensor) -> Tensor:
+    """How far `|z|^2` is from 1 at each point, in the mean over the starts."""
+    return (z.square().sum(-1) - 1).abs().mean(0)
+
+
+def tried(trial: Trial, series: Tensor) -> Tried:
+    """Train a net on the windows of the series, and let it go on from the first one of each."""
+    begun = time.perf_counter()
+    data = windows(series.float(), trial.words, ahead=trial.words)
+    found = bt.train(trial.net, data, steps=trial.steps, batch=trial.batch, rate=RATE, schedule="cosine")
+    spent = time.perf_counter() - begun
+    net, first = found.net.to(torch.float64), series[:, : trial.words]
+    further = net.iterate(first, LONG + 1 - trial.words, ahead=trial.words)
+    return Tried(trial, net, spent, torch.cat([first, further], 1))
+
+
+def rigid_body() -> Result:
+    """Train the three nets, and compare them with their targets."""
+    series, unseen = orbits(starts()), orbits(starts(shift=0.005))
+    found = [tried(trial, series) for trial in trials()]
+    told = (
+        "Free rotation, `(A, B, C) = (1/2, -1, 1/2)`: 1238 orbits of 101 points, by the implicit midpoint rule with "
+        "step 0.2. A transformer reads 3 words and tells the 3 after them, the feed-forward net reads 1 and tells the "
+        f"next. AdamW on the squared error in float32, rate {RATE} falling as a cosine, batches of 512 windows "
+        "(feed-forward: 1024). The relative error is that of all windows of the data, each read as it is, and *unseen* "
+        "that of orbits from starts halfway between. In a rollout a net reads the data only at its beginning, then "
+        "its own words: *apart* is the relative error at t = 20, and the drift of `|z|^2` a mean over all "
+        f"{len(series)} rollouts. The implicit midpoint rule drifts by rounding alone."
+    )
+    figures = {"Orbits on the sphere": orbits_shown(found), "The drift of the squared length": drift_shown(found)}
+    return Result("rigid body", told, HEAD, tuple(each.row(series, unseen) for each in found), figures)
+
+
+def orbits_shown(found: Sequence[Tried]) -> Any:
+    """The orbits of two starts on the sphere, up to t = 100: the midpoint rule, and over it each net."""
+    true = orbits(around(torch.tensor([SHOWN], dtype=torch.float64)), LONG + 1)
+    canvas = Canvas(None, "light", None)
+    with canvas.style():
+        for ax, each in zip(canvas.panels(1, len(found), 7.2, 2.6), found, strict=True):
+            words = each.trial.words
+            further = each.net.iterate(true[:, :words], LONG + 1 - words, ahead=words)
+            _sphere(canvas, ax)
+            for orbit, own in zip(true, torch.cat([true[:, :words], further], 1), strict=True):
+                _orbit(ax, orbit, color=canvas.colours["prior"], linewidth=3.0)
+                _orbit(ax, own, color=canvas.colours["accent"], linewidth=0.8)
+            canvas.subtitle(ax, each.trial.name)
+        canvas.headline("Rollouts up to t = 100 (blue) and the implicit midpoint rule (grey), on the unit sphere")
+        return canvas.finished()
+
+
+def drift_shown(found: Sequence[Tried]) -> Any:
+    """How far `|z|^2` is from 1 along the rollouts, in the mean over all starts."""
+    canvas = Canvas(None, "light", None)
+    with canvas.style():
+        ax = canvas.axes(5.2, 2.8)
+        for each, colour, dash in zip(found, canvas.heads, ("-", "--", ":"), strict=False):
+            off = drift(each.rollout).clamp(min=1e-16)
+            ax.semilogy(STEP * torch.arange(len(off)), off, color=colour, linestyle=dash, label=each.trial.name)
+        ax.set_ylim(1e-3, None)
+        ax.minorticks_off()
+        ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        ax.grid(axis="y", color=canvas.colours["line"], linewidth=0.5)
+        canvas.named(ax, "t", "distance of |z|\u00b2 from 1")
+        canvas.legend(ax, loc="best")
+        return canvas.finished()
+
+
+def _sphere(canvas: Canvas, ax: Any) -> None:
+    """The unit sphere: its outline and some circles."""
+    turn = torch.linspace(0, 2 * math.pi, 181, dtype=torch.float64)
+    circle = torch.stack([turn.cos(), turn.sin(), torch.zeros_like(turn)], -1)
+    for k in range(3):
+        _orbit(ax, circle.roll(k, -1), color=canvas.colours["line"], linewidth=0.7)
+    ax.plot(turn.cos(), turn.sin(), color=canvas.colours["grey"], linewidth=0.8)
+    ax.set(xlim=(-1.15, 1.15), ylim=(-1.15, 1.15), aspect="equal", xticks=[], yticks=[])
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+
+
+def _orbit(ax: Any, z: Tensor, **style: Any) -> None:
+    """A line on the sphere as it is seen; what lies behind is pale."""
+    aside, up, near = (z @ z.new_tensor(VIEW).T).unbind(-1)
+    hidden = near < 0
+    ax.plot(aside.masked_fill(hidden, math.nan), up.masked_fill(hidden, math.nan), **style)
+    ax.plot(aside.masked_fill(~hidden, math.nan), up.masked_fill(~hidden, math.nan), **style, alpha=0.3)
+
+
+HEAD = (
+    "net",
+    "parameters",
+    "relative error",
+    "target, at most",
+    "unseen",
+    "apart, t = 20",
+    "drift, t = 20",
+    "drift, t = 100",
+    "steps",
+    "seconds",
+)
+EXPERIMENTS: dict[str, Callable[[], Result]] = {"rigid_body": rigid_body}

@@ -1,0 +1,250 @@
+"""A seasonal series: forecasters against seasonal-naive, and an LSTM of as many parameters beside them.
+
+    s_t = level + slope t + seasonalities of SEASON, SEASON / 2 and SEASON / 4 words + noise
+
+Seasonal-naive says what was seen one season earlier, and so has all seasonalities right. The forecasts are of windows
+whose future no net has seen in training.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import bnet_transformer as bt
+from bnet_transformer.tpm import Normal, Sinusoid
+from bnet_transformer.training import Trained
+from bnet_transformer.viz.plots.canvas import Canvas
+from experiments.result import Result
+
+SERIES, LENGTH, SPLIT = 200, 264, 168  # the words from SPLIT on are held out
+SEASON, WINDOW, AHEAD, NOISE = 24, 48, 24, 0.4
+STEPS, BATCH, SEEDS = 1000, 64, (0, 1)
+HEAD = ("forecaster", "parameters", "MASE", "RMSE", "below seasonal-naive", "in their 90% band", "seconds")
+SHOWN = 3
+DRAWS, EVERY = 100, 40  # draws of the forecasts of every so many windows, for the 90% band
+
+
+def seasonal(count: int, length: int, seed: int) -> Tensor:
+    """Series `[series, word]`: a trend, seasonalities of random sizes and phases, noise."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(count, 1, generator=generator)
+
+    t = torch.arange(length)
+    turn = 2 * math.pi * t / SEASON
+    found = drawn(-2, 2) + drawn(-0.02, 0.02) * t
+    for harmonic, most in ((1, 1.5), (2, 0.8), (4, 1.0)):
+        found = found + drawn(0.2, most) * torch.sin(harmonic * turn + drawn(0, 2 * math.pi))
+    return found + NOISE * torch.randn(count, length, generator=generator)
+
+
+def cut(series: Tensor, first: int, last: int, step: int = 1) -> tuple[Tensor, Tensor]:
+    """Windows and what follows them, `[window, word, 1]`, where what follows lies between two words."""
+    starts = range(first - WINDOW, last - WINDOW - AHEAD + 1, step)
+    whole = torch.stack([series[:, k : k + WINDOW + AHEAD] for k in starts], 1).flatten(0, 1)[..., None]
+    return whole[:, :WINDOW], whole[:, WINDOW:]
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Windows less their mean, over their spread; and back."""
+
+    mean: Tensor
+    spread: Tensor
+
+    @classmethod
+    def by(cls, windows: Tensor) -> Scaled:
+        return cls(windows.mean(1, keepdim=True), windows.std(1, keepdim=True))
+
+    def __call__(self, words: Tensor) -> Tensor:
+        return (words - self.mean) / self.spread
+
+    def back(self, words: Tensor) -> Tensor:
+        return words * self.spread + self.mean
+
+
+@dataclass(frozen=True)
+class Forecaster:
+    """A net, how it is told what follows its windows; its forecasts, their mean and draws of them."""
+
+    name: str
+    build: Callable[[int], bt.BNet]
+    told: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    forecast: Callable[[bt.BNet, Tensor], Tensor]
+    draws: Callable[[bt.BNet, Tensor], Tensor]
+
+    def trained(self, windows: Tensor, future: Tensor, seed: int) -> Trained[bt.BNet]:
+        """The net after its steps."""
+        return bt.train(
+            self.build(seed),
+            self.told(windows, future),
+            steps=STEPS,
+            batch=BATCH,
+            rate=3e-3,
+            schedule="cosine",
+            warmup=100,
+            clip=1.0,
+            seed=seed,
+        )
+
+
+def _at_once(windows: Tensor, future: Tensor) -> tuple[Tensor, Tensor]:
+    """All that follows is one vector, told by the last word."""
+    return windows, future[..., 0]
+
+
+def _from_the_last(windows: Tensor, future: Tensor) -> tuple[Tensor, Tensor]:
+    """The decoder begins with the last word of the window; its outputs are those that follow."""
+    return windows, torch.cat([windows[:, -1:], future], 1)
+
+
+def _word_by_word(windows: Tensor, future: Tensor) -> tuple[Tensor, Tensor]:
+    """Each word tells the next."""
+    whole = torch.cat([windows, future], 1)
+    return whole[:, :-1], whole[:, 1:]
+
+
+def _read(net: bt.BNet, windows: Tensor) -> Tensor:
+    with torch.inference_mode():
+        found: Tensor = net.module().eval()(windows)
+    return found[..., None]
+
+
+def _read_draws(net: bt.BNet, windows: Tensor) -> Tensor:
+    mean = _read(net, windows)
+    generator = torch.Generator().manual_seed(0)
+    return mean + net.parameters["y.log_sigma"].exp() * torch.randn(DRAWS, *mean.shape, generator=generator)
+
+
+def _iterated(net: bt.BNet, windows: Tensor) -> Tensor:
+    return net.iterate(windows, AHEAD, grow=True)
+
+
+def _paths(net: bt.BNet, windows: Tensor) -> Tensor:
+    return net.iterate(windows.expand(DRAWS, *windows.shape), AHEAD, grow=True, sample=True)
+
+
+SIZES = {"heads": 4, "dropout": 0.0, "features": 1, "positions": Sinusoid(32, base=100.0)}
+VECTOR = Normal(1.0, dim=AHEAD, learnable=True)
+FORECASTERS = (
+    Forecaster(
+        "encoder, all words at once",
+        lambda seed: bt.encoder(32, slices=2, hidden=64, readout=VECTOR, pool="last", seed=seed, **SIZES),
+        _at_once,
+        _read,
+        _read_draws,
+    ),
+    Forecaster(
+        "encoder-decoder, word by word",
+        lambda seed: bt.encoder_decoder(32, slices=1, hidden=48, seed=seed, **SIZES),
+        _from_the_last,
+        _iterated,
+        _paths,
+    ),
+    Forecaster(
+        "LSTM, all words at once",
+        lambda seed: bt.recurrent(65, features=1, readout=VECTOR, pool="last", seed=seed),
+        _at_once,
+        _read,
+        _read_draws,
+    ),
+    Forecaster(
+        "LSTM, word by word",
+        lambda seed: bt.recurrent(68, features=1, seed=seed),
+        _word_by_word,
+        _iterated,
+        _paths,
+    ),
+)
+
+
+def seasonal_series() -> Result:
+    """Two transformers and two LSTMs on held-out windows, beside seasonal-naive."""
+    series = seasonal(SERIES, LENGTH, seed=1)
+    windows, future = cut(series, WINDOW, SPLIT)
+    unseen, truth = cut(series, SPLIT, LENGTH, step=8)
+    naive = unseen[:, WINDOW - SEASON :][:, :AHEAD]
+    unit = (series[:, SEASON:SPLIT] - series[:, : SPLIT - SEASON]).abs().mean()
+    least, shown = _errors([naive], truth, unit), {"seasonal-naive": naive}
+    rows = [("seasonal-naive", "0", *least, "", "", "0")]
+    scale, test = Scaled.by(windows), Scaled.by(unseen)
+    for each in FORECASTERS:
+        begun, made, inside, size = time.perf_counter(), [], [], 0
+        for seed in SEEDS:
+            net = each.trained(scale(windows), scale(future), seed).net
+            mean = each.forecast(net, test(unseen))
+            made.append(test.back(mean))
+            inside.append(_inside(each.draws(net, test(unseen)[::EVERY]), test(truth)[::EVERY]))
+            size = sum(value.numel() for value in net.parameters.values())
+        spent = (time.perf_counter() - begun) / len(SEEDS)
+        mase, rmse = _errors(made, truth, unit)
+        below = f"{1 - _mean(mase) / _mean(least[0]):.0%}"
+        rows.append((each.name, f"{size:,}", mase, rmse, below, f"{statistics.mean(inside):.0%}", f"{spent:.0f}"))
+        shown[each.name] = made[0]
+    figures = {"Held-out windows and their forecasts": shown_windows(unseen, truth, shown)}
+    return Result("series", _told(len(truth)), HEAD, tuple(rows), figures)
+
+
+def _told(asked: int) -> str:
+    """What was done."""
+    return (
+        f"{SERIES} series of {LENGTH} words: level, trend, seasonalities of {SEASON}, {SEASON // 2} and {SEASON // 4} "
+        f"words of random size and phase, noise of {NOISE}. Windows of {WINDOW} words, less their mean and over their "
+        f"spread; {AHEAD} words are forecast. Training knows words 0 to {SPLIT - 1}; the {asked:,} windows that are "
+        f"asked have their future behind these. {STEPS} steps of {BATCH} windows, AdamW, cosine from 0.003 after a "
+        f"warm-up of 100, gradients clipped at 1; {len(SEEDS)} seeds: mean (least to greatest). MASE is the mean "
+        f"absolute error over that of seasonal-naive (one season of {SEASON} words earlier) on words 0 to {SPLIT - 1}. "
+        "Seconds are of one seed. The target is an error below that of seasonal-naive. The band is that between the "
+        f"quantiles 5% and 95% of {DRAWS} draws of the net's own Normal readout, path by path. Nothing that does not "
+        f"know the noise can come below an RMSE of {NOISE}."
+    )
+
+
+def _errors(made: Sequence[Tensor], truth: Tensor, unit: Tensor) -> tuple[str, str]:
+    """MASE and RMSE, over seeds."""
+    mase = [float((each - truth).abs().mean() / unit) for each in made]
+    rmse = [float((each - truth).square().mean().sqrt()) for each in made]
+    return _spread(mase), _spread(rmse)
+
+
+def _spread(values: Sequence[float]) -> str:
+    mean = f"{statistics.mean(values):.3f}"
+    return mean if len(values) == 1 else f"{mean} ({min(values):.3f} to {max(values):.3f})"
+
+
+def _mean(told: str) -> float:
+    return float(told.partition(" ")[0])
+
+
+def _inside(draws: Tensor, truth: Tensor) -> float:
+    """The share of words between the quantiles 5% and 95% of what a net draws."""
+    low, high = torch.quantile(draws, torch.tensor([0.05, 0.95]), 0)
+    return float(((low <= truth) & (truth <= high)).float().mean())
+
+
+def shown_windows(unseen: Tensor, truth: Tensor, made: Mapping[str, Tensor]) -> Any:
+    """Some held-out windows, what followed, and what the nets said."""
+    canvas = Canvas(None, "light", None)
+    with canvas.style():
+        panels = canvas.panels(1, SHOWN, 10.5, 2.6)
+        for k, ax in enumerate(panels):
+            row = k * len(truth) // SHOWN
+            seen = torch.cat([unseen[row, -SEASON:], truth[row]])[:, 0]
+            ax.plot(range(-SEASON, AHEAD), seen, color=canvas.colours["prior"], linewidth=2.5, label="the series")
+            for (name, words), colour in zip(made.items(), (canvas.colours["grey"], *canvas.heads), strict=False):
+                ax.plot(range(AHEAD), words[row, :, 0], color=colour, linewidth=0.9, label=name)
+            canvas.subtitle(ax, f"window {row}")
+        canvas.legend(panels[-1], loc="center left", bbox_to_anchor=(1.02, 0.5))
+        return canvas.finished()
+
+
+EXPERIMENTS: dict[str, Callable[[], Result]] = {"series": seasonal_series}

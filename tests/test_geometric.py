@@ -1,0 +1,295 @@
+"""Geometric and volume-preserving transformers: numpy's values, volumes, permutations, padding, bad input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd import gradcheck
+from torch.func import jacrev
+
+import bnet_transformer as bt
+from bnet_transformer.tpm import At, Categorical, Cayley, Given, Normal, Parent, Skew, Triangular, Weight
+from tests import columns
+from tests.cases import jolted
+
+D = torch.float64
+FORMS = ("skew", "arbitrary", None)
+
+
+def spread_out(net: bt.BNet, spread: float = 0.3) -> bt.BNet:
+    """The net in float64, biases and all of it moved from where they start."""
+    return jolted(net, spread).to(D)
+
+
+def arrays(net: bt.BNet) -> dict[str, np.ndarray]:
+    return {name: value.numpy() for name, value in net.parameters.items()}
+
+
+def said(net: bt.BNet, Z: np.ndarray) -> np.ndarray:
+    """What the compiled net makes of words in columns, as columns."""
+    return net.module()(torch.from_numpy(Z.T.copy())[None]).detach()[0].numpy().T
+
+
+def whole_map(net: bt.BNet, d: int, n: int):
+    """The net as a map of R^(d n)."""
+    module = net.module().eval()
+    return lambda z: module(z.reshape(1, n, d)).reshape(-1)
+
+
+def determinant(net: bt.BNet, x: torch.Tensor) -> float:
+    """The determinant of the Jacobian over all words at once."""
+    n, d = x.shape
+    return torch.linalg.det(jacrev(whole_map(net, d, n))(x.reshape(-1))).item()
+
+
+# parity with the formulas
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize(("d", "n", "slices", "blocks"), [(3, 3, 3, 2), (5, 2, 1, 1), (2, 7, 2, 3)])
+def test_the_correlation_matrix_mixes_the_words_themselves(d, n, slices, blocks, add):
+    net = spread_out(bt.geometric(d, slices=slices, blocks=blocks, add=add))
+    p, Z = arrays(net), np.random.default_rng(d).normal(size=(d, n))
+    want = Z
+    for t in range(slices):
+        want = columns.correlated(want, p[f"A_{t}.value"], add=add)
+        want = columns.resnet(want, zip(p[f"x_{t + 1}.weight"], p[f"x_{t + 1}.bias"], strict=True))
+    np.testing.assert_allclose(said(net, Z), want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize(("d", "heads", "n", "slices", "blocks"), [(3, 1, 3, 3, 2), (4, 2, 5, 2, 1), (6, 3, 2, 1, 3)])
+def test_the_standard_integrator_scales_by_the_full_width(d, heads, n, slices, blocks, add):
+    net = spread_out(bt.geometric(d, heads=heads, slices=slices, blocks=blocks, add=add))
+    p, Z = arrays(net), np.random.default_rng(n).normal(size=(d, n))
+    want = Z
+    for t in range(slices):
+        P = [[W.T for W in p[f"W_{role}_{t}.value"]] for role in "qkv"]
+        want = columns.standard(want, *P, add=add)
+        want = columns.resnet(want, zip(p[f"resnet_{t}.weight"], p[f"resnet_{t}.bias"], strict=True))
+        last = zip(p[f"x_{t + 1}.weight"], p[f"x_{t + 1}.bias"], strict=True)
+        want = columns.resnet(want, last, lambda x: x)
+    np.testing.assert_allclose(said(net, Z), want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("d", "n", "slices", "blocks"), [(3, 3, 3, 2), (5, 2, 1, 1), (2, 7, 2, 3), (4, 1, 1, 1)])
+def test_volume_preserving_nets_are_their_formulas(d, n, slices, blocks, form):
+    net = spread_out(bt.volume_preserving(d, attention=form, slices=slices, blocks=blocks))
+    p, Z = arrays(net), np.random.default_rng(d * n).normal(size=(d, n))
+    want = Z
+    for t in range(slices):
+        if form == "skew":
+            want = columns.cayley(want, columns.unpacked(p[f"A_{t}.packed"], d, "skew"), form)
+        elif form == "arbitrary":
+            want = columns.cayley(want, p[f"A_{t}.value"], form)
+        pairs = 2 * blocks + 1
+        for m in range(1, pairs + 1):
+            tanh = np.tanh if m % 2 == 0 else None
+            last = f"x_{t + 1}" if m == pairs else f"upper{m}_{t}"
+            b = p.get(f"lower{m}_{t}.bias")
+            assert (b is None) == (m % 2 == 1)
+            want = columns.triangular(want, p[f"lower{m}_{t}.packed"], "lower", b, tanh)
+            want = columns.triangular(want, p[f"{last}.packed"], "upper", p[f"{last}.bias"], tanh)
+    np.testing.assert_allclose(said(net, Z), want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("count", "net"),
+    [
+        (189, lambda: bt.geometric(3, heads=1, slices=3, blocks=2)),
+        (180, lambda: bt.volume_preserving(3, attention="arbitrary", slices=3, blocks=2)),
+        (162, lambda: bt.volume_preserving(3, attention="skew", slices=3, blocks=2)),
+        (135, lambda: bt.volume_preserving(3, attention=None, slices=1, blocks=6)),
+    ],
+)
+def test_the_nets_of_the_rigid_body_have_their_parameters(count, net):
+    assert sum(value.numel() for value in net().parameters.values()) == count
+    assert net().cost(3).parameters == count
+
+
+def test_packed_matrices_lie_as_in_the_julia_package():
+    """The examples of its documentation."""
+    S, at = torch.arange(1.0, 7.0), At({"packed": torch.arange(1.0, 7.0)})
+    skew = [[0, -1, -2, -4], [1, 0, -3, -5], [2, 3, 0, -6], [4, 5, 6, 0]]
+    upper = [[0, 1, 2, 4], [0, 0, 3, 5], [0, 0, 0, 6], [0, 0, 0, 0]]
+    assert Skew(4).value(at).tolist() == skew
+    for side, matrix in (("lower", np.array(upper).T), ("upper", np.array(upper))):
+        step = Triangular(side, "identity", bias=False)
+        made = torch.stack([step.value(at, e) - e for e in torch.eye(4)], -1)
+        assert made.tolist() == matrix.tolist()
+    assert len(S) == 6
+
+
+# volumes
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    d=st.integers(2, 5),
+    n=st.integers(1, 5),
+    slices=st.integers(1, 2),
+    form=st.sampled_from(["skew", None]),
+    activation=st.sampled_from(["tanh", "relu", "gelu"]),
+    spread=st.sampled_from([0.3, 0.6]),
+    seed=st.integers(0, 2**31),
+)
+def test_volume_is_preserved(d, n, slices, form, activation, spread, seed):
+    options = {"slices": slices, "attention": form, "activation": activation, "spread": spread}
+    net = bt.volume_preserving(d, **options, seed=seed).to(D)
+    x = torch.randn(n, d, dtype=D, generator=torch.Generator().manual_seed(seed))
+    assert abs(determinant(net, x) - 1) < 1e-6
+
+
+def test_the_arbitrary_form_changes_volume():
+    """Words of two slices: the determinants are spread over either side of 1, and none is 1."""
+    net = bt.volume_preserving(3, attention="arbitrary", spread=1.0, slices=1).to(D)
+    draw = torch.Generator().manual_seed(0)
+    found = [determinant(net, torch.randn(3, 3, dtype=D, generator=draw)) for _ in range(8)]
+    assert min(abs(each - 1) for each in found) > 1e-3 and min(found) < 0.9
+
+
+@pytest.mark.parametrize("form", ["skew", "arbitrary"])
+def test_only_the_skew_form_does_not_see_the_order_of_words(form):
+    net = spread_out(bt.volume_preserving(3, attention=form))
+    x, order = torch.randn(1, 4, 3, dtype=D), [2, 0, 3, 1]
+    module = net.module()
+    apart = (module(x)[:, order] - module(x[:, order])).abs().max()
+    assert apart < 1e-12 if form == "skew" else apart > 1e-2
+
+
+@pytest.mark.parametrize("form", ["skew", "arbitrary"])
+def test_attention_keeps_the_length_of_every_feature(form):
+    """Cay(C) is orthogonal: `|z_a|^2` over the words stays, and so does the Gram matrix of features."""
+    net = spread_out(bt.volume_preserving(3, attention=form, slices=1))
+    x = torch.randn(2, 5, 3, dtype=D)
+    a = net.module()(x, want=["a_0"])["a_0"]
+    torch.testing.assert_close(a.mT @ a, x.mT @ x, rtol=1e-10, atol=1e-12)
+
+
+# masks, types, gradients
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_padded_word_is_as_if_it_were_not_there(form):
+    net = spread_out(bt.volume_preserving(3, attention=form))
+    module, x = net.module(), torch.randn(3, 5, 3, dtype=D)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 0, 1, 1]], dtype=torch.bool)
+    x[~mask] = 1e6
+    padded = module(x, mask=mask)
+    for row, present, made in zip(x, mask, padded, strict=True):
+        alone = module(row[present][None])[0]
+        torch.testing.assert_close(made[present], alone, rtol=1e-10, atol=1e-12)
+    whole = module(x, mask=torch.ones_like(mask))
+    assert torch.equal(whole, module(x)) or torch.allclose(whole, module(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", ["skew", "arbitrary"])
+def test_one_system_for_all_words_is_as_many_as_words(form):
+    """The equation of one node, with a mask of its own for each word, and the mix of all words at once."""
+    tpm, z, A = Cayley(form), torch.randn(4, 3, dtype=D), torch.randn(3, 3, dtype=D)
+    A = A - A.mT if form == "skew" else A
+    j = torch.arange(4)
+    mask = torch.tensor([True, False, True, True])
+    at = At(word=j, read={"z.": j}, mask={"z.": mask.expand(4, 4)}, dtype=D)
+    each = tpm.value(at, z[None], A)
+    together = tpm.mix(j, mask, z, A)
+    torch.testing.assert_close(each, together, rtol=1e-12, atol=1e-12)
+    kept = tpm.mix(torch.arange(3), None, z[mask], A)
+    torch.testing.assert_close(together[mask], kept, rtol=1e-12, atol=1e-12)
+    assert not together[~mask].any()
+    z.requires_grad_()
+    A.requires_grad_()
+    assert gradcheck(lambda z, A: tpm.mix(j, mask, z, A), (z, A))
+
+
+def test_weights_start_with_the_spread_that_is_asked_for():
+    for form in FORMS:
+        net = bt.volume_preserving(40, attention=form, spread=0.3)
+        weights = torch.cat([v.flatten() for name, v in net.parameters.items() if not name.endswith("bias")])
+        assert 0.29 < weights.std() < 0.31
+    assert (
+        Skew(16).parameters()["packed"].spread == Triangular().parameters(Parent("x", (16,)))["packed"].spread == 0.25
+    )
+
+
+def test_the_nets_can_be_observed_and_asked():
+    for net in (
+        bt.geometric(3, heads=3, observe=Normal(0.1)),
+        bt.volume_preserving(3, observe=Categorical(2, pool="mean")),
+        bt.volume_preserving(3, attention="arbitrary", observe=Normal(0.2, dim=2)),
+    ):
+        s = net.sentence("a b c")
+        assert "y" in {family.role for family in net.network.graph.families} and s.parents("x_1_0")
+    s = bt.geometric(3, heads=3).sentence("a b c")
+    table = s.attention(0)
+    torch.testing.assert_close(table.sum(-1), torch.ones(3, 3))
+    assert s.parents("a_0_1_2") == ["q_0_1_0", "q_0_1_1", "q_0_1_2", "k_0_1_2", "v_0_1_0", "v_0_1_1", "v_0_1_2"]
+
+
+# what there is not, and bad input
+
+
+def test_a_cayley_net_has_no_attention_distribution_and_says_why():
+    s = bt.volume_preserving(3).sentence("a b c")
+    for ask in (lambda: s.attention(0), lambda: s.reads()):
+        with pytest.raises(bt.BNetError, match=r"got Cayley, .* orthogonal matrix: its columns are no distributions"):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: bt.geometric(0), "dim: expected a whole number of at least 1"),
+        (lambda: bt.geometric(4, heads=3), "heads: expected a divisor of dim, which is 4; got 3"),
+        (lambda: bt.geometric(4, blocks=0), "blocks: expected"),
+        (lambda: bt.geometric(4, slices=0), "slices"),
+        (lambda: bt.geometric(4, add=1), "add: expected one of the allowed values"),
+        (lambda: bt.geometric(4, activation="tan"), "activation: expected"),
+        (lambda: bt.geometric(4, observe=Weight(3)), "observe: expected a readout"),
+        (lambda: bt.volume_preserving(1), "dim: expected a whole number of at least 2; got 1"),
+        (lambda: bt.volume_preserving(3, attention="softmax"), "attention: .*'skew', 'arbitrary', None"),
+        (lambda: bt.volume_preserving(3, spread=0.0), "spread: expected a finite number above 0"),
+        (lambda: bt.volume_preserving(3, blocks=True), "blocks: expected"),
+        (lambda: Cayley("cayley"), "form: expected"),
+        (lambda: Triangular("left"), "side: expected"),
+        (lambda: Skew(1), "dim: expected a whole number of at least 2"),
+    ],
+)
+def test_bad_options_are_refused(make, message):
+    with pytest.raises(bt.BNetError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("reach", "A", "message"),
+    [
+        ("causal", (3, 3), "every word .*reach 'every'.*got reach causal"),
+        (bt.Reach("window", 1), (3, 3), r"got reach window\(1\)"),
+        ("every", (3, 2), r"a matrix of shape \(3, 3\)"),
+        ("every", 3, "a matrix"),
+    ],
+)
+def test_cayley_asks_for_every_word_and_a_square_matrix(reach, A, message):
+    word = ["word"]
+    nodes = [bt.Node("A", Weight(A)), bt.Node("x", Cayley(), [bt.Arrow("x", reach), "A"], word)]
+    with pytest.raises(bt.DeclarationError, match=message):
+        bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(3), plates=word)])]))
+
+
+# equations
+
+
+def test_equations_are_told_in_columns_and_say_who_is_the_key():
+    told = {form: str(bt.geometric(3, heads=1).equations(form)) for form in ("word", "row", "column", "einstein")}
+    assert all("q and k have changed roles" in each for each in told.values())
+    assert r"(Q^{t,h})^\top K^{t,h}" in told["column"]
+    skew, arbitrary = (
+        str(bt.volume_preserving(3, attention=form).equations("column")) for form in ("skew", "arbitrary")
+    )
+    assert r"X^t \operatorname{Cay}((X^t)^\top A^t X^t)" in skew and r"(\hat{A}^t)^\top = -\hat{A}^t" in skew
+    assert r"X^t \operatorname{Cay}(C(A^t))" in arbitrary
+    assert r"C(A^t) = L - L^\top, \quad L = \operatorname{lower}((X^t)^\top A^t X^t) / \sqrt{3}" in arbitrary

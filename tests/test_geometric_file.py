@@ -1,0 +1,377 @@
+"""`load_geometric`: files as GeometricMachineLearning.jl writes them, in both layouts, against its formulas."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.tpm import Normal
+from tests import columns
+from tests.test_geometric import said
+
+h5py = pytest.importorskip("h5py")
+
+RNG = np.random.default_rng(12)
+
+
+@dataclass
+class Packed:
+    """A structured matrix of the Julia package: its free entries, its width, its type."""
+
+    S: np.ndarray
+    n: int
+    kind: str
+
+
+@dataclass
+class Julia:
+    """A parameter file as Julia writes it: arrays in the order of its columns, so transposed for Python."""
+
+    layers: list[dict] = field(default_factory=list)
+    style: str = "tagged"  # or "bare" (no types), "plain" (written out), "storage" (later: types, order in attributes)
+
+    def write(self, path: Path) -> Path:
+        with h5py.File(path, "w") as file:
+            names = [f"L{k + 1}" for k in range(len(self.layers))]
+            self._keys(file, names, "NetworkParameters")
+            for name, layer in zip(names, self.layers, strict=True):
+                self._group(file.create_group(name), layer)
+        return path
+
+    def _keys(self, group, names, kind):
+        if self.style == "storage":
+            group.attrs["kind"], group.attrs["keys"] = kind, list(names)
+
+    def _group(self, group, content):
+        self._keys(group, content, "NamedTuple")
+        for name, value in content.items():
+            if isinstance(value, dict):
+                self._group(group.create_group(name), value)
+            elif isinstance(value, Packed) and self.style == "plain":
+                side = {"LowerTriangular": "lower", "UpperTriangular": "upper"}.get(value.kind, "skew")
+                group[name] = columns.unpacked(value.S, value.n, side).T
+            elif isinstance(value, Packed):
+                self._packed(group.create_group(name), value)
+            else:
+                group[name] = np.asarray(value).T
+
+    def _packed(self, group, value):
+        if self.style == "storage":
+            group.attrs["kind"], group.attrs["parameter_type"] = "wrapped", value.kind
+            group["storage"] = value.S
+            self._group(group.create_group("metadata"), {"n": np.int64(value.n)})
+            return
+        group["S"], group["n"] = value.S, np.int64(value.n)
+        if self.style == "tagged":
+            group.attrs["gml_type"] = value.kind
+
+
+def normal(*shape, dtype=np.float64):
+    return (0.4 * RNG.normal(size=shape)).astype(dtype)
+
+
+def attention(d, heads=1, dtype=np.float64):
+    """`P` of each head is `[d, d / heads]`."""
+    return {
+        role: {f"head_{k + 1}": normal(d, d // heads, dtype=dtype) for k in range(heads)} for role in ("PQ", "PK", "PV")
+    }
+
+
+def dense(d, dtype=np.float64):
+    return {"weight": normal(d, d, dtype=dtype), "bias": normal(d, dtype=dtype)}
+
+
+def standard(d, L, blocks, heads=1, dtype=np.float64):
+    layers = []
+    for _ in range(L):
+        layers += [attention(d, heads, dtype), *(dense(d, dtype) for _ in range(blocks + 1))]
+    return layers
+
+
+def triangular(d, side, bias, dtype=np.float64):
+    kind = {"lower": "LowerTriangular", "upper": "UpperTriangular"}[side]
+    weight = {"weight": Packed(normal(d * (d - 1) // 2, dtype=dtype), d, kind)}
+    return weight | ({"bias": normal(d, dtype=dtype)} if bias else {})
+
+
+def feed_forward(d, blocks, dtype=np.float64):
+    pair = [("lower", False), ("upper", True)]
+    return [triangular(d, *each, dtype) for each in [*pair, ("lower", True), ("upper", True)] * blocks + pair]
+
+
+def volume(d, L, blocks, skew, dtype=np.float64):
+    layers = []
+    for _ in range(L):
+        A = Packed(normal(d * (d - 1) // 2, dtype=dtype), d, "SkewSymMatrix") if skew else normal(d, d, dtype=dtype)
+        layers += [{"A": A}, *feed_forward(d, blocks, dtype)]
+    return layers
+
+
+def julia_says(layers, Z, *, add=False):
+    """What the Julia package makes of Z, layer by layer, from the arrays as they are in Julia."""
+    curved = {id(layer): k % 4 in (2, 3) for k, layer in _steps(layers)}
+    for k, layer in enumerate(layers):
+        if "PQ" in layer:
+            Z = columns.standard(Z, *(list(layer[role].values()) for role in ("PQ", "PK", "PV")), add=add)
+        elif "A" in layer:
+            A = layer["A"]
+            if isinstance(A, Packed):
+                Z = columns.cayley(Z, columns.unpacked(A.S, A.n, "skew"), "skew")
+            else:
+                Z = columns.cayley(Z, A, "arbitrary")
+        elif isinstance(layer["weight"], Packed):
+            side = "lower" if layer["weight"].kind == "LowerTriangular" else "upper"
+            act = np.tanh if curved[id(layer)] else None
+            Z = columns.triangular(Z, layer["weight"].S, side, layer.get("bias"), act)
+        else:
+            last = k + 1 == len(layers) or "PQ" in layers[k + 1]
+            Z = columns.resnet(Z, [(layer["weight"], layer["bias"])], (lambda x: x) if last else np.tanh)
+    return Z
+
+
+def _steps(layers):
+    """The triangular layers, counted from the last attention."""
+    k = 0
+    for layer in layers:
+        if "weight" not in layer:
+            k = 0
+        else:
+            yield k, layer
+            k += 1
+
+
+ARCHITECTURES = {
+    "standard": (lambda: standard(3, 3, 2), 189),
+    "standard, heads": (lambda: standard(4, 2, 1, heads=2), None),
+    "arbitrary": (lambda: volume(3, 3, 2, False), 180),
+    "skew": (lambda: volume(3, 3, 2, True), 162),
+    "feed-forward": (lambda: feed_forward(3, 6), 135),
+    "wide": (lambda: volume(5, 2, 1, True), None),
+}
+
+
+@pytest.mark.parametrize("style", ["tagged", "bare", "plain", "storage"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_file_is_the_net_that_julia_has(name, style, tmp_path):
+    make, count = ARCHITECTURES[name]
+    layers = make()
+    net = bt.load_geometric(Julia(layers, style).write(tmp_path / "net.h5"))
+    assert net.network.dtype == torch.float64
+    assert count is None or sum(value.numel() for value in net.parameters.values()) == count
+    d = net.sentence("a").ground and len(net.sentence("a")["x_0_0"])
+    Z = RNG.normal(size=(d, 3))
+    np.testing.assert_allclose(said(net, Z), julia_says(layers, Z), rtol=1e-10, atol=1e-10)
+
+
+def test_many_layers_keep_their_order(tmp_path):
+    """L10 stands before L2 in the file's own order."""
+    layers = volume(3, 3, 3, False)
+    assert len(layers) > 40
+    Z = RNG.normal(size=(3, 4))
+    net = bt.load_geometric(Julia(layers).write(tmp_path / "net.h5"))
+    np.testing.assert_allclose(said(net, Z), julia_says(layers, Z), rtol=1e-10, atol=1e-10)
+
+
+def test_what_the_file_does_not_hold_is_told(tmp_path):
+    layers = standard(4, 2, 1, heads=2)
+    path = str(Julia(layers).write(tmp_path / "net.h5"))
+    Z = RNG.normal(size=(4, 3))
+    added = bt.load_geometric(path, add=True)
+    np.testing.assert_allclose(said(added, Z), julia_says(layers, Z, add=True), rtol=1e-10, atol=1e-10)
+    other = bt.load_geometric(path, activation="relu", observe=Normal(0.1))
+    assert np.abs(said(other.replace({}), Z) - said(bt.load_geometric(path), Z)).max() > 1e-3
+    assert "y_0" in other.sentence("a b").graph()
+    with pytest.raises(bt.BNetError, match="add: expected False, for the file has no standard transformer"):
+        bt.load_geometric(Julia(feed_forward(3, 1)).write(tmp_path / "vpff.h5"), add=True)
+
+
+def test_single_precision_and_the_other_byte_order_are_kept(tmp_path):
+    layers = volume(3, 1, 1, True, np.float32)
+    net = bt.load_geometric(Julia(layers).write(tmp_path / "net.h5"))
+    assert net.network.dtype == torch.float32
+    big = volume(3, 1, 1, False, np.dtype(">f8"))
+    Z = RNG.normal(size=(3, 3))
+    net = bt.load_geometric(Julia(big).write(tmp_path / "big.h5"))
+    np.testing.assert_allclose(said(net, Z), julia_says(big, Z), rtol=1e-10, atol=1e-10)
+
+
+def test_a_projection_of_the_stiefel_manifold_is_its_matrix(tmp_path):
+    layers = standard(3, 1, 1)
+    path = Julia(layers).write(tmp_path / "net.h5")
+    with h5py.File(path, "a") as file:
+        value = file["L1/PQ/head_1"][()]
+        del file["L1/PQ/head_1"]
+        group = file.create_group("L1/PQ/head_1")
+        group.attrs["gml_type"], group["A"] = "StiefelManifold", value
+    Z = RNG.normal(size=(3, 3))
+    np.testing.assert_allclose(said(bt.load_geometric(path), Z), julia_says(layers, Z), rtol=1e-10, atol=1e-10)
+
+
+def test_a_loaded_net_is_saved_and_loaded(tmp_path):
+    net = bt.load_geometric(Julia(volume(3, 2, 1, True)).write(tmp_path / "net.h5"))
+    net.save(tmp_path / "net.safetensors")
+    again = bt.load(tmp_path / "net.safetensors")
+    assert all(torch.equal(again.parameters[name], value) for name, value in net.parameters.items())
+
+
+# bad files
+
+
+BAD = {
+    "a gap": ("volume", lambda f: f.pop("L2"), "no L2"),
+    "the first": ("volume", lambda f: f.pop("L1"), "no L1"),
+    "the last": ("volume", lambda f: f.pop("L7"), r"4 n_blocks \+ 2 triangular layers in a unit; got 5 layers"),
+    "two of them": ("volume", lambda f: [f.pop("L6"), f.pop("L7")], "got 4 layers"),
+    "none": ("volume", lambda f: f.clear(), "without a gap, and no others; got nothing in it"),
+    "other names": ("volume", lambda f: f.move("L3", "layer3"), "no L3"),
+    "more": ("volume", lambda f: f.create_group("optimizer"), "no L8, but"),
+    "an empty layer": ("volume", lambda f: f["L4"].clear(), "L4: expected PQ, PK, PV; A; or weight"),
+    "an unknown part": ("volume", lambda f: f["L4"].create_dataset("scale", data=[1.0]), "L4: expected weight, bias"),
+    "A beside": ("volume", lambda f: f["L1"].create_dataset("B", data=[1.0]), "L1: expected A; got A, B"),
+    "a bias too much": (
+        "volume",
+        lambda f: f["L2"].create_dataset("bias", data=np.ones(3)),
+        "L2: expected no bias .*linear pair.*; got one",
+    ),
+    "no bias": ("volume", lambda f: f["L3"].pop("bias"), "L3: expected a bias; got none"),
+    "a wide bias": (
+        "volume",
+        lambda f: put(f, "L3/bias", np.ones(4)),
+        r"L3/bias: expected a vector of 3; got shape \(4,\)",
+    ),
+    "too few entries": ("volume", lambda f: put(f, "L2/weight/S", np.ones(2)), "L2/weight/S: expected a vector of 3"),
+    "another width": (
+        "volume",
+        lambda f: [put(f, "L2/weight/S", np.ones(6)), put(f, "L2/weight/n", 4)],
+        "L2: expected the width 3, as L1; got 4",
+    ),
+    "no width": ("volume", lambda f: f["L2/weight"].pop("n"), "L2/weight: expected S, n; got S"),
+    "a real width": ("volume", lambda f: put(f, "L2/weight/n", 3.0), "L2/weight/n: expected a whole number"),
+    "a huge width": ("volume", lambda f: put(f, "L2/weight/n", 2**40), "L2/weight/n: expected a width"),
+    "upper first": (
+        "volume",
+        lambda f: f["L2/weight"].attrs.__setitem__("gml_type", "UpperTriangular"),
+        "L2: expected a strictly lower triangular layer; got a strictly upper",
+    ),
+    "a symmetric one": (
+        "volume",
+        lambda f: f["L2/weight"].attrs.__setitem__("gml_type", "SymmetricMatrix"),
+        "expected LowerTriangular or UpperTriangular; got SymmetricMatrix",
+    ),
+    "an odd A": ("volume", lambda f: put(f, "L1/A", np.ones((3, 2))), "L1/A: expected a square matrix; got 3 x 2"),
+    "A of three dims": ("volume", lambda f: put(f, "L1/A", np.ones((3, 3, 1))), "L1/A: expected an array of 2 dims"),
+    "no numbers": ("volume", lambda f: put(f, "L1/A", np.ones((0, 0))), "L1/A: expected an array of 2 dims with"),
+    "ids": ("volume", lambda f: put(f, "L1/A", np.ones((3, 3), int)), "L1/A: expected real numbers; got int64"),
+    "texts": ("volume", lambda f: put(f, "L1/A", np.array([[b"a"]])), "L1/A: expected real numbers"),
+    "not a number": ("volume", lambda f: put(f, "L1/A", np.full((3, 3), np.nan)), "L1/A: expected finite numbers"),
+    "two types": (
+        "volume",
+        lambda f: put(f, "L1/A", np.ones((3, 3), "f4")),
+        "expected torch.float32.*got torch.float64",
+    ),
+    "a soft link": (
+        "volume",
+        lambda f: [f["L1"].pop("A"), f["L1"].__setitem__("A", h5py.SoftLink("/L2/weight/S"))],
+        "L1/A: expected a part of the file itself; got a link",
+    ),
+    "another file": (
+        "volume",
+        lambda f: [f.pop("L1"), f.__setitem__("L1", h5py.ExternalLink("other.h5", "/L1"))],
+        "L1: expected a part of the file itself; got a link",
+    ),
+    "numbers elsewhere": (
+        "volume",
+        lambda f: [f["L1"].pop("A"), f["L1"].create_dataset("A", (3, 3), "f8", external=[("/etc/hostname", 0, 72)])],
+        "L1/A: expected numbers in the file itself",
+    ),
+    "a type": ("volume", lambda f: [f["L1"].pop("A"), f["L1"].__setitem__("A", np.dtype("f8"))], "got a type"),
+    "a record": (
+        "volume",
+        lambda f: put(f, "L1/A", np.zeros((3, 3), [("re", "f8"), ("im", "f8")])),
+        "L1/A: expected real numbers",
+    ),
+    "a dataset for a layer": ("volume", lambda f: [f.pop("L1"), put(f, "L1", np.ones(3))], "L1: expected a group"),
+    "no head": ("standard", lambda f: f["L1/PQ"].clear(), "L1/PQ: expected head_1; got nothing"),
+    "head 2 alone": ("standard", lambda f: f["L1/PQ"].move("head_1", "head_2"), "L1/PQ: expected head_1; got head_2"),
+    "no values": ("standard", lambda f: f["L1"].pop("PV"), "L1: expected PQ, PK, PV; got PK, PQ"),
+    "narrow keys": (
+        "standard",
+        lambda f: put(f, "L1/PK/head_1", np.ones((1, 3))),
+        "L1/PK/head_1: expected 1 heads of 3 x 3",
+    ),
+    "more heads later": (
+        "standard",
+        lambda f: [put(f, f"L4/{P}/head_{k}", np.ones((1, 3))) for P in ("PQ", "PK", "PV") for k in (1, 2, 3)],
+        "L4: expected 1 heads, as L1; got 3",
+    ),
+    "one ResNet layer": ("standard", lambda f: [f.pop(f"L{k}") for k in range(3, 7)], "at least two ResNet layers"),
+    "fewer in a unit": ("standard", lambda f: f.pop("L6"), "L4: expected 2 layers after attention, as after L1; got 1"),
+    "no bias of a ResNet": ("standard", lambda f: f["L2"].pop("bias"), "L2: expected a bias; got none"),
+    "a dense layer first": (
+        "standard",
+        lambda f: [f.move(f"L{k}", f"L{k + 1}") for k in range(6, 0, -1)] and f.copy("L3", f, "L1"),
+        "L1: expected attention .*; got a dense layer",
+    ),
+    "a triangle among them": (
+        "standard",
+        lambda f: [f["L2"].pop("weight"), put(f, "L2/weight/S", np.ones(3)), put(f, "L2/weight/n", 3)],
+        "L2: expected a dense or ResNet layer; got a triangular layer",
+    ),
+}
+
+
+def put(file, name, value):
+    if name in file:
+        del file[name]
+    file[name] = value
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_file_that_is_not_one_is_refused_with_the_place(what, tmp_path):
+    kind, edit, message = BAD[what]
+    layers = volume(3, 1, 1, False) if kind == "volume" else standard(3, 2, 1)
+    path = Julia(layers).write(tmp_path / "net.h5")
+    with h5py.File(path, "a") as file:
+        edit(file)
+    with pytest.raises(bt.FileError, match=message) as caught:
+        bt.load_geometric(path)
+    assert str(path) in str(caught.value)
+
+
+def test_what_is_no_hdf5_file_is_refused(tmp_path):
+    for content, message in ((b"", "an HDF5 file"), (b"not HDF5 at all", "an HDF5 file")):
+        (tmp_path / "net.h5").write_bytes(content)
+        with pytest.raises(bt.FileError, match=message):
+            bt.load_geometric(tmp_path / "net.h5")
+    with pytest.raises(bt.FileError, match="nothing there"):
+        bt.load_geometric(tmp_path / "absent.h5")
+    with pytest.raises(bt.FileError, match="a folder"):
+        bt.load_geometric(tmp_path)
+    with pytest.raises(bt.FileError, match="path"):
+        bt.load_geometric(3)
+    sound = Julia(volume(3, 1, 1, False)).write(tmp_path / "sound.h5").read_bytes()
+    for cut in (len(sound) // 3, len(sound) - 200):
+        (tmp_path / "net.h5").write_bytes(sound[:cut])
+        with pytest.raises(bt.FileError, match=re.escape(str(tmp_path))):
+            bt.load_geometric(tmp_path / "net.h5")
+
+
+def test_without_h5py_the_extra_is_named(tmp_path, monkeypatch):
+    path = Julia(feed_forward(3, 1)).write(tmp_path / "net.h5")
+    known = builtins.__import__
+
+    def without(name, *rest, **more):
+        if name == "h5py":
+            raise ImportError(name)
+        return known(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(bt.BNetError, match=r"the package h5py.*bnet-transformer\[hdf5\]"):
+        bt.load_geometric(path)

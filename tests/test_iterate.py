@@ -1,0 +1,329 @@
+"""Rollouts: equal a loop by hand, batches their rows, long ones their beginning; draws follow the seed; bad input."""
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+import bnet_transformer as bt
+from bnet_transformer.tpm import Add, Categorical, Given, Linear, Normal, Positions
+from bnet_transformer.training import windows
+from experiments import rigid_body
+
+D = torch.float64
+WORD = ["word"]
+SMALL = {"heads": 2, "slices": 1, "hidden": 6}
+
+
+def integrator(sigma: float = 0.2) -> bt.BNet:
+    return bt.geometric(4, heads=2, slices=1, observe=Normal(sigma)).to(D)
+
+
+def forecaster(**options: object) -> bt.BNet:
+    return bt.encoder(4, **SMALL, **{"mask": "causal", "readout": Normal(0.2), **options}).to(D)  # type: ignore[arg-type]
+
+
+def recurrent() -> bt.BNet:
+    return bt.recurrent(4, cell="lstm", readout=Normal(0.2)).to(D)
+
+
+def translator() -> bt.BNet:
+    return bt.encoder_decoder(4, **SMALL, readout=Normal(0.2)).to(D)  # type: ignore[arg-type]
+
+
+def linear(reach: str) -> bt.BNet:
+    """A map of one word, read by some reach."""
+    slices = [bt.Node("x", Linear(2), [bt.Arrow("x", reach)], WORD)]
+    readout = bt.Node("y", Normal(0.5), ["x"], WORD)
+    return bt.BNet(bt.Declaration([bt.Stack(slices, [bt.Node("x", Given(2), plates=WORD)], [readout])])).to(D)
+
+
+def vectors(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, dtype=D, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    "net, options, new, grow",
+    [
+        (integrator, {}, 3, False),
+        (integrator, {"ahead": 2}, 2, False),
+        (integrator, {"ahead": 1}, 1, False),
+        (forecaster, {}, 1, False),
+        (forecaster, {"grow": True}, 1, True),
+        (forecaster, {"ahead": 3, "grow": True}, 3, True),
+        (recurrent, {"grow": True}, 1, True),
+        (lambda: forecaster(readout=None), {}, 1, False),
+        (lambda: bt.volume_preserving(4, attention=None).to(D), {}, 1, False),
+        (lambda: bt.volume_preserving(4).to(D), {}, 3, False),
+    ],
+)
+def test_a_rollout_is_a_loop_over_the_module(net, options: dict, new: int, grow: bool) -> None:
+    net, words = net(), vectors(2, 3, 4)
+    module, found, window = net.module().eval(), [], words
+    while sum(part.shape[1] for part in found) < 7:
+        found.append(module(window)[:, -new:])
+        window = torch.cat([window, found[-1]], 1)
+        window = window if grow else window[:, -3:]
+    assert_close(net.iterate(words, 7, **options), torch.cat(found, 1)[:, :7], rtol=1e-10, atol=1e-10)
+
+
+def test_one_readout_of_the_sentence_is_the_next_word() -> None:
+    net, words = forecaster(mask=None, pool="mean"), vectors(2, 3, 4)
+    module, window = net.module().eval(), words
+    for _ in range(4):
+        window = torch.cat([window, module(window[:, -3:])[:, None]], 1)
+    assert_close(net.iterate(words, 4), window[:, 3:], rtol=1e-10, atol=1e-10)
+    longer = torch.cat([words, module(words)[:, None]], 1)
+    assert_close(net.iterate(words, 2, grow=True)[:, 1], module(longer), rtol=1e-10, atol=1e-10)
+
+
+def test_an_encoder_reads_the_window_once_and_the_decoder_goes_on() -> None:
+    net, words = translator(), vectors(2, 5, 4)
+    module, said = net.module().eval(), words[:, -1:]
+    for _ in range(4):
+        said = torch.cat([said, module({"enc": words, "dec": said})[:, -1:]], 1)
+    assert_close(net.iterate(words, 4), said[:, 1:], rtol=1e-10, atol=1e-10)
+    assert_close(net.iterate({"enc": words, "dec": said[:, :3]}, 2), said[:, 3:], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("net", [integrator, forecaster, recurrent, translator])
+def test_rows_of_a_batch_and_the_beginning_of_a_rollout(net) -> None:
+    net, words = net(), vectors(2, 3, 3, 4)
+    found = net.iterate(words, 5)
+    assert found.shape == (2, 3, 5, 4) and not found.requires_grad
+    for k in range(2):
+        for m in range(3):
+            assert_close(net.iterate(words[k, m], 5), found[k, m], rtol=1e-10, atol=1e-10)
+    for steps in (1, 3, 4):
+        assert_close(net.iterate(words, steps), found[:, :, :steps], rtol=1e-10, atol=1e-10)
+    assert_close(net.iterate(words.numpy(), 5), found, rtol=0, atol=0)
+    assert_close(net.iterate(words[0, 0].tolist(), 5), found[0, 0], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("net", [integrator, forecaster, translator])
+def test_draws_are_around_the_mean_by_the_seed(net) -> None:
+    net, words = net(), vectors(3, 4)
+    mean = net.iterate(words, 3)
+    (name,) = [name for name in net.parameters if name.endswith("log_sigma")]
+    sharp = net.replace({name: torch.tensor(-18.0, dtype=D)})
+    assert_close(sharp.iterate(words, 3, sample=True), mean, rtol=0, atol=1e-6)
+    many, before = words.expand(4000, 3, 4), torch.get_rng_state()
+    drawn = net.iterate(many, 2, sample=True, seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(drawn, net.iterate(many, 2, sample=True, seed=1))
+    assert torch.equal(drawn[:, :1], net.iterate(many, 1, sample=True, seed=1))
+    assert not torch.equal(drawn, net.iterate(many, 2, sample=True, seed=2))
+    first = drawn[:, 0]
+    assert_close(first.mean(0), mean[0], rtol=0, atol=0.015)
+    assert_close(first.T.cov(), 0.04 * torch.eye(4, dtype=D), rtol=0, atol=0.004)
+
+
+def test_draws_of_words_that_share_a_mean_are_apart() -> None:
+    """All words read the first one alone, and so have one mean."""
+    drawn = linear("first").iterate(vectors(3, 2).expand(4000, 3, 2), 3, ahead=3, sample=True).flatten(1)
+    assert_close(drawn.T.cov(), 0.25 * torch.eye(6, dtype=D), rtol=0, atol=0.025)
+
+
+def test_compiled_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    own = torch.compile
+
+    def compile(function: object) -> object:
+        asked.append(function)
+        return own(function, backend="eager", fullgraph=True)
+
+    net, words = linear("before"), vectors(2, 3, 2)
+    plain = net.iterate(words, 7)
+    monkeypatch.setattr(torch, "compile", compile)
+    assert_close(net.iterate(words, 7, compile=True), plain, rtol=1e-10, atol=1e-10)
+    drawn = net.iterate(words, 4, sample=True, seed=1)
+    assert_close(net.iterate(words, 4, sample=True, seed=1, compile=True), drawn, rtol=1e-10, atol=1e-10)
+    net.iterate(words, 4, compile=True)
+    assert len(asked) == 2  # the means and the draws, once each
+
+
+def test_a_float_net_takes_any_real_numbers() -> None:
+    net = integrator().to(torch.float32)
+    assert net.iterate(vectors(3, 4), 2).dtype == torch.float32
+    assert net.iterate(np.ones((3, 4), dtype=int), 2).shape == (2, 4)
+
+
+def plain(readouts: list[bt.Node], *given: bt.Node) -> bt.BNet:
+    """One slice that adds something to its words."""
+    states = [bt.Node("x", Given(4), plates=WORD), *given]
+    slices = [bt.Node("x", Add(), ["x", *(node.role for node in given)], WORD)]
+    return bt.BNet(bt.Declaration([bt.Stack(slices, states, readouts)]))
+
+
+def doubling(times: float) -> bt.BNet:
+    """Each word is the one before it, times a number."""
+    slices = [bt.Node("x", Linear(1), ["x"], WORD)]
+    net = bt.BNet(bt.Declaration([bt.Stack(slices, [bt.Node("x", Given(1), plates=WORD)])])).to(D)
+    return net.replace({name: torch.full_like(value, times) for name, value in net.parameters.items()})
+
+
+TABLE = [[True, False, False], [True, True, False], [True, True, True]]
+Y, Z = (bt.Node(role, Normal(0.5), ["x"], WORD) for role in "yz")
+BAD = {
+    "no steps": (integrator, (vectors(3, 4), 0), {}, "steps: expected a whole number of at least 1; got 0"),
+    "half a step": (integrator, (vectors(3, 4), 2.5), {}, "steps"),
+    "no words": (integrator, (vectors(0, 4), 2), {}, "window: expected .*at least one word; got shape .0, 4."),
+    "one vector": (integrator, (vectors(4), 2), {}, r"\[..., word, 4\]"),
+    "width": (integrator, (vectors(3, 5), 2), {}, r"\[..., word, 4\].*got shape \(3, 5\)"),
+    "text": (integrator, ("the cat", 2), {}, "window: expected real numbers"),
+    "NaN": (integrator, (vectors(2, 3, 4).log(), 2), {}, "NaN or an infinite one at word 0 of the window 0"),
+    "far ahead": (integrator, (vectors(3, 4), 2), {"ahead": 4}, "ahead: expected at most the 3 words of the window"),
+    "nowhere": (integrator, (vectors(3, 4), 2), {"ahead": 0}, "ahead: expected a whole number"),
+    "grows": (integrator, (vectors(3, 4), 2), {"grow": True}, "no word reads a later one; got .*every"),
+    "pooled": (lambda: forecaster(pool="mean"), (vectors(3, 4), 2), {"ahead": 2}, "ahead: expected 1, for y is one"),
+    "sample": (integrator, (vectors(3, 4), 2), {"sample": 1}, "sample: expected one of"),
+    "seed": (integrator, (vectors(3, 4), 2), {"seed": 3}, "without sample=True nothing is drawn"),
+    "no seed": (integrator, (vectors(3, 4), 2), {"sample": True, "seed": 2**63}, "below 2.63"),
+    "a state drawn": (
+        lambda: bt.geometric(4),
+        (vectors(3, 4), 2),
+        {"sample": True},
+        "Normal readout; got the state x_2",
+    ),
+    "learned positions": (
+        lambda: forecaster(positions="learned", words=3),
+        (vectors(4, 4), 2),
+        {},
+        "at most 3 words, the learned positions; got 4",
+    ),
+    "learned positions, later": (
+        lambda: forecaster(positions="learned", words=3),
+        (vectors(3, 4), 2),
+        {"grow": True},
+        "at most 3 words, the learned positions; got 4",
+    ),
+    "table": (lambda: forecaster(mask=TABLE), (vectors(2, 4), 2), {}, "3 words, for the mask is a table"),
+    "table, later": (lambda: forecaster(mask=TABLE), (vectors(3, 4), 2), {"grow": True}, "table .*got 4"),
+    "vocabulary": (lambda: bt.decoder(4, **SMALL, vocabulary=5), (vectors(3, 4), 2), {}, "allowed: generate"),
+    "ids": (lambda: bt.encoder(4, **SMALL, vocabulary=5, readout=Normal(1.0)), (vectors(3, 4), 2), {}, "vectors; got"),
+    "states": (lambda: plain([bt.Node("y", Categorical(3), ["x"], WORD)]), (vectors(3, 4), 2), {}, "real-valued"),
+    "two readouts": (lambda: plain([Y, Z]), (vectors(3, 4), 2), {}, r"got y \(Normal\), z \(Normal\)"),
+    "another width": (
+        lambda: plain([bt.Node("y", Normal(0.5, dim=2), ["x"], WORD)]),
+        (vectors(3, 4), 2),
+        {},
+        r"words of shape \(4,\), as are read; got y of shape \(2,\)",
+    ),
+    "a choice": (lambda: bt.bayesuvius(4, heads=2, observe=Normal(1.0)), (vectors(3, 4), 2), {}, "choice .*got c"),
+    "more is given": (
+        lambda: plain([Y], bt.Node("season", Given(4), plates=WORD)),
+        (vectors(3, 4), 2),
+        {},
+        "no given nodes but the words; got season",
+    ),
+    "not of the words": (
+        lambda: plain([bt.Node("p", Positions(5, 4), plates=WORD), bt.Node("y", Normal(0.5), ["p"], WORD)]),
+        (vectors(3, 4), 2),
+        {},
+        "follows from the words; got y",
+    ),
+    "a strange stack": (translator, ({"encoder": vectors(3, 4)}, 2), {}, "stack: expected a known name"),
+    "no source": (translator, ({"dec": vectors(3, 4)}, 2), {}, "words of stack 'enc'; got only dec"),
+    "overflow": (
+        lambda: doubling(1e160),
+        (torch.tensor([[[0.0]], [[1.0]]], dtype=D), 3),
+        {},
+        "finite numbers; got a NaN or an infinite one at step 2 of window 1; allowed: at most steps=1",
+    ),
+    "no inverse": (
+        lambda: bt.volume_preserving(3).to(D),
+        (1e200 * torch.eye(3, dtype=D), 30),
+        {},
+        "a rollout of finite numbers",
+    ),
+    "two batches": (translator, ({"enc": vectors(2, 3, 4), "dec": vectors(3, 3, 4)}, 2), {}, "same leading dims"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_told(name: str) -> None:
+    net, said, options, message = BAD[name]
+    with pytest.raises(bt.BNetError, match=message):
+        net().iterate(*said, **options)
+
+
+# windows of a series, and training on them
+
+
+def test_windows_are_all_there_are() -> None:
+    series = vectors(2, 7, 3)
+    x, y = windows(series, 3, 2)
+    assert x.shape == y.shape == (2 * 3, 3, 3)
+    for row in range(2):
+        for first in range(3):
+            assert torch.equal(x[3 * row + first], series[row, first : first + 3])
+            assert torch.equal(y[3 * row + first], series[row, first + 2 : first + 5])
+    for bad in ((3, 5), (0, 1), (3, 0)):
+        with pytest.raises(bt.BNetError):
+            windows(series, *bad)
+
+
+def test_arrays_of_real_numbers_are_read_as_their_examples() -> None:
+    """The whole at once, and one example after another: the same steps, to the bit; faults name their example."""
+    net, (x, y) = forecaster().to(torch.float32), windows(vectors(2, 12, 4), 3)
+    y[0, 1] = torch.nan
+    options = {"steps": 12, "batch": 4, "held_out": (x[:5], y[:5]), "every": 4}
+    whole = bt.train(net, (x, y), **options)
+    for other in (list(zip(x, y, strict=True)), (x.numpy(), y.numpy())):
+        found = bt.train(net, other, **options)
+        assert found.losses == whole.losses and found.held_out == whole.held_out
+    fresh = bt.train(net, lambda step: (x[step : step + 4], y[step : step + 4]), steps=3)
+    assert fresh.losses == bt.train(net, lambda s: list(zip(x[s : s + 4], y[s : s + 4], strict=True)), steps=3).losses
+    for value in (torch.inf, torch.nan):
+        bad = x.clone()
+        bad[2, 0, 0] = value
+        with pytest.raises(bt.BNetError, match=r"data\[2\]"):
+            bt.train(net, (bad, y), steps=20, batch=4)
+    with pytest.raises(bt.BNetError, match=r"data\[2\], y: expected finite numbers"):
+        bt.train(net, (x, y.masked_fill(torch.arange(len(y))[:, None, None] == 2, torch.inf)), steps=20, batch=4)
+    with pytest.raises(bt.BNetError, match=r"data\[\d+\], y: expected values of shape \(3, 4\)"):
+        bt.train(net, (x, y[:, :2]), steps=1)
+
+
+# the rigid body
+
+
+def test_the_data_of_the_rigid_body_solve_the_midpoint_rule() -> None:
+    begun = rigid_body.starts()
+    assert begun.shape == (1238, 3) and begun.dtype == D
+    angles = np.arange(0.1, 2 * np.pi, 0.01)
+    zero = 0 * angles
+    first, second = (
+        np.stack([np.sin(angles), zero, np.cos(angles)], -1),
+        np.stack([zero, np.sin(angles), np.cos(angles)], -1),
+    )
+    assert_close(begun, torch.from_numpy(np.concatenate([first, second])), rtol=0, atol=1e-12)
+    z = rigid_body.orbits(begun)
+    assert z.shape == (1238, 101, 3)
+    middle = (z[:, :-1] + z[:, 1:]) / 2
+    a, b, c = middle.unbind(-1)
+    rate = torch.stack([0.5 * b * c, -c * a, 0.5 * a * b], -1)
+    assert_close(z[:, 1:] - z[:, :-1], 0.2 * rate, rtol=0, atol=1e-14)
+    assert_close(z.square().sum(-1), torch.ones(1238, 101, dtype=D), rtol=0, atol=1e-13)
+    energy = rigid_body.energy(z)
+    assert_close(energy, energy[:, :1].expand_as(energy), rtol=0, atol=1e-13)
+    assert float((energy - energy.mean()).abs().max()) > 0.1
+
+
+def test_the_relative_error_is_that_of_all_windows() -> None:
+    net, series = integrator(), vectors(2, 9, 4)
+    x, y = windows(series, 3, 3)
+    told = torch.stack([net.iterate(window, 3) for window in x])
+    wanted = float(((told - y) ** 2).sum().sqrt() / (y**2).sum().sqrt())
+    assert rigid_body.relative_error(net, series, 3) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_the_trials_are_the_nets_of_the_rigid_body() -> None:
+    sizes = []
+    for trial in rigid_body.trials():
+        net = trial.net.to(D)
+        sizes.append(sum(value.numel() for name, value in net.parameters.items() if name != "y.log_sigma"))
+        assert net.iterate(vectors(trial.words, 3), 4, ahead=trial.words).shape == (4, 3)
+    assert sizes == [189, 162, 135]
+    z = torch.stack([vectors(5, 3), 2 * vectors(5, 3)])
+    assert_close(rigid_body.drift(z), ((z**2).sum(-1) - 1).abs().mean(0), rtol=1e-12, atol=0)

@@ -1,0 +1,38 @@
+"""The seasonal series of the experiments: what seasonal-naive knows of it, and that no held-out word is trained on."""
+
+import pytest
+import torch
+
+from experiments import series
+
+
+def test_a_season_ahead_only_the_trend_and_the_noise_are_new(monkeypatch):
+    monkeypatch.setattr(series, "NOISE", 0.0)
+    found = series.seasonal(5, 120, seed=3)
+    ahead = found[:, series.SEASON :] - found[:, : -series.SEASON]
+    torch.testing.assert_close(ahead, ahead[:, :1].expand_as(ahead), rtol=1e-4, atol=1e-4)
+    assert ahead.abs().max() <= 0.02 * series.SEASON + 1e-4 and found.std() > 0.5
+    assert not series.seasonal(5, 120, seed=4).equal(found)
+
+
+def test_held_out_futures_are_behind_all_that_is_trained_on():
+    words = torch.arange(float(series.LENGTH)).expand(2, -1)
+    windows, future = series.cut(words, series.WINDOW, series.SPLIT)
+    unseen, truth = series.cut(words, series.SPLIT, series.LENGTH, step=8)
+    assert windows.min() == 0 and future.max() == series.SPLIT - 1
+    assert truth.min() == series.SPLIT and truth.max() == series.LENGTH - 1
+    for before, after in ((windows, future), (unseen, truth)):
+        whole = torch.cat([before, after], 1)[..., 0]
+        assert whole.shape[1] == series.WINDOW + series.AHEAD and (whole.diff(dim=1) == 1).all()
+
+
+@pytest.mark.parametrize("forecaster", series.FORECASTERS, ids=lambda each: each.name)
+def test_every_forecaster_forecasts(forecaster, monkeypatch):
+    """One step of each; its forecasts and draws have the form of what follows; equal parameters, near enough."""
+    monkeypatch.setattr(series, "STEPS", 1)
+    monkeypatch.setattr(series, "DRAWS", 3)
+    windows, future = series.cut(series.seasonal(2, 80, seed=1), series.WINDOW, 80)
+    net = forecaster.trained(windows, future, seed=0).net
+    assert forecaster.forecast(net, windows).shape == future.shape
+    assert forecaster.draws(net, windows).shape == (3, *future.shape)
+    assert sum(value.numel() for value in net.parameters.values()) == pytest.approx(18_700, rel=0.05)
