@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -45,10 +46,69 @@ def minilm_attentions() -> list[Figure]:
 def minilm_load() -> list[Figure]:
     """From the start of loading to the first sentence's last state, and the peak of resident memory, each in a fresh
     process that has imported its library; the file is in the disk cache."""
+    return _loads(_load)
+
+
+def llama_forward() -> list[Figure]:
+    """The last states of 8 texts of 128 tokens in a random net shaped like Llama (6 slices of 384, 12 heads in 4
+    groups), against `transformers` with SDPA; no gradients."""
+    theirs, ours = _llama_pair("sdpa")
+    return _told("transformers, sdpa", theirs, ours, 1.05)
+
+
+def llama_forward_padded() -> list[Figure]:
+    """The same for texts of 64 to 128 tokens, padded."""
+    theirs, ours = _llama_pair("sdpa", padded=True)
+    return _told("transformers, sdpa", theirs, ours, 1.05)
+
+
+def llama_attentions() -> list[Figure]:
+    """The same without padding, and all 72 attention tables, against `transformers` in its eager mode."""
+    theirs, ours = _llama_pair("eager")
+    return _told("transformers, eager", theirs, ours, 1.0)
+
+
+def llama_load() -> list[Figure]:
+    """From the start of loading to the first sentence's last state, and the peak of resident memory, each in a fresh
+    process that has imported its library; the file is in the disk cache."""
+    with tempfile.TemporaryDirectory() as folder:
+        _llama("sdpa").save_pretrained(folder)
+        return _loads(_load_llama, folder)
+
+
+def t5_forward() -> list[Figure]:
+    """The last states of the decoder for 8 texts of 128 tokens and outputs of 64 in a random net shaped like T5 (4 and
+    4 slices of 384, 12 heads), against `transformers` with SDPA; no gradients."""
+    theirs, ours = _t5_pair("sdpa")
+    return _told("transformers, sdpa", theirs, ours, 1.05)
+
+
+def t5_forward_padded() -> list[Figure]:
+    """The same for texts of 64 to 128 tokens and outputs of 32 to 64, padded."""
+    theirs, ours = _t5_pair("sdpa", padded=True)
+    return _told("transformers, sdpa", theirs, ours, 1.05)
+
+
+def t5_attentions() -> list[Figure]:
+    """The same without padding, and all 144 attention tables, against `transformers` in its eager mode."""
+    theirs, ours = _t5_pair("eager")
+    return _told("transformers, eager", theirs, ours, 1.0)
+
+
+def t5_load() -> list[Figure]:
+    """From the start of loading to the first sentence's last state, and the peak of resident memory, each in a fresh
+    process that has imported its library; the file is in the disk cache."""
+    with tempfile.TemporaryDirectory() as folder:
+        _t5("sdpa").save_pretrained(folder)
+        return _loads(_load_t5, folder)
+
+
+def _loads(load: Callable[..., tuple[float, float]], *options: str) -> list[Figure]:
+    """Seconds and peak memory of loads, ours and theirs in turn."""
     found: dict[str, list[tuple[float, float]]] = {"ours": [], "theirs": []}
     for _ in range(9):
         for who, runs in found.items():
-            runs.append(fresh(_load, who))
+            runs.append(fresh(load, who, *options))
     seconds = {name: [run[0] for run in runs] for name, runs in found.items()}
     memory = {name: [run[1] for run in runs] for name, runs in found.items()}
     return [
@@ -59,6 +119,116 @@ def minilm_load() -> list[Figure]:
         figure("transformers, peak memory", memory["theirs"], "MB"),
         figure("ratio of peaks", ratios(memory["ours"], memory["theirs"]), "", target=1.1),
     ]
+
+
+def _llama(attention: str) -> Any:
+    """A random net shaped like Llama."""
+    from transformers import LlamaConfig, LlamaModel
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 4000, "hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1024}
+    told: Any = {**sizes, "num_attention_heads": 12, "num_key_value_heads": 4, "attn_implementation": attention}
+    model: Any = LlamaModel(LlamaConfig(**told))
+    return model.eval()
+
+
+def _llama_pair(attention: str, *, padded: bool = False) -> tuple[Callable[[], object], Callable[[], object]]:
+    model = _llama(attention)
+    module = bt.from_pretrained(model).module().eval()
+    x, lengths = torch.randint(4000, (8, 128)), torch.linspace(64, 128, 8)
+    there = torch.arange(128) < (lengths[:, None] if padded else 128)
+    mask, told = (there, {"attention_mask": there.long()}) if padded else (None, {})
+
+    def theirs() -> Any:
+        with torch.no_grad():
+            return model(x, use_cache=False, output_attentions=attention == "eager", **told)
+
+    def ours() -> Any:
+        with torch.no_grad():
+            if attention == "eager":
+                return module.readings(x, mask, want=["norm"])[1]
+            return module(x, mask, want=["norm"])
+
+    there = there.expand(x.shape)
+    torch.testing.assert_close(ours()["norm"][there], theirs()[0][there], rtol=1e-4, atol=1e-4)
+    return theirs, ours
+
+
+def _load_llama(who: str, folder: str) -> tuple[float, float]:
+    torch.set_num_threads(1)
+    ids = torch.tensor([[101, 1996, 937, 2938, 102]])
+    if who == "ours":
+        import networkx
+
+        from bnet_transformer.pretrained import from_pretrained
+
+        assert networkx is not None  # as theirs, imported before the clock starts
+        start = time.perf_counter()
+        with torch.no_grad():
+            from_pretrained(folder).module().eval()(ids, want=["norm"])
+        return time.perf_counter() - start, peak_memory()
+    from transformers.models.llama import modeling_llama
+
+    start = time.perf_counter()
+    with torch.no_grad():
+        modeling_llama.LlamaModel.from_pretrained(folder).eval()(ids)
+    return time.perf_counter() - start, peak_memory()
+
+
+def _t5(attention: str) -> Any:
+    """A random net shaped like T5."""
+    from transformers import T5Config, T5Model
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 4000, "d_model": 384, "d_kv": 32, "d_ff": 1024, "num_layers": 4, "num_heads": 12}
+    return T5Model(T5Config(**sizes, attn_implementation=attention)).eval()
+
+
+def _t5_pair(attention: str, *, padded: bool = False) -> tuple[Callable[[], object], Callable[[], object]]:
+    model = _t5(attention)
+    module = bt.from_pretrained(model).module().eval()
+    words = {"enc": 128, "dec": 64}
+    x = {stack: torch.randint(4000, (8, n)) for stack, n in words.items()}
+    there = {k: torch.arange(n) < torch.linspace(n // 2 if padded else n, n, 8)[:, None] for k, n in words.items()}
+    mask = there if padded else None
+    told = {"attention_mask": there["enc"].long(), "decoder_attention_mask": there["dec"].long()} if padded else {}
+
+    def theirs() -> Any:
+        with torch.no_grad():
+            options = {"use_cache": False, "output_attentions": attention == "eager", **told}
+            return model(input_ids=x["enc"], decoder_input_ids=x["dec"], **options)
+
+    def ours() -> Any:
+        with torch.no_grad():
+            if attention == "eager":
+                return module.readings(x, mask, want=["dec_norm"])[1]
+            return module(x, mask, want=["dec_norm"])
+
+    rows = there["dec"]
+    torch.testing.assert_close(ours()["dec_norm"][rows], theirs()[0][rows], rtol=1e-4, atol=1e-4)
+    return theirs, ours
+
+
+def _load_t5(who: str, folder: str) -> tuple[float, float]:
+    torch.set_num_threads(1)
+    ids = {"enc": torch.tensor([[101, 1996, 937, 2938, 102]]), "dec": torch.tensor([[0, 7]])}
+    if who == "ours":
+        import networkx
+
+        from bnet_transformer.pretrained import from_pretrained
+
+        assert networkx is not None  # as theirs, imported before the clock starts
+        start = time.perf_counter()
+        with torch.no_grad():
+            from_pretrained(folder).module().eval()(ids, want=["dec_norm"])
+        return time.perf_counter() - start, peak_memory()
+    from transformers.models.t5 import modeling_t5
+
+    start = time.perf_counter()
+    with torch.no_grad():
+        model = modeling_t5.T5Model.from_pretrained(folder).eval()
+        model(input_ids=ids["enc"], decoder_input_ids=ids["dec"])
+    return time.perf_counter() - start, peak_memory()
 
 
 def _load(who: str) -> tuple[float, float]:

@@ -101,8 +101,9 @@ def role_fault(role: object, stacks: Sequence[str] = ()) -> str | None:
 class Reach:
     """Which words of the parent an arrow comes from, seen from word `i` of the child.
 
-    `same` (j = i), `every`, `causal` (j <= i), `earlier` (j < i), `before` (j = i - 1), `first`, `last`,
-    `window` (|i - j| <= width), `mask` (the pairs of a fixed table: row i lists what word i reads).
+    `same` (j = i), `every`, `causal` (j <= i), `earlier` (j < i), `before` (j = i - 1), `rest` (j = i, but the first
+    word reads none), `first`, `last`, `window` (|i - j| <= width), `recent` (0 <= i - j <= width), `mask` (the pairs of
+    a fixed table: row i lists what word i reads).
 
     >>> Reach("causal").matrix(3, 3).astype(int)
     array([[1, 0, 0],
@@ -116,15 +117,20 @@ class Reach:
 
     def __post_init__(self) -> None:
         one_of("reach", self.kind, REACHES)
-        if self.kind == "window":
-            whole("window width", self.width, least=0)
+        if self.kind in WIDE:
+            whole(f"{self.kind} width", self.width, least=0)
         if self.kind == "mask":
             object.__setattr__(self, "table", _table(self.table))
 
     @property
     def single(self) -> bool:
         """True where a word reads at most one word, so that the parent's value is no collection."""
-        return self.kind in ("same", "before", "first", "last")
+        return self.kind in ("same", "before", "rest", "first", "last")
+
+    @property
+    def own(self) -> bool:
+        """True where no word reads another one."""
+        return self.kind in ("same", "rest")
 
     @property
     def strict(self) -> bool:
@@ -134,7 +140,8 @@ class Reach:
     @property
     def backward(self) -> bool:
         """True where no word reads a later one."""
-        return self.kind in ("same", "before", "earlier", "causal") or (self.kind == "mask" and self._below(1))
+        kinds = ("same", "before", "rest", "earlier", "causal", "recent")
+        return self.kind in kinds or (self.kind == "mask" and self._below(1))
 
     def matrix(self, children: int, parents: int) -> NDArray[np.bool_]:
         """`[children, parents]`: true where word i of the child has an arrow from word j of the parent."""
@@ -149,15 +156,15 @@ class Reach:
         if self.kind == "mask":
             empty = np.flatnonzero(~self.matrix(children, parents).any(1))
             return int(empty[0]) if len(empty) else None
-        if self.kind in ("earlier", "before"):
+        if self.kind in ("earlier", "before", "rest"):
             return 0
         far = parents + self.width
-        return far if self.kind == "window" and far < children else None
+        return far if self.kind in WIDE and far < children else None
 
     def check(self, children: int, parents: int, what: str = "") -> None:
         """Refuse word counts that the reach cannot join; `what` says of which arrow."""
         fixed = (len(self.table), len(self.table[0])) if self.kind == "mask" else (children, children)
-        if self.kind in ("same", "mask") and (children, parents) != fixed:
+        if self.kind in ("same", "rest", "mask") and (children, parents) != fixed:
             wanted = f"{fixed[0]} words that read {fixed[1]}"
             why = "the mask's shape" if self.kind == "mask" else "each reads the same word of the other"
             got = f"{children} words that read {parents}"
@@ -176,21 +183,26 @@ class Reach:
                 return j < i
             case "before":
                 return j == i - 1
+            case "rest":
+                return (i == j) & (i > 0)
             case "first":
                 return (j == 0) & (i >= 0)
             case "last":
                 return (j == parents - 1) & (i >= 0)
+            case "recent":
+                return (j <= i) & (i - j <= self.width)
             case _:
                 return abs(i - j) <= self.width
 
     def __str__(self) -> str:
-        return f"window({self.width})" if self.kind == "window" else self.kind
+        return f"{self.kind}({self.width})" if self.kind in WIDE else self.kind
 
     def _below(self, shift: int) -> bool:
         return all(not cell for i, row in enumerate(self.table) for cell in row[i + shift :])
 
 
-REACHES = ("same", "every", "causal", "earlier", "before", "first", "last", "window", "mask")
+WIDE = ("window", "recent")  # the reaches that have a width
+REACHES = ("same", "every", "causal", "earlier", "before", "rest", "first", "last", *WIDE, "mask")
 
 
 def _table(value: object) -> tuple[tuple[bool, ...], ...]:
@@ -204,7 +216,8 @@ def _table(value: object) -> tuple[tuple[bool, ...], ...]:
             "mask",
             expected="a table [word, word] of booleans",
             got=f"{table.dtype} of shape {table.shape}" if table.dtype != object else value,
-            allowed=", ".join(REACHES[:-2]) + ", Reach('window', width), a table of booleans",
+            allowed=", ".join(each for each in REACHES if each not in (*WIDE, "mask"))
+            + ", Reach('window', width), Reach('recent', width), a table of booleans",
         )
     return tuple(tuple(bool(cell) for cell in row) for row in table)
 
@@ -231,7 +244,7 @@ def as_reach(value: object) -> Reach:
     if isinstance(value, Reach):
         return value
     if isinstance(value, str):
-        if value in ("window", "mask"):
+        if value in (*WIDE, "mask"):
             raise BNetError("reach", expected="its width or table with it", got=value, allowed="Reach(...)")
         return Reach(value)
     return Reach("mask", table=_table(value))

@@ -15,7 +15,7 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, mapping, shown, unknown
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import World, support
-from bnet_transformer.tokens import Span, Tokenizer, Told
+from bnet_transformer.tokens import Span, Tokenizer, Told, is_text
 from bnet_transformer.tpm import Given
 from bnet_transformer.world import words_read
 
@@ -44,15 +44,16 @@ class Intake:
         found: list[bool] = []
         for stack, tokens in self.tokens.items():
             ids = None
+            main = family_of_words(network, stack, {})
+            image = main is not None and isinstance(main.tpm, Given) and main.tpm.image is not None
             if network.tokenizer is not None and stack not in self.told:
-                main = family_of_words(network, stack, {})
                 ids = None if main is None or not main.tpm.reads_by_index else self.given[main.family.name].tolist()
             if stack in self.told:
                 found += self.told[stack].special
             elif ids is not None and network.tokenizer is not None:
                 found += network.tokenizer.is_special(ids)
             else:
-                found += [False] * len(tokens)
+                found += [image and k == 0 for k in range(len(tokens))]
         return tuple(found)
 
     def spans(self) -> tuple[Span | None, ...]:
@@ -118,12 +119,12 @@ def _tokenized(
     tokenizer: Tokenizer | None, said: object, pair: object, stacks: Sequence[str], extra: dict[str, object]
 ) -> dict[str, Told]:
     """What the tokenizer makes of what is said, if it is text; the segments go to their node among `extra`."""
-    text = isinstance(said, str) or (isinstance(said, Sequence) and bool(said) and isinstance(said[0], str))
-    if tokenizer is None or len(stacks) > 1 or not text:
+    several = len(stacks) > 1
+    if tokenizer is None or several or not is_text(said):
         if pair is not None:
             wanted = "one sentence: a pair is for text, and a net with a tokenizer"
             raise BNetError("pair", expected=wanted, got=pair)
-        return {}
+        return tokenizer.read_each(said, stacks) if tokenizer and several and isinstance(said, Mapping) else {}
     found = tokenizer.read(said, pair)
     if tokenizer.segments is not None:
         extra.setdefault(tokenizer.segments, list(found.segments))
@@ -226,6 +227,12 @@ def _words(
 ) -> tuple[tuple[str, ...], Tensor | None]:
     """A stack's tokens, and the value of its main family."""
     where = f"sentence of stack {stack!r}" if stack else "sentence"
+    image = main.tpm.image if main is not None and isinstance(main.tpm, Given) else None
+    if image is not None and said is not None:
+        if isinstance(said, str) or x is not None:
+            wanted = "an image [channel, row, column], or its words as vectors (x=)"
+            raise BNetError(where, expected=wanted, got=shown(said) if x is None else "both")
+        return image.tokens, image.read(_tensor("image", said, network.dtype, BNetError))
     tokens, ids = _tokens(network, stack, where, said)
     if x is not None:
         if main is None or main.tpm.reads_by_index:

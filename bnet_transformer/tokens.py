@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -30,16 +30,31 @@ class Told:
     segments: tuple[int, ...]
     groups: tuple[tuple[int, ...], ...]
 
+    def shifted(self, start: int, token: str) -> Told:
+        """Shifted right by one: a start token, special and a word of its own, then all but the last."""
+        last = len(self.ids) - 1
+        groups = (tuple(k + 1 for k in group if k < last) for group in self.groups)
+        return Told(
+            (token, *self.tokens[:-1]),
+            (start, *self.ids[:-1]),
+            (None, *self.spans[:-1]),
+            (True, *self.special[:-1]),
+            (0, *self.segments[:-1]),
+            ((0,), *(group for group in groups if group)),
+        )
+
 
 class Tokenizer:
-    """A tokenizer, from the text of a `tokenizer.json`; `segments` is the role of the node that takes the segments.
+    """A tokenizer, from the text of a `tokenizer.json`; `segments` is the role of the node that takes the segments,
+    `start` the token with which the words of a decoder start.
 
     Nothing is cut off and nothing is padded, whatever the file says.
     """
 
-    def __init__(self, text: str, segments: str | None = None) -> None:
+    def __init__(self, text: str, segments: str | None = None, start: int | None = None) -> None:
         self.text = text
         self.segments = segments
+        self.start = start
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -98,6 +113,22 @@ class Tokenizer:
             tuple(found.type_ids),
             _grouped(list(zip(of_text, split, strict=True)), alone),
         )
+
+    def read_each(self, said: Mapping[str, object], stacks: Sequence[str]) -> dict[str, Told]:
+        """The tokens of each stack that is told text or words; all but the first are told outputs, shifted right."""
+        found = {stack: self.read(each) for stack, each in said.items() if is_text(each)}
+        for stack in found:
+            if stack != stacks[0] and self.start is None:
+                wanted = "ids: the model does not say with which token they start"
+                raise BNetError(f"sentence of stack {stack!r}", expected=wanted, got=said[stack])
+            if stack != stacks[0] and self.start is not None:
+                found[stack] = found[stack].shifted(self.start, self._tokenizer.id_to_token(self.start) or "[start]")
+        return found
+
+
+def is_text(said: object) -> bool:
+    """True for a text, and for a list that starts with one."""
+    return isinstance(said, str) or (isinstance(said, Sequence) and bool(said) and isinstance(said[0], str))
 
 
 def _text(what: str, said: object) -> str | list[str]:

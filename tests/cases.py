@@ -16,6 +16,7 @@ from bnet_transformer.tpm import (
     Add,
     Affine,
     Attention,
+    Buckets,
     Categorical,
     Codebook,
     Concat,
@@ -34,8 +35,11 @@ from bnet_transformer.tpm import (
     Read,
     Recur,
     Relative,
+    Rotary,
+    Scale,
     Select,
     Sinusoid,
+    Start,
     Weight,
 )
 from tests.strangers import AdditiveAttention, Gate, Recurrent
@@ -319,6 +323,70 @@ def positioned() -> bt.BNet:
     return bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)], name="positioned"))
 
 
+def grouped() -> bt.BNet:
+    """Keys and values for groups of heads, rotary positions in part and in bands, the words just before."""
+    heads, reach = ["group", "head"], bt.Reach("recent", 1)
+    rotary = Rotary(50.0, width=2, factor=4.0, bands=(0.5, 2.0, 9))
+    nodes = [
+        bt.Node("norm", Norm("rms"), ["x"], plates=WORD),
+        bt.Node("W_q", Weight((4, 4)), plates=heads),
+        *(bt.Node(f"W_{r}", Weight((4, 4)), plates=["group"]) for r in "kv"),
+        bt.Node("q", Affine(), ["W_q", "norm"], plates=[*heads, "word"]),
+        *(bt.Node(r, Affine(), [f"W_{r}", "norm"], plates=["group", "word"]) for r in "kv"),
+        bt.Node(
+            "a",
+            Attention(Dot(None, rotary=rotary)),
+            ["q", bt.Arrow("k", reach), bt.Arrow("v", reach)],
+            plates=[*heads, "word"],
+        ),
+        bt.Node("W_o", Weight((4, 4)), plates=heads),
+        bt.Node("x", Concat(residual=True, plates=2), ["W_o", "a", "x"], plates=WORD),
+    ]
+    prologue = [bt.Node("token", Given(states=3), plates=WORD), bt.Node("x", Embed(4), ["token"], plates=WORD)]
+    readout = bt.Node("y", Categorical(3), ["x"], plates=WORD)
+    stack = bt.Stack(nodes, prologue, [readout], slices=2, vocabulary=VOCABULARY)
+    plates = [bt.Plate("group", 2), bt.Plate("head", 3)]
+    return bt.BNet(bt.Declaration([stack], plates=plates, name="grouped"))
+
+
+def started() -> bt.BNet:
+    """A first word with a vector of its own."""
+    prologue = [
+        bt.Node("token", Given(states=3), plates=WORD),
+        bt.Node("embed", Embed(4), ["token"], plates=WORD),
+        bt.Node("start", Start(0.5), [bt.Arrow("embed", "rest")], plates=WORD),
+        bt.Node("position", Positions(5, 4), plates=WORD),
+        bt.Node("x", Add(), ["start", "position"], plates=WORD),
+    ]
+    mix = bt.Node("x", Attention(residual=True), ["q", every("k"), every("v"), "x"], plates=WORD)
+    readout = [bt.Node("first", Add(), [bt.Arrow("x", "first")]), bt.Node("y", Categorical(2), ["first"])]
+    stack = bt.Stack([*projections(), mix], prologue, readout, slices=2, vocabulary=VOCABULARY)
+    return bt.BNet(bt.Declaration([stack], name="started"))
+
+
+def bucketed() -> bt.BNet:
+    """A bias by distance in buckets, one node of it for all slices, and a scaled readout."""
+    nodes = [
+        *projections(heads=True),
+        bt.Node(
+            "a",
+            Attention(Dot(), bias=Buckets(5, furthest=3, two_sided=False)),
+            ["q", every("k"), every("v"), "b"],
+            plates=HEADS,
+        ),
+        bt.Node("W_o", Weight((4, 4)), plates=["head"]),
+        bt.Node("x", Concat(residual=True), ["W_o", "a", "x"], plates=WORD),
+    ]
+    prologue = [
+        bt.Node("b", Weight(5), plates=["head"]),
+        bt.Node("token", Given(states=3), plates=WORD),
+        bt.Node("x", Embed(4), ["token"], plates=WORD),
+    ]
+    readout = [bt.Node("scaled", Scale(0.5), ["x"], plates=WORD), bt.Node("y", Categorical(3), ["scaled"], plates=WORD)]
+    stack = bt.Stack(nodes, prologue, readout, slices=2, vocabulary=VOCABULARY)
+    return bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)], name="bucketed"))
+
+
 def shared_slices() -> bt.BNet:
     """One set of parameters for all slices, told both ways: shared nodes, and weights outside the slices."""
     table = ((True, False, True), (True, True, False), (False, False, True))
@@ -415,12 +483,15 @@ CASES: tuple[Case, ...] = (
         evidence=Y,
     ),
     Case("triangular", lambda: bt.volume_preserving(4, slices=1, attention=None, observe=Normal(0.5)), evidence=R),
+    Case("bucketed", bucketed, evidence={"y_1": "sat"}),
+    Case("grouped", grouped, evidence={"y_1": "sat"}),
     Case("marginal", marginal, evidence={"y_2": 1, "y_0": 0}),
     Case("hidden Markov", hidden_markov, evidence={"y_1": (0.1, 0.2), "y_2": (0.5, -0.4)}),
     Case("experts", experts, "the cat", evidence={"y_0": (0.3, 0.1, -0.2, 0.4)}),
     Case("encoder-decoder", encoder_decoder, {"enc": "the cat sat", "dec": "le chat"}, {"dec_y_0": 1}),
     Case("positioned", positioned, evidence={"y": (0.1, -0.2)}),
     Case("shared slices", shared_slices),
+    Case("started", started, evidence={"y": 1}),
     Case("vanilla encoder", vanilla("encoder", positions=Sinusoid(4, 50.0, first=1), readout=Normal(0.5)), evidence=R),
     Case(
         "vanilla encoder, masked word",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bnet_transformer.axes import REACHES, Reach, as_reach, join, role_fault, split, stem_of
+from bnet_transformer.axes import REACHES, WIDE, Reach, as_reach, join, role_fault, split, stem_of
 from bnet_transformer.errors import BNetError
 
 roles = st.from_regex(r"[A-Za-z][A-Za-z0-9_]{0,8}", fullmatch=True).filter(lambda role: role_fault(role) is None)
@@ -37,7 +37,7 @@ def test_bad_roles_are_told(role):
     assert role_fault(role, stacks=["enc"]) is not None
 
 
-@pytest.mark.parametrize("kind", [kind for kind in REACHES if kind not in ("window", "mask")])
+@pytest.mark.parametrize("kind", [kind for kind in REACHES if kind not in (*WIDE, "mask")])
 def test_reach_matrices_against_their_definition(kind):
     says = {
         "same": lambda i, j: i == j,
@@ -45,6 +45,7 @@ def test_reach_matrices_against_their_definition(kind):
         "causal": lambda i, j: j <= i,
         "earlier": lambda i, j: j < i,
         "before": lambda i, j: j == i - 1,
+        "rest": lambda i, j: i == j and i > 0,
         "first": lambda i, j: j == 0,
         "last": lambda i, j: j == 3,
     }[kind]
@@ -60,8 +61,9 @@ def test_reach_matrices_against_their_definition(kind):
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 3))
 def test_who_reads_nothing_is_what_the_table_says(children, parents, width):
     square = children == parents
-    kinds = [Reach(kind) for kind in REACHES[:-2] if square or kind != "same"]
-    for reach in [*kinds, Reach("window", width), as_reach(np.tri(children, parents, width - 2, dtype=bool))]:
+    plain = [kind for kind in REACHES if kind not in (*WIDE, "mask") and (square or kind not in ("same", "rest"))]
+    kinds = [*map(Reach, plain), *(Reach(kind, width) for kind in WIDE)]
+    for reach in [*kinds, as_reach(np.tri(children, parents, width - 2, dtype=bool))]:
         idle = np.flatnonzero(~reach.matrix(children, parents).any(1))
         assert reach.idle(children, parents) == (int(idle[0]) if len(idle) else None), reach
 
@@ -70,6 +72,9 @@ def test_who_reads_nothing_is_what_the_table_says(children, parents, width):
 def test_window(width, n):
     matrix = Reach("window", width).matrix(n, n)
     assert matrix.tolist() == [[abs(i - j) <= width for j in range(n)] for i in range(n)]
+    recent = Reach("recent", width)
+    assert recent.matrix(n, n).tolist() == [[0 <= i - j <= width for j in range(n)] for i in range(n)]
+    assert recent.backward and not recent.strict and not recent.single and str(recent) == f"recent({width})"
 
 
 def test_a_mask_is_its_table():
@@ -80,7 +85,10 @@ def test_a_mask_is_its_table():
         reach.matrix(3, 3)
 
 
-@pytest.mark.parametrize("bad", ["nonsense", "window", [[1, 0], [0, 1]], [True, False], 3.5, object(), [[True], []]])
+BAD = ["nonsense", "window", "recent", [[1, 0], [0, 1]], [True, False], 3.5, object(), [[True], []]]
+
+
+@pytest.mark.parametrize("bad", BAD)
 def test_bad_reaches_are_refused(bad):
     with pytest.raises(BNetError):
         as_reach(bad)

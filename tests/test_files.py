@@ -100,12 +100,15 @@ def test_every_tpm_of_the_package_comes_back() -> None:
         tpm.Select(4),
         tpm.Weight((2, 3)),
         tpm.Attention(tpm.Bilinear(2), tpm.Normaliser("sigmoid"), "queries", tpm.Relative(3), residual=True),
-        tpm.Attention(tpm.Dot(None, rotary=1e4)),
+        tpm.Attention(tpm.Dot(None, rotary=1e4), bias=tpm.Buckets(8, 20, two_sided=False)),
+        tpm.Attention(tpm.Dot(None, tpm.Rotary(5e5, 4, 8.0, (1.0, 4.0, 8192)))),
+        tpm.Concat(plates=2),
         tpm.Read(tpm.Dot(0.1 + 0.2)),
         tpm.Norm("rms", eps=1e-12),
         tpm.Sinusoid(7, halves=True),
         bt.Arrow("x", mask, slice=3, pick={"head": "c", "atom": "m"}),
         bt.Arrow("x", bt.Reach("window", 2), slice="last"),
+        bt.Arrow("x", bt.Reach("recent", 3)),
         bt.Node("x", Add(), ["a", bt.Arrow("b", "causal")], ["word"], shared=True, scope="corpus", shape=(3,)),
     ]
     for thing in things:
@@ -114,7 +117,7 @@ def test_every_tpm_of_the_package_comes_back() -> None:
         assert not list(plain.strangers(stored))
     kinds = {getattr(tpm, name) for name in tpm.__all__}
     missing = [k for k in kinds if dataclasses.is_dataclass(k) and k not in plain.REGISTRY.values()]
-    assert set(missing) == {tpm.TPM, tpm.Score}
+    assert set(missing) == {tpm.TPM, tpm.Score, tpm.Bias}
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import bnet_transformer as bt
 from bnet_transformer.pretrained import from_hugging_face, from_lens, from_pretrained, to_hugging_face, to_lens
 from bnet_transformer.pretrained.families import FAMILIES
 from bnet_transformer.pretrained.keys import entries
-from bnet_transformer.tpm import Given
-from tests.hugging import BERT, DISTIL, GPT2, T, random_model
+from bnet_transformer.tpm import Given, Weight
+from tests.hugging import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, T, random_model
 
 IDS = torch.tensor([[3, 4, 5, 6, 7]])
 LENS = [
@@ -33,6 +33,16 @@ HUGGING_FACE = [
     ("DistilBertForSequenceClassification", {**DISTIL, "num_labels": 3}),
     ("GPT2LMHeadModel", {**GPT2, "n_layer": 3}),
     ("GPT2Model", GPT2),
+    ("LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 2}),
+    ("LlamaModel", {**LLAMA, "num_key_value_heads": 1, "attention_bias": True}),
+    ("MistralForCausalLM", {**LLAMA, "num_key_value_heads": 4, "tie_word_embeddings": True}),
+    ("Qwen2ForTokenClassification", {**LLAMA, "num_key_value_heads": 2, "num_labels": 3}),
+    ("GPTNeoXForCausalLM", NEOX),
+    ("GPTNeoXModel", {**NEOX, "use_parallel_residual": False}),
+    ("AlbertForMaskedLM", ALBERT),
+    ("AlbertForSequenceClassification", {**ALBERT, "num_labels": 3, "num_hidden_layers": 1}),
+    ("MPNetForMaskedLM", MPNET),
+    ("MPNetForSequenceClassification", {**MPNET, "num_labels": 3}),
 ]
 NEAR = {"rtol": 1e-6, "atol": 1e-6}
 
@@ -43,31 +53,36 @@ def ids_of(models):
 
 def values_of(net):
     """The value of every deterministic node, and what is read: `[batch, word, (head), feature]`, by role and slice."""
-    made = [m.family for m in net.network.members if m.tpm.kind == "deterministic" and not isinstance(m.tpm, Given)]
-    wanted = [family for family in made if not family.role.startswith("W_")]
+    made = [m for m in net.network.members if m.tpm.kind == "deterministic"]
+    wanted = [m.family for m in made if not isinstance(m.tpm, Given | Weight)]
     with torch.no_grad():
         readings, found = net.module().eval().readings(IDS, want=[f.name for f in wanted])
     values = {(f.role, f.name.removeprefix(f.role)): found[f.name] for f in wanted}
-    values = {key: each.transpose(1, 2) if each.dim() == 4 else each for key, each in values.items()}
+    values = {key: each.movedim(-2, 1) if each.dim() > 3 else each for key, each in values.items()}
     return values | {("j", name.removeprefix("a")): each for name, each in readings.items()}
 
 
 def named(net):
-    """Names of all nodes of each family, of one word, of one head and of both, each with the value that it has."""
+    """Names of all nodes of each family, of one word, of one head or group and of both, each with its value."""
     for (role, slice_), value in values_of(net).items():
         start = role + slice_
-        if role == "j":
-            yield from ((f"{start}_{h}_{i}", value[:, h, i]) for h in range(value.shape[1]) for i in range(5))
-            yield from ((f"{start}_*_*", value), (f"{start}_0_*", value[:, 0]), (f"{start}_*_3", value[:, :, 3]))
-        elif value.dim() == 4:
-            yield from ((f"{start}_{h}_{i}", value[:, i, h]) for h in range(value.shape[2]) for i in range(5))
-            yield from ((f"{start}_{h}_*", value[:, :, h]) for h in range(value.shape[2]))
-            yield from ((f"{start}_*_*", value), (f"{start}_*_3", value[:, 3]))
+        if role == "j" or value.dim() > 3:
+            rows = value if role == "j" else value.movedim(1, -2)
+            yield from of_heads(start, rows, [], rows.shape[1:-2], read=role == "j")
         elif value.dim() == 3:
             yield from ((f"{start}_{i}", value[:, i]) for i in range(5))
             yield f"{start}_*", value
         else:
             yield start, value
+
+
+def of_heads(start, rows, told, plates, *, read):
+    """The names of what is left of `[batch, *plates, word, feature]` once some plates are told."""
+    name = "_".join([start, *told, *"*" * len(plates)])
+    yield from ((f"{name}_{i}", rows[..., i, :]) for i in range(5))
+    yield f"{name}_*", rows if read else rows.movedim(-2, 1)
+    for k in range(plates[0] if plates else 0):
+        yield from of_heads(start, rows[:, k], [*told, str(k)], plates[1:], read=read)
 
 
 def at(tensor, index):
@@ -165,6 +180,13 @@ def test_hugging_face_holds_what_our_nodes_hold(name, options):
         found = at(seen[place], index)
         torch.testing.assert_close(found, value.reshape(found.shape), **NEAR)
         assert from_hugging_face(net, theirs) in ((ours,), (ours.replace("_*_", "_0_"),))
+    if FAMILIES[net.declaration.name].shared and net.network.graph.slices[""] > 1:  # a module is called for each slice
+        unnamed = {ours for ours in unnamed if not re.search(r"_\d+_", ours)}
+        assert to_hugging_face(net, "x_1_*") == "hidden_states[1]"
+    if FAMILIES[net.declaration.name].where("q").within:  # the columns of all heads do not lie side by side
+        apart = {ours for ours in unnamed if re.match(r"[qkv]_\d+_\*_", ours)}
+        assert apart == {ours for ours, _ in named(net) if re.match(r"[qkv]_\d+_\*_", ours)}
+        unnamed -= apart
     assert unnamed <= {"first", "pooled"}
     if hasattr(model.config, "n_embd"):
         assert from_hugging_face(net, f"hidden_states[{model.config.n_layer}][:, 2, :]") == ("norm_2",)
@@ -230,5 +252,5 @@ def test_names_that_nothing_has_are_refused():
             from_hugging_face(gpt2, wrong)
     with pytest.raises(bt.BNetError, match=r"a family that TransformerLens has; got distilbert; .*bert, gpt2, roberta"):
         to_lens(distil, "x_0_*")
-    with pytest.raises(bt.BNetError, match="a pretrained net of bert"):
+    with pytest.raises(bt.BNetError, match=r"a pretrained net of .*bert"):
         from_lens(bt.encoder(4, heads=2), "blocks.0.hook_resid_pre")

@@ -17,6 +17,7 @@ from bnet_transformer.tpm import (
     At,
     Attention,
     Bilinear,
+    Buckets,
     Categorical,
     Codebook,
     Concat,
@@ -35,6 +36,7 @@ from bnet_transformer.tpm import (
     Read,
     Relative,
     ResNet,
+    Scale,
     Select,
     Sinusoid,
     Weight,
@@ -118,7 +120,7 @@ def test_rotary_scores_depend_on_distance_alone_and_keep_length():
     close(score.against(q, q[None], torch.tensor(4), torch.tensor([4])), (q @ q)[None])
     half = torch.polar(torch.ones(3, dtype=D), 2 * 50.0 ** -(torch.arange(3, dtype=D) / 3))
     turned = torch.complex(q[:3], q[3:]) * half
-    close(score._turn(q, torch.tensor(2)), torch.cat([turned.real, turned.imag]))
+    close(score.turn(q, torch.tensor(2)), torch.cat([turned.real, turned.imag]))
 
 
 def test_relative_bias_and_normalisers():
@@ -134,6 +136,27 @@ def test_relative_bias_and_normalisers():
     assert "no distribution" in tpm.why_no_reading()
     none = Attention(Dot(), Normaliser("none"))
     close(none.value(reading(none.takes(), 0, mask), q[0], k, v), ((k @ q[0]) * mask) @ v)
+
+
+@pytest.mark.parametrize("two_sided", [True, False])
+def test_buckets_widen_with_the_distance(two_sided):
+    """Small distances have buckets of their own, then each is some power of the first; the last holds all far ones."""
+    count, furthest = 16 if two_sided else 8, 64
+    table, j = torch.arange(float(count)), torch.arange(-200, 201)
+    found = Buckets(count, furthest, two_sided).bias(table, torch.tensor(0), j).long().tolist()
+    before, after = found[200::-1], found[200:]
+    assert before[:5] == [0, 1, 2, 3, 4] and before[64:] == [7] * 137 and before == sorted(before)
+    assert [before.index(k) for k in (5, 6, 7)] == [8, 16, 32]  # 4 (64 / 4)^(1/4), ...
+    assert after == ([0, *(8 + k for k in before[1:])] if two_sided else [0] * 201)
+    i = torch.arange(9)
+    pairs = [Buckets(count, furthest, two_sided).bias(table, i, i[None], from_key=each) for each in (False, True)]
+    assert pairs[0].equal(pairs[1].T)
+
+
+def test_scale_and_rounded_sinusoids():
+    close(Scale(-0.5).value(At(), rand(3)), -rand(3) / 2)
+    made = [Sinusoid(5, halves=True, rounded=each).value(At(word=torch.arange(40), dtype=D)) for each in (True, False)]
+    assert made[0].equal(made[1].float().double()) and not made[0].equal(made[1])
 
 
 def test_read_is_attentions_categorical():
@@ -257,6 +280,8 @@ BATCHED = [
     (Codebook(4, (2, 3)), [2]),
     (Embed(4), [5]),
     (Attention(Dot(None, rotary=10.0), bias=Relative(1)), [(4,), "(4,)", "(3,)", (3,)]),
+    (Attention(Dot(), bias=Buckets(5, furthest=3)), [(4,), "(4,)", "(3,)", (5,)]),
+    (Scale(0.5), [(4,)]),
     (Attention(Bilinear(), over="queries"), ["(4,)", (4,), "(4,)", (4, 4)]),
     (Read(), [(4,), "(4,)"]),
     (Pool(), ["(4,)"]),
@@ -387,6 +412,11 @@ def test_the_sinusoid_follows_seed_003(dim):
         lambda: Attention(over="values"),
         lambda: Normaliser("max"),
         lambda: Relative(-1),
+        lambda: Buckets(3),
+        lambda: Buckets(32, furthest=8),
+        lambda: Buckets(two_sided=1),
+        lambda: Scale(math.nan),
+        lambda: Sinusoid(4, rounded="yes"),
         lambda: Sinusoid(0),
         lambda: Sinusoid(4, first=2),
         lambda: Norm(bias="no"),

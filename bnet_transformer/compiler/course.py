@@ -45,7 +45,7 @@ class Layout:
 
 def in_numpy(value: Tensor) -> NDArray[Any]:
     """Real numbers as an array: numpy has no bfloat16, so halves go as float32."""
-    found: NDArray[Any] = value.to(torch.promote_types(value.dtype, torch.float32)).numpy()
+    found: NDArray[Any] = value.to("cpu", torch.promote_types(value.dtype, torch.float32)).numpy()
     return found
 
 
@@ -54,7 +54,7 @@ class Course:
     """One run of a plan: the parameters, what is known, the words of each stack, and the values so far.
 
     `places` say where the words of a stack stand in their sentence, where they are not `0 .. n - 1`; by `gates` the
-    values of a family are multiplied.
+    values of a family are multiplied. Some parameters may lie `apart` from the inputs, on other devices.
     """
 
     network: Network
@@ -74,6 +74,7 @@ class Course:
     places: Mapping[str, Tensor] = field(default_factory=dict)
     _counted: dict[int, Tensor] = field(default_factory=dict)
     masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)  # made once for all slices
+    apart: bool = False
 
     @property
     def log_dtype(self) -> torch.dtype:

@@ -18,6 +18,7 @@ from torch.nn import functional
 from bnet_transformer.axes import WORD
 from bnet_transformer.network import Member
 from bnet_transformer.tpm import Affine, At, Attention, Cayley, Dot, Linear
+from bnet_transformer.tpm.base import broadcast
 from bnet_transformer.tpm.linear import apply
 
 FEW = 16 * 16  # pairs of words up to which explicit products beat fused attention (2 cores, forward and backward)
@@ -96,15 +97,18 @@ def _spread(y: Tensor, W: Tensor) -> Tensor:
 
 
 def is_plain(tpm: Attention, member: Member, parents: Sequence[Tensor]) -> bool:
-    """True for softmax attention over words by scaled products, all words reading the same keys, and no bias."""
-    plain = isinstance(tpm.score, Dot) and tpm.score.rotary is None and tpm.bias is None and tpm.over == "keys"
+    """True for softmax attention over words by scaled products, all words reading the same keys."""
+    plain = isinstance(tpm.score, Dot) and tpm.over == "keys"
     plain = plain and tpm.normaliser.kind == "softmax" and member.inputs[1].over == (WORD,) and parents[1].dim() >= 4
     return plain and parents[1].shape[-3] == 1 == parents[2].shape[-3]  # each word may have keys of its own
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a plain softmax attention reads: q, k, v `[*lead, word, feature]`; no mask where every word reads all."""
+    """What a plain softmax attention reads: q, k, v `[*lead, word, feature]`; no mask where every word reads all.
+
+    A bias `[*lead, word, word read]` is added to the scores.
+    """
 
     q: Tensor
     k: Tensor
@@ -112,15 +116,22 @@ class Reading:
     mask: Tensor | None
     causal: bool
     scale: float
+    bias: Tensor | None = None
 
 
 def reading_of(tpm: Attention, at: At, parents: Sequence[Tensor], *, whole: bool, causal: bool) -> Reading:
     """What an attention reads, from what it sees."""
     assert isinstance(tpm.score, Dot)
-    q, k, v = parents[0], parents[1].squeeze(-3), parents[2].squeeze(-3)
+    q, v = tpm.score.turn(parents[0], at.word), parents[2].squeeze(-3)
+    k = tpm.score.turn(parents[1].squeeze(-3), at.read["k."])
     if q.shape[-2] != k.shape[-2]:  # a branch: torch.compile would make a symbol of the comparison
         causal = False
-    return Reading(q, k, v, None if whole else at.mask["k."], causal, tpm.score.factor(q.shape[-1]))
+    bias = None
+    if tpm.bias is not None:  # each pair of words has its own score then, though q and k may be the same for all
+        bias = tpm.bias.bias(parents[3], at.word, at.read["k."])
+        q = q.expand(*q.shape[:-2], bias.shape[-2], -1)
+        k, v = (x.expand(*x.shape[:-2], bias.shape[-1], -1) for x in (k, v))
+    return Reading(q, k, v, None if whole else at.mask["k."], causal, tpm.score.factor(q.shape[-1]), bias)
 
 
 def mix_of(r: Reading) -> Tensor:
@@ -131,6 +142,8 @@ def mix_of(r: Reading) -> Tensor:
     dims = dims_of(r)
     Q, K, V = dims.rows(r.q, dims.of_q), dims.rows(r.k, dims.of_k, first=True), dims.rows(r.v, dims.of_v)
     scores = scaled_product(Q, K, r.scale).reshape(len(Q), n, -1, m)
+    if r.bias is not None:
+        scores = scores + dims.mask(r.bias).unsqueeze(-2)
     if r.mask is not None:
         scores = scores.masked_fill(~dims.mask(r.mask).unsqueeze(-2), -torch.inf)
     mix = torch.bmm(scores.softmax(-1).reshape(len(Q), -1, m), V.reshape(len(Q), m, -1))
@@ -140,9 +153,10 @@ def mix_of(r: Reading) -> Tensor:
 def told_apart(r: Reading) -> tuple[Tensor, Tensor]:
     """`P = softmax(scale q k^T)`, `[*lead, word, word read]`, and the mix `P v`."""
     n, m = r.q.shape[-2], r.k.shape[-2]
-    lead = torch.broadcast_shapes(r.q.shape[:-2], r.k.shape[:-2])
+    lead = broadcast(r.q.shape[:-2], r.k.shape[:-2])
     Q, K = (x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (r.q, r.k))
     scores = scaled_product(Q, K, r.scale).reshape(*lead, n, m)
+    scores = scores if r.bias is None else scores + r.bias
     P = (scores if r.mask is None else scores.masked_fill_(~r.mask, -torch.inf)).softmax(-1)
     return P, P @ r.v
 
@@ -153,19 +167,21 @@ def scaled_product(Q: Tensor, K: Tensor, scale: float) -> Tensor:
 
 
 def _scaled_dot_product(r: Reading) -> Tensor:
-    q, k, v, mask = r.q, r.k, r.v, None if r.causal else r.mask
+    q, k, v, mask, causal = r.q, r.k, r.v, None if r.causal else r.mask, r.causal
+    if r.bias is not None:
+        mask, causal = r.bias if r.mask is None else r.bias.masked_fill(~r.mask, -torch.inf), False
     n = q.shape[-2]
     dims = dims_of(r)
-    if mask is None and not r.causal and dims.of_q and not dims.of_k and not dims.of_v:
+    if mask is None and not causal and dims.of_q and not dims.of_k and not dims.of_v:
         Q, K, V = dims.rows(q, dims.of_q), dims.rows(k, ()), dims.rows(v, ())
         mix = functional.scaled_dot_product_attention(Q[:, None], K[:, None], V[:, None], scale=r.scale)
         return dims.back(mix[:, 0], n, v.shape[-1])
-    lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    lead = broadcast(q.shape[:-2], k.shape[:-2], v.shape[:-2])
     if mask is not None and mask.dim() > 2:
-        lead = torch.broadcast_shapes(lead, mask.shape[:-2])
+        lead = broadcast(lead, mask.shape[:-2])
         mask = mask.expand(*lead[:-1], *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])  # heads share it: not copied
     q, k, v = (x.expand(*lead, *x.shape[-2:]).reshape(-1, lead[-1], *x.shape[-2:]) for x in (q, k, v))
-    mix = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=r.causal, scale=r.scale)
+    mix = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=r.scale)
     return mix.reshape(*lead, n, v.shape[-1])
 
 
@@ -204,10 +220,10 @@ class Dims:
 
 
 def dims_of(r: Reading, *others: Tensor) -> Dims:
-    """The dims of a reading; those of its mask, and of others `[*lead, ., .]`, count as dims of several."""
+    """The dims of a reading; those of its mask, its bias and of others `[*lead, ., .]`, count as dims of several."""
     rank = r.q.dim() - 2
     given = [list(x.shape[:rank]) for x in (r.q, r.k, r.v)]
-    more = [_lead(x, rank) for x in (r.mask, *others) if x is not None]
+    more = [_lead(x, rank) for x in (r.mask, r.bias, *others) if x is not None]
     sizes = [max([lead[d] for lead in given + more]) for d in range(rank)]
     both: list[int] = []
     alone: list[list[int]] = [[], [], []]

@@ -153,6 +153,7 @@ class Module(nn.Module):
         present = self.present(mask, words, batch)
         mode = self.training if training is None else training
         course = Course(self.network, layout, parameters, {}, words, present, mode, {}, dtype, device)
+        course.apart = any([value.device != device for value in parameters.values()])  # noqa: C419
         course.known = received(course, {**inputs, **set_})
         for (index, value), (_, which) in zip(received(course, some).items(), (patched or {}).values(), strict=True):
             course.patched[index] = value, laid_out(course, index, which)

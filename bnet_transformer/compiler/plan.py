@@ -153,7 +153,7 @@ def _meeting(network: Network, index: int, computed: set[int], enumerated: set[i
         inputs = network.members[child].inputs
         picks = {selector for given in inputs for _, selector in given.pick}
         reads = [given for given in inputs if given.parent in reached]
-        if any(given.reach.kind != "same" for given in reads):
+        if not all(given.reach.own for given in reads):
             return child
         if child not in enumerated and (reads or picks & reached):
             reached.add(child)

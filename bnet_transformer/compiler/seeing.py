@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course
+from bnet_transformer.compiler.places import brought
 from bnet_transformer.compiler.plan import states_in
 from bnet_transformer.network import Input, Member
 from bnet_transformer.tpm import At
@@ -64,7 +65,8 @@ def seen(course: Course, member: Member, word: int | None = None) -> tuple[At, l
         if given.over:
             read[given.slot], mask[given.slot] = _who(course, member, given, word)
         parents.append(found)
-    return at_of(course, member, read, mask, word), parents
+    at = at_of(course, member, read, mask, word)
+    return brought(course, at, parents) if course.apart else (at, parents)
 
 
 def nothing(course: Course, given: Input) -> Tensor:
@@ -103,6 +105,12 @@ def _of_words(course: Course, member: Member, given: Input, found: Tensor, words
             if word is not None:
                 return found.narrow(axis, word - 1, 1) if word else zero
             return torch.cat([zero, found.narrow(axis, 0, course.words[words] - 1)], axis)
+        case "rest":
+            found = found.expand(*found.shape[:axis], course.words[words], *found.shape[axis + 1 :])
+            zero = torch.zeros_like(found.narrow(axis, 0, 1))
+            if word is not None:
+                return found.narrow(axis, word, 1) if word else zero
+            return torch.cat([zero, found.narrow(axis, 1, course.words[words] - 1)], axis)
         case _:
             return found.unsqueeze(axis)
 
@@ -120,7 +128,7 @@ def present_alone(course: Course, words: str, value: Tensor) -> Tensor:
     there = present_in(course, words)
     if there is None:
         return value
-    there = there.reshape(*there.shape, *[1] * (value.dim() - there.dim()))
+    there = there.reshape(*there.shape, *[1] * (value.dim() - there.dim())).to(value.device)
     return torch.where(there, value, value.new_zeros(()))
 
 
@@ -129,7 +137,7 @@ def _last(course: Course, found: Tensor, words: str) -> Tensor:
     axis = course.layout.word
     if words not in course.present:
         return found.narrow(axis, found.shape[axis] - 1, 1)
-    last = course.present[words].long().cumsum(-1).argmax(-1)
+    last = course.present[words].long().cumsum(-1).argmax(-1).to(found.device)
     shape = [1] * found.dim()
     shape[course.layout.batch] = -1
     where = last.reshape(shape)

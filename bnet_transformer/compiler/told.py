@@ -48,7 +48,7 @@ def check_value(
 ) -> None:
     """Refuse a value that is not `[batch, *plates, word, *shape]`, or of the wrong type; see `form`.
 
-    `batch` None allows no such dim; `like` is a parameter, whose type and device are the net's.
+    `batch` None allows no such dim; `like` is a parameter, whose type is the net's. Values may come from any device.
     """
     if not isinstance(value, Tensor):
         raise BNetError(what, expected="a tensor", got=value)
@@ -62,8 +62,6 @@ def check_value(
     if like is not None and not whole and value.dtype != like.dtype:
         hint = f"net.to({value.dtype}), or {what} in {like.dtype}"
         raise BNetError(what, expected=f"{like.dtype}, as the parameters", got=f"{value.dtype}", allowed=hint)
-    if like is not None and value.device != like.device:
-        raise BNetError(what, expected=f"a tensor on {like.device}, as the parameters", got=f"one on {value.device}")
     lead, shape = lead_of(network, member, words), () if whole else member.shape
     batches: list[tuple[int, ...]] = [(), (1,)] if batch is None else [(), (1,), (batch,)]
     if not is_one_of(value.shape, [(*b, *lead, *shape) for b in batches]):
@@ -245,7 +243,7 @@ def check_read(course: Course, members: Iterable[Member]) -> None:
 
 def _check_reach(course: Course, member: Member, given: Input, words: str) -> None:
     own = member.family.words
-    if given.reach.kind == "every" or (own == words and given.reach.kind in ("causal", "window")):
+    if given.reach.kind == "every" or (own == words and given.reach.kind in ("causal", "window", "recent")):
         return  # each sentence has a word, and each word reads itself
     there = course.present[words]
     if not readable(there):

@@ -17,7 +17,7 @@ from bnet_transformer.compiler.products import Fold
 from bnet_transformer.compiler.scan import scan
 from bnet_transformer.compiler.seeing import full, given_value, seen
 from bnet_transformer.errors import ReadingError
-from bnet_transformer.network import Member
+from bnet_transformer.network import Input, Member
 from bnet_transformer.tpm import Affine, At, Attention
 
 
@@ -50,8 +50,8 @@ def plan_to_values(plan: Plan, course: Course) -> dict[int, Tensor]:
 def _patched(course: Course, index: int) -> Tensor:
     """The value of a family some of whose nodes are set."""
     set_, which = course.patched[index]
-    own = set_.dim() - course.layout.rank
-    return torch.where(which.reshape(*which.shape, *[1] * own), set_, course.values[index])
+    own, made = set_.dim() - course.layout.rank, course.values[index]
+    return torch.where(which.reshape(*which.shape, *[1] * own).to(made.device), set_.to(made.device), made)
 
 
 def _by_rows(course: Course, index: int) -> Tensor:
@@ -59,8 +59,8 @@ def _by_rows(course: Course, index: int) -> Tensor:
     (rows, which), member = course.rows[index], course.network.members[index]
     assert isinstance(member.tpm, Attention)
     _, parents = seen(course, member)
-    mix = full(course, member, member.tpm.mix(rows, *parents))
-    return torch.where(which[..., None], mix, course.values[index])
+    mix = full(course, member, member.tpm.mix(rows.to(parents[0].device), *parents))
+    return torch.where(which[..., None].to(mix.device), mix, course.values[index])
 
 
 def value(course: Course, index: int) -> Tensor:
@@ -150,6 +150,13 @@ def attended(course: Course, member: Member, fold: Fold | None) -> tuple[Reading
 
 def _unmasked(course: Course, member: Member) -> tuple[bool, bool]:
     """Whether all words are there and every one reads every one, or those up to itself: no mask is needed then."""
-    reaches = {given.reach.kind for given in member.inputs if WORD in given.over}
+    reaches = {_kind(course, given) for given in member.inputs if WORD in given.over}
     bare = not course.present
     return bare and reaches == {"every"}, bare and reaches == {"causal"}
+
+
+def _kind(course: Course, given: Input) -> str:
+    """The kind of a reach; that of recent words is causal where no word stands further back."""
+    words = course.words[course.network.members[given.parent].family.words or ""]
+    near = given.reach.kind == "recent" and words <= given.reach.width + 1
+    return "causal" if near else given.reach.kind

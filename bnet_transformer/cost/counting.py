@@ -18,7 +18,7 @@ from bnet_transformer.compiler.products import Fold
 from bnet_transformer.cost.polynomial import Amount, Size, number
 from bnet_transformer.cost.spread import BATCH, NONE, Dims, Seen, Spread
 from bnet_transformer.network import Member, Network
-from bnet_transformer.tpm import Attention, Dot, Parent, Product
+from bnet_transformer.tpm import TPM, Attention, Dot, Parent, Product
 
 
 @dataclass(frozen=True)
@@ -152,12 +152,14 @@ class Counting:
     def _attention(self, member: Member, q: Seen, k: Seen, v: Seen) -> Amount:
         """Scores and mix; with many words torch's own attention, for which q, k, v are spread over one another."""
         read = self.sizes.word(self.sizes.network.members[member.inputs[1].parent].family.words)
-        axes = [read] if WORD in k.axes else []
-        rows = self.sizes.word(member.family.words).count if WORD in q.dims else 1
+        turned = frozenset({WORD} if _is_turned(member.tpm) else ())  # each word's q and k are then its own
+        axes = [read] if WORD in turned | {*k.axes} else []
+        asked = q.dims | (turned if member.family.words is not None else NONE)
+        rows = self.sizes.word(member.family.words).count if WORD in asked else 1
         many = rows * (read.count if axes else 1) > FEW
-        scored = q.dims | k.dims | (v.dims if many else NONE)
+        scored = asked | k.dims | (v.dims if many else NONE)
         scores = Amount.of(self.sizes.of(member, scored, member.parents[1].shape, axes))
-        return scores + Amount.of(self.sizes.of(member, q.dims | k.dims | v.dims, member.parents[2].shape, axes))
+        return scores + Amount.of(self.sizes.of(member, asked | k.dims | v.dims, member.parents[2].shape, axes))
 
     def _said(self, member: Member, seen: Sequence[Seen], *, drop: Dims = NONE) -> Amount | None:
         """As the TPM says, without the dims of `drop`."""
@@ -241,9 +243,14 @@ class Counting:
 
 
 def _is_plain(tpm: Attention) -> bool:
-    """True for softmax attention by scaled products without positions, which the compiled reading fuses."""
-    dot = isinstance(tpm.score, Dot) and tpm.score.rotary is None
-    return dot and tpm.bias is None and tpm.over == "keys" and tpm.normaliser.kind == "softmax"
+    """True for softmax attention by scaled products, which the compiled reading fuses."""
+    return isinstance(tpm.score, Dot) and tpm.over == "keys" and tpm.normaliser.kind == "softmax"
+
+
+def _is_turned(tpm: TPM) -> bool:
+    """True for attention by positions, rotary ones or a bias by distance."""
+    rotary = isinstance(tpm, Attention) and isinstance(tpm.score, Dot) and tpm.score.rotary is not None
+    return rotary or (isinstance(tpm, Attention) and tpm.bias is not None)
 
 
 def _over_words(made: Sequence[Amount | None], word: Size) -> Amount | None:

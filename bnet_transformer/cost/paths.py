@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer.axes import Reach
+from bnet_transformer.axes import WIDE, Reach
 from bnet_transformer.network import Member, Network
 
 Table = NDArray[np.bool_]
@@ -92,14 +92,15 @@ def longest_path(found: Links, n: int) -> tuple[int | None, str]:
     return _by_tables(found, n), ""
 
 
-_SHIFTS = ("every", "causal", "earlier", "before", "window", "same")
+_SHIFTS = ("every", "causal", "earlier", "before", "window", "recent", "same")
 
 
 def _by_shifts(kinds: set[Reach], n: int) -> tuple[int | None, str]:
     """Where a word reads all words, or those at most so far before and behind it."""
     far: dict[str, float] = {"every": math.inf, "causal": math.inf, "earlier": math.inf, "before": 1}
     behind = max(far.get(reach.kind, reach.width) for reach in kinds)
-    ahead = max(math.inf if reach.kind == "every" else reach.width for reach in kinds)
+    wide = {"every": math.inf, "recent": 0}
+    ahead = max(wide.get(reach.kind, reach.width) for reach in kinds)
     slowest = min(step for step in (behind, ahead) if step)
     if n == 1:
         return None, ""
@@ -110,7 +111,7 @@ def _by_shifts(kinds: set[Reach], n: int) -> tuple[int | None, str]:
 
 def _joins_words(found: Links, joint: Joint) -> bool:
     words = [found.nodes[k].family.words for k in (joint.parent, joint.child)]
-    return None not in words and joint.reach.kind != "same" and joint.reach != Reach("window", 0)
+    return None not in words and not joint.reach.own and not (joint.reach.kind in WIDE and joint.reach.width == 0)
 
 
 def _one_piece(found: Links) -> bool:
@@ -122,7 +123,7 @@ def _free(found: Links) -> Table:
     """`[node, node]`: whether a word's own arrows alone lead from the one node to the other."""
     free = np.eye(len(found.nodes), dtype=bool)
     for joint in found.joints:
-        own = joint.reach.kind in ("same", "every", "causal", "window")
+        own = joint.reach.kind in ("same", "every", "causal", *WIDE)
         if own and None not in (found.nodes[joint.parent].family.words, found.nodes[joint.child].family.words):
             free[joint.parent, joint.child] = True
     return _closure(free)

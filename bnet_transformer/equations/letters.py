@@ -107,8 +107,8 @@ class Letters:
         match reach.kind:
             case "every":
                 return ()
-            case "window":
-                return (rf"\mathrm{{window}}\,{reach.width}",)
+            case "window" | "recent":
+                return (rf"\mathrm{{{reach.kind}}}\,{reach.width}",)
             case "mask":
                 return (self._numbered(reach, r"\mathrm{mask}", ()),)
             case kind:

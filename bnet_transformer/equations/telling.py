@@ -14,7 +14,7 @@ from bnet_transformer.network import Input, Member
 from bnet_transformer.tpm.notation import scripts
 from bnet_transformer.tpm.symbols import FEATURES, Slot, Symbol, Symbols, Untold
 
-SHOWN = {"same": "i", "before": "i-1", "first": "0", "every": ".", "causal": r"\le i", "earlier": "<i"}
+SHOWN = {"same": "i", "rest": "i", "before": "i-1", "first": "0", "every": ".", "causal": r"\le i", "earlier": "<i"}
 CONDITIONS = {"causal": r"j \le i", "earlier": "j < i"}
 COUNTS = {"causal": "i+1", "earlier": "i"}
 
@@ -46,7 +46,7 @@ class Teller:
         """True where word i reads, or is picked by, something that is its own."""
         parent = self._at(given.parent)
         picked = any(axis == WORD or self._at(k).family.words is not None for axis, k in given.pick)
-        moved = parent.family.words is not None and given.reach.kind in ("before", "first", "last")
+        moved = parent.family.words is not None and given.reach.kind in ("before", "rest", "first", "last")
         return picked or moved or (parent.family.words is not None and _is_discrete(parent))
 
     def symbols(self) -> Symbols:
@@ -169,6 +169,8 @@ class Teller:
         match given.reach.kind:
             case "window":
                 return f"i-{given.reach.width}:i+{given.reach.width}"
+            case "recent":
+                return f"i-{given.reach.width}:i"
             case "mask":
                 return self._table(given.reach)
             case kind:
@@ -180,6 +182,8 @@ class Teller:
                 return rf"j \in {self.letters.words(family.words or '')}"
             case "window":
                 return rf"|j-i| \le {reach.width}"
+            case "recent":
+                return rf"i-{reach.width} \le j \le i"
             case "mask":
                 return rf"j \in {self._table(reach)}"
             case kind:

@@ -18,7 +18,7 @@ def meanings(network: Network, letters: Letters, form: str) -> list[str]:
         several = rf"0, \ldots, {last}" if last > 1 else "0, 1" if last else "0"
         lines.append(rf"{letters.plates[plate]} \in \{{{several}\}} \quad \text{{({escaped(plate)})}}")
     lines += [line for reach in letters.tables for line in _table(letters, reach)]
-    return lines + _before(network, letters) + _convention(network, letters, form)
+    return lines + _before(network, letters) + _rest(network, letters) + _convention(network, letters, form)
 
 
 def _stack(network: Network, letters: Letters, stack: Stack) -> str:
@@ -60,6 +60,14 @@ def _convention(network: Network, letters: Letters, form: str) -> list[str]:
         case _:
             entry = rf"{many['a']} \text{{ is feature }} a \text{{ of word }} i"
             return [entry, r"\text{indices that are repeated, and not on the left, are summed over}"]
+
+
+def _rest(network: Network, letters: Letters) -> list[str]:
+    """Of what a first word reads nothing."""
+    read = {(m.family.role, given.parent) for m in network.members for given in m.inputs if given.reach.kind == "rest"}
+    pairs = dict.fromkeys((role, network.graph.families[k].role) for role, k in sorted(read))
+    symbols = [(Symbol(*letters.role(one), word="0"), Symbol(*letters.role(other), word="0")) for one, other in pairs]
+    return [rf"{one} \text{{ does not read }} {other}" for one, other in symbols]
 
 
 def _before(network: Network, letters: Letters) -> list[str]:

@@ -83,7 +83,9 @@ def _header(network: Network, tensors: Mapping[str, Tensor]) -> str:
     plain = to_plain(network.declaration, "declaration")
     head = {"format": FORMAT, "version": VERSION, "library": _library(), "seed": network.seed, "declaration": plain}
     if network.tokenizer is not None:
-        head["tokenizer"] = [network.tokenizer.text, network.tokenizer.segments]
+        start = network.tokenizer.start
+        told = [network.tokenizer.text, network.tokenizer.segments]
+        head["tokenizer"] = told if start is None else [*told, start]
     try:
         text = json.dumps({**head, "sha256": _digest(head, tensors)}, allow_nan=False)
         same = from_plain(json.loads(text)["declaration"], "declaration") == network.declaration
@@ -213,6 +215,8 @@ def _tokenizer(where: Path, told: object) -> Tokenizer | None:
     match told:
         case [str(text), None | str() as segments]:
             return Tokenizer(text, segments)
+        case [str(text), None | str() as segments, int(start)]:
+            return Tokenizer(text, segments, start)
     raise FileError(str(where), expected="a tokenizer: its text and the role that takes segments", got=told)
 
 

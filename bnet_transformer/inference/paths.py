@@ -263,8 +263,8 @@ def _square(world: World, reading: Tensor, slice_: int, head: int | None) -> Ten
     each = reading.reshape(len(reading), -1, n, n)
     if head is None:
         return each
-    heads = world.network.graph.sizes.get("head")
-    if heads is None or each.shape[1] != heads:
+    heads = each.shape[1]  # those of all groups, where heads stand in groups
+    if heads % world.network.graph.sizes.get("head", heads + 1):
         raise BNetError("head", expected="a net with a plate of heads", got="one without", allowed="evidence on c")
     if whole("head", head, least=0) >= heads:
         raise BNetError("head", expected=f"a head from 0 to {heads - 1}", got=head)

@@ -8,7 +8,7 @@ node between the sublayer and the sum. The last node of a slice makes its state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +24,7 @@ from bnet_transformer.tpm import (
     Add,
     Affine,
     Attention,
+    Bias,
     Categorical,
     Concat,
     Dot,
@@ -42,7 +43,7 @@ from bnet_transformer.tpm import (
 from bnet_transformer.tpm.steps import ACTIVATIONS
 
 Vocabulary = Sequence[str] | int | None
-WORD, HEADS, TABLE = ["word"], ["head", "word"], "W_embed"
+WORD, TABLE = ["word"], "W_embed"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Ends:
     dropout: float = 0.0
     eps: float = 1e-5
     out: str = "x"
+    form: str = "layer"
 
     def __post_init__(self) -> None:
         one_of("bias", self.bias, (True, False))
@@ -67,7 +69,7 @@ class Ends:
     @property
     def normed(self) -> Norm:
         """The TPM of every norm."""
-        return Norm(eps=self.eps, bias=self.bias)
+        return Norm(self.form, eps=self.eps, bias=self.bias)
 
     # the words
 
@@ -174,7 +176,12 @@ class Ends:
 
 @dataclass(frozen=True)
 class Sublayers:
-    """The sizes and habits of a vanilla transformer, and the nodes that follow from them."""
+    """The sizes and habits of a vanilla transformer, and the nodes that follow from them.
+
+    Later habits: norms of another `form`, `gated` feed-forward maps, heads of a width of their own (`key_dim`), another
+    `score`, and a `relative` bias of the scores within a stack, from a node `b`; `groups` of heads that share their
+    keys and values, maps that are `unbiased` where others have a bias (`map` of q, k and v, `mix`, `ffn`).
+    """
 
     dim: int
     heads: int
@@ -186,13 +193,24 @@ class Sublayers:
     dropout: float
     eps: float = 1e-5
     features: int | None = None
+    form: str = "layer"
+    gated: bool = False
+    key_dim: int | None = None
+    score: Dot = Dot(None)  # noqa: RUF009  (frozen)
+    relative: Bias | None = None
+    groups: int | None = None
+    unbiased: Collection[str] = ()
 
     def __post_init__(self) -> None:
-        if whole("dim", self.dim) % whole("heads", self.heads):
+        if self.key_dim is not None:
+            whole("key_dim", self.key_dim)
+        if whole("dim", self.dim) % whole("heads", self.heads) and self.key_dim is None:
             raise BNetError("heads", expected=f"a divisor of dim, which is {self.dim}", got=self.heads)
         if self.hidden is not None:
             whole("hidden", self.hidden)
-        one_of("norm", self.norm, ("post", "pre"))
+        one_of("norm", self.norm, ("post", "pre", "parallel"))
+        if self.groups is not None and self.heads % whole("groups", self.groups):
+            raise BNetError("groups", expected=f"a divisor of heads, which is {self.heads}", got=self.groups)
         one_of("final_norm", self.final_norm, (None, True, False))
         one_of("activation", self.activation, ACTIVATIONS)
         one_of("bias", self.bias, (True, False))
@@ -200,14 +218,16 @@ class Sublayers:
             raise BNetError("dropout", expected="a probability below 1 (0: no dropout)", got=self.dropout)
 
     @property
-    def plate(self) -> Plate:
-        """The plate of heads."""
-        return Plate("head", self.heads)
+    def plates(self) -> list[Plate]:
+        """The plate of heads; where groups of them share keys and values, that of groups, and of heads in a group."""
+        if self.groups is None:
+            return [Plate("head", self.heads)]
+        return [Plate("group", self.groups), Plate("head", self.heads // self.groups)]
 
     @property
     def ends(self) -> Ends:
         """Its words and readouts."""
-        return Ends(self.dim, self.bias, self.features, self.dropout, self.eps, self.out)
+        return Ends(self.dim, self.bias, self.features, self.dropout, self.eps, self.out, self.form)
 
     @property
     def normed(self) -> Norm:
@@ -216,8 +236,8 @@ class Sublayers:
 
     @property
     def ends_normed(self) -> bool:
-        """True where a norm follows the last slice: by default in a pre-norm net."""
-        return self.norm == "pre" if self.final_norm is None else self.final_norm
+        """True where a norm follows the last slice: by default in all but post-norm nets."""
+        return self.norm != "post" if self.final_norm is None else self.final_norm
 
     @property
     def out(self) -> str:
@@ -228,11 +248,28 @@ class Sublayers:
 
     def slice(self, reach: Reach, cross: Reach | None = None) -> list[Node]:
         """One slice: attention; with a `cross` reach attention to the encoder's last state; the feed-forward map."""
+        if self.norm == "parallel":
+            if cross is not None:
+                raise BNetError("norm", expected="sublayers one after another, with cross attention", got=self.norm)
+            return self._side_by_side(reach)
         nodes = self._residual("x", self._attention(reach), ("drop1", "add1", "norm1"))
         if cross is not None:
             there = self._attention(cross, "cross_", (f"enc.{self.out}", "enc.word"))
             nodes += self._residual(nodes[-1].role, there, ("cross_drop", "cross_add", "cross_norm"))
         return nodes + self._residual(nodes[-1].role, self._feed_forward, ("drop2", "add2", "norm2"), makes_state=True)
+
+    def _side_by_side(self, reach: Reach) -> list[Node]:
+        """`x' = x + attention(norm(x)) + feed_forward(norm(x))`, each with a norm of its own."""
+        nodes, summed = [], ["x"]
+        for norm, sublayer, drop in (
+            ("norm1", self._attention(reach), "drop1"),
+            ("norm2", self._feed_forward, "drop2"),
+        ):
+            inner = [Node(norm, self.normed, ["x"], WORD), *sublayer(norm)]
+            inner += self.ends.dropped(inner[-1].role, drop)
+            nodes += inner
+            summed.append(inner[-1].role)
+        return [*nodes, Node("x", Add(), summed, WORD)]
 
     def finish(self) -> list[Node]:
         """The norm after the last slice, where there is one."""
@@ -260,26 +297,38 @@ class Sublayers:
         self, reach: Reach, prefix: str = "", read: tuple[str, str] | None = None
     ) -> Callable[[str], list[Node]]:
         """Attention of all heads, summed by `W_o`; `read` says where keys and values come from, by default x."""
-        width = self.dim // self.heads
+        width = self.key_dim or self.dim // self.heads
         q, k, v, a, mix = (prefix + role for role in ("q", "k", "v", "a", "mix"))
         W_o = f"W_{prefix}o"
-        project = Affine() if self.bias else Linear()
+        project = Affine() if self._has_bias("map") else Linear()
+        heads = [plate.name for plate in self.plates]
+        plates = {q: heads, k: heads[:1], v: heads[:1]}
+        relative = self.relative if read is None else None  # the words of two sentences have no common order
 
         def nodes(x: str) -> list[Node]:
             sources = {q: (x, "word"), k: read or (x, "word"), v: read or (x, "word")}
             return [
-                *(Node(f"W_{role}", Weight((width, self.dim)), plates=["head"]) for role in sources),
-                *(Node(r, project, [f"W_{r}", source], ["head", over]) for r, (source, over) in sources.items()),
-                Node(a, Attention(Dot(None)), [q, Arrow(k, reach), Arrow(v, reach)], HEADS),
-                Node(W_o, Weight((self.dim, width), spread=self.dim**-0.5), plates=["head"]),
-                Node(mix, Concat(bias=self.bias), [W_o, a], WORD),
+                *(Node(f"W_{role}", Weight((width, self.dim)), plates=plates[role]) for role in sources),
+                *(Node(r, project, [f"W_{r}", source], [*plates[r], over]) for r, (source, over) in sources.items()),
+                Node(
+                    a,
+                    Attention(self.score, bias=relative),
+                    [q, Arrow(k, reach), Arrow(v, reach), *(["b"] if relative else [])],
+                    [*heads, "word"],
+                ),
+                Node(W_o, Weight((self.dim, width), spread=self.dim**-0.5), plates=heads),
+                Node(mix, Concat(bias=self._has_bias("mix"), plates=len(heads)), [W_o, a], WORD),
             ]
 
         return nodes
 
     def _feed_forward(self, x: str) -> list[Node]:
         hidden = 4 * self.dim if self.hidden is None else self.hidden
-        return [Node("ffn", FeedForward(hidden, self.activation, bias=self.bias), [x], WORD)]
+        return [Node("ffn", FeedForward(hidden, self.activation, self.gated, self._has_bias("ffn")), [x], WORD)]
+
+    def _has_bias(self, part: str) -> bool:
+        """True where a map adds a bias."""
+        return self.bias and part not in self.unbiased
 
 
 def count(vocabulary: Vocabulary) -> int:

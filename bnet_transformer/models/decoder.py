@@ -51,4 +51,4 @@ def decoder(
         vocabulary=listed_words(vocabulary),
     )
     table = [net.ends.table(vocabulary)] if tied else []
-    return BNet(Declaration([stack], table, [net.plate], name="decoder"), seed=seed)
+    return BNet(Declaration([stack], table, net.plates, name="decoder"), seed=seed)

@@ -55,4 +55,4 @@ def encoder(
         vocabulary=listed_words(vocabulary),
     )
     table = [net.ends.table(vocabulary)] if tied else []
-    return BNet(Declaration([stack], table, [net.plate], name="encoder"), seed=seed)
+    return BNet(Declaration([stack], table, net.plates, name="encoder"), seed=seed)

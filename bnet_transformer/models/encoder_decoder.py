@@ -72,7 +72,7 @@ def encoder_decoder(
         vocabulary=listed_words(told),
     )
     table = [net.ends.table(told)] if tied else []
-    return BNet(Declaration([enc, dec], table, [net.plate], name="encoder-decoder"), seed=seed)
+    return BNet(Declaration([enc, dec], table, net.plates, name="encoder-decoder"), seed=seed)
 
 
 def _slices(slices: object) -> dict[str, int]:

@@ -15,11 +15,13 @@ from bnet_transformer.errors import BNetError, DeclarationError, FileError, show
 from bnet_transformer.face import BNet
 from bnet_transformer.network.network import outline
 from bnet_transformer.pretrained.declaration import SEGMENT, is_tied, options_to_declaration
-from bnet_transformer.pretrained.families import FAMILIES
+from bnet_transformer.pretrained.families import FAMILIES, register
+from bnet_transformer.pretrained.family import Family, Where
 from bnet_transformer.pretrained.hub import cached, hub_folder
 from bnet_transformer.pretrained.hugging_face import from_hugging_face, to_hugging_face
 from bnet_transformer.pretrained.keys import is_shared, short, weights_to_parameters
 from bnet_transformer.pretrained.lens import from_lens, to_lens
+from bnet_transformer.pretrained.placing import placed
 from bnet_transformer.pretrained.source import (
     PACKAGES,
     Source,
@@ -33,10 +35,13 @@ from bnet_transformer.tokens import Tokenizer
 __all__ = [
     "FAMILIES",
     "PACKAGES",
+    "Family",
+    "Where",
     "cached",
     "from_hugging_face",
     "from_lens",
     "from_pretrained",
+    "register",
     "to_hugging_face",
     "to_lens",
 ]
@@ -44,22 +49,27 @@ __all__ = [
 TINY = Path(__file__).parent / "tiny.safetensors"
 
 
-def from_pretrained(source: object, *, tokenizer: object = None, readout: str | None = "auto") -> BNet:
+def from_pretrained(
+    source: object, *, tokenizer: object = None, readout: str | None = "auto", device_map: object = None
+) -> BNet:
     """The net of a pretrained model: a folder, an id of the hub, `"minilm"`, `"tiny"`, or a model of `transformers`.
 
     Its weights are used where they lie: mapped from the file, or shared with the model. `readout=None` reads the
     states alone. `tokenizer` is one of `transformers` or `tokenizers`, or a file, where the source has none.
+    `device_map` is a device, or one for each of some modules by their names, as in `transformers`; weights are brought
+    to theirs one by one, and a node is computed where its weights are.
 
     >>> from_pretrained("tiny").sentence("the cat sat on the mat").posterior("c").shape
     torch.Size([3])
     """
     if source == "tiny":
-        if tokenizer is not None or readout != "auto":
-            raise BNetError("tiny", expected="no tokenizer= and no readout=", got="one of them")
+        if tokenizer is not None or readout != "auto" or device_map is not None:
+            raise BNetError("tiny", expected="no tokenizer=, no readout= and no device_map=", got="one of them")
         return face.load_net(TINY)
     found = _source(source, tokenizer)
     if tokenizer is not None:
         found = replace(found, tokenizer=tokenizer_text(tokenizer))
+    found = replace(found, weights=placed(found.weights, device_map))
     return source_to_net(found, readout)
 
 
@@ -89,17 +99,20 @@ def source_to_net(source: Source, readout: str | None) -> BNet:
         raise BNetError(f"model_type of {source.where}", expected="a known family", got=repr(kind), allowed=allowed)
     family = FAMILIES[kind]
     options = family.options(source.config, source.architecture, readout)
-    if is_tied(options):
+    if family.settle is not None:
+        options = family.settle(family, options, source.weights)
+    elif is_tied(options):
         options = replace(options, tied=is_shared(family, source.weights))
     keys = {short(family, key) for key in source.weights.keys()}  # noqa: SIM118
     pools = set(source.pools)
     if "pooler" in family.modules and options.readout != "class" and f"{family.where('pooler').key}.weight" in keys:
         pools.add("pooler")
     segments = SEGMENT if (options.segments or 0) > 1 else None
-    reader = None if source.tokenizer is None else Tokenizer(source.tokenizer, segments)
+    reader = None if source.tokenizer is None else Tokenizer(source.tokenizer, segments, options.start)
     vocabulary = None if reader is None else _vocabulary(reader.vocabulary, options.states)
     try:
-        network = outline(options_to_declaration(family, options, vocabulary, pools))
+        declare = family.declare or options_to_declaration
+        network = outline(declare(family, options, vocabulary, pools))
         parameters, left = weights_to_parameters(network, family, source.weights)
         network = network.with_parameters(parameters, numbers=False)  # nothing is read from the file yet
     except DeclarationError as error:

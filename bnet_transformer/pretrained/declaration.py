@@ -5,13 +5,26 @@ x_0 = norm(E[token] + position + segment)      post-norm families; pre-norm ones
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from bnet_transformer.axes import Reach
 from bnet_transformer.models._sublayers import TABLE, WORD, Sublayers
 from bnet_transformer.network import Arrow, Declaration, Node, Stack
 from bnet_transformer.pretrained.family import Family, Options
-from bnet_transformer.tpm import Activation, Add, Affine, Categorical, Embed, Given, Linear, Pool, Positions
+from bnet_transformer.pretrained.images import image_words
+from bnet_transformer.tpm import (
+    Activation,
+    Add,
+    Affine,
+    Categorical,
+    Dot,
+    Embed,
+    Given,
+    Linear,
+    Pool,
+    Positions,
+    Weight,
+)
 
 SEGMENT = "segment"
 
@@ -27,27 +40,39 @@ def options_to_declaration(
         options.dim,
         options.heads,
         options.hidden,
-        family.norm,
+        options.norm,
         None,
         options.activation,
         bias=True,
         dropout=0.0,
         eps=options.eps,
+        form=family.form,
+        gated=family.gated,
+        key_dim=options.key_dim,
+        score=Dot(None, options.rotary),
+        groups=options.groups,
+        unbiased=options.unbiased,
+        relative=family.relative,
     )
     tied = is_tied(options)
+    slice_ = net.slice(options.reach)
+    slice_, once = shared(slice_) if family.shared else (slice_, [])
     stack = Stack(
-        net.slice(Reach("causal" if options.causal else "every")),
+        slice_,
         _words(family, options, net, tied=tied),
         [*net.finish(), *_observed(family, options, net, tied=tied)],
         slices=options.slices,
         vocabulary=vocabulary,
     )
-    outside = [net.ends.table(options.states)] if tied else []
+    outside = [Node(TABLE, Weight((options.states, options.embedding)))] if tied else []
+    outside += once
+    if family.relative is not None:
+        outside.append(Node("b", Weight((family.relative.width,)), plates=["head"]))
     if "pooler" in extras:
         outside += _pooled(net, "pooler", "tanh")
     if "mean" in extras:
         outside.append(Node("embedding", Pool("mean"), [Arrow(net.out, "every")]))
-    return Declaration([stack], outside, [net.plate], name=family.name)
+    return Declaration([stack], outside, net.plates, name=family.name)
 
 
 def is_tied(options: Options) -> bool:
@@ -55,21 +80,36 @@ def is_tied(options: Options) -> bool:
     return options.tied and options.readout == "word"
 
 
+def shared(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
+    """The nodes of a slice with the same parameters in all slices, and its weights as nodes that all slices read."""
+    once = [node for node in nodes if isinstance(node.tpm, Weight)]
+    return [replace(node, shared=True) for node in nodes if node not in once], once
+
+
 def _words(family: Family, options: Options, net: Sublayers, *, tied: bool) -> list[Node]:
-    """The first state: embedding, position and segment, and their norm where the family has one."""
-    last = "add" if family.normed_words else "x"
+    """The first state: embedding, position and segment, and their norm where the family has one; then, where words
+    are narrower than states, a map of them."""
+    if options.image is not None:
+        return image_words(options.image, options.dim)
+    if options.rotary is not None:
+        table = Embed(options.dim, tied=tied)
+        token = Node("token", Given(states=options.states), plates=WORD)
+        return [token, Node("x", table, [TABLE, "token"] if tied else ["token"], WORD)]
+    last, width = "add" if family.normed_words else "x", options.embedding
     nodes = [
         Node("token", Given(states=options.states), plates=WORD),
-        Node("embed", Embed(options.dim, tied=tied), [TABLE, "token"] if tied else ["token"], WORD),
-        Node("position", Positions(options.length, options.dim), plates=WORD),
+        Node("embed", Embed(width, tied=tied), [TABLE, "token"] if tied else ["token"], WORD),
+        Node("position", Positions(options.length, width), plates=WORD),
     ]
     if options.segments is not None:
         nodes += [
             Node(SEGMENT, Given(states=options.segments, default=0), plates=WORD),
-            Node("segment_embed", Embed(options.dim), [SEGMENT], WORD),
+            Node("segment_embed", Embed(width), [SEGMENT], WORD),
         ]
     summed = ["embed", "position"] + (["segment_embed"] if options.segments is not None else [])
     nodes.append(Node(last, Add(), summed, WORD))
+    if "embed_norm" in family.modules:
+        return [*nodes, Node("embed_norm", net.normed, [last], WORD), Node("x", Affine(net.dim), ["embed_norm"], WORD)]
     return nodes if last == "x" else [*nodes, Node("x", net.normed, [last], WORD)]
 
 
@@ -82,15 +122,20 @@ def _observed(family: Family, options: Options, net: Sublayers, *, tied: bool) -
     if options.readout == "tag":
         return [Node("tags", Affine(count), [net.out], WORD), Node("y", label, ["tags"], WORD)]
     if options.readout == "class":
-        pooled = _pooled(net, *family.classifier)
-        return [*pooled, Node("classifier", Affine(count), ["pooled"]), Node("y", label, ["classifier"])]
+        pooled = _pooled(net, *family.classifier) if family.classifier else _first(net)
+        return [*pooled, Node("classifier", Affine(count), [pooled[-1].role]), Node("y", label, ["classifier"])]
     return []
+
+
+def _first(net: Sublayers) -> list[Node]:
+    """What leaves the first word."""
+    return [Node("first", Add(), [Arrow(net.out, "first")])]
 
 
 def _pooled(net: Sublayers, dense: str, activation: str) -> list[Node]:
     """`s(W x + b)` of the first word."""
     return [
-        Node("first", Add(), [Arrow(net.out, "first")]),
+        *_first(net),
         Node(dense, Affine(net.dim), ["first"]),
         Node("pooled", Activation(activation), [dense]),
     ]
@@ -102,7 +147,7 @@ def _next_word(family: Family, options: Options, net: Sublayers, *, tied: bool) 
     source = net.out
     if "dense" in family.modules:
         nodes = [
-            Node("dense", Affine(options.dim), [source], WORD),
+            Node("dense", Affine(options.embedding), [source], WORD),
             Node("transform", Activation(family.transform or options.activation), ["dense"], WORD),
             Node("transform_norm", net.normed, ["transform"], WORD),
         ]

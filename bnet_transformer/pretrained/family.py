@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bnet_transformer.axes import Reach
 from bnet_transformer.errors import BNetError, number, one_of, whole
+from bnet_transformer.network import Declaration
+from bnet_transformer.pretrained.images import config_to_patches
+from bnet_transformer.pretrained.turns import config_to_reach, config_to_rotary
+from bnet_transformer.tpm import Bias, Patches, Rotary
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -30,6 +35,7 @@ READOUTS = {
     "ForPreTraining": "word",
     "ForSequenceClassification": "class",
     "ForTokenClassification": "tag",
+    "ForImageClassification": "class",
 }
 
 
@@ -37,15 +43,21 @@ READOUTS = {
 class Where:
     """Where a map or a table lies: the key of its module, and how it lies there.
 
-    `transposed`: `[in, out]`. `part`: it is one of several side by side, `(which, of how many)`. `skip`: rows before
-    the first that counts. `bias`: a key of its own for the bias, where it lies elsewhere.
+    `transposed`: `[in, out]`. `part`: it is one of several side by side, `(which, of how many)`, of all heads or
+    `within` each head. `skip`: rows before the first that counts. `bias`: a key of its own for the bias, where it lies
+    elsewhere. `bare`: the key is that of the tensor itself, not of a module. `lead`: dims of size one before ours.
+    `flat`: its last dims are one of ours, as a convolution's are.
     """
 
     key: str
     transposed: bool = False
     part: tuple[int, int] = (0, 1)
+    within: bool = False
     skip: int = 0
-    bias: str | None = None
+    bias: str | Where | None = None
+    bare: bool = False
+    lead: int = 0
+    flat: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,6 +67,14 @@ class Family:
     `config` maps each option of `Options` to the family's own name for it, `defaults` are what a config that leaves it
     out means, `modules` maps the parts of our declaration to where they lie (`{t}` is the slice), `unsupported` the
     settings that change the equations, with the value that does not; `in_lens` says that TransformerLens has it.
+    `former` maps pieces of keys, as files of before have them, to today's. `shared`: one weight node and one set of
+    parameters serve all slices. `last_normed`: the last of `hidden_states` is what leaves the final norm. `in_image`:
+    its words are patches of an image. `form` is that of its norms, `gated` its feed-forward map, `rotary` says that
+    positions turn its q and k, and `biased` which maps have a bias, or the setting of the config that tells.
+    `relative`: a bias of all scores by distance, from one node for all slices.
+
+    `declare`, in place of `options_to_declaration`, makes the declaration of `(family, options, vocabulary, extras)`;
+    `settle` the options of `(family, options, weights)`, where the weights say more than the config.
     """
 
     name: str
@@ -72,6 +92,17 @@ class Family:
     unsupported: Mapping[str, object] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
     in_lens: bool = True
+    former: Mapping[str, str] = field(default_factory=dict)
+    shared: bool = False
+    last_normed: bool = True
+    in_image: bool = False
+    form: str = "layer"
+    gated: bool = False
+    rotary: bool = False
+    biased: Mapping[str, bool | str] = field(default_factory=dict)
+    relative: Bias | None = None
+    declare: Callable[..., Declaration] | None = None
+    settle: Callable[..., Options] | None = None
 
     def where(self, part: str) -> Where:
         """Where a part lies."""
@@ -85,7 +116,8 @@ class Family:
                 got = f"{name}={config[name]!r}"
                 raise BNetError(f"config of {self.name}", expected=f"{name}={harmless!r}", got=got)
         dim, heads, activation = self.size(config, "dim"), self.size(config, "heads"), self.said(config, "activation")
-        if dim % heads:
+        key_dim = self.maybe(config, "key_dim")
+        if dim % heads and key_dim is None:
             raise BNetError(f"config of {self.name}", expected=f"heads that divide {dim}", got=heads)
         if activation not in ACTIVATIONS:
             got, allowed = activation, ", ".join(ACTIVATIONS)
@@ -93,6 +125,7 @@ class Family:
         hidden = self.said(config, "hidden")
         one_of("readout", readout, ("auto", None))
         observed = None if readout is None else self._readout(architecture)
+        image = config_to_patches(config) if self.in_image else None
         labels = _labels(config)
         if observed == "class":
             _check_classes(config, labels)
@@ -101,20 +134,32 @@ class Family:
             heads=heads,
             slices=self.size(config, "slices"),
             hidden=4 * dim if hidden is None else whole(self.config["hidden"], hidden),
-            length=self.size(config, "length") - self.first_position,
-            states=self.size(config, "states"),
+            length=image.words if image else self._length(config),
+            states=0 if image else self.size(config, "states"),
             segments=self.size(config, "segments") if "segments" in self.config else None,
             activation=ACTIVATIONS[activation],
             eps=number(self.config.get("eps", "eps"), self.said(config, "eps"), above=0),
-            causal=self.reach == "causal" or bool(config.get("is_decoder", False)),
-            tied=bool(config.get("tie_word_embeddings", True)),
+            reach=self._reach(config),
+            tied=bool(config.get("tie_word_embeddings", self.defaults.get("tied", True))),
             readout=observed,
             labels=labels,
+            embedding=self.size(config, "embedding") if "embedding" in self.config else dim,
+            image=image,
+            norm="parallel" if "parallel" in self.config and self.said(config, "parallel") else self.norm,
+            key_dim=None if key_dim == dim / heads else key_dim,
+            groups=self._groups(config, heads),
+            unbiased=frozenset(part for part in self.biased if not self._has_bias(config, part)),
+            rotary=self._rotary(config, key_dim or dim // heads) if self.rotary else None,
         )
 
     def size(self, config: Mapping[str, Any], option: str) -> int:
         """A whole number of a config."""
         return whole(f"{self.config[option]} of the config", self.said(config, option))
+
+    def maybe(self, config: Mapping[str, Any], option: str) -> int | None:
+        """A whole number of a config that may tell none."""
+        found = self.said(config, option) if option in self.config else None
+        return None if found is None else whole(f"{self.config[option]} of the config", found)
 
     def said(self, config: Mapping[str, Any], option: str) -> Any:
         """What a config says of an option, or means by leaving it out."""
@@ -123,6 +168,38 @@ class Family:
         if found is None and option not in self.defaults:
             raise BNetError(f"config of {self.name}", expected=f"a value for {name!r}", got="none")
         return found
+
+    def _length(self, config: Mapping[str, Any]) -> int:
+        """For how many words there are learned positions; 0 where positions are none or need no table."""
+        return 0 if self.rotary or "length" not in self.config else self.size(config, "length") - self.first_position
+
+    def _reach(self, config: Mapping[str, Any]) -> Reach:
+        """Which words a word reads."""
+        if self.reach != "causal" and not config.get("is_decoder", False):
+            return Reach("every")
+        slides = "slides" not in self.config or self.said(config, "slides")
+        window = self.maybe(config, "window") if slides else None
+        first = self.said(config, "first_sliding") if "first_sliding" in self.config else 0
+        return config_to_reach(config, window, whole("first_sliding", first, least=0), self.size(config, "slices"))
+
+    def _groups(self, config: Mapping[str, Any], heads: int) -> int | None:
+        """How many groups of heads share keys and values; None where each head has its own."""
+        groups = self.maybe(config, "groups")
+        if groups is not None and heads % groups:
+            what = f"{self.config['groups']} of the config"
+            raise BNetError(what, expected=f"a divisor of the {heads} heads", got=groups)
+        return None if groups == heads else groups
+
+    def _has_bias(self, config: Mapping[str, Any], part: str) -> bool:
+        """True where the maps of a part add a bias."""
+        told = self.biased[part]
+        return told if isinstance(told, bool) else bool(config.get(told, self.defaults.get(told, False)))
+
+    def _rotary(self, config: Mapping[str, Any], width: int) -> Rotary:
+        """The turns of heads of a width."""
+        part = self.said(config, "rotary_part") if "rotary_part" in self.config else None
+        base = config.get(self.config["rotary_base"])
+        return config_to_rotary(config, width, part, base, self.maybe(config, "length"))
 
     def _readout(self, architecture: str | None) -> str | None:
         """What a model of an architecture observes, from the end of its name."""
@@ -154,10 +231,18 @@ class Options:
     segments: int | None
     activation: str
     eps: float
-    causal: bool
+    reach: Reach
     tied: bool
     readout: str | None
     labels: tuple[str, ...]
+    embedding: int  # the width of the words before they are mapped to the states'
+    image: Patches | None = None
+    norm: str = "post"
+    key_dim: int | None = None
+    groups: int | None = None
+    unbiased: frozenset[str] = frozenset()
+    rotary: Rotary | None = None
+    start: int | None = None  # the token with which the words of a decoder start
 
 
 def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -11,23 +11,37 @@ bare one, where the net has no readout.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
-from bnet_transformer.errors import BNetError, unknown
+from bnet_transformer.axes import stem_of
+from bnet_transformer.errors import BNetError, UnknownNameError, unknown
 from bnet_transformer.face import BNet
+from bnet_transformer.graph import Family as Node
 from bnet_transformer.pretrained.families import family_of
-from bnet_transformer.pretrained.keys import check_indices, entries
+from bnet_transformer.pretrained.family import Where
+from bnet_transformer.pretrained.keys import check_indices, entries, part_of
+from bnet_transformer.tpm import Embed
 
 BESIDE = ("dense", "transform_norm", "logits", "class_dense", "classifier", "tags")  # parts that a bare model has not
 LEAVES = {
-    **{role: role for role in ("embed", "position", "segment_embed", "q", "k", "v", "mix", "norm1", "norm2", "norm")},
+    **{role: role for role in ("embed", "position", "segment_embed", "embed_norm")},
+    **{role: role for role in ("q", "k", "v", "mix", "norm1", "norm2", "norm")},
     **{role: role for role in ("dense", "transform_norm", "logits", "tags", "pooler", "class_dense", "classifier")},
+    **{role: role for role in ("cross_q", "cross_k", "cross_v", "cross_mix", "cross_norm")},
     "ffn": "ffn_out",
 }
-POST = {"a": "mix", "add": "x_0", "add1": "norm1", "add2": "norm2", "transform": "transform_norm"}
-PRE = {"a": "mix", "add1": "norm2"}
+BOTH = {"a": "mix", "cross_a": "cross_mix", "scaled": "logits"}
+POST = {
+    **BOTH,
+    **{"add": "x_0", "add1": "norm1", "cross_add": "cross_norm", "add2": "norm2", "transform": "transform_norm"},
+}
+PRE = {**BOTH, "add1": "norm2", "x": "norm"}
+CROSSED = {"add1": "cross_norm", "cross_add": "norm2"}  # where a pre-norm slice reads another stack in between
+TOLD = {"": "", "enc": "encoder_", "dec": "decoder_"}  # how the tensors of a stack are called that a model returns
 NAME = re.compile(r"(?P<stem>[A-Za-z]\w*?)(?P<indices>(?:_(?:\d+|\*))*)")
 PLACE = re.compile(r"(?P<place>[\w.]+(?:\[\d+\])?)(?:\[(?P<index>[^\]]*)\])?")
 
@@ -37,27 +51,29 @@ class Place:
     """Where the nodes of a role and a slice lie: a tensor, and what an index of it says.
 
     `dims` is `word` ([batch, word, feature]), `sentence` ([batch, feature]) or `read` ([batch, head, word, word read]).
-    `spans` are the columns of each head, and under a star of all.
+    `spans` are the columns (of `read`: the heads) of each entry of the `plates`, by its indices; under a star of all.
     """
 
     tensor: str
     role: str
     slice: int | None = None
     dims: str = "word"
-    spans: Mapping[str, str] = field(default_factory=lambda: {"*": ":"})
+    plates: tuple[str, ...] = ()
+    spans: Mapping[str, str] = field(default_factory=lambda: {"": ":"})
 
     @property
     def axes(self) -> list[str]:
         """The indices of a name, in their order."""
-        heads = ["head"] if self.dims == "read" or len(self.spans) > 1 else []
         words = [] if self.dims == "sentence" else ["word"]
-        return [*([] if self.slice is None else ["slice"]), *heads, *words]
+        return [*([] if self.slice is None else ["slice"]), *self.plates, *words]
 
     def index(self, at: Mapping[str, str]) -> str:
         """The index of a head and a word."""
-        head, word = (":" if at.get(axis, "*") == "*" else at[axis] for axis in ("head", "word"))
-        columns = ":" if self.dims == "read" else self.spans[at.get("head", "*")]
-        inner = {"word": [word], "sentence": [], "read": [head, word]}[self.dims]
+        word, heads = at.get("word", "*").replace("*", ":"), "_".join(at.get(plate, "*") for plate in self.plates)
+        if heads not in self.spans:
+            raise UnknownNameError("name", expected="heads that lie side by side", got=heads, allowed="a head each")
+        columns = ":" if self.dims == "read" else self.spans[heads]
+        inner = {"word": [word], "sentence": [], "read": [self.spans[heads], word]}[self.dims]
         if all(each == ":" for each in (*inner, columns)):
             return ""
         return f"[..., {columns}]" if inner == [":"] else f"[:, {', '.join([*inner, columns])}]"
@@ -70,11 +86,14 @@ class Place:
             at = parts.index("...")
             parts[at : at + 1] = [":"] * (rank - len(parts) + 1)
         heads = {columns: head for head, columns in self.spans.items()}
-        plain = all(each == ":" or each.isdecimal() for each in parts[1:-1])
-        if len(parts) != rank or parts[0] != ":" or parts[-1] not in heads or not plain:
+        if len(parts) != rank or parts[0] != ":" or (self.dims == "read" and parts[-1] != ":"):
             return None
-        inner = ["*" if each == ":" else str(int(each)) for each in parts[1:-1]]
-        return [heads[parts[-1]], *inner] if len(self.spans) > 1 else inner
+        span = parts.pop(1) if self.dims == "read" else parts.pop()
+        words = parts[1:2] if self.dims != "sentence" else []
+        if span not in heads or not all(each == ":" or each.isdecimal() for each in words):
+            return None
+        inner = ["*" if each == ":" else str(int(each)) for each in words]
+        return [*(heads[span].split("_") if self.plates else []), *inner]
 
 
 def to_hugging_face(net: BNet, name: str) -> str:
@@ -95,7 +114,7 @@ def to_hugging_face(net: BNet, name: str) -> str:
         wanted = f"{'_'.join([role, *axes])}, with * for every head or word"
         raise BNetError("name", expected=wanted, got=name)
     at = dict(zip(axes, told, strict=True))
-    check_indices(net.network, at, role == "x", name)
+    check_indices(net.network, at, role, name)
     place = next(place for place in own if place.slice is None or place.slice == int(at["slice"]))
     return place.tensor + place.index(at)
 
@@ -119,47 +138,94 @@ def from_hugging_face(net: BNet, key: str) -> tuple[str, ...]:
         found_at = place.told(told["index"])
         if found_at is not None:
             indices = [*([] if place.slice is None else [str(place.slice)]), *found_at]
-            check_indices(net.network, dict(zip(place.axes, indices, strict=True)), place.role == "x", key)
+            check_indices(net.network, dict(zip(place.axes, indices, strict=True)), place.role, key)
             return ("_".join([place.role, *indices]),)
-    forms = ", ".join(place.tensor + place.index({"head": "0"} if len(place.spans) > 1 else {}) for place in places)
+    forms = ", ".join(place.tensor + place.index(dict.fromkeys(place.plates, "0")) for place in places)
     raise BNetError("name", expected="an index of whole nodes", got=key, allowed=f"as {forms}")
 
 
 def _places(net: BNet) -> list[Place]:
     """The tensors that hold the nodes of a net, in the model of `transformers` that has what the net has."""
-    family, graph = family_of(net.network), net.network.graph
-    slices, post = graph.slices[""], family.norm == "post"
-    found = [Place(f"hidden_states[{t}]", "x", t) for t in range(slices + post)]
-    found += [Place(f"attentions[{t}]", "j", t, "read") for t in range(slices)]
-    enters = POST if post else {**PRE, "x": "norm"}
-    for stem, families in graph.by_stem.items():
-        for each in families:
-            if stem == "x" and (post or each.slice != slices):
-                continue
-            side, part = ("input", enters[stem]) if stem in enters else ("output", LEAVES.get(stem))
-            if part is not None and part in family.modules:
-                where = family.where(part)
-                module = _key(net, part, where.key.replace("{t}", str(each.slice)))
-                dims = "word" if each.words is not None else "sentence"
-                member = net.network.members[each.index]
-                spans = _spans(graph.sizes["head"], member.shape[0], where.part) if each.plates else {"*": ":"}
-                found.append(Place(f"{module}.{side}", stem, each.slice, dims, spans))
-    if not post:
-        found.append(Place(f"hidden_states[{slices}]", "norm"))
+    graph = net.network.graph
+    found = [place for stack in graph.slices for place in _returned(net, stack)]
+    for each in graph.families:
+        place = _around_module(net, each)
+        found += [] if place is None else [place]
     return found
 
 
-def _spans(heads: int, width: int, part: tuple[int, int]) -> dict[str, str]:
-    """The columns of all heads and of each, where several maps lie side by side or one alone."""
-    which, count = part
-    start = which * heads * width
-    each = {str(h): f"{start + h * width}:{start + (h + 1) * width}" for h in range(heads)}
-    return {"*": ":" if count == 1 else f"{start}:{start + heads * width}", **each}
+def _returned(net: BNet, stack: str) -> list[Place]:
+    """The states and attentions of a stack that a model returns."""
+    family, graph = family_of(net.network), net.network.graph
+    slices, called = graph.slices[stack], TOLD[stack]
+    plain = family.norm == "post" or not family.last_normed
+    x, norm = stem_of(stack, "x"), stem_of(stack, "norm")
+    found = [Place(f"{called}hidden_states[{t}]", x, t) for t in range(slices + plain)]
+    found += [] if plain else [Place(f"{called}hidden_states[{slices}]", norm)]
+    for role, name in (("a", f"{called}attentions"), ("cross_a", "cross_attentions")):
+        for each in graph.by_stem.get(stem_of(stack, role), ()):
+            spans = _spans([graph.sizes[plate] for plate in each.plates])
+            read = stem_of(stack, f"{role[:-1]}j")
+            found.append(Place(f"{name}[{each.slice}]", read, each.slice, "read", each.plates, spans))
+    return found
+
+
+def _around_module(net: BNet, each: Node) -> Place | None:
+    """Where the nodes of a family leave a module, or enter one."""
+    family, graph, member = family_of(net.network), net.network.graph, net.network.members[each.index]
+    slices, post = graph.slices.get(each.stack, 0), family.norm == "post"
+    if each.role == "x" and (post or each.slice != slices):
+        return None
+    enters = {**POST, "add": "embed_norm" if "embed_norm" in family.modules else "x_0"} if post else PRE
+    if not post and stem_of(each.stack, "cross_a") in graph.by_stem:
+        enters = enters | CROSSED
+    side, part = ("input", enters[each.role]) if each.role in enters else ("output", LEAVES.get(each.role))
+    named = "" if part is None else part_of(family, each.stack, part)
+    if named not in family.modules or named.removeprefix(f"{each.stack}_") != part:
+        return None
+    where = family.where(named)
+    many = family.shared and each.slice is not None and slices > 1  # one module, called for every slice
+    outside = isinstance(member.tpm, Embed) and member.tpm.scale != 1  # some families scale what leaves the module
+    outside = outside or isinstance(where.bias, Where)  # which is added to what leaves it
+    if many or outside or where.bare or where.flat:
+        return None
+    module = _key(net, named, where.key.replace("{t}", str(each.slice)))
+    dims = "word" if each.words is not None else "sentence"
+    spans = _spans([graph.sizes[plate] for plate in each.plates], member.shape[0], where)
+    return Place(f"{module}.{side}", each.stem, each.slice, dims, each.plates, spans)
+
+
+def _spans(sizes: Sequence[int], width: int = 0, where: Where | None = None) -> dict[str, str]:
+    """The columns of all heads, of those of each group and of each head, where several maps lie side by side or one
+    alone; the heads themselves, where it is not told how columns lie."""
+    heads, found = math.prod(sizes), {}
+    for told in range(len(sizes) + 1):
+        many = math.prod(sizes[told:])
+        for k, index in enumerate(product(*map(range, sizes[:told]))):
+            name = "_".join([*map(str, index), *["*"] * (len(sizes) - told)])
+            columns = _columns(k * many, many, heads, width, where, whole=not told)
+            if columns is not None:
+                found[name] = columns
+    return found
+
+
+def _columns(first: int, many: int, heads: int, width: int, where: Where | None, *, whole: bool) -> str | None:
+    """The columns of some heads, or their numbers; None where they do not lie side by side."""
+    which, count = (0, 1) if where is None else where.part
+    if whole and count == 1:
+        return ":"
+    if where is None:
+        return str(first) if many == 1 else f"{first}:{first + many}"
+    if where.within:
+        start = (first * count + which) * width
+        return f"{start}:{start + width}" if many == 1 else None
+    start = (which * heads + first) * width
+    return f"{start}:{start + many * width}"
 
 
 def _key(net: BNet, part: str, key: str) -> str:
     """A key as the model has it: a model with a readout has a prefix before all but its readout."""
-    whole = "y" in net.network.graph.by_stem and part not in BESIDE
+    whole = part not in BESIDE and any(each.role == "y" for each in net.network.graph.families)
     return f"{family_of(net.network).prefix}{key}" if whole else key
 
 
@@ -167,6 +233,5 @@ def _keys(net: BNet) -> dict[str, tuple[str, ...]]:
     """The keys of each parameter, the one that counts first."""
     found = {}
     for entry in entries(net.network, family_of(net.network)):
-        parts = [entry.part, *["logits"] * (len(entry.keys) - 1)]  # a second key is the readout's
-        found[entry.name] = tuple(_key(net, part, key) for part, key in zip(parts, entry.keys, strict=True))
+        found[entry.name] = tuple(_key(net, part, key) for part, key in zip(entry.parts, entry.keys, strict=True))
     return found

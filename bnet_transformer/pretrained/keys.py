@@ -1,11 +1,12 @@
 """The one map from the keys of a pretrained model's weights to our parameters, every shape checked.
 
 Nothing is copied: our parameters are views of theirs. A map of all heads, `[heads * width, dim]`, is seen as
-`[heads, width, dim]`; `W_o`, `[dim, heads * width]`, as `[heads, dim, width]`.
+`[heads, width, dim]`; `W_o`, `[dim, heads * width]`, as `[heads, dim, width]`; heads in groups stand in two dims.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from torch import Tensor
 from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.network import Network
 from bnet_transformer.pretrained.family import Family, Where
+from bnet_transformer.tpm import Given
 
+TABLE = "W_embed"
 FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 FORMER = {".gamma": ".weight", ".beta": ".bias"}  # what layer norms called theirs in files of 2018
 
@@ -38,38 +41,55 @@ class Weights(Protocol):
 
 @dataclass(frozen=True)
 class Entry:
-    """One of our parameters: its name, part and shape, and the keys of theirs, the first before the others, with how it
-    lies there."""
+    """One of our parameters: its name and shape, and the keys of theirs, each of its part, the first before the others,
+    with how it lies there. The sizes of a `kernel` are together the last of ours."""
 
     name: str
-    part: str
+    parts: tuple[str, ...]
     shape: tuple[int, ...]
     keys: tuple[str, ...]
     where: Where
     heads: str | None = None
+    kernel: tuple[int, ...] = ()
 
     @property
     def theirs(self) -> tuple[int, ...]:
         """The shape that their tensor must have."""
         shape = self.shape
         if self.heads == "in":
-            shape = (shape[0] * shape[1], *shape[2:])
+            shape = (self.many * self.own[0], *self.own[1:])
         if self.heads == "out":
-            shape = (shape[1], shape[0] * shape[2])
+            shape = (self.own[0], self.many * self.own[1])
         shape = (self.where.part[1] * shape[0] + self.where.skip, *shape[1:])
-        return shape[::-1] if self.where.transposed else shape
+        shape = shape[::-1] if self.where.transposed else shape
+        return (*[1] * self.where.lead, *(shape[:-1] + self.kernel if self.kernel else shape))
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        """The shape of what one head has: of its matrix, or of its bias."""
+        return self.shape[-2:] if self.name.endswith(".value") else self.shape[-1:]
+
+    @property
+    def many(self) -> int:
+        """How many heads there are, of all groups together."""
+        return math.prod(self.shape[: len(self.shape) - len(self.own)])
 
     def view(self, found: Tensor) -> Tensor:
         """Our view of their tensor."""
+        found = found.reshape(self.theirs[self.where.lead :])
+        found = found.flatten(-len(self.kernel)) if self.kernel else found
         found = found.mT if self.where.transposed and found.dim() == 2 else found
         found = found[self.where.skip :]
         which, count = self.where.part
-        found = found.chunk(count)[which] if count > 1 else found
+        if self.where.within:
+            found = found.reshape(self.many, count, *self.own)[:, which]
+        elif count > 1:
+            found = found.chunk(count)[which]
         if self.heads == "in":
             found = found.reshape(self.shape)
         if self.heads == "out":
-            heads, out, width = self.shape
-            found = found.reshape(out, heads, width).movedim(1, 0)
+            out, width = self.own
+            found = found.reshape(out, self.many, width).movedim(1, 0).unflatten(0, self.shape[:-2])
         return found
 
 
@@ -77,33 +97,74 @@ def entries(network: Network, family: Family) -> Iterator[Entry]:
     """Where each parameter of a net lies in the weights of its family; two entries may read one key."""
     for name, shape in network.shapes.items():
         owner, _, parameter = name.rpartition(".")
-        stem, slice_ = _slice(owner)
+        stack, stem, slice_ = _owner(network, owner)
         last = "bias" if parameter.startswith("bias") else "weight"
-        heads = None
-        if stem in ("W_q", "W_k", "W_v", "q", "k", "v"):
-            part, heads = stem[-1], "in"
-        elif stem == "W_o":
-            part, heads = "mix", "out"
-        elif stem == "ffn":
-            part = f"ffn_{parameter.rpartition('_')[2]}"
-        elif stem == "x":
-            part, slice_ = ("x_0", None) if slice_ == 0 else ("norm2", (slice_ or 0) - 1)
-        else:
-            part = {"W_embed": "embed"}.get(stem, stem)
-        where = family.where(part)
-        options = [f"{where.key}.{last}"]
-        if last == "bias" and where.bias is not None:
-            options.append(where.bias)
-        if stem == "W_embed":
-            options.append(f"{family.where('logits').key}.weight")  # the same table, under a second key
+        part, heads = _part(stem, parameter, gated=f"{owner}.weight_gate" in network.shapes)
+        if stem == "x":  # the first state, or what the slice before makes (which is any, where slices share)
+            part, slice_ = ("x_0", None) if slice_ == 0 else ("norm2", None if slice_ is None else slice_ - 1)
+        parts = _tables(network, family) if stem == TABLE else [part_of(family, stack, part)]
+        where = family.where(parts[0])
+        options = [f"{family.where(each).key}.{last}" for each in parts]
         if last == "bias":
-            where = Where(where.key, part=where.part, skip=where.skip)
-        yield Entry(name, part, shape, tuple(key.replace("{t}", str(slice_)) for key in options), where, heads)
+            options, where = bias_of(where)
+            parts = [parts[0], *["logits"] * (len(options) - 1)]
+        elif where.bare:
+            options = [where.key]
+        keys = tuple(key.replace("{t}", str(slice_)) for key in options)
+        kernel = _kernel(network) if where.flat and last == "weight" else ()
+        yield Entry(name, tuple(parts), shape, keys, where, heads, kernel)
 
 
-def _slice(owner: str) -> tuple[str, int | None]:
-    found = re.fullmatch(r"(\w+?)_(\d+)", owner)
-    return (found[1], int(found[2])) if found else (owner, None)
+def _kernel(network: Network) -> tuple[int, ...]:
+    """The sizes of the patches of an image."""
+    cut = next(m.tpm.image for m in network.members if isinstance(m.tpm, Given) and m.tpm.image is not None)
+    return cut.channels, cut.high, cut.wide
+
+
+def _owner(network: Network, owner: str) -> tuple[str, str, int | None]:
+    """The stack of a node's name, its role and its slice."""
+    stack = next((s.name for s in network.declaration.stacks if s.name and owner.startswith(f"{s.name}_")), "")
+    found = re.fullmatch(r"(\w+?)(?:_(\d+))?", owner[len(stack) + 1 :] if stack else owner)
+    assert found is not None
+    return stack, found[1], None if found[2] is None else int(found[2])
+
+
+def _part(stem: str, parameter: str, *, gated: bool) -> tuple[str, str | None]:
+    """The part that holds a parameter of a role, and whether heads lie along what comes in or goes out."""
+    mapped, mixed = re.fullmatch(r"(?:W_)?((?:cross_)?[qkv])", stem), re.fullmatch(r"W_(cross_)?o", stem)
+    if mapped:
+        return mapped[1], "in"
+    if mixed:
+        return f"{mixed[1] or ''}mix", "out"
+    if stem == "ffn":
+        which = parameter.rpartition("_")[2]
+        return f"ffn_{which}_gated" if gated and which == "in" else f"ffn_{which}", None
+    return stem, None
+
+
+def part_of(family: Family, stack: str, part: str) -> str:
+    """A part of a stack as a family names it: its own, or that of any stack."""
+    plain = {"x_0": "embed"}.get(part, part.removesuffix("_gated"))
+    names = [f"{stack}_{part}", part, f"{stack}_{plain}", plain] if stack else [part, plain]
+    return next((name for name in names if name in family.modules), plain)
+
+
+def _tables(network: Network, family: Family) -> list[str]:
+    """The parts of a table that several nodes read: that of all, and those of each."""
+    graph = network.graph
+    readers = [graph.families[bundle.child] for bundle in graph.bundles if graph.families[bundle.parent].role == TABLE]
+    own = [part_of(family, each.stack, "embed" if each.role == "x" else each.role) for each in readers]
+    words = {each.stack for each in readers if each.role in ("embed", "x")}
+    whole = ["embed"] if "embed" in family.modules and words == {s.name for s in network.declaration.stacks} else []
+    return list(dict.fromkeys([*whole, *own]))
+
+
+def bias_of(where: Where) -> tuple[list[str], Where]:
+    """The keys of the bias of a part, and how it lies there."""
+    if isinstance(where.bias, Where):
+        return [where.bias.key], where.bias
+    others = [] if where.bias is None else [where.bias]
+    return [f"{where.key}.bias", *others], Where(where.key, part=where.part, skip=where.skip, within=where.within)
 
 
 def weights_to_parameters(network: Network, family: Family, weights: Weights) -> tuple[dict[str, Tensor], list[str]]:
@@ -128,7 +189,8 @@ def weights_to_parameters(network: Network, family: Family, weights: Weights) ->
         read.update(options)
     buffers = [re.escape(buffer).replace(r"\{t\}", r"\d+") for buffer in family.buffers]
     left = [key for name, key in place.items() if name not in read and not any(re.fullmatch(b, name) for b in buffers)]
-    inside = {family.where(part).key.split(".")[0] for part in ("embed", "position", "q", "ffn_in")}
+    parts = [part for part in ("embed", "position", "q", "ffn_in", "enc_q", "dec_q") if part in family.modules]
+    inside = {family.where(part).key.split(".")[0] for part in parts}
     strange = [key for key in left if short(family, key).split(".")[0] in inside]
     if strange:
         wanted = f"the weights of a {family.name} and no others within its slices"
@@ -141,19 +203,37 @@ def is_shared(family: Family, weights: Weights) -> bool:
 
     A config that says tied is then wrong, and `transformers` does not tie them either.
     """
-    place = {short(family, key): key for key in weights.keys()}  # noqa: SIM118
-    both = [place.get(f"{family.where(part).key}.weight") for part in ("embed", "logits")]
-    if None in both:
+    return are_same(family, weights, "embed", "logits")
+
+
+def are_same(family: Family, weights: Weights, *parts: str) -> bool:
+    """False where the weights hold the tables of two parts with different values."""
+    one, other = (weight_of(family, weights, part) for part in parts)
+    if one is None or other is None:
         return True
-    words, logits = (weights.tensor(str(key)) for key in both)
-    same = words.data_ptr() == logits.data_ptr() and words.stride() == logits.stride()
-    return words.shape == logits.shape and (same or torch.equal(words, logits))
+    same = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
+    return one.shape == other.shape and (same or torch.equal(one, other.to(one.device)))
 
 
-def check_indices(network: Network, at: Mapping[str, str], states: bool, name: str) -> None:
-    """Refuse a slice, a head or a word that a net does not have; there is one more slice of `states`."""
-    longest = next(m.tpm.longest for m in network.members if m.tpm.longest is not None)
-    counts = {"slice": network.graph.slices[""] + states, "head": network.graph.sizes["head"], "word": longest}
+def weight_of(family: Family, weights: Weights, part: str) -> Tensor | None:
+    """The weight of a part, where the weights hold it."""
+    place = {short(family, key): key for key in weights.keys()}  # noqa: SIM118
+    key = f"{family.where(part).key}.weight" if part in family.modules else ""
+    return weights.tensor(place[key]) if key in place else None
+
+
+def has_bias(family: Family, weights: Weights, part: str) -> bool:
+    """True where the weights hold the bias of a part."""
+    place = {short(family, key) for key in weights.keys()}  # noqa: SIM118
+    return any(short(family, key) in place for key in bias_of(family.where(part))[0])
+
+
+def check_indices(network: Network, at: Mapping[str, str], role: str, name: str) -> None:
+    """Refuse a slice, a head or a word that a net does not have; there is one more slice of states."""
+    stack, role, _ = _owner(network, role)
+    longest = [m.tpm.longest for m in network.members if m.tpm.longest is not None]
+    slices = network.graph.slices[stack] + (role == "x")
+    counts = {**network.graph.sizes, "slice": slices, "word": min(longest, default=math.inf)}
     for axis, index in at.items():
         if index != "*" and int(index) >= counts[axis]:
             raise BNetError("name", expected=f"a {axis} from 0 to {counts[axis] - 1}", got=name)
@@ -164,4 +244,7 @@ def short(family: Family, key: str) -> str:
     for former, now in FORMER.items():
         if key.endswith(former):
             key = key[: -len(former)] + now
-    return key.removeprefix(family.prefix)
+    key = key.removeprefix(family.prefix)
+    for piece, today in family.former.items():
+        key = re.sub(piece, today, key)
+    return key

@@ -87,7 +87,7 @@ def to_lens(net: BNet, name: str) -> str:
     if len(told) != len(axes) or (axes[0] == "slice" and told[0] == "*"):
         raise BNetError("name", expected=f"{'_'.join([role, *axes])}, with * for every head or word", got=name)
     at = dict(zip(axes, told, strict=True))
-    check_indices(net.network, at, role == "x", name)
+    check_indices(net.network, at, role, name)
     hook = hooks.by_role[role][0]
     if "slice" in at:
         t = int(at["slice"])
@@ -123,7 +123,7 @@ def from_lens(net: BNet, name: str) -> str:
     role, t = whole[hook]
     role, t = ("x", t + 1) if role == "x_next" else (role, t)
     told = [*([str(t)] if "slice" in hooks.axes(role) else []), *_stars(name, index, role)]
-    check_indices(net.network, dict(zip(hooks.axes(role), told, strict=True)), role == "x", name)
+    check_indices(net.network, dict(zip(hooks.axes(role), told, strict=True)), role, name)
     return "_".join([role, *told])
 
 

@@ -70,6 +70,9 @@ class Held:
 
     def tensor(self, key: str) -> Tensor:
         """The tensor of a key."""
+        if self.tensors[key].is_meta:
+            wanted, allowed = f"{key} in memory", "the folder of the model, with device_map="
+            raise FileError(self.where, expected=wanted, got="one that is offloaded", allowed=allowed)
         return self.tensors[key]
 
 

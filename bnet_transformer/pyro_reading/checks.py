@@ -188,4 +188,4 @@ def _meets(child: Member, given: Input, axis: str) -> bool:
     """True where one entry of the child reads other entries of its parent along an axis."""
     if axis in given.over or axis in dict(given.pick):
         return True
-    return given.reach.kind != "same" if axis == WORD else axis not in child.family.plates
+    return not given.reach.own if axis == WORD else axis not in child.family.plates

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from bnet_transformer.errors import BNetError, one_of
 from bnet_transformer.tpm.base import TPM, At, Kind, Parent, Product, Shape, single_axis, vector
+from bnet_transformer.tpm.bias import Bias
 from bnet_transformer.tpm.notation import scripts
-from bnet_transformer.tpm.score import Dot, Normaliser, Relative, Score
+from bnet_transformer.tpm.score import Dot, Normaliser, Score
 from bnet_transformer.tpm.symbols import Symbols
 
 T = TypeVar("T", Parent, Tensor)
@@ -24,7 +25,7 @@ class _Reading:
     score: Score
     normaliser: Normaliser
     over: str
-    bias: Relative | None
+    bias: Bias | None
 
     def slots(self) -> tuple[str, ...]:
         own, read = self.score.roles
@@ -104,7 +105,7 @@ class Attention(TPM):
     score: Score = field(default_factory=Dot)
     normaliser: Normaliser = field(default_factory=Normaliser)
     over: str = "keys"
-    bias: Relative | None = None
+    bias: Bias | None = None
     residual: bool = False
 
     def __post_init__(self) -> None:
@@ -217,7 +218,7 @@ class Read(TPM):
 
     score: Score = field(default_factory=Dot)
     over: str = "keys"
-    bias: Relative | None = None
+    bias: Bias | None = None
     kind: ClassVar[Kind] = "discrete"
 
     def __post_init__(self) -> None:
@@ -268,5 +269,5 @@ def _check_parts(score: object, normaliser: object, over: object, bias: object) 
     if not isinstance(normaliser, Normaliser):
         raise BNetError("normaliser", expected="a Normaliser", got=normaliser)
     one_of("over", over, ("keys", "queries"))
-    if bias is not None and not isinstance(bias, Relative):
-        raise BNetError("bias", expected="a bias by distance", got=bias, allowed="Relative(limit), None")
+    if bias is not None and not isinstance(bias, Bias):
+        raise BNetError("bias", expected="a bias by distance", got=bias, allowed="Relative(limit), Buckets(), None")

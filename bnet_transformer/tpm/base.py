@@ -30,6 +30,17 @@ Kind = Literal["deterministic", "discrete", "continuous"]
 Shape = tuple[int, ...]
 
 
+def broadcast(*shapes: Sequence[int]) -> Shape:
+    """The shape that several broadcast to. (torch's own function imports a computer algebra first, for a second.)
+
+    >>> broadcast((2, 1), (3,), ())
+    (2, 3)
+    """
+    rank = max(map(len, shapes))
+    aligned = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*aligned, strict=True))
+
+
 @dataclass(frozen=True)
 class Parent:
     """What a TPM is told of a parent before there are values.

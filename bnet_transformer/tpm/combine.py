@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, number, one_of
+from bnet_transformer.errors import BNetError, number, one_of, whole
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, matrix, single_axis, vector
 from bnet_transformer.tpm.linear import apply
 from bnet_transformer.tpm.notation import numeral
@@ -52,7 +53,8 @@ class Add(TPM):
 class Concat(TPM):
     """`sum_h W_o^h a^h (+ b) (+ x)`: heads concatenated and mapped by `W_o = [W_o^1 ... W_o^K]`; no selector.
 
-    With `mapped=False` there is no `W_o`: the heads' vectors stand side by side.
+    With `mapped=False` there is no `W_o`: the heads' vectors stand side by side. Heads may stand in several `plates`:
+    in groups, and in each group several.
 
     >>> Concat().takes(), Concat(mapped=False).takes()
     (('W_o.', 'a.'), ('a.',))
@@ -61,10 +63,12 @@ class Concat(TPM):
     mapped: bool = True
     bias: bool = False
     residual: bool = False
+    plates: int = 1
 
     def __post_init__(self) -> None:
         for what in ("mapped", "bias", "residual"):
             one_of(what, getattr(self, what), (True, False))
+        whole("plates", self.plates)
 
     def takes(self) -> tuple[str, ...]:
         return (*(("W_o.",) if self.mapped else ()), "a.", *(("x",) if self.residual else ()))
@@ -77,12 +81,13 @@ class Concat(TPM):
         a = parents[1 if self.mapped else 0]
         width = vector(a)
         for parent in parents[: 2 if self.mapped else 1]:
-            if len(parent.over) != 1:
-                raise BNetError(parent.name, expected="one collection (a plate of heads)", got=parent.form)
-            if parent.over[0] != a.over[0] or parent.over[0][1] is None:
+            if len(parent.over) != self.plates:
+                wanted = "a plate of heads" if self.plates == 1 else f"{self.plates} plates of heads"
+                raise BNetError(parent.name, expected=f"one collection ({wanted})", got=parent.form)
+            if parent.over != a.over or None in dict(parent.over).values():
                 raise BNetError(parent.name, expected="a plate of known size, as W_o and a share", got=parent.form)
         if not self.mapped:
-            out = (a.over[0][1] or 1) * width
+            out = math.prod(size or 1 for _, size in a.over) * width
         else:
             out, columns = matrix(parents[0])
             if columns != width:
@@ -104,11 +109,15 @@ class Concat(TPM):
     def value(self, at: At, *parents: Tensor) -> Tensor:
         bias = at["bias"] if self.bias else None
         if self.mapped:
-            W_o = parents[0].movedim(-3, -2).flatten(-2)
-            total = apply(W_o, parents[1].flatten(-2), bias)
+            total = apply(self.side_by_side(parents[0]), parents[1].flatten(-1 - self.plates), bias)
         else:
-            total = parents[0].flatten(-2) if bias is None else parents[0].flatten(-2) + bias
+            total = parents[0].flatten(-1 - self.plates)
+            total = total if bias is None else total + bias
         return total + parents[-1] if self.residual else total
+
+    def side_by_side(self, W_o: Tensor) -> Tensor:
+        """`[W_o^1 ... W_o^K]`, of the matrices of all heads."""
+        return W_o.movedim(-2, -2 - self.plates).flatten(-1 - self.plates)
 
     def latex(self, s: Symbols) -> str:
         rest = (s.plus(s.parameter("b")) if self.bias else "") + (f" + {s.of('x')}" if self.residual else "")

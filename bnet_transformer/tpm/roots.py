@@ -21,6 +21,7 @@ from bnet_transformer.tpm.base import (
     matrix,
     shape_of,
 )
+from bnet_transformer.tpm.images import Patches
 from bnet_transformer.tpm.notation import raised, scaled
 from bnet_transformer.tpm.symbols import FEATURES, Symbols
 
@@ -30,7 +31,8 @@ from bnet_transformer.tpm.symbols import FEATURES, Symbols
 class Given(TPM):
     """A value that comes with the sentence: a vector for each word, or one of `states` words of a vocabulary.
 
-    `default` is the state of every node where the sentence says nothing of them.
+    `default` is the state of every node where the sentence says nothing of them. `image` says how the vectors of all
+    words are cut from an image.
 
     >>> Given(8).shape(), Given(states=100).states
     ((8,), 100)
@@ -39,6 +41,7 @@ class Given(TPM):
     size: int | Shape = ()
     states: int | None = None
     default: int | None = None
+    image: Patches | None = None
     elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -46,6 +49,8 @@ class Given(TPM):
             whole("states", self.states)
             if self.size != ():
                 raise BNetError("Given", expected="a size or states=, not both", got=self)
+        if self.image is not None and shape_of("Given", self.size) != (self.image.features,):
+            raise BNetError("Given", expected=f"the size {self.image.features} of a patch", got=self.size)
         if self.default is not None and whole("default", self.default, least=0) >= (self.states or 0):
             raise BNetError("default", expected="one of the states", got=self)
         object.__setattr__(self, "size", shape_of("Given", self.size))
@@ -105,7 +110,8 @@ class Sinusoid(TPM):
 
     Feature 2e is `sin(i / base^(2e/dim))` and feature 2e+1 the cosine of the same angle, as in Vaswani et al. (2017);
     `halves=True` puts all sines first, then all cosines. Words and features count from 0; `first=1` counts both from
-    1, so that the even features, which have the sines, start with the second.
+    1, so that the even features, which have the sines, start with the second. `rounded=True` rounds to float32, as a
+    table that is stored so.
 
     >>> Sinusoid(6).value(At(word=torch.tensor(0)))
     tensor([0., 1., 0., 1., 0., 1.])
@@ -115,12 +121,14 @@ class Sinusoid(TPM):
     base: float = 10_000.0
     halves: bool = False
     first: int = 0
+    rounded: bool = False
     elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         whole("dim", self.dim)
         number("base", self.base, above=0)
         one_of("halves", self.halves, (True, False))
+        one_of("rounded", self.rounded, (True, False))
         one_of("first", self.first, (0, 1))
 
     def shape(self, *parents: Parent) -> Shape:
@@ -133,7 +141,8 @@ class Sinusoid(TPM):
         angle = (at.word + self.first).to(torch.float64)[..., None] * self.base**-power
         waves = [angle.sin(), angle.cos()]
         both = torch.cat(waves, -1) if self.halves else torch.stack(waves, -1).flatten(-2)
-        return both[..., left_out : left_out + self.dim].to(at.dtype)
+        both = both[..., left_out : left_out + self.dim]
+        return (both.to(torch.float32) if self.rounded else both).to(at.dtype)
 
     def latex(self, s: Symbols) -> str:
         place = f"({s.own.word or 0} + 1)" if self.first else s.own.word or 0

@@ -1,4 +1,4 @@
-"""The parts of attention: scores (how much word i asks for word j), biases by distance, normalisers."""
+"""The parts of attention: scores (how much word i asks for word j) and normalisers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, number, one_of, whole
+from bnet_transformer.errors import BNetError, number, one_of
 from bnet_transformer.tpm.base import Parent, Product, matrix, vector
-from bnet_transformer.tpm.notation import function, raised, scaled, scripts
+from bnet_transformer.tpm.notation import function, scaled, scripts
+from bnet_transformer.tpm.rotary import Rotary
 from bnet_transformer.tpm.symbols import Symbol, Symbols
 
 
@@ -51,33 +52,37 @@ class Score(abc.ABC):
 @final
 @dataclass(frozen=True)
 class Dot(Score):
-    """`scale * q_i . k_j`; `scale=None` is 1/sqrt(d_k). `rotary=base` rotates q by position i and k by position j.
+    """`scale * q_i . k_j`; `scale=None` is 1/sqrt(d_k). `rotary=base`, or a `Rotary`, turns q by i and k by j.
 
     >>> Dot(None).against(torch.ones(4), torch.ones(2, 4), torch.tensor(0), torch.arange(2))
     tensor([2., 2.])
     """
 
     scale: float | None = 1.0
-    rotary: float | None = None
+    rotary: float | Rotary | None = None
     roles: ClassVar[tuple[str, str]] = ("q", "k")
 
     def __post_init__(self) -> None:
         if self.scale is not None:
             number("scale", self.scale)
-        if self.rotary is not None:
-            number("rotary base", self.rotary, above=0)
+        self.turning  # noqa: B018  a base is checked where a Rotary is made of it
+
+    @property
+    def turning(self) -> Rotary | None:
+        """The rotary positions, where there are some."""
+        return self.rotary if self.rotary is None or isinstance(self.rotary, Rotary) else Rotary(self.rotary)
 
     def check(self, query: Parent, key: Parent, *extra: Parent) -> None:
         width = vector(key, vector(query), why=f"as {query.name}")
-        if self.rotary is not None and width % 2:
-            raise BNetError(query.name, expected="an even width (rotary positions pair it)", got=query.form)
+        if self.turning is not None:
+            self.turning.check(width, query.name, query.form)
 
     def factor(self, width: int) -> float:
         """The scale for keys of that width."""
         return width**-0.5 if self.scale is None else self.scale
 
     def against(self, query: Tensor, keys: Tensor, i: Tensor, j: Tensor, *extra: Tensor) -> Tensor:
-        q, k = self._turn(query, i), self._turn(keys, j)
+        q, k = self.turn(query, i), self.turn(keys, j)
         return self.factor(q.shape[-1]) * torch.einsum("...d,...md->...m", q, k)
 
     def towards(self, queries: Tensor, key: Tensor, j: Tensor, i: Tensor, *extra: Tensor) -> Tensor:
@@ -96,20 +101,16 @@ class Dot(Score):
     def _product(self, s: Symbols, query: str, key: str) -> str:
         q, k = s.of(query, "b"), s.of(key, "b")
         own, read = (q, k) if key.endswith(".") else (k, q)
-        if self.rotary is not None:
-            return self._turned_product(s, q, k, own, read)
+        if self.turning is not None:
+            return self._turned_product(s, self.turning, q, k, own, read)
         products = {"word": f"{q.T} {k}", "row": f"{own} {read.T}", "column": f"{read.T} {own}"}
         return products.get(s.form, f"{q} {k}")
 
-    def _turned_product(self, s: Symbols, q: Symbol, k: Symbol, own: Symbol, read: Symbol) -> str:
+    def _turned_product(self, s: Symbols, rotary: Rotary, q: Symbol, k: Symbol, own: Symbol, read: Symbol) -> str:
         def turn(i: str) -> str:
             return scripts("R", [i], s.role)
 
-        width = s.width(0)
-        s.define(
-            rf"{turn('i')} \text{{ turns features }} e \text{{ and }} e + {width // 2}"
-            rf" \text{{ by the angle }} i / {raised(self.rotary or 1, f'2e/{width}')}"
-        )
+        rotary.define(s, turn("i"), s.width(0))
         ours, theirs = (turn(x.word or "0") for x in (q, k))
         if s.form == "word":
             return rf"({ours} {q})^\top {theirs} {k}"
@@ -124,8 +125,9 @@ class Dot(Score):
         s.define(rf"{rot}(Z)_{{:i}} = {turn('i')} Z_{{:i}}")
         return rf"{rot}({read})^\top {rot}({own})"
 
-    def _turn(self, x: Tensor, position: Tensor) -> Tensor:
-        return x if self.rotary is None else rotate(x, position, self.rotary)
+    def turn(self, x: Tensor, position: Tensor) -> Tensor:
+        """Vectors of words at these positions, turned where there are rotary positions."""
+        return x if self.turning is None else self.turning.turn(x, position)
 
 
 @final
@@ -172,47 +174,6 @@ class Bilinear(Score):
 
 @final
 @dataclass(frozen=True)
-class Relative:
-    """A bias by distance, `b[clip(j - i, -limit, limit) + limit]`, from a parent `b` of 2 limit + 1 numbers.
-
-    >>> Relative(1).bias(torch.tensor([9., 0., 1.]), torch.tensor(0), torch.arange(3))
-    tensor([0., 1., 1.])
-    """
-
-    limit: int
-
-    def __post_init__(self) -> None:
-        whole("limit", self.limit, least=0)
-
-    def check(self, b: Parent) -> None:
-        """Refuse a table of another width."""
-        vector(b, 2 * self.limit + 1, why="one number for each distance")
-
-    def bias(self, b: Tensor, i: Tensor, j: Tensor, *, from_key: bool = False) -> Tensor:
-        """`[..., m]`: what is added to the score of query i and keys j, or (`from_key`) of key i and queries j."""
-        apart = i[..., None] - j if from_key else j - i[..., None]
-        distance = apart.clamp(-self.limit, self.limit) + self.limit
-        if b.dim() == 1:
-            return b[distance]
-        batch = torch.broadcast_shapes(b.shape[:-1], distance.shape[:-1])
-        return b.expand(*batch, b.shape[-1]).gather(-1, distance.expand(*batch, distance.shape[-1]))
-
-    def latex(self, s: Symbols, read: str, *, from_key: bool = False) -> str:
-        r"""`+ b_{[j-i]}`, the distance from query to key cut at the limit; in matrix forms a matrix of all pairs."""
-        b, j = s.weight("b", ""), str(s.of(read).word)
-        cut = scripts("", [str(self.limit)])
-        apart = f"{s.own.word}-{j}" if from_key else f"{j}-{s.own.word}"
-        entry = b.with_sub(f"[{apart}]{cut}" if s.own.word else f"[{j}]{cut}")
-        s.define(rf"[\delta]{cut} = \min(\max(\delta, -{self.limit}), {self.limit})")
-        if s.form in ("word", "einstein"):
-            return f" + {entry}"
-        table = Symbol("B", sup=(str(b),))
-        s.define(rf"{table.entry('i', 'j')} = {entry}")
-        return f" + {s.pairs(table)}"
-
-
-@final
-@dataclass(frozen=True)
 class Normaliser:
     """From scores to weights: `softmax` over what is read (then the weights are `P(j | i)`), `sigmoid`, or `none`.
 
@@ -231,12 +192,3 @@ class Normaliser:
             return scores.masked_fill(~mask, -torch.inf).softmax(-1)
         weights = scores.sigmoid() if self.kind == "sigmoid" else scores
         return weights.masked_fill(~mask, 0.0)
-
-
-def rotate(x: Tensor, position: Tensor, base: float) -> Tensor:
-    """Rotary positions (Su et al. 2021): features e and e + d/2 of `[..., d]` turn by `position / base^(2e/d)`."""
-    half = x.shape[-1] // 2
-    power = torch.arange(half, device=x.device, dtype=torch.float64) / half
-    angle = (position.to(torch.float64)[..., None] * base**-power).to(x.dtype)
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bnet_transformer.errors import one_of, whole
+from bnet_transformer.errors import number, one_of, whole
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, vector
 from bnet_transformer.tpm.linear import apply
+from bnet_transformer.tpm.notation import scaled
 from bnet_transformer.tpm.symbols import Symbols
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -62,6 +63,32 @@ class Activation(TPM):
     def latex(self, s: Symbols) -> str:
         activate = LATEX[self.activation]
         return s.equals(f"{activate}({s.of('x')})" if activate else s.of("x"))
+
+
+@final
+@dataclass(frozen=True)
+class Scale(TPM):
+    """`factor x`.
+
+    >>> Scale(0.5).value(At(), torch.tensor([2.0]))
+    tensor([1.])
+    """
+
+    factor: float
+    slots: ClassVar[tuple[str, ...]] = ("x",)
+    elementwise: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        number("factor", self.factor)
+
+    def shape(self, *parents: Parent) -> Shape:
+        return (vector(parents[0]),)
+
+    def value(self, at: At, *parents: Tensor) -> Tensor:
+        return self.factor * parents[0]
+
+    def latex(self, s: Symbols) -> str:
+        return s.equals(scaled(self.factor, str(s.of("x"))))
 
 
 @final

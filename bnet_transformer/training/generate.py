@@ -83,6 +83,9 @@ def generate(
     same, slowly.
     """
     network.one_type()
+    places = sorted({str(value.device) for value in network.parameters.values()})
+    if len(places) > 1:
+        raise BNetError("generate", expected="a net on one device", got=", ".join(places))
     one_of("method", method, METHODS)
     one_of("cached", cached, (True, False))
     options = {"beams": beams, "penalty": penalty, "temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -142,6 +145,8 @@ def _read(
         raise BNetError("prompt", expected=f"a mapping from stack ({', '.join(others)})", got=prompt)
     of = task.words[stack]
     batch = max((len(rows) for rows in said.values()), default=1)
+    if start is None and stack not in said and task.network.tokenizer is not None:
+        start = task.network.tokenizer.start  # where the model says with which word its outputs start
     begin = [] if start is None else [of.id(start)]
     rows = [[*begin, *of.tensor(row).tolist()] for row in said.get(stack, [])] or [begin]
     if not rows[0]:

@@ -180,7 +180,7 @@ class WordByWord:
         if index not in self.here:
             value = self._aligned(given, self.fixed[index])
             return lambda state: value
-        if reach == "same":
+        if reach in ("same", "rest"):  # the first word is never a new one
             return lambda state: self._plates(given, state.values[index])
         if reach == "first":
             return lambda state: self._plates(given, state.caches[index].narrow(axis, 0, 1))
@@ -299,12 +299,12 @@ class WordByWord:
         """`W_o [a^1 a^2 ...]`, the matrices put side by side once."""
         tpm = member.tpm
         assert isinstance(tpm, Concat)
-        W_o = self._plates(member.inputs[0], self.fixed[member.inputs[0].parent]).movedim(-3, -2).flatten(-2)
+        W_o = tpm.side_by_side(self._plates(member.inputs[0], self.fixed[member.inputs[0].parent]))
         W = W_o.reshape(W_o.shape[-2:])
         bias = _parameters(self.course, member)["bias"] if tpm.bias else None
 
         def value(state: Kept, readers: list[Reader]) -> Tensor:
-            total = functional.linear(readers[1](state).flatten(-2), W, bias)
+            total = functional.linear(readers[1](state).flatten(-1 - tpm.plates), W, bias)
             return total + readers[-1](state) if tpm.residual else total
 
         return value

@@ -61,9 +61,11 @@ REACHES = {
     "causal": "words j ≤ i",
     "earlier": "words j < i",
     "before": "word i − 1",
+    "rest": "its own word, but at the first",
     "first": "the first word",
     "last": "the last word",
     "window": "words |i − j| ≤ {}",
+    "recent": "words 0 ≤ i − j ≤ {}",
     "mask": "the words of a table",
 }
 

@@ -271,9 +271,11 @@ export function holds(reach, i, j, parents) {
     case "causal": return j <= i;
     case "earlier": return j < i;
     case "before": return j === i - 1;
+    case "rest": return j === i && i > 0;
     case "first": return j === 0;
     case "last": return j === parents - 1;
     case "window": return Math.abs(i - j) <= (reach.width ?? 0);
+    case "recent": return j <= i && i - j <= (reach.width ?? 0);
     default: return /** @type {Uint8Array} */ (reach.bits)[i * (reach.wide ?? 0) + j] === 1;
   }
 }

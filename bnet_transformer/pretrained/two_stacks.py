@@ -1,0 +1,236 @@
+"""Families of an encoder and a decoder: what they say beside, and their declaration.
+
+    dec_y_i = softmax_w(E_w . s dec_x_i + b_w)      E one table for the words of both stacks and the logits, or several
+
+The decoder's words are the outputs shifted right by one (`bt.models.shift_right`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+
+from bnet_transformer.axes import Reach
+from bnet_transformer.errors import BNetError, FileError, whole
+from bnet_transformer.models._sublayers import TABLE, WORD, Sublayers
+from bnet_transformer.network import Declaration, Node, Stack
+from bnet_transformer.pretrained.family import Family, Options
+from bnet_transformer.pretrained.keys import Weights, are_same, has_bias, weight_of
+from bnet_transformer.tpm import (
+    TPM,
+    Add,
+    Affine,
+    At,
+    Bias,
+    Buckets,
+    Categorical,
+    Dot,
+    Embed,
+    Given,
+    Linear,
+    Positions,
+    Scale,
+    Sinusoid,
+    Weight,
+)
+
+READOUTS = {"ForConditionalGeneration": "word", "MTModel": "word", "Model": None}
+ONE_STACK = ("EncoderModel", "ForCausalLM")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Both(Options):
+    """The options of an encoder and a decoder; those of `Options` are the encoder's where they differ."""
+
+    decoder: Mapping[str, int]
+    embed_scale: float
+    logits_scale: float
+    gated: bool
+    buckets: tuple[int, int] | None
+    one_table: bool = True
+    logits_bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoStacks(Family):
+    """A family of an encoder and a decoder.
+
+    `decoder` maps the options that the decoder has of its own to the names of the config. `translate` makes a config
+    one that says each thing under one name. `positions` are "learned", "sinusoidal" or None; a bias of the scores by
+    distance, where the config has `buckets`, is one node of each stack. Parts of a stack start with its name.
+    """
+
+    decoder: Mapping[str, str]
+    positions: str | None
+    score: Dot = Dot(None)  # noqa: RUF009  (frozen)
+    translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+    declare: Callable[..., Declaration] | None = field(default_factory=lambda: options_to_two_stacks)
+    settle: Callable[..., Options] | None = field(default_factory=lambda: settled)
+
+    def options(self, config: Mapping[str, Any], architecture: str | None, readout: str | None) -> Both:
+        """What a config says, in our words."""
+        config = self.translate(config)
+        told, start = super().options(config, architecture, readout), config.get("decoder_start_token_id")
+        if start is not None:
+            told = replace(told, start=whole("decoder_start_token_id of the config", start, least=0))
+        one_table = bool(config.get(self.config.get("one_table", "one_table"), True)) and told.tied
+        return Both(
+            **{each.name: getattr(told, each.name) for each in fields(told)},
+            decoder=self._decoder(config, told, one_table=one_table),
+            embed_scale=told.dim**0.5 if self._says(config, "scaled_words") else 1.0,
+            logits_scale=told.dim**-0.5 if self._says(config, "scaled_logits") else 1.0,
+            gated=self._says(config, "gated_ffn"),
+            buckets=(self.size(config, "buckets"), self.size(config, "furthest")) if "buckets" in self.config else None,
+            one_table=one_table,
+        )
+
+    def _decoder(self, config: Mapping[str, Any], told: Options, *, one_table: bool) -> dict[str, int]:
+        """The sizes of the decoder, those of the encoder where the config tells no others."""
+        found = {}
+        for option in ("slices", "hidden", "heads", "states"):
+            name = self.decoder.get(option, "")
+            value = None if option == "states" and one_table else config.get(name)
+            found[option] = getattr(told, option) if value is None else whole(f"{name} of the config", value)
+        if found["heads"] != told.heads:
+            what = f"{self.decoder['heads']} of the config"
+            raise BNetError(what, expected=f"{told.heads}, as many heads as the encoder's", got=found["heads"])
+        return found
+
+    def _says(self, config: Mapping[str, Any], option: str) -> bool:
+        return option in self.config and bool(self.said(config, option))
+
+    def _readout(self, architecture: str | None) -> str | None:
+        """What a model of both stacks observes, from the end of its name."""
+        if architecture is None:
+            return None
+        found = [end for end in READOUTS if architecture.endswith(end)]
+        if not found or architecture.endswith(ONE_STACK):
+            allowed = f"models of both stacks, whose names end in {', '.join(READOUTS)}"
+            raise BNetError("architecture", expected="a readout that is known", got=architecture, allowed=allowed)
+        return READOUTS[found[0]]
+
+
+def settled(family: TwoStacks, options: Both, weights: Weights) -> Both:
+    """Which tables are one, as the weights say too; whether the logits have a bias; and that sinusoids are such."""
+    one = options.one_table and are_same(family, weights, "enc_embed", "dec_embed")
+    words = "embed" if one and weight_of(family, weights, "embed") is not None else "dec_embed"
+    if family.positions == "sinusoidal":
+        for stack in ("enc", "dec"):
+            _check_sinusoids(family, options.dim, weights, f"{stack}_sinusoids")
+    return replace(
+        options,
+        one_table=one,
+        tied=options.tied and are_same(family, weights, words, "logits"),
+        logits_bias=family.logits_bias and has_bias(family, weights, "logits"),
+    )
+
+
+def _check_sinusoids(family: TwoStacks, dim: int, weights: Weights, part: str) -> None:
+    """Refuse a table of positions, where the weights hold one, that is not of sinusoids to its own precision."""
+    table = weight_of(family, weights, part)
+    if table is None:
+        return
+    made = _sinusoid(dim).value(At(word=torch.arange(len(table)), dtype=torch.float64))
+    close = 4 * max(torch.finfo(table.dtype).eps, torch.finfo(torch.float32).eps)
+    if table.shape != made.shape or not torch.allclose(table.double(), made.to(table.device), rtol=0, atol=close):
+        raise FileError(f"{weights.where}: {family.where(part).key}", expected="sinusoids", got="other positions")
+
+
+def options_to_two_stacks(
+    family: TwoStacks, options: Both, vocabulary: tuple[str, ...] | None, extras: Collection[str] = ()
+) -> Declaration:
+    """The declaration of an encoder and a decoder that reads its last state."""
+    shared = options.one_table or is_tied(options)
+    states = {"enc": options.states, "dec": options.decoder["states"]}
+    stacks = []
+    for name in ("enc", "dec"):
+        relative = None if options.buckets is None else Buckets(*options.buckets, two_sided=name == "enc")
+        net = _sublayers(family, options, options.hidden if name == "enc" else options.decoder["hidden"], relative)
+        reaches = [Reach("every")] if name == "enc" else [Reach("causal"), Reach("every")]
+        tied = options.one_table or (shared and name == "dec")
+        observed = _next_word(family, options, net) if name == "dec" and options.readout == "word" else []
+        stacks.append(
+            Stack(
+                net.slice(*reaches),
+                _words(family, options, net, states[name], tied=tied),
+                [*net.finish(), *observed],
+                slices=options.slices if name == "enc" else options.decoder["slices"],
+                name=name,
+                vocabulary=vocabulary if vocabulary and len(vocabulary) == states[name] else None,
+            )
+        )
+    table = [Node(TABLE, Weight((states["dec"], options.dim)))] if shared else []
+    return Declaration(stacks, table, net.plates, name=family.name)
+
+
+def is_tied(options: Both) -> bool:
+    """True where one table serves the decoder's words and the readout."""
+    return options.tied and options.readout == "word"
+
+
+def _sublayers(family: TwoStacks, options: Both, hidden: int, relative: Bias | None) -> Sublayers:
+    return Sublayers(
+        options.dim,
+        options.heads,
+        hidden,
+        options.norm,
+        None,
+        options.activation,
+        bias=True,
+        dropout=0.0,
+        eps=options.eps,
+        form=family.form,
+        gated=options.gated,
+        key_dim=options.key_dim,
+        score=family.score,
+        relative=relative,
+        unbiased=options.unbiased,
+    )
+
+
+def _words(family: TwoStacks, options: Both, net: Sublayers, states: int, *, tied: bool) -> list[Node]:
+    """The first state of a stack: embedding and position, and their norm where the family has one; and the bias."""
+    table = Embed(options.dim, scale=options.embed_scale, tied=tied)
+    read = [TABLE, "token"] if tied else ["token"]
+    nodes = [Node("token", Given(states=states), plates=WORD)]
+    if net.relative is not None:
+        nodes.append(Node("b", Weight((net.relative.width,)), plates=["head"]))
+    position = _positions(family, options)
+    if position is None:
+        return [*nodes, Node("x", table, read, WORD)]
+    last = "add" if family.normed_words else "x"
+    nodes += [
+        Node("embed", table, read, WORD),
+        Node("position", position, plates=WORD),
+        Node(last, Add(), ["embed", "position"], WORD),
+    ]
+    return [*nodes, Node("x", net.normed, ["add"], WORD)] if family.normed_words else nodes
+
+
+def _positions(family: TwoStacks, options: Both) -> TPM | None:
+    if family.positions == "learned":
+        return Positions(options.length, options.dim)
+    return _sinusoid(options.dim) if family.positions == "sinusoidal" else None
+
+
+def _sinusoid(dim: int) -> Sinusoid:
+    """Sines in the first half of the features, cosines in the second."""
+    return Sinusoid(dim, halves=True, rounded=True)
+
+
+def _next_word(family: TwoStacks, options: Both, net: Sublayers) -> list[Node]:
+    """The output at each place of the decoder."""
+    nodes, source = [], net.out
+    if options.logits_scale != 1:
+        nodes, source = [Node("scaled", Scale(options.logits_scale), [net.out], WORD)], "scaled"
+    tied, states = is_tied(options), options.decoder["states"]
+    own = None if tied else states
+    logits = Affine(own) if options.logits_bias else Linear(own)
+    return [
+        *nodes,
+        Node("logits", logits, [TABLE, source] if tied else [source], WORD),
+        Node("y", Categorical(states, affine=False), ["logits"], WORD),
+    ]

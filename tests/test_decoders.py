@@ -1,0 +1,263 @@
+"""Decoders of today: rotary positions, groups of heads, windows, as transformers computes and tells them."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.models._sublayers import Sublayers
+from bnet_transformer.pretrained import FAMILIES, from_pretrained
+from bnet_transformer.tpm import Attention, Concat, Dot, Embed, Given, Parent, Rotary
+from tests.hugging import LLAMA, NEOX, D, T, config, random_model
+
+LINEAR = {"rope_type": "linear", "factor": 3.0}
+SLIDING = {"use_sliding_window": True, "sliding_window": 4}
+BANDS = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+KNOWN = [
+    ("LlamaConfig", {"rope_theta": 100.0}, Rotary(100.0)),
+    ("LlamaConfig", {"rope_scaling": {"type": "linear", "factor": 3.0}}, Rotary(factor=3.0)),
+    ("LlamaConfig", {"rope_parameters": {**LINEAR, "rope_theta": 50.0}}, Rotary(50.0, factor=3.0)),
+    (
+        "LlamaConfig",
+        {"rope_theta": 5e5, "rope_scaling": {**BANDS, "original_max_position_embeddings": 16}},
+        Rotary(5e5, None, 8.0, (1.0, 4.0, 16)),
+    ),
+    ("LlamaConfig", {"rope_parameters": BANDS, "max_position_embeddings": 32}, Rotary(1e4, None, 8.0, (1.0, 4.0, 32))),
+    ("Qwen2Config", {"rope_theta": 1e6}, Rotary(1e6)),
+    ("GPTNeoXConfig", {}, Rotary(1e4, 4)),
+    ("GPTNeoXConfig", {"rotary_pct": 1.0, "rotary_emb_base": 500}, Rotary(500)),
+    ("GPTNeoXConfig", {"rope_parameters": {**LINEAR, "partial_rotary_factor": 0.5}}, Rotary(1e4, 8, 3.0)),
+]
+
+
+def rotary_of(kind, told):
+    """The rotary positions that a family reads from a config."""
+    return FAMILIES[kind].options(told, None, None).rotary
+
+
+@pytest.mark.parametrize(("kind", "told", "wanted"), KNOWN)
+def test_rotary_configs_are_read_in_the_words_of_today_and_of_before(kind, told, wanted):
+    """As a file tells them, and as the config of transformers, whose angles are ours."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
+    sizes |= {"num_key_value_heads": 4} if kind == "Qwen2Config" else {}
+    theirs = getattr(T, kind)(**sizes, **told)
+    found = rotary_of(theirs.model_type, theirs.to_dict())
+    assert found == rotary_of(theirs.model_type, {**sizes, **told}) == wanted
+    module = T.AutoModel.from_config(theirs).rotary_emb
+    torch.testing.assert_close(found.frequencies(16), module.inv_freq.double(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "match"),
+    [
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "got yarn; allowed: default, linear, llama3"),
+        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "got dynamic"),
+        ("llama", {"rope_parameters": {"rope_type": "linear"}}, "factor of the rope_parameters: expected a finite"),
+        ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor"),
+        ("llama", {"rope_parameters": {**BANDS, "high_freq_factor": 0.5}}, "high of the rotary bands"),
+        ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "those of all slices"),
+        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "1: all features turn; got 0.5"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=1.0; got partial_rotary_factor=0.5"),
+        ("llama", {"rope_theta": -1.0}, "rope_theta"),
+        ("llama", {"num_key_value_heads": 3}, "a divisor of the 4 heads; got 3"),
+        ("llama", {"num_key_value_heads": 0}, "num_key_value_heads"),
+        ("llama", {"hidden_size": 18}, "heads that divide 18"),
+        ("llama", {"head_dim": 5}, None),
+        ("gpt_neox", {"rotary_pct": 1.5}, "at most 1; got 1.5"),
+        ("gpt_neox", {"rotary_pct": 0.3}, "an even number"),
+        ("mistral", {"sliding_window": 0}, "sliding_window"),
+        ("mistral", {"sliding_window": "far"}, "sliding_window"),
+        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "slices that all read alike"),
+        ("qwen2", {"layer_types": ["chunked_attention"] * 2}, "slices that all read alike"),
+        ("qwen2", {**SLIDING, "max_window_layers": 1}, "slices that all read alike"),
+    ],
+)
+def test_what_no_equation_says_is_refused(kind, told, match):
+    sizes = {"hidden_size": 40, "num_attention_heads": 4, "num_hidden_layers": 2, **told}
+    if match is None:  # heads of a width of their own, an odd one, which cannot be paired
+        net = Sublayers(8, 2, 4, "pre", None, "silu", bias=False, dropout=0.0, key_dim=5, score=Dot(None, Rotary()))
+        stack = bt.Stack(net.slice(bt.Reach("causal")), [bt.Node("x", Given(8), plates=["word"])])
+        with pytest.raises(bt.BNetError, match="an even width"):
+            bt.BNet(bt.Declaration([stack], plates=net.plates))
+        return
+    with pytest.raises(bt.BNetError, match=match):
+        FAMILIES[kind].options(sizes, None, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "reach"),
+    [
+        ("llama", {}, bt.Reach("causal")),
+        ("mistral", {}, bt.Reach("recent", 4095)),
+        ("mistral", {"sliding_window": None}, bt.Reach("causal")),
+        ("qwen2", {}, bt.Reach("causal")),
+        ("qwen2", {"sliding_window": 4, "use_sliding_window": False, "max_window_layers": 0}, bt.Reach("causal")),
+        ("qwen2", {**SLIDING, "max_window_layers": 0}, bt.Reach("recent", 3)),
+        ("qwen2", SLIDING, bt.Reach("causal")),
+        ("qwen2", {**SLIDING, "layer_types": ["sliding_attention"] * 2}, bt.Reach("recent", 3)),
+    ],
+)
+def test_windows(kind, told, reach):
+    sizes = {"hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2}
+    assert FAMILIES[kind].options({**sizes, **told}, None, None).reach == reach
+
+
+def test_a_window_wider_than_a_sentence_is_causal():
+    """In the numbers, and in what is asked of torch: the mask is left to it."""
+    options = {**LLAMA, "num_key_value_heads": 2}
+    near = from_pretrained(random_model("MistralForCausalLM", {**options, "sliding_window": 20}))
+    far = from_pretrained(random_model("MistralForCausalLM", {**options, "sliding_window": None}))
+    ids = torch.randint(13, (2, 20), generator=torch.Generator().manual_seed(0))
+    ours, theirs = (net.module()(ids, want=["logits"])["logits"] for net in (near, far))
+    assert ours.equal(theirs)
+    longer = torch.cat([ids, ids], 1)
+    ours, theirs = (net.module()(longer, want=["logits"])["logits"] for net in (near, far))
+    torch.testing.assert_close(ours[:, :20], theirs[:, :20])
+    assert (ours - theirs)[:, 20:].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 2}),
+        ("MistralForCausalLM", {**LLAMA, "num_key_value_heads": 2, "sliding_window": 3}),
+        ("GPTNeoXForCausalLM", NEOX),
+    ],
+)
+def test_words_are_generated_as_transformers_does(name, options):
+    model = random_model(name, options)
+    prompts = torch.tensor([[3, 4, 5], [6, 7, 8]])
+    theirs = model.generate(prompts, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
+    found = from_pretrained(model).generate(prompts.tolist(), length=8)
+    assert torch.tensor(found.ids).equal(theirs[:, 3:])
+
+
+def test_former_files_are_read(tmp_path):
+    """Those of Pythia hold masks and angles, and call the readout `embed_out`."""
+    model = random_model("GPTNeoXForCausalLM", NEOX, torch.float32)
+    model.save_pretrained(tmp_path)
+    from safetensors.torch import load_file, save_file
+
+    held = load_file(tmp_path / "model.safetensors")
+    assert "embed_out.weight" in held and "lm_head.weight" not in held
+    held["gpt_neox.layers.0.attention.bias"] = torch.ones(1, 1, 8, 8)
+    held["gpt_neox.layers.1.attention.rotary_emb.inv_freq"] = torch.ones(2)
+    save_file(held, tmp_path / "model.safetensors")
+    config(tmp_path, rope_parameters=..., tie_word_embeddings=..., rotary_pct=0.25)
+    net = from_pretrained(tmp_path)
+    ids = torch.tensor([[3, 4, 5, 6]])
+    ours = net.module()(ids, want=["logits"])["logits"]
+    torch.testing.assert_close(ours, model(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("LlamaModel", {**LLAMA, "num_key_value_heads": 2}), ("GPTNeoXModel", NEOX)]
+)
+def test_weights_are_used_where_they_lie(name, options):
+    model = random_model(name, options)
+    held = {value.untyped_storage().data_ptr() for value in model.parameters()}
+    net = from_pretrained(model)
+    assert {value.untyped_storage().data_ptr() for value in net.parameters.values()} == held
+    assert net.network.shapes.keys() == net.parameters.keys()
+
+
+def test_names_of_grouped_heads():
+    net = from_pretrained(random_model("LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 2}))
+    s = net.sentence([3, 4, 5])
+    assert s.parents("a_1_1_0_2") == ["q_1_1_0_2", *(f"{r}_1_1_{j}" for r in "kv" for j in range(3))]
+    assert net.graph().nodes["a_0"]["plates"] != net.graph().nodes["k_0"]["plates"]
+    told = bt.pretrained.to_hugging_face
+    assert told(net, "q_1_1_0_2") == "model.layers.1.self_attn.q_proj.output[:, 2, 8:12]"
+    assert told(net, "k_1_1_*") == "model.layers.1.self_attn.k_proj.output[..., 4:8]"
+    assert told(net, "a_1_1_*_*") == "model.layers.1.self_attn.o_proj.input[..., 8:16]"
+    assert told(net, "j_1_1_*_2") == "attentions[1][:, 2:4, 2, :]"
+    with pytest.raises(bt.BNetError, match="a group from 0 to 1"):
+        told(net, "k_1_2_0")
+    reads = [s.reads(head=k).weights for k in range(4)]
+    torch.testing.assert_close(torch.stack(reads).mean(0), s.reads().weights)
+    with pytest.raises(bt.BNetError, match="a head from 0 to 3; got 4"):
+        s.reads(head=4)
+
+
+# the parts
+
+
+def test_a_turn_is_a_complex_product():
+    """Of the features that turn; those behind them stay; slow turns are divided, fast ones kept."""
+    x = torch.randn(5, 8, dtype=D, generator=torch.Generator().manual_seed(0))
+    places = torch.tensor([0, 1, 2, 7, 1000])
+    rotary = Rotary(100.0, width=6, factor=3.0)
+    angle = places[:, None] * torch.tensor([1.0, 100 ** (-1 / 3), 100 ** (-2 / 3)], dtype=D) / 3
+    turned = torch.complex(x[:, :3], x[:, 3:6]) * torch.polar(torch.ones_like(angle), angle)
+    torch.testing.assert_close(rotary.turn(x, places), torch.cat([turned.real, turned.imag, x[:, 6:]], -1))
+    bands = dataclasses.replace(rotary, bands=(1.0, 4.0, 100))
+    plain, slow = Rotary(100.0, width=6).frequencies(8), bands.frequencies(8)
+    turns = 100 * plain / (2 * math.pi)
+    for fast, before, after in zip(turns, plain, slow, strict=True):
+        kept = min(max((float(fast) - 1) / 3, 0), 1)
+        assert float(after) == pytest.approx(float(before) * (kept + (1 - kept) / 3))
+    half = x.to(torch.bfloat16)
+    wanted = Rotary().turn(half.double(), places)
+    assert (Rotary().turn(half, places).double() - wanted).abs().max() < 0.05  # at word 1000 too
+
+
+def test_heads_in_groups_are_summed_as_heads():
+    grouped, plain = Concat(plates=2), Concat()
+    W_o, a = torch.randn(2, 3, 5, 4, dtype=D), torch.randn(7, 2, 3, 4, dtype=D)
+    at = bt.tpm.At()
+    ours = grouped.value(at, W_o, a)
+    torch.testing.assert_close(ours, plain.value(at, W_o.flatten(0, 1), a.flatten(1, 2)))
+    torch.testing.assert_close(ours, torch.einsum("ghoi,bghi->bo", W_o, a))
+    side = Concat(mapped=False, plates=2)
+    assert side.value(at, a).shape == (7, 24) and side.shape(_heads((4,))) == (24,)
+    with pytest.raises(bt.BNetError, match="2 plates of heads"):
+        grouped.shape(_heads((5, 4), 1), _heads((4,), 1))
+    with pytest.raises(bt.BNetError, match=r"one collection \(a plate of heads\)"):
+        plain.shape(_heads((5, 4)), _heads((4,)))
+
+
+def _heads(shape, plates=2):
+    over = (("group", 2), ("head", 3))[2 - plates :]
+    return Parent("p", shape, over=over)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Rotary(0.0),
+        lambda: Rotary(width=3),
+        lambda: Rotary(width=0),
+        lambda: Rotary(factor=0.0),
+        lambda: Rotary(bands=(1.0, 1.0, 8)),
+        lambda: Rotary(bands=(1.0, 2.0)),
+        lambda: Rotary(bands=(1.0, 2.0, 0)),
+        lambda: Dot(None, rotary="far"),
+        lambda: Concat(plates=0),
+        lambda: bt.Reach("recent", -1),
+        lambda: bt.encoder(8, heads=4, norm="beside"),
+        lambda: bt.encoder_decoder(8, heads=4, norm="parallel"),
+        lambda: Sublayers(8, 4, 4, "pre", None, "relu", bias=True, dropout=0.0, groups=3),
+        lambda: Dot(None, Rotary(width=6)).check(Parent("q", (4,)), Parent("k", (4,), over=(("word", None),))),
+    ],
+)
+def test_hostile_parts(wrong):
+    with pytest.raises(bt.BNetError):
+        wrong()
+
+
+def test_equations_tell_turns_in_part_and_words_just_before():
+    heads = [bt.Node("x", Embed(8), ["token"], plates=["word"])]
+    token = bt.Node("token", Given(states=3), plates=["word"])
+
+    def told(rotary, reach="causal"):
+        near = bt.Arrow("x", reach)
+        node = bt.Node("x", Attention(Dot(None, rotary=rotary)), ["x", near, near], plates=["word"])
+        return bt.BNet(bt.Declaration([bt.Stack([node], [token, *heads])])).equations().latex
+
+    assert r"\text{ by the angle } i / (2 \cdot 100^{2e/4}) \text{ for } e < 2" in told(Rotary(100.0, 4, 2.0))
+    bands = told(Rotary(100.0, factor=4.0, bands=(1.0, 3.0, 64)))
+    assert r"g_e = 100^{-2e/8}" in bands and r"f_e = (s_e + \frac{1 - s_e}{4}) g_e" in bands
+    assert r"\frac{1}{2} (\frac{64 g_e}{2 \pi} - 1)" in bands
+    assert r"\sum_{i-2 \le j \le i}" in told(None, bt.Reach("recent", 2))

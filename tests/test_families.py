@@ -1,0 +1,227 @@
+"""Every reading works on every family: one table of tiny random models, one test for each reading.
+
+A family that is added to the package gets a row here; `test_the_table_has_every_family` says so.
+"""
+
+import itertools
+import pkgutil
+
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer import reference
+from bnet_transformer.pretrained import FAMILIES, Family, families, from_pretrained, register
+from tests.hugging import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, VIT, D, T, config, random_model
+
+IDS = [3, 4, 5, 6]
+OTHER = [3, 7, 5, 8]
+SENTENCES = (IDS, OTHER)
+IMAGES = tuple(torch.randn(3, 9, 9, dtype=D, generator=torch.Generator().manual_seed(k)) for k in range(2))
+PAIRS = tuple({"enc": ids, "dec": [0, 9, 10]} for ids in SENTENCES)
+TWO = {"vocab_size": 13, "d_model": 12, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0}
+BART = {
+    **TWO,
+    **{f"{stack}_{what}": n for stack in ("encoder", "decoder") for what, n in (("layers", 2), ("attention_heads", 3))},
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 10),
+    "max_position_embeddings": 9,
+}
+T5 = {**TWO, "d_kv": 4, "d_ff": 10, "num_layers": 2, "num_heads": 3}
+FEW = {**VIT, "image_size": [8, 6], "num_labels": 3}
+TABLE = {
+    "albert": ("AlbertForMaskedLM", ALBERT, SENTENCES),
+    "bart": ("BartForConditionalGeneration", BART, PAIRS),
+    "bert": ("BertForMaskedLM", BERT, SENTENCES),
+    "distilbert": ("DistilBertForMaskedLM", DISTIL, SENTENCES),
+    "gpt2": ("GPT2LMHeadModel", GPT2, SENTENCES),
+    "gpt_neox": ("GPTNeoXForCausalLM", NEOX, SENTENCES),
+    "llama": ("LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 2}, SENTENCES),
+    "marian": ("MarianMTModel", {**BART, "decoder_vocab_size": 13}, PAIRS),
+    "mistral": ("MistralForCausalLM", {**LLAMA, "num_key_value_heads": 2, "sliding_window": 3}, SENTENCES),
+    "mpnet": ("MPNetForMaskedLM", MPNET, SENTENCES),
+    "qwen2": ("Qwen2ForCausalLM", {**LLAMA, "num_key_value_heads": 2}, SENTENCES),
+    "roberta": ("RobertaForMaskedLM", {**BERT, "type_vocab_size": 1}, SENTENCES),
+    "t5": ("T5ForConditionalGeneration", T5, PAIRS),
+    "vit": ("ViTForImageClassification", FEW, tuple(each[:, :8, :6] for each in IMAGES)),
+}
+ALL = pytest.mark.parametrize("name", list(TABLE))
+NETS = {}
+
+
+def said(name):
+    """The net of a family's tiny model, with a sentence and another of as many words."""
+    if name not in NETS:
+        kind, options, sentences = TABLE[name]
+        net = from_pretrained(random_model(kind, options))
+        NETS[name] = net, *(net.sentence(each) for each in sentences)
+    return NETS[name]
+
+
+def outcome(s):
+    """What the net observes last: of a word, or of the whole."""
+    return [name for name in s.topological_order() if name.rpartition("y")[2].strip("_0123456789") == ""][-1]
+
+
+def states(s):
+    """The states of the first stack, without its slices."""
+    names = [stack.name for stack in s.net.declaration.stacks]
+    return f"{names[0]}_x" if names[0] else "x"
+
+
+def test_the_table_has_every_family():
+    assert set(TABLE) == {found.name for found in pkgutil.iter_modules(families.__path__)} <= set(FAMILIES)
+
+
+@ALL
+def test_it_is_drawn(name, tmp_path):
+    net, s, _ = said(name)
+    net.draw(tmp_path / "net.svg")
+    s.draw(tmp_path / "s.svg", slices=[0], heads=[0])
+    text = (tmp_path / "s.svg").read_text()
+    assert text.count("<path") + text.count("<line") > len(s.words) and text.endswith("</svg>\n")
+    graph = s.graph(slices=[0], weights=False)
+    assert {"x_0_0" if states(s) == "x" else f"{states(s)}_0_0"} <= set(graph.nodes)
+
+
+@ALL
+@pytest.mark.parametrize("form", ["word", "row", "column", "einstein"])
+def test_it_tells_its_equations(name, form):
+    net, *_ = said(name)
+    text = net.equations(form).latex
+    assert all(rf"P({'W' if role.startswith('W') else ''}" in text for role in ("x", "W_q"))
+    assert text.count("{") == text.count("}") and text.count(r"\left") == text.count(r"\right")
+    assert "softmax" in text or r"\exp" in text
+
+
+@ALL
+def test_its_values_are_the_references(name):
+    """Node by node, of one word of every family of nodes, before and after a `do`."""
+    net, s, _ = said(name)
+    middle = f"{states(s)}_1_1"
+    for asked in (s, s.do({middle: torch.linspace(-1, 1, len(s[middle]), dtype=D)})):
+        order = asked.topological_order()
+        for _, names in itertools.groupby(sorted(order, key=_stem), key=_stem):
+            node = list(names)[-1]
+            member = net.network.members[asked.ground.family_of(asked.ground.id(node)).index]
+            if member.tpm.kind == "deterministic":
+                (slow,) = reference.values(asked._world, asked.ground.id(node), {})[None]
+                torch.testing.assert_close(asked[node], slow, rtol=1e-9, atol=1e-9)
+
+
+def _stem(name):
+    return name.rstrip("0123456789_")
+
+
+@ALL
+def test_it_is_swept(name):
+    """Clean words put in the place of all words of the first states make the corrupt run the clean one."""
+    _, corrupt, clean = said(name)
+    at, node = states(corrupt), outcome(corrupt)
+    found = bt.sweep(clean, corrupt, at=at, metric={node: 1}, over=("slice",))
+    wanted, was = (float(each.tpm(node).log_prob(torch.tensor(1))) for each in (clean, corrupt))
+    assert found.values[0].item() == pytest.approx(wanted - was, rel=1e-5) and abs(wanted - was) > 1e-6
+
+
+@ALL
+def test_it_tells_what_was_read(name):
+    _, s, _ = said(name)
+    for role in (None,) if states(s) == "x" else ("enc_a", "dec_a"):
+        found = s.reads(role=role)
+        torch.testing.assert_close(found.matrix.sum(-1), torch.ones(len(found.tokens), dtype=D))
+        step = [s.attention(t, role=role).flatten(0, -3).mean(0) for t in found.slices]
+        mixed = [(each + torch.eye(len(each), dtype=D)) / 2 for each in step]
+        torch.testing.assert_close(found.matrix, torch.linalg.multi_dot(mixed[::-1]))
+
+
+@ALL
+@pytest.mark.skipif(not hasattr(bt, "inclusion"), reason="this package has no bt.inclusion")
+def test_it_tells_which_heads_are_in(name):
+    net, *_ = said(name)
+    found = bt.inclusion(net, list(TABLE[name][2]), progress=False)
+    assert ((found.rho >= 0) & (found.rho <= 1)).all()
+
+
+@ALL
+def test_it_has_a_page(name, tmp_path):
+    _, s, _ = said(name)
+    path = s.explore(tmp_path / "s.html")
+    text = path.read_text(encoding="utf-8")
+    assert text.rstrip().endswith("</html>") and 20_000 < len(text) < 3_000_000
+
+
+@ALL
+def test_it_is_saved_and_read(name, tmp_path):
+    net, s, _ = said(name)
+    net.save(tmp_path / "net.safetensors")
+    again = bt.load(tmp_path / "net.safetensors")
+    node = outcome(s)
+    assert again.declaration == net.declaration
+    assert again.sentence(TABLE[name][2][0]).tpm(node).logits.equal(s.tpm(node).logits)
+
+
+# what sets one apart
+
+
+def test_albert_has_one_weight_node_and_many_slices():
+    """A weight has arrows to the maps of all slices; what sets it moves every one, as in a net that has it."""
+    net, s, _ = said("albert")
+    graph = s.graph(slices=[0, 1, 2], heads=[1])
+    read = {f"q_{t}_1_{i}" for t in range(3) for i in range(len(IDS))}
+    assert set(graph.successors("W_q_1")) == read and not any(name.startswith("W_q_1_") for name in graph)
+    assert sum(name.startswith("W_q.") for name in net.parameters) == 1
+    W = torch.randn(4, 12, dtype=D, generator=torch.Generator().manual_seed(3))
+    changed = net.parameters["W_q.value"].clone()
+    changed[1] = W
+    other = net.replace({"W_q.value": changed}).sentence(IDS)
+    for node in ("x_1_2", "x_3_0"):
+        torch.testing.assert_close(s.do({"W_q_1": W})[node], other[node])
+        assert not torch.allclose(other[node], s[node])
+
+
+def test_the_buckets_of_mpnet_are_transformers():
+    """At every distance that it may meet, in float32, as it computes them."""
+    net = from_pretrained(random_model("MPNetModel", MPNET))
+    b, n = torch.arange(32.0), torch.arange(600)
+    theirs = T.models.mpnet.modeling_mpnet.MPNetEncoder.relative_position_bucket(n[None] - n[:, None])
+    assert net.network.member("a_1").tpm.bias.bias(b, n, n).equal(theirs.float())
+    assert [i.parent for i in net.network.member("a_0").inputs][-1] == net.network.graph.by_name["b"].index
+
+
+# adding one
+
+
+def test_an_unknown_family_is_refused_with_the_list(tmp_path):
+    random_model("BertModel", BERT, torch.float32).save_pretrained(tmp_path)
+    config(tmp_path, model_type="mamba")
+    with pytest.raises(bt.BNetError, match=f"a known family; got 'mamba'; allowed: .*{', '.join(TABLE)}"):
+        from_pretrained(tmp_path)
+
+
+def test_a_strangers_family_needs_no_change(monkeypatch):
+    """ELECTRA is BERT under another name, whose words may be narrower: a family that the package does not have."""
+    monkeypatch.delitem(FAMILIES, "electra", raising=False)
+    bert = FAMILIES["bert"]
+    electra = Family(
+        name="electra",
+        prefix="electra.",
+        config=bert.config,
+        defaults=bert.defaults,
+        modules=bert.modules,
+        unsupported={"embedding_size": 12},
+        buffers=bert.buffers,
+        in_lens=False,
+    )
+    try:
+        assert register(electra) is electra and register(electra) is electra
+        model = random_model("ElectraModel", {**BERT, "embedding_size": 12})
+        net = from_pretrained(model)
+        theirs = model(torch.tensor([IDS]), output_hidden_states=True).hidden_states
+        s = net.sentence(IDS)
+        for t, state in enumerate(theirs):
+            torch.testing.assert_close(s[f"x_{t}_2"], state[0, 2].detach(), rtol=1e-9, atol=1e-9)
+        with pytest.raises(bt.BNetError, match="a name that no other family has; got bert"):
+            register(Family(name="bert", prefix="", config={}, defaults={}, modules={}))
+        with pytest.raises(bt.BNetError, match="expected a Family"):
+            register("bert")
+    finally:
+        FAMILIES.pop("electra", None)

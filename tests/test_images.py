@@ -1,0 +1,172 @@
+"""Images as words: ViT of transformers as the oracle, patches against torch's convolution, hostile images."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+import bnet_transformer as bt
+from bnet_transformer.pretrained import FAMILIES, from_hugging_face, from_pretrained, to_hugging_face
+from bnet_transformer.pretrained.keys import entries, short
+from bnet_transformer.tpm import At, Given, Patches, Start
+from tests.hugging import VIT, D, config, random_model
+
+ODD = {"hidden_size": 15, "num_attention_heads": 5, "hidden_act": "relu", "layer_norm_eps": 1e-5, "qkv_bias": False}
+MODELS = [
+    ("ViTForImageClassification", {**VIT, "num_labels": 3}),
+    ("ViTForImageClassification", {**VIT, **ODD, "num_labels": 4}),
+    ("ViTModel", {**VIT, "num_attention_heads": 1, "num_hidden_layers": 3, "image_size": 9, "patch_size": 4}),
+    ("ViTModel", {**VIT, "num_channels": 1, "patch_size": [2, 3], "hidden_act": "gelu_new"}),
+]
+NODES = ("x_0_1", "x_1_3", "x_2_0", "q_1_2_3", "a_0_1_2", "mix_1_0", "norm1_0_2", "add1_1_1", "ffn_0_1", "norm_4")
+NAMES = [f"{name} {k}" for k, (name, _) in enumerate(MODELS)]
+
+
+def images(net, count=2, dtype=D):
+    grid = net.network.member("patch").tpm.image
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(count, grid.channels, grid.rows, grid.columns, generator=generator, dtype=D).to(dtype)
+
+
+def asked(net, module, pixels):
+    """Our states to the last one, what leaves the final norm, and what is observed or pooled."""
+    batch = net.batch(list(pixels))
+    last = "classifier" if "classifier" in net.network.graph.by_name else "pooled"
+    want = [*(f"x_{t}" for t in range(net.network.graph.slices[""] + 1)), "norm", last]
+    readings, found = module.readings(batch.x, batch.mask, want=want)
+    return [found[name] for name in want[:-2]], found["norm"], found[last], readings
+
+
+@pytest.mark.parametrize("exact", [(D, 1e-9), (torch.float32, 1e-4)], ids=["float64", "float32"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(("name", "options"), MODELS, ids=NAMES)
+def test_states_attention_and_readout_are_transformers(name, options, attention, exact):
+    dtype, tolerance = exact
+    model = random_model(name, options, dtype, attention)
+    net = from_pretrained(model)
+    pixels = images(net, dtype=dtype)
+    theirs = model(pixels, output_hidden_states=True, output_attentions=attention == "eager")
+    states, left, last, readings = asked(net, net.module().eval(), pixels)
+    near = {"rtol": tolerance, "atol": tolerance}
+    for ours, other in zip(states, theirs.hidden_states, strict=True):
+        torch.testing.assert_close(ours, other, **near)
+    torch.testing.assert_close(last, theirs.logits if "logits" in theirs else theirs.pooler_output, **near)
+    if "last_hidden_state" in theirs:
+        torch.testing.assert_close(left, theirs.last_hidden_state, **near)
+    for t, other in enumerate(theirs.attentions or ()):
+        torch.testing.assert_close(readings[f"a_{t}"], other, **near)
+    s = net.sentence(pixels[1])
+    torch.testing.assert_close(s["x_1_2"], theirs.hidden_states[1][1, 2].detach(), **near)
+    assert s.words == net.network.member("patch").tpm.image.tokens
+    assert s.special == (True, *[False] * (len(s.words) - 1))
+
+
+@pytest.mark.parametrize(("name", "options"), MODELS, ids=NAMES)
+def test_gradients_are_transformers(name, options):
+    model = random_model(name, options)
+    net = from_pretrained(model)
+    pixels, module = images(net), net.module().eval()
+    *_, last, _ = asked(net, module, pixels)
+    theirs = model(pixels)
+    weight = torch.linspace(-1, 1, last.numel(), dtype=D).reshape(last.shape)
+    ((theirs.logits if "logits" in theirs else theirs.pooler_output) * weight).sum().backward()
+    names = [name.replace("/", ".") for name in module.store]
+    mine = dict(zip(names, torch.autograd.grad((last * weight).sum(), list(module.store.values())), strict=True))
+    family = FAMILIES["vit"]
+    held = {short(family, key): value.grad for key, value in model.named_parameters()}
+    for entry in entries(net.network, family):
+        other = entry.view(held[short(family, entry.keys[0])])
+        torch.testing.assert_close(mine[entry.name], other, rtol=1e-9, atol=1e-9 * float(other.abs().max()) + 1e-12)
+    assert len(names) == len(list(model.parameters()))
+
+
+def test_a_folder_has_the_keys_of_before_and_is_read_as_the_model(tmp_path):
+    model = random_model("ViTForImageClassification", {**VIT, "num_labels": 3}, torch.float32)
+    model.save_pretrained(tmp_path)
+    net, read = from_pretrained(model), from_pretrained(tmp_path)
+    assert read.declaration == net.declaration
+    assert all(value.equal(net.parameters[name]) for name, value in read.parameters.items())
+    read.save(tmp_path / "net.safetensors")
+    pixels = images(net, dtype=torch.float32)
+    again = bt.load(tmp_path / "net.safetensors").sentence(pixels[0])
+    assert again["x_2_0"].equal(net.sentence(pixels[0])["x_2_0"])
+    config(tmp_path, patch_size=[3, 4])
+    with pytest.raises(bt.BNetError, match=r"projection.weight of shape \(12, 3, 3, 4\).*got shape \(12, 3, 4, 3\)"):
+        from_pretrained(tmp_path)
+
+
+def test_names_hold_what_our_nodes_hold():
+    model = random_model("ViTModel", VIT)
+    net, seen = from_pretrained(model), {}
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda m, i, o, name=name: seen.update({f"{name}.output": o, f"{name}.input": i}))
+    pixels = images(net, 1)
+    told = model(pixels, output_hidden_states=True, output_attentions=True)
+    s = net.sentence(pixels[0])
+    for ours in NODES:
+        theirs = to_hugging_face(net, ours)
+        place, index = re.fullmatch(r"([^\[]*(?:\[\d+\])?)(\[:.*\])", theirs).groups()
+        value = eval(place, {"hidden_states": told.hidden_states}) if "hidden" in place else seen[place]
+        value = value[0] if isinstance(value, tuple) else value
+        torch.testing.assert_close(eval(f"value{index}")[0], s[ours], rtol=1e-9, atol=1e-9)
+        assert from_hugging_face(net, theirs) == (ours,)
+    assert to_hugging_face(net, "start.vector") == "embeddings.cls_token"
+    with pytest.raises(bt.UnknownNameError):
+        to_hugging_face(net, "embed_1")  # the output of a convolution is no [batch, word, feature]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 4), min_size=5, max_size=5))
+def test_patches_are_what_a_convolution_sees(sizes):
+    channels, down, across, high, wide = sizes
+    grid = Patches(channels, down * high + high - 1, across * wide + wide - 1, high, wide)
+    image = torch.randn(channels, grid.rows, grid.columns, dtype=D)
+    kernel = torch.randn(2, channels, high, wide, dtype=D)
+    theirs = functional.conv2d(image[None], kernel, stride=(high, wide))[0].flatten(1).mT
+    words = grid.read(image)
+    torch.testing.assert_close(words[1:] @ kernel.flatten(1).mT, theirs, rtol=1e-10, atol=1e-10)
+    assert not words[0].any() and len(words) == grid.words == len(grid.tokens)
+
+
+def test_the_first_word_is_of_no_patch():
+    """Its own vector stands in the place of its embedding; the others pass, and no arrow leads from a patch to it."""
+    x = torch.arange(6.0).reshape(3, 2)
+    made = Start().value(At({"vector": torch.tensor([9.0, 8.0])}, word=torch.arange(3)), x)
+    assert made.equal(torch.tensor([[9.0, 8.0], [2.0, 3.0], [4.0, 5.0]]))
+    net = from_pretrained(random_model("ViTModel", VIT))
+    first = net.sentence(images(net)[0])
+    words = first._intake.given["patch"].clone()
+    words[0] = 5.0
+    changed = net.sentence(x=words)
+    assert changed["x_2_1"].equal(first["x_2_1"]) and changed["x_0_0"].equal(first["x_0_0"])
+    assert first.parents("start_0") == [] and first.parents("start_1") == ["embed_1"]
+    assert first.separated("patch_0", "x_2_1") and not first.separated("patch_1", "x_2_0")
+
+
+def test_images_that_are_none_are_refused():
+    net = from_pretrained(random_model("ViTModel", VIT))
+    pixels = images(net)
+    for wrong, match in (
+        ("a cat", "an image"),
+        (["a", "cat"], "real numbers"),
+        (pixels, r"\[channel, row, column\] of shape"),
+        (pixels[0, :, :-1], r"got \(3, 8, 9\)"),
+        (pixels[0] * torch.nan, "finite numbers"),
+    ):
+        with pytest.raises(bt.BNetError, match=match):
+            net.sentence(wrong)
+    for sizes, match in (((0, 4, 4, 2, 2), "channels"), ((1, 4, 4, 5, 2), "at most the image, 4 x 4; got 5 x 2")):
+        with pytest.raises(bt.BNetError, match=match):
+            Patches(*sizes)
+    with pytest.raises(bt.BNetError, match="the size 12 of a patch"):
+        Given(11, image=Patches(3, 4, 4, 2, 2))
+    for changes, match in (
+        ({"patch_size": [1, 2, 3]}, "one for rows and one for columns"),
+        ({"image_size": "large"}, "image_size of the config: expected a whole number"),
+        ({"pooler_act": "relu"}, "pooler_act='tanh'"),
+    ):
+        with pytest.raises(bt.BNetError, match=match):
+            FAMILIES["vit"].options({**VIT, **changes}, "ViTModel", "auto")

@@ -1,0 +1,319 @@
+"""Encoders with decoders (T5, BART, Marian): transformers' own models as oracles, names, text, what is refused."""
+
+import re
+
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.pretrained import FAMILIES, from_hugging_face, from_pretrained, to_hugging_face, to_lens
+from bnet_transformer.pretrained.keys import entries, short
+from bnet_transformer.tpm import Buckets
+from tests.hugging import BART, T5, D, T, config, random_model
+
+EXACT = [(D, 1e-9), (torch.float32, 1e-4)]
+LONG = {**BART, "max_position_embeddings": 20}
+SMALL = {"d_model": 15, "encoder_attention_heads": 5, "decoder_attention_heads": 5, "activation_function": "relu"}
+APART = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 17}
+MODELS = [
+    ("T5ForConditionalGeneration", T5),
+    ("T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    ("T5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-silu", "relative_attention_num_buckets": 9}),
+    ("T5Model", {**T5, "num_heads": 1, "d_kv": 12, "num_layers": 1, "num_decoder_layers": None}),
+    ("BartForConditionalGeneration", LONG),
+    ("BartForConditionalGeneration", {**LONG, **SMALL, "tie_word_embeddings": False, "scale_embedding": True}),
+    ("BartModel", {**LONG, "encoder_layers": 1, "encoder_attention_heads": 1, "decoder_attention_heads": 1}),
+    ("MarianMTModel", {**LONG, "scale_embedding": True}),
+    ("MarianMTModel", {**LONG, **SMALL, **APART}),
+    ("MarianMTModel", {**LONG, "tie_word_embeddings": False, "activation_function": "swish"}),
+    ("MarianModel", {**LONG, "encoder_layers": 3, "decoder_layers": 1}),
+]
+NAMES = [f"{name} {k}" for k, (name, _) in enumerate(MODELS)]
+EACH = pytest.mark.parametrize(("name", "options"), MODELS, ids=NAMES)
+
+
+def padded():
+    """Ids of three sentences of different lengths for each stack, and which are there."""
+    generator = torch.Generator().manual_seed(0)
+    ids = {"enc": torch.randint(2, 13, (3, 18), generator=generator)}
+    ids["dec"] = torch.randint(2, 13, (3, 5), generator=generator)
+    lengths = {"enc": torch.tensor([18, 4, 1]), "dec": torch.tensor([2, 5, 1])}
+    return ids, {stack: torch.arange(each.shape[1]) < lengths[stack][:, None] for stack, each in ids.items()}
+
+
+def asked(model, ids, present, **options):
+    """What transformers makes of both sentences."""
+    masks = {"attention_mask": present["enc"].long(), "decoder_attention_mask": present["dec"].long()}
+    return model(input_ids=ids["enc"], decoder_input_ids=ids["dec"], **masks, output_hidden_states=True, **options)
+
+
+def outputs(net, module, ids, present):
+    """Our states of both stacks, each from the first to the last, and our logits."""
+    graph, want = net.network.graph, {}
+    for stack, slices in graph.slices.items():
+        last = f"{stack}_norm" if f"{stack}_norm" in graph.by_name else f"{stack}_x_{slices}"
+        want[stack] = [*(f"{stack}_x_{t}" for t in range(slices)), last]
+    logits = ["dec_logits"] if "dec_logits" in graph.by_name else []
+    found = module(ids, present, want=[*want["enc"], *want["dec"], *logits])
+    return {stack: [found[name] for name in names] for stack, names in want.items()}, [found[x] for x in logits]
+
+
+@pytest.mark.parametrize("exact", EXACT, ids=["float64", "float32"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@EACH
+def test_states_and_logits_are_transformers(name, options, attention, exact):
+    dtype, tolerance = exact
+    model = random_model(name, options, dtype, attention)
+    net = from_pretrained(model)
+    ids, present = padded()
+    theirs = asked(model, ids, present)
+    states, logits = outputs(net, net.module().eval(), ids, present)
+    near = {"rtol": tolerance, "atol": tolerance}
+    for stack, others in (("enc", theirs.encoder_hidden_states), ("dec", theirs.decoder_hidden_states)):
+        assert len(states[stack]) == len(others)
+        for ours, other in zip(states[stack], others, strict=True):
+            torch.testing.assert_close(ours[present[stack]], other[present[stack]], **near)
+    assert bool(logits) == hasattr(theirs, "logits")
+    for ours in logits:
+        torch.testing.assert_close(ours[present["dec"]], theirs.logits[present["dec"]], **near)
+
+
+@EACH
+def test_attention_and_gradients_are_transformers(name, options):
+    model = random_model(name, options)
+    net, family = from_pretrained(model), FAMILIES[model.config.model_type]
+    ids, present = padded()
+    s = net.sentence({stack: each[0] for stack, each in ids.items()})
+    alone = asked(model, *({stack: x[:1] for stack, x in y.items()} for y in (ids, _all(ids))), output_attentions=True)
+    theirs = asked(model, ids, present, output_attentions=True)
+    module = net.module().eval()
+    readings, _ = module.readings(ids, present, want=[f"dec_x_{net.network.graph.slices['dec']}"])
+    for role, kind, rows in (("enc_a", "encoder", "enc"), ("dec_a", "decoder", "dec"), ("dec_cross_a", "cross", "dec")):
+        for t, other in enumerate(getattr(alone, f"{kind}_attentions")):
+            torch.testing.assert_close(s.attention(t, role=role), other[0].detach(), rtol=1e-9, atol=1e-9)
+        for t, other in enumerate(getattr(theirs, f"{kind}_attentions")):
+            there = present[rows][:, None, :, None]
+            ours = readings[f"{role}_{t}"] * there
+            torch.testing.assert_close(ours, other.detach() * there, rtol=1e-9, atol=1e-9)
+    states, logits = outputs(net, module, ids, present)
+    other, ours = (theirs.logits, logits[0]) if logits else (theirs.decoder_hidden_states[-1], states["dec"][-1])
+    weight = torch.randn(ours.shape, generator=torch.Generator().manual_seed(1), dtype=D) * present["dec"][..., None]
+    (other * weight).sum().backward()
+    mine = torch.autograd.grad((ours * weight).sum(), list(module.store.values()), allow_unused=True)
+    gradients = dict(zip((name.replace("/", ".") for name in module.store), mine, strict=True))
+    held = {short(family, key): p.grad for key, p in model.named_parameters() if p.grad is not None}
+    scale, checked = max(float(grad.abs().max()) for grad in held.values()), set()
+    for entry in entries(net.network, family):
+        grads = [held[short(family, key)] for key in entry.keys if short(family, key) in held]
+        if grads and gradients[entry.name] is not None:
+            checked.add(entry.name)
+            found = entry.view(grads[0])
+            torch.testing.assert_close(gradients[entry.name] / scale, found / scale, rtol=1e-9, atol=1e-9)
+        else:
+            assert not grads or not any(grad.any() for grad in grads)
+    left = set(net.parameters) - checked - {"dec_logits.bias"}  # theirs is no parameter
+    assert all(re.match(r"(enc|dec)_k_|dec_cross_k_", each) for each in left)  # invisible to the softmax, or nearly
+
+
+def _all(ids):
+    """Every word is there."""
+    return {stack: torch.ones_like(each, dtype=torch.bool) for stack, each in ids.items()}
+
+
+def test_tables_are_those_that_the_weights_have():
+    """One table for all, one for the words alone, one for the decoder, one for each; a bias where there is one."""
+    for k, tables in (
+        (0, {"W_embed.value"}),
+        (4, {"W_embed.value"}),
+        (5, {"enc_embed.table", "dec_embed.table", "dec_logits.weight"}),
+        (8, {"W_embed.value", "enc_embed.table"}),
+    ):
+        net = from_pretrained(random_model(*MODELS[k]))
+        assert {x for x in net.parameters if "embed" in x or "logits.w" in x} == tables
+        assert ("dec_logits.bias" in net.parameters) == (k > 0)
+    model = random_model("T5ForConditionalGeneration", {**T5, "tie_word_embeddings": False})
+    model.lm_head.weight = torch.nn.Parameter(torch.randn(13, 12, dtype=D))  # as Flan-T5 has it
+    net = from_pretrained(model)
+    ids, present = padded()
+    (ours,), theirs = outputs(net, net.module().eval(), ids, present)[1], asked(model, ids, present).logits
+    torch.testing.assert_close(ours[present["dec"]], theirs[present["dec"]], rtol=1e-9, atol=1e-9)
+    assert {"W_embed.value", "dec_logits.weight"} <= set(net.parameters) and "scaled" not in net.network.graph.by_stem
+
+
+def test_one_node_biases_the_scores_of_all_slices():
+    net = from_pretrained(random_model("T5ForConditionalGeneration", T5))
+    s = net.sentence({"enc": [3, 4], "dec": [0, 5]})
+    assert net.parameters["enc_b.value"].shape == (3, 6)
+    assert s.children("enc_b_1") == [f"enc_a_{t}_1_{i}" for t in range(2) for i in range(2)]
+    assert s.parents("dec_cross_a_0_1_0")[-1] == "dec_cross_v_0_1_1"  # these scores have no bias
+    text = net.equations("word").latex
+    assert r"\beta_{6,7}(j-i)" in text and r"\max(-\delta, 0)" in text
+
+
+@pytest.mark.parametrize("k", [0, 1, 4, 7, 8])
+def test_a_folder_is_read_as_the_model_in_memory(k, tmp_path):
+    model = random_model(*MODELS[k], torch.bfloat16)
+    held = from_pretrained(model)
+    for size in ("5GB", "1KB"):
+        folder = tmp_path / size
+        model.save_pretrained(folder, max_shard_size=size)
+        read = from_pretrained(folder)
+        assert read.declaration == held.declaration and read.network.dtype == torch.bfloat16
+        assert all(value.equal(held.parameters[key]) for key, value in read.parameters.items())
+
+
+# names
+
+
+@pytest.mark.parametrize("k", [0, 1, 4, 6, 7])
+def test_hugging_face_holds_what_our_nodes_hold(k):
+    model = random_model(*MODELS[k])
+    net, seen = from_pretrained(model), {}
+    for name, module in model.named_modules():
+        module.register_forward_hook(_kept(seen, name))
+    ids = {"enc": torch.tensor([[3, 4, 5, 6]]), "dec": torch.tensor([[1, 7, 8]])}
+    with torch.no_grad():
+        told = asked(model, ids, _all(ids), output_attentions=True)
+    for what in (x for x in told if re.search("hidden_states|attentions", x) and "last" not in x):
+        seen |= {f"{what}[{t}]": each for t, each in enumerate(told[what])}
+    made = [m.family for m in net.network.members if m.tpm.kind == "deterministic" and m.family.words]
+    with torch.no_grad():
+        readings, values = net.module().eval().readings(ids, want=[f.name for f in made if f.role != "token"])
+    met = set()
+    for name, value in [*values.items(), *((re.sub("a(?=_[0-9])", "j", a), each) for a, each in readings.items())]:
+        heads = re.search(r"(^|_)(q|k|v|a|j)_\d", name)
+        for star in ["_2", "_*"] if heads and value.shape[1] > 2 else ["_0"] if heads else [""]:
+            ours = f"{name}{star}_1"
+            rows = value[:, 2] if star == "_2" else value[:, 0] if star == "_0" else value
+            try:
+                theirs = to_hugging_face(net, ours)
+            except bt.UnknownNameError:
+                continue
+            place, index = re.fullmatch(r"(.*put|\w+\[\d+\])(\[.*\])?", theirs).groups()
+            found = eval(f"x{index or ''}", {"x": seen[place]})
+            wanted = rows[..., 1, :] if star != "_*" or "j_" in name else rows[..., 1, :].flatten(1)
+            torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+            assert from_hugging_face(net, theirs) == (ours,)
+            met.add(name)
+    unmet = {re.sub(r"_\d+$", "", name) for name in values if name not in met}
+    scaled = {"enc_embed", "dec_embed"} if model.config.to_dict().get("scale_embedding") else set()
+    sinusoids = {"enc_position", "dec_position"} if model.config.model_type == "marian" else set()
+    biased = {"dec_logits"} if "dec_logits.bias" in net.parameters else set()  # theirs is added outside of the module
+    assert unmet == scaled | sinusoids | biased and len(met) > 20
+
+
+def _kept(seen, name):
+    def kept(module, inputs, output):
+        seen[f"{name}.output"] = output[0] if isinstance(output, tuple) else output
+        if inputs:
+            seen[f"{name}.input"] = inputs[0]
+
+    return kept
+
+
+@EACH
+def test_a_key_holds_what_our_parameter_holds(name, options):
+    model = random_model(name, options)
+    net, held = from_pretrained(model), model.state_dict()
+    views = {entry.name: entry.view for entry in entries(net.network, FAMILIES[net.declaration.name])}
+    for parameter, value in net.parameters.items():
+        key = to_hugging_face(net, parameter)
+        assert views[parameter](held[key]).equal(value) and parameter in from_hugging_face(net, key)
+    with pytest.raises(bt.BNetError, match="a family that TransformerLens has"):
+        to_lens(net, "enc_x_0_*")
+
+
+def test_names_that_nothing_has_are_refused():
+    net = from_pretrained(random_model("BartModel", BART))
+    assert to_hugging_face(net, "dec_cross_j_2_1_*") == "cross_attentions[2][:, 1, :, :]"
+    for wrong, match in (("enc_x_3_*", "a slice from 0 to 2"), ("dec_x_4_*", "0 to 3"), ("enc_q_0_3_*", "0 to 2")):
+        with pytest.raises(bt.BNetError, match=match):
+            to_hugging_face(net, wrong)
+
+
+# text
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A sound folder of a small BART, whose tokenizer puts `<s>` and `</s>` around."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = ["<pad>", "</s>", "<s>", "<unk>", "the", "cat", "sat", "die", "Katze"]
+    made = Tokenizer(models.WordLevel({word: k for k, word in enumerate(words)}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.add_special_tokens(["<pad>", "</s>", "<s>"])
+    made.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 1)])
+    random_model("BartForConditionalGeneration", BART).save_pretrained(tmp_path)
+    made.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def test_the_words_of_a_decoder_are_outputs_shifted_right(folder, tmp_path):
+    from transformers.models.bart.modeling_bart import shift_tokens_right
+
+    net, theirs = from_pretrained(folder), T.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    s = net.sentence({"enc": "the cat", "dec": ["die", "Katze"]})
+    assert s.words == ("<s>", "the", "cat", "</s>", "</s>", "<s>", "die", "Katze")
+    assert s.special == (True, False, False, True, True, True, False, False)
+    assert s.spans == (None, (0, 3), (4, 7), None, None, None, (0, 3), (4, 9))
+    assert s.groups == tuple((k,) for k in range(8))
+    outputs_ = torch.tensor([theirs("die Katze")["input_ids"]])
+    assert s._intake.given["dec_token"].equal(shift_tokens_right(outputs_, 0, 1)[0])
+    assert net.sentence({"enc": [2, 4, 5, 1], "dec": "die Katze"})["dec_x_3_2"].equal(s["dec_x_3_2"])
+    assert s.observe(dec_y_1="die")
+    net.save(tmp_path / "net.safetensors")
+    assert bt.load(tmp_path / "net.safetensors").sentence({"enc": "the cat", "dec": "die Katze"}).words == s.words
+    batch = net.batch([{"enc": "the cat", "dec": "die"}, {"enc": "the cat sat", "dec": "die Katze"}])
+    assert batch.x["dec"].tolist() == [[1, 2, 7, 0], [1, 2, 7, 8]] and batch.mask["enc"].sum() == 9
+    assert net.generate("the cat", length=3) == net.generate([[2, 4, 5, 1]], start=1, length=3)
+    with pytest.raises(bt.BNetError, match="a mapping from stack"):
+        net.sentence("the cat")
+    with pytest.raises(bt.BNetError, match="at most 11 words"):
+        net.sentence({"enc": "cat " * 12, "dec": "die"})
+    config(folder, decoder_start_token_id=None)
+    with pytest.raises(bt.BNetError, match=r"sentence of stack 'dec': expected ids: .*start"):
+        from_pretrained(folder).sentence({"enc": "the", "dec": "die"})
+
+
+# the bias
+
+
+@pytest.mark.parametrize("two_sided", [True, False])
+@pytest.mark.parametrize("count", [4, 7, 8, 16, 32, 33])
+def test_buckets_are_transformers(count, two_sided):
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    i = torch.arange(300)
+    for furthest in (33, 64, 100, 128, 200):
+        ours = Buckets(count, furthest, two_sided).bias(torch.arange(float(count)), i, i[None])
+        theirs = T5Attention._relative_position_bucket(i[None] - i[:, None], two_sided, count, furthest)
+        assert ours.long().equal(theirs)
+
+
+# bad input
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "match"),
+    [
+        ("BartModel", {**BART, "decoder_attention_heads": 2}, "decoder_attention_heads of the config: expected 3, as"),
+        ("T5EncoderModel", T5, "architecture: expected a readout that is known; got T5EncoderModel; .*both stacks"),
+        ("BartForCausalLM", BART, "architecture: expected a readout that is known; got BartForCausalLM"),
+        ("BartForSequenceClassification", {**BART, "num_labels": 3}, "got BartForSequenceClassification"),
+        ("T5Model", {**T5, "relative_attention_max_distance": 1}, "furthest: expected more than 1"),
+        ("T5Model", {**T5, "feed_forward_proj": "gated-quick_gelu"}, "a known activation; got quick_gelu"),
+    ],
+)
+def test_settings_that_change_the_equations_are_refused(name, options, match):
+    if options.get("relative_attention_max_distance") == 1:
+        options = {**options, "relative_attention_num_buckets": 4}
+    with pytest.raises(bt.BNetError, match=match):
+        from_pretrained(random_model(name, options))
+
+
+def test_positions_that_are_no_sinusoids_are_refused():
+    model = random_model("MarianModel", BART)
+    model.encoder.embed_positions.weight.data[3, 4] += 1e-5
+    with pytest.raises(bt.BNetError, match=r"MarianModel: encoder.embed_positions: expected sinusoids"):
+        from_pretrained(model)
