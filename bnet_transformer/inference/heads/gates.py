@@ -228,8 +228,7 @@ def runs_of(
     module = Module(network).eval()
     for value in module.store.values():
         value.requires_grad_(False)
-    heads = network.graph.sizes[found[0].member.family.plates[0]]
-    runs = Runs(module, found, corpus, likelihood, heads)
+    runs = Runs(module, found, corpus, likelihood, found[0].heads)
     return replace(runs, corpus=corpus.to(runs.like.device))
 
 

@@ -95,8 +95,6 @@ def _heads(network: Network, member: Member, selector: int | None) -> int:
 
 def _selector(network: Network, member: Member) -> int | None:
     """The choice whose states are the heads: the topmost of those that decide whom a slice reads, given its words."""
-    if len(member.family.plates) > 1:
-        raise BNetError(member.family.name, expected="one plate of heads", got=", ".join(member.family.plates))
     if member.family.plates:
         return None
     inputs = [given for given in member.inputs if given.slot in member.tpm.reading_slots()]
@@ -223,13 +221,14 @@ def _by_head(course: Course, member: Member, selector: int | None, batch: int) -
     place = None if selector is None else layout.enumerated.index(selector)
     rest = [k for k in range(layout.batch) if k != place and found.shape[k] > 1]
     found = found.sum(rest, keepdim=True) if rest else found
-    axis = layout.axis(member.family.plates[0]) if member.family.plates else place
+    axes = [] if place is None else [place]
+    axes = [layout.axis(plate) for plate in member.family.plates] or axes
     full = [1] * layout.rank
     full[layout.batch], full[layout.word] = batch, course.words[member.family.words or ""]
-    if axis is not None:
-        full[axis] = _heads(course.network, member, selector)
-    found = found.expand(*full, found.shape[-1])
-    found = found[None] if axis is None else found.movedim(axis, 0)
+    sizes = [course.network.graph.sizes[plate] for plate in member.family.plates]
+    for axis, size in zip(axes, sizes or [_heads(course.network, member, selector)], strict=False):
+        full[axis] = size
+    found = found.expand(*full, found.shape[-1]).movedim(axes, tuple(range(len(axes))))
     return found.reshape(-1, batch, *found.shape[-2:])
 
 

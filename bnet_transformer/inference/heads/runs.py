@@ -82,8 +82,8 @@ class Runs:
         a = part.values[site.name]
         a = a.expand(len(part), *a.shape[1:])  # one for all sentences, where it hangs on no word of theirs
         gates = gates.to(a)
-        own = a.dim() - 2
-        gated = (a[:, None] * gates.reshape(1, count, -1, *[1] * own)).flatten(0, 1)
+        own = a.dim() - 1 - len(site.plates)
+        gated = (a[:, None] * gates.reshape(1, count, *site.plates, *[1] * own)).flatten(0, 1)
         set_ = {name: self._each(part.values[name], count) for name in site.beside} | {site.name: gated}
         full = None if part.full is None else part.full.repeat_interleave(count, 0)
         return self._log(corpus, full, do=set_).reshape(len(part), count).double()
@@ -95,7 +95,7 @@ class Runs:
 
     def gated(self, part: Part, gates: Tensor) -> Tensor:
         """`log P` of each sentence of a part under its own gates in all sites, `[sentence, site, head]`."""
-        told = {site.name: gates[:, k] for k, site in enumerate(self.sites)}
+        told = {site.name: gates[:, k].reshape(len(gates), *site.plates) for k, site in enumerate(self.sites)}
         return self._log(part.corpus, part.full, gates=told)
 
     def _log(self, corpus: Corpus, full: Tensor | None, **options: Mapping[str, Tensor]) -> Tensor:

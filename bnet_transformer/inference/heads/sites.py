@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -17,6 +18,12 @@ class Site:
 
     member: Member
     beside: tuple[str, ...]
+    plates: tuple[int, ...]
+
+    @property
+    def heads(self) -> int:
+        """How many heads there are, through all groups of them."""
+        return math.prod(self.plates)
 
     @property
     def name(self) -> str:
@@ -40,11 +47,16 @@ def sites_of(network: Network, role: str | None, wanted: Collection[int]) -> tup
         if role not in roles:
             raise unknown("role of heads", role, roles)
         found = [m for m in found if _role(m) == role]
-    counts = {m.family.name: graph.sizes[m.family.plates[0]] for m in found}
-    if len(set(counts.values())) > 1:
-        told = ", ".join(f"{name} {count}" for name, count in counts.items())
+    sites = tuple(_site(network, m, needed) for m in found)
+    if len({site.heads for site in sites}) > 1:
+        told = ", ".join(f"{site.name} {site.heads}" for site in sites)
         raise BNetError("role", expected="as many heads in each slice", got=told, allowed=", ".join(roles))
-    return tuple(Site(m, _beside(network, m.family.index, needed)) for m in found)
+    return sites
+
+
+def _site(network: Network, member: Member, needed: set[int]) -> Site:
+    sizes = tuple(network.graph.sizes[plate] for plate in member.family.plates)
+    return Site(member, _beside(network, member.family.index, needed), sizes)
 
 
 def _role(member: Member) -> str:
@@ -52,9 +64,9 @@ def _role(member: Member) -> str:
 
 
 def _is_summed(network: Network, member: Member) -> bool:
-    """True for a function of each word and head that all its readers read over the plate of heads."""
+    """True for a function of each word and head that all its readers read over the plates of heads."""
     family = member.family
-    if member.tpm.kind != "deterministic" or family.words is None or len(family.plates) != 1 or not member.shape:
+    if member.tpm.kind != "deterministic" or family.words is None or not family.plates or not member.shape:
         return False
     children = {bundle.child for bundle in network.graph.out_of[family.index]}
     inputs = [g for child in children for g in network.members[child].inputs if g.parent == family.index]
