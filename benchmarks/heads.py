@@ -70,8 +70,8 @@ def growth(heads: int) -> tuple[Callable[[], object], Callable[[], object]]:
     import torch
 
     import bnet_transformer as bt
+    from bnet_transformer.inference.heads.annealing import settings
     from bnet_transformer.inference.heads.gates import runs_of
-    from bnet_transformer.inference.heads.posterior import settings
 
     net = bt.encoder(dim=48, heads=heads, slices=2, vocabulary=50, positions="sinusoidal", dropout=0.0)
     ids = list(torch.randint(50, (16, 8), generator=torch.Generator().manual_seed(heads)))
@@ -132,7 +132,7 @@ def _peak(what: str) -> float:
     """The peak memory of a process that does this."""
     import torch
 
-    from bnet_transformer.inference.heads.posterior import settings
+    from bnet_transformer.inference.heads.annealing import settings
     from bnet_transformer.inference.heads.relaxed import relaxed
 
     runs = _runs(said(64 if what == "svi" else 4))
@@ -141,7 +141,7 @@ def _peak(what: str) -> float:
 
         replace(runs, sites=runs.sites[-1:]).table(settings(MOST), lambda count: None, 2**29)
     elif what == "svi":
-        relaxed(runs, 1.0, 3, 100, torch.Generator().manual_seed(0), lambda count: None)
+        relaxed(runs, 1.0, 3, 100, torch.Generator().manual_seed(0), lambda count: None, 2**29)
     else:
         for part in runs.parts():
             runs.gated(part, torch.ones(len(part), len(runs.sites), runs.heads))

@@ -106,7 +106,9 @@ def draw(
 @main.command()
 @click.argument("sentences", nargs=-1)
 @click.option("-f", "--file", "source", help="A file of sentences, one in each line; - is the standard input.")
-@click.option("-m", "--model", default="minilm", show_default=True, help=f"The net, which sums its heads: {MODEL}")
+@click.option(
+    "-m", "--model", default="minilm", show_default=True, help=f"The net, which sums its heads (tiny does not): {MODEL}"
+)
 @click.option("--limit", type=click.IntRange(min=1), help="Take the first so many sentences.")
 @click.option("--method", type=click.Choice(["exact", "svi"]), default="exact", show_default=True,
               help="All gates of a slice, slice by slice; or all slices at once, approximately.")  # fmt: skip
@@ -210,7 +212,7 @@ def _sentences(told: Sequence[str], source: str | None) -> list[str]:
     if told:
         raise BNetError("SENTENCES", expected="sentences, or --file with some", got="both")
     try:
-        with click.open_file(source, encoding="utf-8") as file:
+        with click.open_file(source, encoding="utf-8-sig") as file:
             found = [line.strip() for line in file if line.strip()]
     except OSError as error:
         raise BNetError(f"--file {source}", expected="a file that can be read", got=error.strerror) from error

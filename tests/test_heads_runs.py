@@ -9,8 +9,8 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.inference import Zero, damage
+from bnet_transformer.inference.heads.annealing import settings
 from bnet_transformer.inference.heads.gates import runs_of
-from bnet_transformer.inference.heads.posterior import settings
 from bnet_transformer.tpm import Add, Attention, Categorical, Concat, Dot, Given, Linear, Normal, Positions, Weight
 from tests.cases import CASES, HEADS, WORD, every, jolted, projections
 from tests.gating import (
@@ -48,6 +48,7 @@ def table_by_loop(net, sites, sentences, told, output=None):
 
 SUMMED = {
     "concat": 1,
+    "grouped": 1,
     "encoder, post-norm": 2,
     "encoder, pre-norm": 2,
     "integrator": 1,

@@ -13,9 +13,10 @@ from tqdm import tqdm
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import BNetError, BudgetError, number, one_of, whole
 from bnet_transformer.inference.fit.corpus import Corpus
+from bnet_transformer.inference.heads.annealing import settings
 from bnet_transformer.inference.heads.likelihood import Around, likelihood_for
 from bnet_transformer.inference.heads.measures import ablation, importance
-from bnet_transformer.inference.heads.posterior import CHAINS, WARMUP, posterior_of, settings
+from bnet_transformer.inference.heads.posterior import posterior_of
 from bnet_transformer.inference.heads.relaxed import passes_of, relaxed
 from bnet_transformer.inference.heads.result import MEASURES, Damage, Inclusion, counts_of, order_by
 from bnet_transformer.inference.heads.runs import Runs
@@ -26,7 +27,8 @@ from bnet_transformer.network import Network
 MOST = 12  # heads of a slice, for all settings of their gates
 BUDGET = 2**17  # runs of one slice: sentences times settings
 MEMORY = 2**29
-SMALL = 1e-100  # of sigma: its square is a number
+FAR = 1e4  # times what a head moves the output by: sigmas beyond tell nothing, or no number holds what they tell
+ALMOST = 1e-6  # of the most that a head changes: what less is nothing
 METHODS = ("exact", "svi")
 Told = Callable[[int], None]
 
@@ -57,14 +59,15 @@ def inclusion(
     `rounds` rounds.
     """
     one_of("method", method, METHODS)
-    if sigma is not None and not SMALL < number("sigma", sigma, above=0) < 1 / SMALL:
-        raise BNetError("sigma", expected=f"a number from {SMALL:g} to {1 / SMALL:g}", got=sigma)
+    if sigma is not None:
+        number("sigma", sigma, above=0)
     if not 0 < number("interval", interval) < 1:
         raise BNetError("interval", expected="a probability between 0 and 1", got=interval)
-    whole("draws", draws, least=CHAINS)
+    whole("draws", draws)
     whole("rounds", rounds, least=3)
     whole("memory", memory)
-    whole("seed", seed, least=0)
+    if whole("seed", seed, least=0) >= 2**63:
+        raise BNetError("seed", expected="a whole number below 2^63", got=seed)
     runs = runs_of(_network(net), sentences, output, role, seen=sigma is None and output is None)
     if method == "exact":
         _check_budget(runs, whole("budget", budget))
@@ -96,13 +99,14 @@ class _Asked:
         lost = (table[..., -1:] - table[..., off]).transpose(0, 1)
         sigma = self._sigma(lost)
         scale = 1.0 if sigma is None else sigma**-2
-        self.told.begin("draws", len(runs.sites) * (WARMUP + -(-self.draws // CHAINS)))
+        self.told.begin("posteriors", len(runs.sites) * (1 + runs.heads))
         found = [posterior_of(scale * each, self.draws, self.generator, self.told) for each in table]
         rho, log_bayes, error = (torch.stack([getattr(f, name) for f in found], at)
                                  for name, at in (("rho", 1), ("log_bayes", 0), ("error", 0)))  # fmt: skip
         each = torch.stack([f.inclusion for f in found], 1)
-        together = torch.stack([_interaction(f.log_joint, gates) for f in found])
-        return self._told(rho, log_bayes, error, each, together, scale * lost, sigma, "exact")
+        together = torch.stack([f.interaction for f in found])
+        idle = _idle(table, runs.heads)
+        return self._told(rho, log_bayes, error, each, together, idle, scale * lost, sigma, "exact")
 
     def jointly(self) -> Inclusion:
         """All slices at once, by relaxed gates."""
@@ -112,20 +116,26 @@ class _Asked:
         sigma = self._sigma(lost)
         scale = 1.0 if sigma is None else sigma**-2
         self.told.begin("runs", len(runs.corpus) * passes_of(runs.heads * len(runs.sites)) * self.rounds)
-        found = relaxed(runs, scale, self.rounds, self.draws, self.generator, self.told)
-        return self._told(found.rho, found.log_bayes, found.error, found.inclusion, None, scale * lost, sigma, "svi")
+        found = relaxed(runs, scale, self.rounds, self.draws, self.generator, self.told, self.memory)
+        idle = _relatively_none(lost.abs().amax(0)) & (found.log_bayes.abs() < ALMOST)
+        told = found.rho, found.log_bayes, found.error, found.inclusion
+        return self._told(*told, None, idle, scale * lost, sigma, "svi")
 
     def _sigma(self, lost: Tensor) -> float | None:
         """The spread around the output: as it was told, or so that one head off moves the output by it on average."""
         if not isinstance(self.runs.likelihood, Around):
             return None
-        if self.sigma is not None:
-            return float(self.sigma)
-        found = float((2 * lost.mean()).sqrt())
+        name, found = self.runs.likelihood.families[0], float((2 * lost.mean()).sqrt())
         if not found > 0:
-            name = self.runs.likelihood.families[0]
-            raise BNetError("sigma", expected=f"a number: no head moves {name} when it is off", got="None")
-        return found
+            raise BNetError("output", expected="a family that a head moves when it is off", got=name)
+        if self.sigma is None:
+            return found
+        if not found / FAR <= self.sigma <= found * FAR:
+            wanted = (
+                f"a number from {found / FAR:.3g} to {found * FAR:.3g}, for one head off moves {name} by {found:.3g}"
+            )
+            raise BNetError("sigma", expected=wanted, got=self.sigma)
+        return float(self.sigma)
 
     def _told(
         self,
@@ -134,14 +144,15 @@ class _Asked:
         error: Tensor,
         each: Tensor,
         together: Tensor | None,
+        idle: Tensor,
         lost: Tensor,
         sigma: float | None,
         method: str,
     ) -> Inclusion:
-        runs = self.runs
-        self.told.begin("sentences", len(runs.corpus))
-        steep = importance(runs, sigma, self.generator, self.told)
-        count = len(lost)
+        runs, count = self.runs, len(lost)
+        self.told.begin("sentences", count)
+        generator = torch.Generator().manual_seed(self.generator.initial_seed())  # however many draws came before
+        steep = importance(runs, sigma, generator, self.told, self.memory)
         return Inclusion(
             slices=tuple(site.name for site in runs.sites),
             method=method,
@@ -158,6 +169,7 @@ class _Asked:
             ablation=lost.mean(0),
             ablation_error=lost.std(0) / count**0.5 if count > 1 else lost[0] * torch.nan,
             interaction=together,
+            idle=idle,
             network=runs.module.network,
             data=runs.corpus,
         )
@@ -167,6 +179,8 @@ def damage(
     found: Inclusion, sentences: object = None, *, counts: object = None, progress: bool | None = None
 ) -> Damage:
     """What it costs sentences (by default those of the measures) to shut off the heads that are held least of."""
+    if not isinstance(found, Inclusion):
+        raise BNetError("damage", expected="what bt.inclusion found", got=found)
     around = found.sigma is not None
     output = found.likelihood.removeprefix(AROUND) if around else None
     data = found.data if sentences is None else sentences
@@ -251,27 +265,27 @@ def _check_budget(runs: Runs, budget: int) -> None:
     count = len(runs.corpus) * 2**runs.heads
     if count > budget:
         fit = budget >> runs.heads
-        fewer = f"{fit:,} sentence{'s' * (fit > 1)}, " if fit else ""
+        fewer = f"{_many(fit)}, " if fit else ""
         raise BudgetError(
             "method='exact'",
             expected=f"at most {budget:,} runs of each slice",
-            got=f"{count:,}: {len(runs.corpus):,} sentences under {2**runs.heads:,} settings of {runs.heads} gates",
+            got=f"{count:,}: {_many(len(runs.corpus))} under {2**runs.heads:,} settings of {runs.heads} gates",
             allowed=f"{fewer}a larger budget=, or method='svi', which is approximate",
         )
 
 
-def _interaction(log_joint: Tensor, bits: Tensor) -> Tensor:
-    """The mean over sentences of the log odds ratio of each pair of gates, `[head, head]`; zero for a head itself."""
-    heads = bits.shape[1]
-    found = torch.zeros(heads, heads, dtype=torch.float64)
-    for a in range(heads):
-        for b in range(a):
-            off, one, other, both = (
-                log_joint[:, (bits[:, a] == x) & (bits[:, b] == y)].logsumexp(1)
-                for x, y in ((0, 0), (1, 0), (0, 1), (1, 1))
-            )
-            found[a, b] = found[b, a] = (both + off - one - other).mean()
-    return found
+def _many(sentences: int) -> str:
+    return f"{sentences:,} sentence{'s' * (sentences != 1)}"
+
+
+def _idle(table: Tensor, heads: int) -> Tensor:
+    """The heads whose gates change `log P` of no sentence, in any company: `[slice, head]`."""
+    halves = (table.unflatten(-1, (-1, 2, 2**head)) for head in range(heads))
+    return _relatively_none(torch.stack([(h[..., 1, :] - h[..., 0, :]).abs().amax((1, 2, 3)) for h in halves], 1))
+
+
+def _relatively_none(change: Tensor) -> Tensor:
+    return change <= ALMOST * change.max()
 
 
 class _Bar:

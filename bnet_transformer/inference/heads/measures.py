@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bnet_transformer.inference.heads.likelihood import Around
 from bnet_transformer.inference.heads.runs import Part, Runs
 
 DRAWS = 8  # of y, for each sentence of which nothing is observed
@@ -42,16 +41,17 @@ class Importance:
     error: Tensor
 
 
-def importance(runs: Runs, sigma: float | None, generator: torch.Generator, told: Callable[[int], None]) -> Importance:
+def importance(
+    runs: Runs, sigma: float | None, generator: torch.Generator, told: Callable[[int], None], memory: int
+) -> Importance:
     """The mean size of the slope of the loss along each gate, all heads on."""
     found = torch.empty(len(runs.corpus), len(runs.sites), runs.heads, dtype=torch.float64)
-    for part in runs.parts():
-        total = torch.zeros(len(part), len(runs.sites), runs.heads, dtype=torch.float64)
-        around = isinstance(runs.likelihood, Around)
-        for _ in range(DRAWS if around else 1):
-            seen = _drawn(part, sigma or 0.0, generator) if around else part
-            total += slopes(runs, seen).abs() / (sigma**2 if sigma else 1.0)
-        found[part.which] = total / (DRAWS if around else 1)
+    for part in runs.parts(runs.fitting(memory)):
+        if sigma is None:
+            found[part.which] = slopes(runs, part).abs()
+        else:
+            each = [slopes(runs, _drawn(part, sigma, generator)).abs() for _ in range(DRAWS)]
+            found[part.which] = torch.stack(each).mean(0) / sigma**2
         told(len(part))
     return Importance(found.mean(0), found.std(0) / len(found) ** 0.5 if len(found) > 1 else found[0] * torch.nan)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnet_transformer.inference.heads.posterior import drawn, draws_of
+from bnet_transformer.inference.heads.conditional import drawn, draws_of
 from bnet_transformer.inference.heads.runs import Part, Runs
 
 TOGETHER = 12  # one in so many gates is relaxed at a time, or a single one
@@ -69,12 +69,18 @@ def passes_of(gates: int) -> int:
 
 
 def relaxed(
-    runs: Runs, scale: float, rounds: int, draws: int, generator: torch.Generator, told: Callable[[int], None]
+    runs: Runs,
+    scale: float,
+    rounds: int,
+    draws: int,
+    generator: torch.Generator,
+    told: Callable[[int], None],
+    memory: int,
 ) -> Relaxed:
     """The posterior of all gates; `scale` is what `log P` of a run is multiplied by; in a round each gate is relaxed
     once in every sentence."""
     shape = (len(runs.corpus), len(runs.sites), runs.heads)
-    worth, parts = _Worth(shape), list(runs.parts())
+    worth, parts = _Worth(shape), list(runs.parts(runs.fitting(memory)))
     warm = max(1, round(WARM * rounds))
     for turn in range(rounds):
         power = min(1.0, (turn + 1) / warm) ** 2

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MEASURES = ("log Bayes factor", "gradient importance", "ablation")
-DEAD = 0.01  # nats: what a dead head moves the evidence less than
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,7 @@ class Inclusion:
     ablation: Tensor = field(repr=False)
     ablation_error: Tensor = field(repr=False)
     interaction: Tensor | None = field(repr=False)
+    idle: Tensor = field(repr=False)
     network: Network = field(repr=False)
     data: Corpus = field(repr=False)
 
@@ -74,9 +74,9 @@ class Inclusion:
 
     @property
     def dead(self) -> tuple[tuple[int, int], ...]:
-        """The heads on which nothing hangs: shutting one off costs nothing, in any company that was tried."""
-        quiet = (self.log_bayes.abs() < DEAD) & (self.ablation.abs() < DEAD)
-        return tuple((int(s), int(h)) for s, h in quiet.nonzero())
+        """The heads on which nothing hangs: their gates change the likelihood of no sentence, in any company that was
+        tried, by more than a millionth of the most that a head changes it by."""
+        return tuple((int(s), int(h)) for s, h in self.idle.nonzero())
 
     def duplicates(self, nats: float = 1.0) -> tuple[tuple[int, int, int], ...]:
         """The pairs of heads of a slice, (slice, head, other), that stand in for each other, the strongest first: the
@@ -150,8 +150,9 @@ class Inclusion:
         slices, heads = self.log_bayes.shape
         sigma = "" if self.sigma is None else f", sigma {self.sigma:.4g}"
         how = f"{self.method}; {self.likelihood}{sigma}; intervals of {100 * self.interval:g}%"
+        how += ", too narrow where heads hang together" if self.method == "svi" else ""
         many = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((slices, "slice"), (self.sentences, "sentence"))]
-        return f"{heads} heads of {' by '.join(many)} ({how})"
+        return f"{heads} head{'s' * (heads != 1)} of {' by '.join(many)} ({how})"
 
     def _quantile(self, share: float) -> Tensor:
         return self.rho.quantile(share, dim=0)

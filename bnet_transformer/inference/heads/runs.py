@@ -5,6 +5,7 @@ Of a slice all that its heads do not change is computed once for each sentence; 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -114,7 +115,7 @@ class Runs:
         width = self.width()
         for part in self.parts(self.words(gates), values=True):
             words = sum(x.shape[1] for x in part.corpus.x.values())
-            most = max(1, min(max(ROWS, 1), memory // width) // max(1, words * len(part)))
+            most = max(1, min(ROWS, memory // width) // max(1, words * len(part)))
             for k, site in enumerate(self.sites):
                 for start in range(0, len(gates), most):
                     some = slice(start, start + most)
@@ -127,16 +128,13 @@ class Runs:
         """How many words of sentences go together, where each has so many settings."""
         return max(1, ROWS // len(gates))
 
+    def fitting(self, memory: int) -> int:
+        """How many words go together where slopes are asked for, and what every slice makes is kept."""
+        return max(1, min(ROWS, memory // (self.width() * len(self.sites))))
+
     def width(self) -> int:
         """Bytes for each word of a run: a few of its widest values."""
         network = self.module.network
         sizes = network.graph.sizes
-        wide = max(_numbers(m.shape) * _numbers(sizes[p] for p in m.family.plates) for m in network.members)
+        wide = max(math.prod(m.shape) * math.prod(sizes[p] for p in m.family.plates) for m in network.members)
         return 16 * wide * torch.finfo(network.floating).bits // 8
-
-
-def _numbers(sizes: object) -> int:
-    total = 1
-    for size in sizes:  # type: ignore[attr-defined]
-        total *= size
-    return total
