@@ -43,7 +43,7 @@ def sentences_to_batch(network: Network, sentences: Sequence[object], pairs: Seq
         if main is not None:
             x[stack] = values.pop(main.family.name)
         counts = torch.tensor([each.words[stack] for each in read])
-        mask[stack] = torch.arange(int(counts.max())) < counts[:, None]
+        mask[stack] = (torch.arange(int(counts.max())) < counts[:, None]).to(network.device)
     if len(network.declaration.stacks) > 1:
         return Batch(tuple(read), x, mask, values)
     (stack,) = mask

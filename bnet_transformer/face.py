@@ -61,12 +61,9 @@ class BNet(viz.NetFigures, NetStructure):
         """The same net with other values for some parameters."""
         return BNet(self.network.with_parameters(parameters))
 
-    def to(self, dtype: torch.dtype) -> BNet:
-        """The same net in another floating type."""
-        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise BNetError("dtype", expected="a floating torch.dtype", got=dtype)
-        moved = {name: value.to(dtype) for name, value in self.network.parameters.items()}
-        return BNet(replace(self.network.with_parameters(moved), floating=dtype))
+    def to(self, *where: torch.dtype | torch.device | str) -> BNet:
+        """The same net in another floating type, on another device (`"cuda"`), or both; it computes there."""
+        return BNet(self.network.to(*where))
 
     def check(self) -> bool:
         """True, or the error that lists every fault of the declaration and the parameters."""
@@ -128,7 +125,7 @@ class BNet(viz.NetFigures, NetStructure):
         """The next `steps` words after a window of vectors `[..., word, dim]`: see `training.iterate`."""
         from bnet_transformer.training import iterate
 
-        return iterate(self.network, window, steps, module=self._evaluated, **options)
+        return iterate(self.network, window, steps, **{"module": self._evaluated, **options})
 
     @cached_property
     def _evaluated(self) -> Module:

@@ -112,6 +112,7 @@ def sentence_to_tensors(
         if isinstance(member.tpm, Given) and member.family.name not in values:
             values[member.family.name] = _given(network, member, extra, intake.words)
     check_reads(network, intake.words)
+    values.update({name: value.to(network.device) for name, value in values.items()})
     return intake
 
 
@@ -147,8 +148,8 @@ def value_of(world: World, node: int, value: object, *, evidence: bool) -> Tenso
         read = range(count) if evidence or member.tpm.states is not None else words_read(world, node)
         if state not in read:
             raise EvidenceError(name, expected=f"a word that it may read: {list(read)}", got=value)
-        return torch.tensor(state)
-    tensor = _tensor(name, value, world.network.dtype, EvidenceError)
+        return torch.tensor(state, device=world.network.device)
+    tensor = _tensor(name, value, world.network.dtype, EvidenceError).to(world.network.device)
     if tuple(tensor.shape) != member.shape:
         hint = None
         if tuple(tensor.shape[tensor.dim() - len(member.shape) :]) == member.shape:

@@ -88,7 +88,8 @@ class Run:
             return Delta(value, event_dim=value.dim())
         at, *parents = self._seen(member, index)
         if member.tpm.kind == "discrete" and member.tpm.states is None:
-            scores = torch.full((support(self.world, node),), -math.inf, dtype=self.world.network.dtype)
+            network = self.world.network
+            scores = torch.full((support(self.world, node),), -math.inf, dtype=network.dtype, device=network.device)
             scores[next(iter(at.read.values()))] = member.tpm.logits(at, *parents)
             return torch.distributions.Categorical(logits=scores, validate_args=False)
         found: Any = member.tpm.distribution(at, *parents)
@@ -125,6 +126,7 @@ class Run:
     ) -> tuple[At, *tuple[Tensor, ...]]:
         """What the TPM of a node sees: where it stands, then the value in each slot (of `slots`, the rest empty)."""
         read, mask, values = {}, {}, []
+        device = self.world.network.device
         for given in member.inputs:
             if slots is not None and given.slot not in slots:
                 values.append(torch.zeros(0))
@@ -133,7 +135,7 @@ class Run:
             found = [self.value(node) if node >= 0 else None for node in ids]
             parent = self.world.network.members[given.parent]
             zero = torch.zeros(
-                parent.shape, dtype=torch.long if parent.tpm.reads_by_index else self.world.network.dtype
+                parent.shape, dtype=torch.long if parent.tpm.reads_by_index else self.world.network.dtype, device=device
             )
             filled = [zero if value is None else value for value in found]
             values.append(
@@ -141,8 +143,8 @@ class Run:
             )
             if shape:
                 there = words if WORD in given.over else list(range(shape[-1]))
-                read[given.slot] = torch.tensor(there)
-                mask[given.slot] = torch.ones(len(there), dtype=torch.bool)
+                read[given.slot] = torch.tensor(there, device=device)
+                mask[given.slot] = torch.ones(len(there), dtype=torch.bool, device=device)
         return (self._at(member, index, read, mask), *values)
 
     def _at(
@@ -154,7 +156,7 @@ class Run:
     ) -> At:
         plates = index[: len(member.family.plates)]
         parameters = {name: value[plates] for name, value in self.world.network.of(member).items()}
-        word = torch.tensor(index[-1] if member.family.words is not None else 0)
+        word = torch.tensor(index[-1] if member.family.words is not None else 0, device=self.world.network.device)
         return At(parameters, word, read or {}, mask or {}, dtype=self.world.network.dtype)
 
 
@@ -172,7 +174,8 @@ def runs(world: World, free: list[int], known: Mapping[int, Tensor], budget: int
             "SVI (net.pyro()), which is approximate",
         )
     for states in itertools.product(*map(range, sizes)):
-        yield Run(world, {**known, **{n: torch.tensor(state) for n, state in zip(free, states, strict=True)}})
+        chosen = (torch.tensor(state, device=world.network.device) for state in states)
+        yield Run(world, {**known, **dict(zip(free, chosen, strict=True))})
 
 
 def values(world: World, node: int, settled: Mapping[int, Tensor], budget: int = BUDGET) -> Tensor:

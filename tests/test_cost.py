@@ -374,6 +374,22 @@ def test_what_shifts_say_the_tables_say(reaches, n):
     assert longest_path(found, n)[0] == _by_tables(found, n)
 
 
+@pytest.mark.parametrize(
+    ("net", "order"),
+    [
+        (lambda: bt.recurrent(6, features=2), "O(n d^2 + n d |x_0|)"),
+        (lambda: bt.recurrent(6, cell="rnn", features=2, slices=3), "O(n d^2 + n d |x_0|)"),
+        (lambda: bt.recurrent(6), "O(n d^2)"),
+        (
+            lambda: bt.decoder(8, heads=2, slices=1, features=3, dropout=0.0),
+            "O(n^2 d + n d^2 + n d hidden + n d |value|)",
+        ),
+    ],
+)
+def test_d_is_the_width_of_the_states_and_features_have_one_name(net, order):
+    assert net().cost(5).order == order
+
+
 def test_orders_of_paths_and_steps():
     told = {
         "every": (1, "O(1)", 1, "O(1)"),

@@ -342,6 +342,28 @@ def test_float32_is_near_float64(net):
         net.to(torch.int32)
 
 
+def test_a_net_goes_to_a_device_and_a_type(net):
+    there = net.to("meta")
+    assert {value.device.type for value in there.parameters.values()} == {there.network.device.type} == {"meta"}
+    assert there.module()(torch.zeros(2, 3, 4, device="meta")).device.type == "meta"
+    both = net.to(torch.device("meta"), torch.float64)
+    assert (both.network.dtype, both.network.floating) == (torch.float64, torch.float64)
+    home = net.to("cpu")
+    assert all(torch.equal(home.parameters[name], value) for name, value in net.parameters.items())
+    for bad in (("nonsense",), ("cuda:99",), (3,), (None,), ("cpu", "cpu"), (torch.float32, torch.float64)):
+        with pytest.raises(bt.BNetError, match="to: expected a"):
+            net.to(*bad)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_sentence_is_answered_on_the_device_of_its_net(net):
+    here = net.sentence("the cat sat").do(q_0_1=torch.zeros(4))
+    there = net.to("cuda").sentence("the cat sat").do(q_0_1=torch.zeros(4))
+    for name in ("x_0_0", "q_0_1", "x_1_1", "x_2_2"):
+        assert there[name].device.type == "cuda"
+        torch.testing.assert_close(there[name].cpu(), here[name], rtol=1e-5, atol=1e-5)
+
+
 # hostile values through every public call: a BNetError, or an answer
 
 

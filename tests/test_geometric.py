@@ -206,6 +206,52 @@ def test_one_system_for_all_words_is_as_many_as_words(form):
     assert gradcheck(lambda z, A: tpm.mix(j, mask, z, A), (z, A))
 
 
+@pytest.mark.parametrize("form", ["skew", "arbitrary"])
+@pytest.mark.parametrize("scale", [1e3, 1e4])
+def test_large_words_in_single_precision_are_as_in_double(form, scale):
+    """C grows with the squares of the words, and the 1 of I + C must not be lost beside it."""
+    net = bt.volume_preserving(3, attention=form, slices=1)
+    x = scale * torch.randn(200, 3, 3, generator=torch.Generator().manual_seed(0))
+    found = net.module()(x, want=["a_0"])["a_0"].double()
+    wanted = net.to(D).module()(x.double(), want=["a_0"])["a_0"]
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6 * scale)
+    s = net.sentence(x=x[0])
+    torch.testing.assert_close(s["a_0_1"].double(), wanted[0, 1], rtol=1e-6, atol=1e-6 * scale)
+
+
+@pytest.mark.parametrize("form", ["skew", "arbitrary"])
+@pytest.mark.parametrize("scale", [1e10, 1e30])
+def test_words_without_a_solution_are_told_where_numbers_must_be_finite(form, scale):
+    net = bt.volume_preserving(3, attention=form, slices=1, observe=Normal(0.1))
+    x = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0))
+    x[0] *= scale
+    made = net.module()(x)
+    assert made[0].isnan().all() and made[1].isfinite().all()
+    with pytest.raises(bt.BNetError, match="a_0_1: expected a value that is a number; got NaN"):
+        net.sentence(x=x[0])["a_0_1"]
+    with pytest.raises(bt.BNetError, match="expected a finite loss; got loss nan"):
+        bt.train(net, (x, x), steps=2, progress=False)
+    for sample in (False, True):
+        with pytest.raises(bt.BNetError, match="a NaN or an infinite one at step 1 of window 0"):
+            net.iterate(x, 2, sample=sample)
+
+
+def test_a_singular_system_has_no_solution():
+    """C = -I, by a matrix that is set and not skew: `I + C` has no inverse."""
+    s = bt.volume_preserving(2, slices=1).to(D).sentence(x=torch.eye(2, dtype=D)).do(A_0=-torch.eye(2, dtype=D))
+    with pytest.raises(bt.BNetError, match="a_0_0: expected a value that is a number"):
+        s["a_0_0"]
+
+
+def test_the_compiled_net_is_one_graph_with_its_gradient():
+    module = bt.volume_preserving(3, slices=1).module()
+    x = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    whole = torch.compile(module, backend="eager", fullgraph=True)
+    torch.testing.assert_close(whole(x), module(x), rtol=0, atol=0)
+    found, wanted = (torch.autograd.grad(each(x).square().sum(), x)[0] for each in (whole, module))
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
 def test_weights_start_with_the_spread_that_is_asked_for():
     for form in FORMS:
         net = bt.volume_preserving(40, attention=form, spread=0.3)
@@ -287,9 +333,12 @@ def test_equations_are_told_in_columns_and_say_who_is_the_key():
     told = {form: str(bt.geometric(3, heads=1).equations(form)) for form in ("word", "row", "column", "einstein")}
     assert all("q and k have changed roles" in each for each in told.values())
     assert r"(Q^{t,h})^\top K^{t,h}" in told["column"]
+    assert r"Z_{:i} = a_i" in str(bt.geometric(3).equations("column"))
+    for form in ("row", "column", "einstein"):  # the matrix of the words a is not the weight A
+        assert "mathbf{A}" not in str(bt.geometric(3).equations(form)) and "Z" in str(bt.geometric(3).equations(form))
     skew, arbitrary = (
         str(bt.volume_preserving(3, attention=form).equations("column")) for form in ("skew", "arbitrary")
     )
     assert r"X^t \operatorname{Cay}((X^t)^\top A^t X^t)" in skew and r"(\hat{A}^t)^\top = -\hat{A}^t" in skew
     assert r"X^t \operatorname{Cay}(C(A^t))" in arbitrary
-    assert r"C(A^t) = L - L^\top, \quad L = \operatorname{lower}((X^t)^\top A^t X^t) / \sqrt{3}" in arbitrary
+    assert r"C(A^t) = B - B^\top, \quad B = \operatorname{lower}((X^t)^\top A^t X^t) / \sqrt{3}" in arbitrary

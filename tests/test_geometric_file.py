@@ -162,12 +162,67 @@ ARCHITECTURES = {
 def test_a_file_is_the_net_that_julia_has(name, style, tmp_path):
     make, count = ARCHITECTURES[name]
     layers = make()
-    net = bt.load_geometric(Julia(layers, style).write(tmp_path / "net.h5"))
+    whole = "skew" if style == "plain" and name in ("skew", "wide") else None  # such a file does not say that A is skew
+    net = bt.load_geometric(Julia(layers, style).write(tmp_path / "net.h5"), attention=whole)
     assert net.network.dtype == torch.float64
     assert count is None or sum(value.numel() for value in net.parameters.values()) == count
     d = net.sentence("a").ground and len(net.sentence("a")["x_0_0"])
     Z = RNG.normal(size=(d, 3))
     np.testing.assert_allclose(said(net, Z), julia_says(layers, Z), rtol=1e-10, atol=1e-10)
+
+
+SKEW = np.array([[0, 0.3, -0.2], [-0.3, 0, 0.5], [0.2, -0.5, 0]])
+
+
+@pytest.mark.parametrize("first", [SKEW, np.zeros((3, 3))], ids=["skew numbers", "zeros"])
+def test_a_whole_matrix_is_the_arbitrary_form_whatever_its_numbers(first, tmp_path):
+    """Over all units, until the file or the caller says skew."""
+    layers = volume(3, 2, 1, False)
+    layers[0]["A"] = first
+    path, Z = Julia(layers).write(tmp_path / "net.h5"), RNG.normal(size=(3, 4))
+    for told in (None, "arbitrary"):
+        net = bt.load_geometric(path, attention=told)
+        assert {"A_0.value", "A_1.value"} <= net.parameters.keys()
+        np.testing.assert_allclose(said(net, Z), julia_says(layers, Z), rtol=1e-10, atol=1e-10)
+    with pytest.raises(
+        bt.FileError, match=r"L8: expected attention \(A, skew-symmetric\); got attention \(A, a matrix\)"
+    ):
+        bt.load_geometric(path, attention="skew")
+
+
+def test_the_skew_form_is_told_by_a_type_or_by_another_unit(tmp_path):
+    layers = volume(3, 2, 1, True)
+    path, Z = Julia(layers).write(tmp_path / "net.h5"), RNG.normal(size=(3, 4))
+    for typed in (False, True):  # the first unit alone written out, then both
+        with h5py.File(path, "a") as file:
+            for k in (1, 8) if typed else (1,):
+                put(file, f"L{k}/A", columns.unpacked(layers[k - 1]["A"].S, 3, "skew").T)
+            if typed:
+                file["L8/A"].attrs["gml_type"] = "GeometricMachineLearning.SkewSymMatrix"
+        np.testing.assert_allclose(said(bt.load_geometric(path), Z), julia_says(layers, Z), rtol=1e-10, atol=1e-10)
+        with pytest.raises(bt.FileError, match=r"L8: expected attention \(A, a matrix\), as is told; got .*skew"):
+            bt.load_geometric(path, attention="arbitrary")
+    with h5py.File(path, "a") as file:
+        file["L8/A"][0, 1] += 1
+    with pytest.raises(bt.FileError, match="L8/A: expected a skew-symmetric matrix, as its type says; got another"):
+        bt.load_geometric(path)
+
+
+def test_a_triangle_of_zeros_fits_either_side(tmp_path):
+    layers = feed_forward(3, 1)
+    for layer in layers:
+        layer["weight"] = Packed(np.zeros(3), 3, layer["weight"].kind)
+    Z = RNG.normal(size=(3, 4))
+    net = bt.load_geometric(Julia(layers, "plain").write(tmp_path / "net.h5"))
+    np.testing.assert_allclose(said(net, Z), julia_says(layers, Z), rtol=1e-10, atol=1e-10)
+
+
+def test_a_form_without_such_attention_is_refused(tmp_path):
+    for layers in (feed_forward(3, 1), standard(3, 1, 1)):
+        with pytest.raises(bt.BNetError, match="attention: expected None, for the file has no volume-preserving att"):
+            bt.load_geometric(Julia(layers).write(tmp_path / "net.h5"), attention="skew")
+    with pytest.raises(bt.BNetError, match=r"attention: expected one of .*'skew', 'arbitrary'"):
+        bt.load_geometric(Julia(volume(3, 1, 1, True)).write(tmp_path / "net.h5"), attention="softmax")
 
 
 def test_many_layers_keep_their_order(tmp_path):
@@ -254,7 +309,11 @@ BAD = {
     ),
     "no width": ("volume", lambda f: f["L2/weight"].pop("n"), "L2/weight: expected S, n; got S"),
     "a real width": ("volume", lambda f: put(f, "L2/weight/n", 3.0), "L2/weight/n: expected a whole number"),
-    "a huge width": ("volume", lambda f: put(f, "L2/weight/n", 2**40), "L2/weight/n: expected a width"),
+    "a huge width": (
+        "volume",
+        lambda f: put(f, "L2/weight/n", 2**62),
+        "L2/weight/n: expected a width from 2 to 8192; got 4611686018427387904",
+    ),
     "upper first": (
         "volume",
         lambda f: f["L2/weight"].attrs.__setitem__("gml_type", "UpperTriangular"),

@@ -171,6 +171,13 @@ BAD = {
     "one vector": (integrator, (vectors(4), 2), {}, r"\[..., word, 4\]"),
     "width": (integrator, (vectors(3, 5), 2), {}, r"\[..., word, 4\].*got shape \(3, 5\)"),
     "text": (integrator, ("the cat", 2), {}, "window: expected real numbers"),
+    "nothing": (integrator, (None, 2), {}, "window: expected real numbers; got None"),
+    "another module": (
+        integrator,
+        (vectors(3, 4), 2),
+        {"module": integrator().module().eval()},
+        "module: expected net.m",
+    ),
     "NaN": (integrator, (vectors(2, 3, 4).log(), 2), {}, "NaN or an infinite one at word 0 of the window 0"),
     "far ahead": (integrator, (vectors(3, 4), 2), {"ahead": 4}, "ahead: expected at most the 3 words of the window"),
     "nowhere": (integrator, (vectors(3, 4), 2), {"ahead": 0}, "ahead: expected a whole number"),
@@ -265,7 +272,7 @@ def test_windows_are_all_there_are() -> None:
 
 def test_arrays_of_real_numbers_are_read_as_their_examples() -> None:
     """The whole at once, and one example after another: the same steps, to the bit; faults name their example."""
-    net, (x, y) = forecaster().to(torch.float32), windows(vectors(2, 12, 4), 3)
+    net, (x, y) = forecaster().to(torch.float32), windows(vectors(2, 12, 4), 3, 1)
     y[0, 1] = torch.nan
     options = {"steps": 12, "batch": 4, "held_out": (x[:5], y[:5]), "every": 4}
     whole = bt.train(net, (x, y), **options)
@@ -274,15 +281,52 @@ def test_arrays_of_real_numbers_are_read_as_their_examples() -> None:
         assert found.losses == whole.losses and found.held_out == whole.held_out
     fresh = bt.train(net, lambda step: (x[step : step + 4], y[step : step + 4]), steps=3)
     assert fresh.losses == bt.train(net, lambda s: list(zip(x[s : s + 4], y[s : s + 4], strict=True)), steps=3).losses
-    for value in (torch.inf, torch.nan):
-        bad = x.clone()
-        bad[2, 0, 0] = value
-        with pytest.raises(bt.BNetError, match=r"data\[2\]"):
-            bt.train(net, (bad, y), steps=20, batch=4)
-    with pytest.raises(bt.BNetError, match=r"data\[2\], y: expected finite numbers"):
-        bt.train(net, (x, y.masked_fill(torch.arange(len(y))[:, None, None] == 2, torch.inf)), steps=20, batch=4)
+    with pytest.raises(bt.BNetError, match="data: expected at least one example"):
+        bt.train(net, (x[:0], y[:0]), steps=1)
     with pytest.raises(bt.BNetError, match=r"data\[\d+\], y: expected values of shape \(3, 4\)"):
         bt.train(net, (x, y[:, :2]), steps=1)
+
+
+@pytest.mark.parametrize("kind", ["tensors", "arrays", "two stacks", "held out"])
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_a_number_that_is_not_finite_is_told_before_the_first_step(kind: str, value: float) -> None:
+    """One row of many, which the first batch may not have."""
+    net = (translator() if kind == "two stacks" else forecaster()).to(torch.float32)
+    x, y = windows(vectors(2, 40, 4), 3, 1)
+    bad = x.clone()
+    bad[-2, 1, 0] = value
+    data = (bad.numpy(), y.numpy()) if kind == "arrays" else (bad, y)
+    said = {"data": (x, y), "held_out": data} if kind == "held out" else {"data": data}
+    with pytest.raises(bt.BNetError, match=rf"data\[{len(x) - 2}\], sentence.*: .*NaN or an infinite one at word 1"):
+        bt.train(net, **said, steps=1, batch=1)
+    if kind in ("tensors", "arrays"):
+        infinite = y.masked_fill(torch.arange(len(y))[:, None, None] == 5, torch.inf)
+        with pytest.raises(bt.BNetError, match=r"data\[5\], y: expected finite numbers"):
+            bt.train(net, (x, infinite), steps=1, batch=1)
+
+
+def test_windows_must_be_told_how_far_ahead() -> None:
+    with pytest.raises(TypeError, match="ahead"):
+        windows(vectors(2, 7, 3), 3)  # type: ignore[call-arg]
+
+
+def test_a_module_of_the_net_may_be_told() -> None:
+    net = integrator()
+    module = net.module().eval()
+    assert_close(net.iterate(vectors(3, 4), 4, module=module), net.iterate(vectors(3, 4), 4), rtol=0, atol=0)
+    with pytest.raises(bt.BNetError, match="module: expected"):
+        net.iterate(vectors(3, 4), 4, module=module.train())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("net", [integrator, forecaster, recurrent, translator, lambda: bt.volume_preserving(4).to(D)])
+def test_a_net_on_another_device_goes_on_there(net) -> None:
+    here, words = net(), vectors(2, 3, 4)
+    there = here.to("cuda")
+    for options in ({}, {"compile": True}):
+        found = there.iterate(words, 5, **options)
+        assert found.device.type == "cuda"
+        assert_close(found.cpu(), here.iterate(words, 5), rtol=1e-8, atol=1e-8)
 
 
 # the rigid body

@@ -76,6 +76,7 @@ def test_a_copy_that_is_no_whole_one_is_refused():
     for options, told in (
         ({"bidirectional": True}, "bidirectional"),
         ({"proj_size": 2}, "proj_size=2"),
+        ({"dropout": 0.5, "num_layers": 2}, "no dropout between layers.*got dropout=0.5"),
         ({"num_layers": 2}, "the net has no"),
         ({"bias": False}, "the module has no"),
     ):

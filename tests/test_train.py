@@ -592,6 +592,27 @@ def test_bad_options_are_told(options, match):
         bt.train(small(), SENTENCES, **options)
 
 
+@pytest.mark.parametrize("option", ["start", "stop"])
+def test_words_around_what_is_told_are_refused_where_no_next_word_is(option):
+    x = torch.randn(4, 3, 4, dtype=torch.float64)
+    for net, data in (
+        (real_valued().to(torch.float64), (x, x)),
+        (bt.encoder(4, heads=1, slices=1, **CLASSES), [("a b", 1)]),
+    ):
+        with pytest.raises(bt.BNetError, match=f"{option}: expected None: the net tells no next word"):
+            bt.train(net, data, steps=1, **{option: [9.0] * 4})
+    with pytest.raises(bt.BNetError, match=f"{option}: expected None: a stream is cut"):
+        bt.train(small(), np.arange(20) % 4, words=4, steps=1, **{option: "a"})
+
+
+@pytest.mark.parametrize("net", [bt.recurrent(4, features=3), bt.decoder(4, heads=1, slices=1, features=3)])
+def test_a_series_is_to_be_cut_into_pairs_first(net):
+    with pytest.raises(
+        bt.BNetError, match=r"^[^\n]*got an array of shape \(30, 3\); allowed: training\.windows\([^\n]*$"
+    ):
+        bt.train(net, torch.zeros(20, 30, 3), steps=1)
+
+
 def real_valued() -> bt.BNet:
     return bt.encoder(4, heads=2, slices=1, readout=Normal(1.0))
 

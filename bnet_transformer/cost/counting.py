@@ -18,7 +18,7 @@ from bnet_transformer.compiler.products import Fold
 from bnet_transformer.cost.polynomial import Amount, Size, number
 from bnet_transformer.cost.spread import BATCH, NONE, Dims, Seen, Spread
 from bnet_transformer.network import Member, Network
-from bnet_transformer.tpm import TPM, Attention, Dot, Parent, Product
+from bnet_transformer.tpm import TPM, Attention, Dot, Given, Parent, Product
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,20 @@ class Sizes:
 
     @cached_property
     def widths(self) -> dict[str, int]:
-        """The width of each stack: that of its first state, else of its first vector over words."""
+        """The width of each stack: that of the states that its slices make, else of its first vector over words."""
         found: dict[str, int] = {}
         for stack in self.network.declaration.stacks:
             over = [m for m in self.network.members if m.family.words == stack.name and len(m.shape) == 1]
             states = [m for m in over if m.family.stack == stack.name and m.family.role in stack.states]
-            for member in (states or over)[:1]:
+            for member in states[-1:] or over[:1]:
                 found[stack.name] = member.shape[0]
         return found
+
+    @cached_property
+    def features(self) -> dict[int, str]:
+        """The symbol of each width of words that are given: whose it is."""
+        given = [m for m in self.network.members if isinstance(m.tpm, Given) and m.family.words is not None]
+        return {width: f"|{m.family.name}|" for m in reversed(given) for width in m.shape}
 
     @cached_property
     def symbols(self) -> dict[int, str]:
@@ -85,11 +91,13 @@ class Sizes:
         return told + [Size(self._width(member, width), width) for width in rest]
 
     def _width(self, member: Member, width: int) -> str:
-        """The symbol of a width: that of a stack's, else whose it is."""
+        """The symbol of a width: that of a stack's, of the words that are given, else whose it is."""
         if width == 1:
             return ""
         if width in self.symbols:
             return self.symbols[width]
+        if width in self.features:
+            return self.features[width]
         if width in (*member.shape, member.tpm.states):
             return f"|{member.family.role}|"
         for given in member.inputs:

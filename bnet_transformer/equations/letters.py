@@ -2,7 +2,7 @@ r"""Which letters stand for what: roles, plates, stacks, sets of words, masks; n
 
 A role with a one-letter part shows that letter, the rest as subscripts (`W_q` is `W_q`, `cross_q` is
 `q_{\mathrm{cross}}`); any other stands upright (`\mathrm{norm1}`). A matrix of all words has the capital
-letter.
+letter; a bold one where that means something else, a spare one where another role has it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ Name = tuple[str, tuple[str, ...]]
 
 RESERVED = frozenset("imntTP")
 TAKEN_CAPITALS = frozenset("EIMPRT")
+SPARE = "ZHGQ"
 GREEK = (
     "alpha",
     "beta",
@@ -54,12 +55,23 @@ class Letters:
     def _capitals(self) -> dict[str, Name]:
         """The letter of the matrix of all words, for roles whose own letter is small."""
         taken = set(self._roles.values())
+        letters = {base.upper() for base, _ in taken}
+        spare = [letter for letter in SPARE if letter not in letters]
         found = {}
         for role, (base, sub) in self._roles.items():
             if len(base) == 1 and base.islower():
-                bold = base.upper() in TAKEN_CAPITALS or (base.upper(), sub) in taken
-                found[role] = (rf"\mathbf{{{base.upper()}}}" if bold else base.upper(), sub)
+                capital, clashes = base.upper(), (base.upper(), sub) in taken
+                if clashes and spare:
+                    capital = spare.pop(0)
+                elif clashes or capital in TAKEN_CAPITALS:
+                    capital = rf"\mathbf{{{capital}}}"
+                found[role] = (capital, sub)
         return found
+
+    def renamed(self, role: str) -> bool:
+        """True where the matrix of all words has another letter than one word."""
+        one, many = self.role(role)[0], self.matrix(role)[0]
+        return len(many) == 1 and many not in (one, one.upper())
 
     def role(self, role: str) -> Name:
         """The letter and subscripts of one word's value, and of what has no words."""

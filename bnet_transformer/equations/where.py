@@ -45,21 +45,26 @@ def _table(letters: Letters, reach: Reach) -> list[str]:
 
 
 def _convention(network: Network, letters: Letters, form: str) -> list[str]:
-    """How words stand in a matrix, said of the first that there is."""
-    vectors = (m.family for m in network.members if m.family.words is not None and len(m.shape) == 1)
-    family = next(vectors, None)
-    if form == "word" or family is None:
+    """How words stand in a matrix, said of the first that there is, and of those that have another letter."""
+    vectors = [m.family.role for m in network.members if m.family.words is not None and len(m.shape) == 1]
+    if form == "word" or not vectors:
         return []
-    one = Symbol(*letters.role(family.role), word="i")
-    many = Symbol(*letters.matrix(family.role), word="i", form=form, whole=False)
+    roles = dict.fromkeys([vectors[0], *filter(letters.renamed, vectors)])
+    ones = [Symbol(*letters.role(role), word="i") for role in roles]
+    manies = [Symbol(*letters.matrix(role), word="i", form=form, whole=False) for role in roles]
+    pairs = list(zip(manies, ones, strict=True))
     match form:
         case "row":
-            return [rf"\text{{words are rows: }} {many} = {one.T}"]
+            return [r"\text{words are rows: } " + r", \quad ".join(f"{many} = {one.T}" for many, one in pairs)]
         case "column":
-            return [rf"\text{{words are columns: }} {many} = {one}"]
+            return [r"\text{words are columns: } " + r", \quad ".join(f"{many} = {one}" for many, one in pairs)]
         case _:
-            entry = rf"{many['a']} \text{{ is feature }} a \text{{ of word }} i"
-            return [entry, r"\text{indices that are repeated, and not on the left, are summed over}"]
+            entry = rf"{manies[0]['a']} \text{{ is feature }} a \text{{ of word }} i"
+            others = [rf"{many['a']} \text{{ that of }} {one}" for many, one in pairs[1:]]
+            return [
+                r", \quad ".join([entry, *others]),
+                r"\text{indices that are repeated, and not on the left, are summed over}",
+            ]
 
 
 def _rest(network: Network, letters: Letters) -> list[str]:

@@ -336,7 +336,7 @@ def many_states(world: World, states: Mapping[int, Tensor]) -> dict[str, Tensor]
         first = next(value for node, value in told[index].items() if node in states)
         if any(value.dtype != first.dtype for value in told[index].values()):
             raise ReadingError(member.family.name, expected="states for its nodes, or tensors", got="both")
-        flat = torch.zeros(len(first), math.prod(shape), *first.shape[1:], dtype=first.dtype)
+        flat = torch.zeros(len(first), math.prod(shape), *first.shape[1:], dtype=first.dtype, device=first.device)
         for node, value in told[index].items():
             flat[:, node - base] = value
         found[member.family.name] = flat.reshape(-1, *shape, *first.shape[1:])
@@ -359,8 +359,8 @@ def gathered(
         first = next(iter(values.values()))
         if any(value.shape != first.shape or value.dtype != first.dtype for value in values.values()):
             raise ReadingError(family.name, expected="states for its nodes, or tensors", got="both")
-        flat = torch.zeros(math.prod(shape), *first.shape, dtype=first.dtype)
-        which = torch.zeros(len(flat), dtype=torch.bool)
+        flat = torch.zeros(math.prod(shape), *first.shape, dtype=first.dtype, device=first.device)
+        which = torch.zeros(len(flat), dtype=torch.bool, device=first.device)
         flat[list(values)], which[list(values)] = torch.stack(list(values.values())), True
         value = flat.reshape(1, *shape, *first.shape)
         if bool(which.all()) and not isinstance(world.network.members[index].tpm, Given):
@@ -377,7 +377,7 @@ def gathered_rows(world: World, above: set[int]) -> dict[str, tuple[Tensor, Tens
         family = world.ground.family_of(node)
         if family.index in above:
             shape = world.ground.shapes[family.index]
-            empty = torch.zeros(1, *shape, len(row), dtype=row.dtype), torch.zeros(1, *shape, dtype=torch.bool)
+            empty = row.new_zeros(1, *shape, len(row)), row.new_zeros(1, *shape, dtype=torch.bool)
             weights, which = found.setdefault(family.name, empty)
             at = (0, *world.ground.place(node)[1])
             weights[at], which[at] = row, True

@@ -66,7 +66,8 @@ def choices_above(world: World, nodes: Iterable[int], settled: Mapping[int, Tens
 def counted(world: World) -> dict[str, Tensor]:
     """What says how many words a stack has, for the stacks for whose words nothing is given."""
     given = {world.network.member(name).family.words for name in world.given}
-    return {stack: torch.zeros(1, count) for stack, count in world.ground.words.items() if stack not in given}
+    device, words = world.network.device, world.ground.words
+    return {stack: torch.zeros(1, count, device=device) for stack, count in words.items() if stack not in given}
 
 
 def seen_families(world: World, evidence: Mapping[int, Tensor]) -> dict[str, Evidence]:
@@ -100,10 +101,10 @@ def _gathered(world: World, told: Mapping[int, Tensor]) -> dict[str, tuple[Tenso
         first = next(iter(values.values()))
         if any(value.shape != first.shape or value.dtype != first.dtype for value in values.values()):
             raise _apart(member.family.name, "states for its nodes, or tensors", "both")
-        flat = torch.zeros(torch.Size(shape).numel(), *first.shape, dtype=first.dtype)
+        flat = torch.zeros(torch.Size(shape).numel(), *first.shape, dtype=first.dtype, device=first.device)
         where = torch.tensor(list(values))
         flat[where] = torch.stack(list(values.values()))
-        some = torch.zeros(len(flat), dtype=torch.bool)
+        some = torch.zeros(len(flat), dtype=torch.bool, device=first.device)
         some[where] = True
         whole = flat.reshape(1, *shape, *first.shape)
         found[member.family.name] = whole, None if bool(some.all()) else some.reshape(1, *shape)

@@ -138,7 +138,7 @@ def value_for(world: World, node: int, value: object) -> Tensor | Row:
         case Zero():
             if member.tpm.reads_by_index:
                 raise EvidenceError(name, expected="a node whose value is real numbers", got="one that has states")
-            return torch.zeros(member.shape, dtype=world.network.dtype)
+            return torch.zeros(member.shape, dtype=world.network.dtype, device=world.network.device)
         case Mean(sentences=others):
             return torch.stack([_settled(world, node, other[name]) for other in others]).mean(0)
         case Attend(weights=weights):
@@ -202,6 +202,6 @@ def _row(world: World, node: int, weights: Tensor) -> Row:
     if len(weights) == len(row) and float(weights[words].sum()) < 1 - 1e-6:
         got = f"{weights.tolist()}"
         raise EvidenceError(name, expected=f"probabilities of the words that it reads, {words}", got=got)
-    row = row.to(world.network.dtype)
-    row[words] = (weights[words] if len(weights) == len(row) else weights).to(row.dtype)
+    row = row.to(world.network.device, world.network.dtype)
+    row[words] = (weights[words] if len(weights) == len(row) else weights).to(row)
     return Row(row)

@@ -144,6 +144,9 @@ class _Names:
         if module.bidirectional or module.proj_size:
             got = "bidirectional" if module.bidirectional else f"proj_size={module.proj_size}"
             raise BNetError("module", expected="words read from the first to the last, states not projected", got=got)
+        if module.dropout and module.num_layers > 1:
+            wanted, allowed = "no dropout between layers, for a recurrent net has none", "module.dropout = 0.0"
+            raise BNetError("module", expected=wanted, got=f"dropout={module.dropout}", allowed=allowed)
         roles = RECURRENT[type(module)]
         found: dict[str, Tensor] = {}
         for t in range(module.num_layers):

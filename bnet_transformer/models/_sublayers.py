@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bnet_transformer.axes import Reach, as_reach
 from bnet_transformer.errors import BNetError, number, one_of, whole
+from bnet_transformer.models._observed import HEADS, WORD, observed
 from bnet_transformer.network import Arrow, Node, Plate
 from bnet_transformer.network.declaration import vocabulary_of
 from bnet_transformer.tpm import (
@@ -43,7 +44,7 @@ from bnet_transformer.tpm import (
 from bnet_transformer.tpm.steps import ACTIVATIONS
 
 Vocabulary = Sequence[str] | int | None
-WORD, TABLE = ["word"], "W_embed"
+TABLE = "W_embed"
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,12 @@ class Ends:
         plus positions; less what is dropped. Where they are not `mapped`, the features are the first state."""
         if vocabulary is not None and self.features is not None:
             raise BNetError("features", expected="None: the words are of a vocabulary", got=self.features)
-        mapped = mapped and self.features is not None
-        if vocabulary is None and positions is None and not mapped:
+        features = self.features if mapped else None
+        if vocabulary is None and positions is None and features is None:
             return [Node("x", Given(self.features or self.dim), plates=WORD)]
-        if mapped and self.features is not None:
+        if features is not None:
             embed = Affine(self.dim) if self.bias else Linear(self.dim)
-            nodes = [Node("value", Given(self.features), plates=WORD), Node("embed", embed, ["value"], WORD)]
+            nodes = [Node("value", Given(features), plates=WORD), Node("embed", embed, ["value"], WORD)]
         elif vocabulary is None:
             nodes = [Node("embed", Given(self.dim), plates=WORD)]
         else:
@@ -125,7 +126,7 @@ class Ends:
         if readout.pool is not None:
             if pool or transform:
                 raise BNetError("pool", expected="one pool", got=f"{pool!r} beside {readout}", allowed="pool= alone")
-            return [Node("y", readout, [Arrow(self.out, "every")])]
+            return observed(readout, self.out)
         over = [] if pool else WORD
         nodes: list[Node] = []
         if pool in ("first", "last"):
@@ -133,7 +134,7 @@ class Ends:
         elif pool:
             nodes = [Node("pool", Pool(pool), [Arrow(self.out, "every")])]
         nodes += self._transformed("pool" if pool else self.out, transform, over)
-        return [*nodes, Node("y", readout, [nodes[-1].role if nodes else self.out], over)]
+        return [*nodes, *observed(readout, nodes[-1].role if nodes else self.out, over)]
 
     def _transformed(self, source: str, activation: str | None, over: list[str]) -> list[Node]:
         """`s(W x + b)` before a readout, where it is asked for."""

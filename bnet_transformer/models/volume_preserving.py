@@ -2,7 +2,7 @@
 
     attention       Z -> Z Cay(C),   Cay(C) = (I - C)(I + C)^-1,   C skew-symmetric
       "skew"        C = Z^T A Z,   A = -A^T
-      "arbitrary"   C = L - L^T,   L = strictly lower(Z^T A Z) / sqrt(d)
+      "arbitrary"   C = B - B^T,   B = strictly lower(Z^T A Z) / sqrt(d)
     feed-forward    x -> x + s(L x + b), L strictly lower, then with U strictly upper triangular
       a block       linear lower (no bias), linear upper (bias), tanh lower (bias), tanh upper (bias)
       after them    linear lower (no bias), linear upper (bias)
@@ -15,11 +15,9 @@ from __future__ import annotations
 
 from bnet_transformer.errors import one_of, whole
 from bnet_transformer.face import BNet
-from bnet_transformer.models._observed import observed
+from bnet_transformer.models._observed import WORD, observed
 from bnet_transformer.network import Arrow, Declaration, Node, Stack
 from bnet_transformer.tpm import TPM, Cayley, Given, Skew, Triangular, Weight
-
-WORD = ["word"]
 
 
 def volume_preserving(

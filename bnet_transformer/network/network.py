@@ -97,6 +97,11 @@ class Network:
         return next((p.dtype for p in self.parameters.values()), self.floating)
 
     @property
+    def device(self) -> torch.device:
+        """The device of the parameters."""
+        return next((p.device for p in self.parameters.values()), torch.device("cpu"))
+
+    @property
     def vocabularies(self) -> dict[str, tuple[str, ...]]:
         """The vocabulary of each stack that has one."""
         return {s.name: tuple(s.vocabulary) for s in self.declaration.stacks if s.vocabulary is not None}
@@ -122,6 +127,23 @@ class Network:
         merged = {**self.parameters, **given}
         check_parameters(self.shapes, merged, numbers=numbers)
         return replace(self, parameters=merged)
+
+    def to(self, *where: object) -> Network:
+        """The same net in another floating type, on another device, or both."""
+        dtype, device = None, None
+        for each in where:
+            if isinstance(each, torch.dtype) and each.is_floating_point and dtype is None:
+                dtype = each
+            elif isinstance(each, str | torch.device) and device is None:
+                device = each
+            else:
+                raise BNetError("to", expected="a floating torch.dtype, a device, or one of each", got=each)
+        try:
+            moved = {name: value.to(device=device, dtype=dtype) for name, value in self.parameters.items()}
+        except (RuntimeError, AssertionError, NotImplementedError) as error:  # as torch tells of a device
+            wanted, allowed = "a device of this machine", "'cpu', 'cuda', 'cuda:0', ..."
+            raise BNetError("to", expected=wanted, got=device, allowed=allowed) from error
+        return replace(self.with_parameters(moved), floating=self.floating if dtype is None else dtype)
 
     def of(self, member: Member) -> dict[str, Tensor]:
         """The parameters of one family."""
@@ -310,7 +332,7 @@ def check_parameters(shapes: Mapping[str, Shape], parameters: Mapping[str, Tenso
             faults.append(Fault(node, f"{name} of shape {shape}", f"shape {tuple(value.shape)}"))
         elif not value.is_floating_point():
             faults.append(Fault(node, f"{name} in a floating type", str(value.dtype)))
-        elif numbers and not bool(torch.isfinite(value).all()):
+        elif numbers and not value.is_meta and not bool(torch.isfinite(value).all()):
             bad = int((~torch.isfinite(value)).sum())
             faults.append(Fault(node, f"{name} finite", f"{bad} entries that are NaN or infinite"))
     if faults:

@@ -27,31 +27,35 @@ from bnet_transformer.tpm import TPM
 def load_geometric(
     path: str | os.PathLike[str],
     *,
+    attention: str | None = None,
     add: bool = False,
     activation: str = "tanh",
     observe: TPM | None = None,
 ) -> BNet:
     """The net of a parameter file of GeometricMachineLearning.jl; needs h5py, the extra `hdf5`.
 
-    Architecture, dim, heads, slices (L), blocks (n_blocks) and the form of the attention follow from the layers. What
-    the file does not hold is told: whether the words are `add`ed to the attention of a standard transformer
-    (`add_connection`; its tutorials do not) and the `activation`. `observe` is a readout, as in `bt.geometric`.
+    Architecture, dim, heads, slices (L) and blocks (n_blocks) follow from the layers, and so does the form of a
+    volume-preserving attention: skew where a matrix A is packed or its type says so, else arbitrary. `attention`
+    ("skew", "arbitrary") tells it of an A that was written out whole. What the file does not hold is told: whether the
+    words are `add`ed to the attention of a standard transformer (`add_connection`; its tutorials do not) and the
+    `activation`. `observe` is a readout, as in `bt.geometric`.
     """
     where = as_path(path)
     one_of("add", add, (True, False))
+    one_of("attention", attention, (None, "skew", "arbitrary"))
     layers = file_to_layers(where)
-    kind = layers[0].kind
-    if kind != "heads":
-        layers = [layer.structured() for layer in layers]
-        kind = layers[0].kind
-    if kind != "heads" and add:
-        raise BNetError("add", expected="False, for the file has no standard transformer", got=add)
-    if kind == "heads":
+    first = layers[0]
+    if first.kind not in ("matrix", "skew") and attention is not None:
+        wanted = "None, for the file has no volume-preserving attention"
+        raise BNetError("attention", expected=wanted, got=attention)
+    if first.kind == "heads":
         return _standard(where, layers, add, activation, observe)
-    if kind != "dense":
-        return _volume_preserving(where, layers, activation, observe)
-    wanted = "attention (PQ, PK, PV or A) or a triangular layer first"
-    raise FileError(f"{where}: L1", expected=wanted, got="a dense layer, as a net that widens its words has it")
+    if first.kind == "dense" and first.as_a("lower") is None:
+        wanted = "attention (PQ, PK, PV or A) or a triangular layer first"
+        raise FileError(f"{where}: L1", expected=wanted, got="a dense layer, as a net that widens its words has it")
+    if add:
+        raise BNetError("add", expected="False, for the file has no standard transformer", got=add)
+    return _volume_preserving(where, layers, attention, activation, observe)
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,7 @@ def _standard(where: Path, layers: Sequence[Layer], add: bool, activation: str, 
     units = _units(where, layers, ("heads",))
     blocks = len(units[0].rest) - 1
     for unit in units:
-        _expect(where, unit.rest, ["dense"] * len(unit.rest))
-        _expect_biases(where, unit.rest, [True] * len(unit.rest))
+        _check(where, unit.rest, ["dense"] * len(unit.rest), [True] * len(unit.rest))
     if blocks < 1:
         raise FileError(f"{where}: L1", expected="at least two ResNet layers after attention", got=blocks + 1)
     heads = len(layers[0].tensors["q"])
@@ -88,35 +91,39 @@ def _standard(where: Path, layers: Sequence[Layer], add: bool, activation: str, 
     return _with(net, found)
 
 
-def _volume_preserving(where: Path, layers: Sequence[Layer], activation: str, observe: TPM | None) -> BNet:
+def _volume_preserving(
+    where: Path, layers: Sequence[Layer], told: str | None, activation: str, observe: TPM | None
+) -> BNet:
     """Units of attention, where there is one, and triangular layers; without attention all of them are one unit."""
-    first = layers[0].kind
-    attention = {"matrix": "arbitrary", "skew": "skew"}.get(first)
-    units = _units(where, layers, (first,)) if attention else [_Unit(None, tuple(layers))]
+    attends = layers[0].kind in ("matrix", "skew")
+    units = _units(where, layers, ("matrix", "skew")) if attends else [_Unit(None, tuple(layers))]
+    form = _form(where, [unit.attention for unit in units if unit.attention is not None], told) if attends else None
     blocks, left = divmod(len(units[0].rest) - 2, 4)
     if left or blocks < 1:
         wanted = "4 n_blocks + 2 triangular layers in a unit"
         raise FileError(str(where), expected=wanted, got=f"{len(units[0].rest)} layers")
     order = steps(blocks, activation)
-    for unit in units:
-        _expect(where, unit.rest, [side for side, _, _ in order])
-        _expect_biases(where, unit.rest, [bias for _, _, bias in order])
     net = volume_preserving(
-        layers[0].dim,
-        slices=len(units),
-        blocks=blocks,
-        attention=attention,
-        activation=activation,
-        observe=observe,
+        layers[0].dim, slices=len(units), blocks=blocks, attention=form, activation=activation, observe=observe
     )
     found: dict[str, Tensor] = {}
     for t, unit in enumerate(units):
         if unit.attention is not None:
-            found |= {f"A_{t}.{name}": value for name, value in unit.attention.tensors.items()}
-        for k, layer in enumerate(unit.rest):
-            owner = f"x_{t + 1}" if k + 1 == len(unit.rest) else f"{order[k][0]}{k // 2 + 1}_{t}"
+            A = _as_a(where, unit.attention, "skew" if form == "skew" else "matrix")
+            found |= {f"A_{t}.{name}": value for name, value in A.tensors.items()}
+        rest = _check(where, unit.rest, [side for side, _, _ in order], [bias for _, _, bias in order])
+        for k, layer in enumerate(rest):
+            owner = f"x_{t + 1}" if k + 1 == len(rest) else f"{order[k][0]}{k // 2 + 1}_{t}"
             found |= {f"{owner}.{name}": value for name, value in layer.tensors.items()}
     return _with(net, found)
+
+
+def _form(where: Path, attention: Sequence[Layer], told: str | None) -> str:
+    """The form of the attention of all units: what is told, else skew where one of them says so."""
+    skew = next((layer for layer in attention if layer.kind == "skew"), None)
+    if skew is not None and told == "arbitrary":
+        raise FileError(f"{where}: {skew.name}", expected=_TOLD["matrix"] + ", as is told", got=_TOLD["skew"])
+    return told or ("arbitrary" if skew is None else "skew")
 
 
 def _units(where: Path, layers: Sequence[Layer], attention: Sequence[str]) -> list[_Unit]:
@@ -132,24 +139,27 @@ def _units(where: Path, layers: Sequence[Layer], attention: Sequence[str]) -> li
     return units
 
 
-def _expect(where: Path, layers: Sequence[Layer], kinds: Sequence[str]) -> None:
-    """Refuse layers that are not of these kinds; one that does not say its side has the one that is due."""
-    for layer, kind in zip(layers, kinds, strict=True):
-        if layer.kind == kind or (layer.kind == "triangular" and kind in ("lower", "upper")):
-            continue
+def _as_a(where: Path, layer: Layer, kind: str) -> Layer:
+    """A layer as one of that kind; a triangular one that does not say its side has the one that is due."""
+    found = layer.as_a(kind)
+    if found is None:
         raise FileError(f"{where}: {layer.name}", expected=_TOLD[kind], got=_TOLD[layer.kind])
+    return found
 
 
-def _expect_biases(where: Path, layers: Sequence[Layer], biases: Sequence[bool]) -> None:
-    for layer, bias in zip(layers, biases, strict=True):
+def _check(where: Path, layers: Sequence[Layer], kinds: Sequence[str], biases: Sequence[bool]) -> list[Layer]:
+    """Layers as those of these kinds, with a bias or without."""
+    found = [_as_a(where, layer, kind) for layer, kind in zip(layers, kinds, strict=True)]
+    for layer, bias in zip(found, biases, strict=True):
         if ("bias" in layer.tensors) != bias:
             wanted = "a bias" if bias else "no bias (the first layer of a linear pair)"
             raise FileError(f"{where}: {layer.name}", expected=wanted, got="none" if bias else "one")
+    return found
 
 
 _TOLD: dict[str, str] = {
     "heads": "attention (PQ, PK, PV)",
-    "matrix": "attention (A)",
+    "matrix": "attention (A, a matrix)",
     "skew": "attention (A, skew-symmetric)",
     "dense": "a dense or ResNet layer",
     "lower": "a strictly lower triangular layer",

@@ -21,6 +21,8 @@ from bnet_transformer.tpm.packed import packed_size
 
 MOST = 2**26
 """As many numbers as one dataset may hold."""
+WIDEST = 2**13
+"""As wide as a matrix of so many numbers is."""
 
 SIDES = {"LowerTriangular": "lower", "UpperTriangular": "upper"}
 TYPES = ("SkewSymMatrix", *SIDES, "StiefelManifold")
@@ -39,18 +41,20 @@ class Layer:
     dim: int
     tensors: Mapping[str, Tensor]
 
-    def structured(self) -> Layer:
-        """The same, a matrix that was written out packed again if it is strictly triangular, or skew-symmetric."""
+    def as_a(self, kind: str) -> Layer | None:
+        """The same as a layer of that kind, its matrix packed where it was written out; None where it is none."""
+        if self.kind == kind or (self.kind == "triangular" and kind in SIDES.values()):
+            return self
+        name = {"skew": "value", "lower": "weight", "upper": "weight"}.get(kind, "")
+        if name not in self.tensors:
+            return None
+        W = self.tensors[name].mT if kind == "upper" else self.tensors[name]
+        S = W.tril(-1)
+        if not torch.equal(W, S - S.mT if kind == "skew" else S):
+            return None
         row, column = torch.tril_indices(self.dim, self.dim, -1)
-        name, kinds = {"dense": ("weight", ("lower", "upper")), "matrix": ("value", ("skew",))}.get(self.kind, ("", ()))
-        for kind in kinds:
-            W = self.tensors[name]
-            W = W.mT if kind == "upper" else W
-            S = W.tril(-1)
-            if torch.equal(W, S - S.mT if kind == "skew" else S):
-                rest = {key: value for key, value in self.tensors.items() if key != name}
-                return Layer(self.name, kind, self.dim, {"packed": W[row, column], **rest})
-        return self
+        rest = {key: value for key, value in self.tensors.items() if key != name}
+        return Layer(self.name, kind, self.dim, {"packed": W[row, column], **rest})
 
 
 def file_to_layers(where: Path) -> list[Layer]:
@@ -177,7 +181,13 @@ class _Reader:
             packed, dim = self._packed(node)
             return Layer(name, "skew", dim, {"packed": packed})
         A = self._square(node)
-        return Layer(name, "matrix", len(A), {"value": A})
+        found = Layer(name, "matrix", len(A), {"value": A})
+        if self._told(node) != "SkewSymMatrix":
+            return found
+        skew = found.as_a("skew")
+        if skew is None:
+            raise self._wrong(node.name, "a skew-symmetric matrix, as its type says", "another")
+        return skew
 
     def _step(self, name: str, group: Any, has_bias: bool) -> Layer:
         """A dense or a triangular layer."""
@@ -205,8 +215,8 @@ class _Reader:
         if self._is_group(size) or size.size != 1 or size.dtype.kind not in "iu":
             raise self._wrong(size.name, "a whole number", "something else")
         dim = int(size[()].item()) if size.shape else int(size[()])
-        if dim < 2 or dim > MOST:
-            raise self._wrong(size.name, "a width of at least 2", dim)
+        if not 2 <= dim <= WIDEST:
+            raise self._wrong(size.name, f"a width from 2 to {WIDEST}", dim)
         return self._vector(entries, packed_size(dim)), dim
 
     def _square(self, node: Any) -> Tensor:
@@ -238,12 +248,18 @@ class _Reader:
 
     def _type(self, group: Any, *allowed: str) -> str:
         """What a structured matrix says that it is, "" where it says nothing."""
+        told = self._told(group)
+        if told not in ("", *allowed):
+            raise self._wrong(group.name, " or ".join(allowed), told)
+        return told
+
+    @staticmethod
+    def _told(node: Any) -> str:
+        """The type that the attributes of a matrix say, "" where there is none."""
         for attribute in ("gml_type", "parameter_type"):
-            if attribute in group.attrs:
-                told = group.attrs[attribute]
+            if attribute in node.attrs:
+                told = node.attrs[attribute]
                 told = told.decode("utf-8", "replace") if isinstance(told, bytes) else str(told)
-                if told.rpartition(".")[2] not in allowed:
-                    raise self._wrong(group.name, " or ".join(allowed), told)
                 return told.rpartition(".")[2]
         return ""
 

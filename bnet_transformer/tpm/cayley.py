@@ -13,6 +13,8 @@ from bnet_transformer.tpm.base import TPM, At, Parent, Product, Shape, matrix, s
 from bnet_transformer.tpm.symbols import Symbols
 
 CAY = r"\operatorname{Cay}"
+MOST = 2.0**45
+"""The greatest entry of C beside which float64 holds the 1 to two digits."""
 
 
 @final
@@ -20,8 +22,8 @@ CAY = r"\operatorname{Cay}"
 class Cayley(TPM):
     """`Z Cay(C)`, `Cay(C) = (I - C)(I + C)^-1`, of all words of a sentence as the columns of Z.
 
-    `"skew"`: `C = Z^T A Z` with A skew-symmetric (a `Skew` node). `"arbitrary"`: `L` is what of `Z^T A Z / sqrt(d)`
-    stands below the diagonal, `C = L - L^T`, A any matrix. A word that is absent leaves C as if it were not there.
+    `"skew"`: `C = Z^T A Z` with A skew-symmetric (a `Skew` node). `"arbitrary"`: `B` is what of `Z^T A Z / sqrt(d)`
+    stands below the diagonal, `C = B - B^T`, A any matrix. A word that is absent leaves C as if it were not there.
 
     >>> Cayley().takes()
     ('z.', 'A')
@@ -60,16 +62,20 @@ class Cayley(TPM):
     def mix(self, read: Tensor, mask: Tensor | None, z: Tensor, A: Tensor) -> Tensor:
         """All words of the collection after the mix, `[..., m, d]`; without a mask all of them are there.
 
-        `Cay(C) = 2 (I + C)^-1 - I`, so that one linear system with the words as its right-hand side is enough.
+        `Cay(C) = 2 (I + C)^-1 - I`, so that one linear system with the words as its right-hand side is enough. It is
+        made and solved in float64, for C grows with the squares of the words and the 1 beside it must not be lost;
+        words come out as NaN where there is no solution, or C is not finite or too large for that.
         """
-        wide = torch.promote_types(z.dtype, torch.float32)  # torch solves nothing in halves
-        Z, A = z.to(wide), A.to(wide)
+        Z, A = z.double(), A.double()
         if mask is not None:
             Z = Z.masked_fill(~mask[..., None], 0.0)  # then C is 0 there too
         C = self.correlation(read, Z, A)
-        one = torch.eye(C.shape[-1], dtype=wide, device=C.device)
-        solved: Tensor = torch.linalg.solve(one + C.mT, Z)
-        return (2 * solved - Z).to(z.dtype).contiguous()  # solve leaves it column by column
+        one = torch.eye(C.shape[-1], dtype=C.dtype, device=C.device)
+        solved, failed = torch.linalg.solve_ex(one + C.mT, Z)
+        lost = (failed != 0) | (C.abs().amax((-2, -1)) > MOST)
+        solved = solved.masked_fill(lost[..., None, None], torch.nan)
+        mixed: Tensor = (2 * solved - Z).to(z.dtype)
+        return mixed.contiguous()  # solve leaves it column by column
 
     def correlation(self, read: Tensor, z: Tensor, A: Tensor) -> Tensor:
         """C, `[..., m, m]`."""
@@ -77,8 +83,8 @@ class Cayley(TPM):
         if self.form == "skew":
             return C
         below = read[..., :, None] > read[..., None, :]
-        L: Tensor = torch.where(below, C, 0.0) * z.shape[-1] ** -0.5
-        return L - L.mT
+        B: Tensor = torch.where(below, C, 0.0) * z.shape[-1] ** -0.5
+        return B - B.mT
 
     def why_no_reading(self) -> str:
         return "Cayley, which multiplies words by an orthogonal matrix: its columns are no distributions"
@@ -106,7 +112,7 @@ class Cayley(TPM):
         if self.form == "skew":
             return scores
         s.define(
-            rf"{self._symbol(s)} = L - L^\top, \quad L = \operatorname{{lower}}({scores}) / \sqrt{{{s.width('z.')}}}"
+            rf"{self._symbol(s)} = B - B^\top, \quad B = \operatorname{{lower}}({scores}) / \sqrt{{{s.width('z.')}}}"
         )
         s.define(r"\operatorname{lower} \text{ keeps what stands below the diagonal}")
         return self._symbol(s)
@@ -121,7 +127,7 @@ class Cayley(TPM):
         if self.form == "skew":
             s.define(f"{self._symbol(s)}_{{jj'}} = {scores}")
             return
-        s.define(rf"{self._symbol(s)} = L - L^\top")
+        s.define(rf"{self._symbol(s)} = B - B^\top")
         s.define(
-            rf"L_{{jj'}} = \frac{{1}}{{\sqrt{{{s.width('z.')}}}}} {scores} \text{{ if }} j > j', \text{{ else }} 0"
+            rf"B_{{jj'}} = \frac{{1}}{{\sqrt{{{s.width('z.')}}}}} {scores} \text{{ if }} j > j', \text{{ else }} 0"
         )

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bnet_transformer.errors import BNetError, FileError, unknown
+from bnet_transformer.errors import BNetError, unknown
 from bnet_transformer.network import Member
-from bnet_transformer.training.rows import rows_of
+from bnet_transformer.training.rows import rows_of, suspect
 from bnet_transformer.training.task import Task
-from bnet_transformer.training.words import real_numbers, whole_numbers
+from bnet_transformer.training.words import real_numbers, tokens_of, whole_numbers
 
 UNSEEN = -1
 WAYS = "a list of sentences or of pairs, an array [sentence, word], a pair of arrays, a file of tokens"
@@ -92,6 +92,16 @@ class Reader:
     start: object = None
     stop: object = None
 
+    def __post_init__(self) -> None:
+        if self.task.next_word is None:
+            self.without_ends("the net tells no next word")
+
+    def without_ends(self, why: str) -> None:
+        """Refuse words around what is told, where they would have no effect."""
+        for what, word in (("start", self.start), ("stop", self.stop)):
+            if word is not None:
+                raise BNetError(what, expected=f"None: {why}", got=word)
+
     def __call__(self, said: object) -> Example:
         """An example of a sentence, a pair, or a mapping from stack and readout."""
         task = self.task
@@ -105,9 +115,21 @@ class Reader:
         if len(names) == 1:
             return self._example({names[0]: said})
         if not isinstance(said, tuple | list) or len(said) != len(names):
-            wanted = f"a pair ({', '.join(name or 'sentence' for name in names)})"
-            raise BNetError("example", expected=wanted if len(names) == 2 else wanted[7:], got=said)
+            raise self._not_one(said, [name or "sentence" for name in names])
         return self._example(dict(zip(names, said, strict=True)))
+
+    def _not_one(self, said: object, names: Sequence[str]) -> BNetError:
+        """The error of what is no example; a series of real-valued words is to be cut into pairs."""
+        wanted, allowed = f"({', '.join(names)})", None
+        if isinstance(said, Tensor | np.ndarray):
+            told = [readout.family.words for readout in self.task.readouts]
+            if told == list(self.task.stacks) and all(of.states is None for of in self.task.words.values()):
+                allowed = "training.windows(series, words, ahead), which makes pairs of a series"
+            said = f"an array of shape {tuple(said.shape)}"
+        elif isinstance(said, tuple) and any(isinstance(part, Tensor | np.ndarray) for part in said):
+            said = f"{len(said)} of them"
+        wanted = f"a pair {wanted}" if len(names) == 2 else wanted
+        return BNetError("example", expected=wanted, got=said, allowed=allowed)
 
     def _example(self, said: Mapping[str, object]) -> Example:
         task, words, observed = self.task, {}, {}
@@ -277,6 +299,7 @@ def batches(reader: Reader, data: object, batch: int, seed: int, words: int | No
     if isinstance(data, str | Path):
         data = tokens_of(data)
     if isinstance(data, Tensor | np.ndarray) and data.ndim == 1 and data.dtype != object:
+        reader.without_ends("a stream is cut into windows as it is")
         return _windows(task, data, batch, seed, words, where)
     if words is not None:
         raise BNetError("words", expected="None: only a stream of tokens is cut in windows", got=words)
@@ -288,6 +311,9 @@ def batches(reader: Reader, data: object, batch: int, seed: int, words: int | No
         def example(k: int) -> Example:
             return _told(reader, k, tuple(part[k] for part in arrays))
 
+        if not len(arrays[0]):
+            raise BNetError("data", expected="at least one example", got="arrays of none")
+        example(suspect(task, arrays) or 0)  # all are of one form, and that row has what no example may have
         return Batches(task, batch, seed, len(arrays[0]), example, rows=rows_of(task, arrays))
     if isinstance(data, Tensor | np.ndarray) and len(data):
         rows = data
@@ -337,23 +363,6 @@ def _windows(task: Task, stream: Tensor | np.ndarray, batch: int, seed: int, wor
         return Example({stack: ids[:-1]}, {readout: ids[1:]})
 
     return Batches(task, batch, seed, count, window)
-
-
-def tokens_of(path: str | Path) -> np.ndarray:
-    """A stream of tokens on disk, mapped into memory: `.npy`, or `.bin` of uint16."""
-    where, wanted = str(path), "a file of tokens: .npy, or .bin of uint16"
-    if Path(path).suffix not in (".npy", ".bin"):
-        raise FileError(where, expected=wanted, got=f"the suffix {Path(path).suffix!r}")
-    try:
-        if Path(path).suffix == ".npy":
-            found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-        else:
-            found = np.memmap(path, dtype=np.uint16, mode="r")
-    except (OSError, ValueError) as error:
-        raise FileError(where, expected=wanted, got=str(error)) from error
-    if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise FileError(where, expected=wanted, got=f"{found.dtype} of shape {found.shape}")
-    return found
 
 
 def padded(task: Task, examples: Sequence[Example], *, told: bool = False) -> Batch:

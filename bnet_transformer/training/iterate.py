@@ -41,8 +41,8 @@ def iterate(
     reads a later one, and otherwise the number of words in the window. The net reads as many of the last words as the
     window has; with `grow` all words from the first. A net of two stacks reads the window in the one and
     goes on in the other, from the last word of the window, or from the words that a mapping from stack says. A
-    Normal readout goes on with its mean, or with `sample` with what is drawn of it, by `seed`. `module` is the net's
-    own, where there is one already; it keeps what `compile` makes of it.
+    Normal readout goes on with its mean, or with `sample` with what is drawn of it, by `seed`. `module` is one of this
+    net in evaluation, where there is one already; it keeps what `compile` makes of it.
     """
     for what, value in (("sample", sample), ("compile", compile)):
         one_of(what, value, (True, False))
@@ -50,6 +50,8 @@ def iterate(
         raise BNetError("seed", expected="a whole number below 2^63", got=seed)
     if seed and not sample:
         raise BNetError("seed", expected="0: without sample=True nothing is drawn", got=seed)
+    if module is not None and (not isinstance(module, Module) or module.network is not network or module.training):
+        raise BNetError("module", expected="net.module().eval() of this very net, or None", got=type(module).__name__)
     steps, teller = whole("steps", steps), teller_of(network)
     if sample and teller.member.tpm.kind != "continuous":
         raise BNetError("sample", expected="a net with a Normal readout", got=f"the state {teller.member.family.name}",
@@ -62,9 +64,8 @@ def iterate(
     tell = _telling(module or Module(network).eval(), teller, sample=sample, compile=compile)
     words, found = x[teller.stack], []
     with torch.no_grad(), _seeded(seed if sample else None, words.device):
-        for done in range(0, steps, new):
-            with _solved(done):
-                found.append(tell({**x, teller.stack: words})[:, -new:])
+        for _ in range(0, steps, new):
+            found.append(tell({**x, teller.stack: words})[:, -new:])
             words = torch.cat([words, found[-1]], 1)
             words = words if grow else words[:, -begun:].contiguous()  # one layout: compiled once
         told = torch.cat(found, 1)[:, :steps]
@@ -72,10 +73,11 @@ def iterate(
     return told.reshape(*lead, steps, *teller.member.shape)
 
 
-def windows(series: object, words: int, ahead: int = 1) -> tuple[Tensor, Tensor]:
+def windows(series: object, words: int, ahead: int) -> tuple[Tensor, Tensor]:
     """All windows of a series `[..., word, dim]`, and of each word the one `ahead` further on: `[window, word, dim]`.
 
-    It is a pair of arrays for `train`, after which `iterate` with the same `ahead` goes on with the series.
+    It is a pair of arrays for `train`, after which `iterate` with the same `ahead` goes on with the series: that is 1
+    where no word reads a later one, and otherwise `words`, unless `iterate` is told.
 
     >>> x, y = windows([[0.0], [1.0], [2.0], [3.0]], words=2, ahead=1)
     >>> x.tolist(), y.tolist()
@@ -200,9 +202,7 @@ def _vectors(teller: Teller, stack: str, said: object) -> Tensor:
         *row, word = (~value.isfinite())[..., None].flatten(value.dim() - len(shape)).any(-1).nonzero()[0].tolist()
         where = f" of the window {row if len(row) > 1 else row[0]}" if row else ""
         raise BNetError(what, expected="finite numbers", got=f"a NaN or an infinite one at word {word}{where}")
-    network = teller.task.network
-    like = next(iter(network.parameters.values()), torch.zeros((), dtype=network.floating))
-    return value.to(like.device, like.dtype)
+    return value.to(teller.task.network.device, teller.task.network.dtype)
 
 
 def _begun(teller: Teller, window: Tensor) -> Tensor:
@@ -252,21 +252,9 @@ def _check_finite(told: Tensor) -> None:
     off = ~told.reshape(*told.shape[:2], -1).isfinite().all(-1)
     if bool(off.any()):
         step = int(off.any(0).nonzero()[0])
-        raise _diverged(f"a NaN or an infinite one at step {step + 1} of window {int(off[:, step].nonzero()[0])}", step)
-
-
-@contextmanager
-def _solved(done: int) -> Iterator[None]:
-    """A matrix of numbers that overflowed has no inverse: told as what it is."""
-    try:
-        yield
-    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-        raise _diverged(f"a matrix without an inverse after {done} steps", done) from error
-
-
-def _diverged(got: str, steps: int) -> BNetError:
-    allowed = f"at most steps={steps}" if steps else None
-    return BNetError("iterate", expected="a rollout of finite numbers", got=got, allowed=allowed)
+        got = f"a NaN or an infinite one at step {step + 1} of window {int(off[:, step].nonzero()[0])}"
+        allowed = f"at most steps={step}" if step else None
+        raise BNetError("iterate", expected="a rollout of finite numbers", got=got, allowed=allowed)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Arrays of real numbers, read once as a whole: their rows make minibatches without a look at each example."""
+"""Arrays of real numbers, looked at once as a whole: which row is not sound, and which need no look at each example."""
 
 from __future__ import annotations
 
@@ -8,29 +8,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer.network import Member
 from bnet_transformer.training.task import Task
 
 
-def rows_of(task: Task, arrays: Sequence[object]) -> dict[str, Tensor] | None:
-    """Words and what is observed, by name, `[example, ...]`; None where examples are to be read one by one.
+def suspect(task: Task, arrays: Sequence[object]) -> int | None:
+    """The first row with a number that no example may have: not finite among words, infinite in what is observed.
 
-    That is so of anything but real numbers for one stack of vectors and its readouts, and of what is not sound: the
-    reading of examples tells which one is not.
+    Arrays that are no real numbers, lie in a file or may not be written to are not looked at.
     """
-    if len(task.stacks) > 1 or len(arrays) != 1 + len(task.readouts) or not all(map(_real, arrays)):
+    found: list[int] = []
+    for place, array in enumerate(arrays):
+        if _real(array):
+            value = _tensor(array)
+            off = ~value.isfinite() if place < len(task.stacks) else value.isinf()
+            found += off.reshape(len(off), -1).any(1).nonzero()[:1].flatten().tolist()
+    return min(found, default=None)
+
+
+def rows_of(task: Task, arrays: Sequence[object]) -> dict[str, Tensor] | None:
+    """Words and what is observed, by name, `[example, ...]`, whose rows are examples as they stand; None of others.
+
+    They stand so where they are real numbers, words of one stack and its readouts.
+    """
+    of, *more = task.words.values()
+    readouts = task.readouts
+    plain = not more and of.states is None and all(m.tpm.kind == "continuous" for m in readouts)
+    if not plain or len(arrays) != 1 + len(readouts) or not all(map(_real, arrays)):
         return None
-    (of,) = task.words.values()
-    found = [part.detach() if isinstance(part, Tensor) else torch.from_numpy(part) for part in arrays]
-    words, *observed = found
-    if of.states is not None or words.dim() < 2 or words.shape[2:] != of.member.shape or 0 in words.shape:
-        return None
-    if of.exact not in (None, words.shape[1]) or words.shape[1] > (of.longest or words.shape[1]):
-        return None
-    if not bool(words.isfinite().all()) or not all(map(_fits, task.readouts, observed, [words] * len(observed))):
-        return None
-    names = [of.stack, *(readout.family.name for readout in task.readouts)]
-    return dict(zip(names, found, strict=True))
+    names = [of.stack, *(readout.family.name for readout in readouts)]
+    return dict(zip(names, map(_tensor, arrays), strict=True))
 
 
 def _real(array: object) -> bool:
@@ -41,8 +47,5 @@ def _real(array: object) -> bool:
     return owned and array.dtype in (np.float32, np.float64) and array.flags.writeable  # type: ignore[attr-defined]
 
 
-def _fits(readout: Member, value: Tensor, words: Tensor) -> bool:
-    """True where values are what a readout can be observed to be; NaN is not observed."""
-    lead = words.shape[: 1 if readout.family.words is None else 2]
-    sound = readout.tpm.kind == "continuous" and not readout.family.plates
-    return sound and value.shape == (*lead, *readout.shape) and not bool(value.isinf().any())
+def _tensor(array: object) -> Tensor:
+    return array.detach() if isinstance(array, Tensor) else torch.from_numpy(array)

@@ -1,16 +1,17 @@
-"""The words of a stack as training and decoding take them: text, lists, ids, arrays or vectors, made tensors."""
+"""The words of a stack as training and decoding take them: text, ids, arrays or vectors, as tensors; files of ids."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, unknown
+from bnet_transformer.errors import BNetError, FileError, unknown
 from bnet_transformer.intake import main_of
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tokens import Tokenizer
@@ -141,10 +142,29 @@ def whole_numbers(what: str, value: object) -> Tensor:
 
 def real_numbers(what: str, value: object) -> Tensor:
     """Real numbers as a tensor."""
+    if value is None:
+        raise BNetError(what, expected="real numbers", got=value)
     try:
         found = value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value, dtype=np.float64))
     except (TypeError, ValueError) as problem:
         raise BNetError(what, expected="real numbers", got=value) from problem
     if found.is_complex() or found.dtype == torch.bool:
         raise BNetError(what, expected="real numbers", got=str(found.dtype))
+    return found
+
+
+def tokens_of(path: str | Path) -> np.ndarray:
+    """A stream of tokens on disk, mapped into memory: `.npy`, or `.bin` of uint16."""
+    where, wanted = str(path), "a file of tokens: .npy, or .bin of uint16"
+    if Path(path).suffix not in (".npy", ".bin"):
+        raise FileError(where, expected=wanted, got=f"the suffix {Path(path).suffix!r}")
+    try:
+        if Path(path).suffix == ".npy":
+            found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        else:
+            found = np.memmap(path, dtype=np.uint16, mode="r")
+    except (OSError, ValueError) as error:
+        raise FileError(where, expected=wanted, got=str(error)) from error
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise FileError(where, expected=wanted, got=f"{found.dtype} of shape {found.shape}")
     return found
