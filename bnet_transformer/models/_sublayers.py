@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bnet_transformer.axes import Reach, as_reach
 from bnet_transformer.errors import BNetError, number, one_of, whole
-from bnet_transformer.models._observed import HEADS, WORD, observed
+from bnet_transformer.models._observed import WORD, observed
 from bnet_transformer.network import Arrow, Node, Plate
 from bnet_transformer.network.declaration import vocabulary_of
 from bnet_transformer.tpm import (

@@ -15,7 +15,8 @@ import torch
 
 from bnet_transformer.axes import Reach
 from bnet_transformer.errors import BNetError, FileError, whole
-from bnet_transformer.models._sublayers import TABLE, WORD, Sublayers
+from bnet_transformer.models._observed import WORD
+from bnet_transformer.models._sublayers import TABLE, Sublayers
 from bnet_transformer.network import Declaration, Node, Stack
 from bnet_transformer.pretrained.family import Family, Options
 from bnet_transformer.pretrained.keys import Weights, are_same, has_bias, weight_of
