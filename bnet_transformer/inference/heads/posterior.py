@@ -6,7 +6,7 @@ The shares are drawn (`annealing`). With the others known, and `r_s` the Bayes f
 of one head is `prod_s (1 - rho_nu + rho_nu r_s)` (`conditional`), by which what is told of a head is averaged.
 
 The Bayes factor is that of `rho_nu` free against `rho_nu = 0`: with the integral I of this density, relative to its
-value at zero, it is the mean of I over the shares of the others where `rho_nu = 0`, and one over the mean of 1 / I where
+value at zero, it is the mean of I over the shares of the others where `rho_nu = 0`, and one over that of 1 / I where
 that is free. Draws of both are bridged (Bennett 1976); where they do not meet, it is the quotient of the evidences.
 """
 
