@@ -35,7 +35,9 @@ def nodes_of(s, family):
     """The names of the nodes of a family, `[head, word]`."""
     ground = s.ground
     found = ground.folded.by_name[family]
-    return np.array([ground.name(n) for n in ground.nodes(found).tolist()]).reshape(ground.shapes[found.index])
+    shape = ground.shapes[found.index]
+    names = np.array([ground.name(n) for n in ground.nodes(found).tolist()])
+    return names.reshape(-1, *shape[-1:]) if found.plates else names.reshape(shape)
 
 
 def run_of(s, *off):

@@ -33,7 +33,7 @@ from tests.gating import (
 
 def table_by_loop(net, sites, sentences, told, output=None):
     """`[site, sentence, setting]`: a sentence and a setting at a time."""
-    heads = net.network.graph.sizes["head"]
+    heads = net.network.graph.sizes["head"] * net.network.graph.sizes.get("group", 1)
     found = torch.empty(len(sites), len(sentences), 2**heads, dtype=D)
     for k, said in enumerate(sentences):
         s = net.sentence(x=said) if isinstance(said, torch.Tensor) else net.sentence(said)
@@ -48,7 +48,9 @@ def table_by_loop(net, sites, sentences, told, output=None):
 
 SUMMED = {
     "concat": 1,
-    "grouped": 1,
+    "grouped": 2,
+    "bucketed": 2,
+    "vanilla decoder, features": 1,
     "encoder, post-norm": 2,
     "encoder, pre-norm": 2,
     "integrator": 1,

@@ -76,7 +76,7 @@ def test_dead_heads_are_framed_and_only_they(found):
         framed = [patch for patch in figure.axes[0].patches if (patch.get_gid() or "").startswith("dead")]
         assert [(round(p.get_x() + 0.45), round(p.get_y() + 0.45)) for p in framed] == [(2, 1)]
         assert "nothing hangs" in notes(figure)
-    alive = replace(found, ablation=found.ablation + 1)
+    alive = replace(found, idle=torch.zeros_like(found.idle))
     assert "nothing hangs" not in notes(bt.plot(alive))
 
 

@@ -184,6 +184,7 @@ def test_what_the_state_of_a_word_separates(cell, gated):
 
 
 def test_it_compiles_without_a_break():
+    torch._dynamo.reset()  # nothing of the nets that other tests compiled
     for cell in CELLS:
         module, x = bt.recurrent(3, cell=cell, features=2).module(), torch.randn(2, 4, 2)
         compiled = torch.compile(module, fullgraph=True, backend="eager")

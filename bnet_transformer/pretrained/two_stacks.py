@@ -74,7 +74,8 @@ class TwoStacks(Family):
     def options(self, config: Mapping[str, Any], architecture: str | None, readout: str | None) -> Both:
         """What a config says, in our words."""
         config = self.translate(config)
-        told, start = super().options(config, architecture, readout), config.get("decoder_start_token_id")
+        told, start = super().options(config, architecture, readout), self.said(config, "decoder_start_token_id")
+        told = replace(told, labels=())  # it observes words alone
         if start is not None:
             told = replace(told, start=whole("decoder_start_token_id of the config", start, least=0))
         one_table = bool(config.get(self.config.get("one_table", "one_table"), True)) and told.tied

@@ -91,6 +91,9 @@ class Words:
 
     def _vectors(self, said: object) -> Tensor:
         found = real_numbers(self._where, said)
+        image = self.member.tpm.image if isinstance(self.member.tpm, Given) else None
+        if image is not None and found.dim() == 3:
+            found = image.read(found)
         if not found.dim() or tuple(found.shape[1:]) != self.member.shape or not len(found):
             wanted = f"vectors of shape (words, {', '.join(map(str, self.member.shape))})"
             raise BNetError(self._where, expected=wanted, got=f"shape {tuple(found.shape)}")

@@ -24,6 +24,7 @@ DEFAULTS = {
     "activation": "gelu",
     "scaled_words": False,
     "eps": 1e-5,
+    "decoder_start_token_id": 2,
 }
 
 

@@ -81,6 +81,7 @@ FAMILY = TwoStacks(
         "eps": 1e-6,
         "buckets": 32,
         "furthest": 128,
+        "decoder_start_token_id": None,
     },
     modules={
         "embed": "shared",
