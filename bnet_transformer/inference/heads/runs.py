@@ -135,6 +135,6 @@ class Runs:
     def width(self) -> int:
         """Bytes for each word of a run: a few of its widest values."""
         network = self.module.network
-        sizes = network.graph.sizes
-        wide = max(math.prod(m.shape) * math.prod(sizes[p] for p in m.family.plates) for m in network.members)
+        sizes, members = network.graph.sizes, [m for m in network.members if m.family.words is not None]
+        wide = max(math.prod(m.shape) * math.prod(sizes[p] for p in m.family.plates) for m in members)
         return 16 * wide * torch.finfo(network.floating).bits // 8
