@@ -65,9 +65,9 @@ def log_likelihood(table: Tensor, rho: Tensor, power: float) -> Tensor:
 
 def moved(table: Tensor, rho: Tensor, generator: torch.Generator) -> Tensor:
     """Draws after Gibbs steps: the gate of each sentence given the shares, the share given the gates."""
-    rho = rho.clone()
-    for head in [*range(rho.shape[1])] * SWEEPS:
-        ratio = log_ratio(*sides(table, head), others(rho, head))
+    rho, halves = rho.clone(), [sides(table, head) for head in range(rho.shape[1])]
+    for head, half in [*enumerate(halves)] * SWEEPS:
+        ratio = log_ratio(*half, others(rho, head))
         likely = torch.sigmoid(ratio + torch.logit(rho[:, head])[:, None])
         on = (torch.rand(likely.shape, generator=generator, dtype=torch.float64) < likely).sum(1)
         ins, outs = (torch._standard_gamma(1.0 + n.double(), generator=generator) for n in (on, len(table) - on))

@@ -73,9 +73,8 @@ def inclusion(
         _check_budget(runs, whole("budget", budget))
     generator = torch.Generator().manual_seed(seed)
     with _Bar(progress) as told:
-        asked = _Asked(runs, sigma, draws, rounds, memory, generator, told)
-        found = asked.exactly() if method == "exact" else asked.jointly()
-    return replace(found, interval=interval)
+        asked = _Asked(runs, sigma, float(interval), draws, rounds, memory, generator, told)
+        return asked.exactly() if method == "exact" else asked.jointly()
 
 
 @dataclass(frozen=True)
@@ -84,6 +83,7 @@ class _Asked:
 
     runs: Runs
     sigma: float | None
+    interval: float
     draws: int
     rounds: int
     memory: int
@@ -159,7 +159,7 @@ class _Asked:
             sentences=count,
             likelihood=_said(runs),
             sigma=sigma,
-            interval=0.9,
+            interval=self.interval,
             rho=rho,
             log_bayes=log_bayes,
             error=error,
