@@ -1,0 +1,123 @@
+"""The group of commands: each is imported when it is asked for, run, and told how it ended: 0, 1, 2 or 130."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Never
+
+import click
+
+from bnet_transformer.cli.telling import BUG, line_of
+
+COMMANDS = ("draw", "explore", "ask", "sweep", "fit", "heads", "train", "cost", "models", "bench", "completion")
+SETTINGS = {"help_option_names": ["-h", "--help"]}
+
+
+class Ended(click.ClickException):
+    """A command that ended early: its line, its exit code, and the error that it was."""
+
+    def __init__(self, error: BaseException) -> None:
+        line, self.code = line_of(error)
+        self.error = error
+        super().__init__(line)
+
+
+class Commands(click.Group):
+    """The commands of a room each; what they raise is told as one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        found: click.Command = importlib.import_module(f"bnet_transformer.cli.{cmd_name}").command
+        return found
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        with _ending():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _ending(), warnings.catch_warnings():
+            warnings.showwarning = _warn
+            return super().invoke(ctx)
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command; `--debug` may stand anywhere among the arguments."""
+        told = list(sys.argv[1:] if args is None else args)
+        debug = os.environ.get("BNET_DEBUG", "0") not in ("", "0")
+        options = told[: told.index("--")] if "--" in told else told
+        if "--debug" in options:
+            debug = True
+            told = [each for each in options if each != "--debug"] + told[len(options) :]
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, ValueError):  # none there, or one that is not of text
+                stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        try:
+            found = super().main(told, prog_name, complete_var, standalone_mode=False, **extra)
+        except Ended as ended:
+            if not standalone_mode:
+                raise
+            _leave(ended, debug)
+        if not standalone_mode:
+            return found
+        sys.exit(found if isinstance(found, int) else 0)
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """Whatever is raised inside ends the command."""
+    try:
+        yield
+    except (Ended, click.exceptions.Exit, SystemExit):
+        raise
+    except BaseException as error:
+        raise Ended(error) from error
+
+
+def _leave(ended: Ended, debug: bool) -> Never:
+    """Tell how a command ended, and leave."""
+    if isinstance(ended.error, OSError):  # a pipe that is closed, a disk that is full: what is left is not written
+        with suppress(OSError, AttributeError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with suppress(OSError):
+        if debug:
+            click.echo("".join(traceback.format_exception(ended.error)), err=True, nl=False)
+        if ended.message:
+            asks = "" if debug or ended.code != BUG or not isinstance(ended.error, Exception) else _ASK
+            click.echo(f"{ended.message}{asks}", err=True)
+    sys.exit(ended.code)
+
+
+_ASK = " (--debug shows where)"
+
+
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning is one line too."""
+    click.echo(f"Warning: {' '.join(str(message).split())}", err=True)
+
+
+@click.group(cls=Commands, context_settings=SETTINGS, invoke_without_command=True)
+@click.version_option(package_name="bnet-transformer")
+@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error; may stand anywhere.")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Read a transformer as a Bayesian network: draw it, ask it, intervene on it, fit it."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())

@@ -1,0 +1,261 @@
+"""What commands share: options, the net, the sentences, evidence and `do` as people write them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from bnet_transformer.errors import BNetError, FileError
+
+if TYPE_CHECKING:
+    from bnet_transformer.face import BNet, Sentence
+
+MODEL = "tiny, minilm, a folder of Hugging Face, an id of the hub, or a net.safetensors that save wrote."
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+# options
+
+
+def options(*each: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Several options as one, in the order in which help shows them."""
+
+    def with_them(function: F) -> F:
+        for option in reversed(each):
+            function = option(function)
+        return function
+
+    return with_them
+
+
+def sentences_option() -> Callable[[F], F]:
+    """SENTENCES, or a file of them."""
+    return options(
+        click.argument("sentences", nargs=-1, metavar="[SENTENCE]..."),
+        click.option("-f", "--file", "source", shell_complete=_files,
+                     help="A file of sentences, one in each line; - is the standard input, also as a SENTENCE."),
+    )  # fmt: skip
+
+
+def model_option(default: str | None = "tiny", note: str = "The net") -> Callable[[F], F]:
+    """`--model`."""
+    told = f"{note}: {MODEL}"
+    return click.option("-m", "--model", default=default, shell_complete=_models, help=told, metavar="MODEL",
+                        show_default=default is not None)  # fmt: skip
+
+
+def json_option() -> Callable[[F], F]:
+    """`--json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Tell everything as one JSON document.")
+
+
+def out_option(suffixes: Sequence[str], *, required: bool = False) -> Callable[[F], F]:
+    """`-o`, once or several times."""
+    told = f"The file to write, by its suffix: {', '.join(suffixes)}. May be repeated; {{}} is the sentence's number."
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return _suffixed(incomplete, suffixes)
+
+    return click.option(
+        "-o", "--out", "outs", metavar="FILE", shell_complete=complete, multiple=True, required=required, help=told
+    )
+
+
+VALUE = 'A state, a word (in quotes of its own, if it is "7"), or numbers with commas between; may be repeated.'
+DO = "Set nodes: a name, a family, a pattern such as q_1_*_2; zero sets zeros, mean the mean over the words."
+
+
+def do_options() -> Callable[[F], F]:
+    """`--do` and `--given`, each NAME=VALUE."""
+    return options(
+        do_option(),
+        click.option("--given", "given", multiple=True, metavar="NAME=VALUE", help=f"See a node to be so. {VALUE}"),
+    )
+
+
+def do_option() -> Callable[[F], F]:
+    """`--do` alone."""
+    return click.option("--do", "done", multiple=True, metavar="NAME=VALUE", help=f"{DO} {VALUE}")
+
+
+def _files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="file")]
+
+
+def _models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The names of nets, and files."""
+    found = [CompletionItem(name) for name in ("tiny", "minilm") if name.startswith(incomplete)]
+    return [*found, CompletionItem(incomplete, type="file")]
+
+
+def _suffixed(incomplete: str, suffixes: Sequence[str]) -> list[CompletionItem]:
+    """A name with each suffix that fits what is written of it."""
+    stem, begun = os.path.splitext(incomplete)
+    if not stem or incomplete.endswith("/"):
+        return [CompletionItem(incomplete, type="file")]
+    if incomplete.endswith("."):
+        stem, begun = incomplete[:-1], "."
+    found = [CompletionItem(stem + suffix) for suffix in suffixes if suffix.startswith(begun)]
+    return [*found, CompletionItem(incomplete, type="file")]
+
+
+# the net
+
+
+def net_of(model: str) -> BNet:
+    """The net of a model, or of a file that `save` wrote."""
+    if Path(model).is_file():
+        from bnet_transformer.face import load_net
+
+        return load_net(model)
+    if model.endswith(".safetensors"):
+        raise FileError(model, expected="a net that save wrote", got="no such file")
+    from bnet_transformer.pretrained import from_pretrained
+
+    return from_pretrained(model)
+
+
+def sentence_of(
+    net: BNet, text: str, *, pair: str | None = None, done: Sequence[str] = (), given: Sequence[str] = ()
+) -> Sentence:
+    """The bnet of a text, with what is set and seen; the stacks of a net with several are parted by |."""
+    s = net.sentence(said_to(net, text), pair=pair)
+    if done:
+        s = s.do(values("--do", done))
+    return s.observe(values("--given", given)) if given else s
+
+
+def said_to(net: BNet, text: str) -> object:
+    """A text as the net takes it."""
+    stacks = [stack.name for stack in net.declaration.stacks]
+    if len(stacks) == 1:
+        return text
+    parts = [part.strip() for part in text.split("|")]
+    if len(parts) != len(stacks):
+        wanted = f"{len(stacks)} texts with | between them, for the stacks {', '.join(stacks)}"
+        raise BNetError("sentence", expected=wanted, got=text)
+    return dict(zip(stacks, parts, strict=True))
+
+
+# sentences
+
+
+def sentences_of(told: Sequence[str], source: str | None) -> list[str]:
+    """Sentences from the command line, or from the lines of a file or of the standard input."""
+    if source is None and tuple(told) == ("-",):
+        told, source = (), "-"
+    if source is None:
+        return _told(told)
+    if told:
+        raise BNetError("SENTENCES", expected="sentences, or --file with some", got="both")
+    where = "standard input" if source == "-" else f"--file {source}"
+    try:
+        with click.open_file(source, encoding="utf-8-sig") as file:
+            found = [line.strip() for line in file if line.strip()]
+    except OSError as error:
+        raise BNetError(where, expected="a file that can be read", got=error.strerror or str(error)) from error
+    except UnicodeError as error:
+        raise BNetError(where, expected="text in UTF-8", got="other bytes") from error
+    if not found:
+        raise BNetError(where, expected="sentences, one in each line", got="none")
+    return _sound(where, found)
+
+
+def _told(told: Sequence[str]) -> list[str]:
+    """The sentences that stand on the command line themselves."""
+    if not told:
+        raise BNetError("SENTENCES", expected="sentences, or --file with some", got="none")
+    if len(told) == 1 and Path(told[0]).is_file():
+        raise BNetError("SENTENCES", expected="a sentence", got="the name of a file", allowed=f"--file {told[0]}")
+    if not all(text.strip() for text in told):
+        raise BNetError("SENTENCES", expected="sentences with words", got="an empty one")
+    return _sound("SENTENCES", list(told))
+
+
+def _sound(where: str, texts: list[str]) -> list[str]:
+    """Refuse what is no text: NUL, and bytes of the command line that were no UTF-8."""
+    for text in texts:
+        if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise BNetError(where, expected="text in UTF-8", got="other bytes")
+    return texts
+
+
+def along(items: Sequence[T], what: str) -> Iterable[T]:
+    """The items, with a bar in a terminal where there are several."""
+    from tqdm import tqdm
+
+    found: Iterable[T] = tqdm(items, unit=what, leave=False, disable=None if len(items) > 1 else True)
+    return found
+
+
+# what people write
+
+
+def values(what: str, told: Sequence[str]) -> dict[str, object]:
+    """`name=value`, several: a state, a word or numbers for each node."""
+    found: dict[str, object] = {}
+    for each in told:
+        name, sign, value = each.partition("=")
+        name = name.strip()
+        if not sign or not name or not value.strip():
+            raise BNetError(what, expected="NAME=VALUE", got=each)
+        if name in found:
+            raise BNetError(f"{what} {name}", expected="one value", got="two")
+        found[name] = _value(value.strip(), set_it=what == "--do")
+    return found
+
+
+def _value(text: str, *, set_it: bool) -> object:
+    """A state, a vector, a word; for `do` also what sets a node whatever its shape."""
+    if set_it and text in ("zero", "mean"):
+        from bnet_transformer.inference import Mean, Zero
+
+        return Zero() if text == "zero" else Mean()
+    if len(text) > 2 and text[0] == text[-1] == '"':  # a word as it stands, be it a number
+        return text[1:-1]
+    if text.isdecimal():
+        return int(text)
+    try:
+        found = [float(part) for part in text.removesuffix(",").split(",")]
+    except ValueError:
+        return text
+    if not all(map(math.isfinite, found)):
+        return text
+    return found if "," in text else found[0]
+
+
+def names(what: str, told: str) -> list[str]:
+    """Names with commas between them."""
+    found = [part.strip() for part in told.split(",")]
+    if not all(found):
+        raise BNetError(what, expected="names with commas between them", got=told)
+    return found
+
+
+def numbers(what: str, told: str | None) -> list[int] | None:
+    """Whole numbers with commas between them; None where nothing is told."""
+    if told is None:
+        return None
+    parts = told.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise BNetError(what, expected="whole numbers with commas between them", got=told)
+    return [int(part) for part in parts]
+
+
+def words(told: str | None, alone: Sequence[str]) -> list[int | str] | None:
+    """Words by number or as they stand, and those that stand alone."""
+    parts = [] if told is None else told.split(",")
+    named: list[int | str] = [int(part) if part.isdecimal() else part for part in parts]
+    return None if told is None and not alone else [*named, *alone]
+
+
+def known(**asked: object) -> dict[str, Any]:
+    """The options that were told: all but those that are None or empty."""
+    return {name: value for name, value in asked.items() if value is not None and value != ()}

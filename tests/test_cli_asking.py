@@ -1,0 +1,266 @@
+"""The command line: ask, sweep, fit, train, cost: the numbers of Python, from arguments, files, standard input."""
+
+import json
+import math
+
+import pandas as pd
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.cli.outputs import json_of
+from bnet_transformer.inference import Zero
+from tests.test_cli import one_line, run
+
+SAID = ["the cat sat", "a dog ran by the tree"]
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return bt.from_pretrained("tiny")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with sentences, in which commands are said."""
+    (tmp_path / "said.txt").write_text("\ufeff" + SAID[0] + "\n\n  " + SAID[1] + "\n", encoding="utf-8")
+    (tmp_path / "pairs.txt").write_text("the cat sat\tthe dog sat\nthe dog ran\tthe cat ran\n")
+    (tmp_path / "labelled.txt").write_text("the cat sat\tyes\na dog\tno\nthe mat\t_\n")
+    (tmp_path / "tagged.txt").write_text("the cat\tD 7\na dog\t_ N\n")
+    (tmp_path / "empty.txt").write_text(" \n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def told(*arguments, **options):
+    found = run(*arguments, "--json", **options)
+    assert found.exit_code == 0, found.output
+    return json.loads(found.stdout, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
+
+
+def close(found, wanted):
+    torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), torch.as_tensor(wanted).double())
+
+
+# ask
+
+
+def test_posterior_is_that_of_the_sentence(tiny, here):
+    asked = ["--given", "y_1=sat", "--do", "x_1_0=zero"]
+    found = told("ask", "posterior", "y_2,c", "-f", "said.txt", *asked)
+    by_input = told("ask", "posterior", "y_2,c", "-", *asked, input="\n".join(SAID))
+    assert found == by_input == told("ask", "posterior", "y_2,c", *SAID, *asked)
+    for each, text in zip(found["sentences"], SAID, strict=True):
+        s = tiny.sentence(text).do(x_1_0=Zero()).observe(y_1="sat")
+        close(each["probabilities"], s.posterior(["y_2", "c"]))
+        assert each["labels"][0][8] == "sat" and each["labels"][1] == ["0", "1", "2"]
+
+
+def test_posterior_prints_and_writes_its_rows(tiny, here):
+    found = run(
+        "ask", "posterior", "y_2", SAID[0], "--do", "c=1", "--top", 1, "-o", "p.csv", "-o", "p.svg", "-o", "p.json"
+    )
+    best = tiny.sentence(SAID[0]).do(c=1).posterior("y_2")
+    lines = found.stdout.splitlines()
+    assert lines[0].split() == ["y_2", "probability"] and lines[2] == "... and 15 more (--all)"
+    assert lines[1].split()[1] == f"{float(best.max()):.3f}"
+    close(pd.read_csv("p.csv").probability.tolist(), best)
+    assert (here / "p.svg").read_text().startswith("<?xml")
+    assert json.loads((here / "p.json").read_text())["sentences"][0]["nodes"] == ["y_2"]
+    run("ask", "posterior", "c", *SAID, "-o", "a.csv", "-o", "b.csv", "-o", "c{}.csv")
+    assert pd.read_csv("a.csv").sentence.tolist() == [text for text in SAID for _ in range(3)]
+    assert (here / "a.csv").read_text() == (here / "b.csv").read_text() and len(pd.read_csv("c1.csv")) == 3
+
+
+def test_words_that_are_numbers_and_vectors_can_be_seen(here):
+    net = bt.bayesuvius(2, vocabulary=["zero", "7", "cat"], observe=bt.tpm.Categorical(3), seed=3)
+    net.save("net.safetensors")
+    s = net.sentence("cat 7")
+    for written, wanted in (('y_1="7"', {"y_1": "7"}), ("y_1=2", {"y_1": 2}), ("y_1=zero", {"y_1": "zero"})):
+        close(told("ask", "posterior", "c", "cat 7", "-m", "net.safetensors", "--given", written)["sentences"][0][
+            "probabilities"], s.posterior("c", wanted))  # fmt: skip
+    done = told("ask", "posterior", "y_1", "cat 7", "-m", "net.safetensors", "--do", "x_1_1=0.5,-2")
+    close(done["sentences"][0]["probabilities"], s.do(x_1_1=[0.5, -2.0]).posterior("y_1"))
+
+
+def test_structure_is_that_of_the_sentence(tiny, here):
+    s = tiny.sentence(SAID[0])
+    for name in ("blanket", "parents", "children", "ancestors", "descendants"):
+        wanted = getattr(s, name)("k_0_1")
+        assert told("ask", name, "k_0_1", SAID[0])["sentences"][0]["nodes"] == wanted
+        assert run("ask", name, "k_0_1", SAID[0]).stdout.split() == wanted
+    assert run("ask", "parents", "c", SAID[0]).stdout == "none\n"
+    assert told("ask", "parents", "x_1_1", SAID[0], "--do", "x_1_1=zero")["sentences"][0]["nodes"] == []
+    asked = ["x_0_0", "q_0_2", SAID[0], "--given", "x_0_2,W_q_0", "--verify"]
+    (found,) = told("ask", "separated", *asked)["sentences"]
+    wanted = s.separated("x_0_0", "q_0_2", ["x_0_2", "W_q_0"], verify=True)
+    assert found["separated"] is bool(wanted) is True and found["dependence"] == wanted.dependence
+    assert found["trail"] is None and "separated\n" in run("ask", "separated", *asked).stdout
+    other = ["q_0_0", "q_0_1", SAID[0], "--given", "c", "--given", "x_0_0"]
+    assert told("ask", "separated", *other)["sentences"][0]["trail"] == "q_0_0 <- W_q_0 -> q_0_1"
+    assert told("ask", "separated", *other, "--deterministic")["sentences"][0]["separated"]
+
+
+def test_reads_are_those_of_the_sentence(tiny, here):
+    options = ["--residual", 0.25, "--given", "y_1=sat", "--word", "sat", "--paths", 2]
+    (found,) = told("ask", "reads", SAID[0], *options, "-o", "r.svg", "-o", "r.csv")["sentences"]
+    wanted = tiny.sentence(SAID[0]).observe(y_1="sat").reads(residual=0.25)
+    close(found["matrix"], wanted.matrix)
+    assert [path["words"] for path in found["paths"]] == [[*path.words] for path in wanted.paths(2, count=2)]
+    close(pd.read_csv("r.csv").share.tolist(), wanted.matrix.flatten())
+    assert run("ask", "reads", SAID[0], *options).stdout.splitlines()[2:] == [*map(str, wanted.paths(2, count=2))]
+
+
+# sweep
+
+
+def test_sweep_is_that_of_python(tiny, here):
+    pairs = [("the cat sat", "the dog sat"), ("the dog ran", "the cat ran")]
+    clean, corrupt = ([tiny.sentence(pair[k]) for pair in pairs] for k in (0, 1))
+    wanted = bt.sweep(clean, corrupt, at="x", metric={"y_2": ("cat", "dog")})
+    by_file = told("sweep", "-f", "pairs.txt", "--answer", "cat,dog", "-o", "s.csv", "-o", "s.svg")
+    close(by_file["values"], wanted.values)
+    close(pd.read_csv("s.csv").effect.tolist(), wanted.values.flatten())
+    by_arguments = told("sweep", *pairs[0], *pairs[1], "--metric", "y_2=cat,dog")
+    assert by_arguments["table"] == by_file["table"] and by_file["axes"] == ["slice", "word"]
+    by_input = told("sweep", "-", "--metric", "y_2=2,3", input=(here / "pairs.txt").read_text())
+    assert by_input["values"] == by_file["values"]
+    zero = bt.sweep(Zero(), [s.do(c=0) for s in clean], at=["v_0_1"], metric={"y_2": "cat"})
+    found = told(
+        "sweep", *(pair[0] for pair in pairs), "--ablate", "zero", "--do", "c=0", "--at", "v_0_1", "--answer", "cat"
+    )
+    close(found["values"], zero.values)
+    assert found["clean"] is None and found["table"][0]["name"] == "v_0_1"
+    one = told("sweep", *pairs[0], "--answer", "cat")["table"][0]
+    assert one["error"] is None and one["name"] == "x_0_0"  # of one example nothing is known of others
+
+
+# fit and train
+
+
+def test_fit_is_that_of_python_and_can_be_asked(here):
+    words = [text.split() for text in SAID]
+    vocabulary = list(dict.fromkeys(word for text in words for word in text))
+    net = bt.bayesuvius(
+        4, heads=2, mask="causal", vocabulary=vocabulary, observe=bt.tpm.Categorical(len(vocabulary)), seed=2
+    )
+    wanted = bt.fit(net, [(each[:-1], each[1:]) for each in words], steps=3, seed=2, progress=False)
+    options = ["--dim", 4, "--steps", 3, "--seed", 2]
+    found = told("fit", "-f", "said.txt", *options, "-o", "n.safetensors", "-o", "n.fit", "-o", "n.svg", "-o", "n.json")
+    assert found["bounds"] == pytest.approx(wanted.bounds) and found["observed"] == "next"
+    assert found == told("fit", *SAID, *options) | {"files": found["files"]}
+    assert json.loads((here / "n.json").read_text()) == found
+    for name, value in bt.load("n.safetensors").parameters.items():
+        torch.testing.assert_close(value, wanted.net.parameters[name])
+    assert bt.load("n.fit").bounds == pytest.approx(wanted.bounds)
+    assert "c: 2 live heads of 2" in run("fit", "-", *options, input="\n".join(SAID)).stdout
+    again = told("fit", "-f", "said.txt", "-m", "n.safetensors", "--learn", "c.logits", "--method", "em", "--steps", 2)
+    assert again["learned"] == ["c.logits"] and again["bounds"][0] == pytest.approx(wanted.bounds[-1], abs=0.5)
+    asked = told("ask", "posterior", "c", SAID[0], "-m", "n.fit", "--given", "y_1=sat")
+    close(asked["sentences"][0]["probabilities"], wanted.net.sentence(SAID[0]).posterior("c", {"y_1": "sat"}).float())
+
+
+def test_fit_reads_labels_and_words_behind_a_tab(here):
+    found = told("fit", "-f", "labelled.txt", "--dim", 2, "--steps", 2, "-o", "l.safetensors")
+    net = bt.load("l.safetensors")
+    assert found["observed"] == "label" and net.network.member("y").tpm.labels == ("no", "yes")
+    assert told("ask", "posterior", "y", "a cat", "-m", "l.safetensors")["sentences"][0]["labels"] == [["no", "yes"]]
+    found = told("fit", "-f", "tagged.txt", "--dim", 2, "--steps", 2, "-o", "t.safetensors", "--checkpoint", "kept")
+    assert found["observed"] == "words"
+    assert bt.load("t.safetensors").network.member("y").tpm.labels == ("7", "D", "N")
+    more = told("fit", "-f", "tagged.txt", "--dim", 2, "--steps", 4, "--checkpoint", "kept", "--changed")
+    assert len(more["bounds"]) == 4 and more["bounds"][:2] == found["bounds"]
+
+
+def test_train_is_that_of_python_and_goes_on(here):
+    vocabulary = [*dict.fromkeys(" ".join(SAID).split()), "end"]
+    net = bt.decoder(4, heads=2, slices=1, dropout=0.0, vocabulary=vocabulary, seed=1)
+    wanted = bt.train(net, SAID, steps=3, rate=0.01, stop="end", seed=1, held_out=SAID, progress=False)
+    options = ["--rate", 0.01, "--stop", "end", "--seed", 1, "--held-out", "said.txt"]
+    new = ["--dim", 4, "--slices", 1]
+    found = told(
+        "train", "-f", "said.txt", *new, *options, "--steps", 3, "-o", "n.safetensors", "-o", "n.csv", "-o", "n.svg"
+    )
+    assert found["losses"] == pytest.approx(wanted.losses) and len(found["held_out"]) == len(wanted.held_out)
+    assert pd.read_csv("n.csv").loss.tolist() == pytest.approx(wanted.losses)
+    for name, value in bt.load("n.safetensors").parameters.items():
+        torch.testing.assert_close(value, wanted.net.parameters[name])
+    first = told("train", *SAID, *new, *options, "--steps", 2, "--checkpoint", "kept")
+    more = told("train", *SAID, *new, *options, "--steps", 3, "--checkpoint", "kept", "--resume")
+    assert more["losses"] == found["losses"] and first["losses"] == found["losses"][:2]
+    printed = run("train", "-", "-m", "n.safetensors", "--epochs", 2, input=SAID[0]).stdout
+    assert printed.startswith("2 steps on 1 sentences: loss ")
+
+
+# cost
+
+
+def test_cost_is_that_of_the_net(tiny, here):
+    found = told("cost", "-f", "said.txt", "--batch", 2, "-o", "c{}.csv")["costs"]
+    assert found == told("cost", "-", "--batch", 2, input="\n".join(SAID))["costs"]
+    for k, each in enumerate(found):
+        wanted = tiny.cost(len(SAID[k].split()), batch=2)
+        assert (each["flops"], each["parameters"], each["of"]) == (wanted.flops, wanted.parameters, SAID[k])
+        assert pd.read_csv(f"c{k}.csv").flops.sum() == wanted.flops == sum(row["flops"] for row in each["rows"])
+    by_number = told("cost", "--words", 3, "--batch", 2, "-o", "c.svg")["costs"][0]
+    assert {**by_number, "of": SAID[0]} == found[0] and (here / "c.svg").stat().st_size > 1000
+    assert run("cost", "--words", 3).stdout.startswith(str(tiny.cost(3)).splitlines()[0])
+    stacks = bt.encoder_decoder(8, heads=2, slices=1, hidden=8, vocabulary=["a", "b"])
+    stacks.save("two.safetensors")
+    wanted = stacks.cost({"enc": 3, "dec": 2}).flops
+    for source in (["a b a | b a"], ["--words", "enc=3,dec=2"]):
+        assert told("cost", *source, "-m", "two.safetensors")["costs"][0]["flops"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["ask", "posterior", "c"], "SENTENCES: expected sentences"),
+        (["ask", "posterior", "z", "the cat"], "'z'"),
+        (["ask", "posterior", "c,", "the cat"], "NODE: expected names with commas"),
+        (["ask", "posterior", "x_1_0", "the cat"], "x_1_0: expected a discrete random node"),
+        (["ask", "posterior", "c", "the cat", "--given", "y_0=zebra"], "zebra"),
+        (["ask", "posterior", "c", "the cat", "--given", "y_0=99"], "a state from 0 to 15"),
+        (["ask", "posterior", "c,y_0,y_1", "the cat", "-o", "p.svg"], "allowed: .csv, .json"),
+        (["ask", "posterior", "c", *SAID, "-o", "p.svg"], "there are 2; got one file for all"),
+        (["ask", "posterior", "c,y_0,y_1", "the cat", "--budget", "1"], "budget"),
+        (["ask", "separated", "x_0_0", "x_0_0", "the cat"], "it in x and y"),
+        (["ask", "blanket", "x_7_0", "the cat"], "x_7_0"),
+        (["ask", "reads", "the cat the", "--word", "the"], "allowed: its number: 0, 2"),
+        (["ask", "reads", "the cat", "--word", "2"], "or its number up to 1; got 2"),
+        (["ask", "reads", "the cat", "--slices", "4"], "slices"),
+        (["sweep", "the cat sat", "--answer", "cat"], "sentences in pairs"),
+        (["sweep", "the cat", "the dog sat", "--answer", "cat"], "words"),
+        (["sweep", "the cat", "the dog"], "--metric or --answer; got neither"),
+        (["sweep", "the cat", "the dog", "--answer", "cat,dog,mat"], "one state or two"),
+        (["sweep", "the cat", "the dog", "--metric", "y_1"], "y_1"),
+        (["sweep", "the cat", "the dog", "--answer", "cat", "--at", "zebra"], "zebra"),
+        (["fit", "the cat", "-m", "tiny", "--dim", "3"], "no option of a new net beside it; got --dim"),
+        (["fit", "the"], "at least 2 words"),
+        (["fit", "the cat", "--method", "nuts"], "spread"),
+        (["fit", "the cat", "--observe", "label"], "lines with a tab"),
+        (["fit", "the cat\tb", "the dog"], "one tab in each, or in none"),
+        (["fit", "-f", "labelled.txt", "--observe", "words"], "as many words behind the tab"),
+        (["fit", "the cat", "--resume"], "folder="),
+        (["fit", "the cat", "-o", "none/n.safetensors"], "a folder that is there"),
+        (["fit", "the cat", "--held-out", "none.txt"], "--file none.txt"),
+        (["train", "the cat", "-m", "tiny"], "no random choice beneath the readouts"),
+        (["train", "-f", "labelled.txt"], "lines without a tab"),
+        (["train", "the cat", "--steps", "1", "--epochs", "1"], "steps"),
+        (["train", "the", "--steps", "1"], "at least 2 words"),
+        (["train", "-f", "empty.txt"], "got none"),
+        (["cost", "the cat", "--words", "3"], "got both"),
+        (["cost", "--words", "many"], "a whole number, or one for each stack"),
+        (["cost", "the cat", "--want", "zebra"], "zebra"),
+    ],
+)  # fmt: skip
+def test_bad_questions_are_one_line_and_code_2(here, arguments, match):
+    before = set(here.iterdir())
+    one_line(run(*arguments), match)
+    assert set(here.iterdir()) == before
+
+
+def test_json_has_null_for_what_is_no_number():
+    table = pd.DataFrame({"a": [1.5, math.nan]})
+    told_ = {"a": torch.tensor([1.0, math.inf]), "b": table, "c": (None, True, 2), "d": math.nan}
+    assert json_of(told_) == '{"a": [1.0, null], "b": [{"a": 1.5}, {"a": null}], "c": [null, true, 2], "d": null}'

@@ -1,0 +1,53 @@
+"""docs/cli.md runs: each command of the page, top to bottom, prints what the page shows."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bnet_transformer.cli import main
+from bnet_transformer.cli.group import COMMANDS
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
+BLOCK = re.compile(r"^```bash\n(?P<said>.*?)^```$(?:\n\n```text\n(?P<shown>.*?)^```$)?", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"-?\d+\.\d+")
+
+
+def said_by(line):
+    """What a line of the page prints."""
+    before, bar, after = line.rpartition(" | ")
+    given = subprocess.run(["sh", "-c", before], capture_output=True, check=True).stdout if bar else None
+    if not after.startswith("bnet-transformer "):
+        return subprocess.run(["sh", "-c", line], capture_output=True, check=True, text=True).stdout
+    found = CliRunner().invoke(main, shlex.split(after)[1:], input=given, prog_name="bnet-transformer")
+    assert found.exit_code == 0, f"{line}\n{found.output}"
+    return found.stdout
+
+
+def shape_of(text):
+    """The text without its numbers and the spaces between columns, and the numbers."""
+    told = NUMBER.sub("#", text)
+    return [line.split() for line in told.strip().splitlines()], [float(n) for n in NUMBER.findall(text)]
+
+
+def test_the_page_prints_what_it_shows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = list(BLOCK.finditer(PAGE.read_text(encoding="utf-8")))
+    commands = "".join(block["said"] for block in blocks)
+    subprocess.run(["sh", "-n"], input=commands, text=True, check=True)  # as a shell reads them
+    used = set()
+    for block in blocks:
+        lines = block["said"].splitlines()
+        printed = "".join(said_by(line) for line in lines)
+        used |= {line.partition("bnet-transformer ")[2].split()[0] for line in lines if "bnet-transformer " in line}
+        assert (block["shown"] is None) == (not printed), block["said"]
+        (words, numbers), (wanted, shown) = shape_of(printed), shape_of(block["shown"] or "")
+        if "models" not in block["said"]:  # which nets are local differs from machine to machine
+            assert words == wanted
+            assert numbers == pytest.approx(shown, rel=2e-3, abs=2e-3)
+    assert used == set(COMMANDS) - {"bench", "completion"}
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written >= {"said-0.svg", "said-2.svg", "net.safetensors", "labelled.fit", "loss.png", "map.csv", "kept"}

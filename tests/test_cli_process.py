@@ -1,0 +1,187 @@
+"""The command line as a process: what it imports, how it ends by an interrupt, a closed pipe, a fault, no memory."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from bnet_transformer.cli import main
+from bnet_transformer.cli.group import COMMANDS
+from tests.test_cli import one_line, run
+
+PROGRAM = [sys.executable, "-m", "bnet_transformer.cli"]
+
+
+def said(*arguments, **options):
+    return subprocess.run([*PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=120, **options)
+
+
+def test_help_of_every_command_imports_nothing_heavy():
+    code = f"""
+import sys
+from bnet_transformer.cli import main
+asked = [[], *([name] for name in {COMMANDS!r}), ["ask", "posterior"], ["ask", "reads"]]
+for told in asked:
+    try: main([*told, "--help"])
+    except SystemExit as done: assert not done.code
+heavy = {{"torch", "numpy", "pandas", "networkx", "matplotlib", "pyro", "scipy", "safetensors"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert (
+        all(f"\n  {name} " in found.stdout for name in COMMANDS) and found.stdout.count("Usage:") == len(COMMANDS) + 3
+    )
+
+
+def interrupted(arguments, ready, tmp_path):
+    """A process that is interrupted as soon as it is `ready`."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
+    with subprocess.Popen([*PROGRAM, *arguments], **options) as process:
+        end = time.monotonic() + 60
+        while not ready(process) and time.monotonic() < end:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks into /proc for what a process has mapped")
+def test_an_interrupt_while_torch_is_imported_is_one_line(tmp_path):
+    def begun(process):
+        with open(f"/proc/{process.pid}/maps") as mapped:
+            return "libtorch" in mapped.read()
+
+    assert interrupted(["draw", "the cat", "-o", "c.svg"], begun, tmp_path) == (130, "", "interrupted\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupt_of_training_says_how_to_go_on(tmp_path):
+    arguments = ["train", "the cat sat", "--dim", "4", "--slices", "1", "--steps", "1000000", "--every", "5"]
+    arguments += ["--checkpoint", "kept"]
+    kept = tmp_path / "kept"
+    found = interrupted(arguments, lambda _: kept.is_dir() and any(kept.glob("*.safetensors")), tmp_path)
+    assert found == (130, "", "interrupted: --resume goes on from kept\n")
+
+
+def test_an_interrupt_of_a_fit_keeps_the_best_so_far(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("signals come to the main thread")
+
+    def interrupt():
+        end = time.monotonic() + 60
+        while not any(tmp_path.glob("kept/**/*.safetensors")) and time.monotonic() < end:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    sender = threading.Thread(target=interrupt)
+    sender.start()
+    options = ["--dim", "2", "--steps", "1000000", "--every", "5", "--checkpoint", "kept"]
+    found = run("fit", "the cat sat", *options, "-o", "net.safetensors")
+    sender.join()
+    line = "interrupted: this is the best so far; --resume goes on from kept\n"
+    assert (found.exit_code, found.stderr) == (130, line)
+    assert "written: net.safetensors" in found.stdout and (tmp_path / "net.safetensors").stat().st_size > 1000
+
+
+def test_a_pipe_that_is_closed_ends_quietly():
+    reader, writer = os.pipe()
+    os.close(reader)
+    for arguments in (["--help"], ["completion", "bash"]):
+        process = subprocess.run([*PROGRAM, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True)
+        assert process.stderr == "" and process.returncode == 0, arguments
+    os.close(writer)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full disk to write to")
+def test_a_full_disk_is_one_line():
+    with open("/dev/full", "w") as full:
+        found = subprocess.run([*PROGRAM, "completion", "zsh"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (found.returncode, found.stderr) == (2, "Error: no space left to write to\n")
+
+
+def test_no_output_and_no_unicode_are_no_fault(tmp_path):
+    found = said("completion", "fish", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert found.returncode == 0
+    code = "import sys; sys.stdout = None\nfrom bnet_transformer.cli import main; main(['completion', 'zsh'])"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def raising(monkeypatch, error):
+    """Run a command that raises an error."""
+
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr("bnet_transformer.cli.shared.sentences_of", fail)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "code"),
+    [
+        (ZeroDivisionError("of\nmany lines"), "ZeroDivisionError: of many lines (--debug shows where)", 1),
+        (MemoryError(), "out of memory: take fewer or shorter sentences", 1),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "out of memory", 1),
+        (ModuleNotFoundError("no", name="tokenizers.models"), 'pip install "bnet-transformer[pretrained]"', 2),
+        (ModuleNotFoundError("no", name="h5py"), 'pip install "bnet-transformer[hdf5]"', 2),
+        (ModuleNotFoundError("no", name="torch"), "torch is not installed", 1),
+        (PermissionError(13, "Permission denied", "a.txt"), "a.txt: Permission denied", 2),
+        (UnicodeError("strange"), "UnicodeError: strange", 1),
+        (click.BadParameter("wrong"), "wrong", 2),
+    ],
+)
+def test_whatever_is_raised_is_one_line(monkeypatch, error, line, code):
+    one_line(raising(monkeypatch, error)("cost", "the cat"), line, code)
+
+
+def test_an_interrupt_is_told_also_where_an_import_makes_another_error_of_it(monkeypatch):
+    error = ImportError("failed")
+    error.__cause__ = KeyboardInterrupt()
+    for each in (error, KeyboardInterrupt(), click.Abort()):
+        found = raising(monkeypatch, each)("cost", "the cat")
+        assert (found.exit_code, found.output) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3, "variable"])
+def test_debug_shows_the_traceback_wherever_it_stands(place):
+    told = ["ask", "posterior", "c", "the zebra"]
+    if place != "variable":
+        told.insert(place, "--debug")
+    found = run(*told, env={"BNET_DEBUG": "1"} if place == "variable" else {"BNET_DEBUG": "0"})
+    assert found.exit_code == 2 and found.stderr.startswith("Traceback") and "UnknownNameError" in found.stderr
+    assert found.stderr.splitlines()[-1].startswith("Error: word of the sentence")
+
+
+def test_behind_two_dashes_debug_is_a_word():
+    one_line(run("ask", "posterior", "c", "--", "the --debug"), "--debug")
+    one_line(run("draw", "-o", "c.svg", "--", "--debug"), "--debug")
+
+
+def test_a_warning_is_one_line(monkeypatch):
+    import warnings
+
+    def warn(*_):
+        warnings.warn("of\nmany lines", stacklevel=1)
+        return ["the cat"]
+
+    monkeypatch.setattr("bnet_transformer.cli.shared.sentences_of", warn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        found = run("cost", "the cat")
+    assert found.exit_code == 0 and found.stderr == "Warning: of many lines\n"
+
+
+def test_nothing_asked_is_help():
+    for told in ([], ["ask"]):
+        found = CliRunner().invoke(main, told)
+        assert found.exit_code == 0 and found.output.startswith("Usage:")
+    found = run("--version")
+    assert found.exit_code == 0 and "version" in found.output
