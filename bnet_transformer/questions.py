@@ -42,6 +42,10 @@ class Questions(Structure):
     def _world(self) -> World: ...
 
     @property
+    @abc.abstractmethod
+    def _answers(self) -> inference.Answers: ...
+
+    @property
     def _asked(self) -> Ground:
         return self.ground
 
@@ -50,11 +54,24 @@ class Questions(Structure):
         return self._world.network
 
     def topological_order(self) -> list[str]:
-        """All nodes, parents before children."""
+        """All nodes, parents before children.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> order = s.topological_order()
+        >>> order[0], order[-1], len(order)
+        ('c', 'x_1_2', 19)
+        """
         return self._named(graph.topological_order(self.ground).tolist())
 
     def shrink(self, boxes: Mapping[str, str] | Callable[[str], str], *, weights: bool = False) -> viz.Quotient:
-        """The graph with each box of nodes shrunk to one; `boxes` maps a node's name to its box."""
+        """The graph with each box of nodes shrunk to one; `boxes` maps a node's name to its box.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.shrink(lambda name: name[0]).boxes
+        ('x', 'q', 'k', 'v')
+        """
         one_of("weights", weights, (True, False))
         return viz.drawable(graph.shrink(self.ground, boxes, Selection(weights=weights)), viz.Quotient)
 
@@ -104,6 +121,12 @@ class Questions(Structure):
         all, where choices of words meet. Evidence on a node that is a function of its parents must be reproduced: no
         entry may be off by more than `atol + r m`, with m the largest entry, made or seen, of that very node in that
         state, and r the rounding of the net's floating type (0 in float64, 2^-12 in float32).
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
+        >>> s = net.sentence("the cat sat")
+        >>> s.posterior("c", evidence={"y_2": "cat"}).shape, s.posterior(["c", "y_0"]).shape
+        (torch.Size([2]), torch.Size([2, 3]))
         """
         nodes = [self.ground.id(each) for each in several("name", name)]
         if not nodes:
@@ -123,7 +146,15 @@ class Questions(Structure):
         budget: int = reference.BUDGET,
         atol: float = reference.ATOL,
     ) -> Samples:
-        """n draws of every random node, given the evidence and what the sentence observes."""
+        """n draws of every random node, given the evidence and what the sentence observes.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
+        >>> s = net.sentence("the cat sat")
+        >>> drawn = s.sample(5, evidence={"y_2": "cat"})
+        >>> drawn.states["c"].shape, drawn.states["y_0"].shape
+        (torch.Size([5]), torch.Size([5]))
+        """
         seen = self._with(mapping("evidence", evidence))._seen
         count, start = whole("n", n), whole("seed", seed, least=0)
         limits = whole("budget", budget), number("atol", atol)
@@ -138,7 +169,15 @@ class Questions(Structure):
         budget: int = reference.BUDGET,
         atol: float = reference.ATOL,
     ) -> Tensor:
-        """`log P(evidence)`, with what the sentence observes: a log density, where a node is continuous."""
+        """`log P(evidence)`, with what the sentence observes: a log density, where a node is continuous.
+
+        >>> import torch
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
+        >>> s = net.sentence("the cat sat")
+        >>> both, one = s.log_prob({"y_0": "cat", "y_2": "cat"}), s.log_prob({"y_2": "cat"})
+        >>> torch.testing.assert_close((both - one).exp(), s.posterior("y_0", {"y_2": "cat"})[1])
+        """
         seen = self._with(mapping("evidence", evidence))._seen
         limit = whole("budget", budget)
         return inference.joint_log_evidence(self.net._evaluated, self._world, seen, limit, number("atol", atol))
@@ -160,6 +199,12 @@ class Questions(Structure):
         `residual` is the share of a step that stays at its word; heads of a plate are averaged unless `head` names one;
         under a selector the products are averaged over its posterior; `inclusion`, what `bt.inclusion` found, averages
         over the heads that are in. `method="flow"` is the greatest flow instead.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4, slices=2, mask="causal").sentence("the cat sat")
+        >>> read = s.reads()
+        >>> read.tokens, read.matrix.shape, read.matrix[0, 1:].tolist()   # the first word read nothing behind it
+        (('the', 'cat', 'sat'), torch.Size([3, 3]), [0.0, 0.0])
         """
         stack, chosen = self._slices(slices, role)
         seen = self._with(mapping("evidence", evidence))._seen
@@ -175,6 +220,7 @@ class Questions(Structure):
             method=method,
             budget=whole("budget", budget),
             inclusion=inclusion,
+            known=None if self._seen else self._answers,
         )
         return viz.drawable(found, viz.Reads)
 
@@ -189,6 +235,11 @@ class Questions(Structure):
         """What a slice is when it is shrunk to boxes: `"words"`, `"roles"`, or a mapping from nodes to boxes.
 
         `stack` says whose slice, where there are several.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.tan("words").kind, s.tan("roles").nearly
+        ('no DAG', 'reverse TAN')
         """
         depths = self._network.graph.slices
         if stack is not None and stack not in depths:
@@ -207,7 +258,14 @@ class Questions(Structure):
         role: str | None = None,
         budget: int = reference.BUDGET,
     ) -> viz.TanTree:
-        """The best parent of each word in a slice's attention, and how much of the attention that keeps."""
+        """The best parent of each word in a slice's attention, and how much of the attention that keeps.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> found = s.tan_tree()
+        >>> len(found.parents), 0 <= found.mass <= 1
+        (3, True)
+        """
         read = self.reads(slice, evidence, residual=0.0, head=head, role=role, budget=budget)
         return viz.drawable(inference.tan_tree(read.matrix, read.tokens, read.slices[0], read.head), viz.TanTree)
 
@@ -224,6 +282,12 @@ class Questions(Structure):
 
         A node may be seen in one way and set in another. The noise of a Normal is what was seen less its mean; that of
         a categorical is Gumbel-max, by convention.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
+        >>> s = net.sentence("the cat sat")
+        >>> s.counterfactual("y_2", do={"c": 1}, evidence={"y_2": "cat"}).probabilities.shape
+        torch.Size([3])
         """
         seen = self._with(mapping("evidence", evidence))._seen
         done = self._set(mapping("do", do))

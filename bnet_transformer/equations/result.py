@@ -53,6 +53,9 @@ class Equation:
     def __str__(self) -> str:
         return self.latex
 
+    def _repr_latex_(self) -> str:
+        return f"$$\n{self.latex}\n$$"
+
 
 @dataclass(frozen=True)
 class Equations:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from bnet_transformer import reference
+from bnet_transformer import asking, reference
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.inference import exact, ground
@@ -162,11 +163,20 @@ def of_one_sentence(module: Module) -> Module:
 
 
 def many_readings(
-    module: Module, world: World, nodes: Sequence[int], states: Tensor, slices: Sequence[int], role: str | None
+    module: Module,
+    world: World,
+    nodes: Sequence[int],
+    states: Tensor,
+    slices: Sequence[int],
+    role: str | None,
+    known: Answers | None = None,
 ) -> Iterator[tuple[slice, list[Tensor]]]:
-    """`P(j | i)` of some slices, `[S, *plates, word, word]` each, with these choices set to each row of states."""
+    """`P(j | i)` of some slices, `[S, *plates, word, word]` each, with these choices set to each row of states.
+
+    `known` is what was asked of this world before, without evidence: where no choice is open it answers.
+    """
     if not nodes:
-        yield slice(0, 1), [Answers(module, world, {}).attention(t, role)[None] for t in slices]
+        yield slice(0, 1), [each[None] for each in _together(known or Answers(module, world, {}), slices, role)]
         return
     module = of_one_sentence(module)
     for part in pieces(world, len(states), module.widest):
@@ -174,9 +184,16 @@ def many_readings(
         done = {**world.do, **{node: state[0] for node, state in told.items()}}
         try:
             answers = Answers(module, replace(world, do=done), {}, states=told)
-            yield part, [answers.attention(t, role) for t in slices]
+            yield part, _together(answers, slices, role)
         except ReadingError:
             yield part, _one_by_one(module, world, nodes, states[part], slices, role)
+
+
+def _together(answers: Answers, slices: Sequence[int], role: str | None) -> list[Tensor]:
+    """What some slices read, in one course of the net where there is one for all."""
+    with suppress(ReadingError):
+        answers.prepare([asking.reader(answers.world, t, role) for t in slices])
+    return [answers.attention(t, role) for t in slices]
 
 
 def _one_by_one(

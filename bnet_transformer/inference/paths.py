@@ -22,6 +22,7 @@ from bnet_transformer import asking, reference
 from bnet_transformer.axes import stem_of
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import BNetError, number, one_of, whole
+from bnet_transformer.inference.answers import Answers
 from bnet_transformer.inference.chain import check_chain
 from bnet_transformer.inference.ground import choices_above
 from bnet_transformer.inference.heads.result import Inclusion
@@ -140,6 +141,7 @@ def reads(
     method: str,
     budget: int = BUDGET,
     inclusion: Inclusion | None = None,
+    known: Answers | None = None,
 ) -> Reads:
     """Which word of the first state of these slices each word of their last state was read from."""
     one_of("method", method, METHODS)
@@ -152,7 +154,7 @@ def reads(
     average = _average(readers, head, inclusion)
     free, states, shares = open_states(module, world, evidence, slices, role, budget)
     steps, entropies = [], torch.zeros(len(slices), 1, 1, dtype=torch.float64)
-    for part, readings in many_readings(module, world, free, states, slices, role):
+    for part, readings in many_readings(module, world, free, states, slices, role, known):
         squares = [_square(world, reading.double(), t, head) for t, reading in zip(slices, readings, strict=True)]
         mixed = [average(k, each).expand(part.stop - part.start, -1, -1) for k, each in enumerate(squares)]
         steps.append(torch.stack(mixed, 1))

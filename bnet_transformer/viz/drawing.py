@@ -20,7 +20,7 @@ from bnet_transformer.viz.page.data import MOST_WORDS, Asked, asked_of, describe
 from bnet_transformer.viz.page.page import written
 from bnet_transformer.viz.picture import Picture
 from bnet_transformer.viz.sentence import Said, net_picture, sentence_picture
-from bnet_transformer.viz.svg import to_svg
+from bnet_transformer.viz.svg import showing, to_svg
 
 if TYPE_CHECKING:
     from bnet_transformer.viz.page.widget import Widget
@@ -38,11 +38,25 @@ class NetFigures(abc.ABC):
         """The folded graph."""
 
     def picture(self, **options: Any) -> Picture:
-        """The folded graph as a figure: `slices=`, `weights=`, `highlight=`, `theme=`, `legend=`."""
-        return net_picture(self.network, as_options(options, VIEWS["folded"]))
+        """The folded graph as a figure: `slices=`, `weights=`, `highlight=`, `theme=`, `legend=`.
+
+        >>> import bnet_transformer as bt
+        >>> len(bt.bayesuvius(dim=4).picture().boxes)               # c, W_q, W_k, W_v, x, q, k, v, x
+        9
+        """
+        return showing(net_picture(self.network, as_options(options, VIEWS["folded"])))
 
     def draw(self, path: Path, **options: Any) -> None:
-        """Write the folded graph: svg, png, pdf, tex, dot, json or graphml, by suffix. Options: those of `picture`."""
+        """Write the folded graph: svg, png, pdf, tex, dot, json or graphml, by suffix. Options: those of `picture`.
+
+        >>> import bnet_transformer as bt
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     bt.bayesuvius(dim=4).draw(f"{folder}/net.svg")
+        ...     Path(f"{folder}/net.svg").read_text()[:4]
+        '<svg'
+        """
         what = Drawable(
             graph=lambda: self.graph(**_known(options, self.graph)),
             picture=lambda: self.picture(**options),
@@ -76,7 +90,7 @@ class SentenceFigures(abc.ABC):
         >>> len(figure.boxes), len(figure.arrows)
         (19, 42)
         """
-        return sentence_picture(self._said, as_options(options))
+        return showing(sentence_picture(self._said, as_options(options)))
 
     def explore(
         self,
@@ -96,6 +110,13 @@ class SentenceFigures(abc.ABC):
         read. `posterior` names discrete nodes whose posterior is told besides the selectors', `inclusion` is what
         `bt.inclusion` found, or a table of the probability that each head is in, `[slice, head]`. `slices` and `heads`
         keep a part of what is read.
+
+        >>> import bnet_transformer as bt
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     page = bt.bayesuvius(dim=4).sentence("the cat").explore(f"{folder}/cat.html", theme="dark")
+        ...     page.endswith("cat.html")
+        True
         """
         asked = Asked(detail, posterior, title, theme, slices, heads, inclusion)
         what = Drawable(graph=self.graph, page=lambda: self._page(asked))
@@ -144,6 +165,14 @@ class SentenceFigures(abc.ABC):
         """Write the bnet of the sentence; the suffix says how: svg, png, pdf, tex, dot, html, or json, graphml, bif.
 
         Options are those of `picture`; of json and graphml, those of `graph`; of html, those of `explore`.
+
+        >>> import bnet_transformer as bt
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     bt.bayesuvius(dim=4).sentence("the cat").draw(f"{folder}/cat.dot", weights=False)
+        ...     Path(f"{folder}/cat.dot").read_text()[:7]
+        'digraph'
         """
         said = self._said
         what = Drawable(

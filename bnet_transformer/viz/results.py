@@ -17,6 +17,7 @@ from bnet_transformer.viz.options import LIMIT, THEMES, Options
 from bnet_transformer.viz.picture import Picture
 from bnet_transformer.viz.quotient import quotient_picture, tan_picture, tree_picture
 from bnet_transformer.viz.style import finished
+from bnet_transformer.viz.svg import showing
 from bnet_transformer.viz.words import Reading, chosen, spoken, words_picture
 
 Result = TypeVar("Result")
@@ -31,7 +32,7 @@ def save(path: Path, picture: Picture) -> None:
 
 def _themed(picture: Picture, theme: str) -> Picture:
     one_of("theme", theme, THEMES)
-    return replace(picture, theme=theme)
+    return showing(replace(picture, theme=theme))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from xml.sax import saxutils
 
 from bnet_transformer.viz.labels import SMALL, Run, plain, visible
@@ -13,6 +14,21 @@ from bnet_transformer.viz.style import FADED, SIZE, arrow_head
 SANS = "'DejaVu Sans', Verdana, 'Helvetica Neue', Arial, sans-serif"
 SERIF = "'DejaVu Serif', 'STIX Two Text', 'Times New Roman', serif"
 PAGE = 680.0  # points: wider pictures are shown smaller
+
+
+class Shown(Picture):
+    """A picture that a notebook shows: SVG, and a line where none can be."""
+
+    def __repr__(self) -> str:
+        return f"<Picture: {self.title or 'a figure'}, {len(self.boxes)} boxes, {len(self.arrows)} arrows>"
+
+    def _repr_svg_(self) -> str:
+        return to_svg(self)
+
+
+def showing(picture: Picture) -> Shown:
+    """The same picture, such that a notebook shows it."""
+    return Shown(**{field.name: getattr(picture, field.name) for field in fields(picture)})
 
 
 def escape(text: str) -> str:

@@ -26,6 +26,7 @@ SIZE = 8.0
 SMALL = 7.0
 TITLE = 9.0
 EDGE = 0.06  # inches around what is drawn
+DOTS = 144  # to the inch
 
 # One hue, lightness from that of the paper to that of the ink: read alike with any colour vision, and in grey.
 SEQUENTIAL = {
@@ -39,6 +40,11 @@ DIVERGING = {
 SAVED: Any = {"svg.fonttype": "none", "svg.hashsalt": "bnet_transformer", "pdf.fonttype": 42, "ps.fonttype": 42}
 
 
+def whole_dots(inches: float) -> float:
+    """A length in whole dots: the solver of layouts differs from run to run, far below one."""
+    return round(inches * DOTS) / DOTS
+
+
 class PlotFigure(Figure):
     """A Figure that saves text as text, and that shows itself in a notebook without pyplot."""
 
@@ -48,7 +54,7 @@ class PlotFigure(Figure):
 
     def _repr_png_(self) -> bytes:
         held = io.BytesIO()
-        self.savefig(held, format="png", dpi=144)
+        self.savefig(held, format="png", dpi=DOTS)
         return held.getvalue()
 
 
@@ -98,7 +104,7 @@ class Canvas:
             raise BNetError("ax", expected="a plot of one panel", got=f"{rows * columns} panels", allowed=allowed)
         if self.given is not None:
             return [self.axes(wide, high)]
-        figure = PlotFigure(figsize=(wide, high), dpi=144, layout="compressed", facecolor=self.colours["paper"])
+        figure = PlotFigure(figsize=(wide, high), dpi=DOTS, layout="compressed", facecolor=self.colours["paper"])
         FigureCanvasAgg(figure)
         self.figure = figure
         found = figure.subplots(rows, columns, squeeze=False, **options).ravel().tolist()
@@ -111,7 +117,7 @@ class Canvas:
         """Many small panels of a size in inches, row by row, and a scale beside them: placed at once, without words."""
         (w, h), (beside, below), left, top = side, gap, 0.28, 0.22
         wide, high = left + columns * (w + beside) + 0.62, rows * (h + below) + top
-        self.figure = figure = PlotFigure(figsize=(wide, high), dpi=144, facecolor=self.colours["paper"])
+        self.figure = figure = PlotFigure(figsize=(wide, high), dpi=DOTS, facecolor=self.colours["paper"])
         FigureCanvasAgg(figure)
         for k in range(rows * columns):
             i, j = divmod(k, columns)
@@ -260,7 +266,7 @@ class Canvas:
             figure.draw_without_rendering()
             box = figure.get_tightbbox()
             before = figure.get_size_inches()
-            figure.set_size_inches(box.width + 2 * EDGE, box.height + 2 * EDGE)
+            figure.set_size_inches(whole_dots(box.width + 2 * EDGE), whole_dots(box.height + 2 * EDGE))
             if np.allclose(before, figure.get_size_inches(), atol=0.1):
                 break
         wide, high = figure.get_size_inches()
@@ -271,7 +277,7 @@ class Canvas:
         notes = "\n".join(textwrap.fill(each, room) for each in self._notes)
         foot = (notes.count("\n") + 1) * line + EDGE if notes else 0.0
         bottom = foot + (0.17 if x else 0.0)
-        full, tall = wide + left, high + top + bottom
+        full, tall = whole_dots(wide + left), whole_dots(high + top + bottom)
         figure.set_size_inches(full, tall)
         if self._boxes:
             for ax, (at_x, at_y, w, h) in self._boxes.items():
