@@ -1,0 +1,85 @@
+"""Check the site that `make docs` built: every link and picture of its pages leads to a file, and to an anchor in it.
+
+Run it as ``python docs/scripts/check_site.py [FOLDER]``. It reads the HTML as it stands and nothing else, so that it
+finds what Sphinx takes for good. Links to the web are counted and not followed: `make docs-links` does.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+ROOT = Path(__file__).resolve().parents[2]
+FETCHED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "video": "src", "object": "data"}
+
+
+class Page(HTMLParser):
+    """What a page names (`ids`), where it leads (`links`), and what a browser fetches to show it (`parts`)."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.parts: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        told = {name: value for name, value in attrs if value}
+        self.ids.update(value for name, value in told.items() if name == "id" or (name == "name" and tag == "a"))
+        if tag == "a" and "href" in told:
+            self.links.append(told["href"])
+        if tag in FETCHED and FETCHED[tag] in told and told.get("rel") not in ("canonical", "search", "index", "next"):
+            self.parts.append(told[FETCHED[tag]])
+
+
+@cache
+def read(path: Path) -> Page:
+    """A page, read once."""
+    return Page(path)
+
+
+def fault(site: Path, page: Path, target: str) -> str | None:
+    """What is wrong with a link of a page, or None."""
+    parts = urlsplit(target)
+    if parts.scheme or parts.netloc:
+        return None
+    path = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+    path = path / "index.html" if path.is_dir() else path
+    if not path.is_relative_to(site):
+        return "leads out of the site"
+    if not path.is_file():
+        return "no such file"
+    if parts.fragment and path.suffix == ".html" and unquote(parts.fragment) not in read(path).ids:
+        return "no such anchor"
+    return None
+
+
+def faults(site: Path) -> tuple[list[str], int, int, int]:
+    """What is wrong, and how many pages, links, and links to the web there are."""
+    pages = sorted(site.rglob("*.html"))
+    found, links, web = [], 0, 0
+    for path in pages:
+        page = read(path)
+        for target in (*page.links, *page.parts):
+            links, web = links + 1, web + bool(urlsplit(target).netloc)
+            if wrong := fault(site, path, target):
+                found.append(f"{path.relative_to(site)}: {target}: {wrong}")
+        found += [
+            f"{path.relative_to(site)}: {part}: fetched from the web" for part in page.parts if urlsplit(part).netloc
+        ]
+    return found, len(pages), links, web
+
+
+def main() -> int:
+    """Check every page, print what is broken, return the exit code."""
+    site = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "docs").resolve()
+    found, pages, links, web = faults(site)
+    print("\n".join([*found, f"{pages} pages, {links} links, {len(found)} broken, {web} to the web (not followed)"]))
+    return 1 if found or not pages else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""The Sphinx extension of the site: docstrings as plain text, formulas as MathML, links to files that are no pages."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from latex2mathml.converter import convert
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.util.nodes import make_refnode
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = re.compile(r"(`[^`]+`)")
+SPECIAL = re.compile(r"([\\*|_<>])")
+LINKED = ("bnet_transformer", "bnet_transformer.tpm")
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Called by Sphinx."""
+    app.add_config_value("repository", None, "env")
+    app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
+    app.connect("autodoc-process-docstring", _docstring)
+    app.connect("doctree-read", _files, priority=100)  # before downloads are collected
+    app.connect("missing-reference", _type)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+# docstrings: paragraphs with `code`, `>>>` examples, lists, and indented text that stands as it is
+
+
+def plain_to_rst(lines: list[str]) -> Iterator[str]:
+    """A docstring as reStructuredText, block by block.
+
+    >>> print("\\n".join(plain_to_rst(["A `shape` *as* it is.", "", ">>> 1 + 1", "2"])))
+    A ``shape`` \\*as\\* it is.
+    <BLANKLINE>
+    >>> 1 + 1
+    2
+    <BLANKLINE>
+    """
+    for block in re.split(r"\n[ \t]*\n", "\n".join(lines).strip("\n")):
+        if block.lstrip().startswith(">>> "):
+            yield from block.splitlines()
+        elif block.startswith(" "):
+            yield from ("::", "", *("    " + line for line in block.splitlines()))
+        else:
+            yield from "".join(_piece(part) for part in CODE.split(block)).splitlines()
+        yield ""
+
+
+def _piece(part: str) -> str:
+    if not (part.startswith("`") and len(part) > 2):
+        return SPECIAL.sub(r"\\\1", part)
+    code = " ".join(part[1:-1].split())
+    home = _home(code)
+    return rf"\ :py:obj:`{code} <{home}>`\ " if home else rf"\ ``{code}``\ "
+
+
+def _home(code: str) -> str | None:
+    """The public object that a piece of code names: a class as `Sentence`, a function as `bt.sweep`."""
+    name = code.removeprefix("bt.")
+    if not re.fullmatch(r"\w+", name) or (name == code and not name[:1].isupper()):
+        return None
+    return next((f"{home}.{name}" for home in LINKED if name in importlib.import_module(home).__all__), None)
+
+
+def _docstring(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+    lines[:] = list(plain_to_rst(lines))
+
+
+# formulas
+
+
+def _inline(self: Any, node: nodes.math) -> None:
+    self.body.append(convert(node.astext()))
+    raise nodes.SkipNode
+
+
+def _block(self: Any, node: nodes.math_block) -> None:
+    self.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
+    raise nodes.SkipNode
+
+
+# links and types
+
+
+def _files(app: Sphinx, doctree: nodes.document) -> None:
+    """Links to folders, and to files that are no pages, lead to the repository where its address is known."""
+    here = (ROOT / app.env.docname).parent
+    links = list(doctree.findall(addnodes.download_reference))
+    links += [link for link in doctree.findall(addnodes.pending_xref) if link["reftype"] == "myst"]
+    for link in links:
+        path = (here / link["reftarget"]).resolve()
+        if not path.exists() or not path.is_relative_to(ROOT):
+            continue
+        kept = link.children if link.children else [nodes.literal(text=link["reftarget"])]
+        if app.config.repository:
+            kind = "tree" if path.is_dir() else "blob"
+            uri = f"{app.config.repository}/{kind}/HEAD/{path.relative_to(ROOT)}"
+            link.replace_self(nodes.reference("", "", *kept, refuri=uri))
+        elif path.is_dir():
+            link.replace_self(nodes.inline("", "", *kept))
+
+
+def _type(app: Sphinx, env: Any, node: addnodes.pending_xref, shown: nodes.Element) -> nodes.Element | None:
+    """A type is written by where it is defined, and documented where users find it: the last name tells which."""
+    if node.get("refdomain") != "py":
+        return None
+    last = node["reftarget"].rsplit(".", 1)[-1]
+    objects = env.get_domain("py").objects
+    found = [(name, thing) for name, thing in objects.items() if name.rsplit(".", 1)[-1] == last]
+    found = [(name, thing) for name, thing in found if thing.objtype in ("class", "exception")]
+    if len(found) != 1 or not node["reftarget"].startswith(("bnet_transformer", last)):
+        return None
+    ((name, thing),) = found
+    return make_refnode(app.builder, node["refdoc"], thing.docname, thing.node_id, shown, name)

@@ -1,0 +1,150 @@
+"""The API pages: every public name stands on exactly one, each link of an index is there, docstrings have examples."""
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import bnet_transformer as bt
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = sorted((DOCS / "api").glob("*.md"))
+ENTRY = re.compile(
+    r"^\.\. (?:auto(?:class|exception|function|method|property|module)|py:data):: bnet_transformer\.([\w.]+)"
+)
+ROOMS = [
+    *("compiler", "cost", "inference.circuits", "inference.fit", "inference.heads", "inference.sweeps", "models"),
+    *("pretrained", "pyro_reading", "tpm", "training"),
+]
+# Of these rooms users hold a part.
+SOME = {
+    "inference": [
+        *("Attend", "CorpusTan", "Counterfactual", "Damage", "Evidence", "Inclusion", "Mean", "Noise", "Path", "Reads"),
+        *("Samples", "Tan", "TanTree", "Zero", "damage", "log_evidence", "posterior"),
+    ],
+    "equations": ["Equation", "Equations", "equations"],
+    "structure": ["Separation"],
+    "viz": ["Picture", "Quotient"],
+    "graph": ["Trail"],
+    "batches": ["Batch"],
+}
+# Their examples would need a file of Julia's, a model of a library that is not in the core, or an open notebook.
+ELSEWHERE = {"load_geometric", "Sentence.widget"}
+
+
+def entries():
+    """Each entry of each page: where it stands, and the name after `bnet_transformer.`."""
+    for page in PAGES:
+        for line in page.read_text(encoding="utf-8").splitlines():
+            if found := ENTRY.match(line):
+                yield page.stem, found[1]
+
+
+def thing(name):
+    """What the name of an entry stands for: an object, or a class of ours and its member."""
+    found, at = bt, "bnet_transformer"
+    for part in name.split("."):
+        if inspect.isclass(found):
+            assert hasattr(found, part)
+            return found, part
+        at = f"{at}.{part}"
+        found = getattr(found, part) if hasattr(found, part) else importlib.import_module(at)
+    return found
+
+
+def members(owner):
+    """The public members of what users hold."""
+    return [name for name in dir(owner) if not name.startswith("_")]
+
+
+def test_every_public_name_stands_on_one_page():
+    places = {}
+    for page, name in entries():
+        found = thing(name)
+        key = found if isinstance(found, tuple) else id(found)
+        assert key not in places, f"{name} stands on {places.get(key)} and {page}"
+        places[key] = page
+    wanted = {f"bt.{name}": getattr(bt, name) for name in bt.__all__}
+    for room in ROOMS:
+        module = importlib.import_module(f"bnet_transformer.{room}")
+        wanted |= {f"{room}.{name}": getattr(module, name) for name in module.__all__}
+    for room, names in SOME.items():
+        module = importlib.import_module(f"bnet_transformer.{room}")
+        wanted |= {f"{room}.{name}": getattr(module, name) for name in names}
+    assert [name for name, found in wanted.items() if id(found) not in places] == []
+    for owner in (bt.BNet, bt.Sentence):
+        assert [name for name in members(owner) if (owner, name) not in places] == []
+
+
+@pytest.mark.parametrize("folder", ["adr", "api", "benchmarks", "experiments"])
+def test_an_index_links_every_page_of_its_folder(folder):
+    index = (DOCS / folder / "index.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\((\w[\w-]*\.md)\)", index))
+    assert linked == {page.name for page in (DOCS / folder).glob("*.md")} - {"index.md"}
+
+
+def test_the_front_page_leads_to_every_page():
+    front = (DOCS / "index.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^(\w+)$", front, re.MULTILINE))
+    linked = set(re.findall(r"\]\((\w+)\.md\)", front))
+    pages = {page.stem for page in DOCS.glob("*.md")} - {"index"}
+    assert listed >= pages and linked >= pages
+
+
+def _public_functions():
+    for name in bt.__all__:
+        found = getattr(bt, name)
+        if inspect.isfunction(found):
+            yield name, found
+    for owner in (bt.BNet, bt.Sentence):
+        for name in members(owner):
+            yield f"{owner.__name__}.{name}", inspect.getattr_static(owner, name)
+
+
+def test_every_public_function_has_an_example():
+    """In its docstring, or among the blocks of its page, which tests/test_docs.py runs."""
+    shown = "".join(
+        block
+        for name in ("net", "sentence", "files")
+        for block in re.findall(r"^```python\n(.*?)^```", (DOCS / "api" / f"{name}.md").read_text(), re.M | re.S)
+    )
+    missing = []
+    for name, found in _public_functions():
+        inner = getattr(found, "fget", None) or getattr(found, "func", None) or found
+        last = name.rsplit(".", 1)[-1]
+        there = ">>>" in (inspect.getdoc(inner) or "") or re.search(rf"\.{last}\b", shown)
+        missing += [name] if not there and name not in ELSEWHERE else []
+    assert missing == []
+
+
+@pytest.fixture
+def scripts(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS / "scripts")
+
+
+def test_broken_links_of_the_site_are_found(scripts, tmp_path):
+    check_site = importlib.import_module("check_site")
+    (tmp_path / "b.html").write_text('<p id="here"><a name="there">b</a>')
+    good = '<a href="b.html#here">1</a><a href="b.html#there">2</a><a href="#top" id="top">3</a><a href="https://a.b">4</a>'
+    (tmp_path / "a.html").write_text(good)
+    assert check_site.faults(tmp_path) == ([], 2, 4, 1)
+    bad = '<a href="c.html"></a><a href="b.html#gone"></a><img src="d.png"><a href="../e.html"></a><script src="//x">'
+    (tmp_path / "a.html").write_text(bad)
+    check_site.read.cache_clear()
+    found = check_site.faults(tmp_path)[0]
+    wanted = ["no such file", "no such anchor", "leads out of the site", "no such file", "fetched from the web"]
+    assert [line.rsplit(": ", 1)[1] for line in found] == wanted
+
+
+def test_docstrings_become_restructured_text(scripts):
+    rendering = pytest.importorskip("rendering", reason='Sphinx: pip install "bnet-transformer[docs]"')
+    told = "What `s[x_]` *is*, P(j | i).\n\nAs `Sentence`:\n\n    a_b\n\n>>> 1 | 2\n3"
+    wanted = [
+        r"What \ ``s[x_]``\  \*is\*, P(j \| i).",
+        "",
+        r"As \ :py:obj:`Sentence <bnet_transformer.Sentence>`\ :",
+        *("", "::", "", "        a_b", "", ">>> 1 | 2", "3", ""),
+    ]
+    assert list(rendering.plain_to_rst(told.splitlines())) == wanted
