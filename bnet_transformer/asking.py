@@ -65,7 +65,7 @@ def distribution(world: World, node: int, seen: Mapping[int, Tensor]) -> Distrib
     if isinstance(first, Categorical):
         logits = torch.stack([each.logits for each in found])  # type: ignore[attr-defined]
         return Categorical(logits=logits.reshape(*sizes, -1), validate_args=False)
-    from pyro.distributions import Delta, Normal
+    from pyro.distributions import Delta
 
     plain = isinstance(first, Independent) and isinstance(first.base_dist, TorchNormal)
     if not plain and not isinstance(first, Delta):
@@ -81,8 +81,7 @@ def distribution(world: World, node: int, seen: Mapping[int, Tensor]) -> Distrib
         return Delta(values.reshape((*sizes, *first.v.shape)), event_dim=first.v.dim())
     mean = torch.stack([each.mean for each in found]).reshape((*sizes, *first.mean.shape))
     sigma = torch.stack([each.stddev for each in found]).reshape((*sizes, *first.mean.shape))
-    batched: Distribution = Normal(mean, sigma).to_event(first.mean.dim())
-    return batched
+    return Independent(TorchNormal(mean, sigma, validate_args=False), first.mean.dim(), validate_args=False)
 
 
 def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Tensor]) -> Tensor:

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Categorical, Distribution
+from torch.distributions import Categorical, Distribution, Independent
+from torch.distributions import Normal as TorchNormal
 
 from bnet_transformer import asking, reference
 from bnet_transformer.axes import WORD
@@ -25,7 +26,7 @@ from bnet_transformer.graph import Selection
 from bnet_transformer.inference.ground import choices_above, counted
 from bnet_transformer.network import Input, Member
 from bnet_transformer.reference import BUDGET, World
-from bnet_transformer.tpm import Given
+from bnet_transformer.tpm import Given, Normal
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,12 @@ class Answers:
             from pyro.distributions import Delta
 
             return Delta(self._value(node), event_dim=len(member.shape))
+        free = self._free(member, reference.parents(self.world, node))
+        if isinstance(tpm, Normal):
+            mean, sigma = self._entry(self._table("normal", member), member, free, index, (2, *member.shape)).unbind(-2)
+            return Independent(TorchNormal(mean, sigma, validate_args=False), 1, validate_args=False)
         if tpm.kind != "discrete" or tpm.states is None:
             raise _refused(member, "a node with a number of states", "another")
-        free = self._free(member, reference.parents(self.world, node))
         logits = self._entry(self._table("logits", member), member, free, index, (tpm.states,))
         return Categorical(logits=logits, validate_args=False)
 
@@ -314,6 +318,9 @@ def _tabled(what: str, member: Member, course: Course) -> _Table:
     at, seen_ = seen(course, replace(member, inputs=tuple(inputs)))
     told = iter(seen_)
     parents = [next(told) if given in inputs else torch.zeros(0) for given in member.inputs]
+    if what == "normal":  # its mean and its sigma, one above the other
+        normal = member.tpm.distribution(at, *parents)
+        return _Table(course.layout, course.layout.full(torch.stack([normal.mean, normal.stddev], -2), 2))
     found = member.tpm.reading(at, *parents) if what == "reading" else member.tpm.logits(at, *parents)
     if found is None:
         raise _refused(member, "attention P(j | i)", member.tpm.why_no_reading())
