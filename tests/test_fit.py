@@ -278,6 +278,11 @@ def test_a_fit_compared_with_its_heads_in_another_order():
     torch.testing.assert_close(found.A["x_1"], torch.ones(3).double())
     torch.testing.assert_close(found.OV["x_1"], torch.ones(3).double())
     assert list(found.to_dataframe()["match"]) == list(found.match) and "ARI" in found._repr_html_()
+    beside = f.compare(turned, data)  # a net is compared as a fit that left it as it is
+    assert beside.match == found.match and beside.gain == pytest.approx(0.0, abs=1e-9)
+    torch.testing.assert_close(beside.overlap, found.overlap)
+    with pytest.raises(bt.BNetError, match="a net, or a fit that was loaded"):
+        f.compare(turned)
 
 
 def test_rand_index_and_matching_are_those_of_others():
@@ -479,11 +484,12 @@ torch.save([f.bounds, f.pi], sys.argv[1] + __import__("os").environ.get("RANK", 
 """
 
 
-def test_two_processes_fit_as_one(tmp_path):
+def test_two_processes_fit_as_one(tmp_path, monkeypatch):
     script = tmp_path / "spread.py"
     script.write_text(SPREAD)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, str(script), str(tmp_path / "one")], check=True, env=env)
+    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / "one")])
+    exec(SPREAD, {"__name__": "spread"})
     command = [
         "-m",
         "torch.distributed.run",

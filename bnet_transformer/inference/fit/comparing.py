@@ -48,7 +48,7 @@ def compared(
 def held_by_both(one: Corpus | None, other: Corpus | None) -> tuple[Corpus, Corpus]:
     """The sentences that two fits were fitted to, where they are the same."""
     if one is None or other is None:
-        got = "none: a fit that was loaded does not hold the sentences that it was fitted to"
+        got = "none: a net, or a fit that was loaded, does not hold the sentences that it was fitted to"
         raise BNetError("data", expected="sentences to compare on", got=got, allowed="data=")
     if not one.same(other):
         wanted, got = "two fits of the same sentences in the same order", "fits of other sentences"

@@ -193,13 +193,16 @@ class Fit(Generic[N]):
         states = member.tpm.states if member.tpm.kind == "discrete" else None
         return checked(lambda k: nets[k % len(nets)], member.family.name, corpus, statistics, draws, states)
 
-    def compare(self, other: Fit[Any], data: object = None, *, selector: str | None = None) -> Comparison:
+    def compare(self, other: Any, data: object = None, *, selector: str | None = None) -> Comparison:
         """This fit beside another on the same (held-out) sentences: heads matched, ARI, difference of likelihoods.
 
         Without data, on those that both were fitted to, by leave-one-out where both have samples and ArviZ is there.
+        With data, the other may be a net, such as the one that made the sentences.
         """
         if not isinstance(other, Fit):
-            raise BNetError("compare", expected="a Fit", got=other)
+            if not isinstance(getattr(other, "network", other), Network):
+                raise BNetError("compare", expected="a Fit, or a net", got=other)
+            other = Fit(other, "none", 0, "nothing")
         told, fits = data is not None, (self, other)
         corpora = [f._corpus(data) for f in fits] if told else [*held_by_both(self.data, other.data)]
         chosen = [f._selector(selector) for f in fits]
