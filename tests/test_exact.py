@@ -13,6 +13,8 @@ D = torch.float64
 IDS = {"ids": lambda case: case.name}
 REFUSED = ("word, two slices", "hidden Markov")
 
+pytestmark = pytest.mark.usefixtures("each_run_once")
+
 
 def gathered(s: bt.Sentence, seen: dict[int, torch.Tensor]) -> dict[str, Evidence]:
     """Evidence on ground nodes as evidence on families, for a batch of one."""

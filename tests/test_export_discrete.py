@@ -34,6 +34,8 @@ READOUTS = {
     "real": (Normal(0.4), {"y_1": (0.5, -0.2, 0.1, 0.9)}),
 }
 
+pytestmark = pytest.mark.usefixtures("each_run_once")
+
 
 def chapter(per: str, atoms: int | None, readout: str, slices: int = 1) -> Case:
     observe, evidence = READOUTS[readout]

@@ -6,6 +6,7 @@ computed when asked for, as integer arrays, and only those that the question nee
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from bnet_transformer.errors import BNetError, BudgetError, UnknownNameError, un
 from bnet_transformer.graph.folded import Bundle, Family, FoldedGraph
 
 MOST_NODES = 2**40
+KEPT, FEW = 2**12, 64  # nodes whose parents are kept once they are asked for, where they are few
 
 Ids = NDArray[Any]  # int32, or int64 past 2^31 nodes
 Index = NDArray[Any]
@@ -65,6 +67,7 @@ class Ground:
         if sum(sizes) > MOST_NODES:
             raise BudgetError("ground graph", expected=f"at most {MOST_NODES} nodes", got=f"{sum(sizes)}")
         self.offsets: Ids = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
+        self._above: dict[int, list[int]] = {}
 
     def _shape(self, family: Family) -> tuple[int, ...]:
         plates = tuple(self.folded.sizes[plate] for plate in family.plates)
@@ -299,24 +302,45 @@ class Ground:
 
     def parents(self, node: int) -> list[int]:
         """The parents of a node, in the order of its family's arrows."""
-        return self._beside(node, up=True)
+        found = self._above.get(node)
+        if found is None:
+            found = self._read(node)
+            if len(found) <= FEW and len(self._above) < KEPT:
+                self._above[node] = found
+        return found.copy()
 
     def children(self, node: int) -> list[int]:
         """The children of a node."""
-        return self._beside(node, up=False)
-
-    def _beside(self, node: int, *, up: bool) -> list[int]:
         family = self.family_of(node)
-        own = {axis: np.array([i]) for axis, i in self._index(node).items()}
+        outer = {axis: np.array([i]) for axis, i in self._index(node).items()}
         found: list[int] = []
-        for bundle in (self.folded.into if up else self.folded.out_of)[family.index]:
-            other = self.folded.families[bundle.parent if up else bundle.child]
-            theirs = self.indices(other)
-            inner, outer = (own, theirs) if up else (theirs, own)
+        for bundle in self.folded.out_of[family.index]:
+            inner = self.indices(self.folded.families[bundle.child])
             i = inner.get(WORD, np.zeros(1, dtype=np.int64))
             j = outer.get(WORD, np.zeros(1, dtype=np.int64))
-            sources, targets = self._pairs(bundle, inner, outer, self.reads(bundle)[np.ix_(i, j)])
-            found.extend((sources if up else targets).tolist())
+            found.extend(self._pairs(bundle, inner, outer, self.reads(bundle)[np.ix_(i, j)])[1].tolist())
+        return found
+
+    def _read(self, node: int) -> list[int]:
+        if node in self.cut:
+            return []
+        own, kept, found = self._index(node), self.rows.get(node), []
+        for bundle in self.folded.into[self.family_of(node).index]:
+            parent, there = self.folded.families[bundle.parent], self.reads(bundle)[own.get(WORD, 0)]
+            if kept is not None:
+                if bundle.parent not in kept:
+                    continue
+                there = there & self.reads(replace(bundle, reaches=kept[bundle.parent]))[own.get(WORD, 0)]
+            words = np.flatnonzero(there).tolist()
+            picks = [
+                words if axis == WORD else [own[axis]] if axis in own else range(size)
+                for axis, size in zip(self.axes(parent), self.shapes[parent.index], strict=True)
+            ]
+            if len(words) == 0:  # also of a parent without words
+                continue
+            strides, base = _strides(self.shapes[parent.index]), int(self.offsets[parent.index])
+            for at in itertools.product(*picks):
+                found.append(base + sum(i * stride for i, stride in zip(at, strides, strict=True)))
         return found
 
 
