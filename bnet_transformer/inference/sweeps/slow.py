@@ -42,9 +42,12 @@ def _outcome(module: Module, world: World, node: int) -> Tensor:
     if node in world.do:
         value: Tensor = world.do[node]
         return value
-    if member.tpm.kind == "discrete":
-        return ground.posterior(module, world, node, {}).log()
     answers = Answers(module, world, {})
+    if member.tpm.kind == "discrete":
+        if member.inputs and not choices_above(world, reference.parents(world, node), {}):
+            own: Tensor = answers.distribution(node).logits.double()  # type: ignore[attr-defined]
+            return own
+        return ground.posterior(module, world, node, {}).log()
     if member.tpm.kind == "deterministic":
         return _averaged(module, world, [node], answers.value(node), len(member.shape))
     mean = answers.distribution(node).mean
