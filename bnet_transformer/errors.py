@@ -48,7 +48,15 @@ class Fault:
 
 
 class DeclarationError(BNetError):
-    """A declaration with faults: all of them, each with node, expected and got (`.faults`)."""
+    """A declaration with faults: all of them, each with node, expected and got (`.faults`).
+
+    >>> import bnet_transformer as bt
+    >>> x = bt.Node("x", bt.tpm.Given(4), plates=["word"])
+    >>> bt.BNet(bt.Declaration([bt.Stack([bt.Node("x", bt.tpm.Linear(), ["W", "x"], ["word"])], prologue=[x])]))
+    Traceback (most recent call last):
+    ...
+    bnet_transformer.errors.DeclarationError: ...
+    """
 
     def __init__(self, faults: Iterable[Fault]) -> None:
         self.faults = tuple(faults)
@@ -58,23 +66,62 @@ class DeclarationError(BNetError):
 
 
 class UnknownNameError(BNetError):
-    """A name that nothing has; near matches are listed."""
+    """A name that nothing has; near matches are listed.
+
+    >>> import bnet_transformer as bt
+    >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+    >>> s["q_0_9"]
+    Traceback (most recent call last):
+    ...
+    bnet_transformer.errors.UnknownNameError: node: expected a node q_slice_word; got 'q_0_9'; allowed: q_0_0 to q_0_2
+    """
 
 
 class EvidenceError(BNetError):
-    """Evidence, or a `do`, that the node cannot take, or that is impossible."""
+    """Evidence, or a `do`, that the node cannot take, or that is impossible.
+
+    >>> import bnet_transformer as bt
+    >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+    >>> s.observe(c=2)
+    Traceback (most recent call last):
+    ...
+    bnet_transformer.errors.EvidenceError: c: ...
+    """
 
 
 class ReadingError(BNetError):
-    """A sound question that one reading of a net cannot answer for its structure; says which can."""
+    """A sound question that one reading of a net cannot answer for its structure; says which can.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.bayesuvius(dim=4, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2))
+    >>> bt.circuit(net.sentence("the cat"), net.sentence("cat the"), metric={"y_1": ("the", "cat")}, threshold=0.1)
+    Traceback (most recent call last):
+    ...
+    bnet_transformer.errors.ReadingError: ...
+    """
 
 
 class BudgetError(BNetError):
-    """More states, nodes or arrows than the stated budget; says the count and the way out."""
+    """More states, nodes or arrows than the stated budget; says the count and the way out.
+
+    >>> import bnet_transformer as bt
+    >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+    >>> s.graph(limit=10)
+    Traceback (most recent call last):
+    ...
+    bnet_transformer.errors.BudgetError: ...
+    """
 
 
 class FileError(BNetError):
-    """A file that is missing, corrupt, of another version, or that asks for a stranger's code."""
+    """A file that is missing, corrupt, of another version, or that asks for a stranger's code.
+
+    >>> import bnet_transformer as bt
+    >>> bt.load("nowhere.safetensors")
+    Traceback (most recent call last):
+    ...
+    bnet_transformer.errors.FileError: ...
+    """
 
 
 def shown(value: object, width: int = 160) -> str:

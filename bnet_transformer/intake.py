@@ -46,12 +46,15 @@ class Intake:
             ids = None
             main = family_of_words(network, stack, {})
             image = main is not None and isinstance(main.tpm, Given) and main.tpm.image is not None
-            if network.tokenizer is not None and stack not in self.told:
+            reader = network.tokenizer
+            if reader is not None and (stack in self.told or not reader.reads(stack, next(iter(self.tokens)))):
+                reader = None
+            if reader is not None:
                 ids = None if main is None or not main.tpm.reads_by_index else self.given[main.family.name].tolist()
             if stack in self.told:
                 found += self.told[stack].special
-            elif ids is not None and network.tokenizer is not None:
-                found += network.tokenizer.is_special(ids)
+            elif ids is not None and reader is not None:
+                found += reader.is_special(ids)
             else:
                 found += [image and k == 0 for k in range(len(tokens))]
         return tuple(found)

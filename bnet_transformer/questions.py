@@ -20,6 +20,7 @@ from bnet_transformer.inference import CorpusTan, Counterfactual, Inclusion, Sam
 from bnet_transformer.intake import Intake
 from bnet_transformer.network import Network
 from bnet_transformer.structure import Names, Separation, Structure, several
+from bnet_transformer.tpm.arrays import in_numpy
 
 if TYPE_CHECKING:
     from bnet_transformer.reference import World
@@ -352,7 +353,7 @@ def tan_of_corpus(
     place = {label: k for k, label in enumerate(dict.fromkeys(labels))}
     each = zip(sentences, seen, strict=True)
     codes = [s.reads(slice_, told, residual=0.0, head=head, role=role).matrix.argmax(-1) for s, told in each]
-    table = np.stack([code.numpy() for code in codes])
+    table = np.stack([in_numpy(code) for code in codes])
     boxes = [f"word_{i}" for i in range(table.shape[1])]
     return inference.corpus_tan([place[label] for label in labels], table, boxes)
 

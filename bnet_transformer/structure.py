@@ -75,23 +75,53 @@ class Structure(abc.ABC):
         """The declaration, which says what is a function of its parents."""
 
     def parents(self, name: str) -> list[str]:
-        """The nodes with an arrow into this one."""
+        """The nodes with an arrow into this one.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.parents("x_1_2"), s.net.parents("x_1")
+        (['q_0_2', 'k_0_0', 'k_0_1', 'k_0_2', 'v_0_0', 'v_0_1', 'v_0_2'], ['q_0', 'k_0', 'v_0'])
+        """
         return self._named(self._asked.parents(self._asked.id(name)))
 
     def children(self, name: str) -> list[str]:
-        """The nodes to which this one has an arrow."""
+        """The nodes to which this one has an arrow.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.children("c"), s.net.children("x_0")
+        (['W_q_0', 'W_k_0', 'W_v_0'], ['q_0', 'k_0', 'v_0'])
+        """
         return self._named(self._asked.children(self._asked.id(name)))
 
     def ancestors(self, *names: str) -> list[str]:
-        """All from which a path of arrows leads to one of these nodes."""
+        """All from which a path of arrows leads to one of these nodes.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.ancestors("q_0_2")
+        ['c', 'x_0_2', 'W_q_0']
+        """
         return self._named(graph.ancestors(self._asked, map(self._asked.id, names)))
 
     def descendants(self, *names: str) -> list[str]:
-        """All to which a path of arrows leads from one of these nodes."""
+        """All to which a path of arrows leads from one of these nodes.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.descendants("q_0_0", "q_0_2")
+        ['x_1_0', 'x_1_2']
+        """
         return self._named(graph.descendants(self._asked, map(self._asked.id, names)))
 
     def blanket(self, name: str) -> list[str]:
-        """The Markov blanket: parents, children, and the children's other parents."""
+        """The Markov blanket: parents, children, and the children's other parents.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.net.blanket("q_0")
+        ['x_0', 'W_q_0', 'k_0', 'v_0', 'x_1']
+        """
         return self._named(graph.blanket(self._asked, self._asked.id(name)))
 
     def separated(self, x: Names, y: Names, given: Names = (), *, deterministic: bool = False) -> Separation:
@@ -114,7 +144,13 @@ class Structure(abc.ABC):
         return Separation(told, left, right, known, deterministic)
 
     def separations(self, questions: Sequence[Sequence[Names]], *, deterministic: bool = False) -> NDArray[np.bool_]:
-        """`separated` for many questions `(x, y)` or `(x, y, given)` at once, some thousands a second."""
+        """`separated` for many questions `(x, y)` or `(x, y, given)` at once, some thousands a second.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.separations([("q_0_0", "k_0_1"), ("q_0_0", "k_0_1", ["c"])])
+        array([False,  True])
+        """
         one_of("deterministic", deterministic, (True, False))
         if isinstance(questions, str) or not isinstance(questions, Sequence):
             raise BNetError("questions", expected="a list of (x, y) or (x, y, given)", got=questions)
@@ -125,7 +161,13 @@ class Structure(abc.ABC):
         return graph.separated(self._asked, asked, self._functions(deterministic))
 
     def minimal_separator(self, x: Names, y: Names) -> list[str] | None:
-        """Nodes that separate x from y, none of which can be left out; None where an arrow joins x and y."""
+        """Nodes that separate x from y, none of which can be left out; None where an arrow joins x and y.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.minimal_separator("x_0_0", "x_1_1")
+        ['W_k_0', 'W_v_0', 'k_0_0', 'v_0_0']
+        """
         question = self._question(x, y)
         found = graph.minimal_separator(self._asked, question.x, question.y)
         return None if found is None else self._named(found)
@@ -134,6 +176,11 @@ class Structure(abc.ABC):
         """A shortest trail along which x tells of y, given others; None where they are separated.
 
         `deterministic=True` asks for one that passes no node which what is given determines.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> print(s.active_trail("q_0_0", "k_0_1"))
+        q_0_0 <- W_q_0 <- c -> W_k_0 -> k_0_1
         """
         one_of("deterministic", deterministic, (True, False))
         return graph.active_trail(self._asked, self._question(x, y, given), self._functions(deterministic))
@@ -149,7 +196,13 @@ class Structure(abc.ABC):
         return graph.reaches(self._asked, self._asked.id(x), self._asked.id(y))
 
     def minimal_cut(self, x: str, y: str, *, limit: int = LIMIT) -> list[str] | None:
-        """A smallest set of nodes on every path of arrows from x to y; None where an arrow joins them."""
+        """A smallest set of nodes on every path of arrows from x to y; None where an arrow joins them.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.minimal_cut("c", "x_1_0")
+        ['W_k_0', 'W_v_0', 'q_0_0']
+        """
         source, target = self._asked.id(x), self._asked.id(y)
         if source == target:
             raise BNetError("y", expected=f"another node than {x}", got=y)

@@ -46,15 +46,19 @@ class Told:
 
 class Tokenizer:
     """A tokenizer, from the text of a `tokenizer.json`; `segments` is the role of the node that takes the segments,
-    `start` the token with which the words of a decoder start.
+    `start` the token with which the words of a decoder start. `apart`: it reads the words of the first stack alone, as
+    others have another vocabulary.
 
     Nothing is cut off and nothing is padded, whatever the file says.
     """
 
-    def __init__(self, text: str, segments: str | None = None, start: int | None = None) -> None:
+    def __init__(
+        self, text: str, segments: str | None = None, start: int | None = None, *, apart: bool = False
+    ) -> None:
         self.text = text
         self.segments = segments
         self.start = start
+        self.apart = apart
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -81,6 +85,10 @@ class Tokenizer:
     def vocabulary(self) -> dict[str, int]:
         """The id of each token."""
         return dict(self._tokenizer.get_vocab())
+
+    def reads(self, stack: str, first: str) -> bool:
+        """True where the words of a stack are of its vocabulary."""
+        return stack == first or not self.apart
 
     def is_special(self, ids: Sequence[int]) -> tuple[bool, ...]:
         """Which ids are those of special tokens."""
@@ -116,7 +124,12 @@ class Tokenizer:
 
     def read_each(self, said: Mapping[str, object], stacks: Sequence[str]) -> dict[str, Told]:
         """The tokens of each stack that is told text or words; all but the first are told outputs, shifted right."""
-        found = {stack: self.read(each) for stack, each in said.items() if is_text(each)}
+        texts = {stack: each for stack, each in said.items() if is_text(each)}
+        for stack, each in texts.items():
+            if not self.reads(stack, stacks[0]):
+                wanted = f"ids: the tokenizer is that of stack {stacks[0]!r}, whose words are others"
+                raise BNetError(f"sentence of stack {stack!r}", expected=wanted, got=each)
+        found = {stack: self.read(each) for stack, each in texts.items()}
         for stack in found:
             if stack != stacks[0] and self.start is None:
                 wanted = "ids: the model does not say with which token they start"

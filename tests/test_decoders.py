@@ -10,8 +10,10 @@ import bnet_transformer as bt
 from bnet_transformer.models._sublayers import Sublayers
 from bnet_transformer.pretrained import FAMILIES, from_pretrained
 from bnet_transformer.tpm import Attention, Concat, Dot, Embed, Given, Parent, Rotary
-from tests.hugging import LLAMA, NEOX, D, T, config, random_model
+from tests.hugging import BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, D, T, config, random_model
 
+GROUPED = {**LLAMA, "num_key_value_heads": 2}
+LONG = {**BERT, "max_position_embeddings": 22}
 LINEAR = {"rope_type": "linear", "factor": 3.0}
 SLIDING = {"use_sliding_window": True, "sliding_window": 4}
 BANDS = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -24,9 +26,16 @@ KNOWN = [
         {"rope_theta": 5e5, "rope_scaling": {**BANDS, "original_max_position_embeddings": 16}},
         Rotary(5e5, None, 8.0, (1.0, 4.0, 16)),
     ),
+    (
+        "LlamaConfig",
+        {"rope_scaling": {**BANDS, "original_max_position_embeddings": 16}, "original_max_position_embeddings": 24},
+        Rotary(1e4, None, 8.0, (1.0, 4.0, 24)),
+    ),
     ("LlamaConfig", {"rope_parameters": BANDS, "max_position_embeddings": 32}, Rotary(1e4, None, 8.0, (1.0, 4.0, 32))),
     ("Qwen2Config", {"rope_theta": 1e6}, Rotary(1e6)),
     ("GPTNeoXConfig", {}, Rotary(1e4, 4)),
+    ("GPTNeoXConfig", {"head_dim": 32}, Rotary(1e4, 8)),
+    ("GPTNeoXConfig", {"head_dim": 32, "rotary_pct": 0.5}, Rotary(1e4)),
     ("GPTNeoXConfig", {"rotary_pct": 1.0, "rotary_emb_base": 500}, Rotary(500)),
     ("GPTNeoXConfig", {"rope_parameters": {**LINEAR, "partial_rotary_factor": 0.5}}, Rotary(1e4, 8, 3.0)),
 ]
@@ -92,6 +101,7 @@ def test_what_no_equation_says_is_refused(kind, told, match):
         ("llama", {}, bt.Reach("causal")),
         ("mistral", {}, bt.Reach("recent", 4095)),
         ("mistral", {"sliding_window": None}, bt.Reach("causal")),
+        ("mistral", {"sliding_window": 3, "layer_types": ["full_attention"] * 2}, bt.Reach("recent", 2)),
         ("qwen2", {}, bt.Reach("causal")),
         ("qwen2", {"sliding_window": 4, "use_sliding_window": False, "max_window_layers": 0}, bt.Reach("causal")),
         ("qwen2", {**SLIDING, "max_window_layers": 0}, bt.Reach("recent", 3)),
@@ -102,6 +112,86 @@ def test_what_no_equation_says_is_refused(kind, told, match):
 def test_windows(kind, told, reach):
     sizes = {"hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2}
     assert FAMILIES[kind].options({**sizes, **told}, None, None).reach == reach
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("LlamaForCausalLM", {**GROUPED, "is_causal": False}),
+        ("MistralForCausalLM", {**GROUPED, "is_causal": False, "sliding_window": 3}),
+        ("MistralForCausalLM", {**GROUPED, "layer_types": ["full_attention"] * 2, "sliding_window": 3}),
+        ("Qwen2ForCausalLM", {**GROUPED, **SLIDING, "is_causal": False, "max_window_layers": 0}),
+        ("GPTNeoXForCausalLM", {**NEOX, "is_causal": False, "head_dim": 16}),
+        ("GPT2LMHeadModel", {**GPT2, "n_positions": 20, "is_causal": False}),
+        ("BertLMHeadModel", {**LONG, "is_decoder": True, "is_causal": False}),
+        ("RobertaForCausalLM", {**LONG, "is_decoder": True}),
+        ("AlbertForMaskedLM", {**LONG, "is_decoder": True}),
+        ("DistilBertForMaskedLM", {**DISTIL, "max_position_embeddings": 20, "is_decoder": True, "eps": 0.5}),
+        ("MPNetForMaskedLM", {**MPNET, "is_decoder": True}),
+    ],
+)
+def test_who_reads_whom_is_as_transformers_has_it(name, options, attention):
+    """Some settings count for some families alone: `is_causal` for all decoders, `is_decoder` for BERT and RoBERTa,
+    the types of slices for Qwen2; and names of ours are none of a config's."""
+    if attention == "sdpa" and not getattr(T, name)._supports_sdpa:
+        pytest.skip(f"transformers has no {attention} for {name}")
+    model = random_model(name, options, attention=attention)
+    ids = torch.randint(2, 13, (2, 18), generator=torch.Generator().manual_seed(0))
+    module = from_pretrained(model).module().eval()
+    present = torch.arange(18) < torch.tensor([18, 5])[:, None]
+    for mask in (None, present):
+        theirs = model(ids, attention_mask=None if mask is None else mask.long()).logits
+        there = torch.ones_like(present) if mask is None else mask
+        ours = module(ids, mask, want=["logits"])["logits"]
+        torch.testing.assert_close(ours[there], theirs[there], rtol=1e-9, atol=1e-9)
+
+
+def test_heads_in_groups_share_one_product():
+    """In long sentences too, with the readings beside, compiled, and in gradients; angles are made once for all."""
+    model = random_model("LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 2, "num_hidden_layers": 3})
+    net = from_pretrained(model)
+    module, ids = net.module().eval(), torch.randint(2, 13, (2, 20), generator=torch.Generator().manual_seed(0))
+    for present in (None, torch.arange(20) < torch.tensor([20, 5])[:, None]):
+        told = None if present is None else present.long()
+        theirs = model(ids, attention_mask=told, output_attentions=True)
+        there = torch.ones(2, 20, dtype=torch.bool) if present is None else present
+        readings, beside = module.readings(ids, present, want=["logits"])
+        for ours in (module(ids, present, want=["logits"])["logits"], beside["logits"]):
+            torch.testing.assert_close(ours[there], theirs.logits[there], rtol=1e-9, atol=1e-9)
+            (W,) = torch.autograd.grad(ours[there].square().sum(), [module.store["W_k_0/value"]], retain_graph=True)
+            weight = model.model.layers[0].self_attn.k_proj.weight
+            (wanted,) = torch.autograd.grad(theirs.logits[there].square().sum(), [weight], retain_graph=True)
+            torch.testing.assert_close(W.flatten(0, 1), wanted, rtol=1e-9, atol=1e-9)
+        for t, other in enumerate(theirs.attentions):
+            rows = there[:, None, :, None]
+            torch.testing.assert_close(readings[f"a_{t}"].flatten(1, 2) * rows, other * rows, rtol=1e-9, atol=1e-9)
+    compiled = torch.compile(module, fullgraph=True, backend="eager")(ids, present, want=["logits"])["logits"]
+    torch.testing.assert_close(compiled[there], beside["logits"][there], rtol=1e-9, atol=1e-9)
+    with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        module(ids, want=["logits"])
+    counts = {each.key: each.count for each in seen.key_averages()}
+    assert counts["aten::cos"] == 1 and counts["aten::scaled_dot_product_attention"] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "add", "left"),
+    [
+        ("LlamaForCausalLM", {"lm_head.bias": 13}, "lm_head.bias"),
+        ("LlamaForCausalLM", {"model.norm.bias": 16}, "model.norm.bias"),
+        ("LlamaModel", {"norm.bias": 16}, "norm.bias"),
+    ],
+)
+def test_a_weight_of_what_is_read_is_not_left_over(name, add, left, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    random_model(name, LLAMA, torch.float32).save_pretrained(tmp_path)
+    held = load_file(tmp_path / "model.safetensors") | {key: torch.ones(n) for key, n in add.items()}
+    save_file(held, tmp_path / "model.safetensors")
+    with pytest.raises(bt.BNetError, match=f"no others within its slices or of what is read; got {left}$"):
+        from_pretrained(tmp_path)
+    if left == "lm_head.bias":
+        assert from_pretrained(tmp_path, readout=None).sentence([3, 4])["norm_1"].isfinite().all()
 
 
 def test_a_window_wider_than_a_sentence_is_causal():

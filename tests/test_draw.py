@@ -545,6 +545,13 @@ def test_an_svg_says_what_it_is_and_fits_a_page(tmp_path):
     assert float(root.get("width")) <= 680 and "max-width:100%" in root.get("style")
 
 
+def test_a_picture_shows_itself_in_a_notebook():
+    s = bt.bayesuvius(dim=4).sentence("the cat sat")
+    for figure in (s.picture(), s.net.picture(), s.tan().picture(), s.tan_tree().picture(), s.reads().picture()):
+        assert figure._repr_svg_() == to_svg(figure) and len(repr(figure)) < 100
+        assert f"{len(figure.boxes)} boxes, {len(figure.arrows)} arrows" in repr(figure)
+
+
 def test_pictures_are_the_same_each_time(tmp_path):
     make = lambda: bt.bayesuvius(dim=4, heads=2).sentence("the cat sat")  # noqa: E731
     for suffix in ("svg", "dot", "tex", "png"):

@@ -290,6 +290,7 @@ def test_braces_balance_and_commands_are_known_everywhere(told: dict[str, Equati
         assert set(re.findall(r"\\[A-Za-z]+|\\.", str(equation))) <= COMMANDS, name
         assert equation._repr_latex_().startswith("$$\n\\begin{aligned}")
         assert all(row.note and row.left.startswith("P(") for row in equation)
+        assert all(row._repr_latex_() == f"$$\n{row.latex}\n$$" for row in equation)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -6,6 +6,7 @@ A family that is added to the package gets a row here; `test_the_table_has_every
 import itertools
 import pkgutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -93,7 +94,58 @@ def test_it_tells_its_equations(name, form):
     assert "softmax" in text or r"\exp" in text
 
 
+def softmax(scores):
+    return np.exp(scores) / np.exp(scores).sum()
+
+
+def test_what_its_equations_say_is_what_it_computes():
+    """By hand, from the text of the equation and from what it reads: two norms, a gated map, three attentions."""
+
+    def asked(name, equation, *nodes):
+        net, s, _ = said(name)
+        assert equation in net.equations().latex
+        return [s[node].detach().numpy() for node in nodes], {
+            key: value.detach().numpy() for key, value in net.parameters.items()
+        }
+
+    root = r"= g^{\mathrm{norm1},t} \odot \frac{x_i^t}{\sqrt{\operatorname{mean}(x_i^t \odot x_i^t) + 10^{-6}}}"
+    (x, norm), of = asked("llama", root, "x_1_2", "norm1_1_2")
+    np.testing.assert_allclose(norm, of["norm1_1.gain"] * x / np.sqrt((x * x).mean() + 1e-6), rtol=1e-12)
+    gate = r"W_2^{\mathrm{ffn},t} \, \left(\operatorname{SiLU}(W_g^{\mathrm{ffn},t} \, \mathrm{norm2}_i^t) \odot (W_1^"
+    (x, ffn), of = asked("llama", gate, "norm2_1_2", "ffn_1_2")
+    W_g, W_1, W_2 = (of[f"ffn_1.weight_{which}"] for which in ("gate", "in", "out"))
+    np.testing.assert_allclose(ffn, W_2 @ (W_g @ x / (1 + np.exp(-W_g @ x)) * (W_1 @ x)), rtol=1e-12)
+
+    turned = r"\exp\left(\frac{1}{\sqrt{4}} (R_i^a q_i^{t,\alpha,h})^\top R_j^a k_j^{t,\alpha}\right)"
+    names = [f"{role}_1_1_{j}" for role in "kv" for j in range(3)]
+    (q, a, *kv), _ = asked("llama", turned, "q_1_1_0_2", "a_1_1_0_2", *names)
+    assert r"e + 2 \text{ by the angle } i / 10000^{2e/4}" in said("llama")[0].equations().latex
+
+    def turn(i, z):
+        w = (z[:2] + 1j * z[2:]) * np.exp(1j * i / 10000 ** (2 * np.arange(2) / 4))
+        return np.concatenate([w.real, w.imag])
+
+    P = softmax(np.array([turn(2, q) @ turn(j, k) / 2 for j, k in enumerate(kv[:3])]))
+    np.testing.assert_allclose(a, P @ np.stack(kv[3:]), rtol=1e-12)
+
+    biased = r"k_j^{\mathrm{enc},t,h} + b_{\beta_{32,128}(j-i)}^{\mathrm{enc},h}\right)"
+    names = [f"enc_{role}_1_2_{j}" for role in "kv" for j in range(4)]
+    (q, b, a, *kv), _ = asked("t5", biased, "enc_q_1_2_1", "enc_b_2", "enc_a_1_2_1", *names)
+    bucket = [1, 0, 17, 18]  # of the words before, at and behind it
+    np.testing.assert_allclose(a, softmax(np.stack(kv[:4]) @ q + b[bucket]) @ np.stack(kv[4:]), rtol=1e-12)
+
+    names = [f"{role}_1_2_{j}" for role in "kv" for j in range(4)]
+    plain = r"\exp\left(\frac{1}{\sqrt{4}} (q_i^{t,h})^\top k_j^{t,h}"
+    (q, a, *kv), _ = asked("albert", plain, "q_1_2_1", "a_1_2_1", *names)
+    np.testing.assert_allclose(a, softmax(np.stack(kv[:4]) @ q / 2) @ np.stack(kv[4:]), rtol=1e-12)
+    mean = r"x_i^{t+1} = g^x \odot \frac{\mathrm{add2}_i^t - \operatorname{mean}(\mathrm{add2}_i^t)}{\sqrt{"
+    (x, state), of = asked("albert", mean, "add2_0_2", "x_1_2")
+    scaled = (x - x.mean()) / np.sqrt(x.var() + 1e-12)
+    np.testing.assert_allclose(state, of["x.gain"] * scaled + of["x.bias"], rtol=1e-12)
+
+
 @ALL
+@pytest.mark.usefixtures("each_run_once")
 def test_its_values_are_the_references(name):
     """Node by node, of one word of every family of nodes, before and after a `do`."""
     net, s, _ = said(name)
@@ -147,6 +199,22 @@ def test_it_has_a_page(name, tmp_path):
     path = s.explore(tmp_path / "s.html")
     text = path.read_text(encoding="utf-8")
     assert text.rstrip().endswith("</html>") and 20_000 < len(text) < 3_000_000
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "t5", "vit"])
+def test_a_net_of_halves_is_shown_as_others(name, tmp_path):
+    """numpy has no bfloat16: the page, reads and plots of such a net are in float32."""
+    kind, options, sentences = TABLE[name]
+    net = from_pretrained(random_model(kind, options, torch.bfloat16))
+    s, other = (net.sentence(x.bfloat16() if isinstance(x, torch.Tensor) else x) for x in sentences)
+    role = None if states(s) == "x" else "dec_a"
+    assert s.explore(tmp_path / "s.html").stat().st_size > 20_000
+    read = s.reads(role=role)
+    assert read.matrix.isfinite().all() and len(bt.plot(s, slice=0, role=role).axes) > 1
+    assert bt.plot(read).axes and bt.plot(read, show="entropy").axes
+    assert s.reads(role=role, method="flow").matrix.isfinite().all()
+    swept = bt.sweep(s, other, at=states(s), metric={outcome(s): 1}, over=("slice",), progress=False)
+    assert bt.plot(swept).axes
 
 
 @ALL

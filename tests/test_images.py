@@ -146,6 +146,15 @@ def test_the_first_word_is_of_no_patch():
     assert first.separated("patch_0", "x_2_1") and not first.separated("patch_1", "x_2_0")
 
 
+def test_a_vector_for_hidden_patches_is_of_no_use_where_none_is_hidden():
+    model = random_model("ViTForMaskedImageModeling", {**VIT, "image_size": 12, "patch_size": 4})
+    assert model.vit.embeddings.mask_token is not None
+    pixels = torch.randn(1, 3, 12, 12, dtype=D)
+    s = from_pretrained(model, readout=None).sentence(pixels[0])
+    theirs = model.vit(pixels).last_hidden_state[0]
+    torch.testing.assert_close(s["norm_3"], theirs[3].detach(), rtol=1e-5, atol=1e-6)
+
+
 def test_images_that_are_none_are_refused():
     net = from_pretrained(random_model("ViTModel", VIT))
     pixels = images(net)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.pretrained import from_pretrained, source_to_net
+from bnet_transformer.pretrained import FAMILIES, from_pretrained, source_to_net
 from bnet_transformer.pretrained.placing import Placed
 from bnet_transformer.pretrained.source import Held, model_to_source
-from tests.hugging import BERT, GPT2, MPNET, random_model
+from tests.hugging import ALBERT, BART, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, T5, VIT, random_model
 
 MAP = {"": torch.device("cpu"), "h.1": torch.device("meta")}
 
@@ -18,7 +18,8 @@ def split(model, devices):
     """A net whose weights lie where a map says: `meta`, a device without numbers, stands for another than the CPU."""
     source = model_to_source(model, None)
     places = {name: torch.device(place) for name, place in devices.items()}
-    return source_to_net(replace(source, weights=Placed(source.weights, places)), "auto")
+    weights = Placed(FAMILIES[model.config.model_type], source.weights, places)
+    return source_to_net(replace(source, weights=weights), "auto")
 
 
 @pytest.mark.parametrize(("name", "options"), [("BertModel", BERT), ("GPT2Model", GPT2), ("MPNetModel", MPNET)])
@@ -50,14 +51,87 @@ def test_a_device_map_is_respected(tmp_path):
     for device_map in ("cpu", torch.device("cpu"), {"": "cpu"}, {"transformer": "cpu", "h": "cpu", "": "cpu"}):
         net = from_pretrained(tmp_path, device_map=device_map)
         assert net.sentence([3, 4])["norm_1"].equal(from_pretrained(model).sentence([3, 4])["norm_1"])
-    brought = Placed(Held("test", {"h.1.w": torch.ones(2), "h.10.w": torch.ones(2)}), MAP)
+    brought = Placed(FAMILIES["gpt2"], Held("test", {"h.1.w": torch.ones(2), "h.10.w": torch.ones(2)}), MAP)
     assert brought.tensor("h.1.w").is_meta and brought.tensor("h.10.w") is brought.tensor("h.10.w")
     assert not brought.tensor("h.10.w").is_meta
     shared = from_pretrained(tmp_path, device_map="cpu").parameters
     one = {shared[f"W_{role}_0.value"].untyped_storage().data_ptr() for role in "qkv"}
     assert len(one) == 1  # three parts of one tensor
-    for wrong in ("nowhere", 99, "disk", "meta", "auto", True, {"h": "cpu"}, {1: "cpu"}, {}, 3.5):
+    for wrong in ("nowhere", 99, "disk", "meta", {"": "auto"}, True, {"h": "cpu"}, {1: "cpu"}, {}, 3.5):
         with pytest.raises(bt.BNetError, match="device_map"):
             from_pretrained(tmp_path, device_map=wrong)
     with pytest.raises(bt.BNetError, match="in memory; got one that is offloaded"):
         from_pretrained(model.to("meta"))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("AlbertForMaskedLM", ALBERT),
+        ("BartForConditionalGeneration", BART),
+        ("BertForMaskedLM", BERT),
+        ("DistilBertForMaskedLM", DISTIL),
+        ("GPT2LMHeadModel", GPT2),
+        ("GPTNeoXForCausalLM", NEOX),
+        ("LlamaForCausalLM", LLAMA),
+        ("MPNetForMaskedLM", MPNET),
+        ("T5ForConditionalGeneration", T5),
+        ("ViTForImageClassification", {**VIT, "num_labels": 3}),
+    ],
+)
+def test_a_map_names_modules_as_transformers_has_them(name, options, tmp_path):
+    """Whatever the file calls them (GPT-NeoX's readout, a ViT's slices), every module of the model is known by its
+    name, also one without weights; and so is a module of the bare model."""
+    model = random_model(name, options, torch.float32)
+    model.save_pretrained(tmp_path)
+    family = FAMILIES[model.config.model_type]
+    parts = [part for part, module in model.named_modules() if part and not list(module.children())]
+    bare = [part.removeprefix(family.prefix) for part in parts]
+    for names in (parts, bare):
+        assert from_pretrained(tmp_path, device_map=dict.fromkeys([*names, ""], "cpu")).parameters
+    whole = [part for part in parts if part.startswith(family.prefix)]
+    last = max(whole, key=lambda part: ("1" in part, "ffn" in part))
+    wrong = last.replace("1", "7") if "1" in last else f"{last}s"
+    with pytest.raises(bt.BNetError, match=r"module of device_map: expected a known name; got .*near matches are "):
+        from_pretrained(tmp_path, device_map={"": "cpu", wrong: "cpu"})
+    found = split(model, {"": "cpu", last.removeprefix(family.prefix): "meta"})
+    same = split(model, {"": "cpu", last: "meta", family.prefix.rstrip("."): "cpu"})
+    where = [{k: v.device.type for k, v in net.parameters.items()} for net in (found, same)]
+    assert where[0] == where[1] and set(where[0].values()) == {"cpu", "meta"}
+
+
+def test_auto_is_the_only_device(monkeypatch):
+    model = random_model("GPT2Model", GPT2, torch.float32)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
+    assert {v.device.type for v in from_pretrained(model, device_map="auto").parameters.values()} == {"cpu"}
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("meta"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    from bnet_transformer.pretrained import placing
+
+    assert placing._only().type == "meta"
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    with pytest.raises(bt.BNetError, match="auto does not choose among several; got 2 devices meta"):
+        from_pretrained(model, device_map="auto")
+
+    class Stuck(torch.Tensor):
+        def to(self, *_):
+            raise torch.OutOfMemoryError
+
+    places = {"": torch.device("cpu")}
+    with pytest.raises(bt.BNetError, match="expected room on cpu; got none for w"):
+        Placed(FAMILIES["gpt2"], Held("test", {"w": torch.ones(2).as_subclass(Stuck)}), places).tensor("w")
+
+
+def test_weights_are_brought_to_a_type():
+    """Of a T5 in float16 `transformers` keeps some in float32: no net computes in both."""
+    model = random_model("T5ForConditionalGeneration", T5, torch.float32).half()
+    for part in (*model.encoder.block, *model.decoder.block):
+        part.layer[-1].DenseReluDense.wo.float()
+    with pytest.raises(bt.BNetError, match=r"one floating type; got torch.float16, torch.float32; allowed: dtype="):
+        from_pretrained(model)
+    for dtype in (torch.float32, torch.bfloat16):
+        net = from_pretrained(model, dtype=dtype, device_map="cpu" if dtype == torch.float32 else None)
+        s = net.sentence({"enc": [3, 4], "dec": [0, 5]})
+        assert net.network.dtype == dtype and s["dec_x_1_0"].dtype == dtype
+    with pytest.raises(bt.BNetError, match=r"dtype: expected a floating type; got torch.int8"):
+        from_pretrained(model, dtype=torch.int8)

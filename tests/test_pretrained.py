@@ -382,7 +382,7 @@ def test_folders_that_are_not_sound_are_refused(folder):
         ),
         ({"intermediate_size": 10, "num_attention_heads": 5}, "heads that divide 12; got 5"),
         ({"num_attention_heads": 3, "num_hidden_layers": 3}, r"a weight 'encoder.layer.2.*got none"),
-        ({"num_hidden_layers": 1}, "no others within its slices; got encoder.layer.1"),
+        ({"num_hidden_layers": 1}, "no others within its slices or of what is read; got encoder.layer.1"),
         ({"num_hidden_layers": 2, "hidden_act": "quick_gelu"}, "a known activation; got quick_gelu; allowed: gelu"),
         ({"hidden_act": "gelu", "position_embedding_type": "relative_key"}, "position_embedding_type='absolute'"),
         (

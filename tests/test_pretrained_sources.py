@@ -17,7 +17,7 @@ from bnet_transformer.errors import FileError
 from bnet_transformer.pretrained import FAMILIES, from_pretrained, to_hugging_face
 from bnet_transformer.pretrained.family import ACTIVATIONS
 from bnet_transformer.tpm import Activation, At, Categorical, Normal
-from tests.hugging import BERT, DISTIL, GPT2, D, T, config, random_model
+from tests.hugging import BERT, DISTIL, GPT2, MPNET, D, T, config, random_model
 
 IDS = torch.tensor([[3, 4, 5, 6, 7]])
 HEADED = [
@@ -270,6 +270,27 @@ def test_only_a_mean_over_the_words_is_read_as_one(folder, mode):
     if mode == "mean_tokens":
         s = net.sentence(IDS[0])
         near(s["embedding"], torch.stack([s[f"x_2_{i}"] for i in range(5)]).mean(0), 1e-6)
+
+
+def test_a_sentence_encoder_is_read_without_the_readout_that_it_has_not(tmp_path):
+    """all-mpnet-base-v2 names the class that it was trained from, and has no weights of its readout."""
+    from safetensors.torch import load_file, save_file
+
+    model = random_model("MPNetForMaskedLM", MPNET, torch.float32)
+    model.save_pretrained(tmp_path)
+    whole = load_file(tmp_path / "model.safetensors")
+    bare = {key.removeprefix("mpnet."): value for key, value in whole.items() if not key.startswith("lm_head")}
+    save_file(bare, tmp_path / "model.safetensors")
+    with pytest.raises(FileError, match=r"a weight 'lm_head\..*allowed: readout=None reads the states alone"):
+        from_pretrained(tmp_path)
+    net = from_pretrained(tmp_path, readout=None)
+    assert net.sentence([3, 4])["x_2_1"].equal(from_pretrained(model).sentence([3, 4])["x_2_1"])
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    names = from_pretrained(tmp_path).network.graph.by_name
+    assert "embedding" in names and "logits" not in names
+    save_file(whole, tmp_path / "model.safetensors")
+    assert {"embedding", "logits"} <= set(from_pretrained(tmp_path).network.graph.by_name)
 
 
 # the hub

@@ -276,6 +276,40 @@ def test_the_words_of_a_decoder_are_outputs_shifted_right(folder, tmp_path):
         from_pretrained(folder).sentence({"enc": "the", "dec": "die"})
 
 
+def test_words_apart_are_read_by_no_tokenizer(folder, tmp_path):
+    """A Marian whose stacks have a vocabulary each comes with the tokenizer of the first."""
+    for states in (13, 17):
+        options = {**BART, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": states}
+        random_model("MarianMTModel", options).save_pretrained(folder)
+        net = from_pretrained(folder)
+        net.save(tmp_path / "net.safetensors")
+        for each in (net, bt.load(tmp_path / "net.safetensors")):
+            s = each.sentence({"enc": "the cat", "dec": [1, 7, 2]})
+            assert s.words == ("<s>", "the", "cat", "</s>", "1", "7", "2")
+            assert s.special == (True, False, False, True, False, False, False)
+            with pytest.raises(bt.BNetError, match="sentence of stack 'dec': expected ids: the tokenizer is that of"):
+                each.sentence({"enc": "the cat", "dec": "die Katze"})
+            found = each.generate("the cat", length=3)
+            assert found.words == (tuple(map(str, found.ids[0])),)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("BartForConditionalGeneration", {**LONG, "is_causal": False, "eps": 0.5, "one_table": False}),
+        ("MarianMTModel", {**LONG, "is_causal": False}),
+        ("T5ForConditionalGeneration", {**T5, "is_causal": False}),
+    ],
+)
+def test_a_decoder_reads_later_words_where_its_config_says_so(name, options, attention):
+    model = random_model(name, options, attention=attention)
+    net, (ids, present) = from_pretrained(model), padded()
+    _, (ours,) = outputs(net, net.module().eval(), ids, present)
+    theirs = asked(model, ids, present).logits
+    torch.testing.assert_close(ours[present["dec"]], theirs[present["dec"]], rtol=1e-9, atol=1e-9)
+
+
 # the bias
 
 

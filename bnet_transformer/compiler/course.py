@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer.axes import WORD
@@ -43,12 +42,6 @@ class Layout:
         return value.reshape(*[1] * missing, *value.shape) if missing else value
 
 
-def in_numpy(value: Tensor) -> NDArray[Any]:
-    """Real numbers as an array: numpy has no bfloat16, so halves go as float32."""
-    found: NDArray[Any] = value.to("cpu", torch.promote_types(value.dtype, torch.float32)).numpy()
-    return found
-
-
 @dataclass
 class Course:
     """One run of a plan: the parameters, what is known, the words of each stack, and the values so far.
@@ -74,6 +67,7 @@ class Course:
     places: Mapping[str, Tensor] = field(default_factory=dict)
     _counted: dict[int, Tensor] = field(default_factory=dict)
     masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)  # made once for all slices
+    turns: dict[Any, Any] = field(default_factory=dict)  # so too
     apart: bool = False
 
     @property

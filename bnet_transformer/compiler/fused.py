@@ -122,8 +122,8 @@ class Reading:
 def reading_of(tpm: Attention, at: At, parents: Sequence[Tensor], *, whole: bool, causal: bool) -> Reading:
     """What an attention reads, from what it sees."""
     assert isinstance(tpm.score, Dot)
-    q, v = tpm.score.turn(parents[0], at.word), parents[2].squeeze(-3)
-    k = tpm.score.turn(parents[1].squeeze(-3), at.read["k."])
+    q, v = tpm.score.turn(parents[0], at.word, at.turns), parents[2].squeeze(-3)
+    k = tpm.score.turn(parents[1].squeeze(-3), at.read["k."], at.turns)
     if q.shape[-2] != k.shape[-2]:  # a branch: torch.compile would make a symbol of the comparison
         causal = False
     bias = None
@@ -153,12 +153,35 @@ def mix_of(r: Reading) -> Tensor:
 def told_apart(r: Reading) -> tuple[Tensor, Tensor]:
     """`P = softmax(scale q k^T)`, `[*lead, word, word read]`, and the mix `P v`."""
     n, m = r.q.shape[-2], r.k.shape[-2]
-    lead = broadcast(r.q.shape[:-2], r.k.shape[:-2])
-    Q, K = (x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (r.q, r.k))
-    scores = scaled_product(Q, K, r.scale).reshape(*lead, n, m)
-    scores = scores if r.bias is None else scores + r.bias
-    P = (scores if r.mask is None else scores.masked_fill_(~r.mask, -torch.inf)).softmax(-1)
-    return P, P @ r.v
+    added = _added(r)
+    lead = broadcast(r.q.shape[:-2], r.k.shape[:-2], () if added is None else added.shape[:-2])
+    grouped = _are_grouped(r, lead)
+    own, rows = (lead[:-1], lead[-1] * n) if grouped else (lead, n)
+    Q = r.q.expand(*lead, n, -1).reshape(-1, rows, r.q.shape[-1])
+    K, v = (x.squeeze(-3) if grouped else x for x in (r.k, r.v))
+    K = K.expand(*own, m, -1).reshape(-1, m, K.shape[-1])
+    if added is None:
+        scores = scaled_product(Q, K, r.scale)
+    else:
+        scores = added.expand(*lead, n, m).clone(memory_format=torch.contiguous_format).reshape(-1, rows, m)
+        scores.baddbmm_(Q, K.mT, alpha=r.scale)
+    P = scores.softmax(-1)
+    mix = P.reshape(*own, rows, m) @ v
+    return P.reshape(*lead, n, m), mix.reshape(*lead, n, -1) if grouped else mix
+
+
+def _added(r: Reading) -> Tensor | None:
+    """What is added to the scores: a bias, and minus infinity where a word is not read."""
+    if r.mask is None:
+        return r.bias
+    hidden = torch.zeros(r.mask.shape, dtype=r.q.dtype, device=r.mask.device).masked_fill_(~r.mask, -torch.inf)
+    return hidden if r.bias is None else r.bias + hidden
+
+
+def _are_grouped(r: Reading, lead: Sequence[int]) -> bool:
+    """True where the heads of a group share k and v: their words are then rows of one product."""
+    shared = min(r.q.dim(), r.k.dim(), r.v.dim()) > 3 and r.k.shape[-3] == 1 == r.v.shape[-3] and lead[-1] > 1
+    return shared and tuple(broadcast(lead, r.v.shape[:-2])) == tuple(lead)
 
 
 def scaled_product(Q: Tensor, K: Tensor, scale: float) -> Tensor:
@@ -177,12 +200,27 @@ def _scaled_dot_product(r: Reading) -> Tensor:
         mix = functional.scaled_dot_product_attention(Q[:, None], K[:, None], V[:, None], scale=r.scale)
         return dims.back(mix[:, 0], n, v.shape[-1])
     lead = broadcast(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    if _are_grouped(r, lead) and (mask is None or mask.dim() == 2 or mask.shape[-4:-2] == (1, 1)):
+        return _grouped_product(r, lead, mask, causal=causal)
     if mask is not None and mask.dim() > 2:
         lead = broadcast(lead, mask.shape[:-2])
         mask = mask.expand(*lead[:-1], *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])  # heads share it: not copied
     q, k, v = (x.expand(*lead, *x.shape[-2:]).reshape(-1, lead[-1], *x.shape[-2:]) for x in (q, k, v))
     mix = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=r.scale)
     return mix.reshape(*lead, n, v.shape[-1])
+
+
+def _grouped_product(r: Reading, lead: Sequence[int], mask: Tensor | None, *, causal: bool) -> Tensor:
+    """`softmax(scale q k^T) v`, where k and v are the same for the heads of a group, and are not copied for each."""
+    *outer, groups, heads = lead
+    q = r.q.expand(*lead, -1, -1).reshape(-1, groups * heads, *r.q.shape[-2:])
+    k, v = (x.squeeze(-3).expand(*outer, groups, -1, -1).reshape(-1, groups, *x.shape[-2:]) for x in (r.k, r.v))
+    if mask is not None and mask.dim() > 2:
+        mask = mask.squeeze(-4).expand(*outer, -1, -1, -1).reshape(-1, 1, *mask.shape[-2:])
+    mix = functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, scale=r.scale, enable_gqa=True
+    )
+    return mix.reshape(*lead, -1, r.v.shape[-1])
 
 
 @dataclass(frozen=True)

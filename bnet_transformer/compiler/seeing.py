@@ -236,4 +236,5 @@ def at_of(
         place = course.places[family.words]
     else:
         place = course.count(1 if family.words is None else course.words[family.words])
-    return At(parameters, place, read, mask, course.training, course.dtype)
+    turns = course.turns if word is None else {}
+    return At(parameters, place, read, mask, course.training, course.dtype, turns)

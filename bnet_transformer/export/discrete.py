@@ -23,6 +23,7 @@ from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, whole
 from bnet_transformer.graph import topological_order
 from bnet_transformer.network import Member
 from bnet_transformer.reference import ATOL, BUDGET, Run, World
+from bnet_transformer.tpm.arrays import in_numpy
 
 if TYPE_CHECKING:
     from pgmpy.models import DiscreteBayesianNetwork
@@ -162,7 +163,7 @@ def world_to_tables(
                 for plan, found in zip(group, rows, strict=True):
                     found.append(_row(run, plan, chosen.get(plan.node)))
             for plan, found in zip(group, rows, strict=True):
-                table = np.moveaxis(torch.stack(found).reshape(*sizes, -1).numpy(), -1, 0)
+                table = np.moveaxis(in_numpy(torch.stack(found).reshape(*sizes, -1)), -1, 0)
                 values = _likelihood(table, plan) if plan.seen is not None else np.exp(table)
                 tables[plan.name] = Table(plan.name, plan.states, tuple(names[p] for p in parents), values)
     states = {plan.name: SEEN[0] for plan in plans if plan.seen is not None}

@@ -83,9 +83,10 @@ def _header(network: Network, tensors: Mapping[str, Tensor]) -> str:
     plain = to_plain(network.declaration, "declaration")
     head = {"format": FORMAT, "version": VERSION, "library": _library(), "seed": network.seed, "declaration": plain}
     if network.tokenizer is not None:
-        start = network.tokenizer.start
-        told = [network.tokenizer.text, network.tokenizer.segments]
-        head["tokenizer"] = told if start is None else [*told, start]
+        reader = network.tokenizer
+        told = [reader.text, reader.segments, reader.start, reader.apart]
+        short = 4 if reader.apart else 2 if reader.start is None else 3
+        head["tokenizer"] = told[:short]
     try:
         text = json.dumps({**head, "sha256": _digest(head, tensors)}, allow_nan=False)
         same = from_plain(json.loads(text)["declaration"], "declaration") == network.declaration
@@ -217,6 +218,8 @@ def _tokenizer(where: Path, told: object) -> Tokenizer | None:
             return Tokenizer(text, segments)
         case [str(text), None | str() as segments, int(start)]:
             return Tokenizer(text, segments, start)
+        case [str(text), None | str() as segments, None | int() as start, True]:
+            return Tokenizer(text, segments, start, apart=True)
     raise FileError(str(where), expected="a tokenizer: its text and the role that takes segments", got=told)
 
 

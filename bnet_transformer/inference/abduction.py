@@ -18,10 +18,10 @@ from torch.distributions import Distribution, Independent
 from torch.distributions import Normal as TorchNormal
 
 from bnet_transformer import reference
-from bnet_transformer.compiler.course import in_numpy
 from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.graph import topological_order
 from bnet_transformer.reference import ATOL, BUDGET, Done, Run, World
+from bnet_transformer.tpm.arrays import in_numpy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,10 +60,10 @@ class Counterfactual:
         import pandas as pd
 
         if self.probabilities is not None:
-            return pd.DataFrame({"probability": self.probabilities.numpy()}).rename_axis("state")
+            return pd.DataFrame({"probability": in_numpy(self.probabilities)}).rename_axis("state")
         assert self.values is not None and self.weights is not None
         frame = pd.DataFrame(in_numpy(self.values.reshape(len(self.weights), -1)))
-        frame.insert(0, "weight", self.weights.numpy())
+        frame.insert(0, "weight", in_numpy(self.weights))
         return frame
 
     def _repr_html_(self) -> str:

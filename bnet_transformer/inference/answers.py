@@ -17,7 +17,7 @@ from torch.distributions import Normal as TorchNormal
 
 from bnet_transformer import asking, reference
 from bnet_transformer.axes import WORD
-from bnet_transformer.compiler.course import Course, Layout, in_numpy
+from bnet_transformer.compiler.course import Course, Layout
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.plan import states_in
 from bnet_transformer.compiler.seeing import seen
@@ -27,6 +27,7 @@ from bnet_transformer.inference.ground import choices_above, counted
 from bnet_transformer.network import Input, Member
 from bnet_transformer.reference import BUDGET, World
 from bnet_transformer.tpm import Given, Normal
+from bnet_transformer.tpm.arrays import in_numpy
 
 
 @dataclass(frozen=True)

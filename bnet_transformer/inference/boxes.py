@@ -16,6 +16,7 @@ from bnet_transformer.errors import BNetError, one_of
 from bnet_transformer.graph import Ground, Quotient, Selection, shrink
 from bnet_transformer.graph.arborescence import best_parents
 from bnet_transformer.graph.folded import Family
+from bnet_transformer.tpm.arrays import in_numpy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -183,7 +184,8 @@ def _classified(quotient: Quotient, class_box: str) -> Tan:
 
 def tan_tree(reading: Tensor, tokens: tuple[str, ...], slice_: int, head: str) -> TanTree:
     """The maximum spanning arborescence of one slice's attention, `[word, word]`; `head` says of which head."""
-    table = np.where(reading.numpy() == 0, np.nan, reading.numpy())
+    table = in_numpy(reading)
+    table = np.where(table == 0, np.nan, table)
     parents = best_parents(table)
     kept = [float(reading[i, parent]) if parent >= 0 else 0.0 for i, parent in enumerate(parents)]
     between = float((1 - torch.diagonal(reading)).sum())

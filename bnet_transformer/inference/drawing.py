@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer import reference
-from bnet_transformer.compiler.course import Course, in_numpy
+from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import ReadingError
@@ -27,6 +27,7 @@ from bnet_transformer.inference.joint import joint_log_evidence, joint_posterior
 from bnet_transformer.inference.many import of_one_sentence, pieces, seen_in
 from bnet_transformer.network import Member
 from bnet_transformer.reference import ATOL, BUDGET, Run, World
+from bnet_transformer.tpm.arrays import in_numpy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,7 +60,7 @@ class Samples:
         columns = {}
         for name, drawn in self.states.items():
             if drawn.dim() == 1:
-                columns[name] = drawn.numpy()
+                columns[name] = in_numpy(drawn)
             else:
                 columns |= {f"{name}[{k}]": in_numpy(part) for k, part in enumerate(drawn.flatten(1).unbind(1))}
         return pd.DataFrame(columns, index=pd.RangeIndex(self.n, name="draw"))

@@ -37,6 +37,13 @@ def log_evidence(
 
     `check=False` does not look at the result (on an accelerator that waits for it): of evidence that is impossible it
     is then at most -5e29.
+
+    >>> import torch
+    >>> import bnet_transformer as bt
+    >>> from bnet_transformer.inference import Evidence, log_evidence
+    >>> module = bt.bayesuvius(dim=4, observe=bt.tpm.Categorical(3)).module()
+    >>> log_evidence(module, {"y": Evidence(torch.tensor([[0, 2, 1]]))}, torch.zeros(1, 3, 4)).shape      # [batch]
+    torch.Size([1])
     """
     _check_asked(module, budget, atol)
     course, factors = question_to_factors(module, evidence, None, x, mask, do=do, given=given, atol=atol, budget=budget)
@@ -65,6 +72,13 @@ def posterior(
     rounding of the floating type (0 in float64, 2^-12 in float32: `reference.fits`).
 
     It is the gradient of the log evidence by the log probability of each state (Darwiche 2003).
+
+    >>> import torch
+    >>> import bnet_transformer as bt
+    >>> from bnet_transformer.inference import Evidence, posterior
+    >>> module = bt.bayesuvius(dim=4, observe=bt.tpm.Categorical(3)).module()
+    >>> posterior(module, "c", {"y": Evidence(torch.tensor([[0, 2, 1]]))}, torch.zeros(1, 3, 4)).shape  # [batch, state]
+    torch.Size([1, 2])
     """
     _check_asked(module, budget, atol)
     network = module.network

@@ -28,12 +28,25 @@ class Valued(Protocol):
 
 @dataclass(frozen=True)
 class Zero:
-    """The value 0 for every number of a node."""
+    """The value 0 for every number of a node.
+
+    >>> import bnet_transformer as bt
+    >>> from bnet_transformer.inference import Zero
+    >>> bt.bayesuvius(dim=4).sentence("the cat sat").do(v_0_1=Zero())["v_0_1"]
+    tensor([0., 0., 0., 0.])
+    """
 
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of a node's values in other sentences; without any, of its family's values over this one's words."""
+    """The mean of a node's values in other sentences; without any, of its family's values over this one's words.
+
+    >>> import bnet_transformer as bt
+    >>> from bnet_transformer.inference import Mean
+    >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+    >>> s.do(x_0_1=Mean())["x_0_1"].isclose((s["x_0_0"] + s["x_0_1"] + s["x_0_2"]) / 3).all().item()
+    True
+    """
 
     sentences: tuple[Valued, ...] = ()
 
@@ -50,6 +63,11 @@ class Noise:
     """A node's own value plus normal noise; each node's noise is fixed by the seed and its name.
 
     The value is that of the sentence with all else done that the same `do` says, but for noise and `Mean()`.
+
+    >>> import bnet_transformer as bt
+    >>> from bnet_transformer.inference import Noise
+    >>> bt.bayesuvius(dim=4).sentence("the cat sat").do(x_0_1=Noise(0.1))["x_0_1"].shape
+    torch.Size([4])
     """
 
     sigma: float
@@ -65,6 +83,12 @@ class Attend:
     """A row of attention in place of `P(j | i)`: a probability for each word that the node may read, or for all words.
 
     The node still reads its values v (and its residual), as they come to be; its q and k are not read any more.
+
+    >>> import bnet_transformer as bt
+    >>> from bnet_transformer.inference import Attend
+    >>> s = bt.bayesuvius(dim=4).sentence("the cat sat").do(x_1_0=Attend([0, 0, 1]))
+    >>> s["x_1_0"].isclose(s["v_0_2"]).all().item(), s.parents("x_1_0")
+    (True, ['v_0_0', 'v_0_1', 'v_0_2'])
     """
 
     weights: Tensor

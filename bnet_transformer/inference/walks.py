@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer.errors import BudgetError
+from bnet_transformer.tpm.arrays import in_numpy
 
 FLOWS = 2**16  # greatest flows (one for each state, output word and source word) through three slices or more
 WORK = 2**28  # products while paths are sought
@@ -47,7 +48,7 @@ def max_flow(steps: Tensor) -> Tensor:
         allowed = "fewer words or slices; do or evidence on choices; method='rollout'"
         wanted, got = f"at most {FLOWS} flows (states x words x words)", f"{len(each) * n * n}"
         raise BudgetError("reads by flow", expected=wanted, got=got, allowed=allowed)
-    return torch.stack([_flows(one.numpy()) for one in each]).to(steps.dtype).reshape(*lead, n, n)
+    return torch.stack([_flows(in_numpy(one)) for one in each]).to(steps).reshape(*lead, n, n)
 
 
 def _flows(steps: NDArray[np.float64]) -> Tensor:

@@ -61,6 +61,11 @@ def bayesuvius(
 
     `attention="marginal"` reads out the last slice by a variable `j`, the word read, while the states x stay soft:
     `p(y_i) = sum_j P(j | i) p(y_i | v_j)`.
+
+    >>> import bnet_transformer as bt
+    >>> s = bt.bayesuvius(dim=8, slices=2, heads=4).sentence("the cat sat")
+    >>> s["q_0_2"].shape, s["x_2_1"].shape, s["W_q_0"].shape    # for each state of c
+    (torch.Size([4, 8]), torch.Size([4, 8]), torch.Size([4, 8, 8]))
     """
     whole("dim", dim)
     whole("heads", heads)

@@ -40,6 +40,14 @@ def decoder(
 
     The arguments are those of `encoder`. `readout="auto"` is `"word"`, the next word, where there is a vocabulary or
     features, and none where words are vectors.
+
+    >>> import bnet_transformer as bt
+    >>> s = bt.decoder(dim=8, heads=2, slices=1, vocabulary=["the", "cat", "sat"]).sentence("the cat sat")
+    >>> s.tpm("y_2").probs.shape                                # the word after "sat"
+    torch.Size([3])
+    >>> s.attention(0)[:, 0]                                    # the first word reads itself alone
+    tensor([[1., 0., 0.],
+            [1., 0., 0.]])
     """
     net = Sublayers(dim, heads, hidden, norm, final_norm, activation, bias, dropout, features=features)
     tied = is_tied(tie, vocabulary)

@@ -44,6 +44,11 @@ def encoder(
     `readout="word"` a word of the vocabulary (or the features) at each word (the masked word of BERT), a Categorical
     or Normal one of each word or of `pool` ("first", "last", "mean", "sum"); `transform` an
     activation, `s(W x + b)` before the readout; `tie` gives embedding and readout one table.
+
+    >>> import bnet_transformer as bt
+    >>> s = bt.encoder(dim=8, heads=2, slices=1, vocabulary=["the", "cat", "sat"]).sentence("the cat sat")
+    >>> s["q_0_1_2"].shape, s["x_1_2"].shape, s.attention(0).shape      # head 1, word 2
+    (torch.Size([4]), torch.Size([8]), torch.Size([2, 3, 3]))
     """
     net = Sublayers(dim, heads, hidden, norm, final_norm, activation, bias, dropout, features=features)
     tied = is_tied(tie, vocabulary)

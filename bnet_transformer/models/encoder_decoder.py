@@ -49,6 +49,12 @@ def encoder_decoder(
     readout's.
     `mask` maps `"enc"`, `"dec"` (causal by default) and `"cross"` to who reads whom; `slices` may map `"enc"` and
     `"dec"` to their numbers.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.encoder_decoder(dim=8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
+    >>> s = net.sentence({"enc": "the cat sat", "dec": "the cat"})
+    >>> s.attention(0, role="dec_cross_a").shape                # [head, word, word that is read]
+    torch.Size([2, 2, 3])
     """
     net = Sublayers(dim, heads, hidden, norm, final_norm, activation, bias, dropout, features=features)
     told = vocabulary if target_vocabulary is None else target_vocabulary

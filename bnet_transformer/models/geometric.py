@@ -34,6 +34,11 @@ def geometric(
     Without `heads` the words are mixed by their correlation matrix; with them it is the standard transformer
     integrator. `add` adds the words to what attention makes of them; `observe` is a readout, `Normal(sigma)` or
     `Categorical(n)`, of each word, or pooled.
+
+    >>> import torch
+    >>> import bnet_transformer as bt
+    >>> bt.geometric(dim=4, slices=1).sentence(x=torch.zeros(3, 4))["x_1_0"].shape
+    torch.Size([4])
     """
     whole("dim", dim, least=1)
     whole("blocks", blocks)

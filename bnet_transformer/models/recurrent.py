@@ -41,6 +41,11 @@ def recurrent(
     Words are vectors of `features` numbers (dim by default), or of a `vocabulary`, embedded. `activation` is that of
     an RNN, "tanh" by default. The other arguments are those of `decoder`: with a vocabulary or features the readout
     is the next word, unless it is told.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.recurrent(8, vocabulary=["the", "cat", "sat"])
+    >>> net.sentence("the cat").tpm("y_1").probs.shape          # the word after "cat"
+    torch.Size([3])
     """
     one_of("cell", cell, CELLS)
     if activation is not None and cell != "rnn":

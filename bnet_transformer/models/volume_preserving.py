@@ -36,6 +36,12 @@ def volume_preserving(
     `attention=None` leaves the feed-forward map alone: words do not meet, and a net of `slices=1` is the
     volume-preserving feed-forward network. Weights start normal with `spread`: from much larger ones training is
     unstable. `observe` is a readout, `Normal(sigma)` or `Categorical(n)`, of each word, or pooled.
+
+    >>> import torch
+    >>> import bnet_transformer as bt
+    >>> net = bt.volume_preserving(dim=3, slices=2)
+    >>> net.module()(torch.zeros(5, 4, 3)).shape                # [batch, word, dim]
+    torch.Size([5, 4, 3])
     """
     whole("dim", dim, least=2)
     one_of("attention", attention, ("skew", "arbitrary", None))

@@ -19,7 +19,12 @@ SLICES = ("same", "next", "first", "last")
 
 @dataclass(frozen=True)
 class Plate:
-    """A repeated index of known size, such as the heads of a slice. The word plate needs no declaration."""
+    """A repeated index of known size, such as the heads of a slice. The word plate needs no declaration.
+
+    >>> import bnet_transformer as bt
+    >>> bt.Plate("head", 4)
+    Plate(name='head', size=4)
+    """
 
     name: str
     size: int
@@ -39,6 +44,10 @@ class Arrow:
     (the state that this slice makes), `first`, `last` or a number; by default `same` within a stack, else `last`.
     `pick={"head": "c"}` reads the plate `head` of the parent at the state of the discrete node `c`, which becomes a
     parent as well.
+
+    >>> import bnet_transformer as bt
+    >>> bt.Arrow("k", "causal"), bt.Arrow("x", slice="last", pick={"head": "c"})
+    (...)
     """
 
     role: str
@@ -77,6 +86,10 @@ class Node:
     with the block where the node stands. `shared=True` gives all its slices the same parameters. A root that is
     drawn once for a whole corpus, not for each sentence, has `scope="corpus"`. `shape` is needed only where a node
     reads itself at earlier words; elsewhere it follows from the TPM.
+
+    >>> import bnet_transformer as bt
+    >>> bt.Node("q", bt.tpm.Linear(), ["W_q", "x"], plates=["word"]).parents
+    (Arrow(role='W_q', ...), Arrow(role='x', ...))
     """
 
     role: str
@@ -113,6 +126,12 @@ class Stack:
 
     A role that stands both in the prologue and in `slice` is a *state*: read in slice t it is the state that enters,
     declared there it is the state that leaves (t + 1). A stack among several has a name, which prefixes its nodes.
+
+    >>> import bnet_transformer as bt
+    >>> x, W = bt.Node("x", bt.tpm.Given(4), plates=["word"]), bt.Node("W", bt.tpm.Weight((4, 4)))
+    >>> step = bt.Node("x", bt.tpm.Linear(), ["W", "x"], plates=["word"])
+    >>> bt.Stack([W, step], prologue=[x], slices=2).slices
+    2
     """
 
     slice: Sequence[Node]
@@ -139,7 +158,16 @@ class Stack:
 
 @dataclass(frozen=True)
 class Declaration:
-    """An architecture: stacks, nodes outside them (selectors, shared weights, sentence readouts), and plates."""
+    """An architecture: stacks, nodes outside them (selectors, shared weights, sentence readouts), and plates.
+
+    >>> import torch
+    >>> import bnet_transformer as bt
+    >>> x, W = bt.Node("x", bt.tpm.Given(4), plates=["word"]), bt.Node("W", bt.tpm.Weight((4, 4)))
+    >>> step = bt.Node("x", bt.tpm.Linear(), ["W", "x"], plates=["word"])
+    >>> net = bt.BNet(bt.Declaration([bt.Stack([W, step], prologue=[x], slices=2)]))
+    >>> net.sentence(x=torch.zeros(3, 4)).parents("x_2_1")
+    ['W_1', 'x_1_1']
+    """
 
     stacks: Sequence[Stack]
     nodes: Sequence[Node] = ()

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from bnet_transformer import face
 from bnet_transformer.errors import BNetError, DeclarationError, FileError, shown
 from bnet_transformer.face import BNet
@@ -19,7 +21,7 @@ from bnet_transformer.pretrained.families import FAMILIES, register
 from bnet_transformer.pretrained.family import Family, Where
 from bnet_transformer.pretrained.hub import cached, hub_folder
 from bnet_transformer.pretrained.hugging_face import from_hugging_face, to_hugging_face
-from bnet_transformer.pretrained.keys import is_shared, short, weights_to_parameters
+from bnet_transformer.pretrained.keys import FLOATING, has_readout, is_shared, short, weights_to_parameters
 from bnet_transformer.pretrained.lens import from_lens, to_lens
 from bnet_transformer.pretrained.placing import placed
 from bnet_transformer.pretrained.source import (
@@ -30,6 +32,7 @@ from bnet_transformer.pretrained.source import (
     package_folder,
     tokenizer_text,
 )
+from bnet_transformer.pretrained.two_stacks import Both
 from bnet_transformer.tokens import Tokenizer
 
 __all__ = [
@@ -50,27 +53,35 @@ TINY = Path(__file__).parent / "tiny.safetensors"
 
 
 def from_pretrained(
-    source: object, *, tokenizer: object = None, readout: str | None = "auto", device_map: object = None
+    source: object,
+    *,
+    tokenizer: object = None,
+    readout: str | None = "auto",
+    device_map: object = None,
+    dtype: torch.dtype | None = None,
 ) -> BNet:
     """The net of a pretrained model: a folder, an id of the hub, `"minilm"`, `"tiny"`, or a model of `transformers`.
 
     Its weights are used where they lie: mapped from the file, or shared with the model. `readout=None` reads the
     states alone. `tokenizer` is one of `transformers` or `tokenizers`, or a file, where the source has none.
     `device_map` is a device, or one for each of some modules by their names, as in `transformers`; weights are brought
-    to theirs one by one, and a node is computed where its weights are.
+    to theirs one by one, and a node is computed where its weights are. `dtype` is a floating type to bring them to.
 
     >>> from_pretrained("tiny").sentence("the cat sat on the mat").posterior("c").shape
     torch.Size([3])
     """
     if source == "tiny":
-        if tokenizer is not None or readout != "auto" or device_map is not None:
-            raise BNetError("tiny", expected="no tokenizer=, no readout= and no device_map=", got="one of them")
+        if tokenizer is not None or readout != "auto" or device_map is not None or dtype is not None:
+            wanted = "no tokenizer=, no readout=, no device_map= and no dtype="
+            raise BNetError("tiny", expected=wanted, got="one of them")
         return face.load_net(TINY)
     found = _source(source, tokenizer)
     if tokenizer is not None:
         found = replace(found, tokenizer=tokenizer_text(tokenizer))
-    found = replace(found, weights=placed(found.weights, device_map))
-    return source_to_net(found, readout)
+    if dtype is not None and dtype not in FLOATING:
+        raise BNetError("dtype", expected="a floating type", got=dtype, allowed=", ".join(map(str, FLOATING)))
+    family = _family(found)
+    return source_to_net(replace(found, weights=placed(family, found.weights, device_map, dtype)), readout)
 
 
 def _source(source: object, tokenizer: object) -> Source:
@@ -93,12 +104,10 @@ def _source(source: object, tokenizer: object) -> Source:
 
 def source_to_net(source: Source, readout: str | None) -> BNet:
     """The net of a model that was found."""
-    kind = source.config.get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        allowed = "the families are " + ", ".join(FAMILIES)
-        raise BNetError(f"model_type of {source.where}", expected="a known family", got=repr(kind), allowed=allowed)
-    family = FAMILIES[kind]
+    family = _family(source)
     options = family.options(source.config, source.architecture, readout)
+    if source.encodes and readout == "auto" and not has_readout(family, source.weights):
+        options = replace(options, readout=None)  # its config still names the class that it was trained from
     if family.settle is not None:
         options = family.settle(family, options, source.weights)
     elif is_tied(options):
@@ -108,7 +117,9 @@ def source_to_net(source: Source, readout: str | None) -> BNet:
     if "pooler" in family.modules and options.readout != "class" and f"{family.where('pooler').key}.weight" in keys:
         pools.add("pooler")
     segments = SEGMENT if (options.segments or 0) > 1 else None
-    reader = None if source.tokenizer is None else Tokenizer(source.tokenizer, segments, options.start)
+    apart = isinstance(options, Both) and options.apart
+    text = source.tokenizer
+    reader = None if text is None else Tokenizer(text, segments, options.start, apart=apart)
     vocabulary = None if reader is None else _vocabulary(reader.vocabulary, options.states)
     try:
         declare = family.declare or options_to_declaration
@@ -121,6 +132,15 @@ def source_to_net(source: Source, readout: str | None) -> BNet:
         named = ", ".join(left[:6]) + (", …" if len(left) > 6 else "")
         warnings.warn(f"{source.where}: no node reads {len(left)} of its weights: {named}", stacklevel=3)
     return BNet(replace(network, floating=network.dtype, tokenizer=reader))
+
+
+def _family(source: Source) -> Family:
+    """The family of a model that was found."""
+    kind = source.config.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        allowed = "the families are " + ", ".join(FAMILIES)
+        raise BNetError(f"model_type of {source.where}", expected="a known family", got=repr(kind), allowed=allowed)
+    return FAMILIES[kind]
 
 
 def _vocabulary(ids: Mapping[str, int], states: int) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from bnet_transformer.axes import Reach
 from bnet_transformer.errors import BNetError, number, one_of, whole
 from bnet_transformer.network import Declaration
 from bnet_transformer.pretrained.images import config_to_patches
-from bnet_transformer.pretrained.turns import config_to_reach, config_to_rotary
+from bnet_transformer.pretrained.turns import config_to_reach, config_to_rotary, is_causal
 from bnet_transformer.tpm import Bias, Patches, Rotary
 
 ACTIVATIONS = {
@@ -37,6 +37,7 @@ READOUTS = {
     "ForTokenClassification": "tag",
     "ForImageClassification": "class",
 }
+BESIDE = ("dense", "transform_norm", "logits", "class_dense", "classifier", "tags")  # parts that a bare model has not
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class Family:
     parameters serve all slices. `last_normed`: the last of `hidden_states` is what leaves the final norm. `in_image`:
     its words are patches of an image. `form` is that of its norms, `gated` its feed-forward map, `rotary` says that
     positions turn its q and k, and `biased` which maps have a bias, or the setting of the config that tells.
-    `relative`: a bias of all scores by distance, from one node for all slices.
+    `relative`: a bias of all scores by distance, from one node for all slices. `decodes`: where a config says
+    `is_decoder`, a word reads no later ones.
 
     `declare`, in place of `options_to_declaration`, makes the declaration of `(family, options, vocabulary, extras)`;
     `settle` the options of `(family, options, weights)`, where the weights say more than the config.
@@ -101,6 +103,7 @@ class Family:
     rotary: bool = False
     biased: Mapping[str, bool | str] = field(default_factory=dict)
     relative: Bias | None = None
+    decodes: bool = False
     declare: Callable[..., Declaration] | None = None
     settle: Callable[..., Options] | None = None
 
@@ -163,10 +166,10 @@ class Family:
 
     def said(self, config: Mapping[str, Any], option: str) -> Any:
         """What a config says of an option, or means by leaving it out."""
-        name = self.config.get(option, option)
-        found = config.get(name, self.defaults.get(option))
+        name, meant = self.config.get(option), self.defaults.get(option)
+        found = meant if name is None else config.get(name, meant)
         if found is None and option not in self.defaults:
-            raise BNetError(f"config of {self.name}", expected=f"a value for {name!r}", got="none")
+            raise BNetError(f"config of {self.name}", expected=f"a value for {name or option!r}", got="none")
         return found
 
     def _length(self, config: Mapping[str, Any]) -> int:
@@ -175,12 +178,17 @@ class Family:
 
     def _reach(self, config: Mapping[str, Any]) -> Reach:
         """Which words a word reads."""
-        if self.reach != "causal" and not config.get("is_decoder", False):
+        if self.reach != "causal" and not (self.decodes and config.get("is_decoder", False)):
             return Reach("every")
         slides = "slides" not in self.config or self.said(config, "slides")
         window = self.maybe(config, "window") if slides else None
         first = self.said(config, "first_sliding") if "first_sliding" in self.config else 0
-        return config_to_reach(config, window, whole("first_sliding", first, least=0), self.size(config, "slices"))
+        first = whole("first_sliding", first, least=0)
+        types = config.get(self.config["types"]) if "types" in self.config else None
+        reach = config_to_reach(types, window, first, self.size(config, "slices"))
+        if is_causal(config):
+            return reach
+        return Reach("window", reach.width + 1) if reach.kind == "recent" else Reach("every")
 
     def _groups(self, config: Mapping[str, Any], heads: int) -> int | None:
         """How many groups of heads share keys and values; None where each head has its own."""
@@ -199,7 +207,8 @@ class Family:
         """The turns of heads of a width."""
         part = self.said(config, "rotary_part") if "rotary_part" in self.config else None
         base = config.get(self.config["rotary_base"])
-        return config_to_rotary(config, width, part, base, self.maybe(config, "length"))
+        turning = self.maybe(config, "rotary_width") or width
+        return config_to_rotary(config, (width, turning), part, base, self.maybe(config, "length"))
 
     def _readout(self, architecture: str | None) -> str | None:
         """What a model of an architecture observes, from the end of its name."""

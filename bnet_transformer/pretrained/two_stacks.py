@@ -20,6 +20,7 @@ from bnet_transformer.models._sublayers import TABLE, Sublayers
 from bnet_transformer.network import Declaration, Node, Stack
 from bnet_transformer.pretrained.family import Family, Options
 from bnet_transformer.pretrained.keys import Weights, are_same, has_bias, weight_of
+from bnet_transformer.pretrained.turns import is_causal
 from bnet_transformer.tpm import (
     TPM,
     Add,
@@ -44,7 +45,10 @@ ONE_STACK = ("EncoderModel", "ForCausalLM")
 
 @dataclass(frozen=True, kw_only=True)
 class Both(Options):
-    """The options of an encoder and a decoder; those of `Options` are the encoder's where they differ."""
+    """The options of an encoder and a decoder; those of `Options` are the encoder's where they differ, but for `reach`.
+
+    `apart`: each stack has a vocabulary of its own.
+    """
 
     decoder: Mapping[str, int]
     embed_scale: float
@@ -53,6 +57,7 @@ class Both(Options):
     buckets: tuple[int, int] | None
     one_table: bool = True
     logits_bias: bool = True
+    apart: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +79,13 @@ class TwoStacks(Family):
     def options(self, config: Mapping[str, Any], architecture: str | None, readout: str | None) -> Both:
         """What a config says, in our words."""
         config = self.translate(config)
-        told, start = super().options(config, architecture, readout), self.said(config, "decoder_start_token_id")
-        told = replace(told, labels=())  # it observes words alone
+        told, start = super().options(config, architecture, readout), self.said(config, "start")
+        reach = Reach("causal" if is_causal(config) else "every")
+        told = replace(told, reach=reach, labels=())  # it observes words alone
         if start is not None:
             told = replace(told, start=whole("decoder_start_token_id of the config", start, least=0))
-        one_table = bool(config.get(self.config.get("one_table", "one_table"), True)) and told.tied
+        apart = "one_table" in self.config and not config.get(self.config["one_table"], True)
+        one_table = told.tied and not apart
         return Both(
             **{each.name: getattr(told, each.name) for each in fields(told)},
             decoder=self._decoder(config, told, one_table=one_table),
@@ -87,14 +94,15 @@ class TwoStacks(Family):
             gated=self._says(config, "gated_ffn"),
             buckets=(self.size(config, "buckets"), self.size(config, "furthest")) if "buckets" in self.config else None,
             one_table=one_table,
+            apart=apart,
         )
 
     def _decoder(self, config: Mapping[str, Any], told: Options, *, one_table: bool) -> dict[str, int]:
         """The sizes of the decoder, those of the encoder where the config tells no others."""
         found = {}
         for option in ("slices", "hidden", "heads", "states"):
-            name = self.decoder.get(option, "")
-            value = None if option == "states" and one_table else config.get(name)
+            name = self.decoder.get(option)
+            value = None if name is None or (option == "states" and one_table) else config.get(name)
             found[option] = getattr(told, option) if value is None else whole(f"{name} of the config", value)
         if found["heads"] != told.heads:
             what = f"{self.decoder['heads']} of the config"
@@ -151,7 +159,7 @@ def options_to_two_stacks(
     for name in ("enc", "dec"):
         relative = None if options.buckets is None else Buckets(*options.buckets, two_sided=name == "enc")
         net = _sublayers(family, options, options.hidden if name == "enc" else options.decoder["hidden"], relative)
-        reaches = [Reach("every")] if name == "enc" else [Reach("causal"), Reach("every")]
+        reaches = [Reach("every")] if name == "enc" else [options.reach, Reach("every")]
         tied = options.one_table or (shared and name == "dec")
         observed = _next_word(family, options, net) if name == "dec" and options.readout == "word" else []
         stacks.append(
@@ -161,11 +169,16 @@ def options_to_two_stacks(
                 [*net.finish(), *observed],
                 slices=options.slices if name == "enc" else options.decoder["slices"],
                 name=name,
-                vocabulary=vocabulary if vocabulary and len(vocabulary) == states[name] else None,
+                vocabulary=None if name == "dec" and options.apart else _named(vocabulary, states[name]),
             )
         )
     table = [Node(TABLE, Weight((states["dec"], options.dim)))] if shared else []
     return Declaration(stacks, table, net.plates, name=family.name)
+
+
+def _named(vocabulary: tuple[str, ...] | None, states: int) -> tuple[str, ...] | None:
+    """The names of the words of a stack, where there is one for each."""
+    return vocabulary if vocabulary and len(vocabulary) == states else None
 
 
 def is_tied(options: Both) -> bool:

@@ -31,8 +31,10 @@ def folder_tokenizer(folder: Path) -> str | None:
         return None
     try:
         import tokenizers  # noqa: F401
-    except ImportError:
-        return None
+    except ImportError as error:
+        allowed = 'pip install "bnet-transformer[pretrained]"'
+        wanted = f"the package tokenizers, which reads the vocabulary of {folder}"
+        raise BNetError("tokenizer", expected=wanted, got="none", allowed=allowed) from error
     told = read_json(folder / TOLD, "what a tokenizer is told") if (folder / TOLD).exists() else {}
     named = folder / "special_tokens_map.json"
     told = (read_json(named, "the names of special tokens") if named.exists() else {}) | told

@@ -16,7 +16,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -94,7 +94,10 @@ class Product:
 
 @dataclass(frozen=True)
 class At:
-    """Where a TPM is evaluated: its parameters, the index of its word, and for collections who is read."""
+    """Where a TPM is evaluated: its parameters, the index of its word, and for collections who is read.
+
+    `turns` are the turns of rotary positions that were made before, of all slices.
+    """
 
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
     word: Tensor = field(default_factory=lambda: torch.tensor(0))
@@ -102,6 +105,7 @@ class At:
     mask: Mapping[str, Tensor] = field(default_factory=dict)
     training: bool = False
     dtype: torch.dtype = torch.float32
+    turns: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.parameters[name]

@@ -13,6 +13,8 @@ from bnet_transformer.errors import BNetError, number, whole
 from bnet_transformer.tpm.notation import numeral, raised
 from bnet_transformer.tpm.symbols import Symbols
 
+Turns = dict[tuple[object, ...], list[tuple[Tensor, Tensor, Tensor]]]  # positions, with their cosines and sines
+
 
 @final
 @dataclass(frozen=True)
@@ -58,11 +60,16 @@ class Rotary:
         kept = ((length * frequency / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
         return (kept + (1 - kept) / self.factor) * frequency
 
-    def turn(self, x: Tensor, position: Tensor) -> Tensor:
-        """Vectors `[..., d]` of words at these positions, turned."""
+    def turn(self, x: Tensor, position: Tensor, turns: Turns | None = None) -> Tensor:
+        """Vectors `[..., d]` of words at these positions, turned; `turns` keeps what turns them for the next ones."""
         turned = self.width or x.shape[-1]
-        angle = position.to(torch.float64)[..., None] * self.frequencies(x.shape[-1], x.device)
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        made = [] if turns is None else turns.setdefault((self, x.shape[-1], x.dtype, x.device), [])
+        found = next((turn for turn in made if turn[0] is position), None)
+        if found is None:
+            angle = position.to(torch.float64)[..., None] * self.frequencies(x.shape[-1], x.device)
+            found = position, angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+            made.append(found)
+        _, cos, sin = found
         a, b, rest = x[..., : turned // 2], x[..., turned // 2 : turned], x[..., turned:]
         return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from bnet_transformer.errors import BNetError, number, one_of
 from bnet_transformer.tpm.base import Parent, Product, matrix, vector
 from bnet_transformer.tpm.notation import function, scaled, scripts
-from bnet_transformer.tpm.rotary import Rotary
+from bnet_transformer.tpm.rotary import Rotary, Turns
 from bnet_transformer.tpm.symbols import Symbol, Symbols
 
 
@@ -125,9 +125,9 @@ class Dot(Score):
         s.define(rf"{rot}(Z)_{{:i}} = {turn('i')} Z_{{:i}}")
         return rf"{rot}({read})^\top {rot}({own})"
 
-    def turn(self, x: Tensor, position: Tensor) -> Tensor:
+    def turn(self, x: Tensor, position: Tensor, turns: Turns | None = None) -> Tensor:
         """Vectors of words at these positions, turned where there are rotary positions."""
-        return x if self.turning is None else self.turning.turn(x, position)
+        return x if self.turning is None else self.turning.turn(x, position, turns)
 
 
 @final

@@ -81,6 +81,12 @@ def generate(
     default, among the `top_k` likeliest, or the fewest that have a share of `top_p`) or "beam" (of width `beams`, 4 by
     default, with the length `penalty` of Wu et al., 0.6). With `cached=False` every word computes all words anew: the
     same, slowly.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.decoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
+    >>> found = net.generate(["the cat"], length=3)
+    >>> len(found.words[0]), found.words[0][0] in {"the", "cat", "sat"}
+    (3, True)
     """
     network.one_type()
     places = sorted({str(value.device) for value in network.parameters.values()})

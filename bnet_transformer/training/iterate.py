@@ -43,6 +43,12 @@ def iterate(
     goes on in the other, from the last word of the window, or from the words that a mapping from stack says. A
     Normal readout goes on with its mean, or with `sample` with what is drawn of it, by `seed`. `module` is one of this
     net in evaluation, where there is one already; it keeps what `compile` makes of it.
+
+    >>> import torch
+    >>> import bnet_transformer as bt
+    >>> net = bt.volume_preserving(dim=3, slices=1)
+    >>> net.iterate(torch.zeros(4, 3), steps=5).shape           # a window of 4 words, and 5 further ones
+    torch.Size([5, 3])
     """
     for what, value in (("sample", sample), ("compile", compile)):
         one_of(what, value, (True, False))

@@ -70,6 +70,12 @@ def train(
     `resume` goes on from it, bit for bit, or, if it is "changed", with the rates of this call. After `patience`
     measures without a better one training stops, and the best net is what it gives. A loss above `bound` or not
     finite stops it with an error. Under torchrun each process takes its share of each batch.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.decoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
+    >>> trained = bt.train(net, ["the cat sat", "sat the cat"], steps=20, rate=0.01, batch=2)
+    >>> trained.losses[0] > trained.losses[-1]
+    True
     """
     recipe = Recipe(
         batch, smoothing, rate, schedule, warmup, dim, betas, eps, weight_decay, clip, precision, words, seed

@@ -12,6 +12,7 @@ from bnet_transformer import graph, inference
 from bnet_transformer.axes import join
 from bnet_transformer.errors import BNetError, one_of
 from bnet_transformer.export import write
+from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.viz.formats import DATA, FORMATS, Drawable
 from bnet_transformer.viz.options import LIMIT, THEMES, Options
 from bnet_transformer.viz.picture import Picture
@@ -88,8 +89,8 @@ class Reads(inference.Reads):
     ) -> Picture:
         """The reading grid of these slices: reads are averaged over the choices, without the residual share."""
         asked = Options(min_weight=min_weight, top=top, theme=theme, limit=limit)
-        mean = np.einsum("s,stij->tij", self.weights.numpy(), self.attention.numpy())
-        there = self.readable.numpy()
+        mean = np.einsum("s,stij->tij", in_numpy(self.weights), in_numpy(self.attention))
+        there = in_numpy(self.readable)
         readings = [Reading(("", t), ("", t + 1), *each) for t, *each in zip(self.slices, mean, there, strict=True)]
         states = {"": [*self.slices, self.slices[-1] + 1]}
         reads = chosen(readings, {"": range(len(self.tokens))}, asked.min_weight, asked.top, asked.limit)

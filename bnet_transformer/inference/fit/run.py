@@ -74,6 +74,13 @@ def fit(
     which is approximate. `learn` names the parameters to learn. Every `every` steps there is a measure, and a
     checkpoint in `folder`; `resume` goes on from it ("changed": with another rate, steps, clip or precision). Ctrl-C
     gives the best so far. Under torchrun each process takes its share of each batch.
+
+    >>> import bnet_transformer as bt
+    >>> words = ["the", "cat", "sat"]
+    >>> net = bt.bayesuvius(4, heads=2, vocabulary=words, observe=bt.tpm.Categorical(3), prior=1.0)
+    >>> found = bt.fit(net, [("the cat sat", "cat the sat"), ("sat the cat", "the sat cat")], method="em", steps=4)
+    >>> found.pi.shape, found.net
+    (torch.Size([2]), <BNet bayesuvius: ...>)
     """
     recipe = Recipe(
         method, steps, batch, rate, restarts, prune, anneal, inner, spread, clip, weight_decay, precision, chains,

@@ -105,7 +105,7 @@ def to_arviz(fit: Fit[Any]) -> az.InferenceData:
         import arviz as az
     except ImportError as error:
         raise BNetError(
-            "to_arviz", expected="ArviZ", got="none", allowed="pip install 'bnet-transformer[arviz]'"
+            "to_arviz", expected="ArviZ", got="none", allowed='pip install "bnet-transformer[arviz]"'
         ) from error
     posterior_ = {name.replace(".", "_"): value.cpu().numpy() for name, value in fit.samples.items()}
     for owner in [fit.network.member(name).owner for name in fit.selectors]:

@@ -27,6 +27,7 @@ from bnet_transformer.inference.heads.relations import ONE_STACK, SEPARATORS, TO
 from bnet_transformer.inference.heads.shares import Tally
 from bnet_transformer.intake import Intake
 from bnet_transformer.network import Network
+from bnet_transformer.tpm.arrays import in_numpy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,7 +113,7 @@ class Roles:
             "head": [head for head in range(heads) for _ in range(relations)] * slices,
             "relation": list(self.relations) * (slices * heads),
         }
-        return pd.DataFrame(named | {name: value.flatten().numpy() for name, value in arrays.items()})
+        return pd.DataFrame(named | {name: in_numpy(value.flatten()) for name, value in arrays.items()})
 
     def by_head(self) -> pd.DataFrame:
         """A row for each head: its role, how probable it is, and what is known of that relation's share."""
@@ -126,7 +127,7 @@ class Roles:
             "probability": self.probability,
         }
         told |= {name: self.of_role(getattr(self, name)) for name in ("mean", "low", "high", "chance", "above")}
-        return pd.DataFrame({k: v.flatten().numpy() if isinstance(v, Tensor) else v for k, v in told.items()})
+        return pd.DataFrame({k: in_numpy(v.flatten()) if isinstance(v, Tensor) else v for k, v in told.items()})
 
     def __str__(self) -> str:
         return f"{self._told()}\n{self.by_head().to_string(index=False, float_format='{:.3f}'.format)}"
@@ -170,6 +171,12 @@ def roles(
     to one of ours. `separators` are tokens; by default the special ones of the net's tokenizer. `role` and `slices`
     choose which families read. A sentence counts once (`unit`), for words of one are alike; `alpha` is the weight of
     the prior at each relation, by default together that of one sentence. Of `draws` comes the probability of roles.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.encoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
+    >>> found = bt.roles(net, ["the cat sat", "sat the cat"], relations=["same", "previous", "next"])
+    >>> found.relations, found.mean.shape
+    (('same', 'previous', 'next', 'other'), torch.Size([1, 2, 4]))
     """
     network = net if isinstance(net, Network) else getattr(net, "network", None)
     if not isinstance(network, Network):

@@ -57,6 +57,12 @@ def inclusion(
     the root mean square distance by which that moves when one head is off. `"exact"` sums over all gates of a slice,
     the other slices being on, within `budget` runs (sentences x 2^heads); `"svi"` takes all slices at once, in
     `rounds` rounds.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.decoder(8, heads=2, slices=2, vocabulary=["the", "cat", "sat"])
+    >>> found = bt.inclusion(net, ["the cat sat", "sat the cat"])
+    >>> found.mean.shape                                        # [slice, head]
+    torch.Size([2, 2])
     """
     one_of("method", method, METHODS)
     if sigma is not None:
@@ -178,7 +184,14 @@ class _Asked:
 def damage(
     found: Inclusion, sentences: object = None, *, counts: object = None, progress: bool | None = None
 ) -> Damage:
-    """What it costs sentences (by default those of the measures) to shut off the heads that are held least of."""
+    """What it costs sentences (by default those of the measures) to shut off the heads that are held least of.
+
+    >>> import bnet_transformer as bt
+    >>> from bnet_transformer.inference import damage
+    >>> net = bt.decoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
+    >>> damage(bt.inclusion(net, ["the cat sat", "sat the cat"]), counts=[1, 2]).to_dataframe().shape
+    (2, 3)
+    """
     if not isinstance(found, Inclusion):
         raise BNetError("damage", expected="what bt.inclusion found", got=found)
     around = found.sigma is not None

@@ -14,6 +14,7 @@ from torch import Tensor
 from bnet_transformer.errors import BNetError, number, unknown, whole
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.network import Network
+from bnet_transformer.tpm.arrays import in_numpy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,7 +108,7 @@ class Inclusion:
         """Spearman's rank correlations of the three measures over all heads."""
         import pandas as pd
 
-        columns = {name: self.measure(name).flatten().numpy() for name in MEASURES}
+        columns = {name: in_numpy(self.measure(name).flatten()) for name in MEASURES}
         return pd.DataFrame(columns).corr(method="spearman")
 
     def shares(self) -> tuple[Tensor, Tensor]:
@@ -134,7 +135,7 @@ class Inclusion:
             "ablation": self.ablation,
             "ablation_error": self.ablation_error,
         }
-        told = {name: each.flatten().numpy() if isinstance(each, Tensor) else each for name, each in columns.items()}
+        told = {name: in_numpy(each.flatten()) if isinstance(each, Tensor) else each for name, each in columns.items()}
         return pd.DataFrame(told).sort_values("rank", ignore_index=True)
 
     def __str__(self) -> str:
@@ -176,7 +177,7 @@ class Damage:
 
         measures, counts = (self.labels[axis] for axis in self.axes)
         index = pd.Index([int(k) for k in counts], name="heads off")
-        return pd.DataFrame(self.values.numpy().T, index=index, columns=list(measures))
+        return pd.DataFrame(in_numpy(self.values).T, index=index, columns=list(measures))
 
     def _repr_html_(self) -> str:
         return str(self.to_dataframe().to_html(float_format="{:.3f}".format))

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from scipy import special
 from torch import Tensor
 
+from bnet_transformer.tpm.arrays import in_numpy
+
 Numbers = NDArray[np.float64]
 
 
@@ -54,10 +56,10 @@ class Tally:
             [torch.einsum("ij,sijr->sir", mask.double() / mask.sum(-1, keepdim=True), held) for mask in masks]
         )
         y, u = (y.mean(2), u.mean(2)) if unit == "sentence" else (y.flatten(1, 2), u.flatten(1, 2))
-        each = y.transpose(0, 1).numpy()  # [unit, slice, head, relation]
+        each = in_numpy(y.transpose(0, 1))  # [unit, slice, head, relation]
         self.total += each.sum(0)
         self.squares += np.square(each).sum(0)
-        self.chance += u.sum(1).numpy()
+        self.chance += in_numpy(u.sum(1))
         weights = self.rng.standard_exponential((self.draws, len(each)))
         self.weight += weights.sum(1)
         self.drawn += weights @ each.reshape(len(each), -1)

@@ -91,6 +91,13 @@ def mediation(
 
     Indirect: the corrupt run with the cell as in the clean one. Direct: the clean run with the cell as in the corrupt
     one. Both are told against the corrupt run; `clean` may be `corrupt.do(...)`, for a treatment of some nodes.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "a", "cat", "dog", "sat"])
+    >>> clean, corrupt = net.sentence("the cat sat"), net.sentence("the dog sat")
+    >>> found = bt.mediation(clean, corrupt, through="x", metric={"y_2": ("cat", "dog")})
+    >>> found.axes, found.indirect.shape, found.direct.shape
+    (('slice', 'word'), torch.Size([3, 3]), torch.Size([3, 3]))
     """
     if isinstance(clean, Zero | Mean | Noise):
         raise BNetError("clean", expected="sentences", got=clean)

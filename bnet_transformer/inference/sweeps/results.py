@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError, number, one_of, unknown, whole
+from bnet_transformer.tpm.arrays import in_numpy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -314,7 +315,7 @@ def bootstrap(effects: Tensor, confidence: float, draws: int, seed: int) -> tupl
         raise BNetError("interval", expected="at least 2 examples, over which it is", got=count)
     shares = np.zeros((draws, count))  # how much of each resample each example makes
     np.add.at(shares, (np.arange(draws)[:, None], generator.integers(0, count, (draws, count))), 1 / count)
-    flat = effects.detach().cpu().double().reshape(-1, count).numpy()
+    flat = in_numpy(effects.double().reshape(-1, count))
     ends = np.full((2, len(flat)), np.nan)
     at = ((1 - confidence) / 2, (1 + confidence) / 2)
     step = max(1, CHUNK // draws)

@@ -12,6 +12,7 @@ CONFIG = {
     "states": "vocab_size",
     "activation": "activation_function",
     "scaled_words": "scale_embedding",
+    "start": "decoder_start_token_id",
 }
 DECODER = {"slices": "decoder_layers", "hidden": "decoder_ffn_dim", "heads": "decoder_attention_heads"}
 DEFAULTS = {
@@ -24,7 +25,7 @@ DEFAULTS = {
     "activation": "gelu",
     "scaled_words": False,
     "eps": 1e-5,
-    "decoder_start_token_id": 2,
+    "start": 2,
 }
 
 

@@ -53,6 +53,7 @@ FAMILY = Family(
         "classifier": "classifier",
         "tags": "classifier",
     },
+    decodes=True,
     classifier=("pooler", "tanh"),
     unsupported={"position_embedding_type": "absolute", "add_cross_attention": False},
     buffers=("embeddings.position_ids", "embeddings.token_type_ids"),

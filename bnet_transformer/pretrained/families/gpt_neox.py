@@ -19,6 +19,7 @@ FAMILY = Family(
         "parallel": "use_parallel_residual",
         "rotary_base": "rotary_emb_base",
         "rotary_part": "rotary_pct",
+        "rotary_width": "head_dim",
     },
     defaults={
         "dim": 6144,
@@ -31,6 +32,7 @@ FAMILY = Family(
         "eps": 1e-5,
         "parallel": True,
         "rotary_part": 0.25,
+        "rotary_width": None,
         "attention_bias": True,
         "tied": False,
     },

@@ -8,7 +8,7 @@ FAMILY = TwoStacks(
     prefix="model.",
     config={**bart.CONFIG, "one_table": "share_encoder_decoder_embeddings"},
     decoder={**bart.DECODER, "states": "decoder_vocab_size"},
-    defaults={**bart.DEFAULTS, "states": 58101, "decoder_start_token_id": 58100},
+    defaults={**bart.DEFAULTS, "states": 58101, "start": 58100},
     modules={
         **bart.STACKS,
         "enc_sinusoids": "encoder.embed_positions",

@@ -12,6 +12,7 @@ FAMILY = replace(
         "window": "sliding_window",
         "slides": "use_sliding_window",
         "first_sliding": "max_window_layers",
+        "types": "layer_types",
     },
     defaults={
         **llama.DEFAULTS,

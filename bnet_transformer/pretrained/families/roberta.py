@@ -20,6 +20,7 @@ FAMILY = Family(
     },
     first_position=2,
     transform="gelu",
+    decodes=True,
     classifier=("class_dense", "tanh"),
     unsupported={"position_embedding_type": "absolute", "add_cross_attention": False, "pad_token_id": 1},
     buffers=bert.FAMILY.buffers,

@@ -69,6 +69,7 @@ FAMILY = TwoStacks(
         "buckets": "relative_attention_num_buckets",
         "furthest": "relative_attention_max_distance",
         "scaled_logits": "scale_decoder_outputs",
+        "start": "decoder_start_token_id",
     },
     decoder={"slices": "num_decoder_layers"},
     defaults={
@@ -81,7 +82,7 @@ FAMILY = TwoStacks(
         "eps": 1e-6,
         "buckets": 32,
         "furthest": 128,
-        "decoder_start_token_id": None,
+        "start": None,
     },
     modules={
         "embed": "shared",

@@ -43,6 +43,7 @@ FAMILY = Family(
     norm="pre",
     unsupported={"pooler_act": "tanh"},
     biased={"map": "qkv_bias"},
+    buffers=("embeddings.mask_token",),  # which stands for patches that are hidden: here none is
     in_lens=False,
     former={
         rf"{SLICE}attention\.attention\.query": r"layers.\1.attention.q_proj",

@@ -10,6 +10,7 @@ from torch import Tensor
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.heads.result import Inclusion
 from bnet_transformer.network import Network
+from bnet_transformer.tpm.arrays import in_numpy
 
 
 def included(network: Network, told: object) -> dict[str, Any] | None:
@@ -45,7 +46,7 @@ def _found(network: Network, told: Inclusion) -> dict[str, Any]:
 
 
 def _rounded(values: Tensor) -> list[list[float]]:
-    found: list[list[float]] = values.double().numpy().round(6).tolist()
+    found: list[list[float]] = in_numpy(values.double()).round(6).tolist()
     return found
 
 

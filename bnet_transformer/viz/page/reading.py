@@ -21,6 +21,7 @@ from bnet_transformer.inference import Answers
 from bnet_transformer.inference.joint import joint_posterior
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import BUDGET, World
+from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.viz.sentence import Said
 
 OPEN = 64  # joint states of open choices that are told one by one; of more, the mean alone
@@ -86,14 +87,14 @@ def _slots(
     """`[slot, *plates, word, word]` with its choices, whether the mean leads, and what is missing."""
     name, count = member.family.name, _states(choices)
     if not choices:
-        return (None if values is None else values.numpy()[None]), (), False, ""
+        return (None if values is None else in_numpy(values)[None]), (), False, ""
     mean, why = None, ""
     try:
         mean = _mean(said, member, choices, own, values)
     except BudgetError as error:
         why = str(error)
     parts = [] if mean is None else [mean[None]]
-    parts += [] if values is None else [values.numpy().reshape(-1, *values.shape[len(choices) :])]
+    parts += [] if values is None else [in_numpy(values).reshape(-1, *values.shape[len(choices) :])]
     if not parts:
         return None, (), False, f"{name}: {why or 'too many choices are open'}"
     many = f"{count:,} joint states are open" if count > OPEN else "its words hang on different choices"

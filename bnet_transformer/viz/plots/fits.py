@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError, number, one_of
 from bnet_transformer.inference.fit import Check, Comparison, Fit, Heads
+from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.training.result import Trained
 from bnet_transformer.viz.plots.bars import Series, bars
 from bnet_transformer.viz.plots.canvas import PAGE, Canvas
@@ -83,7 +84,7 @@ def heads(result: Heads, canvas: Canvas, *, show: str = "usage") -> None:
     if not result.cosine:
         raise BNetError("show", expected="heads with matrices", got="none", allowed="'usage'")
     names = tuple(str(k) for k in range(len(result.usage)))
-    maps = [Map(value.double().numpy(), names, names, name) for name, value in result.cosine.items()]
+    maps = [Map(in_numpy(value.double()), names, names, name) for name, value in result.cosine.items()]
     told: Any = {"what": "cosine", "x": "head", "y": "head"}
     if len(maps) == 1:
         canvas.headline(maps[0].name, heat_map(canvas, maps[0], **told, limits=(-1.0, 1.0), square=True))
@@ -94,7 +95,7 @@ def heads(result: Heads, canvas: Canvas, *, show: str = "usage") -> None:
 
 def comparison(result: Comparison, canvas: Canvas) -> None:
     """How many sentences a head of each fit answers for, the matches framed."""
-    overlap = result.overlap.detach().double().numpy()
+    overlap = in_numpy(result.overlap.double())
     rows, columns = (tuple(str(k) for k in range(size)) for size in overlap.shape)
     told: Any = {"what": "answered for by both", "x": "head of the other fit", "y": "head of this fit"}
     ax = heat_map(canvas, Map(overlap, rows, columns), **told, square=True)
@@ -172,7 +173,7 @@ def _pi(result: Fit[Any], canvas: Canvas, ax: Axes, selector: str, share: float)
 
 def _usage(canvas: Canvas, ax: Axes, found: Heads, low: Numbers | None, high: Numbers | None) -> None:
     labels = [f"{k} (dead)" if k in found.dead else str(k) for k in range(len(found.usage))]
-    usage = found.usage.double().numpy().reshape(-1)
+    usage = in_numpy(found.usage.double()).reshape(-1)
     bars(canvas, ax, [Series(usage, low=low, high=high)], labels, what=f"P({found.selector})", of=found.selector)
 
 
@@ -207,7 +208,7 @@ def _theta(result: Fit[Any], canvas: Canvas, owner: str | None, share: float) ->
         owner = (below or list(tables) or [""])[0]
     if owner not in tables:
         raise BNetError("owner", expected="a node with a table", got=owner, allowed=", ".join(tables) or "none")
-    values = tables[owner].double().numpy()
+    values = in_numpy(tables[owner].double())
     flat = values.reshape(-1, values.shape[-1])
     low, high = _interval(result, f"{owner}.logits", share)
     if low is not None and high is not None:
@@ -224,7 +225,7 @@ def _interval(result: Fit[Any], name: str, share: float) -> tuple[Numbers | None
     if name not in result.samples:
         return None, None
     low, high = result.interval(name, share)
-    return low.double().numpy(), high.double().numpy()
+    return in_numpy(low.double()), in_numpy(high.double())
 
 
 def _alone(panels: Sequence[Axes]) -> Axes | None:

@@ -12,6 +12,7 @@ from torch.distributions import Categorical, Distribution
 
 from bnet_transformer.errors import BNetError, number, one_of, unknown, whole
 from bnet_transformer.inference import CorpusTan, Counterfactual, Reads, Samples, Tan, TanTree
+from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.viz.plots.canvas import Canvas
 from bnet_transformer.viz.plots.flow import flow, share_of
 from bnet_transformer.viz.plots.heat import Map, framed, heat_map, up_to
@@ -42,13 +43,13 @@ def reads(
     if show == "matrix":
         capacity = result.method == "flow"
         what = "greatest flow" if capacity else "P(source | output)"
-        values = result.matrix.masked_fill(~reached(result), torch.nan).numpy()
+        values = in_numpy(result.matrix.masked_fill(~reached(result), torch.nan))
         found = Map(values, result.tokens, result.tokens)
         limits = None if capacity else up_to([values])
         ax = heat_map(canvas, found, what=what, x="source word", y="output word", limits=limits, square=True)
         canvas.headline(f"What is read over {where}", ax)
     elif show == "entropy":
-        found = Map(result.entropies.numpy(), tuple(map(str, result.slices)), result.tokens)
+        found = Map(in_numpy(result.entropies), tuple(map(str, result.slices)), result.tokens)
         ax = heat_map(canvas, found, what="entropy of P(j | i), nats", x="word i that reads", y="slice")
         canvas.headline("", ax)
         return
@@ -57,7 +58,7 @@ def reads(
         if at >= n:
             raise BNetError("word", expected=f"a word from 0 to {n - 1}", got=word)
         best = result.paths(at)[0]
-        chain, weights = result.chain.numpy(), result.weights.numpy()
+        chain, weights = in_numpy(result.chain), in_numpy(result.weights)
         said = f"{told} Red: the most probable path ({share_of(best.probability)})."
         ax = flow(canvas, chain, weights, result.tokens, result.slices, at, best.words, said, least)
         canvas.headline(f"What '{shown(result.tokens[at], 14)}' reads over {where}", ax)
@@ -153,7 +154,7 @@ def samples(result: Samples, canvas: Canvas, *, node: str | None = None, labels:
     for k, values in enumerate(drawn.flatten(1).unbind(1) if drawn.dim() > 1 else [drawn]):
         colour = canvas.heads[k % len(canvas.heads)]
         name = f"{chosen}[{k}]" if drawn.dim() > 1 else chosen
-        ax.hist(values.double().numpy(), bins="auto", histtype="step", color=colour, linewidth=1.2, label=name)
+        ax.hist(in_numpy(values.double()), bins="auto", histtype="step", color=colour, linewidth=1.2, label=name)
     canvas.named(ax, chosen, f"of {result.n:,} draws")
     if drawn.dim() > 1 and drawn[0].numel() <= 8:
         canvas.legend(ax)

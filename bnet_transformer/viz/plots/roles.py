@@ -12,6 +12,7 @@ from matplotlib.patches import Patch, Rectangle
 from bnet_transformer.errors import one_of
 from bnet_transformer.inference.heads.corpus_roles import Roles
 from bnet_transformer.inference.heads.relations import OTHER
+from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.viz.plots.canvas import PAGE, Canvas
 from bnet_transformer.viz.plots.heat import Map, heat_map, room, up_to
 from bnet_transformer.viz.plots.table import numbers_of
@@ -89,7 +90,7 @@ def _cells(
 ) -> None:
     """A rectangle for each head, with its sign and share where there is room."""
     rows, columns = result.probability.shape
-    strength, sure, share = (x.numpy() for x in (result.strength, result.probability, result.of_role(result.mean)))
+    strength, sure, share = (in_numpy(x) for x in (result.strength, result.probability, result.of_role(result.mean)))
     paper, (wide, high) = np.array(to_rgb(canvas.colours["paper"])), side
     for t, h in np.ndindex(rows, columns):
         name = result.role[t][h]

@@ -16,6 +16,7 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, one_of, whole
 from bnet_transformer.network import Member
 from bnet_transformer.reference import World
+from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.viz.plots.bars import Series, bars, top_of
 from bnet_transformer.viz.plots.canvas import Canvas
 from bnet_transformer.viz.plots.heat import Map, heat_map, heat_maps, up_to
@@ -127,7 +128,7 @@ def attention_maps(s: Said, slice_: int, head: int | None, role: str | None, wor
             continue
         name = ", ".join(f"head {k}" if axis == "head" else f"{axis} = {k}" for axis, k in told.items())
         short = ", ".join(str(k) for k in told.values())
-        maps.append(Map(kept[states].numpy(), rows, columns, name, short=short))
+        maps.append(Map(in_numpy(kept[states]), rows, columns, name, short=short))
     return maps
 
 
@@ -146,11 +147,11 @@ def posterior(
         labels = {name: labels_of(s, name) for name in names}
         table(table_of(joint, names, labels=labels, what=what), canvas)
         return
-    after = s.posterior(names[0], evidence).double().numpy()
+    after = in_numpy(s.posterior(names[0], evidence).double())
     labels_ = labels_of(s, names[0])
     series = [Series(after, what)]
     if evidence:
-        before = s.posterior(names[0]).double().numpy()
+        before = in_numpy(s.posterior(names[0]).double())
         prior = f"P({names[0]}" + (" | seen)" if s._seen else ")")
         series = [Series(before, prior, colour="prior"), Series(after, what)]
     series, labels_, told = top_of(series, labels_, top)

@@ -11,6 +11,7 @@ from matplotlib.collections import LineCollection
 
 from bnet_transformer.errors import BNetError, one_of, whole
 from bnet_transformer.inference.sweeps.results import PARTS, Mediation, Sweep
+from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.viz.plots.bars import Series, bars
 from bnet_transformer.viz.plots.canvas import Canvas
 from bnet_transformer.viz.plots.heat import Map, heat_map, heat_maps, room
@@ -137,7 +138,7 @@ def _unit(*several: Numbers) -> tuple[float, str]:
 
 def _ends(result: Sweep, confidence: float, unit: float) -> Ends:
     low, high = result.interval(confidence)
-    return low.numpy() * unit, high.numpy() * unit
+    return in_numpy(low) * unit, in_numpy(high) * unit
 
 
 def _series(result: Sweep | Mediation, values: Numbers, ends: Ends, **style: Any) -> Series:
