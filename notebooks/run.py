@@ -25,11 +25,14 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import nbformat
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
-from nbformat import NotebookNode
-from traitlets.config import Config
+try:
+    import nbformat
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+    from nbformat import NotebookNode
+    from traitlets.config import Config
+except ModuleNotFoundError as missing:
+    sys.exit(f"{missing.name} is not installed: run `make notebooks`, or pip install -e '.[dev,minilm]'")
 
 HOME = Path(__file__).resolve().parent
 SIZE = 1_000_000  # bytes

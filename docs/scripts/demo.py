@@ -24,19 +24,30 @@ def main() -> None:
     folder = Path("demo")
     folder.mkdir(exist_ok=True)
     start = time.perf_counter()
+    step(1, "reads MiniLM, and builds the bnet of a sentence")
     net = bt.from_pretrained("minilm")
     s = net.sentence(SENTENCE)
     print(f"The bnet of {SENTENCE!r} in MiniLM: {net!r}\n")
     tell_words(s)
     tell_nodes(s)
     tell_reads(s)
+    step(2, "asks the bnet, and intervenes on it")
     tell_answers(s)
     tell_heads()
+    step(3, "fits which heads matter to three sentences (most of the time goes here: under a minute on two cores)")
     found = tell_inclusion(net)
-    print("\nWritten:")
-    for path, what in write(s, folder, found).items():
+    step(4, "draws, and writes graphs and equations")
+    files = write(s, folder, found)
+    print(f"\nDone in {time.perf_counter() - start:.0f} s. Written:")
+    for path, what in files.items():
         print(f"  {path!s:28} {what}")
-    print(f"\n{time.perf_counter() - start:.0f} s")
+    print(f"\nOpen first: {folder / 'cat.html'} in a browser, then {folder / 'cat.png'} and {folder / 'heads.png'}.")
+    print("Then: the fifteen lines in README.md, and docs/getting_started.md")
+
+
+def step(number: int, what: str) -> None:
+    """A line that tells at once what is going on."""
+    print(f"\n== step {number} of 4: {what} ...", flush=True)
 
 
 def tell_words(s: bt.Sentence) -> None:
@@ -74,7 +85,7 @@ def tell_reads(s: bt.Sentence) -> None:
 
 def tell_answers(s: bt.Sentence) -> None:
     """A few questions, and what the bnet answers."""
-    print("\nAsked of the bnet")
+    print("Asked of the bnet")
     print(f"  parents of a_0_3_2:       {', '.join(s.parents('a_0_3_2')[:4])}, ...")
     moved = {
         head: float(
@@ -110,7 +121,7 @@ def tell_inclusion(net: bt.BNet) -> Inclusion:
             print("  " + "  ".join(f"{text:>{wide}}" for text, wide in zip(row, widths, strict=True)))
         print(f"  ... the first {FIRST} of {len(kept['rows'])}: docs/experiments/heads.md has them all")
     start = time.perf_counter()
-    found = bt.inclusion(net, list(FRESH), method="svi", rounds=6, draws=400, progress=False)
+    found = bt.inclusion(net, list(FRESH), method="svi", rounds=6, draws=400)
     seconds = time.perf_counter() - start
     print(f"\nFresh, of {len(FRESH)} sentences, in {seconds:.0f} s: so few say little, and the intervals tell")
     columns = ["slice", "head", "rho", "low", "high", "log_bayes", "error", "importance", "ablation"]

@@ -171,10 +171,12 @@ class Sweep(ByCell):
         return float(self.values[self.index_of(name)])
 
     def top(self, count: int = STRONGEST) -> list[tuple[str, float]]:
-        """The cells of the greatest effects, up or down, each with its mean effect."""
+        """The cells of the greatest effects, up or down, each with its mean effect; equal ones in their order."""
         values = self._of_cells(self.values)
         size = np.where(np.isnan(values), -1.0, np.abs(values))
-        order = np.argsort(-size, kind="stable")[: whole("count", count)]
+        greatest = max(size.max(initial=0.0), np.finfo(float).tiny)
+        told = np.round(size / greatest, 6)  # what differs by rounding alone is equal
+        order = np.argsort(-told, kind="stable")[: whole("count", count)]
         names = list(self.names.values())
         return [(names[k], float(values[k])) for k in order.tolist() if size[k] >= 0]
 
