@@ -53,7 +53,7 @@ def sweep(
     drawn = _wanted(result, intervals, restored)
     values = numbers_of("effects", result.restored if restored else result.values)
     errors = None if restored or result.examples == 1 else numbers_of("errors", result.error)
-    what = "share restored" if restored else "effect" if result.examples == 1 else "mean effect"
+    what = "share of the total" if restored else "effect" if result.examples == 1 else "mean effect"
     unit, told = _unit(values)
     ends = _ends(result, confidence, unit) if drawn else None
     ax = None
