@@ -73,11 +73,27 @@ def test_arviz_has_chains_that_mix_and_the_likelihoods(fits):
 
     found = fits["nuts"].to_arviz()
     assert found.log_likelihood["y"].shape == (2, 300, 120)
+    assert "c_logits" not in found.posterior
+    assert torch.equal(torch.tensor(found.posterior["c_pi"].values), fits["nuts"].samples["c.logits"])
     assert float(az.rhat(found, var_names=["c_sorted"])["c_sorted"].max()) < 1.05
     assert float(az.rhat(found, var_names=["c_effective"])["c_effective"]) < 1.05
     assert float(az.ess(found, var_names=["log_evidence"])["log_evidence"]) > 50
     elpd = float(az.loo(found).elpd_loo)
     assert elpd == pytest.approx(float(found.log_likelihood["y"].values.sum(-1).mean()), abs=3)
+
+
+@ARVIZ
+def test_arviz_names_a_selectors_shares_pi_and_other_tables_theta():
+    pytest.importorskip("arviz")
+    net = bt.bayesuvius(2, heads=2, observe=Normal(1.0), atoms=3)
+    data = torch.zeros(3, 2, 2), torch.zeros(3, 2, 2)
+    f = bt.fit(net, data, method="svi", spread=1.0, steps=2, draws=3, progress=False)
+    found = f.to_arviz().posterior
+    named = {"c_pi": "c.logits"} | {f"W_{role}_0_theta": f"W_{role}_0.logits" for role in "qkv"}
+    assert not [name for name in found if name.endswith("_logits")]
+    for name, parameter in named.items():
+        assert torch.equal(torch.tensor(found[name].values), f.samples[parameter])
+        assert bool((f.samples[parameter].sum(-1) - 1).abs().max() < 1e-5)
 
 
 def test_intervals_hold_the_mean_and_are_told_as_approximate_by_svi(fits):

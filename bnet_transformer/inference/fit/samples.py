@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.fit.corpus import Corpus
-from bnet_transformer.inference.fit.draws import selectors_of, shares, stored
+from bnet_transformer.inference.fit.draws import selectors_of, shares, stored, tables_of
 from bnet_transformer.inference.fit.matching import matched, overlap_of, words_present
 from bnet_transformer.inference.fit.objective import Objective
 from bnet_transformer.network import Member, Network
@@ -96,8 +96,9 @@ def head_dim(network: Network, selector: Member, name: str) -> int | None:
 def to_arviz(fit: Fit[Any]) -> az.InferenceData:
     """ArviZ's InferenceData of a fit with samples.
 
-    The posterior has every parameter, and what does not hang on the labels of heads: `<selector>_sorted` (shares in
-    falling order), `<selector>_effective` (heads in effect), `log_evidence`. NUTS's statistics of each draw go with it.
+    The posterior has every parameter, tables as the probabilities that samples are: a selector's is `<selector>_pi`,
+    another's `<owner>_theta`. And what does not hang on the labels of heads: `<selector>_sorted` (shares in falling
+    order), `<selector>_effective` (heads in effect), `log_evidence`. NUTS's statistics of each draw go with it.
     """
     if not fit.samples:
         raise BNetError("to_arviz", expected="a fit with samples", got=fit.method, allowed="svi, nuts")
@@ -107,8 +108,11 @@ def to_arviz(fit: Fit[Any]) -> az.InferenceData:
         raise BNetError(
             "to_arviz", expected="ArviZ", got="none", allowed='pip install "bnet-transformer[arviz]"'
         ) from error
-    posterior_ = {name.replace(".", "_"): value.cpu().numpy() for name, value in fit.samples.items()}
-    for owner in [fit.network.member(name).owner for name in fit.selectors]:
+    owners = [fit.network.member(name).owner for name in fit.selectors]
+    names = {name: f"{name.removesuffix('.logits')}_theta" for name in tables_of(fit.network)}
+    names |= {f"{owner}.logits": f"{owner}_pi" for owner in owners}
+    posterior_ = {names.get(k, k).replace(".", "_"): value.cpu().numpy() for k, value in fit.samples.items()}
+    for owner in owners:
         pi = fit.samples.get(f"{owner}.logits")
         if pi is not None:
             posterior_[f"{owner}_sorted"] = pi.sort(-1, descending=True).values.cpu().numpy()

@@ -44,7 +44,10 @@ def _outcome(module: Module, world: World, node: int) -> Tensor:
         return value
     answers = Answers(module, world, {})
     if member.tpm.kind == "discrete":
-        if member.inputs and not choices_above(world, reference.parents(world, node), {}):
+        alone = member.inputs and not choices_above(world, reference.parents(world, node), {})
+        if alone and all(
+            v.dim() == len(where(world, n)[0].shape) for n, v in world.do.items() if v.is_floating_point()
+        ):
             own: Tensor = answers.distribution(node).logits.double()  # type: ignore[attr-defined]
             return own
         return ground.posterior(module, world, node, {}).log()
