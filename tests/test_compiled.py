@@ -162,6 +162,7 @@ def test_the_module_shares_the_nets_parameters():
 def test_it_compiles_without_a_break():
     module = bt.bayesuvius(4, slices=2, heads=3, mask="causal", observe=Categorical(3)).module()
     x = torch.randn(2, 3, 4)
+    torch._dynamo.reset()  # nothing of the nets that other tests compiled
     compiled = torch.compile(module, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(x), module(x))
 
@@ -278,6 +279,7 @@ def test_it_compiles_to_machine_code():
     encoder = next(c for c in CASES if c.name == "encoder, post-norm").net.to(torch.float32)
     for net, x in ((selected, torch.randn(2, 5, 4)), (encoder, torch.randint(5, (2, 5)))):
         module = net.module().eval()
+        torch._dynamo.reset()  # nothing of the nets that other tests compiled
         compiled = torch.compile(module, fullgraph=True)
         mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
         torch.testing.assert_close(compiled(x, mask), module(x, mask), rtol=1e-5, atol=1e-5)
@@ -285,6 +287,7 @@ def test_it_compiles_to_machine_code():
 
 def test_it_compiles_for_sentences_of_any_length():
     module = bt.decoder(8, heads=2, slices=1, vocabulary=5).module().eval()
+    torch._dynamo.reset()  # nothing of the nets that other tests compiled
     compiled = torch.compile(module, fullgraph=True, backend="eager")
     for words in (4, 17, 18, 30):
         ids = torch.randint(5, (2, words))
