@@ -25,6 +25,7 @@ from benchmarks import (
     vanilla,
 )
 from benchmarks.harness import Row
+from bnet_transformer.errors import unknown
 
 ROWS = (
     Row("arrows-128", "structure", structure.arrows_of_128_words),
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     for name in asked.rows:
         if name not in known:
-            parser.error(f"row: expected one of {', '.join(known)}; got {name}")
+            parser.error(str(unknown("row", name, known)))
     chosen = [row for row in ROWS if not asked.rows or {row.name, row.page} & set(asked.rows)]
     found = {}
     for row in chosen:

@@ -158,6 +158,14 @@ def whole(what: str, value: object, *, least: int = 1) -> int:
     return number
 
 
+def seed_of(value: object) -> int:
+    """`value` as a seed that every generator takes, or the error that says so."""
+    seed = whole("seed", value, least=0)
+    if seed >= 2**63:
+        raise BNetError("seed", expected="a whole number below 2^63", got=value)
+    return seed
+
+
 def listed(what: str, value: object, kind: type) -> tuple[Any, ...]:
     """`value` as a tuple of `kind`, or the error that says so."""
     try:

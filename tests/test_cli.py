@@ -55,7 +55,7 @@ def test_draw_takes_words_as_they_stand_and_a_limit(tmp_path):
 
     s = net.sentence("cats sat , 7")
     assert drawn("--word", "7", "--word", ",") == set(s.graph(words=["7", ","])) == set(s.graph(words=[2, 3]))
-    assert drawn("--word", "7", "--words", "0,sat") == set(s.graph(words=[0, 1, 3]))
+    assert drawn("--word", "7", "--words", "0, sat") == set(s.graph(words=[0, 1, 3]))
     count = s.ground.count_arrows()
     assert drawn("--limit", count) == set(s.graph())
     refused = run("draw", "cats sat , 7", "-o", out, "-m", tmp_path / "net.safetensors", "--limit", count - 1)
@@ -70,6 +70,21 @@ def test_draw_leaves_out_weak_arrows_before_it_counts_them(tmp_path):
     found = run("draw", "the cat sat on a dog ran by the", "-o", tmp_path / "cat.json", *options)
     assert found.exit_code == 0, found.output
     assert len(json.loads((tmp_path / "cat.json").read_text())["edges"]) == kept
+
+
+def test_draw_writes_a_page_and_takes_a_limit_of_reads(tmp_path):
+    s = bt.from_pretrained("tiny").sentence("the cat sat")
+    assert run("draw", "the cat sat", "-o", tmp_path / "cat.html").exit_code == 0
+    s.draw(tmp_path / "a.html")
+    assert (tmp_path / "cat.html").read_bytes() == (tmp_path / "a.html").read_bytes()
+    assert run("draw", "the cat sat", "-o", tmp_path / "cat.svg", "--limit", 9).exit_code == 0  # its words
+    one_line(
+        run("draw", "the cat sat", "-o", tmp_path / "b.svg", "--detail", "nodes", "--limit", 9), "at most 9 arrows"
+    )
+    for name in ("bif", "BIF"):
+        with pytest.raises(bt.BNetError, match=r"options of .*: expected none.*; got limit, words"):
+            s.draw(tmp_path / f"b.{name}", limit=100, words=0)
+    assert not list(tmp_path.glob("b.*"))
 
 
 def test_draw_takes_the_options_of_figures(tmp_path):
@@ -217,6 +232,16 @@ def test_models_lists_what_is_local():
         (["draw", "the cat", "-o", "cat.svg", "--pair", "the dog"], "pair"),
         (["draw", "the \udcff", "-o", "cat.svg"], "text in UTF-8"),
         (["draw", " ", "-o", "cat.svg"], "got an empty one"),
+        (["draw", "the cat", "-o", "cat.svg", "-o", "cat.graphml", "--theme", "dark"], "option of a graph"),
+        (["draw", "the cat", "-o", "cat.json", "-o", "cat.html", "--limit", "9"], "option of a page"),
+        (
+            ["draw", "the cat", "-o", "cat.json", "-o", "cat.bif", "--limit", "99"],
+            "bif holds the whole bnet; got limit",
+        ),
+        (["draw", "the cat", "-o", "cat.svg", "-m", "tiny", "-m", "minilm"], "one net; got tiny, minilm"),
+        (["draw", "the cat", "-o", "cat.svg", "-m", " "], "the name of a net, or a file; got an empty one"),
+        (["heads", "the cat", "-o", "cat{}.svg"], "one file holds all sentences; got {}; allowed: cat.svg"),
+        (["heads", "the cat", "--top", "2", "--all"], "--top or --all; got both"),
         (["explore", "the cat"], "-o: expected the page to write, or --open"),
         (["explore", "the cat", "-o", "cat.svg"], "got '.svg'; allowed: .html"),
         (["explore", "the cat", "-o", "cat.html", "--posterior", "x_1_0"], "x_1_0"),

@@ -135,6 +135,25 @@ def test_sweep_is_that_of_python(tiny, here):
     assert one["error"] is None and one["name"] == "x_0_0"  # of one example nothing is known of others
 
 
+def test_numerals_are_states_and_in_quotes_words(here):
+    words = ["2", "1", "cat", "the", ",", '"']
+    net = bt.bayesuvius(4, vocabulary=words, observe=bt.tpm.Categorical(6, labels=tuple(words)))
+    net.save("net.safetensors")
+    pair = ["the cat", "the 1"]
+    clean, corrupt = map(net.sentence, pair)
+    for text, wanted, head in [
+        ("1,2", (1, 2), "log P(y_1 = state 1 '1') - log P(y_1 = state 2 'cat'):"),
+        ('"1", "2"', ("1", "2"), "log P(y_1 = state 1 '1') - log P(y_1 = state 0 '2'):"),
+        ('"cat",0', ("cat", 0), "log P(y_1 = state 2 'cat') - log P(y_1 = state 0 '2'):"),
+        ('",","""', (",", '"'), "log P(y_1 = state 4 ',') - log P(y_1 = state 5 '\"'):"),
+        ('"2"', "2", "log P(y_1 = state 0 '2'):"),
+    ]:
+        values = bt.sweep(clean, corrupt, metric={"y_1": wanted}).values
+        for asked in (["--answer", text], ["--metric", f"y_1={text}"]):
+            close(told("sweep", *pair, *asked, "-m", "net.safetensors")["values"], values)
+        assert run("sweep", *pair, *asked, "-m", "net.safetensors").stdout.splitlines()[1].startswith(head)
+
+
 # fit and train
 
 
@@ -205,6 +224,8 @@ def test_cost_is_that_of_the_net(tiny, here):
     by_number = told("cost", "--words", 3, "--batch", 2, "-o", "c.svg")["costs"][0]
     assert {**by_number, "of": SAID[0]} == found[0] and (here / "c.svg").stat().st_size > 1000
     assert run("cost", "--words", 3).stdout.startswith(str(tiny.cost(3)).splitlines()[0])
+    two = run("cost", "--words", 3, "--words", 4, "-o", "k{}.csv").stdout
+    assert two.endswith("\nwritten: k0.csv\nwritten: k1.csv\n") and (here / "k1.csv").exists()
     stacks = bt.encoder_decoder(8, heads=2, slices=1, hidden=8, vocabulary=["a", "b"])
     stacks.save("two.safetensors")
     wanted = stacks.cost({"enc": 3, "dec": 2}).flops
@@ -234,6 +255,20 @@ def test_cost_is_that_of_the_net(tiny, here):
         (["sweep", "the cat", "the dog"], "--metric or --answer; got neither"),
         (["sweep", "the cat", "the dog", "--answer", "cat,dog,mat"], "one state or two"),
         (["sweep", "the cat", "the dog", "--metric", "y_1"], "y_1"),
+        (["sweep", "the cat", "the dog", "--metric", "c=1"], "metric of c: expected a node that hangs on"),
+        (["sweep", "the cat", "the dog", "--answer", "cat,"], "states with commas between them; got cat,"),
+        (["sweep", "the cat", "the dog", "--answer", '"1"'], "one of its labels; got 1"),
+        (["sweep", "the cat", "the dog", "--answer", "cat", "--top", "1", "--all"], "--top or --all; got both"),
+        (["sweep", "the cat", "the dog", "--answer", "cat", "-o", "{}.csv"], "-o {}.csv: expected a name without {}"),
+        (["ask", "posterior", "c", "the cat", "--top", "1", "--all"], "--top or --all; got both"),
+        (["ask", "reads", "the cat", "--paths", "2"], "--paths: expected --word beside it"),
+        (["fit", "the cat", "--seed", str(10**23)], "seed: expected a whole number below 2^63"),
+        (["train", "the cat", "--seed", str(10**23)], "seed: expected a whole number below 2^63"),
+        (["fit", "the cat", "-o", "{}.json"], "-o {}.json: expected a name without {}"),
+        (["train", "the cat", "-o", "{}.json"], "-o {}.json: expected a name without {}"),
+        (["cost", "--words", str(10**23)], "so few words that FLOPs and bytes are below 2^63"),
+        (["cost", "--words", "9" * 5000], "a whole number, or one for each stack"),
+        (["ask", "posterior", "c", "the cat", "--given", "y_0=" + "9" * 5000], "y_0"),
         (["sweep", "the cat", "the dog", "--answer", "cat", "--at", "zebra"], "zebra"),
         (["fit", "the cat", "-m", "tiny", "--dim", "3"], "no option of a new net beside it; got --dim"),
         (["fit", "the"], "at least 2 words"),

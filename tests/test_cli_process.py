@@ -107,6 +107,13 @@ def test_a_full_disk_is_one_line():
     assert (found.returncode, found.stderr) == (2, "Error: no space left to write to\n")
 
 
+def test_an_input_that_is_closed_is_one_line():
+    said = "import sys; sys.stdin = None; from bnet_transformer.cli import main; main(['ask', 'posterior', 'c', '-'])"
+    found = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True)
+    wanted = "Error: standard input: expected a file that can be read; got a closed one\n"
+    assert (found.returncode, found.stdout, found.stderr) == (2, "", wanted)
+
+
 def test_no_output_and_no_unicode_are_no_fault(tmp_path):
     found = said("completion", "fish", env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert found.returncode == 0

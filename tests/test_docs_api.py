@@ -138,6 +138,42 @@ def test_broken_links_of_the_site_are_found(scripts, tmp_path):
     assert [line.rsplit(": ", 1)[1] for line in found] == wanted
 
 
+LEFT = "<p>a & b \\c</p><math><mrow>{}</mrow></math><p>\\d</p>"
+
+
+@pytest.mark.parametrize(
+    ("inside", "left"),
+    [
+        ("<mi>a</mi><mi>&</mi><mi>b</mi>", "&"),
+        ("<mi>&amp;</mi>", "&"),
+        ("<mi>\\foo</mi>", "\\foo"),
+        ("<mtext>\\foo</mtext>", "\\foo"),
+        ('<mspace linebreak="newline" /><mi>d</mi>', "\\\\"),
+        ("<mi>a</mi><mi /><mtext>a & b</mtext><mtext>&</mtext>", None),
+    ],
+)
+def test_latex_that_is_left_in_a_formula_is_found(scripts, tmp_path, inside, left):
+    check_site = importlib.import_module("check_site")
+    (tmp_path / "a.html").write_text(LEFT.format(inside))
+    wanted = [f"a.html: {left}: LaTeX that is left in a formula"] if left else []
+    assert check_site.faults(tmp_path)[0] == wanted
+
+
+@pytest.mark.parametrize("display", ["inline", "block"])
+def test_formulas_of_the_site_are_whole(scripts, tmp_path, display):
+    """All that the package writes, and the rows of a net as a table of two columns."""
+    rendering = pytest.importorskip("rendering", reason='Sphinx: pip install "bnet-transformer[docs]"')
+    check_site = importlib.import_module("check_site")
+    nets = [bt.bayesuvius(dim=4, heads=3), bt.volume_preserving(3), bt.encoder_decoder()]
+    for k, net in enumerate(nets):
+        told = net.equations()
+        formula = rendering.mathml(told._repr_latex_().strip("$\n"), display)
+        assert len(re.findall("<mtr>", formula)) > len(told.rows)
+        assert len(re.findall("<mtd", formula)) == 2 * len(re.findall("<mtr>", formula))
+        (tmp_path / f"{k}.html").write_text(formula)
+    assert check_site.faults(tmp_path)[0] == []
+
+
 def test_docstrings_become_restructured_text(scripts):
     rendering = pytest.importorskip("rendering", reason='Sphinx: pip install "bnet-transformer[docs]"')
     told = "What `s[x_]` *is*, P(j | i).\n\nAs `Sentence`:\n\n    a_b\n\n>>> 1 | 2\n3"

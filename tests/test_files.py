@@ -316,6 +316,34 @@ def test_the_mode_is_that_of_any_new_file_and_links_stay(tmp_path: Path) -> None
     files.load(link)
 
 
+def test_devices_and_pipes_are_written_to_and_stay(tmp_path: Path) -> None:
+    net, pipe, link = bt.bayesuvius(2).network, tmp_path / "pipe", tmp_path / "link"
+    files.save(net, tmp_path / "plain")
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    before = sorted(tmp_path.iterdir())
+    for place in (pipe, link):
+        with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+            files.save(net, place)
+            assert reader.read() == (tmp_path / "plain").read_bytes()
+            with pytest.raises(ZeroDivisionError), files.replacing(place) as temporary:
+                temporary.write_bytes(b"half")
+                raise ZeroDivisionError
+            assert not reader.read()
+    ends = os.pipe()  # the standard output of a shell's pipe has no path of its own
+    with files.replacing(f"/dev/fd/{ends[1]}") as temporary:
+        temporary.write_bytes(b"whole")
+    assert os.read(ends[0], 9) == b"whole"
+    for end in ends:
+        os.close(end)
+    assert stat.S_ISFIFO(pipe.stat().st_mode) and link.is_symlink() and sorted(tmp_path.iterdir()) == before
+    full = tmp_path / "full"
+    full.symlink_to("/dev/full")
+    with pytest.raises(bt.FileError, match="No space left"):
+        files.save(net, full)
+    assert full.is_char_device()
+
+
 @pytest.mark.parametrize(
     "path", ["", "a\0b", None, 3, b"bytes", "/nowhere/at/all/a", "/proc/nothing.x", ".", "x" * 300]
 )

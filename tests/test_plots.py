@@ -22,6 +22,7 @@ from bnet_transformer.viz.palette import DARK, LIGHT, PALETTES
 from bnet_transformer.viz.plots import table_of
 from bnet_transformer.viz.plots.canvas import DIVERGING, SEQUENTIAL, lightness
 from bnet_transformer.viz.plots.flow import FLOWS, share_of, shares_of
+from bnet_transformer.viz.plots.heat import room
 from bnet_transformer.viz.plots.words import shown
 
 WORDS = ["the", "cat", "sat", "on", "mat"]
@@ -439,6 +440,11 @@ def test_no_state_of_matplotlib_is_changed_or_heeded(s):
 def test_text_is_text_in_svg_and_bytes_are_the_same_each_time(s):
     one, two = (bt.plot(s.do(c=0), slice=0) for _ in range(2))
     assert b">cat</text>" in saved(one, "svg") and saved(one) == saved(two)
+
+
+def test_of_words_of_one_length_the_order_of_a_set_does_not_choose():
+    words = [3 * chr(97 + k) for k in range(26)]
+    assert room(words) == room(words[::-1]) == room(words[-3:]) != room(words[:3])
 
 
 def test_colours_are_told_apart_without_colour():

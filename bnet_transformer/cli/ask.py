@@ -71,14 +71,15 @@ def _common(suffixes: Sequence[str], *, values: bool = True) -> Callable[[Any], 
 @click.argument("nodes", metavar="NODE[,NODE]...")
 @_common(FORMATS)
 @click.option("--budget", type=click.IntRange(min=1), help="The most joint states.")
-@click.option("--top", type=click.IntRange(min=1), default=20, show_default=True, help="Print so many states.")
+@click.option("--top", type=click.IntRange(min=1), help=f"Print so many states, {outputs.TOP} unless told.")
 @click.option("--all", "every", is_flag=True, help="Print all states, in their order.")
-def posterior(nodes: str, budget: int | None, top: int, every: bool, **common: Any) -> None:
+def posterior(nodes: str, budget: int | None, top: int | None, every: bool, **common: Any) -> None:
     """P(NODE | evidence), of one discrete node or of several together: c, or c,y_2.
 
     bnet-transformer ask posterior y_2 "the cat sat" --do c=1
     """
     asked = shared.names("NODE", nodes)
+    most = outputs.most_of(top, every)
 
     def answer(s: Sentence) -> Answer:
         found = s.posterior(asked if len(asked) > 1 else asked[0], **shared.known(budget=budget))
@@ -87,7 +88,7 @@ def posterior(nodes: str, budget: int | None, top: int, every: bool, **common: A
         rows = [{**state, "probability": p} for state, p in zip(states, found.flatten().tolist(), strict=True)]
         table = _table(rows)
         shown = table if every else table.sort_values("probability", ascending=False, kind="stable")
-        lines = outputs.rows_of(shown, None if every else top)
+        lines = outputs.rows_of(shown, most)
         told = {"nodes": asked, "labels": labels, "probabilities": found}
         return Answer(told, lines, lambda: table, lambda: _plot(s, node=asked))
 
@@ -149,19 +150,22 @@ for _name, _what in RELATIVES.items():
 @_common(FORMATS)
 @click.option("--slices", help="The slices that are read through, such as 0 or 0,1; by default all.")
 @click.option("--word", help="One output word, by number or as it stands, and the paths by which it was read.")
-@click.option("--paths", type=click.IntRange(min=1), default=3, show_default=True, help="So many paths, of --word.")
+@click.option("--paths", type=click.IntRange(min=1), help="So many paths, of --word: 3 unless told.")
 @click.option("--residual", type=float, help="The share of a step that stays at its word: 0.5 unless told.")
 @click.option("--head", type=click.IntRange(min=0), help="One head, where there are several; else their mean.")
 @click.option("--role", help="The node that reads, where a slice has several.")
 @click.option("--method", type=click.Choice(["rollout", "flow"]), help="Products of TPMs, or the greatest flow.")
 @click.option("--budget", type=click.IntRange(min=1), help="The most joint states.")
-def reads(slices: str | None, word: str | None, paths: int, **rest: Any) -> None:
+def reads(slices: str | None, word: str | None, paths: int | None, **rest: Any) -> None:
     """Which word was read: P(source word | output word) along the attention TPMs.
 
     bnet-transformer ask reads "the cat sat" --word sat
     """
     own = {name: rest.pop(name) for name in ("residual", "head", "role", "method", "budget")}
     chosen = shared.numbers("--slices", slices)
+    if paths is not None and word is None:
+        raise BNetError("--paths", expected="--word beside it", got="none")
+    count = 3 if paths is None else paths
 
     def answer(s: Sentence) -> Answer:
         found = s.reads("all" if chosen is None else chosen, **shared.known(**own))
@@ -169,7 +173,7 @@ def reads(slices: str | None, word: str | None, paths: int, **rest: Any) -> None
         told = {"tokens": tokens, "slices": found.slices, "residual": found.residual, "matrix": found.matrix}
         which = range(len(tokens)) if word is None else [_word(word, tokens)]
         rows = [[tokens[i], *(f"{p:.3f}" for p in found.matrix[i].tolist())] for i in which]
-        ways = [] if word is None else found.paths(which[0], count=paths)
+        ways = [] if word is None else found.paths(which[0], count=count)
         told["paths"] = [{"words": each.words, "probability": each.probability} for each in ways]
         lines = [*_aligned([["", *tokens], *rows]), *map(str, ways)]
         options = {} if word is None else {"word": which[0]}
@@ -184,7 +188,7 @@ def _answered(
     """Ask each sentence, and write and print what it answers."""
     texts = shared.sentences_of(common["sentences"], common["source"])
     outs = common["outs"]
-    outputs.check_outs(outs, formats)
+    outputs.check_outs(outs, formats, 1)
     pictures = [out for out in outs if not out.lower().endswith(outputs.TABLES)]
     outputs.check_outs(pictures, formats, len(texts))  # tables may hold all sentences
     net, told, answers = shared.net_of(common["model"]), [], []
@@ -246,7 +250,7 @@ def _word(told: str, tokens: list[str]) -> int:
             places = ", ".join(str(k) for k, token in enumerate(tokens) if token == told)
             raise BNetError("--word", expected="a word that stands once", got=told, allowed=f"its number: {places}")
         return tokens.index(told)
-    if not told.isdecimal() or int(told) >= len(tokens):
+    if not shared.is_whole(told) or int(told) >= len(tokens):
         allowed = ", ".join(tokens[:20])
         raise BNetError("--word", expected=f"a word, or its number up to {len(tokens) - 1}", got=told, allowed=allowed)
     return int(told)

@@ -51,22 +51,23 @@ def command(
     asked = None if want is None else shared.names("--want", want)
     found = [net.cost(each, batch=batch, want=asked) for each in counts]
     told = [_told(each, text) for each, text in zip(found, texts or words, strict=True)]
-    if as_json:
-        click.echo(outputs.json_of({"command": "cost", "model": model, "costs": told}))
-    else:
-        outputs.say(["\n\n".join("\n".join(line.rstrip() for line in str(each).splitlines()) for each in found)])
     for k, (cost, each) in enumerate(zip(found, told, strict=True)):
         places = [str(outputs.placed(out, k)) for out in outs]
         outputs.write(places, {"command": "cost", "model": model, "costs": [each]}, cost.to_dataframe,
                       lambda cost=cost: _picture(cost, show))  # type: ignore[misc]  # fmt: skip
+    if as_json:
+        click.echo(outputs.json_of({"command": "cost", "model": model, "costs": told}))
+        return
+    shown = "\n\n".join("\n".join(line.rstrip() for line in str(each).splitlines()) for each in found)
+    outputs.say([shown, *(f"written: {outputs.placed(out, k)}" for k in range(len(found)) for out in outs)])
 
 
 def _counts(told: str) -> int | dict[str, int]:
     """Words, or words of each stack."""
     parts = [each.partition("=") for each in told.split(",")]
-    if len(parts) == 1 and told.isdecimal():
+    if len(parts) == 1 and shared.is_whole(told):
         return int(told)
-    if not all(name.strip() and sign and count.strip().isdecimal() for name, sign, count in parts):
+    if not all(name.strip() and sign and shared.is_whole(count.strip()) for name, sign, count in parts):
         raise BNetError("--words", expected="a whole number, or one for each stack (enc=20,dec=30)", got=told)
     return {name.strip(): int(count) for name, _, count in parts}
 

@@ -17,7 +17,7 @@ FORMATS = (".bif", ".dot", ".graphml", ".html", ".json", ".pdf", ".png", ".svg",
 @shared.model_option()
 @shared.do_options()
 @click.option("--pair", help="A second sentence behind the first.")
-@click.option("--weights/--no-weights", default=True, show_default=True, help="Draw selectors and weights.")
+@click.option("--weights/--no-weights", default=None, help="Draw selectors and weights, as is done unless told.")
 @click.option("--attention", is_flag=True, help="Put P(j | i) on the arrows of json and graphml; figures have it.")
 @click.option("--min-weight", type=float, help="Leave out arrows that are read less than this.")
 @click.option("--top", type=int, help="Figures: at most so many reads, the strongest.")
@@ -27,7 +27,9 @@ FORMATS = (".bif", ".dot", ".graphml", ".html", ".json", ".pdf", ".png", ".svg",
 @click.option("--heads", help="Heads to draw, such as 3 or 0,3.")
 @click.option("--words", help="Words to draw, by number or as they stand, such as cat,sat.")
 @click.option("--word", multiple=True, help="A word to draw as it stands, be it a number or a comma; may be repeated.")
-@click.option("--limit", type=click.IntRange(min=0), help="Refuse more arrows than this.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), help="Refuse more arrows; a figure without --detail shows words then."
+)
 @shared.json_option()
 def command(
     sentences: tuple[str, ...],
@@ -63,6 +65,8 @@ def command(
     for k, text in enumerate(shared.along(texts, "sentence")):
         s = shared.sentence_of(net, text, pair=pair, done=done, given=given)
         files = [outputs.placed(out, k) for out in outs]
+        for file in files:
+            s._check_options(file, options)
         for file in files:
             s.draw(file, **options)
         counts = {"nodes": len(s.ground), "arrows": s.ground.count_arrows()}

@@ -31,7 +31,7 @@ SHOWN = ("rho", "log_bayes", "importance", "ablation", "intervals")
 @click.option("--budget", type=click.IntRange(min=1), help="The most runs of a slice that exact may take.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the draws.")
 @click.option("--roles", "reads", is_flag=True, help="Tell what heads read as well.")
-@click.option("--top", type=click.IntRange(min=1), default=20, show_default=True, help="Print so many heads.")
+@click.option("--top", type=click.IntRange(min=1), help=f"Print so many heads, {outputs.TOP} unless told.")
 @click.option("--all", "every", is_flag=True, help="Print all heads.")
 @shared.out_option(FORMATS)
 @click.option("--show", type=click.Choice(SHOWN), default="rho", show_default=True,
@@ -44,7 +44,7 @@ def command(
     model: str,
     limit: int | None,
     reads: bool,
-    top: int,
+    top: int | None,
     every: bool,
     outs: tuple[str, ...],
     show: str,
@@ -59,6 +59,7 @@ def command(
     """
     texts = shared.sentences_of(sentences, source)[:limit]
     outputs.check_outs(outs, FORMATS)
+    shown = outputs.most_of(top, every)
     from bnet_transformer.inference.heads import inclusion, roles
 
     net = shared.net_of(model)
@@ -67,7 +68,7 @@ def command(
     read = roles(net, said, interval=asked["interval"], seed=asked["seed"]) if reads else None
     told = {"command": "heads", "model": model, "files": outs, **_told(found, read)}
     table = _with_roles(found.to_dataframe(), read)
-    most = len(table) if every else min(top, len(table))
+    most = len(table) if shown is None else min(shown, len(table))
     outputs.write(outs, told, lambda: table, lambda: _picture(found, show, theme, most))
     if as_json:
         click.echo(outputs.json_of(told))

@@ -100,4 +100,4 @@ def _state(part: str, known: Sequence[str]) -> object:
     """A label, or the number of a state; -1 for what is not observed."""
     if part in known:
         return part
-    return -1 if part == UNSEEN else int(part) if part.isdecimal() else part
+    return -1 if part == UNSEEN else int(part) if shared.is_whole(part) else part

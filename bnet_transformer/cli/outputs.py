@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 
 PICTURES = (".pdf", ".png", ".svg")
 TABLES = (".csv", ".json")
+TOP = 20
 
 
-def check_outs(outs: Sequence[str], suffixes: Sequence[str], count: int = 1) -> None:
-    """Refuse before anything is computed what cannot be written; several sentences take a {} in the name."""
+def check_outs(outs: Sequence[str], suffixes: Sequence[str], count: int | None = None) -> None:
+    """Refuse before anything is computed what cannot be written; several sentences take a {} in the name.
+
+    Without a `count` all sentences are in one file, which has no number.
+    """
     for out in outs:
         path = Path(out)
         if path.suffix.lower() not in suffixes:
@@ -29,7 +33,10 @@ def check_outs(outs: Sequence[str], suffixes: Sequence[str], count: int = 1) -> 
             raise BNetError(f"suffix of {out}", expected="one that says how", got=got, allowed=allowed)
         if not path.resolve().parent.is_dir():
             raise BNetError(out, expected="a folder that is there", got=f"{path.parent}, which is not")
-        if count > 1 and "{}" not in out:
+        if count is None and "{}" in out:
+            wanted = "a name without {}: one file holds all sentences"
+            raise BNetError(f"-o {out}", expected=wanted, got="{}", allowed=out.replace("{}", ""))
+        if count is not None and count > 1 and "{}" not in out:
             allowed = str(path.with_name(f"{path.stem}-{{}}{path.suffix}"))
             wanted = f"a name with {{}} for the number of the sentence: there are {count}"
             raise BNetError(f"-o {out}", expected=wanted, got="one file for all", allowed=allowed)
@@ -93,6 +100,13 @@ def write_bytes(path: Path, held: bytes) -> None:
 
     with replacing(path) as temporary:
         temporary.write_bytes(held)
+
+
+def most_of(top: int | None, every: bool) -> int | None:
+    """How many rows are printed, by `--top` and `--all`; None for all."""
+    if every and top is not None:
+        raise BNetError("rows", expected="--top or --all", got="both")
+    return None if every else TOP if top is None else top
 
 
 def rows_of(table: pd.DataFrame, most: int | None = None, form: str = "{:.3f}") -> list[str]:

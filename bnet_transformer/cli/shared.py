@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -47,8 +49,18 @@ def sentences_option() -> Callable[[F], F]:
 def model_option(default: str | None = "tiny", note: str = "The net") -> Callable[[F], F]:
     """`--model`."""
     told = f"{note}: {MODEL}"
-    return click.option("-m", "--model", default=default, shell_complete=_models, help=told, metavar="MODEL",
-                        show_default=default is not None)  # fmt: skip
+    return click.option("-m", "--model", default=None if default is None else [default], shell_complete=_models,
+                        help=told, metavar="MODEL", show_default=default is not None, multiple=True,
+                        callback=_one_model)  # fmt: skip
+
+
+def _one_model(ctx: click.Context, param: click.Parameter, told: tuple[str, ...]) -> str | None:
+    """The one net that is told, where one is."""
+    if len(told) > 1:
+        raise BNetError("--model", expected="one net", got=", ".join(told))
+    if told and not told[0].strip():
+        raise BNetError("--model", expected="the name of a net, or a file", got="an empty one")
+    return told[0] if told else None
 
 
 def json_option() -> Callable[[F], F]:
@@ -156,6 +168,8 @@ def sentences_of(told: Sequence[str], source: str | None) -> list[str]:
     if told:
         raise BNetError("SENTENCES", expected="sentences, or --file with some", got="both")
     where = "standard input" if source == "-" else f"--file {source}"
+    if source == "-" and sys.stdin is None:
+        raise BNetError(where, expected="a file that can be read", got="a closed one")
     try:
         with click.open_file(source, encoding="utf-8-sig") as file:
             found = [line.strip() for line in file if line.strip()]
@@ -208,11 +222,24 @@ def values(what: str, told: Sequence[str]) -> dict[str, object]:
             raise BNetError(what, expected="NAME=VALUE", got=each)
         if name in found:
             raise BNetError(f"{what} {name}", expected="one value", got="two")
-        found[name] = _value(value.strip(), set_it=what == "--do")
+        found[name] = value_of(value.strip(), set_it=what == "--do")
     return found
 
 
-def _value(text: str, *, set_it: bool) -> object:
+def states(what: str, told: str) -> list[object]:
+    """States with commas between them, each as in `values`: a whole number, or a word, in quotes if it is "7"."""
+    parts: list[str] = re.findall(r'\s*(".+?"|[^,]*?)\s*,', told + ",")
+    if not all(parts):
+        raise BNetError(what, expected="states with commas between them", got=told)
+    return [value_of(part, set_it=False) for part in parts]
+
+
+def is_whole(text: str) -> bool:
+    """Whether a text is a whole number, of as many digits as can be read."""
+    return text.isdecimal() and len(text) <= 1000
+
+
+def value_of(text: str, *, set_it: bool) -> object:
     """A state, a vector, a word; for `do` also what sets a node whatever its shape."""
     if set_it and text in ("zero", "mean"):
         from bnet_transformer.inference import Mean, Zero
@@ -220,7 +247,7 @@ def _value(text: str, *, set_it: bool) -> object:
         return Zero() if text == "zero" else Mean()
     if len(text) > 2 and text[0] == text[-1] == '"':  # a word as it stands, be it a number
         return text[1:-1]
-    if text.isdecimal():
+    if is_whole(text):
         return int(text)
     try:
         found = [float(part) for part in text.removesuffix(",").split(",")]
@@ -244,15 +271,15 @@ def numbers(what: str, told: str | None) -> list[int] | None:
     if told is None:
         return None
     parts = told.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
+    if not all(is_whole(part.strip()) for part in parts):
         raise BNetError(what, expected="whole numbers with commas between them", got=told)
     return [int(part) for part in parts]
 
 
 def words(told: str | None, alone: Sequence[str]) -> list[int | str] | None:
     """Words by number or as they stand, and those that stand alone."""
-    parts = [] if told is None else told.split(",")
-    named: list[int | str] = [int(part) if part.isdecimal() else part for part in parts]
+    parts = [] if told is None else names("--words", told)
+    named: list[int | str] = [int(part) if is_whole(part) else part for part in parts]
     return None if told is None and not alone else [*named, *alone]
 
 

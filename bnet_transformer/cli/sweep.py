@@ -25,14 +25,15 @@ FORMATS = (*outputs.PICTURES, *outputs.TABLES)
 @click.option(
     "--at", multiple=True, help='A role (x, q, j, a), an arrow ("v -> a"), or names and patterns; repeatable.'
 )
-@click.option("--metric", help="A node and its state, or two for their difference: y_2=cat or y_2=cat,dog.")
+@click.option("--metric", help='A node and its state, or two for their difference: y_2=cat or y_2=cat,dog. '
+              'A whole number is a state; the word 7 is "7", in quotes of its own.')  # fmt: skip
 @click.option("--answer", help="The same of the last word's readout: the clean and the corrupt answer, cat,dog.")
 @click.option("--over", help="The axes that stay apart, such as slice,head.")
 @click.option("--ablate", type=click.Choice(["zero", "mean"]),
               help="Put in zeros, or the mean over the words: then all sentences are corrupt.")  # fmt: skip
 @shared.do_option()
 @click.option("--memory", type=click.IntRange(min=1), help="About so many MB at once.")
-@click.option("--top", type=click.IntRange(min=1), default=20, show_default=True, help="Print so many cells.")
+@click.option("--top", type=click.IntRange(min=1), help=f"Print so many cells, {outputs.TOP} unless told.")
 @click.option("--all", "every", is_flag=True, help="Print all cells, in their order.")
 @click.option("--restored", is_flag=True, help="A picture of shares of the total.")
 @click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True, help="The paper.")
@@ -49,7 +50,7 @@ def command(
     ablate: str | None,
     done: tuple[str, ...],
     memory: int | None,
-    top: int,
+    top: int | None,
     every: bool,
     restored: bool,
     theme: str,
@@ -63,6 +64,7 @@ def command(
     bnet-transformer sweep "the cat sat" "the dog sat" --answer cat,dog
     """
     outputs.check_outs(outs, FORMATS)
+    most = outputs.most_of(top, every)
     texts = _pairs(shared.sentences_of(sentences, source), ablated=ablate is not None)
     if (metric is None) == (answer is None):
         raise BNetError("sweep", expected="--metric or --answer", got="neither" if metric is None else "both")
@@ -84,7 +86,7 @@ def command(
     if as_json:
         click.echo(outputs.json_of(told))
     else:
-        outputs.say([*_head(found, asked), *_shown(table, top, every), *(f"written: {out}" for out in outs)])
+        outputs.say([*_head(found, asked, corrupt[0]), *_shown(table, most), *(f"written: {out}" for out in outs)])
 
 
 def _pairs(texts: list[str], *, ablated: bool) -> list[list[str]]:
@@ -115,8 +117,8 @@ def _metric(told: str) -> dict[str, object]:
 
 
 def _states(what: str, told: str) -> object:
-    """One state, or two: each a number or a word."""
-    parts = [int(part) if part.isdecimal() else part for part in shared.names(what, told)]
+    """One state, or two: each a number, or a word."""
+    parts = shared.states(what, told)
     if len(parts) > 2:
         raise BNetError(what, expected="one state or two", got=told)
     return parts[0] if len(parts) == 1 else tuple(parts)
@@ -161,20 +163,30 @@ def _told(found: Sweep, model: str, metric: Any, texts: list[list[str]], outs: t
     }
 
 
-def _head(found: Sweep, metric: dict[str, object]) -> list[str]:
+def _head(found: Sweep, metric: dict[str, object], s: Sentence) -> list[str]:
     """What was swept, and how far apart the runs are."""
     ((node, states),) = metric.items()
-    asked = " - ".join(f"log P({node} = {state})" for state in (states if isinstance(states, tuple) else (states,)))
+    each = states if isinstance(states, tuple) else (states,)
+    asked = " - ".join(f"log P({node} = {_named(s, node, state)})" for state in each)
     clean = "" if found.clean is None else f"{float(found.clean.mean()):.3f} clean, "
     return [repr(found), f"{asked}: {clean}{float(found.corrupt.mean()):.3f} corrupt; effects are from there"]
 
 
-def _shown(table: pd.DataFrame, top: int, every: bool) -> list[str]:
+def _named(s: Sentence, node: str, state: object) -> str:
+    """A state by its number, and by its word where it has one."""
+    labels = s._labels(s.ground.id(node))
+    if not labels:
+        return f"state {state}"
+    number = labels.index(state) if isinstance(state, str) else int(str(state))
+    return f"state {number} {labels[number]!r}"
+
+
+def _shown(table: pd.DataFrame, most: int | None) -> list[str]:
     """The cells of the greatest effects, or all in their order; what a single example does not tell is left out."""
     table = table.dropna(axis="columns", how="all")
-    if every:
+    if most is None:
         return outputs.rows_of(table)
-    return outputs.rows_of(table.sort_values("effect", key=abs, ascending=False, kind="stable"), top)
+    return outputs.rows_of(table.sort_values("effect", key=abs, ascending=False, kind="stable"), most)
 
 
 def _picture(found: Sweep, restored: bool, theme: str) -> Any:

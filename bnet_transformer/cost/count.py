@@ -33,7 +33,11 @@ def cost(network: Network, words: int | Mapping[str, int], batch: int = 1, want:
         templates.setdefault((member.family.stack, _block(network, member), member.family.role), []).append(member)
     rows = tuple(_row(counting, block, members) for (_, block, _), members in templates.items())
     stacks = [stack.name for stack in network.declaration.stacks if stack.name in counting.sizes.widths]
-    return Cost(network.declaration.name, dict(counted), batch, rows, tuple(_slices(counting, s) for s in stacks))
+    found = Cost(network.declaration.name, dict(counted), batch, rows, tuple(_slices(counting, s) for s in stacks))
+    if max(found.flops or 0, found.value_bytes) >= 2**63:
+        got = f"{words}, batch {batch}"
+        raise BNetError("words", expected="so few words that FLOPs and bytes are below 2^63", got=got)
+    return found
 
 
 def _words(network: Network, words: object) -> dict[str, int]:

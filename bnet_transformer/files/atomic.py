@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +29,8 @@ def as_path(path: object) -> Path:
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """An empty temporary file beside `path`, which takes its place when the block ends, and is gone if it fails.
 
+    A device or a pipe stays what it is: it is written to when the block ends.
+
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with replacing(f"{folder}/a.txt") as temporary:
@@ -34,6 +38,10 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     ...     Path(folder, "a.txt").read_text()
     'whole'
     """
+    if _is_stream(as_path(path)):
+        with _into(as_path(path)) as temporary:
+            yield temporary
+        return
     target = Path(os.path.realpath(as_path(path)))
     if os.path.isdir(target):
         raise FileError(str(path), expected="the path of a file", got="a folder")
@@ -53,3 +61,26 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether what is there, behind links, is a device, a pipe or a socket: such a place holds no file."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+@contextlib.contextmanager
+def _into(path: Path) -> Iterator[Path]:
+    """An empty temporary file, whose content is written to a device or a pipe when the block ends."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="bnet-") as folder:
+            temporary = Path(folder, "whole")
+            temporary.touch()
+            yield temporary
+            with temporary.open("rb") as held, open(os.open(path, os.O_WRONLY), "wb") as stream:
+                shutil.copyfileobj(held, stream)
+    except OSError as error:
+        raise FileError(str(path), expected="a file that can be written", got=error.strerror or str(error)) from error

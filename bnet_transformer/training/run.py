@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bnet_transformer.compiler import Module
-from bnet_transformer.errors import BNetError, number, one_of, whole
+from bnet_transformer.errors import BNetError, number, one_of, seed_of, whole
 from bnet_transformer.training import checkpoint
 from bnet_transformer.training.data import Batch, Batches, Reader, mixed
 from bnet_transformer.training.objective import Loss, Objective
@@ -62,7 +62,7 @@ class Recipe:
         if number("weight_decay", self.weight_decay) < 0:
             raise BNetError("weight_decay", expected="a number of at least 0", got=self.weight_decay)
         one_of("precision", self.precision, (None, *PRECISIONS))
-        whole("seed", self.seed, least=0)
+        seed_of(self.seed)
 
     def check(self, task: Task) -> None:
         """Refuse what does not go with the net."""

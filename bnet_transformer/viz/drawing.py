@@ -9,8 +9,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bnet_transformer.equations import equations
-from bnet_transformer.errors import BudgetError, unknown
+from bnet_transformer.errors import BNetError, BudgetError, unknown
 from bnet_transformer.export import write
+from bnet_transformer.files import as_path
 from bnet_transformer.network import Network
 from bnet_transformer.viz.formats import FORMATS, Drawable
 from bnet_transformer.viz.options import VIEWS
@@ -164,7 +165,7 @@ class SentenceFigures(abc.ABC):
     def draw(self, path: Path, **options: Any) -> None:
         """Write the bnet of the sentence; the suffix says how: svg, png, pdf, tex, dot, html, or json, graphml, bif.
 
-        Options are those of `picture`; of json and graphml, those of `graph`; of html, those of `explore`.
+        Options are those of `picture`; of json and graphml, of `graph`; of html, of `explore`; bif has none.
 
         >>> import bnet_transformer as bt
         >>> import tempfile
@@ -174,9 +175,10 @@ class SentenceFigures(abc.ABC):
         ...     Path(f"{folder}/cat.dot").read_text()[:7]
         'digraph'
         """
+        self._check_options(path, options)
         said = self._said
         what = Drawable(
-            graph=lambda: self.graph(**_known(options, self.graph)),
+            graph=lambda: self.graph(**options),
             world=said.world,
             evidence=said.seen,
             picture=lambda: self.picture(**options),
@@ -184,6 +186,18 @@ class SentenceFigures(abc.ABC):
             page=lambda: self._page(asked_of(options)),
         )
         write(path, what, writers=FORMATS)
+
+    def _check_options(self, path: Path, options: Mapping[str, Any]) -> None:
+        """Refuse, before anything is written, options that the suffix of a file has no use for."""
+        suffix = as_path(path).suffix.lower()
+        if suffix == ".html":
+            asked_of(options)
+        elif suffix in (".json", ".graphml"):
+            _known(options, self.graph)
+        elif suffix == ".bif" and options:
+            raise BNetError(f"options of {path}", expected="none: bif holds the whole bnet", got=", ".join(options))
+        elif suffix in FORMATS:
+            as_options(options)
 
 
 def _known(told: Mapping[str, Any], method: Callable[..., Any]) -> Mapping[str, Any]:

@@ -1,7 +1,8 @@
 """Check the site that `make docs` built: every link and picture of its pages leads to a file, and to an anchor in it.
 
 Run it as ``python docs/scripts/check_site.py [FOLDER]``. It reads the HTML as it stands and nothing else, so that it
-finds what Sphinx takes for good. Links to the web are counted and not followed: `make docs-links` does.
+finds what Sphinx takes for good. Links to the web are counted and not followed: `make docs-links` does. No formula
+may hold LaTeX that its converter left as it was.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ FETCHED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "vide
 
 
 class Page(HTMLParser):
-    """What a page names (`ids`), where it leads (`links`), and what a browser fetches to show it (`parts`)."""
+    """What a page names (`ids`), where it leads (`links`), what is fetched for it (`parts`), LaTeX that is `left`."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.ids: set[str] = set()
         self.links: list[str] = []
         self.parts: list[str] = []
+        self.left: list[str] = []
+        self.inside: list[str] = []
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -33,6 +36,18 @@ class Page(HTMLParser):
             self.links.append(told["href"])
         if tag in FETCHED and FETCHED[tag] in told and told.get("rel") not in ("canonical", "search", "index", "next"):
             self.parts.append(told[FETCHED[tag]])
+        if tag == "math" or self.inside:
+            self.inside.append(tag)
+        if self.inside and told.get("linebreak") == "newline":  # browsers break no formula
+            self.left.append(r"\\")
+
+    def handle_endtag(self, tag: str) -> None:
+        if self.inside:
+            self.inside.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.inside and ("\\" in data or (data.strip() == "&" and self.inside[-1] != "mtext")):
+            self.left.append(data.strip())
 
 
 @cache
@@ -69,6 +84,9 @@ def faults(site: Path) -> tuple[list[str], int, int, int]:
                 found.append(f"{path.relative_to(site)}: {target}: {wrong}")
         found += [
             f"{path.relative_to(site)}: {part}: fetched from the web" for part in page.parts if urlsplit(part).netloc
+        ]
+        found += [
+            f"{path.relative_to(site)}: {latex}: LaTeX that is left in a formula" for latex in dict.fromkeys(page.left)
         ]
     return found, len(pages), links, web
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Any
 
-from bnet_transformer.errors import BNetError, number, one_of, whole
+from bnet_transformer.errors import BNetError, number, one_of, seed_of, whole
 from bnet_transformer.training.checkpoint import CHANGEABLE
 
 METHODS = ("map", "em", "svi", "nuts")
@@ -74,7 +74,7 @@ class Recipe:
         one_of("choices", self.choices, ("exact", "sampled"))
         if self.choices == "sampled" and self.method != "svi":
             raise BNetError("choices", expected="'exact' but for svi", got=f"'sampled' with {self.method}")
-        whole("seed", self.seed, least=0)
+        seed_of(self.seed)
         if self.restarts > 1 and self.method in ("svi", "nuts"):
             got = f"restarts={self.restarts} with method={self.method!r}"
             raise BNetError("restarts", expected="1: start from the net of a fit by map or em", got=got)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bnet_transformer import reference
 from bnet_transformer.asking import choice_above
-from bnet_transformer.errors import BudgetError, EvidenceError
+from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.inference.ground import choices_above
 from bnet_transformer.inference.many import joint_log_probs, joint_states
 from bnet_transformer.inference.sweeps.pairs import Examples
@@ -53,6 +53,9 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
         found |= {node for node in choices_above(world, asked, {}) if not _decided(world, node)}
     free = sorted(found)
     world = corrupt.world
+    for node in found.intersection(outcomes):
+        wanted, name = "a node that hangs on what is swept", world.ground.name(node)
+        raise BNetError(f"metric of {name}", expected=wanted, got="a choice that is the same in both runs")
     count = math.prod(support(world, node) for node in free)
     if count > BUDGET:
         raise BudgetError(

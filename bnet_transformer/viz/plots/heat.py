@@ -261,7 +261,7 @@ def whiskers(canvas: Canvas, ax: Axes, shown_map: Map, image: Any) -> None:
 
 def room(words: Sequence[str], longest: int = LONGEST) -> float:
     """The inches that words along an axis take, across."""
-    widest = sorted({shown(word, longest) for word in words}, key=len)[-3:]
+    widest = sorted({shown(word, longest) for word in words}, key=lambda word: (len(word), word))[-3:]
     return max(width(word, SMALL + 0.5) for word in widest) / 72 + 0.3
 
 
