@@ -174,7 +174,7 @@ class Sweep(ByCell):
         """The cells of the greatest effects, up or down, each with its mean effect; equal ones in their order."""
         values = self._of_cells(self.values)
         size = np.where(np.isnan(values), -1.0, np.abs(values))
-        greatest = size.max(initial=np.finfo(float).tiny, where=np.isfinite(size))
+        greatest = size.max(initial=1e-290, where=np.isfinite(size))
         told = np.round(size / greatest, 6)  # what differs by rounding alone is equal
         order = np.argsort(-told, kind="stable")[: whole("count", count)]
         names = list(self.names.values())
