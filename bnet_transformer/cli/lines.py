@@ -63,9 +63,12 @@ class Lines:
         return list(zip(self.texts, states, strict=True))
 
 
-def resume_options() -> Callable[[shared.F], shared.F]:
-    """`--resume` and `--changed`."""
+def checkpoint_options() -> Callable[[shared.F], shared.F]:
+    """When it is measured and kept, when it ends early, and how it goes on: `--patience` to `--changed`."""
     return shared.options(
+        click.option("--patience", type=int, help="End after so many measures without a better one."),
+        click.option("--every", type=int, help="Measure, and keep a checkpoint, every so many steps."),
+        click.option("--checkpoint", "folder", help="A folder for checkpoints."),
         click.option("--resume", is_flag=True, default=None, help="Go on from the checkpoint, as it began."),
         click.option("--changed", is_flag=True, default=None, help="Go on with another rate, or number of steps, too."),
     )

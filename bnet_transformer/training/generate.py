@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.compiler import Module
-from bnet_transformer.errors import BNetError, number, one_of, unknown, whole
+from bnet_transformer.errors import BNetError, number, one_of, seed_of, unknown, whole
 from bnet_transformer.network import Network
 from bnet_transformer.training.data import Example, padded
 from bnet_transformer.training.decoding import Prompts, by_beams, greedy, one_by_one, sampler, speaker_of
@@ -96,8 +96,7 @@ def generate(
     one_of("cached", cached, (True, False))
     options = {"beams": beams, "penalty": penalty, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     _check_options(method, options)
-    if whole("seed", seed, least=0) >= 2**63:
-        raise BNetError("seed", expected="a whole number below 2^63", got=seed)
+    seed_of(seed)
     task = task_of(network, generates=True)
     _, stack = told_by(task)
     x, mask, prompts = _read(task, stack, prompt, whole("length", length), start, stop)

@@ -13,7 +13,7 @@ from torch import Tensor
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.module import output_of
 from bnet_transformer.compiler.seeing import seen
-from bnet_transformer.errors import BNetError, one_of, unknown, whole
+from bnet_transformer.errors import BNetError, one_of, seed_of, unknown, whole
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm import Given
 from bnet_transformer.training.task import Task, above, later, task_of
@@ -52,8 +52,7 @@ def iterate(
     """
     for what, value in (("sample", sample), ("compile", compile)):
         one_of(what, value, (True, False))
-    if whole("seed", seed, least=0) >= 2**63:
-        raise BNetError("seed", expected="a whole number below 2^63", got=seed)
+    seed_of(seed)
     if seed and not sample:
         raise BNetError("seed", expected="0: without sample=True nothing is drawn", got=seed)
     if module is not None and (not isinstance(module, Module) or module.network is not network or module.training):

@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.errors import BNetError, BudgetError, number, one_of, whole
+from bnet_transformer.errors import BNetError, BudgetError, number, one_of, seed_of, whole
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.heads.annealing import settings
 from bnet_transformer.inference.heads.likelihood import Around, likelihood_for
@@ -72,8 +72,7 @@ def inclusion(
     whole("draws", draws)
     whole("rounds", rounds, least=3)
     whole("memory", memory)
-    if whole("seed", seed, least=0) >= 2**63:
-        raise BNetError("seed", expected="a whole number below 2^63", got=seed)
+    seed_of(seed)
     runs = runs_of(_network(net), sentences, output, role, seen=sigma is None and output is None)
     if method == "exact":
         _check_budget(runs, whole("budget", budget))
