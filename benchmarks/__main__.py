@@ -1,8 +1,9 @@
-"""`python -m benchmarks [row or page ...] [--json FILE] [--markdown FILE]`: measures rows, prints a table."""
+"""`python -m benchmarks [row or page ...] [--runs N] [--json FILE] [--markdown FILE]`: measures rows, prints tables."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from benchmarks import (
     asking,
     compiled,
     fits,
+    growth,
     harness,
     heads,
     imports,
@@ -24,15 +26,24 @@ from benchmarks import (
     sweeps,
     vanilla,
 )
-from benchmarks.harness import Row
+from benchmarks.harness import MOST_RUNS, Row
 from bnet_transformer.errors import unknown
+
+GRAPHS = "networkx objects and names, no tensor work"
+IMPORTS = "what a process reads and runs to import"
+SEARCH = "a search in a graph of integers"
+MEMORY = "memory is told, not time"
+FOUND = "what is found is told, not how fast"
+STRINGS = "string work and gzip"
+BROWSER = "a browser draws"
+SLOPES = "growth is told, not how fast"
 
 ROWS = (
     Row("arrows-128", "structure", structure.arrows_of_128_words),
     Row("arrows-512", "structure", structure.arrows_of_512_words),
-    Row("networkx-128", "structure", structure.networkx_of_128_words),
-    Row("import-over-torch", "structure", imports.import_over_torch),
-    Row("import-alone", "structure", imports.import_alone),
+    Row("networkx-128", "structure", structure.networkx_of_128_words, GRAPHS),
+    Row("import-over-torch", "structure", imports.import_over_torch, IMPORTS),
+    Row("import-alone", "structure", imports.import_alone, IMPORTS),
     Row("encoder-forward", "compiled", compiled.encoder_forward),
     Row("encoder-training", "compiled", compiled.encoder_training),
     Row("mixture-step", "compiled", mixtures.mixture_step),
@@ -42,19 +53,17 @@ ROWS = (
     Row("mixture-step-32", "fit", mixtures.mixture_step_of_32),
     Row("codebook-step-32", "fit", mixtures.codebook_step_of_32),
     Row("restarts", "fit", fits.restarts_at_once),
-    Row("growth", "fit", fits.growth_of_a_step),
-    Row("separations-512", "asking", asking.separations_of_512_words),
+    Row("separations-512", "asking", asking.separations_of_512_words, SEARCH),
     Row("posteriors-1000", "asking", asking.posteriors_of_1000_sentences),
     Row("sweep-slice-word", "sweeps", sweeps.sweep_of_slices_and_words),
     Row("sweep-slice-word-small", "sweeps", sweeps.sweep_of_slices_and_words_small),
     Row("sweep-slice-head", "sweeps", sweeps.sweep_of_slices_and_heads),
     Row("trace", "sweeps", sweeps.trace_of_all_nodes),
-    Row("sweep-growth", "sweeps", sweeps.growth_of_a_sweep),
-    Row("sweep-memory", "sweeps", sweeps.memory_of_a_sweep),
-    Row("induction-by-hand", "circuits", induction.planted_by_hand),
-    Row("induction-trained", "circuits", induction.planted_by_training),
+    Row("sweep-memory", "sweeps", sweeps.memory_of_a_sweep, MEMORY),
+    Row("induction-by-hand", "circuits", induction.planted_by_hand, FOUND),
+    Row("induction-trained", "circuits", induction.planted_by_training, FOUND),
     Row("gated-runs", "heads", heads.gated_runs),
-    Row("inclusion-memory", "heads", heads.memory_of_inclusion),
+    Row("inclusion-memory", "heads", heads.memory_of_inclusion, MEMORY),
     Row("inclusion-growth", "heads", heads.growth_with_heads),
     Row("training-step", "vanilla", vanilla.training_step),
     Row("decoding", "vanilla", vanilla.decoding),
@@ -73,8 +82,13 @@ ROWS = (
     Row("rnn-forward", "recurrent", recurrent.rnn_forward),
     Row("lstm-forward", "recurrent", recurrent.lstm_forward),
     Row("lstm-training", "recurrent", recurrent.lstm_training),
-    Row("pages-written", "page", page.written_pages),
-    Row("page-in-chromium", "page", page.page_in_chromium),
+    Row("pages-written", "page", page.written_pages, STRINGS),
+    Row("page-in-chromium", "page", page.page_in_chromium, BROWSER),
+    Row("growth-forward", "growth", growth.of_the_forward_pass, SLOPES),
+    Row("growth-training", "growth", growth.of_a_training_step, SLOPES),
+    Row("growth-elimination", "growth", growth.of_elimination, SLOPES),
+    Row("growth-ground", "growth", growth.of_the_ground_graph, SLOPES),
+    Row("growth-sweep", "growth", growth.of_a_sweep, SLOPES),
 )
 
 
@@ -84,17 +98,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     known = [*pages, *(row.name for row in ROWS)]
     parser.add_argument("rows", nargs="*", metavar="row", help=f"a row or a page of rows: {', '.join(known)}")
+    parser.add_argument("--runs", type=int, metavar="N", help="at most N runs of each call: a quick look")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the figures as a page of the docs")
     asked = parser.parse_args(arguments)
     for name in asked.rows:
         if name not in known:
             parser.error(str(unknown("row", name, known)))
+    if asked.runs is not None and asked.runs < 1:
+        parser.error(f"--runs: expected at least 1; got {asked.runs}")
+    if asked.runs is not None:
+        os.environ[MOST_RUNS] = str(asked.runs)
     chosen = [row for row in ROWS if not asked.rows or {row.name, row.page} & set(asked.rows)]
     found = {}
     for row in chosen:
         print(f"measuring {row.name} ...", file=sys.stderr, flush=True)
-        found[row] = row.measure()
+        found[row] = row.figures()
     where = harness.conditions()
     print(harness.to_text(found, where))
     command = "python -m benchmarks " + " ".join(map(shlex.quote, sys.argv[1:] if arguments is None else arguments))

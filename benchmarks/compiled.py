@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import bnet_transformer as bt
-from benchmarks.harness import Figure, figure, interleaved, of_the_limit, ratios
+from benchmarks.harness import Figure, figure, interleaved, ratios
+from benchmarks.limits import of_the_limit
 from bnet_transformer.tpm import Add, Affine, Attention, Concat, Dot, FeedForward, Given, Norm, Weight
 
 DIM, HEADS, SLICES, BATCH, WORDS = 384, 12, 6, 8, 128
@@ -46,35 +48,37 @@ def _pair() -> tuple[nn.Module, nn.Module, Tensor]:
     torch.manual_seed(0)
     slice_ = nn.TransformerEncoderLayer(DIM, HEADS, 4 * DIM, dropout=0.0, batch_first=True)
     theirs = nn.TransformerEncoder(slice_, SLICES, enable_nested_tensor=False).train()
-    return _of(theirs).module().train(), theirs, torch.randn(BATCH, WORDS, DIM)
+    return net_of(theirs).module().train(), theirs, torch.randn(BATCH, WORDS, DIM)
 
 
-def _of(encoder: nn.TransformerEncoder) -> bt.BNet:
+def net_of(encoder: nn.TransformerEncoder) -> bt.BNet:
     """The bnet of a torch encoder, with its weights."""
-    width = DIM // HEADS
-    maps = [bt.Node(f"W_{r}", Weight((width, DIM)), plates=["head"]) for r in "qkv"]
+    first: Any = encoder.layers[0]
+    dim, heads, hidden = first.self_attn.embed_dim, first.self_attn.num_heads, first.linear1.out_features
+    width = dim // heads
+    maps = [bt.Node(f"W_{r}", Weight((width, dim)), plates=["head"]) for r in "qkv"]
     maps += [bt.Node(r, Affine(), [f"W_{r}", "x"], EACH) for r in "qkv"]
     steps = [
         bt.Node("a", Attention(Dot(None)), ["q", bt.Arrow("k", "every"), bt.Arrow("v", "every")], EACH),
-        bt.Node("W_o", Weight((DIM, width)), plates=["head"]),
+        bt.Node("W_o", Weight((dim, width)), plates=["head"]),
         bt.Node("mix", Concat(bias=True), ["W_o", "a"], WORD),
         bt.Node("add1", Add(), ["x", "mix"], WORD),
         bt.Node("norm1", Norm(), ["add1"], WORD),
-        bt.Node("ffn", FeedForward(4 * DIM), ["norm1"], WORD),
+        bt.Node("ffn", FeedForward(hidden), ["norm1"], WORD),
         bt.Node("add2", Add(), ["norm1", "ffn"], WORD),
         bt.Node("x", Norm(), ["add2"], WORD),
     ]
-    stack = bt.Stack([*maps, *steps], [bt.Node("x", Given(DIM), plates=WORD)], slices=SLICES)
-    net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", HEADS)], name="encoder"))
+    stack = bt.Stack([*maps, *steps], [bt.Node("x", Given(dim), plates=WORD)], slices=len(encoder.layers))
+    net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", heads)], name="encoder"))
     found: dict[str, Tensor] = {}
     for t, layer in enumerate(encoder.layers):
         weights = {name: value.detach() for name, value in layer.named_parameters()}
-        qkv = weights["self_attn.in_proj_weight"].reshape(3, HEADS, width, DIM)
-        biases = weights["self_attn.in_proj_bias"].reshape(3, HEADS, width)
+        qkv = weights["self_attn.in_proj_weight"].reshape(3, heads, width, dim)
+        biases = weights["self_attn.in_proj_bias"].reshape(3, heads, width)
         for k, r in enumerate("qkv"):
             found |= {f"W_{r}_{t}.value": qkv[k], f"{r}_{t}.bias": biases[k]}
         found |= {
-            f"W_o_{t}.value": weights["self_attn.out_proj.weight"].reshape(DIM, HEADS, width).transpose(0, 1),
+            f"W_o_{t}.value": weights["self_attn.out_proj.weight"].reshape(dim, heads, width).transpose(0, 1),
             f"mix_{t}.bias": weights["self_attn.out_proj.bias"],
             f"norm1_{t}.gain": weights["norm1.weight"],
             f"norm1_{t}.bias": weights["norm1.bias"],

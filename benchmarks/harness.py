@@ -1,16 +1,19 @@
-"""What every row needs: interleaved timings, ratios with their spread, peak memory, the machine, the tables.
+"""What every row needs: interleaved timings, ratios with their spread, slopes, the machine, the tables.
 
 A row is a function that returns figures. A figure is the median of its runs; its spread is their least and
 greatest. What is compared runs side by side in one process (or in processes that alternate), so that both
-meet the same machine.
+meet the same machine. How far a job is from what the machine could do is in `limits.py`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import datetime
 import gc
 import importlib.metadata
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -27,6 +30,9 @@ from typing import ParamSpec, TypeVar
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("torch", "numpy", "networkx")
+MOST_RUNS = "BNET_BENCHMARK_RUNS"  # of the environment, so that fresh processes know it: at most so many runs of a call
+STATUS = Path("/proc/self/status")
+LIMIT = "time over the limit"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,7 +40,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured number: the median of its runs, their least and greatest, and a target (at most) or none."""
+    """One measured number: the median of its runs, their least and greatest, and a target (at most) or none.
+
+    A slope has its standard error in place of them.
+    """
 
     what: str
     value: float
@@ -43,6 +52,7 @@ class Figure:
     high: float
     runs: int
     target: float | None = None
+    error: float | None = None
 
     @property
     def verdict(self) -> str:
@@ -54,11 +64,22 @@ class Figure:
 
 @dataclass(frozen=True)
 class Row:
-    """A named benchmark and the function that measures it; `page` is the page of the docs where it stands."""
+    """A named benchmark and the function that measures it; `page` is the page of the docs where it stands.
+
+    `unlimited` says why its job has no limit in FLOPs and bytes; every other row tells how far it is from it.
+    """
 
     name: str
     page: str
     measure: Callable[[], list[Figure]]
+    unlimited: str = ""
+
+    def figures(self) -> list[Figure]:
+        """What was measured; how far from the limit is among it, unless the row says why not."""
+        found = self.measure()
+        told = any(each.what.endswith(LIMIT) for each in found)
+        assert not found or told != bool(self.unlimited), f"{self.name}: a limit, or the reason why there is none"
+        return found
 
     @property
     def title(self) -> str:
@@ -80,8 +101,9 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Seconds of each call, `runs` times in turn, the order reversed every other time; `warm` runs do not count.
 
-    What a call returns is dropped, and the garbage collected, outside the timed span.
+    What a call returns is dropped, and the garbage collected, outside the timed span. `--runs` makes them fewer.
     """
+    runs = runs_of(runs)
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for run in range(-warm, runs):
         for name in list(calls) if run % 2 == 0 else list(calls)[::-1]:
@@ -105,28 +127,46 @@ def differences(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     return [mine - other for mine, other in zip(ours, theirs, strict=True)]
 
 
-def of_the_limit(job: Callable[[], object], seconds: Sequence[float]) -> list[Figure]:
-    """How far a job is from the machine's limit: the FLOPs of its matrix products over what the machine itself does in
-    large ones (2,048 x 2,048, float32, the same threads), measured now."""
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
+def slope(sizes: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+    """The slope of log value over log size by least squares, and its standard error.
 
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        job()
-    a = torch.randn(2048, 2048)
-    rate = 2 * 2048**3 / min(interleaved({"": lambda: a @ a}, runs=7)[""])
-    done = counter.get_total_flops()
-    return [
-        figure("matrix products", done / 1e9, "GFLOP"),
-        figure("this machine's rate", rate / 1e9, "GFLOP/s"),
-        figure("share of that rate", [done / spent / rate for spent in seconds], ""),
-    ]
+    >>> told, error = slope([8, 16, 32], [3, 12, 48])
+    >>> round(told, 6), round(error, 6)
+    (2.0, 0.0)
+    """
+    x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
+    mean_x, mean_y, n = sum(x) / len(x), sum(y) / len(y), len(x)
+    spread = sum((a - mean_x) ** 2 for a in x)
+    found = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
+    rest = sum((b - mean_y - found * (a - mean_x)) ** 2 for a, b in zip(x, y, strict=True))
+    return found, math.sqrt(rest / (n - 2) / spread) if n > 2 else math.nan
+
+
+def growth(what: str, sizes: Sequence[float], values: Sequence[float], target: float | None = None) -> Figure:
+    """The slope of values over sizes as a figure, with its standard error."""
+    found, error = slope(sizes, values)
+    return Figure(what, found, "", found, found, len(sizes), target, error)
+
+
+def runs_of(count: int) -> int:
+    """So many runs, or fewer where `--runs` asks for fewer."""
+    return min(count, int(os.environ.get(MOST_RUNS, count)))
 
 
 def python(code: str) -> Callable[[], object]:
     """A call that runs `python -c code` as a process of its own, and fails if it fails."""
     return lambda: subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def peak_of_python(code: str) -> float:
+    """The peak memory, in MB, of a process that runs this code."""
+    told = "from pathlib import Path; print(Path('/proc/self/status').read_text())"
+    if not STATUS.exists():
+        return math.nan
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{told}"], check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    return _status("VmHWM", done.stdout)
 
 
 def processes_clock() -> float:
@@ -148,17 +188,51 @@ def peak_memory() -> float:
     From `VmHWM` of /proc/self/status where there is one (`ru_maxrss` counts on Linux what the process that
     forked this one held), else from `getrusage`.
     """
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024 / 1e6
+    if STATUS.exists():
+        return _status("VmHWM")
     scale = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 1e6
+
+
+def peak_of(job: Callable[[], object]) -> float:
+    """MB that a run of a job holds at most, beyond what the process held before it.
+
+    What is free is given back to the system first, and the peak counted anew. Where the system cannot (no
+    /proc/self/clear_refs) it is NaN.
+    """
+    if not peak_anew():
+        return math.nan
+    before = _status("VmRSS")
+    kept = job()
+    peak = _status("VmHWM")
+    del kept
+    return max(0.0, peak - before)
+
+
+def peak_anew() -> bool:
+    """Give free memory back, and have `peak_memory` count from here on; False where the system cannot."""
+    anew = Path("/proc/self/clear_refs")
+    if not anew.exists():
+        return False
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    anew.write_text("5")
+    return True
+
+
+def _status(what: str, told: str | None = None) -> float:
+    """A line of /proc/self/status, in MB of 10**6 bytes."""
+    lines = (STATUS.read_text() if told is None else told).splitlines()
+    line = next(line for line in lines if line.startswith(what))
+    return int(line.split()[1]) * 1024 / 1e6
 
 
 def conditions() -> dict[str, str]:
     """When and on what this was measured."""
     import torch
+
+    from benchmarks.limits import machines
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
@@ -166,7 +240,8 @@ def conditions() -> dict[str, str]:
         "date": datetime.date.today().isoformat(),
         "machine": f"{_processor()}, {cores} cores, {platform.system()}",
         "software": f"Python {platform.python_version()}, {versions}",
-        "torch threads": str(torch.get_num_threads()),
+        "torch threads": f"{torch.get_num_threads()}, where a row does not say otherwise",
+        "limits": "; ".join(map(str, machines())) or "none asked",
         "load": ", ".join(f"{load:.1f}" for load in os.getloadavg()) + " (1, 5, 15 minutes, at the end)",
     }
 
@@ -182,9 +257,13 @@ def to_markdown(title: str, command: str, found: Mapping[Row, Sequence[Figure]],
     """A page of the docs, which says by which command it was written."""
     lines = [f"# {title}", "", f"Written by `{command}`; not edited by hand.", ""]
     lines += [f"- {what}: {value}" for what, value in where.items()]
-    lines += ["- figures: the median of the runs, then the least and the greatest; MB are 10^6 bytes"]
+    lines += [
+        "- figures: the median of the runs, then the least and the greatest; MB are 10^6 bytes; "
+        "[what limit, bytes and slope mean](index.md)"
+    ]
     for row, figures in found.items():
         lines += ["", f"## {row.name}", "", row.title, ""]
+        lines += [f"No limit: {row.unlimited}.", ""] if row.unlimited else []
         lines += ["| what | median | least to greatest | runs | target | |", "|---|---|---|---|---|---|"]
         lines += ["| " + " | ".join(cells(each)) + " |" for each in figures]
     return "\n".join(lines) + "\n"
@@ -197,7 +276,7 @@ def to_text(found: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]) -> 
         table = [("", "median", "least to greatest", "runs", "target", ""), *map(cells, figures)]
         widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
         padded = ("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table)
-        lines += ["", row.name, *padded]
+        lines += ["", row.name, *([f"no limit: {row.unlimited}"] if row.unlimited else []), *padded]
     return "\n".join(lines)
 
 
@@ -206,6 +285,7 @@ def to_json(found: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]) -> 
     rows = {
         row.name: {
             "title": row.title,
+            "unlimited": row.unlimited or None,
             "figures": [{**asdict(each), "verdict": each.verdict} for each in figures],
         }
         for row, figures in found.items()
@@ -216,6 +296,7 @@ def to_json(found: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]) -> 
 def cells(each: Figure) -> tuple[str, str, str, str, str, str]:
     """A figure as the cells of a table."""
     spread = "" if each.runs == 1 else f"{_said(each.low)} to {_said(each.high)}"
+    spread = spread if each.error is None else f"± {_said(each.error)}"
     target = "" if each.target is None else f"at most {_said(each.target)} {each.unit}".rstrip()
     return (
         each.what,
@@ -228,6 +309,6 @@ def cells(each: Figure) -> tuple[str, str, str, str, str, str]:
 
 
 def _said(value: float) -> str:
-    if float(value).is_integer():
+    if math.isfinite(value) and float(value).is_integer():
         return f"{int(value):,}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import ROOT, Figure, figure, fresh, interleaved, peak_memory, ratios
+from benchmarks.limits import of_the_limit
 
 SENTENCES, SETTINGS, RUNS = 8, 32, 3
 MOST = 12
@@ -38,7 +39,7 @@ def gated_runs() -> list[Figure]:
     rows = [figure(f"{what}: runs of a sentence", [count / s for s in spent[key]], "/s") for key, what in told.items()]
     rows.append(figure("time, ours over transformers", ratios(spent["ours"], spent["alone"]), "", 1 / 4))
     rows.append(figure("time, ours over transformers, batched", ratios(spent["ours"], spent["together"]), ""))
-    return rows
+    return [*rows, *of_the_limit(ours, spent["ours"])]
 
 
 def memory_of_inclusion() -> list[Figure]:
@@ -62,6 +63,7 @@ def growth_with_heads() -> list[Figure]:
         spent = interleaved({"runs": runs, "whole": whole}, runs=RUNS, warm=0)
         rows.append(figure(f"{heads} heads: runs of the net", spent["runs"], "s"))
         rows.append(figure(f"{heads} heads: all", spent["whole"], "s"))
+        rows += of_the_limit(runs, spent["runs"], name=f"{heads} heads: runs of the net")
     return rows
 
 

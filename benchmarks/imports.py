@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.harness import Figure, differences, figure, interleaved, processes_clock, python
+from benchmarks.harness import Figure, differences, figure, interleaved, peak_of_python, processes_clock, python
 
 TORCH = "import torch"
 BOTH = "import torch, bnet_transformer; bnet_transformer.BNet"
@@ -20,6 +20,8 @@ def import_over_torch() -> list[Figure]:
         figure("torch and BNet", spent["both"], "s"),
         figure("more than torch", differences(spent["both"], spent["torch"]), "s", target=0.2),
         figure("more than torch, processor time", differences(work["both"], work["torch"]), "s"),
+        figure("peak memory of torch", peak_of_python(TORCH), "MB"),
+        figure("peak memory of torch and BNet", peak_of_python(BOTH), "MB"),
     ]
 
 
@@ -30,4 +32,5 @@ def import_alone() -> list[Figure]:
     return [
         figure("python alone", spent["nothing"], "s"),
         figure("import bnet_transformer", spent["alone"], "s", target=0.3),
+        figure("peak memory", peak_of_python(ALONE), "MB"),
     ]

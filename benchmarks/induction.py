@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import bnet_transformer as bt
-from benchmarks.harness import Figure, figure
+from benchmarks.harness import Figure, figure, peak_of
 from bnet_transformer.inference.circuits import Circuit
 from bnet_transformer.tpm import Add, Attention, Categorical, Concat, Dot, Embed, Given, Linear, Positions, Weight
 
@@ -241,4 +241,5 @@ def planted_by_training() -> list[Figure]:
 
 
 def _figures(net: bt.BNet) -> list[Figure]:
-    return [figure(what, values, "") for what, values in areas(net).items()]
+    found = [figure(what, values, "") for what, values in areas(net).items()]
+    return [*found, figure("peak memory of a search", peak_of(lambda: searched(net, Prompts.of(2, 8))), "MB")]

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Figure, figure, fresh, ratios
+from benchmarks.harness import Figure, figure, fresh, peak_of, ratios, runs_of
 
 SLICES, HEADS, PANNED = 12, 12, 128
 LENGTHS = {32: (None, None), 128: (5.0, 1.5), 256: (16.0, None)}  # words: targets of the page, MB and seconds
@@ -34,12 +34,13 @@ def written_pages() -> list[Figure]:
         print("BertViz is not installed (make peers): ours is measured alone", file=sys.stderr)
     rows = []
     for words, targets in LENGTHS.items():
-        runs: dict[str, list[tuple[float, float]]] = {who: [] for who in ("whole", "ours", *theirs)}
-        for _ in range(3 if words < 256 else 2):
+        runs: dict[str, list[tuple[float, float, float]]] = {who: [] for who in ("whole", "ours", *theirs)}
+        for _ in range(runs_of(3 if words < 256 else 2)):
             for who, found in runs.items():
                 found.append(fresh(_write, who, words))
         seconds = {who: [run[0] for run in found] for who, found in runs.items()}
         size = {who: [run[1] for run in found] for who, found in runs.items()}
+        peak = {who: [run[2] for run in found] for who, found in runs.items()}
         rows += [
             figure(f"{words} words: ours", size["ours"], "MB", target=targets[0]),
             figure(f"{words} words: bytes of its reads before gzip", SLICES * HEADS * words**2 / 1e6, "MB"),
@@ -51,6 +52,8 @@ def written_pages() -> list[Figure]:
             figure(f"{words} words: ours, written", seconds["ours"], "s", target=targets[1]),
             figure(f"{words} words: ours, from the sentence", seconds["whole"], "s"),
             *(figure(f"{words} words: {view}, written", seconds[view], "s") for view in theirs),
+            figure(f"{words} words: ours, peak memory of it", peak["ours"], "MB"),
+            *(figure(f"{words} words: {view}, peak memory of it", peak[view], "MB") for view in theirs),
         ]
     return rows
 
@@ -69,8 +72,9 @@ def page_in_chromium() -> list[Figure]:
         rows = []
         for words, file in files.items():
             _sentence(words).explore(file)
-            paints = [_first_paint(browser, file) for _ in range(7)]
-            rows.append(figure(f"{words} words: first contentful paint", paints, "ms"))
+            paints = [_first_paint(browser, file) for _ in range(runs_of(7))]
+            rows.append(figure(f"{words} words: first contentful paint", [paint for paint, _ in paints], "ms"))
+            rows.append(figure(f"{words} words: memory of the script", [held for _, held in paints], "MB"))
         for what, all_reads in (("as it opens", False), ("all strong reads drawn", True)):
             rows += _panned(browser, files[PANNED], what, all_reads)
     return rows
@@ -101,40 +105,43 @@ def _sentence(words: int) -> Any:
     return net.replace(sharp).sentence(vocabulary[:words])
 
 
-def _write(who: str, words: int) -> tuple[float, float]:
-    """Seconds that the page took to write, and its MB."""
+def _write(who: str, words: int) -> tuple[float, float, float]:
+    """Seconds that the page took to write, its MB, and the MB that were held at most meanwhile."""
     s = _sentence(words)
     if who == "whole":
         s.net.module()
     else:
         attentions = [s.attention(t) for t in range(SLICES)]
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "page.html")
-        if who in ("ours", "whole"):
-            start = time.perf_counter()
-            s.explore(file)
-        else:
+        file, seconds = Path(folder, "page.html"), []
+        if who not in ("ours", "whole"):
             import bertviz
 
-            given = [each.detach()[None].float() for each in attentions]
-            view = getattr(bertviz, who)
+            view, given = getattr(bertviz, who), [each.detach()[None].float() for each in attentions]
+
+        def write() -> None:
             start = time.perf_counter()
-            made = view(given, list(s.words), html_action="return")
-            file.write_text(made.data, encoding="utf-8")
-        return time.perf_counter() - start, file.stat().st_size / 1e6
+            if who in ("ours", "whole"):
+                s.explore(file)
+            else:
+                file.write_text(view(given, list(s.words), html_action="return").data, encoding="utf-8")
+            seconds.append(time.perf_counter() - start)
+
+        peak = peak_of(write)
+        return seconds[0], file.stat().st_size / 1e6, peak
 
 
-def _first_paint(browser: Any, file: Path) -> float:
-    """Milliseconds from the start of a navigation to the first contentful paint."""
+def _first_paint(browser: Any, file: Path) -> tuple[float, float]:
+    """Milliseconds from the start of a navigation to the first contentful paint; MB of the script's heap then."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
     page.goto(file.as_uri())
     page.wait_for_selector(".node", state="attached")
     painted = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
     page.wait_for_function(painted)
-    found = page.evaluate(painted)
+    found, held = page.evaluate(painted), page.evaluate("() => performance.memory.usedJSHeapSize / 1e6")
     context.close()
-    return float(found)
+    return float(found), float(held)
 
 
 def _panned(browser: Any, file: Path, what: str, all_reads: bool) -> list[Figure]:

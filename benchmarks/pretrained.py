@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 import bnet_transformer as bt
-from benchmarks.harness import Figure, figure, fresh, interleaved, peak_memory, ratios
+from benchmarks.harness import Figure, figure, fresh, interleaved, peak_memory, ratios, runs_of
+from benchmarks.limits import Work, limit_of, of_the_limit
 from bnet_transformer.pretrained.source import package_folder
 
 SENTENCES = (Path(__file__).parent.parent / "tests" / "sentences.txt").read_text(encoding="utf-8").splitlines()
@@ -46,7 +47,7 @@ def minilm_attentions() -> list[Figure]:
 def minilm_load() -> list[Figure]:
     """From the start of loading to the first sentence's last state, and the peak of resident memory, each in a fresh
     process that has imported its library; the file is in the disk cache."""
-    return _loads(_load)
+    return _loads(_load, package_folder("minilm"))
 
 
 def llama_forward() -> list[Figure]:
@@ -73,7 +74,7 @@ def llama_load() -> list[Figure]:
     process that has imported its library; the file is in the disk cache."""
     with tempfile.TemporaryDirectory() as folder:
         _llama("sdpa").save_pretrained(folder)
-        return _loads(_load_llama, folder)
+        return _loads(_load_llama, Path(folder))
 
 
 def t5_forward() -> list[Figure]:
@@ -100,17 +101,18 @@ def t5_load() -> list[Figure]:
     process that has imported its library; the file is in the disk cache."""
     with tempfile.TemporaryDirectory() as folder:
         _t5("sdpa").save_pretrained(folder)
-        return _loads(_load_t5, folder)
+        return _loads(_load_t5, Path(folder))
 
 
-def _loads(load: Callable[..., tuple[float, float]], *options: str) -> list[Figure]:
-    """Seconds and peak memory of loads, ours and theirs in turn."""
+def _loads(load: Callable[[str, Path], tuple[float, float]], folder: Path) -> list[Figure]:
+    """Seconds and peak memory of loads, ours and theirs in turn. The limit is that of a copy of the file."""
     found: dict[str, list[tuple[float, float]]] = {"ours": [], "theirs": []}
-    for _ in range(9):
+    for _ in range(runs_of(9)):
         for who, runs in found.items():
-            runs.append(fresh(load, who, *options))
+            runs.append(fresh(load, who, folder))
     seconds = {name: [run[0] for run in runs] for name, runs in found.items()}
     memory = {name: [run[1] for run in runs] for name, runs in found.items()}
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     return [
         figure("ours", seconds["ours"], "s"),
         figure("transformers' from_pretrained", seconds["theirs"], "s"),
@@ -118,6 +120,7 @@ def _loads(load: Callable[..., tuple[float, float]], *options: str) -> list[Figu
         figure("ours, peak memory", memory["ours"], "MB"),
         figure("transformers, peak memory", memory["theirs"], "MB"),
         figure("ratio of peaks", ratios(memory["ours"], memory["theirs"]), "", target=1.1),
+        *limit_of(Work(0, 2 * size), seconds["ours"]),
     ]
 
 
@@ -154,7 +157,7 @@ def _llama_pair(attention: str, *, padded: bool = False) -> tuple[Callable[[], o
     return theirs, ours
 
 
-def _load_llama(who: str, folder: str) -> tuple[float, float]:
+def _load_llama(who: str, folder: Path) -> tuple[float, float]:
     torch.set_num_threads(1)
     ids = torch.tensor([[101, 1996, 937, 2938, 102]])
     if who == "ours":
@@ -209,7 +212,7 @@ def _t5_pair(attention: str, *, padded: bool = False) -> tuple[Callable[[], obje
     return theirs, ours
 
 
-def _load_t5(who: str, folder: str) -> tuple[float, float]:
+def _load_t5(who: str, folder: Path) -> tuple[float, float]:
     torch.set_num_threads(1)
     ids = {"enc": torch.tensor([[101, 1996, 937, 2938, 102]]), "dec": torch.tensor([[0, 7]])}
     if who == "ours":
@@ -231,9 +234,8 @@ def _load_t5(who: str, folder: str) -> tuple[float, float]:
     return time.perf_counter() - start, peak_memory()
 
 
-def _load(who: str) -> tuple[float, float]:
+def _load(who: str, folder: Path) -> tuple[float, float]:
     torch.set_num_threads(1)
-    folder = package_folder("minilm")
     ids = torch.tensor([[101, 1996, 4937, 2938, 102]])
     if who == "ours":
         import networkx
@@ -296,4 +298,5 @@ def _told(name: str, theirs: Callable[[], object], ours: Callable[[], object], t
         figure("compiled net", spent["ours"], "s"),
         figure(name, spent["theirs"], "s"),
         figure("ratio", ratios(spent["ours"], spent["theirs"]), "", target=target),
+        *of_the_limit(ours, spent["ours"]),
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch.nn import functional
 
 import bnet_transformer as bt
 from benchmarks.harness import Figure, figure, interleaved, ratios
+from benchmarks.limits import of_the_limit
 
 BATCH, WORDS, WIDTH, RUNS = 64, 128, 64, 15
 CELLS: dict[str, type[nn.RNN] | type[nn.LSTM]] = {"rnn": nn.RNN, "lstm": nn.LSTM}
@@ -29,22 +30,23 @@ def lstm_forward() -> list[Figure]:
 def lstm_training() -> list[Figure]:
     """Forward and backward pass of the LSTM, for the gradients of all its weights."""
     calls = {name: _with_gradients(call) for name, call in _calls("lstm").items()}
-    return _figures("lstm", interleaved(calls, RUNS, warm=2))
+    return _figures("lstm", calls)
 
 
 def _forward(cell: str) -> list[Figure]:
     with torch.inference_mode():
-        return _figures(cell, interleaved(_calls(cell), RUNS, warm=2))
+        return _figures(cell, _calls(cell))
 
 
-def _figures(cell: str, spent: dict[str, list[float]]) -> list[Figure]:
-    ours, fused, loop = spent.values()
+def _figures(cell: str, calls: Mapping[str, Callable[[], object]]) -> list[Figure]:
+    ours, fused, loop = interleaved(calls, RUNS, warm=2).values()
     return [
         figure("net.module()", ours, "s"),
         figure(f"torch.nn.{cell.upper()}", fused, "s"),
         figure("a loop in Python", loop, "s"),
         figure(f"ratio to torch.nn.{cell.upper()}", ratios(ours, fused), "", target=3.0),
         figure("ratio to the loop", ratios(ours, loop), ""),
+        *of_the_limit(calls["ours"], ours),
     ]
 
 

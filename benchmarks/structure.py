@@ -5,40 +5,40 @@ from __future__ import annotations
 import gc
 import sys
 import time
-import tracemalloc
 from typing import Any
 
-from benchmarks.harness import Figure, figure, fresh, interleaved, peak_memory, ratios
+from benchmarks.harness import Figure, figure, fresh, interleaved, peak_memory, peak_of, ratios
+from benchmarks.limits import Work, limit_of
 from bnet_transformer.graph import FoldedGraph, Ground, Selection
 
 
 def arrows_of_128_words() -> list[Figure]:
-    """The arrow arrays of 128 words, 6 slices, 12 heads (concat): all of them made and kept. Memory by
-    tracemalloc, in a run of its own."""
+    """The arrow arrays of 128 words, 6 slices, 12 heads (concat): all of them made and kept. The limit is that of
+    writing the arrays."""
     folded = _net(slices=6).network.graph
     ground = Ground(folded, {"": 128})
     spent = interleaved({"arrays": lambda: list(Ground(folded, {"": 128}).arrows())}, runs=15)
-    tracemalloc.start()
-    kept = list(ground.arrows())
-    peak = tracemalloc.get_traced_memory()[1] / 1e6
-    tracemalloc.stop()
+    peak, kept = peak_of(lambda: list(ground.arrows())), list(ground.arrows())
     assert sum(len(sources) for _, sources, _ in kept) == ground.count_arrows()
     return [
         figure("nodes", len(ground), ""),
         figure("arrows", ground.count_arrows(), ""),
         figure("time for all arrays", spent["arrays"], "s", target=1.0),
         figure("peak memory of the arrays", peak, "MB"),
+        *limit_of(Work(0, _bytes(kept)), spent["arrays"]),
     ]
 
 
 def arrows_of_512_words() -> list[Figure]:
     """512 words, 12 slices, 12 heads (concat): counted; one slice, head and ten words sliced out; then all arrays
     at once. In a fresh process that has the folded graph and no torch; memory is its peak resident memory (VmHWM),
-    first before the ground graph is made, each later one the peak up to there."""
-    return fresh(_large, _net(slices=12).network.graph)
+    first before the ground graph is made, each later one the peak up to there. The limit is that of writing the
+    arrays that are kept at once."""
+    rows, written, seconds = fresh(_large, _net(slices=12).network.graph)
+    return [*rows, *limit_of(Work(0, written), [seconds])]
 
 
-def _large(folded: FoldedGraph) -> list[Figure]:
+def _large(folded: FoldedGraph) -> tuple[list[Figure], int, float]:
     assert "torch" not in sys.modules
     before = peak_memory()
     selection = Selection(slices=[5], plates={"head": [7]}, words={"": range(100, 110)})
@@ -58,7 +58,7 @@ def _large(folded: FoldedGraph) -> list[Figure]:
     assert sum(len(sources) for _, sources, _ in kept) == streamed
     nodes, arrows = _counts(ground)
     few = sum(len(sources) for _, sources, _ in ground.arrows(selection))
-    return [
+    rows = [
         figure("nodes", nodes, ""),
         figure("arrows", arrows, ""),
         figure("arrows of the slice, head and words", few, ""),
@@ -71,6 +71,12 @@ def _large(folded: FoldedGraph) -> list[Figure]:
         figure("peak memory after all arrays one after another", stream, "MB"),
         figure("peak memory with all arrays at once", whole, "MB"),
     ]
+    return rows, _bytes(kept), at_once
+
+
+def _bytes(arrows: list[Any]) -> int:
+    """Of the arrays of sources and targets."""
+    return sum(sources.nbytes + targets.nbytes for _, sources, targets in arrows)
 
 
 def _counts(ground: Ground) -> tuple[int, int]:
@@ -107,9 +113,10 @@ def networkx_of_128_words() -> list[Figure]:
             peer.add_edges_from(pairs, **attributes)
         return peer
 
+    ours = lambda: ground_to_networkx(network, Ground(network.graph, {"": 128}), limit=None)  # noqa: E731
     spent = interleaved(
         {
-            "ours": lambda: ground_to_networkx(network, Ground(network.graph, {"": 128}), limit=None),
+            "ours": ours,
             "triples": lambda: ready((triples, {})),
             "pairs": lambda: ready(*grouped),
         },
@@ -123,6 +130,7 @@ def networkx_of_128_words() -> list[Figure]:
         figure("time of add_edges_from on (u, v, attributes)", spent["triples"], "s"),
         figure("time of add_edges_from on (u, v), attributes by keyword", spent["pairs"], "s"),
         figure("ratio to the faster of them", ratios(spent["ours"], spent[best]), "", target=1.3),
+        figure("peak memory of the export", peak_of(ours), "MB"),
     ]
 
 

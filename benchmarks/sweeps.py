@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import sys
 import tempfile
@@ -12,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Figure, figure, fresh, interleaved, peak_memory, ratios
+from benchmarks.harness import Figure, figure, fresh, interleaved, peak_anew, peak_memory, ratios
+from benchmarks.limits import of_the_limit
 
 WORDS, SLICES, VOCABULARY, RUNS = 32, 6, 50257, 3
 FIRST, SECOND = 17, 703  # the words whose logits the metric compares, at the last word
@@ -32,13 +32,15 @@ class Pair:
         """log P(first) - log P(second) at the last word, which is the difference of their logits."""
         return {f"y_{self.clean.shape[1] - 1}": (FIRST, SECOND)}
 
-    def ours(self, at: str, over: tuple[str, ...] | None = None) -> Callable[[], Any]:
+    def ours(self, at: str, over: tuple[str, ...] | None = None, memory: int | None = None) -> Callable[[], Any]:
         """The sweep, from new sentences: both base runs are within it."""
         import bnet_transformer as bt
 
+        more: dict[str, Any] = {} if memory is None else {"memory": memory}
+
         def call() -> Any:
             clean, corrupt = (self.net.sentence(ids[0].tolist()) for ids in (self.clean, self.corrupt))
-            return bt.sweep(clean, corrupt, at=at, over=over, metric=self.metric)
+            return bt.sweep(clean, corrupt, at=at, over=over, metric=self.metric, **more)
 
         return call
 
@@ -79,9 +81,10 @@ def sweep_of_slices_and_words_small() -> list[Figure]:
 
 
 def _slices_and_words(vocabulary: int) -> list[Figure]:
-    if _missing():
+    if missing():
         return []
-    calls, rows = {}, []
+    calls: dict[str, Callable[[], Any]] = {}
+    rows: list[Figure] = []
     for what, alike in (("every word differs", False), ("one word differs", True)):
         pair = made(vocabulary=vocabulary, alike=alike)
         ours, theirs = pair.ours("x"), pair.theirs("get_act_patch_resid_pre")
@@ -90,14 +93,14 @@ def _slices_and_words(vocabulary: int) -> list[Figure]:
     spent = interleaved(calls, runs=RUNS, warm=0)
     for what in ("every word differs", "one word differs"):
         one, other = spent[f"ours, {what}"], spent[f"TransformerLens, {what}"]
-        rows += _told(what, one, other, 1 / 8)
+        rows += _told(what, calls[f"ours, {what}"], one, other, 1 / 8)
     return rows
 
 
 def sweep_of_slices_and_heads() -> list[Figure]:
     """`bt.sweep` over every (slice, head) of the same net, the outputs of a head at all words set together, against
     `get_act_patch_attn_head_out_all_pos`. The target is at least 6 times as fast: a ratio of at most 1/6."""
-    if _missing():
+    if missing():
         return []
     rows = []
     for vocabulary in (VOCABULARY, 1000):
@@ -105,7 +108,7 @@ def sweep_of_slices_and_heads() -> list[Figure]:
         ours, theirs = pair.ours("a", ("slice", "head")), pair.theirs("get_act_patch_attn_head_out_all_pos")
         agree(ours().outcomes[..., 0], theirs())
         spent = interleaved({"ours": ours, "theirs": theirs}, runs=2 * RUNS + 1, warm=0)
-        rows += _told(f"vocabulary {vocabulary:,}", spent["ours"], spent["theirs"], 1 / 6)
+        rows += _told(f"vocabulary {vocabulary:,}", ours, spent["ours"], spent["theirs"], 1 / 6)
     return rows
 
 
@@ -113,7 +116,7 @@ def trace_of_all_nodes() -> list[Figure]:
     """The values of all nodes of a sentence in the same net (states, steps, queries, keys, values, attentions, logits;
     `module.readings`), against `run_with_cache` of TransformerLens; no gradients. One prompt; the same with a
     vocabulary of 1,000, where the readout costs next to nothing; eight prompts in a batch."""
-    if _missing():
+    if missing():
         return []
     import torch
 
@@ -141,25 +144,14 @@ def trace_of_all_nodes() -> list[Figure]:
         agree(values["q_5"].transpose(1, 2), cache["blocks.5.attn.hook_q"])
         agree(read["a_4"], cache["blocks.4.attn.hook_pattern"])
         spent = interleaved({"ours": ours, "theirs": theirs}, runs=21, warm=3)
-        rows += _told(what, spent["ours"], spent["theirs"], target, name="run_with_cache")
-    return rows
-
-
-def growth_of_a_sweep() -> list[Figure]:
-    """Seconds of `bt.sweep` over every (slice, word) as words and slices grow (384 wide, 12 heads, vocabulary 50,257,
-    every word differs); cells grow with words and slices, and the work of each with both."""
-    rows = []
-    for words, slices in [(n, SLICES) for n in (8, 16, 32, 64)] + [(WORDS, t) for t in (2, 4, 6, 12)]:
-        pair = made(words=words, slices=slices, lens=False)
-        spent = interleaved({"": pair.ours("x")}, runs=RUNS)[""]
-        rows.append(figure(f"{words} words, {slices} slices: {words * (slices + 1)} cells", spent, "s"))
+        rows += _told(what, ours, spent["ours"], spent["theirs"], target, name="run_with_cache")
     return rows
 
 
 def memory_of_a_sweep() -> list[Figure]:
     """The peak of resident memory (VmHWM) of the same sweeps, and of the trace, each in a fresh process: with the model
     made (the peak is reset then, where the system can), and after the call."""
-    if _missing():
+    if missing():
         return []
     rows = []
     for what in ("every (slice, word)", "every (slice, head)", "all nodes"):
@@ -179,10 +171,7 @@ def _peak(who: str, what: str) -> tuple[float, float]:
         "every (slice, word)": ("x", None, "get_act_patch_resid_pre"),
         "every (slice, head)": ("a", ("slice", "head"), "get_act_patch_attn_head_out_all_pos"),
     }.get(what, ("", None, ""))
-    gc.collect()
-    reset = Path("/proc/self/clear_refs")
-    if reset.exists():
-        reset.write_text("5")  # from here on VmHWM counts anew
+    peak_anew()
     before = peak_memory()
     with torch.no_grad():
         if at:
@@ -201,13 +190,19 @@ def _all_nodes(net: Any) -> list[str]:
 
 
 def _told(
-    what: str, ours: list[float], theirs: list[float], target: float, name: str = "TransformerLens"
+    what: str,
+    job: Callable[[], object],
+    ours: list[float],
+    theirs: list[float],
+    target: float | None,
+    name: str = "TransformerLens",
 ) -> list[Figure]:
     return [
         figure(f"{what}: ours", ours, "s"),
         figure(f"{what}: {name}", theirs, "s"),
         figure(f"{what}: ratio", ratios(ours, theirs), "", target=target),
         figure(f"{what}: times as fast", ratios(theirs, ours), ""),
+        *of_the_limit(job, ours, name=what),
     ]
 
 
@@ -218,7 +213,8 @@ def agree(ours: Any, theirs: Any) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, check_dtype=False)
 
 
-def _missing() -> bool:
+def missing() -> bool:
+    """True, and said, where TransformerLens is not installed."""
     if importlib.util.find_spec("transformer_lens") is None:
         print("skipped: TransformerLens is missing (make peers)", file=sys.stderr, flush=True)
         return True
@@ -242,8 +238,10 @@ def made(
     slices: int = SLICES,
     vocabulary: int = VOCABULARY,
     alike: bool = False,
+    dim: int = 384,
     lens: bool = True,
     ours: bool = True,
+    device: str = "cpu",
 ) -> Pair:
     """A random GPT-2 of these sizes, ours or TransformerLens' or both, and two prompts."""
     import torch
@@ -257,19 +255,20 @@ def made(
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         torch.manual_seed(0)
-        sizes = {"n_embd": 384, "n_layer": slices, "n_head": 12, "n_positions": 64, "vocab_size": vocabulary}
+        sizes = {"n_embd": dim, "n_layer": slices, "n_head": 12, "n_positions": 64, "vocab_size": vocabulary}
         tokens = {"bos_token_id": 0, "eos_token_id": 0}
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **tokens)).eval()
         for parameter in model.parameters():
             parameter.requires_grad_(False)
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=0.1)  # large enough that every word tells
-        net = bt.from_pretrained(model) if ours else None
-        bridge = _bridge(model, vocabulary) if lens else None
-    return Pair(net, bridge, *prompts(words, vocabulary, alike=alike))
+        net = bt.from_pretrained(model).to(device) if ours else None
+        bridge = _bridge(model.to(device), vocabulary, device) if lens else None
+    clean, corrupt = prompts(words, vocabulary, alike=alike)
+    return Pair(net, bridge, clean.to(device), corrupt.to(device))
 
 
-def _bridge(model: Any, vocabulary: int) -> Any:
+def _bridge(model: Any, vocabulary: int, device: str) -> Any:
     """The model in TransformerLens, with a tokenizer that it wants and nobody asks."""
     import torch
     from tokenizers import Tokenizer, models
@@ -281,6 +280,7 @@ def _bridge(model: Any, vocabulary: int) -> Any:
         words = Tokenizer(models.WordLevel({f"w{k}": k for k in range(vocabulary)}, unk_token="w0"))
         special = dict.fromkeys(("pad_token", "bos_token", "eos_token", "unk_token"), "w0")
         PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(Path(folder))
+        words_of = AutoTokenizer.from_pretrained(folder)
         return TransformerBridge.boot_transformers(
-            folder, hf_model=model, tokenizer=AutoTokenizer.from_pretrained(folder), device="cpu", dtype=torch.float32
+            folder, hf_model=model, tokenizer=words_of, device=device, dtype=torch.float32
         )

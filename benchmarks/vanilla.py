@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 import bnet_transformer as bt
 from benchmarks.harness import Figure, figure, interleaved, ratios
+from benchmarks.limits import of_the_limit
 from bnet_transformer.training.data import Batch
 from bnet_transformer.training.parallel import Ranks
 from bnet_transformer.training.run import Recipe, Run
@@ -56,9 +59,14 @@ def training_step() -> list[Figure]:
         adam.zero_grad()
         return float(loss.detach())
 
-    assert abs(run.train(batch)[0] - step()) < 1e-4
-    spent = interleaved({"ours": lambda: run.train(batch), "theirs": step}, runs=15)
-    return _figures("bt.train", spent, 1.05)
+    def train() -> float:
+        run.gradient(run.feed(batch))
+        ((loss, *_),) = run.heard(all=True)
+        run.follow()
+        return loss
+
+    assert abs(train() - step()) < 1e-4
+    return _figures("bt.train", {"ours": train, "theirs": step}, 15, 1.05)
 
 
 def decoding() -> list[Figure]:
@@ -77,7 +85,7 @@ def decoding() -> list[Figure]:
     theirs.eval()
     assert [list(row) for row in ours.generate(source, start=0, length=NEW).ids] == choose().tolist()
     calls = {"ours": lambda: ours.generate(source, start=0, length=NEW), "theirs": choose}
-    return _figures("net.generate", interleaved(calls, runs=9), 1.05)
+    return _figures("net.generate", calls, 9, 1.05)
 
 
 def _pair() -> tuple[bt.BNet, Theirs, Tensor, Tensor]:
@@ -91,9 +99,11 @@ def _pair() -> tuple[bt.BNet, Theirs, Tensor, Tensor]:
     return ours, theirs, torch.randint(VOCABULARY, (BATCH, WORDS)), torch.randint(VOCABULARY, (BATCH, WORDS + 1))
 
 
-def _figures(name: str, spent: dict[str, list[float]], target: float) -> list[Figure]:
+def _figures(name: str, calls: Mapping[str, Callable[[], object]], runs: int, target: float) -> list[Figure]:
+    spent = interleaved(calls, runs)
     return [
         figure(name, spent["ours"], "s"),
         figure("torch.nn.Transformer", spent["theirs"], "s"),
         figure("ratio", ratios(spent["ours"], spent["theirs"]), "", target=target),
+        *of_the_limit(calls["ours"], spent["ours"]),
     ]

@@ -23,9 +23,12 @@ MAKES = 'they are not in the wheel: clone the repository, pip install -e ".[dev]
 @click.argument("rows", nargs=-1)
 @click.option("--folder", help="The clone of the repository; by default this folder, one above it, or the package's.")
 @shared.out_option(FORMATS)
+@click.option("--runs", type=click.IntRange(min=1), help="At most so many runs of each call: a quick look.")
 @click.option("--markdown", is_flag=True, help="Print the figures as a page of the docs.")
 @shared.json_option()
-def command(rows: tuple[str, ...], folder: str | None, outs: tuple[str, ...], markdown: bool, as_json: bool) -> None:
+def command(
+    rows: tuple[str, ...], folder: str | None, outs: tuple[str, ...], runs: int | None, markdown: bool, as_json: bool
+) -> None:
     """Measure ROWS of the benchmarks, or pages of rows, or all.
 
     The benchmarks are in a clone of the repository, not in the installed package.
@@ -34,12 +37,13 @@ def command(rows: tuple[str, ...], folder: str | None, outs: tuple[str, ...], ma
     if markdown and as_json:
         raise BNetError("bench", expected="--json or --markdown", got="both")
     home = _home(folder)
+    asked = [*rows, *([] if runs is None else ["--runs", str(runs)])]
     with tempfile.TemporaryDirectory(prefix="bnet-bench-") as held:
         files = {".json": Path(held, "found.json"), ".md": Path(held, "found.md")}
-        printed = _run(home, ["--json", str(files[".json"]), "--markdown", str(files[".md"]), *rows])
+        printed = _run(home, ["--json", str(files[".json"]), "--markdown", str(files[".md"]), *asked])
         found = {suffix: file.read_text(encoding="utf-8") for suffix, file in files.items()}
-    asked = shlex.join(["python", "-m", "benchmarks", *rows])
-    found[".md"] = "\n".join(_written_by(line, asked) for line in found[".md"].splitlines()) + "\n"
+    said = shlex.join(["python", "-m", "benchmarks", *asked])
+    found[".md"] = "\n".join(_written_by(line, said) for line in found[".md"].splitlines()) + "\n"
     found[".json"] = outputs.json_of({"command": "bench", "asked": rows, **json.loads(found[".json"])}) + "\n"
     shown = found[".json"] if as_json else found[".md"] if markdown else printed
     for out in outs:

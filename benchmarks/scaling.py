@@ -1,0 +1,219 @@
+"""How training, a fit and a reading grow past one process: strong and weak scaling, and what 64 processes would take.
+
+    python -m benchmarks.scaling [--processes 1 2] [--repeats 5] [--markdown docs/benchmarks/scaling.md]
+
+Processes of one thread each on one machine, joined by gloo. Strong: the same sentences for every number of processes.
+Weak: so many sentences for each process. Three jobs: a step of `bt.train` (a decoder of 2 slices, width 64, 4 heads,
+32 words), a step of `bt.fit` by map (a mixture of 4 heads, 2 slices, 16 words, width 32), and its `responsibilities`.
+Steps are told by the difference of two runs of unequal length, so that what a call takes to begin is left out.
+
+The model is t(k, n) = a + b n / k + c log2 k for n sentences on k processes: `a` is what every process does whatever
+its share (the optimiser, the host), `b` the work of one sentence, `c` what a doubling of the processes adds to putting
+sums and answers together. With one machine of few cores `c` also has what processes take from each other there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.tpm import Normal
+
+ROOT = Path(__file__).resolve().parent.parent
+TOLD = 64  # processes that are predicted
+SIZES = {"train": (32, 64, 128), "fit": (128, 256, 512), "responsibilities": (256, 512, 1024)}
+STEPS = {"train": (1, 5), "fit": (1, 5)}
+Point = tuple[int, int, float]
+
+
+def train_step(count: int) -> float:
+    """Seconds of a step of training with so many sentences."""
+    net = bt.decoder(64, heads=4, slices=2, vocabulary=[f"w{k}" for k in range(100)], seed=1)
+    data = torch.randint(100, (count, 33), generator=torch.Generator().manual_seed(0))
+
+    def run(steps: int) -> None:
+        bt.train(net, lambda step: data, steps=steps, progress=False)
+
+    return _by_step(run, *STEPS["train"])
+
+
+def fit_step(count: int) -> float:
+    """Seconds of a step of a fit by map."""
+    net, data = _mixture(count)
+
+    def run(steps: int) -> None:
+        bt.fit(net, data, steps=steps, batch=count, every=10**6, progress=False)
+
+    return _by_step(run, *STEPS["fit"])
+
+
+def read(count: int) -> float:
+    """Seconds of the responsibilities of so many sentences."""
+    net, data = _mixture(count)
+    found = bt.fit(net, _mixture(8)[1], steps=1, progress=False)
+    found.responsibilities(*data)
+    start = time.perf_counter()
+    found.responsibilities(*data)
+    return time.perf_counter() - start
+
+
+JOBS: dict[str, Callable[[int], float]] = {"train": train_step, "fit": fit_step, "responsibilities": read}
+
+
+def _mixture(count: int) -> tuple[bt.BNet, tuple[torch.Tensor, torch.Tensor]]:
+    g = torch.Generator().manual_seed(count)
+    data = torch.randn(count, 16, 32, generator=g), torch.randn(count, 16, 32, generator=g)
+    return bt.bayesuvius(32, heads=4, slices=2, observe=Normal(1.0), seed=1), data
+
+
+def _by_step(run: Callable[[int], None], few: int, many: int) -> float:
+    """Seconds of one step, by two runs of unequal length."""
+    took = []
+    for steps in (few, many):
+        start = time.perf_counter()
+        run(steps)
+        took.append(time.perf_counter() - start)
+    return (took[1] - took[0]) / (many - few)
+
+
+def work(processes: int, repeats: int, sizes: dict[str, Sequence[int]], out: str) -> None:
+    """What each process does: all jobs in turn, several times; the median of each goes to a file."""
+    torch.set_num_threads(1)
+    found: dict[str, list[float]] = {}
+    for turn in range(repeats + 1):  # the first turn warms up
+        for name, counts in sizes.items():
+            for count in counts:
+                took = JOBS[name](count)
+                if turn:
+                    found.setdefault(f"{name} {count}", []).append(took)
+    if os.environ.get("RANK", "0") == "0":
+        Path(out).write_text(json.dumps({name: statistics.median(each) for name, each in found.items()}))
+
+
+def measured(processes: int, repeats: int) -> dict[str, list[Point]]:
+    """The points `(k, n, seconds)` of each job: strong ones, and the weak ones of k times the least size."""
+    sizes = {name: sorted({*each, each[0] * processes}) for name, each in SIZES.items()}
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
+        out = Path(folder, "out.json")
+        free.bind(("127.0.0.1", 0))
+        told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        free.close()
+        asked = [str(processes), str(repeats), json.dumps(sizes), str(out)]
+        children = [
+            subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.scaling", "--work", *asked],
+                cwd=ROOT,
+                env={**os.environ, **told, "OMP_NUM_THREADS": "1", "RANK": str(k), "WORLD_SIZE": str(processes)},
+            )
+            for k in range(processes)
+        ]
+        codes = [child.wait() for child in children]
+        if any(codes):
+            raise SystemExit(f"a run of {processes} processes failed")
+        took = json.loads(out.read_text())
+    return {name: [(processes, n, took[f"{name} {n}"]) for n in counts] for name, counts in sizes.items()}
+
+
+def terms(k: int, n: int, *, together: bool) -> list[float]:
+    """What a, b and c are multiplied by."""
+    return [1.0, n / k, *([math.log2(k)] if together else [])]
+
+
+def fitted(points: Sequence[Point]) -> list[float]:
+    """a, b and c, none below zero, by least squares of relative errors; c is 0 where there is one process alone."""
+    from scipy.optimize import nnls
+
+    together = len({k for k, *_ in points}) > 1
+    rows = np.array([terms(k, n, together=together) for k, n, _ in points])
+    took = np.array([t for *_, t in points])
+    found = nnls(rows / took[:, None], np.ones(len(points)))[0].tolist()
+    return found if together else [*found, 0.0]
+
+
+def predicted(parameters: Sequence[float], k: int, n: int) -> float:
+    """Seconds by the model."""
+    return sum(p * x for p, x in zip(parameters, terms(k, n, together=True), strict=True))
+
+
+def table(points: dict[str, list[Point]]) -> list[str]:
+    """The parameters, what was measured beside the model, and the prediction."""
+    lines = ["## The model", "", "| job | a, ms | b, ms a sentence | c, ms | points | worst relative error |",
+             "|---|---|---|---|---|---|"]  # fmt: skip
+    told = {name: fitted(each) for name, each in points.items()}
+    for name, each in points.items():
+        a, b, c = (1e3 * p for p in told[name])
+        worst = max(abs(predicted(told[name], k, n) / t - 1) for k, n, t in each)
+        lines.append(f"| {name} | {a:.2f} | {b:.4f} | {c:.2f} | {len(each)} | {worst:.0%} |")
+    head = "| job | processes | sentences | ms | by the model | strong speedup | weak efficiency |"
+    lines += ["", "## Measured", "", head, "|---|---|---|---|---|---|---|"]
+    for name, each in points.items():
+        alone = {n: t for k, n, t in each if k == 1}
+        least = min(alone) if alone else 0
+        for k, n, t in each:
+            strong = f"{alone[n] / t:.2f}" if n in alone and k > 1 else ""
+            weak = f"{alone[least] / t:.2f}" if least and n == least * k and k > 1 else ""
+            told_by = 1e3 * predicted(told[name], k, n)
+            lines.append(f"| {name} | {k} | {n} | {1e3 * t:.2f} | {told_by:.2f} | {strong} | {weak} |")
+    lines += ["", f"## Predicted for {TOLD} processes", "", "| job | sentences | strong speedup | weak efficiency |",
+              "|---|---|---|---|"]  # fmt: skip
+    for name, each in points.items():
+        for n in (max(n for _, n, _ in each), TOLD * max(n for _, n, _ in each)):
+            speedup = predicted(told[name], 1, n) / predicted(told[name], TOLD, n)
+            weak = predicted(told[name], 1, n // TOLD) / predicted(told[name], TOLD, n)
+            lines.append(f"| {name} | {n} | {speedup:.1f} | {weak:.2f} |")
+    return lines
+
+
+LEFT_OUT = f"""
+The prediction is the model taken to {TOLD}, from the few numbers of processes above: `a` and `b` are known from several
+sizes, `c` from {{doublings}} alone. It leaves out the network between machines (its delay, and the bytes of gradients
+over its rate, which do not grow as log2 k), a slower rank that all wait for, and caches that hold a smaller share.
+"""
+
+
+def main() -> None:
+    """Measure, fit the model, print, and write the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.work:
+        processes, repeats, sizes, out = asked.work
+        work(int(processes), int(repeats), json.loads(sizes), out)
+        return
+    points: dict[str, list[Any]] = {name: [] for name in JOBS}
+    for processes in sorted(set(asked.processes)):
+        for name, each in measured(processes, asked.repeats).items():
+            points[name] += each
+    doublings = ", ".join(f"{k}" for k in sorted(set(asked.processes)))
+    lines = [*table(points), LEFT_OUT.format(doublings=f"{doublings} processes")]
+    print("\n".join(lines))
+    if asked.markdown is not None:
+        when = f"{datetime.date.today()}, torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores"
+        command = f"python -m benchmarks.scaling --processes {' '.join(map(str, asked.processes))}"
+        head = f"# Scaling\n\nMeasured on {when}, by `{command}`; medians of {asked.repeats}.\n\n"
+        about = (__doc__ or "").split("\n\n", 2)[2]
+        asked.markdown.write_text(head + about + "\n" + "\n".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""The harness of the benchmarks: what its limits, bytes and slopes mean; every row has a limit, or says why not."""
+
+import gc
+import inspect
+import itertools
+import json
+import math
+import sys
+from pathlib import Path
+from types import CodeType
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from benchmarks import __main__ as rows
+from benchmarks import gpu, limits
+from benchmarks.harness import LIMIT, MOST_RUNS, Row, cells, figure, growth, interleaved, peak_of, slope, to_markdown
+from benchmarks.limits import Machine, Work, limit_of, work_of
+from bnet_transformer.cli import bench
+
+MACHINE = Machine(rate=1e9, bandwidth=1e6, where="a slow one")
+
+
+@pytest.fixture(autouse=True)
+def _known_machine(monkeypatch):
+    monkeypatch.setattr(limits, "machine", lambda *_: MACHINE)
+    monkeypatch.setattr(gpu, "machine", lambda *_: MACHINE)
+    gc.freeze()  # so that each collection looks at little
+    yield
+    gc.unfreeze()
+
+
+def test_the_work_of_a_product_is_its_flops_and_both_factors_read_and_the_product_written():
+    a, b = torch.ones(20, 30), torch.ones(30, 50)
+    assert work_of(lambda: a @ b) == Work(2 * 20 * 30 * 50, 4 * (20 * 30 + 30 * 50 + 20 * 50))
+
+
+def test_a_copy_moves_what_it_reads_and_what_it_writes():
+    x, y = torch.ones(1000), torch.zeros(1000)
+    assert work_of(lambda: y.copy_(x)) == Work(0, 8000)
+    assert work_of(x.clone) == Work(0, 8000)
+    assert work_of(lambda: y.add_(x)) == Work(0, 12000)
+    assert work_of(lambda: torch.add(x, x, out=y)) == Work(0, 8000)
+    assert work_of(lambda: x.sum()) == Work(0, 4004)
+
+
+def test_each_number_counts_once_and_what_is_dropped_within_does_not():
+    x = torch.ones(1000)
+
+    def job():
+        once = x * 2 + x
+        return (once * once).sum()
+
+    assert work_of(job) == Work(0, 4004)
+    assert work_of(lambda: (x[:500].sum(), x[500:].sum(), x.view(10, 100).sum())).bytes == 4000 + 12
+    assert work_of(lambda: x.view(10, 100).T).bytes == 0
+    assert work_of(lambda: x[:1].expand(1000).sum()).bytes == 4 + 4
+    assert work_of(lambda: torch.empty_like(x)).bytes == 4000
+
+
+def test_of_a_table_only_the_rows_that_are_taken_are_read():
+    table, ids = torch.ones(1000, 16), torch.tensor([3, 7])
+    rows_, own = 2 * 16 * 4, ids.nbytes
+    assert work_of(lambda: torch.nn.functional.embedding(ids, table)).bytes == 2 * rows_ + own
+    assert work_of(lambda: table[ids]).bytes == 2 * rows_ + own
+
+
+def test_gradients_that_are_left_count_and_the_products_of_the_backward_pass():
+    W, x = torch.ones(30, 20, requires_grad=True), torch.ones(10, 20)
+
+    def job():
+        W.grad = None
+        (x @ W.T).square().sum().backward()
+
+    job()
+    work = work_of(job)
+    assert work.flops == 2 * (2 * 10 * 20 * 30)
+    assert work.bytes == W.nbytes + x.nbytes + W.nbytes
+
+
+def test_attention_counts_as_its_products():
+    q = torch.ones(1, 2, 16, 8)
+    job = lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q)  # noqa: E731
+    assert work_of(job).flops == 2 * (2 * 2 * 16 * 16 * 8)
+
+
+def test_the_limit_is_the_time_of_the_products_or_of_the_bytes():
+    assert Work(2e9, 1e6).seconds(MACHINE) == 2.0 and Work(2e9, 1e6).binds(MACHINE) == "products"
+    assert Work(2e9, 5e6).seconds(MACHINE) == 5.0 and Work(2e9, 5e6).binds(MACHINE) == "bytes"
+    found = {each.what: each for each in limit_of(Work(2e9, 5e6), [10.0, 15.0, 40.0], 3.0)}
+    over = found[LIMIT]
+    assert (over.value, over.low, over.high, over.target, over.verdict) == (3.0, 2.0, 8.0, 3.0, "met")
+    assert found["limit (bytes)"].value == 5000.0
+
+
+def test_the_machine_is_measured_in_products_and_copies(monkeypatch):
+    monkeypatch.setattr(limits, "SIZES", (64, 128))
+    monkeypatch.setattr(limits, "COPIED", 2**16)
+    monkeypatch.setenv(MOST_RUNS, "2")
+    limits._machine.cache_clear()
+    found = limits._machine(torch.get_num_threads(), "cpu", torch.float32)
+    limits._machine.cache_clear()
+    assert 1e7 < found.rate < 1e14 and 1e7 < found.bandwidth < 1e14
+    assert found in limits.machines() and "1 thread, float32" in str(found) and "GB/s" in str(found)
+
+
+def test_the_slope_of_a_power_law_is_its_power():
+    sizes = [3, 5, 10, 40]
+    assert slope(sizes, [7 * n**1.5 for n in sizes]) == pytest.approx((1.5, 0.0), abs=1e-12)
+    told, error = slope([1, math.e, math.e**2], [1, math.e**2, math.e**2])
+    assert told == pytest.approx(1.0) and error == pytest.approx(math.sqrt((1 + 4 + 1) / 9 / 2))
+    assert math.isnan(slope([1, 2], [1, 2])[1])
+    row = growth("words", sizes, [n**2 for n in sizes], 2.1)
+    assert row.verdict == "met" and row.runs == 4 and cells(row)[2].startswith("± ")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system cannot count a peak anew")
+def test_the_peak_of_a_job_is_what_it_holds_at_most():
+    def job():
+        held = torch.ones(20_000_000)
+        del held
+        return torch.ones(5_000_000)
+
+    assert 75 < peak_of(job) < 100
+    assert 15 < peak_of(lambda: torch.ones(5_000_000)) < 40
+
+
+def test_runs_are_made_fewer(monkeypatch):
+    assert len(interleaved({"": int}, 7)[""]) == 7
+    monkeypatch.setenv(MOST_RUNS, "2")
+    assert len(interleaved({"": int}, 7)[""]) == 2
+
+
+def reached(function):
+    """The functions of `benchmarks` that a function's code names, and so on."""
+    found, left = set(), [inspect.unwrap(function)]
+    while left:
+        each = left.pop()
+        if each in found or not getattr(each, "__module__", "").startswith("benchmarks"):
+            continue
+        found.add(each)
+        names = {name for code in codes(each.__code__) for name in code.co_names}
+        left += [x for x in map(each.__globals__.get, names) if inspect.isfunction(x)]
+    return {each.__name__ for each in found}
+
+
+def codes(code):
+    """A code object and those within it."""
+    return [code, *itertools.chain(*(codes(each) for each in code.co_consts if isinstance(each, CodeType)))]
+
+
+@pytest.mark.parametrize("row", rows.ROWS, ids=lambda row: row.name)
+def test_every_row_has_a_limit_or_says_why_not_and_tells_memory(row):
+    found = reached(row.measure)
+    assert bool(row.unlimited) != ("limit_of" in found or "of_the_limit" in found)
+    assert row.page == "circuits" or found & {"peak_of", "peak_memory", "peak_of_python", "_first_paint"}
+    assert row.title.strip() != row.name
+
+
+def test_names_of_rows_and_pages_are_told_apart():
+    names, pages = [row.name for row in rows.ROWS], {row.page for row in rows.ROWS}
+    assert len(set(names)) == len(names) and not pages & set(names)
+
+
+def test_a_row_that_claims_a_limit_must_tell_it():
+    assert Row("one", "page", lambda: limit_of(Work(1.0, 1.0), [1.0])).figures()
+    for row in (
+        Row("two", "page", lambda: [figure("time", 1.0, "s")]),
+        Row("three", "page", lambda: limit_of(Work(1.0, 1.0), [1.0]), "string work"),
+    ):
+        with pytest.raises(AssertionError, match=row.name):
+            row.figures()
+    assert Row("four", "page", list).figures() == []
+    page = to_markdown("t", "c", {Row("five", "page", list, "string work"): [figure("time", 1.0, "s")]}, {})
+    assert "No limit: string work." in page and "| time | 1 s |" in page
+
+
+def test_the_table_runs_the_rows_that_are_named(monkeypatch, tmp_path, capsys):
+    row = Row("a-product", "page", lambda: limit_of(Work(2e9, 1e3), interleaved({"": int}, 9)[""]))
+    monkeypatch.setattr(rows, "ROWS", (row,))
+    monkeypatch.setenv(MOST_RUNS, "9")
+    assert rows.main(["a-product", "--runs", "2", "--json", str(tmp_path / "found.json")]) == 0
+    told = json.loads((tmp_path / "found.json").read_text())["rows"]["a-product"]
+    assert told["unlimited"] is None and [each["runs"] for each in told["figures"]] == [1, 1, 1, 2]
+    assert LIMIT in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        rows.main(["a-product", "--runs", "0"])
+
+
+def test_the_command_passes_on_how_many_runs(monkeypatch):
+    def run(home, asked):
+        told.append(asked[4:])
+        Path(asked[1]).write_text("{}")
+        Path(asked[3]).write_text("Written by `x`\n")
+        return ""
+
+    told = []
+    monkeypatch.setattr(bench, "_run", run)
+    found = CliRunner().invoke(bench.command, ["a-row", "--runs", "3", "--markdown"], standalone_mode=False)
+    assert told == [["a-row", "--runs", "3"]] and "`python -m benchmarks a-row --runs 3`" in found.stdout
+
+
+@pytest.mark.parametrize("name", ["concat-training", "mixture-step", "restarts"])
+def test_rows_of_the_gpu_script_run_small_on_the_cpu(name, capsys, tmp_path):
+    assert gpu.main([name, "--device", "cpu", "--small", "--markdown", str(tmp_path / "gpu.md")]) == 0
+    assert f"## {name}" in (tmp_path / "gpu.md").read_text()
+
+
+def test_the_gpu_script_says_where_it_differs_and_that_there_is_no_gpu(capsys):
+    with pytest.raises(AssertionError, match="the device and the CPU differ by 1"):
+        gpu._agree([torch.ones(3)], [torch.zeros(3)], "the device and the CPU")
+    with pytest.raises(AssertionError):
+        gpu._agree([torch.full((3,), math.nan)], [torch.ones(3)], "NaN")
+    if not torch.cuda.is_available():
+        with pytest.raises(SystemExit):
+            gpu.main(["sweep"])
+        assert "torch sees no GPU here" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        gpu.main(["zebra", "--device", "cpu"])
+    assert set(inspect.signature(gpu.Where).parameters) == {"device", "small"}
