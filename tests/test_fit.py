@@ -471,41 +471,6 @@ def test_bfloat16_learns_as_well():
     assert f.bounds[-1] > f.bounds[0] and f.net.parameters["c.logits"].dtype == torch.float32
 
 
-SPREAD = """
-import sys
-import torch
-import bnet_transformer as bt
-from bnet_transformer.tpm import Normal
-net = bt.bayesuvius(4, heads=2, observe=Normal(1.0)).to(torch.float64)
-torch.manual_seed(0)
-data = torch.randn(21, 3, 4).double(), torch.randn(21, 3, 4).double()
-f = bt.fit(net, data, steps=6, batch=5, restarts=2, prune=False, progress=False, spread=1.0)
-torch.save([f.bounds, f.pi], sys.argv[1] + __import__("os").environ.get("RANK", ""))
-"""
-
-
-def test_two_processes_fit_as_one(tmp_path, monkeypatch):
-    script = tmp_path / "spread.py"
-    script.write_text(SPREAD)
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / "one")])
-    exec(SPREAD, {"__name__": "spread"})
-    command = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(script),
-        str(tmp_path / "two"),
-    ]
-    subprocess.run([sys.executable, *command], check=True, env=env, capture_output=True)
-    one, *two = (torch.load(tmp_path / name) for name in ("one", "two0", "two1"))
-    for bounds, pi in two:
-        assert bounds == pytest.approx(one[0], abs=1e-9)
-        torch.testing.assert_close(pi, one[1])
-
-
 def test_a_saved_fit_is_loaded_as_it_was(tmp_path):
     f = fit(at_random(told(atoms=2)), ids(), restarts=2, steps=4)
     f.save(tmp_path / "f.safetensors")

@@ -295,6 +295,12 @@ class Processes:
         self.gate.wait()
         value.copy_(total)
 
+    def all_gather_object(self, found, thing):
+        self.parts[self.own.rank] = thing
+        self.gate.wait()
+        found[:] = [self.parts[rank] for rank in range(self.world)]
+        self.gate.wait()
+
     @contextmanager
     def ranks(self, device):
         yield Ranks(self.own.rank, self.world, device)
@@ -334,6 +340,7 @@ def test_em_shares_the_full_pass_between_processes(count, monkeypatch):
     monkeypatch.setattr(run, "ranks", here.ranks)
     monkeypatch.setattr(torch.distributed, "all_reduce", here.all_reduce)
     monkeypatch.setattr(torch.distributed, "barrier", here.gate.wait)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", here.all_gather_object)
     for way, one in zip(ways, alone, strict=True):
         for f in here.each(lambda way=way: fit(mixture(prior=2.0), data, **options, **way)):
             assert f.bounds == pytest.approx(one.bounds, abs=1e-9)

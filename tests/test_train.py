@@ -408,7 +408,7 @@ def test_what_a_checkpoint_holds(tmp_path):
     )
     with pytest.raises(bt.BNetError, match="checkpoint of this net"):
         training.kept(small(bias=False), tmp_path)
-    with pytest.raises(bt.FileError, match="No such file"):
+    with pytest.raises(bt.FileError, match="no such file"):
         training.kept(small(), tmp_path / "none")
 
 
@@ -661,3 +661,11 @@ def test_a_strange_token_is_told_with_its_place(tmp_path):
     np.save(tmp_path / "a.npy", stream)
     with pytest.raises(bt.BNetError, match=r"a\.npy, token 33 \(window 6\): expected ids from 0 to 6; got 9"):
         bt.train(small(), tmp_path / "a.npy", words=5, epochs=1)
+
+
+@pytest.mark.parametrize(("rank", "world"), [(0, 0), (2, 2), (-1, 2), (0, 1.0)])
+def test_a_share_is_of_a_rank_that_there_is(rank, world):
+    batch = Batch({"": torch.zeros(3, 2)}, None, {})
+    assert [batch.share(k, 4).sentences for k in range(4)] == [1, 1, 1, 1]
+    with pytest.raises(bt.BNetError, match=r"rank: expected|world: expected"):
+        batch.share(rank, world)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnet_transformer.axes import WORD
+from bnet_transformer.axes import WORD, Reach
 from bnet_transformer.network import Network
 
 
@@ -69,6 +69,8 @@ class Course:
     masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)  # made once for all slices
     turns: dict[Any, Any] = field(default_factory=dict)  # so too
     apart: bool = False
+    tables: Mapping[Reach, Tensor] = field(default_factory=dict)  # of reaches that are told by one
+    looks: bool = True  # at the numbers of what it is told
 
     @property
     def log_dtype(self) -> torch.dtype:

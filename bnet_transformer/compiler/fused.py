@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.network import Member
-from bnet_transformer.tpm import Affine, At, Attention, Cayley, Dot, Linear
+from bnet_transformer.tpm import Affine, At, Attention, Bias, Cayley, Dot, Linear
 from bnet_transformer.tpm.base import broadcast
 from bnet_transformer.tpm.linear import apply
 
@@ -42,9 +42,22 @@ def fused(member: Member, at: At, parents: Sequence[Tensor], *, whole: bool, cau
     return None
 
 
+def entries(table: Tensor, dims: Sequence[int], rank: int) -> Tensor:
+    """`table[d1, d2, *shape]` at all states of its parents, each along its own dim of the layout: a view, where a
+    look-up would copy."""
+    order = sorted(range(len(dims)), key=dims.__getitem__)
+    sizes = [1] * rank
+    for d, size in zip(dims, table.shape, strict=False):
+        sizes[d] = size
+    return table.permute(*order, *range(len(dims), table.dim())).reshape(*sizes, *table.shape[len(dims) :])
+
+
 def maps(weights: Sequence[Tensor], x: Tensor, biases: Sequence[Tensor | None]) -> list[Tensor]:
     """`W x (+ b)` for several W at once: one matrix product where x is the same for all their heads and states."""
-    if all(_shares(W, x) for W in weights) and not any(_wider(b, W) for b, W in zip(biases, weights, strict=True)):
+    shared = all(_shares(W, x) for W in weights)
+    if shared and not any(_wider(b, W) for b, W in zip(biases, weights, strict=True)):
+        if len(weights) > 1 and not _joins(weights, x):
+            return [maps([W], x, [b])[0] for W, b in zip(weights, biases, strict=True)]
         flat = [W.reshape(-1, W.shape[-1]) for W in weights]
         bias = [b.expand(W.shape[:-1]).reshape(-1) for b, W in zip(biases, weights, strict=True) if b is not None]
         y = functional.linear(x, _joined(flat), _joined(bias) if bias else None)
@@ -69,6 +82,12 @@ def _each(W: Tensor, x: Tensor) -> Tensor:
     W, x = W.reshape(count, *W.shape[-2:]), x.permute(*order, rank)
     y = torch.bmm(x.reshape(count, -1, x.shape[-1]), W.mT)
     return y.reshape(*x.shape[:-1], -1).permute(*(order.index(d) for d in range(rank)), rank)
+
+
+def _joins(weights: Sequence[Tensor], x: Tensor) -> bool:
+    """True where one product with all weights side by side moves fewer numbers than a product with each: their copy is
+    written and read, where x would be read again for each. On a GPU calls count for more."""
+    return x.device.type != "cpu" or (len(weights) - 1) * x.numel() > 2 * sum([W.numel() for W in weights])
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
@@ -128,10 +147,21 @@ def reading_of(tpm: Attention, at: At, parents: Sequence[Tensor], *, whole: bool
         causal = False
     bias = None
     if tpm.bias is not None:  # each pair of words has its own score then, though q and k may be the same for all
-        bias = tpm.bias.bias(parents[3], at.word, at.read["k."])
+        bias = _bias(tpm.bias, at, parents[3])
         q = q.expand(*q.shape[:-2], bias.shape[-2], -1)
         k, v = (x.expand(*x.shape[:-2], bias.shape[-1], -1) for x in (k, v))
     return Reading(q, k, v, None if whole else at.mask["k."], causal, tpm.score.factor(q.shape[-1]), bias)
+
+
+def _bias(bias: Bias, at: At, b: Tensor) -> Tensor:
+    """What is added to the scores, made once for all slices that have it from the same parent."""
+    i, j = at.word, at.read["k."]
+    made: list[tuple[Tensor, ...]] = at.turns.setdefault(bias, [])
+    for *of, found in made:
+        if all(mine is other for mine, other in zip(of, (b, i, j), strict=True)):
+            return found
+    made.append((b, i, j, bias.bias(b, i, j)))
+    return made[-1][-1]
 
 
 def mix_of(r: Reading) -> Tensor:

@@ -30,7 +30,7 @@ from bnet_transformer.compiler.told import (
 from bnet_transformer.compiler.values import plan_to_values
 from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown, whole
 from bnet_transformer.intake import check_reads, main_of
-from bnet_transformer.network import Member, Network
+from bnet_transformer.network import Member, Network, network_of
 from bnet_transformer.tpm import TPM, Given
 
 __all__ = ["Module", "Values", "laid_out", "output_of"]
@@ -47,6 +47,7 @@ class Module(nn.Module):
 
     def __init__(self, network: Network) -> None:
         super().__init__()
+        network = network_of(network)
         network.one_type()
         self.network = network
         self.store = nn.ParameterDict()
@@ -57,6 +58,11 @@ class Module(nn.Module):
         self._fitting: set[tuple[tuple[str, int], ...]] = set()
         self._plans: dict[tuple[object, ...], Plan] = {}
         self.compiled: dict[str, Callable[..., Tensor]] = {}  # what torch.compile made of uses of it
+        self.looks = True  # at the numbers of what it is told, to refuse what they should not be
+        tables = {given.reach for m in network.members for given in m.inputs if given.reach.kind == "mask"}
+        self._tables = {reach: f"table_{k}" for k, reach in enumerate(sorted(tables, key=repr))}
+        for reach, name in self._tables.items():
+            self.register_buffer(name, torch.tensor(reach.table), persistent=False)
         with contextlib.suppress(BNetError):  # a default that cannot be computed is refused when it is asked for
             for fold in (False, True):
                 self.plan((self.output,), frozenset(), fold=fold)
@@ -153,6 +159,8 @@ class Module(nn.Module):
         present = self.present(mask, words, batch)
         mode = self.training if training is None else training
         course = Course(self.network, layout, parameters, {}, words, present, mode, {}, dtype, device)
+        course.tables = {reach: getattr(self, name) for reach, name in self._tables.items()}
+        course.looks = self.looks
         course.apart = any([value.device != device for value in parameters.values()])  # noqa: C419
         course.known = received(course, {**inputs, **set_})
         for (index, value), (_, which) in zip(received(course, some).items(), (patched or {}).values(), strict=True):
@@ -162,7 +170,7 @@ class Module(nn.Module):
             course.rows[index] = laid_out(course, index, weights, own), laid_out(course, index, which)
         course.readings.update(dict.fromkeys(readings))
         course.gates.update(gates_in(course, gated))
-        if present:
+        if present and self.looks:
             groups = (*plan.groups, plan.wanted, left)
             check_read(course, (self.network.members[index] for group in groups for index in group))
         plan_to_values(plan, course)
@@ -301,9 +309,17 @@ class Module(nn.Module):
             raise BNetError(f"{what} and given[{name!r}]", expected=f"one value for {name}", got="two")
         return found
 
+    def look(self, want: tuple[str, ...], x: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> None:
+        """Refuse a mask that leaves a sentence no word, or a word nothing to read, wherever the parameters lie."""
+        words, first = {stack: value.shape[1] for stack, value in x.items()}, next(iter(x.values()))
+        present, plan = check_mask(mask, words, len(first)), self.plan(want, frozenset(), words=words)
+        layout = Layout((), tuple(self.network.graph.sizes))
+        course = Course(self.network, layout, {}, {}, words, present, False, {}, self.network.floating, first.device)
+        check_read(course, (self.network.members[index] for group in plan.groups for index in group))
+
     def present(self, mask: Values | None, words: Mapping[str, int], batch: int) -> dict[str, Tensor]:
         """The words that are present, by stack; nothing where all are."""
-        return check_mask(mask, words, batch)
+        return check_mask(mask, words, batch, looks=self.looks)
 
 
 def _reads(member: Member) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.products import Fold, folds, together
-from bnet_transformer.errors import ReadingError
-from bnet_transformer.network import Member, Network
+from bnet_transformer.errors import BNetError, ReadingError
+from bnet_transformer.network import Member, Network, network_of
 from bnet_transformer.tpm import Attention, Given
 
 
@@ -48,6 +48,13 @@ def network_to_plan(
     `left` are not computed, but all that they read is; the deterministic families `passed` are computed, and not kept.
     Some nodes of the families `patched` are set. `words` of each stack are for the messages.
     """
+    network = network_of(network)
+    if isinstance(want, str) or not isinstance(want, Sequence):
+        raise BNetError("want", expected="a list of families", got=want)
+    for index in (*known, *enumerate_too):
+        if index not in range(len(network.members)):
+            wanted_numbers = f"numbers of families, from 0 to {len(network.members) - 1}"
+            raise BNetError("known, enumerate_too", expected=wanted_numbers, got=index)
     wanted = tuple(network.graph.family(name).index for name in want)
     needed: set[int] = set(enumerate_too)
     enumerated: set[int] = set(enumerate_too)

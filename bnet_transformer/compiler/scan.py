@@ -18,6 +18,7 @@ from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.seeing import at_of, full, given_value, nothing, present_in, seen
 from bnet_transformer.network import Input, Member
 from bnet_transformer.tpm import At, Recur
+from bnet_transformer.tpm.base import broadcast
 from bnet_transformer.tpm.steps import ACTIVATIONS
 
 Reads = Callable[[int], Tensor]
@@ -68,7 +69,7 @@ class _Scan:
         """Values at words one after another, broadcast to one shape."""
         shapes = {each.shape for each in parts}
         if len(shapes) > 1:
-            shape = torch.broadcast_shapes(*shapes)
+            shape = broadcast(*shapes)
             parts = [each.expand(shape) for each in parts]
         return torch.cat(list(parts), self.axis)
 

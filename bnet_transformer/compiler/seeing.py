@@ -186,7 +186,8 @@ def _absent_and_alone(course: Course, member: Member, mask: Tensor, word: int | 
 def _reads(course: Course, given: Input, n: int, m: int) -> Tensor:
     """`[n, m]`: which words each word reads."""
     if given.reach.kind == "mask":
-        return torch.tensor(given.reach.table, device=course.device)
+        made = course.tables.get(given.reach)
+        return torch.tensor(given.reach.table, device=course.device) if made is None else made.to(course.device)
     i, j = course.count(n), course.count(m)
     mask: Tensor = given.reach.holds(i[:, None], j[None, :], m)
     return mask
@@ -231,7 +232,7 @@ def at_of(
             stored = stored.reshape(*shape, *stored.shape[len(family.plates) :])
         parameters[name] = stored
     if word is not None:
-        place = torch.tensor([word], device=course.device)
+        place = torch.full((1,), word, device=course.device)
     elif family.words is not None and family.words in course.places:
         place = course.places[family.words]
     else:

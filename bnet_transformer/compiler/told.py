@@ -1,7 +1,8 @@
 """What a module is told, checked and laid out: names of families, values, masks.
 
 Forms and types are always checked. What only the numbers tell (ids outside their table, a word that is left nothing to
-read) is checked where they can be read: not within `torch.compile`.
+read) is checked where they can be read and are looked at: not within `torch.compile`, nor in a step of training, whose
+data are looked at as they come in.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ def there_of(course: Course, member: Member) -> Tensor | None:
 
 def check_states(course: Course, index: int, what: str, value: Tensor) -> None:
     """Refuse ids and states that there are not."""
-    if value.is_floating_point() or not value.numel() or not readable(value):
+    if value.is_floating_point() or not value.numel() or not (course.looks and readable(value)):
         return
     low, high = (int(end) for end in value.aminmax())
     states = _states(course, index)
@@ -204,7 +205,7 @@ def readable(value: Tensor) -> bool:
     return not torch.compiler.is_compiling() and not value.is_meta and type(value) in (Tensor, nn.Parameter)
 
 
-def check_mask(mask: Values | None, words: Mapping[str, int], batch: int) -> dict[str, Tensor]:
+def check_mask(mask: Values | None, words: Mapping[str, int], batch: int, *, looks: bool = True) -> dict[str, Tensor]:
     """The words that are present, by stack: booleans, in every sentence some."""
     if mask is None:
         return {}
@@ -221,7 +222,7 @@ def check_mask(mask: Values | None, words: Mapping[str, int], batch: int) -> dic
         if not fits or present.dtype != torch.bool:
             got = f"{present.dtype} of shape {tuple(present.shape)}" if isinstance(present, Tensor) else present
             raise BNetError(what, expected=f"booleans of shape {wanted_shape}, true where a word is", got=got)
-        if readable(present) and not bool((some := present.any(-1)).all()):
+        if looks and readable(present) and not bool((some := present.any(-1)).all()):
             which = int((~some).nonzero()[0])
             raise BNetError(f"{what}, sentence {which}", expected="at least one word that is present", got="none")
     return by_stack

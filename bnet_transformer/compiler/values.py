@@ -11,14 +11,14 @@ from torch import Tensor
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course
-from bnet_transformer.compiler.fused import Reading, fused, is_plain, maps, reading_of, told_apart
+from bnet_transformer.compiler.fused import Reading, entries, fused, is_plain, maps, reading_of, told_apart
 from bnet_transformer.compiler.plan import Plan
 from bnet_transformer.compiler.products import Fold
 from bnet_transformer.compiler.scan import scan
 from bnet_transformer.compiler.seeing import full, given_value, seen
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.network import Input, Member
-from bnet_transformer.tpm import Affine, At, Attention
+from bnet_transformer.tpm import Affine, At, Attention, Select
 
 
 def plan_to_values(plan: Plan, course: Course) -> dict[int, Tensor]:
@@ -69,10 +69,22 @@ def value(course: Course, index: int) -> Tensor:
     found = given_value(course, index)
     if found is not None:
         return found
+    if isinstance(member.tpm, Select) and (dims := _all_states(course, member)):
+        return entries(course.parameters[f"{member.owner}.values"], dims, course.layout.rank)
     at, parents = seen(course, member)
     if index in course.readings:
         return full(course, member, _with_reading(course, member, at, parents))
     return full(course, member, computed(course, member, at, parents))
+
+
+def _all_states(course: Course, member: Member) -> list[int]:
+    """The dims along which the parents of a family run through all their states; none where some do not."""
+    enumerated = course.layout.enumerated
+    each = {given.parent for given in member.inputs}
+    plain = all(not (given.pick or given.over) and given.reach.kind == "same" for given in member.inputs)
+    if member.family.plates or not plain or len(each) < len(member.inputs) or not each <= {*enumerated}:
+        return []
+    return [enumerated.index(given.parent) for given in member.inputs]
 
 
 def _with_reading(course: Course, member: Member, at: At, parents: list[Tensor]) -> Tensor:

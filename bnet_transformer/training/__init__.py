@@ -8,6 +8,7 @@ from bnet_transformer.training.data import Batch
 from bnet_transformer.training.generate import Generated, generate
 from bnet_transformer.training.iterate import iterate, windows
 from bnet_transformer.training.loop import kept, train
+from bnet_transformer.training.parallel import alone
 from bnet_transformer.training.result import Trained
 
-__all__ = ["Batch", "Generated", "Trained", "generate", "iterate", "kept", "train", "windows"]
+__all__ = ["Batch", "Generated", "Trained", "alone", "generate", "iterate", "kept", "train", "windows"]

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, FileError
-from bnet_transformer.files import as_path, replacing
+from bnet_transformer.errors import BNetError, FileError, mapping, whole
+from bnet_transformer.files import alone, as_path, read_tensors, reading, write_tensors
 from bnet_transformer.network import Network
 
-FORMAT, VERSION, KEY, NAME = "bnet_transformer checkpoint", 1, "bnet_transformer", "checkpoint.safetensors"
+WANTED = "a checkpoint of train"
+HEADINGS = ("net", "first", "second", "count", "best")  # of the tensors of a run
+FORMAT, VERSION, NAME = "bnet_transformer checkpoint", 1, "checkpoint.safetensors"
 CHANGEABLE = frozenset(("rate", "schedule", "warmup", "dim", "clip", "precision", "steps"))
 
 
@@ -58,6 +59,13 @@ def path_of(folder: object) -> Path:
     return where / NAME
 
 
+@contextlib.contextmanager
+def kept_by(folder: object, first: bool) -> Iterator[None]:
+    """While a run keeps checkpoints in a folder no other does; of several processes the `first` sees to it."""
+    with contextlib.nullcontext() if folder is None or not first else alone(path_of(folder)):
+        yield
+
+
 def write(path: Path, network: Network, found: Checkpoint) -> None:
     """Put a checkpoint in the place of the last one."""
     head = {
@@ -70,46 +78,24 @@ def write(path: Path, network: Network, found: Checkpoint) -> None:
     tensors = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in found.tensors.items()}
     tensors["losses"] = torch.tensor(found.losses, dtype=torch.float64)
     tensors["held_out"] = torch.tensor(found.held_out, dtype=torch.float64).reshape(-1, 2)
-    head["sha256"] = _content(head, tensors)
-    with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata={KEY: json.dumps(head)})
+    write_tensors(path, head, tensors)
 
 
 def read(path: Path, network: Network) -> Checkpoint:
     """The checkpoint of this net; any other is refused."""
-    where, wanted = str(path), "a checkpoint of train"
-    try:
-        with safe_open(path, framework="pt") as opened:
-            head = json.loads((opened.metadata() or {}).get(KEY, "null"))
-            tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError) as error:
-        raise FileError(where, expected=wanted, got=str(error)) from error
-    if not isinstance(head, dict) or head.get("format") != FORMAT:
-        raise FileError(where, expected=wanted, got="safetensors of something else")
-    if head.get("version") != VERSION:
-        raise FileError(where, expected=f"format version {VERSION}", got=f"version {head.get('version')}")
-    if head.pop("sha256", None) != _content(head, tensors):
-        raise FileError(where, expected="the content that was saved (its SHA-256)", got="other bytes")
+    where = str(path)
+    head, tensors = read_tensors(path, WANTED, FORMAT, VERSION)
     _check_net(where, network, head, tensors)
-    losses, held_out = tensors.pop("losses").tolist(), tensors.pop("held_out").tolist()
-    return Checkpoint(
-        head["step"], tensors, tuple(losses), tuple((int(step), loss) for step, loss in held_out), head["settings"]
-    )
+    with reading(path, WANTED):
+        losses, held_out = tensors.pop("losses").tolist(), tensors.pop("held_out").tolist()
+        step, settings = whole("step", head["step"], least=0), mapping("settings", head["settings"])
+        told = tuple((int(at), float(loss)) for at, loss in held_out)
+        return Checkpoint(step, tensors, tuple(map(float, losses)), told, settings)
 
 
 def digest(network: Network) -> str:
     """What tells another net: a hash of its declaration."""
     return hashlib.sha256(repr(network.declaration).encode()).hexdigest()
-
-
-def _content(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """What tells a flipped bit: a hash of everything."""
-    found = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
-    for name in sorted(tensors):
-        value = tensors[name].reshape(-1).contiguous()
-        found.update(f"{name} {value.dtype} {tuple(tensors[name].shape)}".encode())
-        found.update(value.view(torch.uint8).numpy().data if value.numel() else b"")
-    return found.hexdigest()
 
 
 def _check_net(where: str, network: Network, head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -127,6 +113,24 @@ def _check_net(where: str, network: Network, head: Mapping[str, Any], tensors: M
             raise FileError(where, expected=f"{name} in {network.parameters[name].dtype}", got=dtype, allowed=allowed)
     if head.get("net") != digest(network):
         raise FileError(where, expected="a checkpoint of this net", got="another declaration", allowed=allowed)
+
+
+def check_state(path: Path, network: Network, found: Checkpoint) -> None:
+    """Refuse moments of an optimiser, and best parameters, that are none of a run of `train` with this net."""
+    with reading(path, WANTED):
+        for name, value in found.tensors.items():
+            _check_part(network, name, value, found.tensors)
+
+
+def _check_part(network: Network, name: str, value: Tensor, tensors: Mapping[str, Tensor]) -> None:
+    heading, _, own = name.partition("/")
+    wanted = network.parameters[own].new_empty(()) if heading == "count" else network.parameters[own]
+    if heading not in HEADINGS or value.shape != wanted.shape or not value.is_floating_point():
+        raise BNetError(name, expected=f"a tensor of a run, of shape {tuple(wanted.shape)}", got=tuple(value.shape))
+    if heading != "count" and value.dtype != wanted.dtype:
+        raise BNetError(name, expected=f"one in {wanted.dtype}", got=value.dtype)
+    if heading in ("first", "second", "count") and any(f"{each}/{own}" not in tensors for each in HEADINGS[:4]):
+        raise BNetError(name, expected=f"both moments and the count of {own}", got="not all of them")
 
 
 def check_settings(path: Path, found: Checkpoint, settings: Mapping[str, Any], free: Collection[str] = ()) -> None:

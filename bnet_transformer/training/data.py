@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import cast
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bnet_transformer.errors import BNetError, unknown
+from bnet_transformer.errors import BNetError, unknown, whole
 from bnet_transformer.network import Member
 from bnet_transformer.training.rows import rows_of, suspect
 from bnet_transformer.training.task import Task
@@ -45,24 +45,40 @@ class Batch:
         """How many sentences there are."""
         return len(next(iter(self.x.values())))
 
-    @property
+    @cached_property
     def count(self) -> int:
         """How many words are observed, over all readouts."""
         return sum(int(seen(value).sum()) for value in self.observed.values())
 
     def share(self, rank: int, world: int) -> Batch:
         """Every `world`-th sentence; where none is left, one of which nothing is observed."""
+        if whole("rank", rank, least=0) >= whole("world", world):
+            raise BNetError("rank", expected=f"a whole number below {world}", got=rank)
         if rank < self.sentences:
             return self._each(lambda value: value[rank::world], lambda value: value[rank::world])
         return self._each(lambda value: value[:1], lambda value: torch.full_like(value[:1], nothing(value)))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
-        """The same on a device, real numbers in the net's floating type."""
+        """The same on a device, real numbers in the net's floating type; nobody waits for it to be there."""
 
         def moved(value: Tensor) -> Tensor:
-            return value.to(device, dtype) if value.is_floating_point() else value.to(device)
+            return sent(value.to(dtype) if value.is_floating_point() else value, device)
 
         return self._each(moved, moved)
+
+    def flat(self) -> dict[str, Tensor]:
+        """Its tensors by name; `Batch.of` puts them together again."""
+        parts = {"x": self.x, "mask": self.mask or {}, "observed": self.observed}
+        return {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
+
+    @classmethod
+    def of(cls, flat: Mapping[str, Tensor]) -> Batch:
+        """The batch of tensors by name."""
+        parts: dict[str, dict[str, Tensor]] = {"x": {}, "mask": {}, "observed": {}}
+        for key, value in flat.items():
+            part, _, name = key.partition("/")
+            parts[part][name] = value
+        return cls(parts["x"], parts["mask"] or None, parts["observed"])
 
     def _each(self, words: Callable[[Tensor], Tensor], observed: Callable[[Tensor], Tensor]) -> Batch:
         mask = None if self.mask is None else {k: words(v) for k, v in self.mask.items()}
@@ -72,6 +88,12 @@ class Batch:
             mask=mask,
             observed={k: observed(v) for k, v in self.observed.items()},
         )
+
+
+def sent(value: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device, where it will be when it is used: nobody waits for it."""
+    pinned = value.pin_memory() if device.type == "cuda" and value.device.type == "cpu" else value
+    return pinned.to(device, non_blocking=True)
 
 
 def nothing(value: Tensor) -> float:
@@ -296,6 +318,10 @@ def batches(reader: Reader, data: object, batch: int, seed: int, words: int | No
 
         return Batches(task, batch, seed, None, reader, fresh)
     where = str(data) if isinstance(data, str | Path) else "data"
+    if isinstance(data, Tensor):
+        data = data.cpu()  # batches are made on the host, and looked at there
+    if isinstance(data, tuple) and all(isinstance(part, Tensor) for part in data):
+        data = tuple(part.cpu() for part in data)
     if isinstance(data, str | Path):
         data = tokens_of(data)
     if isinstance(data, Tensor | np.ndarray) and data.ndim == 1 and data.dtype != object:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.compiler import Module
-from bnet_transformer.errors import BNetError, number, one_of, seed_of, unknown, whole
-from bnet_transformer.network import Network
+from bnet_transformer.errors import BNetError, number, one_of, seed_of, unknown, whole, within_memory
+from bnet_transformer.network import Network, network_of
 from bnet_transformer.training.data import Example, padded
 from bnet_transformer.training.decoding import Prompts, by_beams, greedy, one_by_one, sampler, speaker_of
 from bnet_transformer.training.incremental import told_by
@@ -58,6 +58,7 @@ class Generated:
         return f"<table><tr><th>words</th><th>log P</th></tr>{rows}</table>"
 
 
+@within_memory("generate")
 def generate(
     network: Network,
     prompt: object = None,
@@ -88,6 +89,7 @@ def generate(
     >>> len(found.words[0]), found.words[0][0] in {"the", "cat", "sat"}
     (3, True)
     """
+    network = network_of(network)
     network.one_type()
     places = sorted({str(value.device) for value in network.parameters.values()})
     if len(places) > 1:

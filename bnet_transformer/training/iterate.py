@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from torch import Tensor
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.module import output_of
 from bnet_transformer.compiler.seeing import seen
-from bnet_transformer.errors import BNetError, one_of, seed_of, unknown, whole
-from bnet_transformer.network import Member, Network
+from bnet_transformer.errors import BNetError, one_of, room_for, seed_of, unknown, whole, within_memory
+from bnet_transformer.network import Member, Network, network_of
 from bnet_transformer.tpm import Given
 from bnet_transformer.training.task import Task, above, later, task_of
 from bnet_transformer.training.words import real_numbers
@@ -22,6 +23,7 @@ from bnet_transformer.training.words import real_numbers
 Values = Mapping[str, Tensor]
 
 
+@within_memory("iterate")
 def iterate(
     network: Network,
     window: object,
@@ -50,6 +52,7 @@ def iterate(
     >>> net.iterate(torch.zeros(4, 3), steps=5).shape           # a window of 4 words, and 5 further ones
     torch.Size([5, 3])
     """
+    network = network_of(network)
     for what, value in (("sample", sample), ("compile", compile)):
         one_of(what, value, (True, False))
     seed_of(seed)
@@ -62,7 +65,8 @@ def iterate(
         raise BNetError("sample", expected="a net with a Normal readout", got=f"the state {teller.member.family.name}",
                         allowed="sample=False")  # fmt: skip
     x, lead = _read(teller, window)
-    begun = x[teller.stack].shape[1]
+    begun, size = x[teller.stack].shape[1], math.prod((*lead, steps, *teller.member.shape))
+    room_for("steps", 2 * size * x[teller.stack].element_size(), "fewer steps=")  # in pieces, then in one
     new, grow = teller.ahead(begun, ahead), teller.grows(grow)
     longest = begun + new * ((steps - 1) // new) if grow else begun
     teller.task.words[teller.stack].check_length(longest)

@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -15,10 +15,11 @@ from typing import Any, cast
 import torch
 from tqdm import tqdm
 
-from bnet_transformer.errors import BNetError, FileError, number, one_of, whole
+from bnet_transformer.errors import BNetError, FileError, number, one_of, whole, within_memory
 from bnet_transformer.files import as_path
 from bnet_transformer.network import Network
-from bnet_transformer.training.checkpoint import CHANGEABLE, NAME, diverged, path_of, read
+from bnet_transformer.training.captured import recorder_of
+from bnet_transformer.training.checkpoint import CHANGEABLE, NAME, diverged, kept_by, path_of, read
 from bnet_transformer.training.data import Batch, Batches, Reader, batches
 from bnet_transformer.training.objective import Loss
 from bnet_transformer.training.parallel import device_of, ranks
@@ -58,6 +59,8 @@ def train(
     seed: int = 0,
     device: str | torch.device | None = None,
     shard: bool = False,
+    compile: bool = False,
+    recorded: bool = False,
     progress: bool | None = None,
 ) -> Trained[N]:
     """A new net, trained on the log probability of its readouts by AdamW; the net that came in stays as it is.
@@ -69,7 +72,8 @@ def train(
     factor (1 by default). Every `every` steps the `held_out` loss is measured and a checkpoint goes to `folder`;
     `resume` goes on from it, bit for bit, or, if it is "changed", with the rates of this call. After `patience`
     measures without a better one training stops, and the best net is what it gives. A loss above `bound` or not
-    finite stops it with an error. Under torchrun each process takes its share of each batch.
+    finite stops it with an error. Under torchrun each process takes its share of each batch. `compile` has
+    torch.compile make code of the net; `recorded` records the work of a step on a GPU once and replays it.
 
     >>> import bnet_transformer as bt
     >>> net = bt.decoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
@@ -87,7 +91,8 @@ def train(
     reader = Reader(task_of(network, likelihood=loss is None), start, stop)
     given = batches(reader, data, batch, seed, words)
     held = None if held_out is None else batches(reader, held_out, batch, seed, words)
-    return _held_as(net, _trained(network, recipe, habits, given, held, reader, loss, device, shard))
+    ways = Ways(device, shard, compile, recorded)
+    return _held_as(net, _trained(network, recipe, habits, given, held, reader, loss, ways))
 
 
 def kept(net: N, folder: str | Path, *, best: bool = False) -> Trained[N]:
@@ -116,22 +121,47 @@ def _trained(
     held_out: Batches | None,
     reader: Reader,
     loss: Loss | None,
-    device: str | torch.device | None,
-    shard: bool,
+    ways: Ways,
 ) -> Trained[Network]:
     """The steps of a recipe, on the device and in the processes that there are."""
-    one_of("shard", shard, (True, False))
     measured = [] if held_out is None else held_out.in_order()
     habits.check(measured)
     steps = habits.total(given)
     settings = settings_of(recipe, reader, given, held_out, loss, steps)
-    place = device_of(device, network)
-    with ranks(place) as here, torch.random.fork_rng([here.device] if here.device.type == "cuda" else []):
-        run = Run(reader.task, recipe, steps, here, loss, shard, settings)
-        _follow(run, given, measured, habits, steps)
-        found = run.best if habits.patience is not None and run.best else run.parameters()
+    place = device_of(ways.device, network)
+    with (
+        within_memory("train"),
+        ranks(place) as here,
+        torch.random.fork_rng([here.device] if here.device.type == "cuda" else []),
+        kept_by(habits.folder, here.first),
+    ):
+        if here.world > 1:
+            first, begun = given(0), habits.folder is not None and path_of(habits.folder).exists()
+            told = {**settings, "net": network.parameters, "batch": (first.x, first.observed), "checkpoint": begun}
+            here.agree("train", **told)
+        recorder = recorder_of(here.device, here.world) if ways.recorded else None
+        with nullcontext() if recorder is None else recorder.stage():
+            run = Run(
+                reader.task, recipe, steps, here, loss, ways.shard, settings, compile=ways.compile, recorder=recorder
+            )
+            _follow(run, given, measured, habits, steps)
+            found = run.best if habits.patience is not None and run.best else run.parameters()
     home = {name: value.to(network.parameters[name].device) for name, value in found.items()}
     return Trained(network.with_parameters(home), tuple(run.losses), tuple(run.held_out), run.step)
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How the steps are worked at, whatever they are."""
+
+    device: str | torch.device | None
+    shard: bool
+    compile: bool
+    recorded: bool
+
+    def __post_init__(self) -> None:
+        for what in ("shard", "compile", "recorded"):
+            one_of(what, getattr(self, what), (True, False))
 
 
 @dataclass(frozen=True)
@@ -198,21 +228,33 @@ def _follow(run: Run, given: Batches, held_out: list[Batch], habits: Habits, ste
     with bar, asked_to_stop() as asked:
         while run.step < steps and not stop and not _tired(run, habits):
             batch = given(run.step)
-            loss, length = run.gradient(batch)
-            if not habits.good(loss, length):
-                raise _diverged(run, f"loss {loss:g}, a gradient of length {length:g}", habits, path)
+            run.gradient(run.feed(batch, bool(asked)))
+            stop = _listen(run, habits, path, all=path is not None and due)
             if path is not None and due:
                 run.save(path)
-            run.follow(loss)
+            run.follow()
             bar.update()
-            bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
-            stop, due = run.ranks.any(bool(asked)), habits.pauses(run.step, steps)
+            if not bar.disable and run.losses:
+                bar.set_postfix(loss=f"{run.losses[-1]:.4f}", refresh=False)
+            stop, due = stop or (run.ranks.world == 1 and bool(asked)), habits.pauses(run.step, steps)
             if held_out and not stop and due:
+                _listen(run, habits, path, all=True)
                 _measure(run, held_out, keep=habits.patience is not None)
+        _listen(run, habits, path, all=True)
         if batch is not None:
             _finish(run, batch, habits, path)
     if stop:
         raise KeyboardInterrupt
+
+
+def _listen(run: Run, habits: Habits, path: Path | None, *, all: bool = False) -> bool:
+    """Hear of the losses that are there, or of `all`; a bad one ends the run. True where some process is to stop."""
+    stop = False
+    for loss, length, asked in run.heard(all=all):
+        if not habits.good(loss, length):
+            raise _diverged(run, f"loss {loss:g}, a gradient of length {length:g}", habits, path)
+        stop = stop or asked
+    return stop
 
 
 def _finish(run: Run, batch: Batch, habits: Habits, path: Path | None) -> None:
@@ -246,7 +288,7 @@ def _diverged(run: Run, told: str, habits: Habits, path: Path | None) -> BNetErr
     wanted = "a finite loss" if habits.bound is None else f"a finite loss of at most {habits.bound:g}"
     rate = f"a rate= below {run.recipe.rate or default_rate(run.recipe.schedule):g}"
     ways = f"{rate}, a longer warmup=, clip=1.0, float32 for bfloat16"
-    return diverged(run.step + 1, wanted, told, ways, path, run.kept)
+    return diverged(len(run.losses) + 1, wanted, told, ways, path, run.kept)
 
 
 @contextmanager

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
@@ -12,15 +11,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from bnet_transformer.compiler import Module
 from bnet_transformer.errors import BNetError, number, one_of, seed_of, whole
+from bnet_transformer.network import Member
+from bnet_transformer.tpm import Dropout
 from bnet_transformer.training import checkpoint
+from bnet_transformer.training.captured import Fed, Recorder, Replayed
 from bnet_transformer.training.data import Batch, Batches, Reader, mixed
+from bnet_transformer.training.late import Late
 from bnet_transformer.training.objective import Loss, Objective
 from bnet_transformer.training.parallel import Ranks, laid_like, spread
 from bnet_transformer.training.parallel import whole as put_together
-from bnet_transformer.training.steps import SCHEDULES, optimiser_of, schedule_of, width_of
+from bnet_transformer.training.steps import SCHEDULES, optimiser_of, schedule_of, set_rate, width_of
 from bnet_transformer.training.task import Task, above
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -77,10 +81,24 @@ class Recipe:
 
 
 class Run:
-    """A net in training: parameters of its own, optimiser, losses so far."""
+    """A net in training: parameters of its own, optimiser, losses so far.
+
+    The host feeds a step (`feed`), then sets the device to work (`gradient`, `follow`) and reads nothing off it; losses
+    are `heard` when they are there.
+    """
 
     def __init__(
-        self, task: Task, recipe: Recipe, steps: int, ranks: Ranks, loss: Loss | None, shard: bool, settings: Any
+        self,
+        task: Task,
+        recipe: Recipe,
+        steps: int,
+        ranks: Ranks,
+        loss: Loss | None,
+        shard: bool,
+        settings: Any,
+        *,
+        compile: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         recipe.check(task)
         network = task.network
@@ -93,69 +111,120 @@ class Run:
             for name, value in self.module.store.items():
                 value.requires_grad_(value.requires_grad and name.rpartition("/")[0] in read)
         self.objective = Objective(self.module, task, recipe.smoothing, loss)
+        if compile:
+            self.objective.compile()
+        self.looks = loss is not None and not (compile and ranks.device.type == "cuda")  # no second code is made then
         self.spread: nn.Module = spread(self.objective, ranks, shard=shard, known_use=loss is None)
         self.named = [(k.replace("/", "."), v) for k, v in self.module.store.items() if v.requires_grad]
         if not self.named:
             raise BNetError("net", expected="parameters that training changes", got="none")
-        self.optimiser = optimiser_of(network, self.named, recipe.betas, recipe.eps, recipe.weight_decay)
+        betas, eps, decay = recipe.betas, recipe.eps, recipe.weight_decay
+        self.optimiser = optimiser_of(network, self.named, betas, eps, decay, fused=not shard)
         self.rate = schedule_of(recipe.schedule, recipe.rate, recipe.warmup, steps, recipe.dim or width_of(network))
-        self.losses: list[float] = []
+        self.recorded, self.fused = recorder is not None, not shard
+        self._gradient = self._made_gradient if recorder is None else Replayed(self._made_gradient, recorder)
+        self._step = self._made_step if recorder is None else Replayed(self._made_step, recorder)
+        self.draws = loss is not None or any(map(_draws, network.members))
+        self.step = 0  # how many steps are done
+        self.late = Late.on(ranks.device)  # the loss and length of the gradient of steps that were not heard of yet
+        self.losses: list[float] = []  # of a step that is done, or more: its gradient comes first
         self.held_out: list[tuple[int, float]] = []
         self.best: dict[str, Tensor] = {}
         self.kept: int | None = None  # the step of the checkpoint on disk
 
-    @property
-    def step(self) -> int:
-        """How many steps are done."""
-        return len(self.losses)
+    def feed(self, batch: Batch, asked: bool = False) -> Fed:
+        """What a step takes, on the device: this process's share of a batch, and what its sum is divided by.
 
-    def train(self, batch: Batch) -> tuple[float, float]:
-        """One step; its loss, and the length of the gradient."""
-        loss, length = self.gradient(batch)
-        self.follow(loss)
-        return loss, length
+        The host looks at the batch here. Where there are several processes, `asked` says that this one is to stop.
+        """
+        count, device = self.objective.count(batch), self.ranks.device
+        if not count:
+            raise BNetError("data", expected="something that is observed in every batch", got="nothing")
+        self.module.looks = self.looks and (device.type == "cpu" or not self.step)
+        if batch.mask is not None and self.objective.loss is None:
+            self.module.look(self.objective.wanted, batch.x, batch.mask)
+        if self.ranks.world > 1:
+            batch = batch.share(self.ranks.rank, self.ranks.world)
+        numbers = {"count": count, "asked": asked} if self.ranks.world > 1 else {"count": count}
+        scalars = {k: torch.full((), float(n), dtype=torch.float64, device=device) for k, n in numbers.items()}
+        return {**batch.to(device, self.network.dtype).flat(), **scalars}
 
-    def gradient(self, batch: Batch) -> tuple[float, float]:
-        """The loss of a batch and the length of its gradient, clipped where that is asked for; no parameter changes."""
-        torch.manual_seed(mixed(self.recipe.seed, "dropout", self.step, self.ranks.rank))
-        self.spread.train()
-        total, count = self._sum(batch)
-        (total * (self.ranks.world / count)).backward()
-        (loss,) = self.ranks.summed(total / count)
-        parameters = [value for _, value in self.named]
-        clip = self.recipe.clip
-        length = float(put_together(torch.nn.utils.clip_grad_norm_(parameters, math.inf if clip is None else clip)))
-        return loss, length
+    def gradient(self, fed: Fed) -> None:
+        """The gradient of what was fed, clipped where that is asked for; no parameter changes."""
+        if self.draws:
+            _seed(mixed(self.recipe.seed, "dropout", self.step, self.ranks.rank), self.ranks.device)
+        if not self.spread.training:
+            self.spread.train()
+        self.late.put(self._gradient(fed))
 
-    def follow(self, loss: float) -> None:
-        """Change the parameters along the gradient of that loss."""
+    def follow(self) -> None:
+        """Change the parameters along the gradient."""
         rate, most = self.rate(self.step + 1), torch.finfo(self.network.dtype).max
         if max(rate / (1 - self.recipe.betas[0]), rate * self.recipe.weight_decay) > most:
             raise BNetError("rate", expected=f"a rate whose step {self.network.dtype} can hold", got=rate)
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
-        self.optimiser.step()
-        self.losses.append(loss)
-        self.optimiser.zero_grad(set_to_none=True)
+        set_rate(self.optimiser, rate)
+        self._step({})
+        self.step += 1
+
+    def heard(self, *, all: bool = False) -> Iterator[tuple[float, float, bool]]:
+        """The loss and the length of the gradient of steps, oldest first, and whether some process is to stop.
+
+        They are those that are there without waiting, or `all` of them.
+        """
+        for loss, length, asked in self.late.all() if all else self.late.ripe():
+            yield loss, length, asked > 0
+            self.losses.append(loss)
 
     def evaluate(self, batches: list[Batch]) -> float:
         """The mean loss of held-out data, without dropout and without smoothing."""
         self.spread.eval()
         with torch.no_grad():
-            found = [self._sum(batch) for batch in batches]
-        (total,) = self.ranks.summed(torch.stack([part.double() for part, _ in found]).sum())
-        return total / sum(count for _, count in found)
+            found = [self._sum(self.feed(batch)).double() for batch in batches]
+        (total,) = self.ranks.summed(torch.stack(found).sum())
+        return total / sum(map(self.objective.count, batches))
 
-    def _sum(self, batch: Batch) -> tuple[Tensor, int]:
-        """This process's share of the loss of a batch, and the count of the whole batch."""
-        device = self.ranks.device
-        count = self.objective.count(batch)
-        if not count:
-            raise BNetError("data", expected="something that is observed in every batch", got="nothing")
-        if self.ranks.world > 1:
-            batch = batch.share(self.ranks.rank, self.ranks.world)
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.recipe.precision == "bfloat16"):
-            return self.spread(batch.to(device, self.network.dtype)), count
+    def _made_gradient(self, fed: Fed) -> Tensor:
+        """The gradient of what was fed; its loss and length, and whether some process is to stop."""
+        parameters, world = [value for _, value in self.named], self.ranks.world
+        mean = self._sum(fed).double() / fed["count"]
+        if self.recorded:
+            self._kept_gradient(mean, parameters)
+        else:
+            (mean * world).backward()
+        told = self.ranks.total(torch.stack([mean.detach(), fed.get("asked", torch.zeros_like(mean))]))
+        length = get_total_norm([value.grad for value in parameters if value.grad is not None])
+        if self.recipe.clip is not None:
+            clip_grads_with_norm_(parameters, self.recipe.clip, length)
+        return torch.stack([told[0], put_together(length).double(), told[1]])
+
+    def _kept_gradient(self, mean: Tensor, parameters: list[nn.Parameter]) -> None:
+        """The gradient, where it was before: what is replayed reads and writes the same memory."""
+        found = torch.autograd.grad(mean, parameters, allow_unused=True)
+        before = [value.grad is not None for value in parameters]
+        if any(before) and before != [slope is not None for slope in found]:
+            wanted = "a loss that reads the same parameters in every batch"
+            raise BNetError("recorded", expected=wanted, got="one that reads others", allowed="recorded=False")
+        for value, slope in zip(parameters, found, strict=True):
+            if slope is not None and value.grad is None:
+                value.grad = _in_form(slope, value)
+            elif slope is not None:
+                value.grad.copy_(slope)
+
+    def _made_step(self, fed: Fed) -> Tensor:
+        """A step along the gradient; nothing is fed, and nothing comes of it but new parameters."""
+        self.optimiser.step()
+        if not self.recorded:
+            self.optimiser.zero_grad(set_to_none=True)
+        for group in self.optimiser.param_groups if self.recorded else ():
+            group["capturable"] = True  # from the next step on, which is the one that is recorded
+        return torch.empty(0)
+
+    def _sum(self, fed: Fed) -> Tensor:
+        """This process's share of the loss."""
+        batch = Batch.of({name: value for name, value in fed.items() if name not in ("count", "asked")})
+        with torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.recipe.precision == "bfloat16"):
+            found: Tensor = self.spread(batch)
+        return found
 
     def parameters(self) -> dict[str, Tensor]:
         """The parameters as they are, whole; every process calls it."""
@@ -177,7 +246,8 @@ class Run:
             tensors[f"count/{name}"] = put_together(state["step"])
         tensors |= {f"best/{name}": value for name, value in self.best.items()}
         if self.ranks.first:
-            found = checkpoint.Checkpoint(self.step, tensors, tuple(self.losses), tuple(self.held_out), self.settings)
+            losses = tuple(self.losses[: self.step])
+            found = checkpoint.Checkpoint(self.step, tensors, losses, tuple(self.held_out), self.settings)
             checkpoint.write(path, self.network, found)
         self.kept = self.step
         self.ranks.meet()
@@ -185,13 +255,15 @@ class Run:
     def restore(self, path: Path, *, free: Collection[str] = ()) -> None:
         """Go on where a checkpoint stands; settings that are `free` may be others than those that it was made with."""
         found = checkpoint.read(path, self.network)
+        checkpoint.check_state(path, self.network, found)
         checkpoint.check_settings(path, found, self.settings, free)
         with torch.no_grad():
             for name, value in found.part("net").items():
                 kept = self.module.store[name.replace(".", "/")]
                 kept.copy_(laid_like(value, kept))
         self._restore_optimiser(found.part("first"), found.part("second"), found.part("count"))
-        self.losses, self.held_out, self.kept = list(found.losses), list(found.held_out), found.step
+        self.losses, self.held_out = list(found.losses), list(found.held_out)
+        self.step = self.kept = found.step
         self.best = {name: value.to(self.ranks.device) for name, value in found.part("best").items()}
 
     def _restore_optimiser(
@@ -199,10 +271,11 @@ class Run:
     ) -> None:
         for name, value in self.named:
             if name in first:
+                laid = _in_form if self.fused else laid_like
                 self.optimiser.state[value] = {
-                    "step": count[name],
-                    "exp_avg": laid_like(first[name], value),
-                    "exp_avg_sq": laid_like(second[name], value),
+                    "step": count[name].to(value.device) if self.fused else count[name],
+                    "exp_avg": laid(first[name], value),
+                    "exp_avg_sq": laid(second[name], value),
                 }
 
 
@@ -214,6 +287,25 @@ def settings_of(
     told |= {"data": data.digest(), "start": reader.start, "stop": reader.stop}
     told |= {"held_out": None if held_out is None else held_out.digest(), "loss": None if loss is None else _code(loss)}
     return told | ({"steps": steps} if recipe.schedule == "cosine" else {})
+
+
+def _in_form(value: Tensor, like: Tensor) -> Tensor:
+    """The same numbers, lying as those of a parameter do: a fused step takes them as they lie."""
+    return torch.empty_like(like, requires_grad=False).copy_(value)
+
+
+def _draws(member: Member) -> bool:
+    """True for a node that draws numbers in training; of a TPM that is not of this package it may be."""
+    own = type(member.tpm).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return not own or (isinstance(member.tpm, Dropout) and member.tpm.p > 0)
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """The seed of what is drawn on the host and on the device; no other device is asked."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[index].manual_seed(seed)
 
 
 def _code(loss: Loss) -> str:

@@ -11,7 +11,7 @@ import random
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, whole
+from bnet_transformer.errors import BNetError, room_for, seed_of, whole
 
 Pairs = tuple[Tensor, Tensor]
 Dates = list[tuple[list[str], list[str]]]
@@ -56,7 +56,7 @@ def dates(count: int, *, seed: int = 0) -> Dates:
     >>> "".join(source), "".join(target)
     ('Thu 22 Sep 1904', '1904-09-22')
     """
-    draw = random.Random(whole("seed", seed, least=0))
+    draw = random.Random(seed_of(seed))
     found = []
     for _ in range(whole("count", count)):
         day = datetime.date.fromordinal(draw.randint(FIRST, LAST))
@@ -83,10 +83,11 @@ def _written(day: datetime.date, form: int) -> str:
 
 
 def _drawn(count: int, length: int, symbols: int, seed: int) -> Tensor:
-    if whole("symbols", symbols) < 2:
-        raise BNetError("symbols", expected="at least 2, of which 0 starts a target", got=symbols)
-    generator = torch.Generator().manual_seed(whole("seed", seed, least=0))
-    return torch.randint(1, symbols, (whole("count", count), whole("length", length)), generator=generator)
+    if not 2 <= whole("symbols", symbols) < 2**63:
+        raise BNetError("symbols", expected="at least 2, of which 0 starts a target, and below 2^63", got=symbols)
+    room_for("ids", 8 * whole("count", count) * whole("length", length), "a smaller count=, or length=")
+    generator = torch.Generator().manual_seed(seed_of(seed))
+    return torch.randint(1, symbols, (count, length), generator=generator)
 
 
 def _started(target: Tensor) -> Tensor:

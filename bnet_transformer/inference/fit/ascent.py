@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Collection
 from pathlib import Path
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from tqdm import tqdm
 
 from bnet_transformer.errors import BNetError, FileError
@@ -23,7 +24,8 @@ from bnet_transformer.inference.fit.descent import (
 from bnet_transformer.inference.fit.objective import Objective
 from bnet_transformer.inference.fit.recipe import Habits, Recipe
 from bnet_transformer.training import checkpoint
-from bnet_transformer.training.data import mixed
+from bnet_transformer.training.data import mixed, sent
+from bnet_transformer.training.late import Late
 from bnet_transformer.training.loop import asked_to_stop
 from bnet_transformer.training.parallel import Ranks
 from bnet_transformer.training.steps import schedule_of
@@ -49,20 +51,26 @@ class Ascent:
         self.settings = settings
         self.sets = begun(objective.network, objective.learned.names, recipe.restarts, recipe.seed, ranks.device)
         self.rate = schedule_of("cosine", recipe.highest, max(1, recipe.total // 20), recipe.total, None)
+        self.step = 0  # how many steps are done
+        self.late = Late.on(ranks.device)  # bounds of steps that were not heard of yet
+        self.whose: deque[list[int]] = deque()  # of which restarts they are
+        self.alive = torch.ones(len(self.sets.who), dtype=torch.bool, device=ranks.device)  # whose bounds were good
+        self.first: Tensor | None = None  # the bound of the first step
+        self.asked = self.stopping = False  # whether this process is to stop; whether some process was
         self.bounds: list[float] = []
         self.measured: list[tuple[int, int, float]] = []
         self.best: tuple[float, int, dict[str, Tensor]] = (-math.inf, 0, self.sets.one(0))
         self.settled = objective.choosing
         self.kept: int | None = None  # the step of the checkpoint that lies in the folder
-        self.full, self.judges = self.whole(corpus), self.whole(judge)
+        self.full = self.whole(corpus)
+        self.judges = self.full if judge is corpus else self.whole(judge)
+        for part in (corpus, judge):
+            if part.mask is not None:
+                objective.module.look(tuple(part.evidence), part.x, part.mask)
+        objective.module.looks = False  # all else was looked at when it became a corpus
         for part in (*self.full, *self.judges) if recipe.choices == "exact" else ():
             objective.keep(part)
         self.batch = len(corpus) if objective.of_corpus else min(recipe.batch or USUAL, len(corpus))
-
-    @property
-    def step(self) -> int:
-        """How many steps are done."""
-        return len(self.bounds)
 
     def minibatch(self, step: int) -> Corpus:
         """The sentences of a step, each once in an epoch."""
@@ -76,27 +84,47 @@ class Ascent:
             return None
         epoch, place = divmod(step, -(-count // size))
         generator = torch.Generator().manual_seed(mixed(self.recipe.seed, "order", epoch))
-        return torch.randperm(count, generator=generator)[place * size : (place + 1) * size].to(self.ranks.device)
+        order = torch.randperm(count, generator=generator)
+        return sent(order[place * size : (place + 1) * size].clone(), self.ranks.device)
 
     def advance(self) -> None:
-        """One step of every restart; those whose bound or gradient is no number, or far too low, are let go."""
+        """One step of every restart, of which nothing is read; what it came to is heard of in `listen`."""
         step = self.step
         bound, gradient = self.rise(step)
-        good = self.good(bound)
+        self.alive = self.alive & self.good(bound)
         if gradient:
             recipe = self.recipe
-            good &= climb(self.sets, gradient, step + 1, self.rate(step + 1), recipe.clip, recipe.weight_decay)
-        if not bool(good.all()):
-            if not bool(good.any()):
-                raise _Diverged(f"a bound of {float(bound.max()):g}")
-            self.sets.keep(good.nonzero()[:, 0].tolist())
-        self.bounds.append(float(bound[good].max()))
+            sound = climb(self.sets, gradient, step + 1, self.rate(step + 1), recipe.clip, recipe.weight_decay)
+            self.alive = self.alive & sound
+        highest = bound.where(self.alive, -math.inf).max().double()
+        self.first = highest if self.first is None else self.first
+        asked = self.ranks.total(torch.full((), float(self.asked), dtype=torch.float64, device=self.ranks.device))
+        self.late.put(torch.cat([torch.stack([highest, bound.max().double(), asked]), self.alive.double()]))
+        self.whose.append(self.sets.who)
+        self.step += 1
+
+    def listen(self, *, all: bool = False) -> None:
+        """Hear of the steps that are there, or of `all`: restarts whose bound or gradient was no number, or far too
+        low, are let go; from then on they were computed for nothing."""
+        for highest, top, asked, *good in self.late.all() if all else self.late.ripe():
+            live = {who for who, fine in zip(self.whose.popleft(), good, strict=True) if fine}
+            if not live:
+                raise _Diverged(f"a bound of {top:g}")
+            self.bounds.append(highest)
+            self.stopping = self.stopping or asked > 0
+            if not live.issuperset(self.sets.who):
+                self.keep([place for place, who in enumerate(self.sets.who) if who in live])
+
+    def keep(self, places: list[int]) -> None:
+        """Follow only some of the restarts."""
+        self.sets.keep(places)
+        self.alive = self.alive[places]
 
     def good(self, bound: Tensor) -> Tensor:
         """Which bounds are numbers, and not far below the start, `[set]`."""
-        if not self.bounds or self.recipe.anneal is not None:
+        if self.first is None or self.recipe.anneal is not None:
             return bound.isfinite()
-        return bound.isfinite() & (bound > self.bounds[0] - FALLEN * (1 + abs(self.bounds[0])))
+        return bound.isfinite() & (bound > self.first - FALLEN * (1 + self.first.abs()))
 
     def sound(self) -> bool:
         """True where the bound and gradient of some restart are good: the next step, looked at and not taken."""
@@ -127,9 +155,7 @@ class Ascent:
         with torch.no_grad():
             for part in self.judges:
                 total = total + self.objective.log_evidences(self.sets.values, part).sum(1)
-        if self.ranks.world > 1:
-            distributed.all_reduce(total)
-        return [float(score) for score in total / len(self.judge)]
+        return [float(score) for score in self.ranks.total(total) / len(self.judge)]
 
     def whole(self, corpus: Corpus) -> list[Corpus]:
         """This process's share of a corpus, in the parts of a full pass; one part where sentences share a draw."""
@@ -152,7 +178,7 @@ class Ascent:
                 self.best = score, who, self.sets.one(place)
         if self.step in self.recipe.halvings:
             order = sorted(range(len(scores)), key=lambda place: -scores[place])
-            self.sets.keep(sorted(order[: -(-len(order) // 2)]))
+            self.keep(sorted(order[: -(-len(order) // 2)]))
 
     def tired(self, patience: int | None) -> bool:
         """True after `patience` measures without a better one."""
@@ -191,7 +217,9 @@ class Ascent:
             {k: v.to(device) for k, v in found.part(name).items()} for name in ("all", "first", "second")
         )
         self.sets = Sets(values, first, second, [int(who) for who in story["who"]])
-        self.bounds, self.kept = list(found.losses), found.step
+        self.alive = torch.ones(len(self.sets.who), dtype=torch.bool, device=device)
+        self.bounds, self.kept, self.step = list(found.losses), found.step, found.step
+        self.first = torch.tensor(self.bounds[0], dtype=torch.float64, device=device) if self.bounds else None
         self.measured = [(int(step), int(who), score) for step, who, score in story["measured"].tolist()]
         kept = {name: value.to(device) for name, value in found.part("best").items()}
         self.best = float(story["best"][0]), int(story["best"][1]), kept
@@ -213,29 +241,41 @@ def ascend(run: Ascent, habits: Habits) -> bool:
     hide = True if not run.ranks.first or habits.progress is False else False if habits.progress else None
     bar = tqdm(total=steps, initial=run.step, disable=hide, unit="step", leave=False)
     before, waiting, stop = run.step, None, False  # waiting: a checkpoint, until the next bound shows that it is good
+    live = "" if bar.disable else _live(run)
     with bar, asked_to_stop() as asked:
         while run.step < steps and not stop and not run.tired(habits.patience):
-            try:
-                run.advance()
-            except _Diverged as error:
-                raise _refusal(run, str(error), path) from error
+            run.asked = bool(asked)
+            run.advance()
+            stop = run.ranks.world == 1 and bool(asked)
+            pause = habits.pauses(run.step, steps) or run.step in run.recipe.halvings
+            _listen(run, path, all=pause or stop or waiting is not None)
+            stop = stop or run.stopping
             if path is not None and waiting is not None:
                 run.save(path, waiting)
                 waiting = None
             bar.update()
-            bar.set_postfix(bound=f"{run.bounds[-1]:.4f}", live=_live(run), refresh=False)
-            stop = run.ranks.any(bool(asked))
-            pause = habits.pauses(run.step, steps) or run.step in run.recipe.halvings
+            if not bar.disable and run.bounds:
+                live = _live(run) if pause else live
+                bar.set_postfix(bound=f"{run.bounds[-1]:.4f}", live=live, refresh=False)
             if pause:
                 run.measure()
             if path is not None and (pause or stop):
                 waiting = run.snapshot()
             if stop and not pause:
                 run.measure()  # after the checkpoint: a resumed fit is as if it had never stopped
+        _listen(run, path, all=True)
         bar.refresh()  # a quick fit tells how it ended, too
         if run.step > before:
             _finish(run, waiting, path)
     return not stop
+
+
+def _listen(run: Ascent, path: Path | None, *, all: bool) -> None:
+    """Hear of steps; where no restart is left the fit ends."""
+    try:
+        run.listen(all=all)
+    except _Diverged as error:
+        raise _refusal(run, str(error), path) from error
 
 
 def _finish(run: Ascent, waiting: checkpoint.Checkpoint | None, path: Path | None) -> None:
@@ -256,5 +296,6 @@ def _live(run: Ascent) -> str:
 
 def _refusal(run: Ascent, told: str, path: Path | None) -> BNetError:
     """The error of a fit that diverged, with what is kept and the ways on."""
-    ways = f"a rate= below {run.rate(run.step + 1):g}, clip=1.0, a prior (spread=), float32 for bfloat16"
-    return checkpoint.diverged(run.step + 1, "a finite bound, not far below its start", told, ways, path, run.kept)
+    step = len(run.bounds) + 1
+    ways = f"a rate= below {run.rate(step):g}, clip=1.0, a prior (spread=), float32 for bfloat16"
+    return checkpoint.diverged(step, "a finite bound, not far below its start", told, ways, path, run.kept)

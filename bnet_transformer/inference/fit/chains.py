@@ -17,8 +17,10 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.fit.recipe import Recipe
 from bnet_transformer.inference.fit.variational import SIMPLEX, Model, site
+from bnet_transformer.network import Network
 from bnet_transformer.training import checkpoint
 from bnet_transformer.training.data import mixed
+from bnet_transformer.training.parallel import Ranks
 
 TRIED = 100  # draws of the prior among which a start with a finite density is looked for
 JITTER = 0.1  # by how much the first chain's start lies off the net's own parameters
@@ -29,7 +31,7 @@ class Chain:
     """One chain: NUTS with random numbers of its own, what it drew after the warmup, and what is known of each draw."""
 
     def __init__(self, model: Model, recipe: Recipe, corpus: Corpus, number: int) -> None:
-        self.model, self.corpus, self.warmup = model, corpus, recipe.warmup
+        self.model, self.corpus, self.warmup, self.number = model, corpus, recipe.warmup, number
         self.drawn: list[dict[str, Tensor]] = []
         self.told: list[tuple[float, ...]] = []
         self.evaluations = self.divergences = 0
@@ -167,17 +169,21 @@ def _set_random(state: list[Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(state[1], device)
 
 
-def keep(path: Path, chains: list[Chain], settings: Mapping[str, Any]) -> None:
-    """Write a checkpoint of all chains."""
-    network = chains[0].model.objective.network
-    tensors = {f"net/{name}": value for name, value in network.parameters.items()}
-    tensors |= {f"{k}/{name}": value for k, chain in enumerate(chains) for name, value in chain.state().items()}
-    checkpoint.write(path, network, checkpoint.Checkpoint(chains[0].step, tensors, (), (), settings))
+def keep(path: Path, network: Network, chains: list[Chain], settings: Mapping[str, Any], ranks: Ranks) -> None:
+    """Write a checkpoint of the chains of all ranks."""
+    own = {f"{c.number}/{k}": v.detach().cpu() for c in chains for k, v in c.state().items()}
+    told = ranks.collected(own)
+    if ranks.first:
+        tensors = {f"net/{name}": value for name, value in network.parameters.items()}
+        tensors |= {name: value for each in told for name, value in each.items()}
+        checkpoint.write(path, network, checkpoint.Checkpoint(chains[0].step, tensors, (), (), settings))
+    ranks.meet()
 
 
-def go_on(path: Path, chains: list[Chain], settings: Mapping[str, Any], free: Collection[str]) -> None:
-    """Set all chains where a checkpoint has them."""
-    found = checkpoint.read(path, chains[0].model.objective.network)
+def go_on(path: Path, network: Network, chains: list[Chain], settings: Mapping[str, Any], free: Collection[str]) -> int:
+    """Set the chains of this rank where a checkpoint has them; how many steps are done."""
+    found = checkpoint.read(path, network)
     checkpoint.check_settings(path, found, settings, free)
-    for k, chain in enumerate(chains):
-        chain.restore(found.part(str(k)))
+    for chain in chains:
+        chain.restore(found.part(str(chain.number)))
+    return found.step

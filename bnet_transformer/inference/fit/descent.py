@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.fit.objective import Objective
@@ -66,16 +66,13 @@ def bound_and_gradient(
             bound = bound + objective.log_evidences(leaves, part, power).sum(1) / size
     gradients = torch.autograd.grad(bound.sum(), list(leaves.values()), allow_unused=True)
     slopes = [torch.zeros_like(v) if g is None else g for g, v in zip(gradients, leaves.values(), strict=True)]
-    found = [bound.detach(), *slopes]
-    if ranks.world > 1:
-        for each in found:
-            distributed.all_reduce(each)
+    found = [ranks.total(each) for each in (bound.detach(), *slopes)]
     return found[0], dict(zip(leaves, found[1:], strict=True))
 
 
 def squared_length(gradient: Mapping[str, Tensor]) -> Tensor:
     """The square of the length of each set's gradient, `[set]`."""
-    return torch.stack([g.flatten(1).double().square().sum(1) for g in gradient.values()]).sum(0)
+    return torch.stack([g.reshape(len(g), -1).double().square().sum(1) for g in gradient.values()]).sum(0)
 
 
 def climb(
@@ -107,9 +104,7 @@ def settle_tables(objective: Objective, sets: Sets, parts: list[Corpus], power: 
         bound = bound + evidence
         for name, count in counts.items():
             totals[name] = totals[name] + count
-    if ranks.world > 1:
-        for each in (bound, *totals.values()):
-            distributed.all_reduce(each)
+    bound, totals = ranks.total(bound), {name: ranks.total(count) for name, count in totals.items()}
     for name, count in totals.items():
         share = (count + objective.learned.tables[name] - 1).clamp(min=SMALL)
         sets.values[name] = (share / share.sum(-1, keepdim=True)).log()

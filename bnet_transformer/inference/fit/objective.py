@@ -159,7 +159,8 @@ class Objective(nn.Module):
                 total = total + (concentration - 1) * torch.log_softmax(sets[name], -1).flatten(1).sum(1)
         if self.learned.spread is not None:
             for name in self.learned.weights:
-                total = total - sets[name].flatten(1).square().sum(1) / (2 * self.learned.spread**2)
+                squares = sets[name].reshape(len(first), -1).square().sum(1)
+                total = total - squares / (2 * self.learned.spread**2)
         return total
 
     def shares(self, parameters: Parameters, corpus: Corpus, selector: Member) -> Tensor:

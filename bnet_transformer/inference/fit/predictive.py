@@ -5,14 +5,14 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.seeing import seen
-from bnet_transformer.errors import mapping
+from bnet_transformer.errors import BNetError, mapping
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
 from bnet_transformer.inference.exact import keeps, posterior
 from bnet_transformer.inference.factors import Factor, check_budget, prior_of
@@ -107,6 +107,16 @@ def _share(k: int) -> Statistic:
     return lambda y: (y == k).double().mean()
 
 
+def _number(what: str, of: Any, y: Tensor) -> float:
+    """What a statistic is of what was observed."""
+    found = of(y) if callable(of) else of
+    try:
+        return float(found)
+    except (TypeError, ValueError, RuntimeError) as error:
+        wanted = "a function of what is observed that returns a number"
+        raise BNetError(f"statistic {what}", expected=wanted, got=found) from error
+
+
 def checked(
     draw: Callable[[int], Network], name: str, corpus: Corpus, statistics: object, draws: int, states: int | None
 ) -> Check:
@@ -120,14 +130,14 @@ def checked(
     def shown(y: Tensor) -> Tensor:
         return y if seen_of.observed is None else y[seen_of.observed]
 
-    observed = {what: float(of(shown(seen_of.value))) for what, of in told.items()}
+    observed = {what: _number(what, of, shown(seen_of.value)) for what, of in told.items()}
     rows = []
     for k in range(draws):
         y = shown(drawn(draw(k), name, corpus, k))
-        rows.append([float(of(y)) for of in told.values()])
+        rows.append([_number(what, of, y) for what, of in told.items()])
     table = torch.tensor(rows, dtype=torch.float64)
     own = torch.tensor(list(observed.values()), dtype=torch.float64)
-    share = ((table > own).double() + 0.5 * (table == own).double()).mean(0)
+    share = ((table > own).double() + 0.5 * (table == own).double() + 0 * (table + own)).mean(0)  # NaN stays NaN
     return Check(
         observed,
         dict(zip(told, table.mean(0).tolist(), strict=True)),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from bnet_transformer.errors import BNetError, number, one_of, seed_of, whole
-from bnet_transformer.training.checkpoint import CHANGEABLE
+from bnet_transformer.training import checkpoint
 
 METHODS = ("map", "em", "svi", "nuts")
 STEPS = {"map": 300, "em": 300, "svi": 1000, "nuts": 0}
@@ -149,7 +149,12 @@ class Habits:
     @property
     def free(self) -> frozenset[str]:
         """The settings that a resumed fit may have others of."""
-        return CHANGEABLE if self.resume == "changed" else frozenset()
+        return checkpoint.CHANGEABLE if self.resume == "changed" else frozenset()
+
+    @property
+    def kept(self) -> bool:
+        """True where there is a checkpoint to go on from."""
+        return self.folder is not None and checkpoint.path_of(self.folder).exists()
 
     def pauses(self, step: int, steps: int) -> bool:
         """True after the steps at which something is measured and kept: by default ten times, and at the end."""

@@ -34,6 +34,7 @@ from bnet_transformer.inference.fit.matching import Comparison, words_present
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.inference.fit.predictive import Check, checked, predicted
 from bnet_transformer.network import Member, Network
+from bnet_transformer.training.parallel import Ranks, device_of, ranks
 from bnet_transformer.training.result import N
 
 if TYPE_CHECKING:
@@ -138,7 +139,12 @@ class Fit(Generic[N]):
         lead = next(iter(self.samples.values())).shape[:2]
         if objective.of_corpus or lead.numel() * len(self.data) > MOST:
             return None
-        return likelihoods(objective, self.data, stored(self.samples, learned.tables)).reshape(*lead, -1)
+        with self._shared("log_likelihoods", self.data) as here:
+            sets = {k: v.to(here.device) for k, v in stored(self.samples, learned.tables).items()}
+            own = here.mine(self.data)
+            objective.to(here.device)
+            found = likelihoods(objective, own, sets).T if len(own) else torch.zeros(0)
+            return self._home(here.gathered(found)).T.reshape(*lead, -1)
 
     def interval(self, name: str, share: float = 0.9) -> tuple[Tensor, Tensor]:
         """Between which values a parameter, or `A x_1` or `OV x_1` of the heads, lies with a probability.
@@ -167,24 +173,27 @@ class Fit(Generic[N]):
 
     def predict(self, x: object, *, readout: str | None = None) -> Tensor:
         """`P(y | x)` of a discrete readout, the mean of a real one: the choices summed out; mean over the samples."""
-        member, parts, nets = self._readout(readout), self._words(x).parts(AT_ONCE), self._draws(USED)
-        total = torch.zeros(())
-        with self._summed():
-            for net in nets:
-                total = total + predicted(net, member.family.name, parts, self.budget) / len(nets)
-        return total
+        member, corpus, total = self._readout(readout), self._words(x), torch.zeros(0)
+        with self._summed(), self._shared("predict", corpus) as here:
+            own, nets = here.mine(corpus), self._draws(USED, here)
+            for k, net in enumerate(nets if len(own) else ()):
+                found = predicted(net, member.family.name, own.parts(AT_ONCE), self.budget) / len(nets)
+                total = total + found if k else found
+            return self._home(here.gathered(total))
 
     def log_likelihood(self, data: object) -> Tensor:
         """`log P(y | x)` of each sentence, under the net; of a posterior, the log of the mean over its draws."""
         corpus = self._corpus(data)
         learned = learned_of(self.network, task_of_mixture(self.network).readouts, None, None)
         objective = Objective(self.network, learned, self.budget)
-        parts = [corpus] if objective.of_corpus else corpus.parts(AT_ONCE)
-        found = []
-        with torch.no_grad(), self._summed():
-            for net in self._draws(USED):
+        with torch.no_grad(), self._summed(), self._shared("log_likelihood", corpus, objective.of_corpus) as here:
+            own = here.mine(corpus)
+            objective.to(here.device)
+            parts, found = [own] if objective.of_corpus else own.parts(AT_ONCE), []
+            for net in self._draws(USED, here) if len(own) else ():
                 found.append(torch.cat([objective.log_evidence(net.parameters, part) for part in parts]))
-        return torch.stack(found).logsumexp(0) - math.log(len(found))
+            mean = torch.stack(found).logsumexp(0) - math.log(len(found)) if found else torch.zeros(0)
+            return self._home(here.gathered(mean))
 
     def check(self, data: object, statistics: object = None, *, draws: int = 100, readout: str | None = None) -> Check:
         """Posterior predictive checks: statistics of the data beside those of so many draws of as many sentences."""
@@ -248,7 +257,7 @@ class Fit(Generic[N]):
             raise BNetError("selector", expected="a net with a selector", got="one without")
         if name is None:
             return next(iter(known.values()))
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             raise unknown("selector", name, known)
         return known[name]
 
@@ -259,15 +268,35 @@ class Fit(Generic[N]):
         return known[name] if name is not None else next(iter(known.values()))
 
     def _responsibilities(self, corpus: Corpus, selector: str) -> Tensor:
-        of_corpus = self.network.member(selector).scope == "corpus"
-        asked = [(p.evidence, p.x, p.mask) for p in ([corpus] if of_corpus else corpus.parts(AT_ONCE))]
-        nets, total = self._draws(USED), torch.zeros(())
-        with self._summed():
-            for net in nets:
+        of_corpus, total = self.network.member(selector).scope == "corpus", torch.zeros(0)
+        with self._summed(), self._shared("responsibilities", corpus, of_corpus) as here:
+            own, nets = here.mine(corpus), self._draws(USED, here)
+            asked = [(p.evidence, p.x, p.mask) for p in ([own] if of_corpus else own.parts(AT_ONCE))]
+            for k, net in enumerate(nets if len(own) else ()):
                 module = Module(net).eval()
-                found = torch.cat([posterior(module, selector, *each, budget=self.budget) for each in asked])
-                total = total + found / len(nets)
-        return total
+                found = torch.cat([posterior(module, selector, *each, budget=self.budget) for each in asked]) / len(
+                    nets
+                )
+                total = total + found if k else found
+            return self._home(here.gathered(total))
+
+    @contextmanager
+    def _shared(self, what: str, corpus: Corpus, of_corpus: bool = False) -> Iterator[Ranks]:
+        """The ranks that share the sentences of a question; this one alone where sentences share a draw."""
+        if of_corpus:
+            yield Ranks(0, 1, self._device)
+            return
+        with ranks(self._device) as here:
+            here.agree(what, net=self.network.parameters, samples=self.samples, data=corpus)
+            yield here
+
+    @property
+    def _device(self) -> torch.device:
+        return device_of(None, self.network)
+
+    def _home(self, found: Tensor) -> Tensor:
+        """What was found, where the net is."""
+        return found.to(self._device)
 
     @contextmanager
     def _summed(self) -> Iterator[None]:
@@ -293,8 +322,10 @@ class Fit(Generic[N]):
         """Sentences of which nothing is observed."""
         return x if isinstance(x, Corpus) else words_of_corpus(self.network, x)
 
-    def _draws(self, most: int) -> list[Network]:
+    def _draws(self, most: int, here: Ranks | None = None) -> list[Network]:
         """Nets of the posterior, evenly taken from its samples; the net itself where it has none."""
+        if here is not None:
+            return [here.hold(net) for net in self._draws(most)]
         if not self.samples:
             return [self.network]
         sets, own = stored(self.samples, tables_of(self.network)), self.network.parameters

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, one_of, whole
+from bnet_transformer.errors import BNetError, one_of, room_for, whole, within_memory
 from bnet_transformer.inference.exact import BUDGET
 from bnet_transformer.inference.fit.ascent import Ascent, ascend
 from bnet_transformer.inference.fit.corpus import Corpus, corpus_of, task_of_mixture
@@ -23,7 +22,7 @@ from bnet_transformer.inference.fit.sampling import sampled
 from bnet_transformer.network import Network
 from bnet_transformer.training import checkpoint
 from bnet_transformer.training.data import mixed
-from bnet_transformer.training.parallel import Ranks, device_of, ranks
+from bnet_transformer.training.parallel import Ranks, device_of, digest_of, ranks
 from bnet_transformer.training.result import N
 
 LAST = 0.2  # of the rate, when the best restart goes on with all sentences
@@ -94,6 +93,7 @@ def fit(
     learned = learned_of(network, task_of_mixture(network).readouts, learn, spread)
     objective = Objective(network, learned, whole("budget", budget))
     _check(objective, recipe, corpus)
+    _check_room(objective, recipe)
     found = _fitted(objective, recipe, habits, corpus, judge, device_of(device, network))
     made = found.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(found.net)
     return replace(found, net=made, missing=missing, data=corpus)  # type: ignore[return-value]
@@ -117,14 +117,17 @@ def _fitted(
 ) -> Fit[Network]:
     settings = {**recipe.told(), "learn": list(objective.learned.names), "sentences": len(corpus)}
     settings["data"] = corpus.digest() + ("" if judge is None else judge.digest())
-    settings["parameters"] = _digest(objective.network.parameters)
+    settings["parameters"] = digest_of(objective.network.parameters)
     with (
+        within_memory("fit"),
         ranks(device) as here,
         torch.random.fork_rng([here.device] if here.device.type == "cuda" else []),
+        checkpoint.kept_by(habits.folder, here.first),
     ):
-        if here.world > 1 and objective.of_corpus:
+        if here.world > 1 and objective.of_corpus and recipe.method != "nuts":
             wanted = "choices of sentences or words: a share of a corpus with one draw has no evidence of its own"
             raise BNetError("torchrun", expected=wanted, got="per='corpus'", allowed="one process")
+        here.agree("fit", **settings, checkpoint=habits.kept)
         objective.to(here.device)
         corpus = corpus.to(here.device)
         if recipe.method in ("svi", "nuts"):
@@ -179,7 +182,7 @@ def _with_all(
         steps=max(1, recipe.total // 4),
         rate=recipe.highest * LAST if recipe.highest else None,
     )
-    began = {"again": "with all sentences", "parameters": _digest(again.network.parameters)}
+    began = {"again": "with all sentences", "parameters": digest_of(again.network.parameters)}
     last = Ascent(again, slower, corpus, corpus, here, {**settings, **began})
     folder = None if habits.folder is None else Path(habits.folder) / "all"
     if folder is not None and habits.resume and here.first:
@@ -194,16 +197,6 @@ def _leave_other(path: Path, network: Network, began: Mapping[str, str]) -> None
         path.unlink()
 
 
-def _digest(parameters: Mapping[str, Tensor]) -> str:
-    """What tells other parameters, fixed ones and those that learning starts from: a hash of every number."""
-    found = hashlib.sha256()
-    for name, value in sorted(parameters.items()):
-        found.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        dense = value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        found.update(dense.reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()[:16]
-
-
 def _split(corpus: Corpus, recipe: Recipe, of_corpus: bool) -> tuple[Corpus, Corpus, str]:
     """Sentences to learn from, and those by which restarts are judged: the same where there is nothing to choose."""
     count = min(MOST, int(SHARE * len(corpus)))
@@ -211,6 +204,17 @@ def _split(corpus: Corpus, recipe: Recipe, of_corpus: bool) -> tuple[Corpus, Cor
         return corpus, corpus, "the sentences learned from"
     order = torch.randperm(len(corpus), generator=torch.Generator().manual_seed(mixed(recipe.seed, "held out")))
     return corpus.take(order[count:]), corpus.take(order[:count]), f"{count} held-out sentences"
+
+
+def _check_room(objective: Objective, recipe: Recipe) -> None:
+    """Refuse more sets of parameters than the memory of the machine can hold."""
+    found = objective.network.parameters
+    size = sum(found[name].numel() * found[name].element_size() for name in objective.learned.names)
+    if recipe.method in ("map", "em"):
+        room_for(f"{recipe.restarts} restarts", 3 * recipe.restarts * size, "fewer restarts=")
+        return
+    chains = recipe.chains if recipe.method == "nuts" else 1
+    room_for(f"{chains * recipe.draws} draws", chains * recipe.draws * size, "fewer draws=, chains= or names in learn=")
 
 
 def _check(objective: Objective, recipe: Recipe, corpus: Corpus) -> None:

@@ -52,8 +52,6 @@ def sampled(
     objective: Objective, recipe: Recipe, habits: Habits, corpus: Corpus, settings: dict[str, Any], ranks: Ranks
 ) -> Fit[Network]:
     """A fit with a posterior."""
-    if ranks.world > 1:
-        raise BNetError("method", expected="map or em under torchrun", got=recipe.method)
     if recipe.method == "nuts" and recipe.batch is not None and recipe.batch < len(corpus):
         wanted = f"None or all {len(corpus)} sentences: NUTS needs the whole likelihood"
         raise BNetError("batch", expected=wanted, got=recipe.batch, allowed="svi")
@@ -107,40 +105,65 @@ def _by_svi(
 def _by_nuts(
     objective: Objective, recipe: Recipe, habits: Habits, corpus: Corpus, settings: dict[str, Any], ranks: Ranks
 ) -> Found:
-    """All chains, a draw of each in turn: whenever they end, each has as many draws."""
+    """All chains, a draw of each in turn: whenever they end, each has as many draws.
+
+    Under torchrun each rank follows every so many-th chain, on all sentences.
+    """
     path = None if habits.folder is None else checkpoint.path_of(habits.folder)
     there = path is not None and path.exists()
     if there and not habits.resume:
         raise FileError(str(path), expected="no checkpoint yet", got="one", allowed="resume=True, another folder=")
+    ranks.meet()
     objective.keep(corpus)
-    model, steps = Model(objective), recipe.warmup + recipe.draws
-    hide = True if habits.progress is False else False if habits.progress else None
+    model, steps, done = Model(objective), recipe.warmup + recipe.draws, 0
+    hide = True if not ranks.first or habits.progress is False else False if habits.progress else None
     with pyro.validation_enabled(False), warnings.catch_warnings(), asked_to_stop() as asked:
         warnings.simplefilter("ignore", UserWarning)  # Pyro's own, of torch interfaces that go away
-        chains = [Chain(model, recipe, corpus, number) for number in range(recipe.chains)]
+        chains = [Chain(model, recipe, corpus, number) for number in ranks.mine(range(recipe.chains))]
         if path is not None and there:
-            go_on(path, chains, settings, habits.free)
-        with tqdm(total=steps, initial=chains[0].step, disable=hide, unit="draw", leave=False) as bar:
-            while chains[0].step < steps and not asked:
+            done = go_on(path, objective.network, chains, settings, habits.free)
+        with tqdm(total=steps, initial=done, disable=hide, unit="draw", leave=False) as bar:
+            stop = ranks.any(bool(asked))
+            while done < steps and not stop:
                 for chain in chains:
                     chain.advance()
+                done += 1
+                stop = ranks.any(bool(asked))
                 bar.update()
-                bar.set_postfix(_told(objective, chains, len(corpus)), refresh=False)
-                if path is not None and (habits.pauses(chains[0].step, steps) or asked):
-                    keep(path, chains, settings)
+                if chains:
+                    bar.set_postfix(_told(objective, chains, len(corpus)), refresh=False)
+                if path is not None and (habits.pauses(done, steps) or stop):
+                    keep(path, objective.network, chains, settings, ranks)
             bar.refresh()  # a quick fit tells how it ended, too
-    finished = chains[0].step == steps
-    if not chains[0].drawn:
-        best = max(chains, key=lambda chain: chain.density).parameters()
+    drawn, told, best = _of_all(chains, recipe.chains, ranks)
+    names, finished = objective.learned.names, done == steps
+    if not drawn:
         shown = {name: value.log() if name in objective.learned.tables else value for name, value in best.items()}
         return Found({}, shown, finished, EARLY)
-    names = objective.learned.names
-    samples = {name: torch.stack([torch.stack([d[name] for d in chain.drawn]) for chain in chains]) for name in names}
-    rows = torch.tensor([chain.told for chain in chains], dtype=torch.float64)
-    statistics = dict(zip(TOLD, rows.unbind(-1), strict=True))
+    samples = {name: torch.stack([each[name] for each in drawn]) for name in names}
+    statistics = dict(zip(TOLD, torch.stack(told).unbind(-1), strict=True))
     samples, matched = aligned(objective, corpus, samples, statistics["lp"])
     shown = representative(objective.network, samples, objective.learned.tables)
     return Found(samples, shown, finished, statistics=statistics, matched=matched)
+
+
+def _of_all(
+    chains: list[Chain], count: int, ranks: Ranks
+) -> tuple[list[dict[str, Tensor]], list[Tensor], dict[str, Tensor]]:
+    """What the chains of all ranks drew and told, by their numbers, and where the densest of them stands."""
+    own: dict[int, Any] = {}
+    for chain in chains:
+        drawn = {k: torch.stack([each[k] for each in chain.drawn]).cpu() for k in (chain.drawn or [{}])[0]}
+        stands = {name: value.cpu() for name, value in chain.parameters().items()}
+        own[chain.number] = drawn, torch.tensor(chain.told, dtype=torch.float64), chain.density, stands
+    found = {number: each for part in ranks.collected(own) for number, each in part.items()}
+    every = [found[number] for number in range(count)]
+    _, _, _, best = max(every, key=lambda each: each[2])
+
+    def here(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.to(ranks.device) for name, value in values.items()}
+
+    return [here(drawn) for drawn, *_ in every if drawn], [told for _, told, *_ in every], here(best)
 
 
 def _told(objective: Objective, chains: list[Chain], sentences: int) -> dict[str, str]:

@@ -37,11 +37,12 @@ class Model:
             return found.to_event(like.dim() - 1)
         return dist.Normal(torch.zeros_like(like), self.learned.spread or 1.0).to_event(like.dim())
 
-    def __call__(self, corpus: Corpus, total: int) -> None:
-        """Draw the parameters; weigh them by the sentences, which stand for so many in all."""
+    def __call__(self, corpus: Corpus, weight: float) -> None:
+        """Draw the parameters; weigh them by the sentences, each of which stands for so many."""
         drawn = {name: pyro.sample(site(name), self.prior(name)) for name in self.learned.names}
         drawn = {name: value.log() if name in self.learned.tables else value for name, value in drawn.items()}
-        pyro.factor("evidence", self.objective.log_evidence(drawn, corpus).sum() * (total / len(corpus)))
+        if len(corpus):
+            pyro.factor("evidence", self.objective.log_evidence(drawn, corpus).sum() * weight)
 
     def potential(self, corpus: Corpus, z: dict[str, Tensor]) -> Tensor:
         """Minus the log density of parameters told without constraints."""
@@ -69,6 +70,7 @@ class Variational(Ascent):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
+        self.own = self.full[0] if len(self.full) == 1 else self.ranks.mine(self.corpus)
         self.model = Model(self.objective)
         values: dict[str, Tensor] = {}
         for name, value in self.sets.values.items():
@@ -95,28 +97,49 @@ class Variational(Ascent):
         return found
 
     def rise(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """The evidence lower bound per sentence, by one draw, and its gradient."""
+        """The evidence lower bound per sentence, by one draw, and its gradient.
+
+        Under torchrun all ranks draw the same; each has the likelihood of its share of the sentences, and its part of
+        the divergence from the prior, which is one part in so many.
+        """
         torch.manual_seed(mixed(self.recipe.seed, "draw", step))
         leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
         told = {name: value[0] for name, value in leaves.items()}
 
-        def guide(corpus: Corpus, total: int) -> None:
+        def guide(corpus: Corpus, weight: float) -> None:
             for name, of in self.guide(told).items():
                 pyro.sample(site(name), of)
 
-        with pyro.validation_enabled(False):
-            elbo = TraceMeanField_ELBO()
-            loss = elbo.differentiable_loss(self.model, guide, self.minibatch(step), len(self.corpus))
-        bound = -loss / len(self.corpus)
+        total, world = len(self.corpus), self.ranks.world
+        with pyro.validation_enabled(False), pyro.poutine.scale(scale=1 / world):
+            weight = world * total / self.batch_of(step)
+            loss = TraceMeanField_ELBO().differentiable_loss(self.model, guide, self.share(step), weight)
+        return self.whole_rise(-loss / total, leaves)
+
+    def batch_of(self, step: int) -> int:
+        """How many sentences a step has, over all ranks."""
+        which = self.which(step)
+        return len(self.corpus) if which is None else len(which)
+
+    def share(self, step: int) -> Corpus:
+        """This rank's share of the sentences of a step."""
+        which = self.which(step)
+        return self.own if which is None else self.corpus.take(self.ranks.mine(which))
+
+    def whole_rise(self, bound: Tensor, leaves: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The bound and its gradient, `[set]`, from this rank's part of the bound."""
         gradients = torch.autograd.grad(bound, list(leaves.values()))
-        return bound.detach()[None], dict(zip(leaves, gradients, strict=True))
+        whole = {name: self.ranks.total(each) for name, each in zip(leaves, gradients, strict=True)}
+        return self.ranks.total(bound.detach()[None]), whole
 
     def scores(self) -> list[float]:
         """The mean log evidence of a sentence at the mean of the guide."""
         means = self.mean()
+        total = torch.zeros((), dtype=self.objective.network.dtype, device=self.ranks.device)
         with torch.no_grad():
-            parts = [self.objective.log_evidence(means, part).sum() for part in self.judges]
-        return [float(torch.stack(parts).sum()) / len(self.judge)]
+            for part in self.judges:
+                total = total + self.objective.log_evidence(means, part).sum()
+        return [float(self.ranks.total(total)) / len(self.judge)]
 
     def shares(self) -> list[Tensor]:
         """The shares of heads of each selector at the mean of the guide, `[set, head]`."""
@@ -172,10 +195,11 @@ class Drawn(Variational):
         signal = (joint - guess).detach()
         others = (signal.sum(0) - signal) / (DRAWS - 1)
         kl = torch.stack([kl_divergence(of, self.model.prior(name)).sum() for name, of in guide.items()]).sum()
-        climbed = (joint + (signal - others) * guess).mean() - kl / len(self.corpus)
-        gradients = torch.autograd.grad(climbed, list(leaves.values()))
-        bound = signal.mean() - kl.detach() / len(self.corpus)
-        return bound[None], dict(zip(leaves, gradients, strict=True))
+        kl = kl / len(self.corpus) / self.ranks.world
+        climbed = (joint + (signal - others) * guess).sum() / (DRAWS * len(which)) - kl
+        _, gradient = self.whole_rise(climbed, leaves)
+        bound = signal.sum() / (DRAWS * len(which)) - kl.detach()
+        return self.ranks.total(bound[None]), gradient
 
     def scores(self) -> list[float]:
         """The mean of the bound of a sentence at the mean of the guide, by the same draws every time."""
@@ -185,7 +209,7 @@ class Drawn(Variational):
         with torch.no_grad():
             places = torch.arange(len(self.corpus), device=self.ranks.device).split(USUAL)
             parts = [torch.sub(*self._draw(means, told, which)).mean(0) for which in places]
-        return [float(torch.cat(parts).mean())]
+        return [float(self.ranks.total(torch.cat(parts).sum())) / len(self.corpus)]
 
     def choices(self) -> dict[str, Tensor]:
         """The approximate posterior of every choice, `[sentence, *plates, word, state]`."""
@@ -194,16 +218,21 @@ class Drawn(Variational):
     def _draw(
         self, drawn: dict[str, Tensor], told: dict[str, Tensor], which: Tensor, power: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """`log P(y, choices)` and `log q(choices)` of a few draws for some sentences, `[draw, sentence]`."""
-        network = self.objective.network
+        """`log P(y, choices)` and `log q(choices)` of a few draws for some sentences, `[draw, sentence]`.
+
+        Under torchrun all ranks draw for all of these sentences, and each tells of its share.
+        """
+        network, share = self.objective.network, self.ranks.mine(which)
         tables = self.model.learned.tables
         parameters = {name: value.log() if name in tables else value for name, value in drawn.items()}
         states: dict[int, Tensor] = {}
-        joint = guess = torch.zeros(DRAWS, len(which), dtype=network.dtype, device=which.device)
+        joint = guess = torch.zeros(DRAWS, len(share), dtype=network.dtype, device=which.device)
         for family in self.objective.selectors:
             member = network.members[family.index]
-            q = torch.distributions.Categorical(logits=told[f"choice/{family.name}"][which], validate_args=False)
-            s = states[family.index] = q.sample((DRAWS,))
+            logits = told[f"choice/{family.name}"]
+            s = torch.distributions.Categorical(logits=logits[which], validate_args=False).sample((DRAWS,))
+            s = states[family.index] = self.ranks.mine(s.transpose(0, 1)).transpose(0, 1)
+            q = torch.distributions.Categorical(logits=logits[share], validate_args=False)
             name = f"{member.owner}.logits"
             table = parameters.get(name, network.parameters[name].to(s.device)).log_softmax(-1)
             above = [states[given.parent] for given in member.inputs]
@@ -212,5 +241,7 @@ class Drawn(Variational):
             log_q = q.log_prob(s)
             guess = guess + (log_q.flatten(2).sum(2) if s.dim() > 2 else log_q)
         do = {network.members[index].family.name: s.flatten(0, 1) for index, s in states.items()}
-        evidence = self.objective.log_evidence(parameters, self.corpus.take(which.repeat(DRAWS)), do=do)
+        if not len(share):
+            return joint, guess
+        evidence = self.objective.log_evidence(parameters, self.corpus.take(share.repeat(DRAWS)), do=do)
         return joint + power * evidence.reshape(DRAWS, -1), guess

@@ -1,0 +1,450 @@
+"""A step reads nothing off the device, compiles to one graph, and replayed is what it was: by training and by fits."""
+
+import math
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import bnet_transformer as bt
+from bnet_transformer.inference.fit import ascent, descent
+from bnet_transformer.inference.fit.corpus import Corpus, corpus_of
+from bnet_transformer.inference.fit.objective import Objective as Evidences
+from bnet_transformer.inference.fit.objective import learned_of
+from bnet_transformer.inference.fit.recipe import Recipe as FitRecipe
+from bnet_transformer.inference.fit.run import task_of_mixture
+from bnet_transformer.tpm import Normal
+from bnet_transformer.training import Batch, captured, late, loop
+from bnet_transformer.training.data import Reader, batches
+from bnet_transformer.training.objective import Objective
+from bnet_transformer.training.parallel import Ranks
+from bnet_transformer.training.run import Recipe, Run
+from bnet_transformer.training.task import task_of
+from tests.cases import CASES, vanilla
+
+D, CPU = torch.float64, torch.device("cpu")
+WORDS = list("abcdefg")
+TEXT = ["a b c d", "b c", "g f e d c b a", "a a b", "d e f"]
+train = partial(bt.train, progress=False)
+
+# what makes the host wait for a GPU: a number read, a shape that hangs on numbers, a tensor made of numbers of the host
+WAITS = {
+    "_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "_unique2", "unique_dim", "equal",
+    "repeat_interleave", "_linalg_check_errors", "lift_fresh", "lift",
+}  # fmt: skip
+
+
+class NoWait(TorchDispatchMode):
+    """Refuses every operation that a GPU would have to be waited for."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.removeprefix("aten::")
+        by_mask = name in ("index", "index_put", "index_put_") and any(
+            isinstance(each, torch.Tensor) and each.dtype == torch.bool for each in args[1]
+        )
+        assert name not in WAITS and not by_mask, f"a step that waits: {func}"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("wait", [float, bool, torch.nonzero, lambda x: x[x > 0], lambda x: torch.tensor([2.0])])
+def test_what_waits_is_noticed(wait):
+    with pytest.raises(AssertionError, match="waits"), NoWait():
+        wait(torch.ones(1))
+
+
+def batch_of(net: bt.BNet) -> Batch:
+    """Three sentences of four words, or as many as the net must have; one shorter where its mask allows."""
+    task, seed = task_of(net.network, likelihood=False), torch.Generator().manual_seed(0)
+    x, observed = {}, {}
+    for stack, of in task.words.items():
+        count = of.exact or min(4, of.longest or 4)
+        real = torch.randn(3, count, *of.member.shape, generator=seed, dtype=net.network.dtype)
+        x[stack] = real if of.states is None else torch.randint(of.states, (3, count), generator=seed)
+    for readout in task.readouts:
+        family = readout.family
+        shape = [3, *(net.network.graph.sizes[plate] for plate in family.plates)]
+        shape += [x[family.words].shape[1]] if family.words is not None else []
+        real = torch.randn(*shape, *readout.shape, generator=seed, dtype=net.network.dtype)
+        states = readout.tpm.states or 2
+        observed[family.name] = real if readout.tpm.kind == "continuous" else torch.randint(states, shape)
+    ragged = {s: v for s, v in x.items() if task.masks(s) and task.words[s].exact is None}
+    mask = {
+        s: torch.arange(v.shape[1]) < torch.tensor([[v.shape[1]], [v.shape[1] - 1], [1]]) for s, v in ragged.items()
+    }
+    return Batch(x, mask or None, observed)
+
+
+def run_of(net: bt.BNet, **options) -> Run:
+    return Run(task_of(net.network), Recipe(clip=1.0), 10, Ranks(0, 1, CPU), None, False, {}, **options)
+
+
+def can_train(case) -> bool:
+    try:
+        return bool(task_of(case.net.network))
+    except bt.BNetError:
+        return False
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if can_train(case)], ids=lambda case: case.name)
+def test_a_step_of_training_reads_nothing(case):
+    run, fed = run_of(case.net), None
+    for _ in range(2):
+        fed = run.feed(batch_of(case.net))
+        with NoWait():
+            run.gradient(fed)
+            run.follow()
+    ((loss, length, _), *more) = run.heard(all=True)
+    assert len(more) == 1 and math.isfinite(loss + length) and run.losses[0] != run.losses[1]
+
+
+def corpus_like(net: bt.BNet) -> Corpus:
+    """The same sentences as a corpus."""
+    batch, task = batch_of(net), task_of(net.network, likelihood=False)
+    rows = range(batch.sentences)
+    each = [{**{k: v[r] for k, v in batch.x.items()}, **{k: v[r] for k, v in batch.observed.items()}} for r in rows]
+    return corpus_of(net.network, each, task=task)
+
+
+def ascent_of(net: bt.BNet, method: str) -> ascent.Ascent:
+    network, corpus = net.network, corpus_like(net)
+    objective = Evidences(network, learned_of(network, task_of_mixture(network).readouts, None, None), 10**6)
+    weightless = objective.choosing == {*objective.learned.names}
+    more = {} if (weightless and method == "em") or objective.of_corpus else {"batch": 2}
+    more |= {"inner": 1} if method == "em" and not weightless else {}
+    recipe = FitRecipe(method, 5, restarts=3, **more)
+    return ascent.Ascent(objective, recipe, corpus, corpus, Ranks(0, 1, CPU), {})
+
+
+MIXTURES = [case for case in CASES if case.evidence and case.name not in ("word, two slices", "hidden Markov")]
+
+
+@pytest.mark.parametrize("method", ["map", "em"])
+@pytest.mark.parametrize("case", MIXTURES, ids=lambda case: case.name)
+def test_a_step_of_a_fit_reads_nothing(case, method):
+    run = ascent_of(case.net, method)
+    with NoWait():
+        run.advance()
+    run.listen(all=True)
+    assert len(run.bounds) == 1 and math.isfinite(run.bounds[0])
+
+
+# what is heard some steps later
+
+
+@pytest.mark.parametrize("lag", [1, 3, 50])
+def test_losses_that_come_late_are_the_same(lag, tmp_path, monkeypatch):
+    net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS)
+    options = {"steps": 12, "batch": 2, "rate": 0.01, "held_out": TEXT, "every": 4}
+    at_once = train(net, TEXT, **options)
+    monkeypatch.setattr(late.Late, "on", classmethod(lambda cls, device: cls(lag)))
+    later = train(net, TEXT, folder=tmp_path, **{**options, "steps": 8})
+    later = train(net, TEXT, folder=tmp_path, resume=True, **options)
+    assert later.losses == at_once.losses and later.held_out == at_once.held_out
+    assert all(torch.equal(value, later.net.parameters[name]) for name, value in at_once.net.parameters.items())
+
+
+@pytest.mark.parametrize("lag", [0, 3, 50])
+def test_a_run_that_diverges_writes_nothing_of_it(lag, tmp_path, monkeypatch):
+    """A loss that is no number from step 8 on: the step is told, and the checkpoint is of before it."""
+    net, asked = bt.decoder(4, heads=2, slices=1, readout=None, dropout=0.0), []
+
+    def data(step):
+        asked.append(step)
+        return [(torch.ones(3, 4), torch.full((1,), math.nan if step >= 7 else 1.0))]
+
+    def loss(module, batch):
+        return module(batch.x).square().mean() * batch.observed["observed"].mean()
+
+    monkeypatch.setattr(late.Late, "on", classmethod(lambda cls, device: cls(lag)))
+    with pytest.raises(bt.BNetError, match=r"step 8: .*got loss nan.*keeps the last good checkpoint, of step 6"):
+        train(net, data, steps=100, loss=loss, folder=tmp_path, every=3)
+    assert max(asked) == 7 + min(lag, 2)  # a checkpoint that is due after step 9 hears of all
+    found = bt.training.kept(net, tmp_path)
+    assert (
+        found.steps == 6 and len(found.losses) == 6 and all(v.isfinite().all() for v in found.net.parameters.values())
+    )
+
+
+@pytest.mark.parametrize("lag", [2, 40])
+@pytest.mark.parametrize("method", ["map", "em"])
+def test_fits_that_are_heard_of_late_are_the_same(lag, method, monkeypatch):
+    """Restarts that diverge are let go some steps later; the others are as they were."""
+    net = bt.bayesuvius(4, heads=2, observe=Normal(1.0)).to(D)
+    x, y = (torch.randn(12, 3, 4, generator=torch.Generator().manual_seed(s), dtype=D) for s in (0, 1))
+    fit = partial(bt.fit, net, (x, y), method=method, steps=12, batch=5, restarts=4, spread=1.0, progress=False)
+    begun = descent.begun
+
+    def spoilt(*args):
+        sets = begun(*args)
+        if len(sets.who) == 4:  # not those of the last phase
+            sets.values["W_q_0.values"][2] = math.nan
+        return sets
+
+    monkeypatch.setattr(ascent, "begun", spoilt)
+    at_once = fit()
+    monkeypatch.setattr(late.Late, "on", classmethod(lambda cls, device: cls(lag)))
+    later = fit()
+    assert later.bounds == pytest.approx(at_once.bounds, abs=1e-12)
+    assert {who for _, who, _ in later.measured} == {who for _, who, _ in at_once.measured} and 2 not in {
+        who for _, who, _ in later.measured
+    }
+    for name, value in at_once.net.parameters.items():
+        torch.testing.assert_close(later.net.parameters[name], value, rtol=1e-9, atol=1e-9)
+
+
+# what is recorded
+
+
+class Again:
+    """In place of a GPU's graphs: what is recorded is not done, and then done again on the same tensors."""
+
+    def __init__(self) -> None:
+        self.recorded, self.replayed = 0, 0
+
+    def record(self, work):
+        self.recorded += 1
+        state = torch.get_rng_state()
+        result = work()  # as a recording does, it says what the result will be; its numbers are not yet there
+        result = result.detach().clone()
+        torch.set_rng_state(state)
+
+        def again():
+            self.replayed += 1
+            result.copy_(work().detach())
+
+        return again, result
+
+    def stage(self):
+        return warnings.catch_warnings()
+
+
+class Recorded(Again):
+    """The same, for work that changes what it reads: recording it must leave that as it was."""
+
+    def __init__(self, tensors) -> None:
+        super().__init__()
+        self.tensors = tensors
+
+    def record(self, work):
+        before = [value.clone() for value in self.tensors()]
+        found = super().record(work)
+        with torch.no_grad():
+            for value, old in zip(self.tensors(), before, strict=True):
+                value.copy_(old)
+        return found
+
+
+def recorded(monkeypatch, net, data, **options):
+    """Training by replayed steps, on the CPU; with how often was recorded and replayed."""
+    made = []
+
+    def tensors():
+        (run,) = made
+        state = run.optimiser.state
+        return [
+            tensor
+            for _, value in run.named
+            for tensor in (value, *([value.grad] if value.grad is not None else []), *state.get(value, {}).values())
+        ]
+
+    recorder, init = Recorded(tensors), Run.__init__
+
+    def noted(self, *args, **more):
+        init(self, *args, **more)
+        made.append(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "__init__", noted)
+        patch.setattr(loop, "recorder_of", lambda device, world: recorder)
+        return train(net, data, recorded=True, **options), recorder
+
+
+def test_replayed_steps_are_the_steps(monkeypatch, tmp_path):
+    """Batches of several forms, dropout, clipping, a rate of each step, held-out losses, a checkpoint: to the bit."""
+    net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.2)
+    options = {"batch": 2, "rate": 2.0, "schedule": "noam", "warmup": 4, "clip": 0.3, "weight_decay": 0.1}
+    options |= {"steps": 20, "held_out": TEXT, "every": 5}
+    plain = train(net, TEXT, **options)
+    found, recorder = recorded(monkeypatch, net, TEXT, folder=tmp_path, **options)
+    assert found.losses == plain.losses and found.held_out == plain.held_out
+    assert all(torch.equal(value, found.net.parameters[name]) for name, value in plain.net.parameters.items())
+    forms = {tuple(b.x[""].shape) for b in map(batches(Reader(task_of(net.network)), TEXT, 2, 0, None), range(20))}
+    assert 2 < recorder.recorded <= len(forms) + 1 and recorder.replayed > 20
+    assert bt.training.kept(net, tmp_path).losses == plain.losses
+
+
+def test_a_resumed_run_is_replayed_too(monkeypatch, tmp_path):
+    net = bt.geometric(4, heads=2, slices=1, observe=Normal(0.5))
+    x, y = (torch.randn(12, 3, 4, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    whole = train(net, (x, y), steps=9, batch=4)
+    train(net, (x, y), steps=5, batch=4, folder=tmp_path)
+    found, recorder = recorded(monkeypatch, net, (x, y), steps=9, batch=4, folder=tmp_path, resume=True)
+    assert found.losses == whole.losses and (recorder.recorded, recorder.replayed) == (2, 6)
+
+
+def test_parameters_that_lie_otherwise_are_stepped_and_resumed_alike(monkeypatch, tmp_path):
+    """A step takes parameters, gradients and their means as they lie: transposed parameters are no others."""
+    net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.0)
+    turned = net.replace({k: v.mT.contiguous().mT if v.dim() > 1 else v for k, v in net.parameters.items()})
+    assert not all(value.is_contiguous() for value in turned.parameters.values())
+    options = {"batch": 2, "rate": 0.01, "steps": 8}
+    plain = train(net, TEXT, **options)
+    train(turned, TEXT, folder=tmp_path, **{**options, "steps": 4})
+    resumed = train(turned, TEXT, folder=tmp_path, resume=True, **options)
+    again, _ = recorded(monkeypatch, turned, TEXT, **options)
+    for found in (resumed, again):
+        assert found.losses == pytest.approx(plain.losses, abs=1e-5)
+
+
+def test_only_so_many_forms_are_recorded(monkeypatch):
+    net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.0)
+    options = {"steps": 24, "batch": 1}
+    plain = train(net, TEXT, **options)
+    monkeypatch.setattr(captured, "MOST", 2)
+    found, recorder = recorded(monkeypatch, net, TEXT, **options)
+    assert found.losses == plain.losses and recorder.recorded == 3  # two forms, and the step of the optimiser
+
+
+def test_a_loss_that_reads_other_parameters_in_other_batches_is_not_recorded(monkeypatch):
+    net = bt.decoder(4, heads=2, slices=2, readout=None, dropout=0.0)
+    data = [(torch.randn(words, 4), torch.ones(1)) for words in (2, 3)]
+
+    def loss(module, batch):
+        return module(batch.x, want=[f"x_{batch.x[''].shape[1] - 1}"])[f"x_{batch.x[''].shape[1] - 1}"].square().mean()
+
+    with pytest.raises(bt.BNetError, match="recorded: expected a loss that reads the same parameters in every batch"):
+        recorded(monkeypatch, net, data, steps=4, batch=1, loss=loss)
+
+
+def test_what_cannot_be_recorded_is_refused():
+    net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS)
+    with pytest.raises(bt.BNetError, match=r"recorded: expected a CUDA device.*got cpu"):
+        train(net, TEXT, steps=2, recorded=True)
+    with pytest.raises(bt.BNetError, match="recorded: expected one process"):
+        captured.recorder_of(torch.device("cuda"), 2)
+    for what in ("recorded", "compile"):
+        with pytest.raises(bt.BNetError, match=f"{what}: expected one of the allowed values"):
+            train(net, TEXT, steps=2, **{what: 1.5})
+
+
+# one graph
+
+NETS = {
+    "vanilla": vanilla("decoder", slices=1, vocabulary=WORDS),
+    "geometric": lambda: bt.geometric(4, heads=2, slices=1, add=True, observe=Normal(0.5)),
+    "chapter": lambda: bt.bayesuvius(4, heads=2, combine="concat", observe=Normal(0.5)),
+}
+
+
+@pytest.mark.parametrize("name", ["vanilla", "chapter"])
+def test_a_step_is_one_graph(name):
+    net = NETS[name]()
+    batch, task = batch_of(net), task_of(net.network)
+    losses, slopes = [], []
+    torch._dynamo.reset()  # nothing of the nets that other tests compiled
+    for compiled in (False, True):
+        objective = Objective(net.module(), task, 0.0).eval()  # dropout would be drawn otherwise
+        whole = torch.compile(objective, fullgraph=True, backend="eager") if compiled else objective
+        loss = whole(batch)
+        loss.backward()
+        losses.append(loss)
+        slopes.append([value.grad for value in objective.parameters() if value.grad is not None])
+    torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(*slopes, rtol=1e-4, atol=1e-5)
+
+
+def test_training_compiled_is_training(monkeypatch):
+    """Of the geometric net, as one graph."""
+    net, own, graphs = NETS["geometric"](), torch.compile, []
+    x, y = (torch.randn(12, 3, 4, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+
+    def counted(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda function, **options: own(function, backend=counted, **options))
+    plain = train(net, (x, y), steps=4, batch=4)
+    torch._dynamo.reset()
+    found = train(net, (x, y), steps=4, batch=4, compile=True)
+    assert found.losses == pytest.approx(plain.losses, abs=1e-5)
+    assert 1 <= len(graphs) <= 2  # one for steps, one for the last loss
+
+
+def test_sentences_of_more_lengths_than_are_compiled_train_on(monkeypatch):
+    net, own = bt.decoder(4, heads=1, slices=1, vocabulary=5), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: own(function, backend="eager", **options))
+    plain = train(net, [[0, 1, 2], [1, 2, 3, 4]], steps=2, batch=1)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=1):
+        found = train(net, [[0, 1, 2], [1, 2, 3, 4]], steps=2, batch=1, compile=True)
+    assert found.losses == pytest.approx(plain.losses, abs=1e-5)
+
+
+# on a GPU
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@gpu
+@pytest.mark.parametrize("name", NETS)
+def test_a_step_on_a_gpu_waits_for_nothing(name):
+    from torch.profiler import ProfilerActivity, profile
+
+    net = NETS[name]().to("cuda")
+    run = Run(task_of(net.network), Recipe(), 20, Ranks(0, 1, torch.device("cuda", 0)), None, False, {})
+
+    def step():
+        run.gradient(run.feed(batch_of(net.to("cpu"))))
+        run.follow()
+
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+            for _ in range(4):
+                step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    names = [event.key for event in seen.key_averages()]
+    assert not [name for name in names if "StreamSynchronize" in name or "Pageable" in name]
+
+
+@gpu
+def test_replayed_steps_on_a_gpu_are_the_steps():
+    net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.2).to("cuda")
+    options = {"steps": 20, "batch": 2, "clip": 0.3, "held_out": TEXT, "every": 5}
+    plain, found = train(net, TEXT, **options), train(net, TEXT, recorded=True, **options)
+    assert found.losses == plain.losses and found.held_out == plain.held_out
+
+
+@gpu
+def test_a_loss_that_waits_is_not_recorded():
+    net = bt.decoder(4, heads=2, slices=1, readout=None).to("cuda")
+    data = [(torch.ones(3, 4), torch.ones(1))] * 4
+
+    def loss(module, batch):
+        found = module(batch.x).square().mean()
+        return found * float(found > -1)
+
+    with pytest.raises(bt.BNetError, match=r"recorded: expected a step that reads no number off the device"):
+        train(net, data, steps=4, batch=1, loss=loss, recorded=True)
+
+
+# a readout whose spread is learned
+
+
+@pytest.mark.parametrize("method", ["map", "em"])
+def test_the_spread_of_a_readout_is_learned(method):
+    """With everything else still, the likeliest sigma is the root of the mean square of what is left over."""
+    net = bt.bayesuvius(3, heads=2, observe=Normal(1.0, learnable=True)).to(D)
+    x, noise = (torch.randn(40, 3, 3, generator=torch.Generator().manual_seed(s), dtype=D) for s in (0, 1))
+    still = {name: torch.zeros_like(v) for name, v in net.parameters.items() if name[0] not in "cy"}
+    net = net.replace({**net.parameters, **still})  # all values are zero, whatever the head
+    learn = ["y.log_sigma", "c.logits"] if method == "em" else ["y.log_sigma"]
+    found = bt.fit(net, (x, 0.3 * noise), method=method, steps=150, rate=0.1, learn=learn, progress=False)
+    sigma = float(found.net.parameters["y.log_sigma"].exp())
+    assert sigma == pytest.approx(float((0.3 * noise).square().mean().sqrt()), rel=2e-3)
