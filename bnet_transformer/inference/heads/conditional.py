@@ -10,6 +10,8 @@ import math
 import torch
 from torch import Tensor
 
+from bnet_transformer.training.parallel import ALONE, Ranks
+
 COARSE, FINE = 33, 81  # points of [0, 1] at which it is looked for, and then reckoned
 SOME = 4  # coarse points, at least, where it is high
 LOW = 30.0  # nats below its mode, where it ends
@@ -17,17 +19,17 @@ AT_ONCE = 2**22  # numbers, of sentences at points
 TINY = 1e-12  # the least share
 
 
-def drawn(ratio: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def drawn(ratio: Tensor, generator: torch.Generator, ranks: Ranks = ALONE) -> tuple[Tensor, Tensor]:
     """A draw of rho from `prod_s (1 - rho + rho e^ratio_s)` for each row of `[row, sentence]`, and the log of its
     integral."""
-    draws, log_evidence = draws_of(ratio, 1, generator)
+    draws, log_evidence = draws_of(ratio, 1, generator, ranks)
     return draws[:, 0], log_evidence
 
 
-def draws_of(ratio: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def draws_of(ratio: Tensor, count: int, generator: torch.Generator, ranks: Ranks = ALONE) -> tuple[Tensor, Tensor]:
     """So many draws of rho for each row, `[row, draw]`, and the log of the integral: the density is taken to be
-    straight between its points."""
-    grid, log = density(ratio)
+    straight between its points. Each of the `ranks` has the ratios of its sentences; all have the same draws."""
+    grid, log = density(ratio, ranks)
     most = log.amax(1, keepdim=True)
     weight = (log - most).exp()
     pieces = 0.5 * (weight[:, 1:] + weight[:, :-1]) * (grid[:, 1:] - grid[:, :-1])
@@ -44,7 +46,7 @@ def draws_of(ratio: Tensor, count: int, generator: torch.Generator) -> tuple[Ten
     return rho.clamp(TINY, 1 - TINY), total.log() + most[:, 0]
 
 
-def density(ratio: Tensor) -> tuple[Tensor, Tensor]:
+def density(ratio: Tensor, ranks: Ranks = ALONE) -> tuple[Tensor, Tensor]:
     """`sum_s log(1 - rho + rho e^ratio_s)` of each row at points of [0, 1] that lie where it is within LOW of its mode:
     the points and the values, `[row, point]`. It is concave, so that where it is high is one interval; many sentences
     make that narrow, and it is looked for until it is some points wide."""
@@ -52,7 +54,7 @@ def density(ratio: Tensor) -> tuple[Tensor, Tensor]:
     narrow = True
     while narrow:
         grid = _points(low, top, COARSE)
-        log = _log_density(ratio, grid)
+        log = ranks.total(_log_density(ratio, grid))
         high = log >= log.amax(1, keepdim=True) - LOW
         place = torch.arange(COARSE).expand_as(high)
         first = torch.where(high, place, COARSE).amin(1, keepdim=True).sub(1).clamp(min=0)
@@ -60,7 +62,7 @@ def density(ratio: Tensor) -> tuple[Tensor, Tensor]:
         low, top = grid.gather(1, first), grid.gather(1, last)
         narrow = bool((last - first < SOME).any()) and bool((top - low > 1e-12).all())
     grid = _points(low, top, FINE)
-    return grid, _log_density(ratio, grid)
+    return grid, ranks.total(_log_density(ratio, grid))
 
 
 def _points(low: Tensor, high: Tensor, count: int) -> Tensor:

@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.errors import BNetError, number, one_of, unknown, whole
+from bnet_transformer.errors import BNetError, number, one_of, seed_of, unknown, whole, within_memory
 from bnet_transformer.inference.heads.reading import Readers, allowed, intakes_of, readers_of, readings
 from bnet_transformer.inference.heads.relations import ONE_STACK, SEPARATORS, TOKENS, Pair, relations_of
 from bnet_transformer.inference.heads.shares import Tally
 from bnet_transformer.intake import Intake
 from bnet_transformer.network import Network
 from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.training.parallel import device_of, ranks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,6 +84,8 @@ class Roles:
 
     def of_role(self, values: Tensor) -> Tensor:
         """What values, `[slice, head, relation]`, are for the relation that is each head's role."""
+        if not isinstance(values, Tensor) or values.shape != self.top.shape:
+            raise BNetError("values", expected=f"a tensor of shape {tuple(self.top.shape)}", got=values)
         return values.gather(-1, self.top.argmax(-1, keepdim=True))[..., 0]
 
     def heads_that_read(self, relation: str, least: float = 0.5) -> tuple[tuple[int, int], ...]:
@@ -149,6 +152,7 @@ class Roles:
         return f"{h} of {t}{of}, by {s} of {self.words} words in all; {way}"
 
 
+@within_memory("roles")
 def roles(
     net: object,
     sentences: object,
@@ -189,13 +193,19 @@ def roles(
     found = relations_of(relations, _missing(network, readers, vectors, separators))
     weight = 1 / len(found.names) if alpha is None else number("alpha", alpha, above=0)
     shape = (len(readers.members), readers.heads, len(found.names))
-    tally = Tally(shape, weight, whole("draws", draws), whole("seed", seed, least=0))
+    whole("draws", draws), seed_of(seed)
     marks = _separators(network, separators)
-    for which, tables in readings(Module(network).eval(), readers, intakes):
-        pairs = [_pair(network, readers, intakes[k], marks) for k in which]
-        codes = np.stack([found.codes(pair, f"sentence {k}") for k, pair in zip(which, pairs, strict=True)])
-        masks = [allowed(network, member, intakes[which[0]].words) for member in readers.members]
-        tally.add(torch.from_numpy(codes), [table.cpu() for table in tables], masks, unit)
+    with ranks(device_of(None, network)) as here:
+        told = found.names, role, slices, unit, weight, draws, seed, sorted(marks or ())
+        here.agree("roles", net=network.parameters, data=[each.given for each in intakes], settings=told)
+        tally = Tally(shape, weight, draws, seed, here)
+        for share, tables in readings(Module(here.hold(network)).eval(), readers, here.mine(intakes)):
+            which = here.places(torch.tensor(share)).tolist()
+            pairs = [_pair(network, readers, intakes[k], marks) for k in which]
+            codes = np.stack([found.codes(pair, f"sentence {k}") for k, pair in zip(which, pairs, strict=True)])
+            masks = [allowed(network, member, intakes[which[0]].words) for member in readers.members]
+            tally.add(torch.from_numpy(codes), [table.cpu() for table in tables], masks, unit, which)
+        tally.together()
     drawn = [None if c is None else network.members[c].family.name for c in readers.selectors]
     return Roles(
         tuple(member.family.name for member in readers.members),

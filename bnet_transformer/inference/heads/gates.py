@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.errors import BNetError, BudgetError, number, one_of, seed_of, whole
+from bnet_transformer.errors import BNetError, BudgetError, number, one_of, seed_of, whole, within_memory
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.heads.annealing import settings
 from bnet_transformer.inference.heads.likelihood import Around, likelihood_for
@@ -23,6 +23,7 @@ from bnet_transformer.inference.heads.runs import Runs
 from bnet_transformer.inference.heads.sentences import sentences_of
 from bnet_transformer.inference.heads.sites import sites_of
 from bnet_transformer.network import Network
+from bnet_transformer.training.parallel import Ranks, ranks
 
 MOST = 12  # heads of a slice, for all settings of their gates
 BUDGET = 2**17  # runs of one slice: sentences times settings
@@ -33,6 +34,7 @@ METHODS = ("exact", "svi")
 Told = Callable[[int], None]
 
 
+@within_memory("inclusion")
 def inclusion(
     net: Any,
     sentences: object,
@@ -73,26 +75,31 @@ def inclusion(
     whole("rounds", rounds, least=3)
     whole("memory", memory)
     seed_of(seed)
-    runs = runs_of(_network(net), sentences, output, role, seen=sigma is None and output is None)
+    network = _network(net)
+    runs = runs_of(network, sentences, output, role, seen=sigma is None and output is None)
     if method == "exact":
         _check_budget(runs, whole("budget", budget))
-    generator = torch.Generator().manual_seed(seed)
-    with _Bar(progress) as told:
-        asked = _Asked(runs, sigma, float(interval), draws, rounds, memory, generator, told)
+    with ranks(runs.like.device) as here, _Bar(progress, here) as told:
+        told_by = method, sigma, output, role, interval, draws, rounds, seed, runs.likelihood.families
+        here.agree("inclusion", net=network.parameters, data=runs.corpus, settings=told_by)
+        shared = _shared(runs, here)
+        asked = _Asked(network, runs.corpus, shared, sigma, float(interval), draws, rounds, memory, seed, told)
         return asked.exactly() if method == "exact" else asked.jointly()
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """A question about heads, with all that its answer needs."""
+    """A question about heads, with all that its answer needs: `data` are all sentences, `runs` this rank's share."""
 
+    network: Network
+    data: Corpus
     runs: Runs
     sigma: float | None
     interval: float
     draws: int
     rounds: int
     memory: int
-    generator: torch.Generator
+    seed: int
     told: _Bar
 
     def exactly(self) -> Inclusion:
@@ -103,9 +110,9 @@ class _Asked:
         off = (len(gates) - 1) - 2 ** torch.arange(runs.heads)
         lost = (table[..., -1:] - table[..., off]).transpose(0, 1)
         sigma = self._sigma(lost)
-        scale = 1.0 if sigma is None else sigma**-2
+        scale, generator = 1.0 if sigma is None else sigma**-2, torch.Generator().manual_seed(self.seed)
         self.told.begin("posteriors", len(runs.sites) * (1 + runs.heads))
-        found = [posterior_of(scale * each, self.draws, self.generator, self.told) for each in table]
+        found = [posterior_of(scale * each, self.draws, generator, self.told) for each in table]
         rho, log_bayes, error = (torch.stack([getattr(f, name) for f in found], at)
                                  for name, at in (("rho", 1), ("log_bayes", 0), ("error", 0)))  # fmt: skip
         each = torch.stack([f.inclusion for f in found], 1)
@@ -119,9 +126,9 @@ class _Asked:
         self.told.begin("runs", len(runs.corpus) * (runs.heads + 1) * len(runs.sites))
         lost = ablation(runs, self.told, self.memory)
         sigma = self._sigma(lost)
-        scale = 1.0 if sigma is None else sigma**-2
+        scale, generator = 1.0 if sigma is None else sigma**-2, torch.Generator().manual_seed(self.seed)
         self.told.begin("runs", len(runs.corpus) * passes_of(runs.heads * len(runs.sites)) * self.rounds)
-        found = relaxed(runs, scale, self.rounds, self.draws, self.generator, self.told, self.memory)
+        found = relaxed(runs, scale, self.rounds, self.draws, generator, self.told, self.memory)
         idle = _relatively_none(lost.abs().amax(0)) & (found.log_bayes.abs() < ALMOST)
         told = found.rho, found.log_bayes, found.error, found.inclusion
         return self._told(*told, None, idle, scale * lost, sigma, "svi")
@@ -155,9 +162,8 @@ class _Asked:
         method: str,
     ) -> Inclusion:
         runs, count = self.runs, len(lost)
-        self.told.begin("sentences", count)
-        generator = torch.Generator().manual_seed(self.generator.initial_seed())  # however many draws came before
-        steep = importance(runs, sigma, generator, self.told, self.memory)
+        self.told.begin("sentences", len(runs.corpus))
+        steep = importance(runs, sigma, self.seed, self.told, self.memory)
         return Inclusion(
             slices=tuple(site.name for site in runs.sites),
             method=method,
@@ -175,8 +181,8 @@ class _Asked:
             ablation_error=lost.std(0) / count**0.5 if count > 1 else lost[0] * torch.nan,
             interaction=together,
             idle=idle,
-            network=runs.module.network,
-            data=runs.corpus,
+            network=self.network,
+            data=self.data,
         )
 
 
@@ -210,15 +216,17 @@ def damage(
         for k, off in enumerate(numbers):
             for at in heads[:off]:
                 gates[(m, k, *at)] = 0.0
-    losses = []
-    with _Bar(progress) as told, torch.no_grad():
-        told.begin("sentences", len(runs.corpus))
-        for part in runs.parts():
-            full = runs.gated(part, torch.ones(len(part), *found.log_bayes.shape).to(runs.like))
-            each = [runs.gated(part, g.expand(len(part), -1, -1).to(runs.like)) for g in gates.flatten(0, 1)]
-            losses.append(scale * (full - torch.stack(each)).double().cpu())
+    with ranks(runs.like.device) as here, _Bar(progress, here) as told, torch.no_grad():
+        here.agree("damage", net=found.network.parameters, data=runs.corpus, settings=(counts, order, around))
+        shared = _shared(runs, here)
+        told.begin("sentences", len(shared.corpus))
+        losses = torch.zeros(len(shared.corpus), len(MEASURES) * len(numbers), dtype=torch.float64)
+        for part in shared.parts():
+            full = shared.gated(part, torch.ones(len(part), *found.log_bayes.shape).to(shared.like))
+            each = [shared.gated(part, g.expand(len(part), -1, -1).to(shared.like)) for g in gates.flatten(0, 1)]
+            losses[part.which] = (scale * (full - torch.stack(each)).double().cpu()).T
             told(len(part))
-    loss = torch.cat(losses, 1)
+        loss = here.gathered(losses).T
     shape = gates.shape[:2]
     labels = {"measure": MEASURES, "heads off": tuple(map(str, numbers))}
     count = loss.shape[1]
@@ -233,6 +241,16 @@ def _said(runs: Runs) -> str:
     """The likelihood in words."""
     names = ", ".join(runs.likelihood.families)
     return f"{AROUND}{names}" if isinstance(runs.likelihood, Around) else f"P({names} | x)"
+
+
+def _shared(runs: Runs, here: Ranks) -> Runs:
+    """The runs of this rank's share of the sentences, on its device."""
+    if here.world == 1:
+        return runs
+    module = Module(here.hold(runs.module.network)).eval()
+    for value in module.store.values():
+        value.requires_grad_(False)
+    return replace(runs, module=module, corpus=here.mine(runs.corpus).to(here.device), ranks=here)
 
 
 def runs_of(
@@ -303,8 +321,9 @@ def _relatively_none(change: Tensor) -> Tensor:
 class _Bar:
     """Bars of progress, one after another."""
 
-    def __init__(self, progress: bool | None) -> None:
-        self.hide = None if progress is None else not progress
+    def __init__(self, progress: bool | None, here: Ranks) -> None:
+        one_of("progress", progress, (True, False, None))
+        self.hide = True if not here.first else None if progress is None else not progress
         self.bar: Any = None
 
     def begin(self, unit: str, total: int) -> None:

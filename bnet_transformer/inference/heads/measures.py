@@ -7,13 +7,14 @@ measured against the full net: then `y` is drawn from `Normal(f(all on), sigma)`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from bnet_transformer.inference.heads.runs import Part, Runs
+from bnet_transformer.training.data import mixed
 
 DRAWS = 8  # of y, for each sentence of which nothing is observed
 
@@ -41,18 +42,17 @@ class Importance:
     error: Tensor
 
 
-def importance(
-    runs: Runs, sigma: float | None, generator: torch.Generator, told: Callable[[int], None], memory: int
-) -> Importance:
+def importance(runs: Runs, sigma: float | None, seed: int, told: Callable[[int], None], memory: int) -> Importance:
     """The mean size of the slope of the loss along each gate, all heads on."""
     found = torch.empty(len(runs.corpus), len(runs.sites), runs.heads, dtype=torch.float64)
     for part in runs.parts(runs.fitting(memory)):
         if sigma is None:
             found[part.which] = slopes(runs, part).abs()
         else:
-            each = [slopes(runs, _drawn(part, sigma, generator)).abs() for _ in range(DRAWS)]
+            each = [slopes(runs, other).abs() for other in _drawn(runs, part, sigma, seed)]
             found[part.which] = torch.stack(each).mean(0) / sigma**2
         told(len(part))
+    found = runs.ranks.gathered(found)
     return Importance(found.mean(0), found.std(0) / len(found) ** 0.5 if len(found) > 1 else found[0] * torch.nan)
 
 
@@ -64,8 +64,13 @@ def slopes(runs: Runs, part: Part) -> Tensor:
     return found.double().cpu()
 
 
-def _drawn(part: Part, sigma: float, generator: torch.Generator) -> Part:
-    """The same sentences, with an output drawn around the full one."""
+def _drawn(runs: Runs, part: Part, sigma: float, seed: int) -> Iterator[Part]:
+    """The same sentences, with outputs drawn around the full one, by random numbers of each sentence's own."""
     assert part.full is not None
-    noise = torch.randn(part.full.shape, generator=generator, dtype=torch.float64)
-    return replace(part, full=part.full + sigma * noise.to(part.full))
+    full = part.full.expand(len(part), *part.full.shape[1:])
+    noise = []
+    for sentence in runs.ranks.places(part.which).tolist():
+        own = torch.Generator().manual_seed(mixed(seed, "output", sentence))
+        noise.append(torch.randn(DRAWS, *full.shape[1:], generator=own, dtype=torch.float64))
+    for each in torch.stack(noise, 1):
+        yield replace(part, full=full + sigma * each.to(full))

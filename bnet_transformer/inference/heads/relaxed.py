@@ -22,6 +22,7 @@ from torch import Tensor
 
 from bnet_transformer.inference.heads.conditional import drawn, draws_of
 from bnet_transformer.inference.heads.runs import Part, Runs
+from bnet_transformer.training.parallel import Ranks
 
 TOGETHER = 12  # one in so many gates is relaxed at a time, or a single one
 WARM = 1 / 2  # of the rounds, in which the power of the likelihood rises, and no estimate counts
@@ -78,42 +79,44 @@ def relaxed(
     memory: int,
 ) -> Relaxed:
     """The posterior of all gates; `scale` is what `log P` of a run is multiplied by; in a round each gate is relaxed
-    once in every sentence."""
-    shape = (len(runs.corpus), len(runs.sites), runs.heads)
+    once in every sentence. Random numbers are drawn for the sentences of all ranks, so that each has its own."""
+    shape, ranks = (len(runs.corpus), len(runs.sites), runs.heads), runs.ranks
     worth, parts = _Worth(shape), list(runs.parts(runs.fitting(memory)))
+    count = sum(ranks.collected(shape[0]))
     warm = max(1, round(WARM * rounds))
     for turn in range(rounds):
         power = min(1.0, (turn + 1) / warm) ** 2
         for place in range(passes_of(shape[1] * shape[2])):
-            rho = drawn(power * worth.now.flatten(1).T, generator)[0].reshape(shape[1:])
+            rho = drawn(power * worth.now.flatten(1).T, generator, ranks)[0].reshape(shape[1:])
+            random = torch.rand(2, count, *shape[1:], generator=generator, dtype=torch.float64).transpose(0, 1)
+            random = ranks.mine(random)
             for part in parts:
                 likely = torch.sigmoid(torch.logit(rho) + power * worth.now[part.which])
-                there, slope = _slopes(runs, part, likely, place, generator)
+                there, slope = _slopes(runs, part, likely, place, random[part.which])
                 worth.move(part.which, there, scale * slope, turn >= warm)
                 told(len(part))
-    return _found(*worth.told(), draws, generator)
+    return _found(*worth.told(), draws, generator, ranks)
 
 
-def _slopes(runs: Runs, part: Part, likely: Tensor, place: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _slopes(runs: Runs, part: Part, likely: Tensor, place: int, random: Tensor) -> tuple[Tensor, Tensor]:
     """Which gates are relaxed in each sentence, and the slopes of `log P` along all; the others are on if `likely`."""
-    gates = (torch.rand(likely.shape, generator=generator, dtype=torch.float64) < likely).double()
-    count = likely[0].numel()
-    turn = torch.arange(count) + torch.arange(len(part))[:, None] + place
+    chance, between = random.unbind(1)
+    gates, count = (chance < likely).double(), likely[0].numel()
+    turn = torch.arange(count) + runs.ranks.places(part.which)[:, None] + place
     there = (turn % passes_of(count) == 0).reshape(likely.shape)
-    between = torch.rand(likely.shape, generator=generator, dtype=torch.float64)
     leaf = torch.where(there, between, gates).to(part.device, runs.module.network.dtype).requires_grad_()
     (slope,) = torch.autograd.grad(runs.gated(part, leaf).sum(), leaf)
     return there, slope.double().cpu()
 
 
-def _found(worth: Tensor, variance: Tensor, draws: int, generator: torch.Generator) -> Relaxed:
+def _found(worth: Tensor, variance: Tensor, draws: int, generator: torch.Generator, ranks: Ranks) -> Relaxed:
     sites, heads = worth.shape[1:]
-    rho, log_bayes = draws_of(worth.flatten(1).T, draws, generator)
+    rho, log_bayes = draws_of(worth.flatten(1).T, draws, generator, ranks)
     each = torch.sigmoid(torch.logit(rho[:, :64].T)[:, None] + worth.flatten(1)).mean(0)  # [sentence, site * head]
-    error = (each.square() * variance.flatten(1)).sum(0).sqrt()
+    error = ranks.total((each.square() * variance.flatten(1)).sum(0)).sqrt()
     return Relaxed(
         rho.T.reshape(draws, sites, heads),
         log_bayes.reshape(sites, heads),
         error.reshape(sites, heads),
-        each.reshape(worth.shape),
+        ranks.gathered(each.reshape(worth.shape)),
     )

@@ -19,6 +19,7 @@ from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.heads.likelihood import Around, Likelihood
 from bnet_transformer.inference.heads.sentences import parts, repeated
 from bnet_transformer.inference.heads.sites import Site
+from bnet_transformer.training.parallel import ALONE, Ranks
 
 ROWS = 4096  # words that are computed at once: enough to keep a processor busy
 
@@ -43,13 +44,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Runs:
-    """A net, its sites, the sentences, and how likely a run is."""
+    """A net, its sites, the sentences (under torchrun this rank's share of them), and how likely a run is."""
 
     module: Module
     sites: tuple[Site, ...]
     corpus: Corpus
     likelihood: Likelihood
     heads: int
+    ranks: Ranks = ALONE
 
     @property
     def like(self) -> Tensor:
@@ -63,6 +65,8 @@ class Runs:
         are kept where they are asked for."""
         kept = dict.fromkeys(name for site in self.sites for name in (site.name, *site.beside) if values)
         around = isinstance(self.likelihood, Around)
+        if not len(self.corpus):
+            return
         for which, corpus in parts(self.module.network, self.corpus, words):
             names = [*kept, *([self.likelihood.families[0]] if around else [])]
             found = self._values(names, corpus) if names else {}
@@ -110,7 +114,7 @@ class Runs:
         return course, plan
 
     def table(self, gates: Tensor, told: Callable[[int], None], memory: int) -> Tensor:
-        """`log P` of each sentence under each setting of each site's gates: `[site, sentence, setting]`."""
+        """`log P` of each sentence of all ranks under each setting of a site's gates: `[site, sentence, setting]`."""
         found = torch.empty(len(self.sites), len(self.corpus), len(gates), dtype=torch.float64)
         width = self.width()
         for part in self.parts(self.words(gates), values=True):
@@ -121,7 +125,7 @@ class Runs:
                     some = slice(start, start + most)
                     found[k, part.which, some] = self.settings(site, part, gates[some]).cpu()
                     told(len(part) * len(gates[some]))
-        return found
+        return self.ranks.gathered(found.transpose(0, 1)).transpose(0, 1) if self.ranks.world > 1 else found
 
     @staticmethod
     def words(gates: Tensor) -> int:

@@ -19,18 +19,25 @@ from scipy import special
 from torch import Tensor
 
 from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.training.data import mixed
+from bnet_transformer.training.parallel import ALONE, Ranks
 
 Numbers = NDArray[np.float64]
 
 
 @dataclass
 class Tally:
-    """Sums over the readings so far, `[slice, head, relation]`, and draws of `theta`, each by weights of its own."""
+    """Sums over the readings so far, `[slice, head, relation]`, and draws of `theta`, each by weights of its own.
+
+    The weights are made of random numbers that each sentence has for itself, in whatever order and wherever it comes.
+    Under torchrun each rank has sums over its share until they are put `together`.
+    """
 
     shape: tuple[int, int, int]
     alpha: float
     draws: int
     seed: int
+    ranks: Ranks = ALONE
     units: int = 0
     total: Numbers = field(init=False)
     squares: Numbers = field(init=False)
@@ -40,16 +47,24 @@ class Tally:
 
     def __post_init__(self) -> None:
         slices, heads, relations = self.shape
-        self.rng = np.random.default_rng(self.seed)
         self.total, self.squares = np.zeros(self.shape), np.zeros(self.shape)
         self.chance = np.zeros((slices, relations))
-        corners = self.rng.standard_gamma(self.alpha, (self.draws, relations))
+        corners = np.random.default_rng(self.seed).standard_gamma(self.alpha, (self.draws, relations))
+        corners = corners if self.ranks.first else np.zeros_like(corners)
         self.weight = corners.sum(1)
         self.drawn = np.tile(corners, (1, slices * heads))
 
-    def add(self, codes: Tensor, readings: Sequence[Tensor], masks: Sequence[Tensor], unit: str) -> None:
+    def add(
+        self,
+        codes: Tensor,
+        readings: Sequence[Tensor],
+        masks: Sequence[Tensor],
+        unit: str,
+        which: Sequence[int] | None = None,
+    ) -> None:
         """Sentences of one length: the relation of each pair of words, `[sentence, i, j]`; `P(j | i)` of each slice,
-        `[head, sentence, i, j]`; and who may be read, `[i, j]`."""
+        `[head, sentence, i, j]`; who may be read, `[i, j]`; and their numbers, by default the first ones."""
+        which = range(len(codes)) if which is None else which
         held = torch.nn.functional.one_hot(codes, self.shape[2]).double()
         y = torch.stack([torch.einsum("hsij,sijr->sihr", each.double(), held) for each in readings])
         u = torch.stack(
@@ -60,10 +75,25 @@ class Tally:
         self.total += each.sum(0)
         self.squares += np.square(each).sum(0)
         self.chance += in_numpy(u.sum(1))
-        weights = self.rng.standard_exponential((self.draws, len(each)))
-        self.weight += weights.sum(1)
-        self.drawn += weights @ each.reshape(len(each), -1)
+        own = len(each) // len(which)
+        weights = np.concatenate([self._weights(sentence, own) for sentence in which])
+        self.weight += weights.sum(0)
+        self.drawn += weights.T @ each.reshape(len(each), -1)
         self.units += len(each)
+
+    def _weights(self, sentence: int, units: int) -> Numbers:
+        """The weights of a sentence's units in each draw, `[unit, draw]`."""
+        own = np.random.default_rng(mixed(self.seed, "reading", sentence))
+        return own.standard_exponential((units, self.draws))
+
+    def together(self) -> Tally:
+        """The sums of all ranks."""
+        if self.ranks.world == 1:
+            return self
+        for name in ("total", "squares", "chance", "weight", "drawn"):
+            setattr(self, name, self.ranks.total(torch.from_numpy(getattr(self, name))).numpy())
+        self.units = sum(self.ranks.collected(self.units))
+        return self
 
     def posterior(self, interval: float) -> dict[str, Tensor]:
         """Means, ends of intervals, spreads, counts, chance, who is above it and who is on top, by name."""

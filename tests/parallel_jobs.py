@@ -1,0 +1,182 @@
+"""What several processes do in tests/test_parallel.py, each with its share: the same functions run in one process too.
+
+torchrun --nproc-per-node 2 tests/parallel_jobs.py killed FOLDER
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.inference import damage
+from bnet_transformer.inference.fit.ascent import Ascent
+from bnet_transformer.tpm import Categorical, Normal
+from bnet_transformer.training import alone
+
+D = torch.float64
+WORDS = ["the", "cat", "sat", "on", "a", "mat"]
+TEXTS = ["the cat sat", "a mat", "on the mat a cat sat", "the mat sat", "a cat", "cat sat on", "sat"]
+RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+RESTARTS = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def mixture(per="sentence", **options):
+    return bt.bayesuvius(3, heads=2, per=per, **{"observe": Normal(0.5), "prior": 2.0, **options}).to(D)
+
+
+def summed(**options):
+    return bt.bayesuvius(4, heads=2, slices=2, combine="concat", vocabulary=WORDS, **options).to(D)
+
+
+def vectors(count, width=3):
+    g = torch.Generator().manual_seed(count)
+    return tuple(torch.randn(count, 3, width, generator=g, dtype=D) for _ in range(2))
+
+
+def fit(net, data, **options):
+    return bt.fit(net, data, progress=False, **options)
+
+
+def numbers(f):
+    return [f.bounds, [score for *_, score in f.measured], dict(f.net.parameters), dict(f.samples), dict(f.choices)]
+
+
+def fits(count, folder=None):
+    """Fits of each method, with minibatches and shares of unequal length, or none."""
+    data = vectors(count)
+    word = {"net": mixture("word", slices=2, observe=Categorical(3), vocabulary=WORDS)}
+    ids = torch.arange(count * 3).reshape(count, 3) % 6, torch.arange(count * 3).reshape(count, 3) % 3
+    few = {"spread": 1.0, "draws": 3, "batch": 3}
+    return {
+        "map": numbers(fit(mixture(), data, steps=4, batch=3, restarts=3, spread=1.0)),
+        "em": numbers(fit(mixture(), data, method="em", steps=3, inner=2, batch=3)),
+        "svi": numbers(fit(mixture(), data, method="svi", steps=4, **few)),
+        "svi of tables": numbers(fit(mixture(), data, method="svi", steps=4, draws=3, learn=["c.logits"])),
+        "svi, one by one": numbers(fit(mixture(), data, method="svi", steps=3, **few | {"batch": 1})),
+        "svi, drawn": numbers(fit(word["net"], ids, method="svi", steps=3, choices="sampled", **few | {"batch": 2})),
+        "nuts": numbers(fit(mixture(), data, method="nuts", chains=3, draws=2, warmup=3, learn=["c.logits"])),
+    }
+
+
+def chains(folder, resume, **options):
+    return fit(mixture(), vectors(5), method="nuts", chains=3, warmup=4, learn=["c.logits"], folder=folder, every=3,
+               resume=resume, **options)  # fmt: skip
+
+
+def of_fits(count):
+    """What a fit tells of many sentences: a point, and a posterior."""
+    data, found = vectors(count), {}
+    point, word = fit(mixture(), vectors(6), steps=1), fit(mixture("word"), vectors(6), steps=1)
+    samples = fit(mixture(), data, method="svi", steps=2, draws=3, spread=1.0)
+    for name, f in (("point", point), ("word", word), ("samples", samples)):
+        told = f.responsibilities(*data), f.log_likelihood(data), f.predict(data[0])
+        found[name] = [*told, f.log_likelihoods] if f.samples else [*told]
+    compared = point.compare(samples, data)
+    return found | {"compared": [compared.overlap, compared.gain, compared.gain_error]}
+
+
+def of_heads(count):
+    """Which heads matter, what heads read, the tree of words."""
+    told, texts = summed(observe=Categorical(3)), TEXTS[:count]
+    pairs = [(text, [k % 3 for k in range(len(text.split()))]) for text in texts]
+    found = {}
+    for name, data, options in (
+        ("observed", pairs, {}),
+        ("around", texts, {"sigma": 0.5}),
+        ("svi", pairs, {"method": "svi", "rounds": 3}),
+        ("svi around", texts, {"method": "svi", "rounds": 3, "output": "x_2"}),
+    ):
+        f = bt.inclusion(told, data, draws=32, progress=False, **options)
+        names = ("rho", "log_bayes", "error", "inclusion", "importance", "importance_error", "ablation", "idle")
+        found[name] = [getattr(f, each) for each in names]
+        harm = damage(f, counts=[1, 2], progress=False)
+        found[f"damage, {name}"] = [harm.values, harm.error]
+    for unit in ("sentence", "word"):
+        r = bt.roles(told, texts, unit=unit, draws=100)
+        names = ("mean", "low", "high", "spread", "counts", "chance", "above", "top")
+        found[f"roles, {unit}"] = [getattr(r, each) for each in names]
+    same = ["the cat sat", "a mat on", "sat the mat", "cat a the", "on the cat", "mat sat a"]
+    tan = told.tan(same, [0, 1, 0, 1, 0, 1])
+    return found | {"tan": [torch.from_numpy(tan.information), list(tan.parents)]}
+
+
+def step(k):
+    return [[(k + 2 * i) % 6, i % 6, (k * i) % 6] for i in range(5)]
+
+
+def trained(folder=None, kill=False, **options):
+    def data(k):
+        if kill and k == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(k)
+
+    net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.0).to(D)
+    return bt.train(net, data, **{"steps": 8, "rate": 0.01, "every": 2} | options, folder=folder, progress=False)
+
+
+def fitted(folder=None, kill=False, **options):
+    before = Ascent.advance
+
+    def advance(self):
+        if kill and self.step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        before(self)
+
+    Ascent.advance = advance
+    try:
+        return fit(mixture(), vectors(7), steps=8, batch=3, every=2, spread=1.0, folder=folder, **options)
+    finally:
+        Ascent.advance = before
+
+
+def killed(folder):
+    """A rank is killed while it trains, and, when all have started again, while it fits."""
+    one = RANK == 1
+    train = trained(folder / "train", kill=one and RESTARTS == 0, resume=True)
+    found = fitted(folder / "fit", kill=one and RESTARTS == 1, resume=True)
+    chains(folder / "chains", False, draws=2)
+    return {"train": [train.losses, dict(train.net.parameters)], "fit": numbers(found), "restarts": [RESTARTS]}
+
+
+def together(folder):
+    """All that is equal in two processes and in one."""
+    return killed(folder) | fits(7) | of_fits(7) | of_heads(7)
+
+
+def apart(folder):
+    """What ranks must not do each in its own way, and a few sentences for many ranks."""
+    found = fits(2) | of_fits(2) | of_heads(2)
+    f = fit(mixture(), vectors(6), steps=1)
+    refused = []
+    for ask in (
+        lambda: fit(mixture(), tuple(part + (RANK == 1) for part in vectors(6)), steps=1),
+        lambda: f.log_likelihood(vectors(4)) if RANK == 2 else f.responsibilities(*vectors(4)),
+        lambda: trained(rate=0.02 + 0.01 * RANK),
+    ):
+        try:
+            ask()
+        except bt.BNetError as error:
+            refused.append(str(error))
+    if RANK == 0:
+        with alone():
+            found["by itself"] = [f.responsibilities(*vectors(5))]
+    if WORLD > 1:
+        try:
+            bt.roles(summed(), TEXTS, relations={"mine": failing})
+        except bt.BNetError as error:
+            refused.append(str(error))
+    return found | {"refused": refused}
+
+
+def failing(words):
+    if RANK == 2:
+        raise RuntimeError("this rank fails")
+    return torch.eye(len(words), dtype=torch.bool).numpy()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch.save(globals()[sys.argv[1]](Path(sys.argv[2])), Path(sys.argv[2], f"{sys.argv[1]}{RANK}"))
