@@ -18,6 +18,7 @@ CORE := $(VENV)/core.stamp
 DEV := $(VENV)/dev.stamp
 MINILM := $(VENV)/minilm.stamp
 PEERS := $(VENV)/peers.stamp
+FUZZ := $(VENV)/fuzz.stamp
 DOCS := $(VENV)/docs.stamp
 COMMA := ,
 TSC := npx --yes --package typescript@5.9.3 tsc
@@ -25,7 +26,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 VERSION := import platform; print(platform.python_version())
 
 .DEFAULT_GOAL := help
-.PHONY: demo test peers lint notebooks docs docs-links bench experiments soak clean help remake
+.PHONY: demo test peers lint notebooks docs docs-links bench experiments soak audit clean help remake
 .NOTPARALLEL:
 
 help:
@@ -36,10 +37,11 @@ help:
 	@echo "make docs         the pictures of the pages, then the site into build/docs (Sphinx), and whether its links lead anywhere"
 	@echo "make docs-links   whether the links to the web lead anywhere (needs the network)"
 	@echo "make bench        the benchmarks, on this machine"
+	@echo "make audit        known advisories on the pins of constraints.txt (needs the network)"
 	@echo "make clean        remove what builds, tests and the demo left behind; .venv stays"
 	@echo "make experiments  train on the tasks of docs/experiments, and write its pages anew (some twenty minutes)"
 	@echo "make notebooks    execute the notebooks in place (some minutes); NOTEBOOKS=--check writes nothing, =1_ runs one"
-	@echo "make soak         nothing to run yet; it says what to look at instead"
+	@echo "make soak         kill, starve, damage and fuzz what the library does, into docs/soak.md (some minutes); SOAK='--only kill'"
 
 demo: $(MINILM)
 	@echo "== demo: the bnet of a sentence, into demo/"
@@ -94,8 +96,16 @@ experiments: $(CORE)
 	@echo "== experiments: training on small tasks, into docs/experiments/"
 	@$(BIN)/python -m experiments
 
-soak:
-	@echo "== soak: there are no long-running tests yet; 'make test' runs all that there are"
+SOAK ?= --markdown docs/soak.md
+
+soak: $(FUZZ)
+	@echo "== soak: killed runs, full disks, damaged files, little memory, threads, company, fuzzing"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak $(SOAK)
+
+audit:
+	@echo "== audit: known advisories on the pins (needs the network)"
+	@test -x build/audit/bin/pip-audit || { '$(PYTHON)' -m venv build/audit && build/audit/bin/python -m pip install $(PIP_FLAGS) --disable-pip-version-check pip-audit; }
+	@build/audit/bin/pip-audit --no-deps --disable-pip -r constraints.txt
 
 clean:
 	@echo "== clean: build products, caches and demo/ (.venv stays: remove it by hand for a fresh one)"
@@ -126,6 +136,10 @@ $(DEV): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 
 $(PEERS): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	$(call install,.[dev$(COMMA)minilm$(COMMA)peers],the core$(COMMA) MiniLM$(COMMA) the tools of a developer and the oracles)
+	@touch $(CORE) $(MINILM) $(DEV) $@
+
+$(FUZZ): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
+	$(call install,.[dev$(COMMA)minilm$(COMMA)soak],the core$(COMMA) MiniLM$(COMMA) the tools of a developer and a fuzzer)
 	@touch $(CORE) $(MINILM) $(DEV) $@
 
 $(DOCS): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import secrets
 import shutil
@@ -11,7 +12,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from bnet_transformer.errors import FileError
+
+NAMED = 40  # letters of a file's name in that of its temporary file: a name has at most 255 bytes
 
 
 def as_path(path: object) -> Path:
@@ -29,7 +34,9 @@ def as_path(path: object) -> Path:
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """An empty temporary file beside `path`, which takes its place when the block ends, and is gone if it fails.
 
-    A device or a pipe stays what it is: it is written to when the block ends.
+    The bytes are on the disk before the name is theirs: after a crash there is the old file or the new one. What a
+    killed process leaves behind is a hidden `.name.*.tmp`, which nothing reads. A device or a pipe stays what it is: it
+    is written to when the block ends.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -47,20 +54,35 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise FileError(str(path), expected="the path of a file", got="a folder")
     if not os.path.isdir(target.parent):
         raise FileError(str(path), expected="a folder that is there", got=f"{target.parent}, which is not")
-    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    temporary = target.with_name(f".{target.name[:NAMED]}.{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as made:
             mode = os.fstat(made.fileno()).st_mode
         if target.exists():
             mode = target.stat().st_mode
         yield temporary
+        with temporary.open("rb+") as made:
+            os.fsync(made.fileno())
         temporary.chmod(stat.S_IMODE(mode))
         temporary.replace(target)
-    except OSError as error:
-        raise FileError(str(path), expected="a file that can be written", got=error.strerror or str(error)) from error
+    except (OSError, SafetensorError) as error:
+        raise _unwritten(path, error) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def clear(path: Path) -> None:
+    """Take away what killed writers of `path` left behind; for who knows that nobody else writes it now."""
+    for left in path.parent.glob(f".{glob.escape(path.name[:NAMED])}.{'[0-9a-f]' * 16}.tmp"):
+        with contextlib.suppress(OSError):
+            left.unlink()
+
+
+def _unwritten(path: object, error: OSError | SafetensorError) -> FileError:
+    """The error of a file that could not be written."""
+    got = getattr(error, "strerror", None) or str(error)
+    return FileError(str(path), expected="a file that can be written", got=got)
 
 
 def _is_stream(path: Path) -> bool:
@@ -82,5 +104,5 @@ def _into(path: Path) -> Iterator[Path]:
             yield temporary
             with temporary.open("rb") as held, open(os.open(path, os.O_WRONLY), "wb") as stream:
                 shutil.copyfileobj(held, stream)
-    except OSError as error:
-        raise FileError(str(path), expected="a file that can be written", got=error.strerror or str(error)) from error
+    except (OSError, SafetensorError) as error:
+        raise _unwritten(path, error) from error

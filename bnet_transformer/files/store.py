@@ -6,36 +6,47 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import stat
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
+from safetensors.torch import save as save_bytes
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, DeclarationError, FileError, shown, unknown
+from bnet_transformer.errors import BNetError, FileError, unknown
 from bnet_transformer.files.atomic import as_path, replacing
 from bnet_transformer.files.plain import from_plain, strangers, to_plain
+from bnet_transformer.files.tensors import KEY, LONGEST_HEADER, check_version, look, reading
 from bnet_transformer.network import Declaration, Network
 from bnet_transformer.network.network import check_parameters, outline
 from bnet_transformer.tokens import Tokenizer
 
 FORMAT = "bnet_transformer net"
 VERSION = 1
-KEY = "bnet_transformer"
+WANTED = "a net that save wrote"
 DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
-LONGEST_HEADER = 2**26
 MOST_NODES = 2_000
 MOST_FAMILIES = 50_000
 
 
 def save(network: Network, path: str | os.PathLike[str]) -> None:
     """Write a net to one safetensors file, whole or not at all; it refuses a net that `load` would not give back."""
+    tensors, metadata = _content(network)
+    with replacing(path) as temporary:
+        save_file(tensors, temporary, metadata=metadata)
+
+
+def as_bytes(network: Network) -> bytes:
+    """The file that `save` writes."""
+    return save_bytes(*_content(network))
+
+
+def _content(network: Network) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a net's file."""
     if not isinstance(network, Network):
         raise BNetError("save", expected="a Network", got=network)
     for name, value in network.parameters.items():
@@ -48,12 +59,7 @@ def save(network: Network, path: str | os.PathLike[str]) -> None:
             raise BNetError(name, expected="a type that a file can hold", got=value.dtype, allowed=allowed)
     check_parameters(network.shapes, network.parameters)
     tensors = _apart(network.parameters)
-    metadata = {KEY: _header(network, tensors)}
-    try:
-        with replacing(path) as temporary:
-            save_file(tensors, temporary, metadata=metadata)
-    except SafetensorError as error:
-        raise FileError(str(path), expected="a file that can be written", got=str(error)) from error
+    return tensors, {KEY: _header(network, tensors)}
 
 
 def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = ()) -> Network:
@@ -65,8 +71,8 @@ def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = 
     where = as_path(path)
     if not isinstance(trust, bool | Collection):
         raise BNetError("trust", expected="True, or the names of classes or modules", got=trust)
-    _look(where)
-    with _told(where), safe_open(where, framework="pt") as opened:
+    look(where, WANTED)
+    with reading(where, WANTED), safe_open(where, framework="pt") as opened:
         header = _read_header(where, opened.metadata())
         network = _read_net(where, header, trust)
         _compare(where, opened, network)
@@ -125,45 +131,6 @@ def _library() -> str:
         return "unknown"
 
 
-def _look(where: Path) -> None:
-    """Refuse what is no file, or none of ours by its first bytes."""
-    wanted = "a net that save wrote"
-    try:
-        found = where.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise FileError(str(where), expected=wanted, got="a folder" if where.is_dir() else "no plain file")
-        with where.open("rb") as opened:
-            start = opened.read(8)
-    except OSError as error:
-        got = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise FileError(str(where), expected=wanted, got=got) from error
-    length = int.from_bytes(start, "little")
-    if len(start) < 8:
-        raise FileError(str(where), expected=wanted, got=f"a file of {found.st_size} bytes")
-    if length > min(LONGEST_HEADER, found.st_size - 8):
-        got = f"no safetensors file, or one cut short ({found.st_size} bytes, a header of {length})"
-        raise FileError(str(where), expected=wanted, got=got)
-
-
-@contextmanager
-def _told(where: Path) -> Iterator[None]:
-    """Whatever goes wrong inside is told as a FileError that names the file."""
-    wanted = "a net that save wrote"
-    try:
-        yield
-    except FileError:
-        raise
-    except DeclarationError as error:
-        more = f" (and {len(error.faults) - 1} more)" if len(error.faults) > 1 else ""
-        raise FileError(str(where), expected=wanted, got=f"a fault: {error.faults[0]}{more}") from error
-    except SafetensorError as error:
-        raise FileError(str(where), expected=wanted, got=f"no sound safetensors file: {error}") from error
-    except BNetError as error:
-        raise FileError(str(where), expected=wanted, got=str(error)) from error
-    except Exception as error:  # values of a type that nobody foresaw; a stranger's class may fail in any way
-        raise FileError(str(where), expected=wanted, got=f"{type(error).__name__}: {error}") from error
-
-
 def _read_header(where: Path, metadata: Mapping[str, str] | None) -> dict[str, Any]:
     """The JSON of the header, of a version that this library reads."""
     if not metadata or KEY not in metadata:
@@ -174,13 +141,7 @@ def _read_header(where: Path, metadata: Mapping[str, str] | None) -> dict[str, A
         raise FileError(str(where), expected="JSON in the metadata", got=str(error)) from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise FileError(str(where), expected=f"the format {FORMAT!r}", got=header)
-    version = header.get("version")
-    if type(version) is not int or version < 1:
-        raise FileError(str(where), expected="a format version, a whole number", got=shown(repr(version)))
-    if version > VERSION:
-        got = f"version {version}, written by bnet_transformer {header.get('library')}"
-        allowed = "a newer bnet_transformer reads it: pip install --upgrade bnet_transformer"
-        raise FileError(str(where), expected=f"format version {VERSION}", got=got, allowed=allowed)
+    check_version(where, header, VERSION)
     if type(header.get("seed")) is not int or not isinstance(header.get("declaration"), dict):
         raise FileError(str(where), expected="a seed and a declaration in the metadata", got=sorted(header))
     return header

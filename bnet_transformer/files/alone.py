@@ -1,0 +1,83 @@
+"""One run at a time in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from bnet_transformer.errors import FileError
+from bnet_transformer.files.atomic import clear
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(held: int) -> None:
+        msvcrt.locking(held, msvcrt.LK_NBLCK, 1)
+else:
+    import fcntl
+
+    def _lock(held: int) -> None:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """While the block runs no other `alone` has this file, in any process; the lock of a killed one is gone with it.
+
+    What killed writers of the file left behind is taken away.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, alone(Path(folder, "a")), alone(Path(folder, "a")):
+    ...     pass
+    Traceback (most recent call last):
+    ...
+    bnet_transformer.errors.FileError: ...
+    """
+    lock = path.with_name(f"{path.name}.lock")
+    held = _held(path.parent, lock)
+    try:
+        clear(path)
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # while it is held: who opened it before sees that it is gone
+            lock.unlink()
+        os.close(held)
+
+
+def _held(folder: Path, lock: Path) -> int:
+    """The lock file, opened and locked, with the number of this process in it."""
+    while True:
+        try:
+            held = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            got = error.strerror or str(error)
+            raise FileError(str(folder), expected="a folder that can be written", got=got) from error
+        try:
+            _lock(held)
+        except (BlockingIOError, PermissionError) as error:
+            who = os.read(held, 20).decode("ascii", "replace")
+            os.close(held)
+            got = f"one that {f'process {who}' if who else 'another run'} writes to"
+            allowed = "another folder=, or this one when that run has ended"
+            raise FileError(
+                str(folder), expected="a folder that no other run writes to", got=got, allowed=allowed
+            ) from error
+        except OSError as error:  # a file system without locks
+            warnings.warn(f"{folder} cannot be locked ({error.strerror}): let no other run write there", stacklevel=4)
+        if _is_there(lock, held):
+            os.truncate(held, 0)
+            os.write(held, str(os.getpid()).encode())
+            return held
+        os.close(held)  # it was taken away between the two
+
+
+def _is_there(lock: Path, held: int) -> bool:
+    """Whether the file that is open still has its name."""
+    try:
+        return os.path.samestat(lock.stat(), os.fstat(held))
+    except OSError:
+        return False

@@ -1,0 +1,117 @@
+"""Tensors with a JSON head as one safetensors file: written whole, and read as they were written or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bnet_transformer.errors import BNetError, DeclarationError, FileError, shown
+from bnet_transformer.files.atomic import as_path, replacing
+
+KEY = "bnet_transformer"
+LONGEST_HEADER = 2**26
+
+
+def write_tensors(path: str | os.PathLike[str], head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """A file of tensors, with the hash of all that is in it; `head` has its "format" and "version"."""
+    told = {**head, "sha256": _digest(head, tensors)}
+    with replacing(path) as temporary:
+        save_file(dict(tensors), temporary, metadata={KEY: json.dumps(told)})
+
+
+def read_tensors(
+    path: str | os.PathLike[str], wanted: str, form: str, version: int
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The head and the tensors of a file, every bit of it compared with its hash."""
+    where = as_path(path)
+    look(where, wanted)
+    with reading(where, wanted), safe_open(where, framework="pt") as opened:
+        head = json.loads((opened.metadata() or {}).get(KEY, "null"))
+        if not isinstance(head, dict) or head.get("format") != form:
+            raise FileError(str(where), expected=wanted, got="safetensors of something else")
+        check_version(where, head, version)
+        tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
+        if head.pop("sha256", None) != _digest(head, tensors):
+            raise FileError(str(where), expected="the content that was saved (its SHA-256)", got="other bytes")
+    return head, tensors
+
+
+def check_version(where: Path, head: Mapping[str, Any], known: int) -> None:
+    """Refuse a version that is none, and one that a newer library wrote."""
+    version = head.get("version")
+    if type(version) is not int or version < 1:
+        raise FileError(str(where), expected="a format version, a whole number", got=shown(repr(version)))
+    if version > known:
+        by = f", written by bnet_transformer {head['library']}" if "library" in head else ""
+        allowed = "a newer bnet_transformer reads it: pip install --upgrade bnet_transformer"
+        raise FileError(str(where), expected=f"format version {known}", got=f"version {version}{by}", allowed=allowed)
+
+
+def is_of(path: str | os.PathLike[str], wanted: str, form: str) -> bool:
+    """True for a file of that format; whatever else is wrong with a file is for those to say who read it."""
+    where = as_path(path)
+    try:
+        look(where, wanted)
+        with reading(where, wanted), safe_open(where, framework="pt") as opened:
+            head = json.loads((opened.metadata() or {}).get(KEY, "null"))
+    except FileError:
+        return False
+    return isinstance(head, dict) and head.get("format") == form
+
+
+def look(where: Path, wanted: str) -> None:
+    """Refuse what is no file, or no safetensors file by its first bytes."""
+    try:
+        found = where.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise FileError(str(where), expected=wanted, got="a folder" if where.is_dir() else "no plain file")
+        with where.open("rb") as opened:
+            start = opened.read(8)
+    except OSError as error:
+        got = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise FileError(str(where), expected=wanted, got=got) from error
+    length = int.from_bytes(start, "little")
+    if len(start) < 8:
+        raise FileError(str(where), expected=wanted, got=f"a file of {found.st_size} bytes")
+    if length > min(LONGEST_HEADER, found.st_size - 8):
+        got = f"no safetensors file, or one cut short ({found.st_size} bytes, a header of {length})"
+        raise FileError(str(where), expected=wanted, got=got)
+
+
+@contextmanager
+def reading(where: Path, wanted: str) -> Iterator[None]:
+    """Whatever goes wrong inside is told as a FileError that names the file."""
+    try:
+        yield
+    except FileError:
+        raise
+    except DeclarationError as error:
+        more = f" (and {len(error.faults) - 1} more)" if len(error.faults) > 1 else ""
+        raise FileError(str(where), expected=wanted, got=f"a fault: {error.faults[0]}{more}") from error
+    except SafetensorError as error:
+        raise FileError(str(where), expected=wanted, got=f"no sound safetensors file: {error}") from error
+    except BNetError as error:
+        raise FileError(str(where), expected=wanted, got=str(error)) from error
+    except Exception as error:  # values of a type that nobody foresaw; a stranger's class may fail in any way
+        raise FileError(str(where), expected=wanted, got=f"{type(error).__name__}: {error}") from error
+
+
+def _digest(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """What tells a flipped bit: a hash of everything."""
+    found = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        found.update(value.reshape(-1).contiguous().view(torch.uint8).numpy().data if value.numel() else b"")
+    return found.hexdigest()

@@ -1,0 +1,163 @@
+"""Write the table of docs/supply.md: every pinned package, its licence, and what needs it.
+
+    python docs/scripts/licences.py [--wheels FOLDER]
+
+It reads constraints.txt and the metadata of what is installed. What is not installed here keeps its row, or is told by
+its wheel in a folder (`pip download -d FOLDER ...`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tomllib
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from email import message_from_bytes
+from email.message import Message
+from importlib.metadata import distributions
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "supply.md"
+BEGIN, END = "<!-- the table: python docs/scripts/licences.py -->", "<!-- the end of the table -->"
+CORE, BUILD = "core", "build"
+SAID = {"atheris": "Apache-2.0"}  # in a file beside its metadata, which are silent
+SHORT = {
+    "apache software license": "Apache-2.0", "apache": "Apache-2.0", "apache 2.0": "Apache-2.0",
+    "apache 2.0 license": "Apache-2.0", "apache license 2.0": "Apache-2.0", "mit license": "MIT",
+    "the mit license (mit)": "MIT", "bsd license": "BSD", "3-clause bsd license": "BSD-3-Clause",
+    "isc license (iscl)": "ISC", "mozilla public license 2.0 (mpl 2.0)": "MPL-2.0",
+    "python software foundation license": "PSF-2.0", "the unlicense (unlicense)": "Unlicense",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Package:
+    """What the metadata of a package say."""
+
+    name: str
+    licence: str
+    requires: tuple[Requirement, ...]
+
+
+def pins() -> dict[str, str]:
+    """The version of each package of constraints.txt, by its name as it stands there."""
+    lines = [line.partition("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
+    return dict(line.split("==") for line in lines if line)
+
+
+def asked() -> dict[str, list[Requirement]]:
+    """What the core, each extra and the build ask for."""
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project = told["project"]
+    groups = {
+        CORE: project["dependencies"],
+        **project["optional-dependencies"],
+        BUILD: told["build-system"]["requires"],
+    }
+    found = {name: [Requirement(each) for each in each_] for name, each_ in groups.items() if name != "all"}
+    return {name: [each for each in wanted if each.name != "bnet-transformer"] for name, wanted in found.items()}
+
+
+def licence_of(expression: str | None, classifiers: Iterable[str], text: str | None) -> str:
+    """A licence in few words: an SPDX expression where there is one, else what the classifiers or the text call it."""
+    if expression:
+        return expression
+    named = [each.rpartition(" :: ")[2] for each in classifiers if each.startswith("License ::")]
+    named = [each for each in named if each != "OSI Approved"] or [(text or "").strip().partition("\n")[0]]
+    short = [SHORT.get(each.lower(), each) for each in named]
+    return " or ".join(short) if all(short) and len(short[0]) < 60 else "see its files"
+
+
+def package(about: Message) -> Package:
+    """A package from its metadata."""
+    licence = licence_of(about.get("License-Expression"), about.get_all("Classifier") or (), about.get("License"))
+    requires = map(Requirement, about.get_all("Requires-Dist") or ())
+    return Package(about["Name"], SAID.get(about["Name"], licence), tuple(requires))
+
+
+def installed() -> dict[str, Package]:
+    """The packages that are installed here."""
+    return {canonicalize_name(each.metadata["Name"]): package(each.metadata) for each in distributions()}
+
+
+def fetched(folder: Path) -> dict[str, Package]:
+    """The packages whose wheels lie in a folder."""
+    found = {}
+    for path in sorted(folder.glob("*.whl")):
+        with zipfile.ZipFile(path) as wheel:
+            (name,) = [
+                each for each in wheel.namelist() if each.count("/") == 1 and each.endswith(".dist-info/METADATA")
+            ]
+            about = message_from_bytes(wheel.read(name))
+        found[canonicalize_name(about["Name"])] = package(about)
+    return found
+
+
+def needed(known: Mapping[str, Package], wanted: Sequence[Requirement]) -> dict[str, set[str]]:
+    """All that some requirements lead to, each with the packages that ask for it ("" for the project itself)."""
+    todo = [("", each) for each in wanted]
+    met: set[tuple[str, frozenset[str]]] = set()
+    found: dict[str, set[str]] = {}
+    while todo:
+        by, each = todo.pop()
+        name, extras = canonicalize_name(each.name), frozenset(each.extras)
+        if each.marker is not None and not any(each.marker.evaluate({"extra": extra}) for extra in ("", *_extras(by))):
+            continue
+        found.setdefault(name, set()).add(by.partition("[")[0])
+        if (name, extras) not in met and name in known:
+            met.add((name, extras))
+            todo += [(f"{name}[{','.join(sorted(extras))}]", inner) for inner in known[name].requires]
+    return found
+
+
+def _extras(by: str) -> list[str]:
+    return by.partition("[")[2].rstrip("]").split(",")
+
+
+def rows(wheels: Path | None = None) -> list[tuple[str, str, str, str, str]]:
+    """Name, version, licence, who asks for it, for which extras; what is not known here as the page has it."""
+    known, kept = installed() | ({} if wheels is None else fetched(wheels)), told()
+    groups = {group: needed(known, wanted) for group, wanted in asked().items()}
+    made = []
+    for name, version in sorted(pins().items(), key=lambda each: canonicalize_name(each[0])):
+        key = canonicalize_name(name)
+        if key not in known and kept.get(name, ("", ""))[0] == version:
+            made.append((name, *kept[name]))
+            continue
+        askers = set().union(*(found.get(key, set()) for found in groups.values()))
+        by = ", ".join(["this library"] * ("" in askers) + sorted(askers - {""})[:3]) + ", …" * (len(askers - {""}) > 3)
+        extras = [group for group, found in groups.items() if key in found]
+        licence = known[key].licence if key in known else "see its files"
+        made.append((name, version, licence, by, ", ".join([CORE] if CORE in extras else extras)))
+    return made
+
+
+def told() -> dict[str, tuple[str, str, str, str]]:
+    """The rows of the page, by name."""
+    text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    table = text.partition(BEGIN)[2].partition(END)[0]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")
+    ]
+    return {each[0]: tuple(each[1:]) for each in cells[2:] if len(each) == 5}  # type: ignore[misc]
+
+
+def main() -> None:
+    """Write the table into the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--wheels", type=Path, help="a folder of wheels of what is not installed here")
+    made = rows(parser.parse_args().wheels)
+    table = ["| package | version | licence | asked for by | for |", "|---|---|---|---|---|"]
+    table += [f"| {' | '.join(re.sub(r'[|]', '/', cell) for cell in row)} |" for row in made]
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    PAGE.write_text(before + "\n".join([BEGIN, "", *table, "", END]) + rest.partition(END)[2], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Run the soak tests: what they found, room by room; exit status 1 where something failed.
+
+python -m tests.soak [--only kill,disk] [--times 50] [--seed 0] [--markdown docs/soak.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.soak.probing import Found, Setup
+
+ROOMS = ("kill", "disk", "files", "memory", "threads", "together", "fuzz")
+
+
+def results(room: str, setup: Setup) -> list[Found]:
+    """What the probes of a room find, told as they find it."""
+    made = []
+    for probe, tries in importlib.import_module(f"tests.soak.{room}").plan(setup):
+        began = time.perf_counter()
+        found = probe(tries)
+        made.append(found)
+        verdict = "left out" if found.left_out else f"{found.held} of {found.tries} held"
+        print(f"{room}: {found.probe}: {verdict} ({time.perf_counter() - began:.0f} s)", flush=True)
+        for failure in found.failures:
+            print(f"  FAILED {failure}\n  {again(room, failure)}", flush=True)
+    return made
+
+
+def again(room: str, failure: str) -> str:
+    """The command that repeats a try."""
+    seed = failure.partition("seed ")[2].partition(":")[0].partition(",")[0]
+    return f"python -m tests.soak --only {room} --times 1 --seed {seed if seed.isdigit() else 0}"
+
+
+def cell(text: str) -> str:
+    """Text as it stands in a table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def section(room: str, found: Sequence[Found]) -> str:
+    """A room of the page: a table of its probes, then every failure."""
+    title = (importlib.import_module(f"tests.soak.{room}").__doc__ or room).splitlines()[0]
+    rows = ["| done | what is to hold | tries | held | seen |", "|---|---|---:|---:|---|"]
+    for each in found:
+        held = "left out" if each.left_out else f"{each.held}"
+        rows.append(f"| {cell(each.probe)} | {cell(each.law)} | {each.tries} | {held} | {cell(each.seen)} |")
+    failures = [f"- {cell(failure)}: `{again(room, failure)}`" for each in found for failure in each.failures]
+    told = ["Failed:", "", *failures] if failures else []
+    return "\n".join([f"## {room}", "", title, "", *rows, "", *([*told, ""] if told else [])])
+
+
+INTRODUCTION = """# Soak and fault tests
+
+`make soak` kills, starves, damages and fuzzes what the library does, and writes this page (`python -m tests.soak`;
+`--only` takes some rooms, `--times` and `--seed` say how often and from where). A short form of it is in `make test`.
+*held* of *tries* is how often it came out as it was to; a try that failed is listed with the command that repeats it.
+
+What is promised:
+
+- **A killed run goes on as if it had never been.** Checkpoints are written whole or not at all, and every step is a
+  function of its number and the seed, so that a resumed run has the losses and the parameters of an uninterrupted
+  one, to the bit.
+- **A file is the old one or the new one.** `save`, `draw`, `explore`, plots and the command line write beside the
+  file, put the bytes on the disk and then take the name. A killed writer leaves at most a hidden `.name.*.tmp`,
+  which nothing reads; in the folder of a run the next run takes it away.
+- **One run at a time in a folder.** A second `train` or `fit` with the same `folder=` is refused with the number of
+  the process that has it; the lock of a killed run is gone with it.
+- **Our files are read to the bit or refused.** Nets, fits and checkpoints hold a SHA-256 of their content and a
+  version. Files of others (configs, vocabularies, safetensors, HDF5) have no checksum: damage that leaves them well
+  formed is not seen.
+- **Memory that is not there is told.** Sizes that can be counted before are refused with the count; what runs out
+  all the same is a `BudgetError`, not torch's error. A module from `net.module()` is torch's, and raises torch's
+  error.
+- **What is read cannot run or crash anything.** Every parser is fed with spoilt inputs by hypothesis, and by atheris
+  where it is installed (`make soak` does so, on Linux): it gives a value or one `BNetError`.
+- **The same seed gives the same bits** on the same number of threads, whatever the hash seed of Python is. On other
+  numbers of threads torch adds in another order, and float32 differs in its last digits; what stays equal to the
+  bit is listed under *threads*.
+"""
+
+
+def page(told: dict[str, list[Found]], setup: Setup, seconds: float) -> str:
+    """The whole page."""
+    tries = sum(each.tries for found in told.values() for each in found)
+    failed = sum(len(each.failures) for found in told.values() for each in found)
+    ran = f"--times {setup.times} --seed {setup.seed}"
+    where = f"Python {platform.python_version()}, {platform.system()}, {os.cpu_count()} cores"
+    line = f"Run with `{ran}` ({where}): {tries} tries, {failed} failed, {seconds:.0f} s.\n"
+    return "\n".join([INTRODUCTION, line, *(section(room, found) for room, found in told.items())]).rstrip() + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=(__doc__ or "").splitlines()[0])
+    there = [room for room in ROOMS if importlib.util.find_spec(f"tests.soak.{room}")]
+    parser.add_argument("--only", default=",".join(there), help=f"some of {', '.join(there)}")
+    parser.add_argument("--times", type=int, default=50, help="tries of the larger probes")
+    parser.add_argument("--seed", type=int, default=0, help="the seed of the first try")
+    parser.add_argument("--markdown", type=Path, help="the page to write")
+    asked = parser.parse_args(arguments)
+    rooms, setup, began = asked.only.split(","), Setup(asked.times, asked.seed), time.perf_counter()
+    if not {*rooms} <= {*there}:
+        parser.error(f"--only takes some of {', '.join(there)}")
+    told = {room: results(room, setup) for room in rooms}
+    if asked.markdown:
+        asked.markdown.write_text(page(told, setup, time.perf_counter() - began), encoding="utf-8")
+    return int(any(each.failures for found in told.values() for each in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
