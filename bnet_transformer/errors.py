@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import difflib
 import operator
-from collections.abc import Iterable, Mapping
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+UNSEEN = re.compile(r"[^\S \n]|[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069]")
+CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # versions 2 and 1
+OUT_OF_MEMORY = re.compile("OutOfMemoryError|can't allocate memory|not enough memory|bad_alloc|out of memory")
 
 
 class BNetError(ValueError):
@@ -125,8 +133,9 @@ class FileError(BNetError):
 
 
 def shown(value: object, width: int = 160) -> str:
-    """`value` as it stands in a message: strings as they are, the rest by repr, neither of them long."""
-    text = value if isinstance(value, str) else repr(value)
+    """`value` as it stands in a message: words as they are, by repr what a terminal does not show; not long."""
+    plain = isinstance(value, str) and value.strip() and not UNSEEN.search(value)
+    text = str(value) if plain else repr(value)
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
@@ -136,7 +145,7 @@ def unknown(what: str, name: object, names: Iterable[str]) -> UnknownNameError:
     >>> print(unknown("node", "q_0_9", ["q_0_0", "q_0_1", "token"]))
     node: expected a known name; got 'q_0_9'; allowed: near matches are q_0_1, q_0_0
     """
-    known = list(dict.fromkeys(names))
+    known = [each or "''" for each in dict.fromkeys(names)]
     near = difflib.get_close_matches(str(name)[:200], known, n=4, cutoff=0.5)
     if near:
         allowed = "near matches are " + ", ".join(near)
@@ -198,12 +207,89 @@ def number(what: str, value: object, *, above: float | None = None) -> float:
     return float(value)
 
 
+def tolerance(what: str, value: object) -> float:
+    """A finite number of at least 0."""
+    found = number(what, value)
+    if found < 0:
+        raise BNetError(what, expected="a finite number of at least 0", got=value)
+    return found
+
+
+def share(what: str, value: object) -> float:
+    """A share that is neither nothing nor all."""
+    found = number(what, value)
+    if not 0 < found < 1:
+        raise BNetError(what, expected="a share between 0 and 1", got=value)
+    return found
+
+
 def one_of(what: str, value: object, options: Iterable[object]) -> None:
     """Refuse a `value` that is none of `options`."""
     listed = tuple(options)
     if not any(value is option or (type(value) is type(option) and value == option) for option in listed):
         allowed = ", ".join(repr(option) for option in listed)
         raise BNetError(what, expected="one of the allowed values", got=value, allowed=allowed)
+
+
+def memory() -> int | None:
+    """The bytes that a process can have here: of the machine, of its container, of its own limit; None if unknown."""
+    found = []
+    with suppress(OSError, ValueError, AttributeError):
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for limit_of_container in CGROUPS:
+        with suppress(OSError, ValueError):
+            found.append(int(Path(limit_of_container).read_text()))
+    found = [each + _swap() for each in found if each > 0]  # no number below 0 is one: the system does not know
+    with suppress(ImportError, ValueError):
+        import resource  # not on Windows
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        found += [limit] if limit != resource.RLIM_INFINITY else []
+    return min(found, default=None)
+
+
+def _swap() -> int:
+    """The bytes of the machine's swap, where it tells them."""
+    with suppress(OSError):
+        told = re.search(r"SwapTotal: +(\d+) kB", Path("/proc/meminfo").read_text())
+        return 1024 * int(told[1]) if told else 0
+    return 0
+
+
+def room_for(what: str, size: int, allowed: str) -> None:
+    """Refuse, before anything is taken, what needs more bytes than there are.
+
+    >>> room_for("draws", 10**18, "fewer draws=")
+    Traceback (most recent call last):
+    ...
+    bnet_transformer.errors.BudgetError: draws: expected at most ... bytes, the memory that is here; got ... bytes; ...
+    """
+    there = memory()
+    if there is not None and size > there:
+        wanted = f"at most {there:,} bytes, the memory that is here"
+        raise BudgetError(what, expected=wanted, got=f"{size:,} bytes", allowed=allowed)
+
+
+@contextmanager
+def within_memory(what: str) -> Iterator[None]:
+    """Memory that runs out inside is told as a BudgetError.
+
+    >>> with within_memory("a list"):
+    ...     [0] * 10**17
+    Traceback (most recent call last):
+    ...
+    bnet_transformer.errors.BudgetError: a list: expected memory for what is asked; got ...
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        told = str(error).strip().partition("\n")[0]
+        if not isinstance(error, MemoryError) and not OUT_OF_MEMORY.search(f"{type(error).__name__} {told}"):
+            raise
+        asked = re.search(r"allocate ([\d.]+ ?\w+)", told)
+        got = f"none for {asked[1]} more" if asked else "none left"
+        allowed = "fewer or shorter sentences at once, a smaller budget=, memory= or batch="
+        raise BudgetError(what, expected="memory for what is asked", got=got, allowed=allowed) from error
 
 
 def _revive(kind: type[BNetError], args: tuple[object, ...], state: dict[str, object]) -> BNetError:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch.distributions import Distribution
 from bnet_transformer import asking, export, files, inference, reference, viz
 from bnet_transformer.batches import Batch, sentences_to_batch
 from bnet_transformer.equations import Equations, equations
-from bnet_transformer.errors import BNetError, EvidenceError, mapping, number, one_of
+from bnet_transformer.errors import BNetError, EvidenceError, mapping, number, one_of, unknown, within_memory
 from bnet_transformer.graph import Ground
 from bnet_transformer.intake import Intake, once, sentence_to_tensors, value_of
 from bnet_transformer.network import Declaration, Network, declare
@@ -33,6 +34,20 @@ if TYPE_CHECKING:
     from bnet_transformer.training import Generated
 
 
+T = TypeVar("T")
+
+
+def _within_memory(kind: type[T]) -> type[T]:
+    """Every method of a class tells memory that runs out in it as a BudgetError."""
+    own = [each for each in kind.__mro__[::-1] if each.__module__.startswith(__package__)]
+    methods = {name: value for each in own for name, value in vars(each).items() if inspect.isfunction(value)}
+    for name, value in methods.items():
+        if name != "__init__":
+            setattr(kind, name, within_memory(name)(value))
+    return kind
+
+
+@_within_memory
 class BNet(viz.NetFigures, NetStructure):
     """A net: one declaration, its parameters, and every reading of them.
 
@@ -119,13 +134,13 @@ class BNet(viz.NetFigures, NetStructure):
         """New words after each prompt, chosen by `method="greedy"`, `"beam"` or `"sample"`: see `training.generate`."""
         from bnet_transformer.training import generate
 
-        return generate(self.network, prompt, **options)
+        return generate(self.network, prompt, **_known(options, generate))
 
     def iterate(self, window: object, steps: int, **options: Any) -> Tensor:
         """The next `steps` words after a window of vectors `[..., word, dim]`: see `training.iterate`."""
         from bnet_transformer.training import iterate
 
-        return iterate(self.network, window, steps, **{"module": self._evaluated, **options})
+        return iterate(self.network, window, steps, **{"module": self._evaluated, **_known(options, iterate)})
 
     @cached_property
     def _evaluated(self) -> Module:
@@ -174,6 +189,7 @@ class BNet(viz.NetFigures, NetStructure):
         return f"<BNet {self.declaration.name}: {slices}, {families} families of nodes, {count:,} parameters>"
 
 
+@_within_memory
 class Sentence(Questions, viz.SentenceFigures):
     """The bnet of one sentence: ground, lazy, evaluated on demand.
 
@@ -212,6 +228,9 @@ class Sentence(Questions, viz.SentenceFigures):
 
     @cached_property
     def _answers(self) -> inference.Answers:
+        values = self.net.network.parameters.values()
+        if values and all(value.is_meta for value in values):
+            raise BNetError("net", expected="parameters with values", got="a net on the device meta, which has none")
         return inference.Answers(self.net._evaluated, self._world, self._seen, self._before)
 
     @property
@@ -328,12 +347,14 @@ class Sentence(Questions, viz.SentenceFigures):
         `min_weight` drops the weaker ones. If more than `limit` arrows remain it refuses with the count (None: never).
         """
         one_of("weights", weights, (True, False))
+        one_of("attention", attention, (True, False))
         selection = asking.selection(self._world, self._intake.tokens, weights, slices, words, heads)
         weighed = None
         if min_weight is None:
             export.check_size(self.ground, selection, limit)
         else:
-            number("min_weight", min_weight)
+            if not 0.0 <= number("min_weight", min_weight) <= 1.0:
+                raise BNetError("min_weight", expected="a probability from 0 to 1", got=min_weight)
             export.check_weighed(self.ground, selection, limit)
         if attention or min_weight is not None:
             weighed = self._answers.arrow_weights(selection)
@@ -389,6 +410,16 @@ def load_net(path: str | Path, *, trust: Collection[str] | bool = ()) -> BNet:
     """The net of a file that `save` wrote: of a fit, the fitted net."""
     found = load(path, trust=trust)
     return found if isinstance(found, BNet) else BNet(found.network)
+
+
+def _known(told: Mapping[str, Any], function: Callable[..., Any]) -> Mapping[str, Any]:
+    """Options, all of which a function has; others are refused with the near ones."""
+    parameters = inspect.signature(function).parameters.values()
+    names = [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
+    for name in told:
+        if name not in names:
+            raise unknown(f"option of {function.__name__}", name, names)
+    return told
 
 
 def _seed(seed: object) -> int:

@@ -102,7 +102,7 @@ def sentence_to_tensors(
         if name not in network.graph.by_name or not isinstance(network.member(name).tpm, Given):
             raise unknown("given", name, [m.family.name for m in network.members if isinstance(m.tpm, Given)])
     for stack in stacks:
-        main = family_of_words(network, stack, extra)
+        main = _filled(network, stack, extra)
         said_here = said_by.get(stack)
         if said_here is None and main is None:
             said_here = _counted(network, stack, extra)
@@ -114,6 +114,8 @@ def sentence_to_tensors(
     for member in network.members:
         if isinstance(member.tpm, Given) and member.family.name not in values:
             values[member.family.name] = _given(network, member, extra, intake.words)
+    for stack, here in said_by.items():
+        _check_said(network, stack, here, extra, values)
     check_reads(network, intake.words)
     values.update({name: value.to(network.device) for name, value in values.items()})
     return intake
@@ -214,6 +216,29 @@ def main_of(members: Sequence[Member]) -> Member | None:
     """Of a stack's `Given` families over words, the one that its words fill: the discrete one, none with a default."""
     needed = [m for m in members if not isinstance(m.tpm, Given) or m.tpm.default is None]
     return next(iter([m for m in needed if m.tpm.reads_by_index] or needed or members), None)
+
+
+def _filled(network: Network, stack: str, extra: Mapping[str, object]) -> Member | None:
+    """The family that what is said fills: none that has a default, where the words' own is given."""
+    main = family_of_words(network, stack, extra)
+    spare = main is not None and isinstance(main.tpm, Given) and main.tpm.default is not None
+    return None if spare and main is not family_of_words(network, stack, {}) else main
+
+
+def _check_said(
+    network: Network, stack: str, said: object, extra: Mapping[str, object], values: Mapping[str, Tensor]
+) -> None:
+    """Refuse words that are said beside other ids that are given for them."""
+    whole = family_of_words(network, stack, {})
+    if whole is None or not whole.tpm.reads_by_index or _filled(network, stack, extra) is not None:
+        return
+    name, where = whole.family.name, f"sentence of stack {stack!r}" if stack else "sentence"
+    tokens, ids = _tokens(network, stack, where, said)
+    if tokens and (ids is not None or stack in network.vocabularies):
+        wanted = _ids(network, whole, where, tokens, ids).tolist()
+        if wanted != values[name].tolist():
+            expected = f"{wanted}, the ids of the words that are said, or no words"
+            raise BNetError(f"given[{name!r}]", expected=expected, got=values[name].tolist())
 
 
 def _counted(network: Network, stack: str, extra: Mapping[str, object]) -> list[str] | None:

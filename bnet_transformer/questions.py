@@ -14,13 +14,13 @@ import numpy as np
 from torch import Tensor
 
 from bnet_transformer import asking, graph, inference, reference, viz
-from bnet_transformer.errors import BNetError, mapping, number, one_of, unknown, whole
+from bnet_transformer.errors import BNetError, mapping, one_of, room_for, seed_of, tolerance, unknown, whole
 from bnet_transformer.graph import Ground, Selection
 from bnet_transformer.inference import CorpusTan, Counterfactual, Inclusion, Samples
 from bnet_transformer.intake import Intake
 from bnet_transformer.network import Network
 from bnet_transformer.structure import Names, Separation, Structure, several
-from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.training.parallel import device_of, ranks
 
 if TYPE_CHECKING:
     from bnet_transformer.reference import World
@@ -136,7 +136,7 @@ class Questions(Structure):
         for node in nodes:
             asking.must_be_discrete(self._world, node)
         module, limit = self.net._evaluated, whole("budget", budget)
-        return inference.joint_posterior(module, self._world, nodes, seen, limit, number("atol", atol))
+        return inference.joint_posterior(module, self._world, nodes, seen, limit, tolerance("atol", atol))
 
     def sample(
         self,
@@ -157,8 +157,9 @@ class Questions(Structure):
         (torch.Size([5]), torch.Size([5]))
         """
         seen = self._with(mapping("evidence", evidence))._seen
-        count, start = whole("n", n), whole("seed", seed, least=0)
-        limits = whole("budget", budget), number("atol", atol)
+        count, start = whole("n", n), seed_of(seed)
+        room_for("draws", 8 * count * len(self.ground), "a smaller n=")
+        limits = whole("budget", budget), tolerance("atol", atol)
         found = inference.sample(self.net._evaluated, self._world, seen, count, start, *limits)
         named = {name: self._labels(self.ground.id(name)) for name in found.states}
         return replace(found, labels={name: labels for name, labels in named.items() if labels is not None})
@@ -181,7 +182,7 @@ class Questions(Structure):
         """
         seen = self._with(mapping("evidence", evidence))._seen
         limit = whole("budget", budget)
-        return inference.joint_log_evidence(self.net._evaluated, self._world, seen, limit, number("atol", atol))
+        return inference.joint_log_evidence(self.net._evaluated, self._world, seen, limit, tolerance("atol", atol))
 
     def reads(
         self,
@@ -292,7 +293,7 @@ class Questions(Structure):
         """
         seen = self._with(mapping("evidence", evidence))._seen
         done = self._set(mapping("do", do))
-        limits = whole("budget", budget), number("atol", atol)
+        limits = whole("budget", budget), tolerance("atol", atol)
         node = self.ground.id(name)
         found = inference.counterfactual(self._world, done, seen, node, *limits)
         return replace(found, labels=self._labels(node))
@@ -338,24 +339,33 @@ def tan_of_corpus(
     """
     if len({len(s._intake.tokens[s._slices(slice_, role)[0]]) for s in sentences}) != 1:
         raise BNetError("sentences", expected="sentences of one length, at least one", got="others, or none")
-    if isinstance(classes, str):
-        for s in sentences:
-            if not s._seen:
-                wanted = f"evidence (observe) on each sentence, for {classes} is its class"
-                raise BNetError("sentences", expected=wanted, got="one without", allowed="classes=, a list of labels")
-        labels: list[Hashable] = [int(s.posterior(classes).argmax()) for s in sentences]
-        seen = [
-            {classes: label} if s.ground.id(classes) not in s._seen else {}
-            for s, label in zip(sentences, labels, strict=True)
-        ]
-    else:
-        labels, seen = _labels(classes, len(sentences)), [{} for _ in sentences]
-    place = {label: k for k, label in enumerate(dict.fromkeys(labels))}
-    each = zip(sentences, seen, strict=True)
-    codes = [s.reads(slice_, told, residual=0.0, head=head, role=role).matrix.argmax(-1) for s, told in each]
-    table = np.stack([in_numpy(code) for code in codes])
+    node = classes if isinstance(classes, str) else None
+    for s in sentences if node is not None else ():
+        if not s._seen:
+            wanted = f"evidence (observe) on each sentence, for {classes} is its class"
+            raise BNetError("sentences", expected=wanted, got="one without", allowed="classes=, a list of labels")
+    told = _labels(classes, len(sentences)) if node is None else [None] * len(sentences)
+    network = sentences[0].net.network
+    with ranks(device_of(None, network)) as here:
+        data = [(s._intake.given, s._seen) for s in sentences]
+        here.agree("tan of a corpus", net=network.parameters, data=data, settings=(told, node, slice_, head, role))
+        mine = here.mine([*zip(sentences, told, strict=True)])
+        every = here.collected([_class_and_codes(s, node, label, slice_, head, role) for s, label in mine])
+    found = [every[k % len(every)][k // len(every)] for k in range(len(sentences))]
+    place = {label: k for k, label in enumerate(dict.fromkeys(label for label, _ in found))}
+    table = np.array([codes for _, codes in found])
     boxes = [f"word_{i}" for i in range(table.shape[1])]
-    return inference.corpus_tan([place[label] for label in labels], table, boxes)
+    return inference.corpus_tan([place[label] for label, _ in found], table, boxes)
+
+
+def _class_and_codes(
+    s: Questions, node: str | None, label: Hashable, slice_: int, head: int | None, role: str | None
+) -> tuple[Hashable, list[int]]:
+    """The class of a sentence, told or the most probable state of a node, and the word that each word reads most."""
+    label = label if node is None else int(s.posterior(node).argmax())
+    seen = {node: label} if node is not None and s.ground.id(node) not in s._seen else {}
+    codes: list[int] = s.reads(slice_, seen, residual=0.0, head=head, role=role).matrix.argmax(-1).tolist()
+    return label, codes
 
 
 def _listed(told: object) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -100,7 +101,7 @@ class Tokenizer:
         if len({isinstance(text, str) for text in given}) > 1:
             raise BNetError("pair", expected="a second sentence, text or words as the first", got=pair)
         texts = [text if isinstance(text, str) else " ".join(text) for text in given]
-        found = self._tokenizer.encode(*texts)
+        found = self._encoded(texts)
         if not found.ids:
             raise BNetError("sentence", expected="at least one token", got=said)
         put = zip(found.special_tokens_mask, self.is_special(found.ids), strict=True)
@@ -112,7 +113,8 @@ class Tokenizer:
         split, alone = found.word_ids, list(special)
         if not isinstance(said, str):
             alone = [span is None for span in spans]
-            split = [None if span is None else _entry(given[k], span) for k, span in zip(of_text, spans, strict=True)]
+            ends = [list(accumulate(len(word) + 1 for word in words)) for words in given]
+            split = [None if span is None else _entry(ends[k], span) for k, span in zip(of_text, spans, strict=True)]
         return Told(
             tuple(found.tokens),
             tuple(found.ids),
@@ -121,6 +123,13 @@ class Tokenizer:
             tuple(found.type_ids),
             _grouped(list(zip(of_text, split, strict=True)), alone),
         )
+
+    def _encoded(self, texts: Sequence[str]) -> Any:
+        """What the package makes of one text or two."""
+        try:
+            return self._tokenizer.encode(*texts)
+        except Exception as error:  # the only kind that the package raises, as for a word that its vocabulary lacks
+            raise BNetError("sentence", expected="text that its tokenizer reads", got=str(error)) from error
 
     def read_each(self, said: Mapping[str, object], stacks: Sequence[str]) -> dict[str, Told]:
         """The tokens of each stack that is told text or words; all but the first are told outputs, shifted right."""
@@ -146,10 +155,17 @@ def is_text(said: object) -> bool:
 
 def _text(what: str, said: object) -> str | list[str]:
     if isinstance(said, str):
-        return said
+        return _sound(what, said)
     if isinstance(said, Sequence) and said and all(isinstance(word, str) and word for word in said):
-        return list(said)
+        return [_sound(what, word) for word in said]
     raise BNetError(what, expected="text, or a list of words, none empty", got=said)
+
+
+def _sound(what: str, text: str) -> str:
+    """A text without halves of characters, as bytes of a command line that were no UTF-8 leave them."""
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise BNetError(what, expected="text in Unicode", got=f"half of a character: {text!r}")
+    return text
 
 
 def _span(text: str, at: Span) -> Span:
@@ -160,10 +176,9 @@ def _span(text: str, at: Span) -> Span:
     return start, end
 
 
-def _entry(words: Sequence[str], span: Span) -> int:
-    """The word of a list in which a token of the text that they make begins."""
-    ends = accumulate(len(word) + 1 for word in words)
-    return next((k for k, end in enumerate(ends) if span[0] < end), len(words) - 1)
+def _entry(ends: Sequence[int], span: Span) -> int:
+    """The word of a list in which a token of the text that they make begins; words by where they end."""
+    return min(bisect_right(ends, span[0]), len(ends) - 1)
 
 
 def _grouped(words: Sequence[tuple[int | None, int | None]], alone: Sequence[bool]) -> tuple[tuple[int, ...], ...]:

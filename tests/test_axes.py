@@ -92,3 +92,14 @@ BAD = ["nonsense", "window", "recent", [[1, 0], [0, 1]], [True, False], 3.5, obj
 def test_bad_reaches_are_refused(bad):
     with pytest.raises(BNetError):
         as_reach(bad)
+
+
+@given(st.data())
+def test_counting_arrows_makes_no_table_of_them(data):
+    kind = data.draw(st.sampled_from([kind for kind in REACHES if kind != "mask"]))
+    children, parents = (data.draw(st.integers(1, 7)) for _ in range(2))
+    parents = children if kind in ("same", "rest") else parents
+    reach = Reach(kind, data.draw(st.integers(0, 4)) if kind in WIDE else 0)
+    i, j = (np.array(sorted(data.draw(st.sets(st.integers(0, n - 1))))) for n in (children, parents))
+    i, j = i.astype(np.int64), j.astype(np.int64)
+    assert reach.count(i, j, children, parents) == reach.matrix(children, parents)[np.ix_(i, j)].sum()

@@ -437,3 +437,12 @@ def test_hostile_values_meet_a_clear_error_or_an_answer(call, a, b):
 
 
 _SENTENCE = bt.bayesuvius(4, heads=2, observe=Categorical(2)).sentence("a b")
+
+
+def test_words_are_not_said_beside_other_ids():
+    net = bt.decoder(4, heads=2, slices=1, vocabulary=["a", "b", "c"])
+    for said in ("a b", [0, 1]):
+        with pytest.raises(bt.BNetError, match=r"given\['token'\]: expected \[0, 1\], the ids of .* got \[2, 2\]"):
+            net.sentence(said, given={"token": [2, 2]})
+        assert net.sentence(said, given={"token": [0, 1]}).words == ("a", "b")
+    assert len(net.sentence(given={"token": [2, 2]}).words) == 2

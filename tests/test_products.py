@@ -1,14 +1,20 @@
 """Products that are folded, made together, or met by Gram matrices give what each product by itself gives."""
 
 import itertools
+from collections import Counter
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import bnet_transformer as bt
 from bnet_transformer.compiler import Module
+from bnet_transformer.compiler.fused import entries, maps
 from bnet_transformer.inference import Evidence, add_gradient, factors, log_evidence, pieces, posterior, readout
 from bnet_transformer.tpm import Attention, Categorical, Dot, Given, Linear, Normal, Weight
+from bnet_transformer.tpm.discrete import lookup
+from bnet_transformer.tpm.normal import squared_distance
+from tests.cases import bucketed
 
 D = torch.float64
 NETS = [
@@ -171,3 +177,74 @@ def test_gradients_by_pieces_are_those_of_the_whole(options, monkeypatch):
     torch.testing.assert_close(add_gradient(module, {"y": y}, x, mask, weight=-2), whole, rtol=1e-12, atol=1e-12)
     for parameter, one in zip([p for p in module.parameters() if p.requires_grad], expected, strict=True):
         torch.testing.assert_close(parameter.grad, one, rtol=1e-9, atol=1e-9)
+
+
+class Calls(TorchDispatchMode):
+    """How often each operation is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of = Counter()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.of[operation.overloadpacket.__name__] += 1
+        return operation(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("words, copied", [(2, False), (40, True)])
+def test_weights_are_laid_side_by_side_for_many_vectors_alone(words, copied):
+    """The copy of the weights pays where x would be read again for each; either way each map is `W x + b`."""
+    weights = [torch.randn(3, 1, 1, rows, 4, dtype=D, requires_grad=True) for rows in (2, 5)]
+    x = torch.randn(1, 2, words, 4, dtype=D, requires_grad=True)
+    with Calls() as calls:
+        made = maps(weights, x, [None, None])
+    assert (calls.of["cat"] > 0) == copied and calls.of["mm"] == (1 if copied else 2)
+    for W, each in zip(weights, made, strict=True):
+        torch.testing.assert_close(each, torch.einsum("...oi,...i->...o", W, x), rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(lambda x, *W: tuple(maps(W, x, [None] * 2)), (x, *weights), fast_mode=True)
+    (biased,) = maps([weights[1]], x, [bias := torch.randn(5, dtype=D)])
+    torch.testing.assert_close(biased, made[1] + bias, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dims", [(0, 1), (1, 0)])
+def test_entries_at_all_states_are_what_a_look_up_finds_and_no_copy(dims):
+    table = torch.randn(2, 3, 4, dtype=D)
+    states = [
+        torch.arange(n).reshape([-1 if k == d else 1 for k in range(4)]) for n, d in zip((2, 3), dims, strict=True)
+    ]
+    found = entries(table, dims, 4)
+    torch.testing.assert_close(found, lookup(table, states), rtol=0, atol=0)
+    assert found.untyped_storage().data_ptr() == table.untyped_storage().data_ptr()
+
+
+def test_weights_of_all_heads_are_the_parameter_itself():
+    """Under `do(c=...)` they are the one head's; enumerated, a view of all, without a look-up."""
+    net = net_of({})
+    module, x = net.module(), torch.randn(5, 3, 4, dtype=D)
+    with Calls() as calls:
+        all_heads = module(x, want=["x_1"])["x_1"]
+    assert not calls.of["index"]
+    for c in range(3):
+        one = module(x, want=["x_1"], do={"c": torch.tensor(c)})["x_1"]
+        torch.testing.assert_close(all_heads[c], one, rtol=1e-12, atol=1e-12)
+
+
+def test_a_bias_that_slices_share_is_made_once():
+    net, x = bucketed(), torch.tensor([[0, 2, 1, 1]])
+    slices, module = len(net.network.graph.by_stem["a"]), net.module()
+    with Calls() as calls:
+        module(x)
+    assert slices > 1 and calls.of["gather"] == 1
+    read, _ = module.readings(x)
+    s = net.sentence(x[0].tolist())
+    for t in range(slices):
+        torch.testing.assert_close(
+            read[f"a_{t}"][0], s.attention(slice=t).to(read[f"a_{t}"].dtype), rtol=1e-5, atol=1e-6
+        )
+
+
+def test_squared_distances_of_several_dims():
+    a, b = torch.randn(3, 1, 4, 2, dtype=D), torch.randn(5, 4, 2, dtype=D, requires_grad=True)
+    expected = (a - b).square().sum((-2, -1))
+    torch.testing.assert_close(squared_distance(a, b, (-2, -1)), expected, rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(lambda b: squared_distance(a, b, (-2, -1)), b)

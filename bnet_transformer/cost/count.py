@@ -12,7 +12,7 @@ from bnet_transformer.cost.polynomial import Amount, Size, number
 from bnet_transformer.cost.result import Cost, Row, SliceCost
 from bnet_transformer.errors import BNetError, unknown, whole
 from bnet_transformer.intake import check_reads
-from bnet_transformer.network import Member, Network
+from bnet_transformer.network import Member, Network, network_of
 
 
 def cost(network: Network, words: int | Mapping[str, int], batch: int = 1, want: Sequence[str] | None = None) -> Cost:
@@ -21,6 +21,7 @@ def cost(network: Network, words: int | Mapping[str, int], batch: int = 1, want:
     `words` is one number, or one for each stack; `want` names the families that are asked for, as `net.module()` has
     it. The polynomials are exact for every number of words that the compiled reading treats in the same way.
     """
+    network = network_of(network)
     counted = _words(network, words)
     whole("batch", batch)
     check_reads(network, counted)

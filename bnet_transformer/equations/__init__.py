@@ -14,7 +14,7 @@ from bnet_transformer.equations.result import PAGE_SETUP, Equation, Equations
 from bnet_transformer.equations.telling import tell
 from bnet_transformer.equations.where import meanings
 from bnet_transformer.errors import one_of
-from bnet_transformer.network import Network
+from bnet_transformer.network import Network, network_of
 from bnet_transformer.tpm.symbols import FORMS
 
 __all__ = ["FORMS", "PAGE_SETUP", "Equation", "Equations", "equations"]
@@ -31,6 +31,7 @@ def equations(network: Network, form: str = "word") -> Equations:
     P(Q^t \mid W_q^t, X^t) = \mathbb{I}(\, Q^t = X^t (W_q^t)^\top \,)
     """
     one_of("form", form, FORMS)
+    network = network_of(network)
     letters = Letters(network)
     told = [tell(group, form) for group in groups(network, letters)]
     rows = tuple(row for row, _ in told)

@@ -96,9 +96,11 @@ def _agree(group: Group) -> bool:
 
 def _alike(group: Group) -> list[tuple[Member, ...]]:
     parts: dict[object, list[Member]] = {}
-    columns = _references(group)
-    for k, (member, step) in enumerate(zip(group.members, group.slices, strict=True)):
-        key = tuple(refs[k].slice if _fixed(refs, group.slices) else (refs[k].slice or 0) - step for refs in columns)
+    columns, steps = _references(group), group.slices
+    fixed = [_fixed(refs, steps) for refs in columns]
+    for k, (member, step) in enumerate(zip(group.members, steps, strict=True)):
+        offsets = [(refs[k].slice or 0) - step for refs in columns]
+        key = tuple(refs[k].slice if one else at for refs, one, at in zip(columns, fixed, offsets, strict=True))
         parts.setdefault(key, []).append(member)
     return [tuple(part) for part in parts.values()]
 

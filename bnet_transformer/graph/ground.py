@@ -21,6 +21,7 @@ from bnet_transformer.errors import BNetError, BudgetError, UnknownNameError, un
 from bnet_transformer.graph.folded import Bundle, Family, FoldedGraph
 
 MOST_NODES = 2**40
+ONE = np.zeros(1, dtype=np.int64)  # the place of what has no word
 KEPT, FEW = 2**12, 64  # nodes whose parents are kept once they are asked for, where they are few
 
 Ids = NDArray[Any]  # int32, or int64 past 2^31 nodes
@@ -204,21 +205,32 @@ class Ground:
                     yield bundle
 
     def _count(self, bundle: Bundle, selection: Selection) -> int:
-        child, parent, words = self._both(bundle, selection)
-        plates = {axis for axis in (*child, *parent) if axis != WORD}
-        total = math.prod(len(_shared(axis, child, parent)) for axis in plates) * int(words.sum())
+        inner, outer = (self.indices(self.folded.families[k], selection) for k in (bundle.child, bundle.parent))
+        plates = {axis for axis in (*inner, *outer) if axis != WORD}
+        total = math.prod(len(_shared(axis, inner, outer)) for axis in plates)
+        total *= self._count_words(bundle, inner.get(WORD, ONE), outer.get(WORD, ONE))
         rows = self.rows_in(bundle.child)
         total -= sum(self._count_at(bundle, node, selection) for node in (*self.cut_in(bundle.child), *rows))
         some = self.kept_of(bundle) if rows else None
         return total if some is None else total + sum(self._count_at(some, node, selection) for node in rows)
 
+    def _count_words(self, bundle: Bundle, i: Index, j: Index) -> int:
+        """How many pairs of these words an arrow joins."""
+        child, parent = self.folded.families[bundle.child], self.folded.families[bundle.parent]
+        if parent.words is None or (child.words is None and not bundle.reaches):
+            return len(i) * len(j)
+        if len(bundle.reaches) > 1:
+            return int(self.reads(bundle)[np.ix_(i, j)].sum())
+        n = 1 if child.words is None else self.words[child.words]
+        return bundle.reaches[0].count(i, j, n, self.words[parent.words])
+
     def _count_at(self, bundle: Bundle, node: int, selection: Selection) -> int:
         """How many arrows of a bundle would lead into one node, were it not cut."""
-        child, parent, _ = self._both(bundle, selection)
+        child, parent = (self.indices(self.folded.families[k], selection) for k in (bundle.child, bundle.parent))
         own = self._index(node)
         if any(own[axis] not in child[axis] for axis in child):
             return 0
-        words = self.reads(bundle)[own.get(WORD, 0)][parent.get(WORD, np.zeros(1, dtype=np.int64))]
+        words = self.reads(bundle)[own.get(WORD, 0)][parent.get(WORD, ONE)]
         plates = [axis for axis in parent if axis != WORD]
         return math.prod(int(own[a] in parent[a]) if a in own else len(parent[a]) for a in plates) * int(words.sum())
 
@@ -247,8 +259,8 @@ class Ground:
         child, parent = self.folded.families[bundle.child], self.folded.families[bundle.parent]
         inner, outer = self.indices(child, selection), self.indices(parent, selection)
         matrix = self.reads(bundle)
-        i = inner.get(WORD, np.zeros(1, dtype=np.int64))
-        j = outer.get(WORD, np.zeros(1, dtype=np.int64))
+        i = inner.get(WORD, ONE)
+        j = outer.get(WORD, ONE)
         return inner, outer, matrix[np.ix_(i, j)]
 
     def reads(self, bundle: Bundle) -> NDArray[np.bool_]:
@@ -316,8 +328,8 @@ class Ground:
         found: list[int] = []
         for bundle in self.folded.out_of[family.index]:
             inner = self.indices(self.folded.families[bundle.child])
-            i = inner.get(WORD, np.zeros(1, dtype=np.int64))
-            j = outer.get(WORD, np.zeros(1, dtype=np.int64))
+            i = inner.get(WORD, ONE)
+            j = outer.get(WORD, ONE)
             found.extend(self._pairs(bundle, inner, outer, self.reads(bundle)[np.ix_(i, j)])[1].tolist())
         return found
 

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer.errors import BNetError, mapping
+from bnet_transformer.errors import BNetError, BudgetError, mapping
 from bnet_transformer.graph.ground import EVERYTHING, Ground, Selection
 
 if TYPE_CHECKING:
     import networkx as nx
+
+MOST_ARROWS = 10_000_000  # that are shrunk
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,13 @@ def shrink(
     if callable(boxes):
         naming = boxes
     else:
-        told = mapping("boxes", boxes)
+        told = mapping("boxes", boxes if boxes is not None else "None")
         for name in told:
             ground.locate(name)
         naming = lambda name: told.get(name, name)  # noqa: E731
+    arrows = ground.count_arrows(selection)
+    if arrows > MOST_ARROWS:
+        raise BudgetError("shrinking", expected=f"at most {MOST_ARROWS} arrows", got=arrows, allowed="fewer words")
     kept = [
         node
         for family in ground.folded.families

@@ -169,8 +169,9 @@ def _classified(quotient: Quotient, class_box: str) -> Tan:
     missing = tuple(box for box in others if not graph.has_edge(class_box, box))
     rest = graph.subgraph(others)
     parents, children = (max(dict(degree).values(), default=0) for degree in (rest.in_degree, rest.out_degree))
-    if not quotient.acyclic or graph.in_degree(class_box):
-        nearly = "no DAG" if not quotient.acyclic else "DAG"
+    acyclic = quotient.acyclic
+    if not acyclic or graph.in_degree(class_box):
+        nearly = "no DAG" if not acyclic else "DAG"
     elif not rest.number_of_edges():
         nearly = "naive Bayes"
     else:
@@ -178,7 +179,7 @@ def _classified(quotient: Quotient, class_box: str) -> Tan:
         whole = "TAN" if one_tree else "forest augmented naive Bayes"
         nearly = whole if parents <= 1 else f"reverse {whole}" if children <= 1 else "augmented naive Bayes"
     kind = "DAG" if missing and nearly != "no DAG" else nearly
-    reverse = quotient.acyclic and rest.number_of_edges() > 0 and children <= 1
+    reverse = acyclic and rest.number_of_edges() > 0 and children <= 1
     return Tan(kind, nearly, class_box, missing, reverse, quotient)
 
 

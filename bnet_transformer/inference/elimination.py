@@ -14,6 +14,7 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.errors import BudgetError, ReadingError
 from bnet_transformer.inference.factors import NEVER, Factor
+from bnet_transformer.tpm.base import broadcast
 
 MOST_NUMBERS = 2**30
 
@@ -34,7 +35,7 @@ def eliminated(course: Course, factors: list[Factor]) -> Tensor:
         own = {i for i in local if (members[i].family.plates, members[i].family.words) == (plates, words)}
         _refuse_strangers(course, tables, local - own)
         shape = full_shape(course, plates, words, batch)
-        wide = [table.expand(torch.broadcast_shapes(table.shape, shape)) for table in tables]
+        wide = [table.expand(broadcast(table.shape, shape)) for table in tables]
         total = _sum_out(course, wide, sorted(own))
         axes = tuple(range(layout.batch + 1, layout.rank))
         rest.append(total.sum(axes, keepdim=True))
@@ -77,7 +78,7 @@ def _sum_out(course: Course, tables: list[Tensor], choices: list[int]) -> Tensor
 
 def _joint(place: int, tables: list[Tensor]) -> tuple[int, ...]:
     touched = [table.shape for table in tables if table.shape[place] > 1]
-    return tuple(torch.broadcast_shapes(*touched)) if touched else (0,)
+    return broadcast(*touched) if touched else (0,)
 
 
 def _total(tables: list[Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.module import Module, Values
 from bnet_transformer.compiler.seeing import count_states
 from bnet_transformer.compiler.told import readable
-from bnet_transformer.errors import BNetError, mapping, number, whole
+from bnet_transformer.errors import BNetError, mapping, tolerance, whole
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
 from bnet_transformer.inference.factors import Evidence, Factor, question_to_factors
@@ -112,8 +112,7 @@ def _check_asked(module: object, budget: object, atol: object) -> None:
     if not hasattr(module, "course"):
         raise BNetError("module", expected="a compiled net", got=type(module).__name__, allowed="net.module()")
     whole("budget", budget)
-    if number("atol", atol) < 0:
-        raise BNetError("atol", expected="a finite number of at least 0", got=atol)
+    tolerance("atol", atol)
 
 
 def keeps(course: Course, family: Family, k: int) -> bool:

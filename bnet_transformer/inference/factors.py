@@ -19,6 +19,7 @@ from bnet_transformer.inference.readout import attentions_below, log_likelihood
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import fits
 from bnet_transformer.tpm import At, Given
+from bnet_transformer.tpm.base import broadcast
 
 NEVER = -1e30  # the log probability of what cannot be: finite, so that sums and gradients stay so
 
@@ -55,6 +56,7 @@ def question_to_factors(
 ) -> tuple[Course, list[Factor]]:
     """The factors that evidence and a query need, every choice among them enumerated along a dim of its own."""
     network = module.network
+    evidence = mapping("evidence", evidence)
     _check_names(network, evidence, mapping("do", do))
     known = {network.graph.family(name).index for name in mapping("do", do)}
     asked = [network.graph.family(name).index for name in (*evidence, *([query] if query else []))]
@@ -260,7 +262,7 @@ def likelihood_of(course: Course, index: int, member: Member, told: Evidence, at
     if member.tpm.kind == "continuous":
         return member.tpm.log_prob(at, told.value.to(course.log_dtype), *parents).clamp(min=NEVER)
     table = _log_softmax(course, member.tpm.logits(at, *parents))
-    lead = torch.broadcast_shapes(table.shape[:-1], told.value.shape)
+    lead = broadcast(table.shape[:-1], told.value.shape)
     picked = table.expand(*lead, table.shape[-1]).gather(-1, told.value.expand(lead)[..., None]).squeeze(-1)
     return picked.clamp(min=NEVER)
 

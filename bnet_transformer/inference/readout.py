@@ -25,6 +25,7 @@ from bnet_transformer.compiler.told import readable
 from bnet_transformer.compiler.values import attended
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm import At, Attention, Categorical, Dot, Normal
+from bnet_transformer.tpm.base import broadcast
 from bnet_transformer.tpm.linear import apply
 from bnet_transformer.tpm.normal import squared_distance
 
@@ -84,8 +85,8 @@ def log_likelihood(course: Course, plan: Plan, member: Member, y: Tensor, observ
         else:
             after = W if after is None else W @ after
     if isinstance(member.tpm, Normal):
-        shift = 0 if W is None else own["bias"]
-        target = y - shift if residual is None else y - shift - residual
+        target = y if W is None else y - own["bias"]
+        target = target if residual is None else target - residual
         return _normal(member.tpm, own, reading, after, target, observed)
     logits = own["logits"] if residual is None else own["logits"] + residual
     return _categorical(_mean(reading, after) + logits, y, observed)
@@ -97,13 +98,16 @@ def _normal(
     if after is None and _is_precise(own["log_sigma"]) and _pays(reading, target):
         square = _by_gram_matrices(reading, target, observed)
     else:
-        square = _over_words(squared_distance(target, _mean(reading, after)), observed)
+        mean = _mean(reading, after)
+        over = (-1,) if observed is not None else (-2, -1)
+        square = squared_distance(target, mean, over)
+        square = square.unsqueeze(-1) if observed is None else _over_words(square, observed)
     words = target.shape[-2] if observed is None else observed.sum(-1, keepdim=True)
     return tpm.log_density(own, square, words * target.shape[-1])
 
 
 def _categorical(logits: Tensor, y: Tensor, observed: Tensor | None) -> Tensor:
-    lead = torch.broadcast_shapes(logits.shape[:-1], y.shape)
+    lead = broadcast(logits.shape[:-1], y.shape)
     picked = logits.expand(*lead, -1).gather(-1, y.expand(lead).unsqueeze(-1)).squeeze(-1)
     return _over_words(picked - logits.logsumexp(-1), observed)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.errors import BNetError, EvidenceError, number, unknown, whole
+from bnet_transformer.errors import BNetError, EvidenceError, number, seed_of, unknown
 from bnet_transformer.graph import Ground
 from bnet_transformer.intake import value_of
 from bnet_transformer.tpm import Attention
@@ -75,7 +75,7 @@ class Noise:
 
     def __post_init__(self) -> None:
         number("sigma", self.sigma, above=0)
-        whole("seed", self.seed, least=0)
+        seed_of(self.seed)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,8 @@ def weights_of(module: nn.Module, stack: str | None = None, *, net: BNet | None 
     """
     if net is not None and not isinstance(net, BNet):
         raise BNetError("net", expected="the net that is to have the weights", got=net)
+    if stack is not None and not isinstance(stack, str):
+        raise BNetError("stack", expected="the name of a stack, a string", got=stack)
     found: dict[str, Tensor] = {}
     for part, name in _stacks(module, stack).items():
         weights = _weights(part, name)

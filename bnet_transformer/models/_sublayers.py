@@ -381,7 +381,11 @@ def shift_right(outputs: Tensor, start: int) -> Tensor:
     >>> shift_right(torch.tensor([[5, 6, 7]]), start=0)
     tensor([[0, 5, 6]])
     """
-    if not isinstance(outputs, Tensor) or outputs.is_floating_point() or not outputs.dim() or not outputs.shape[-1]:
+    there = isinstance(outputs, Tensor) and outputs.dim() > 0 and outputs.shape[-1] > 0
+    if not there or outputs.is_floating_point() or outputs.is_complex() or outputs.dtype == torch.bool:
         raise BNetError("outputs", expected="ids, [..., word], at least one word", got=outputs)
-    first = torch.full_like(outputs[..., :1], whole("start", start, least=0))
+    most = torch.iinfo(outputs.dtype).max
+    if whole("start", start, least=0) > most:
+        raise BNetError("start", expected=f"an id that {outputs.dtype} holds, at most {most}", got=start)
+    first = torch.full_like(outputs[..., :1], start)
     return torch.cat([first, outputs[..., :-1]], -1)

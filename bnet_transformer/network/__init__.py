@@ -4,6 +4,6 @@ Passes: `declaration_to_templates`, `templates_to_graph`, then shapes and parame
 """
 
 from bnet_transformer.network.declaration import Arrow, Declaration, Node, Plate, Stack
-from bnet_transformer.network.network import Input, Member, Network, declare
+from bnet_transformer.network.network import Input, Member, Network, declare, network_of
 
-__all__ = ["Arrow", "Declaration", "Input", "Member", "Network", "Node", "Plate", "Stack", "declare"]
+__all__ = ["Arrow", "Declaration", "Input", "Member", "Network", "Node", "Plate", "Stack", "declare", "network_of"]

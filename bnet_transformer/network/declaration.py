@@ -177,6 +177,8 @@ class Declaration:
     def __post_init__(self) -> None:
         for what, kind in (("stacks", Stack), ("nodes", Node), ("plates", Plate)):
             object.__setattr__(self, what, listed(what, getattr(self, what), kind))
+        if not isinstance(self.name, str):
+            raise BNetError("declaration name", expected="a string", got=self.name)
         if not self.stacks:
             raise BNetError("stacks", expected="at least one stack", got="none")
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.axes import WORD, Reach, stem_of
-from bnet_transformer.errors import BNetError, BudgetError, DeclarationError, Fault, mapping, shown, unknown
+from bnet_transformer.errors import BNetError, BudgetError, DeclarationError, Fault, mapping, room_for, shown, unknown
 from bnet_transformer.graph.folded import Family, FoldedGraph
 from bnet_transformer.network.declaration import Declaration
 from bnet_transformer.network.order import (
@@ -232,7 +232,8 @@ def _asked(tpm: TPM, parents: Sequence[Parent]) -> tuple[Shape, Mapping[str, Par
         raise BNetError(name, expected=f"a TPM that takes {told}", got=repr(error)) from error
     if not isinstance(shape, tuple) or not all(type(size) is int and size > 0 for size in shape):
         raise BNetError(name, expected="a shape, a tuple of whole numbers", got=shape)
-    if not isinstance(parameters, Mapping) or not all(isinstance(p, Parameter) for p in parameters.values()):
+    names = parameters if isinstance(parameters, Mapping) else {"": None}
+    if not all(isinstance(key, str) and key and isinstance(p, Parameter) for key, p in names.items()):
         raise BNetError(name, expected="parameters, a mapping from names to Parameter", got=parameters)
     return shape, parameters
 
@@ -307,6 +308,7 @@ def initial(members: Sequence[Member], graph: FoldedGraph, seed: int) -> dict[st
     count = sum(math.prod(shape) for shape, _ in _wanted(members, graph).values())
     if count > MOST_NUMBERS:
         raise BudgetError("parameters", expected=f"at most {MOST_NUMBERS} numbers", got=f"{count}")
+    room_for("parameters", count * torch.get_default_dtype().itemsize, "a smaller dim=, fewer heads=, states or words")
     for name, (shape, parameter) in _wanted(members, graph).items():
         if parameter.fill is None:
             digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
@@ -337,3 +339,11 @@ def check_parameters(shapes: Mapping[str, Shape], parameters: Mapping[str, Tenso
             faults.append(Fault(node, f"{name} finite", f"{bad} entries that are NaN or infinite"))
     if faults:
         raise DeclarationError(faults)
+
+
+def network_of(net: object) -> Network:
+    """The network of a net, be it held by a `BNet` or bare; anything else is refused."""
+    found = getattr(net, "network", net)
+    if not isinstance(found, Network):
+        raise BNetError("net", expected="a net", got=net)
+    return found

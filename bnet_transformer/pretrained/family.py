@@ -122,7 +122,7 @@ class Family:
         key_dim = self.maybe(config, "key_dim")
         if dim % heads and key_dim is None:
             raise BNetError(f"config of {self.name}", expected=f"heads that divide {dim}", got=heads)
-        if activation not in ACTIVATIONS:
+        if not isinstance(activation, str) or activation not in ACTIVATIONS:
             got, allowed = activation, ", ".join(ACTIVATIONS)
             raise BNetError(f"config of {self.name}", expected="a known activation", got=got, allowed=allowed)
         hidden = self.said(config, "hidden")
@@ -156,13 +156,14 @@ class Family:
         )
 
     def size(self, config: Mapping[str, Any], option: str) -> int:
-        """A whole number of a config."""
-        return whole(f"{self.config[option]} of the config", self.said(config, option))
+        """A whole number of a config, no larger than any model has it: loops go over it before weights are seen."""
+        most = MOST_SLICES if option == "slices" else LARGEST
+        return _bounded(f"{self.config[option]} of the config", self.said(config, option), most)
 
     def maybe(self, config: Mapping[str, Any], option: str) -> int | None:
         """A whole number of a config that may tell none."""
         found = self.said(config, option) if option in self.config else None
-        return None if found is None else whole(f"{self.config[option]} of the config", found)
+        return None if found is None else _bounded(f"{self.config[option]} of the config", found, LONGEST)
 
     def said(self, config: Mapping[str, Any], option: str) -> Any:
         """What a config says of an option, or means by leaving it out."""
@@ -224,6 +225,11 @@ class Family:
         return found[0]
 
 
+LARGEST = 2**22
+"""As large as a width or a vocabulary can be."""
+MOST_SLICES = 2**10
+LONGEST = 2**32
+"""As many words as a model may read at once."""
 _PARTS = {"word": "logits", "class": "classifier", "tag": "tags"}
 
 
@@ -254,12 +260,20 @@ class Options:
     start: int | None = None  # the token with which the words of a decoder start
 
 
+def _bounded(what: str, value: object, most: int) -> int:
+    """A whole number from 1 up to the most that it can be."""
+    found = whole(what, value)
+    if found > most:
+        raise BNetError(what, expected=f"a whole number of at most {most}", got=value)
+    return found
+
+
 def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the classes, which a config tells by number; two where it tells none."""
     found = config.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}
     if not isinstance(found, Mapping):
         raise BNetError("id2label of the config", expected="a mapping from numbers to labels", got=found)
-    numbered = all(str(k).isdecimal() for k in found)
+    numbered = all(str(k).isdecimal() and len(str(k)) < 10 for k in found)
     by_number = {int(k): str(label) for k, label in found.items()} if numbered else {}
     if not by_number or sorted(by_number) != list(range(len(found))):
         raise BNetError("id2label of the config", expected="labels for 0, 1, 2, ...", got=found)

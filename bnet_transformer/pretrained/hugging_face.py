@@ -23,7 +23,7 @@ from bnet_transformer.face import BNet
 from bnet_transformer.graph import Family as Node
 from bnet_transformer.pretrained.families import family_of
 from bnet_transformer.pretrained.family import BESIDE, Where
-from bnet_transformer.pretrained.keys import check_indices, entries, part_of
+from bnet_transformer.pretrained.keys import asked_of, check_indices, entries, part_of
 from bnet_transformer.tpm import Embed
 
 LEAVES = {
@@ -97,6 +97,7 @@ class Place:
 
 def to_hugging_face(net: BNet, name: str) -> str:
     """Hugging Face's key for a parameter (`W_q_2.value`), or its name for nodes (`q_2_3_*`)."""
+    asked_of(net, name)
     keys = _keys(net)
     if name in keys:
         return keys[name][0]
@@ -123,6 +124,7 @@ def from_hugging_face(net: BNet, key: str) -> tuple[str, ...]:
 
     The prefix of the family (`bert.`) may be left out, or be there for a bare model.
     """
+    asked_of(net, key)
     prefix, keys = family_of(net.network).prefix, _keys(net)
     bare = key.removeprefix(prefix)
     found = tuple(name for name, theirs in keys.items() if bare in {each.removeprefix(prefix) for each in theirs})

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError, FileError
-from bnet_transformer.network import Network
+from bnet_transformer.network import Network, network_of
 from bnet_transformer.pretrained.family import BESIDE, Family, Where
 from bnet_transformer.tpm import Given
 
@@ -253,6 +253,13 @@ def has_bias(family: Family, weights: Weights, part: str) -> bool:
     """True where the weights hold the bias of a part."""
     place = {short(family, key) for key in weights.keys()}  # noqa: SIM118
     return any(short(family, key) in place for key in bias_of(family.where(part))[0])
+
+
+def asked_of(net: object, name: object) -> None:
+    """Refuse what is no net, and what is no name."""
+    network_of(net)
+    if not isinstance(name, str):
+        raise BNetError("name", expected="a name, a string", got=name)
 
 
 def check_indices(network: Network, at: Mapping[str, str], role: str, name: str) -> None:

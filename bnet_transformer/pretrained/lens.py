@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from bnet_transformer.errors import BNetError, unknown
 from bnet_transformer.face import BNet
 from bnet_transformer.pretrained.families import FAMILIES, family_of
-from bnet_transformer.pretrained.keys import check_indices
+from bnet_transformer.pretrained.keys import asked_of, check_indices
 
 HEAD = "head"
 HEADS = ("q", "k", "v", "a", "j")
@@ -78,6 +78,7 @@ def to_lens(net: BNet, name: str) -> str:
 
     The last state is told as the end of the last block, and `j` as the pattern of the attention, `P(j | i)`.
     """
+    asked_of(net, name)
     hooks = _hooks(net)
     found = NAME.fullmatch(name)
     role, told = (found["stem"], found["indices"].split("_")[1:]) if found else (name, [])
@@ -108,6 +109,7 @@ def _index(role: str, head: str | None, word: str) -> str:
 
 def from_lens(net: BNet, name: str) -> str:
     """Our name for what TransformerLens calls so: `blocks.2.attn.hook_q[..., 3, :]` is `q_2_3_*`."""
+    asked_of(net, name)
     hooks = _hooks(net)
     found = HOOK.fullmatch(name.replace(" ", ""))
     hook, index = (found["hook"], found["index"]) if found else (name, None)

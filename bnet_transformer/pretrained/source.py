@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -135,8 +136,10 @@ def _files(folder: Path) -> Files:
     if index.exists() and not one.exists():
         names = _parts(index)
         for part in sorted(set(names.values())):
-            if not (folder / part).exists():
-                raise FileError(str(folder), expected=f"the weights {part} that its index names", got="no such file")
+            if not os.path.exists(folder / part):  # False as well for what no file can be called
+                raise FileError(
+                    str(folder), expected=f"the weights {shown(part)} that its index names", got="no such file"
+                )
         return Files(str(folder), {key: folder / part for key, part in names.items()})
     if not one.exists():
         raise no_weights(str(folder), pickles_among(path.name for path in folder.iterdir()))
@@ -152,15 +155,15 @@ def has_weights(folder: Path) -> bool:
     index = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").exists() or not index.exists():
         return (folder / "model.safetensors").exists()
-    return all((folder / part).exists() for part in _parts(index).values())
+    return all(os.path.exists(folder / part) for part in _parts(index).values())
 
 
 def _parts(index: Path) -> dict[str, str]:
     """The file in which each key lies, as an index tells."""
     parts = read_json(index, "the index of weights in several files").get("weight_map")
-    if not isinstance(parts, Mapping):
-        raise FileError(str(index), expected="a weight_map", got="none")
-    return {str(key): Path(str(part)).name for key, part in parts.items()}
+    if not isinstance(parts, Mapping) or not all(isinstance(part, str) for part in parts.values()):
+        raise FileError(str(index), expected="a weight_map, the file of each key", got=shown(repr(parts)))
+    return {key: Path(part).name for key, part in parts.items()}
 
 
 def pickles_among(names: Iterable[str]) -> list[str]:

@@ -59,6 +59,8 @@ def config_to_reach(types: Sequence[str] | None, window: int | None, first: int,
 
     Slices from `first` on have the window, unless the config tells the types of its slices; they are of one type.
     """
+    if types is not None and not (isinstance(types, list | tuple) and all(isinstance(each, str) for each in types)):
+        raise BNetError("layer_types of the config", expected="a list of the types of its slices", got=types)
     slides = [window is not None and t >= first for t in range(slices)]
     types = types or ["sliding_attention" if each else "full_attention" for each in slides]
     if len(set(types)) > 1 or types[0] not in ("sliding_attention", "full_attention"):

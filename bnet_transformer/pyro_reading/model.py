@@ -22,7 +22,7 @@ from bnet_transformer.compiler.told import batch_of, check_read, laid_out, there
 from bnet_transformer.compiler.told import received as received_values
 from bnet_transformer.compiler.values import value as value_of
 from bnet_transformer.errors import BNetError, EvidenceError, mapping, unknown, whole
-from bnet_transformer.network import Member, Network
+from bnet_transformer.network import Member, Network, network_of
 from bnet_transformer.pyro_reading.checks import (
     Watch,
     check_data,
@@ -67,7 +67,7 @@ class PyroModel:
     """
 
     def __init__(self, network: Network) -> None:
-        self.network = network
+        self.network = network = network_of(network)
         self.plates = tuple(network.graph.sizes)
         self.max_plate_nesting = len(self.plates) + 2
         self._module = Module(network)

@@ -18,12 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
 from bnet_transformer.axes import Reach
-from bnet_transformer.errors import BNetError, whole
+from bnet_transformer.errors import BNetError, one_of, tolerance, whole
 from bnet_transformer.tpm.symbols import Symbols
 
 Kind = Literal["deterministic", "discrete", "continuous"]
@@ -76,6 +77,19 @@ class Parameter:
     spread: float = 1.0
     fill: float | tuple[object, ...] | None = None
     learnable: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", shape_of("shape of a parameter", self.shape))
+        tolerance("spread of a parameter", self.spread)
+        one_of("learnable", self.learnable, (True, False))
+        try:
+            fill = np.asarray(0 if self.fill is None else self.fill, dtype=float)
+            fits = bool(np.isfinite(fill).all()) and np.broadcast_shapes(fill.shape, self.shape) == self.shape
+        except (TypeError, ValueError):
+            fits = False
+        if not fits:
+            wanted = f"finite numbers, one or of shape {self.shape}"
+            raise BNetError("fill of a parameter", expected=wanted, got=self.fill)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from bnet_transformer.tpm.base import (
     Parent,
     Product,
     Shape,
+    broadcast,
     index,
     shape_of,
     single_axis,
@@ -53,6 +54,8 @@ class Categorical(TPM):
         put = object.__setattr__
         put(self, "n", whole("Categorical states", self.n))
         one_of("pool", self.pool, (None, *POOLS))
+        one_of("learnable", self.learnable, (None, True, False))
+        one_of("affine", self.affine, (True, False))
         if self.probabilities is not None:
             put(self, "probabilities", _simplex(self.probabilities, self.n))
         if self.learnable is None:
@@ -269,7 +272,7 @@ def pick(bank: Tensor, state: Tensor, rank: int) -> Tensor:
     if bank.dim() == rank + 1:
         return bank[state]
     lead = bank.shape[: bank.dim() - rank - 1]
-    batch = torch.broadcast_shapes(lead, state.shape)
+    batch = broadcast(lead, state.shape)
     where = state.expand(batch)[(...,) + (None,) * (rank + 1)].expand(*batch, 1, *bank.shape[bank.dim() - rank :])
     return bank.expand(*batch, *bank.shape[-rank - 1 :]).gather(len(batch), where).squeeze(len(batch))
 

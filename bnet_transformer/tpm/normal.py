@@ -96,7 +96,8 @@ class Normal(TPM):
         return rf"\mathcal{{N}}\left({s.own['a']};\; {mean},\; {unit}\right)"
 
 
-def squared_distance(a: Tensor, b: Tensor) -> Tensor:
-    """`|a - b|^2` of vectors; the way back makes one tensor, where a difference and its square make three."""
+def squared_distance(a: Tensor, b: Tensor, over: tuple[int, ...] = (-1,)) -> Tensor:
+    """`|a - b|^2` of vectors, or of all numbers along some dims; the way back makes one tensor, where a difference and
+    its square make three."""
     a, b = torch.broadcast_tensors(a, b)
-    return functional.mse_loss(a, b, reduction="none").sum(-1)
+    return functional.mse_loss(a, b, reduction="none").sum(over)

@@ -17,6 +17,7 @@ from bnet_transformer.tpm.base import (
     Parameter,
     Parent,
     Shape,
+    broadcast,
     index,
     matrix,
     shape_of,
@@ -252,6 +253,6 @@ def _rows(table: Tensor, index: Tensor) -> Tensor:
     """Row `index` of a table `[..., rows, dim]`, leading dims broadcast."""
     if math.prod(table.shape[:-2]) == 1:
         return torch.nn.functional.embedding(index, table.reshape(table.shape[-2:]))
-    batch = torch.broadcast_shapes(table.shape[:-2], index.shape)
+    batch = broadcast(table.shape[:-2], index.shape)
     where = index.expand(batch)[..., None, None].expand(*batch, 1, table.shape[-1])
     return table.expand(*batch, *table.shape[-2:]).gather(-2, where).squeeze(-2)

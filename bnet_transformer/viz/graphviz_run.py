@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from xml.sax.saxutils import escape
 from bnet_transformer.errors import BNetError
 
 SECONDS = 120
+DATE = re.compile(rb"(?<=/CreationDate \(D:)\d{14}")
 INSIDE = """
 import sys, pygraphviz
 graph = pygraphviz.AGraph(string=sys.stdin.buffer.read().decode())
@@ -34,7 +36,7 @@ FONTS = """<?xml version="1.0"?>
 
 
 def rendered(dot: str, kind: str) -> bytes:
-    """A picture in DOT as `png` or `pdf`."""
+    """A picture in DOT as `png` or `pdf`, the same bytes on every day."""
     program = shutil.which("dot")
     command = [program, "-Knop2", f"-T{kind}"] if program else [sys.executable, "-P", "-c", INSIDE, kind]
     with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +50,7 @@ def rendered(dot: str, kind: str) -> bytes:
     if done.returncode or not done.stdout:
         said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
         raise BNetError(f"{kind} by Graphviz", expected="a picture", got=said[0], allowed=".svg, .dot, .tex")
-    return done.stdout
+    return DATE.sub(b"19700101000000", done.stdout) if kind == "pdf" else done.stdout
 
 
 def _fonts(folder: Path) -> dict[str, str]:

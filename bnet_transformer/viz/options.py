@@ -60,7 +60,9 @@ class Options:
         if isinstance(self.boxes, str):
             one_of("boxes", self.boxes, BOXES)
         else:
-            mapping("boxes", self.boxes)
+            for name, box in mapping("boxes", self.boxes).items():
+                if not isinstance(box, str):
+                    raise BNetError(f"box of {name}", expected="the name of a box, a string", got=box)
         if self.detail is not None:
             self.check_view(self.detail)
 

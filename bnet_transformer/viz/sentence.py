@@ -32,6 +32,7 @@ from bnet_transformer.viz.words import Reading, chosen, spoken, words_picture
 PLAIN = 500  # arrows up to which every node of a sentence is drawn, if nothing else is asked
 OPEN = 64  # joint states of open choices over which attention is averaged unasked
 STATES = 15_000  # of words in one reading grid
+PAIRS = 10_000_000  # of words in one reading grid, of which the strong ones are sought
 WEIGHED = 2_000_000  # arrows of which the strong ones are sought
 DEEP = 3  # slices up to which a folded net is drawn whole ...
 TALL = 50  # ... if it has no more families than this
@@ -300,6 +301,10 @@ def _words(said: Said, asked: Options) -> Picture:
     if count > STATES:
         allowed = "words=, slices=, or detail='folded'"
         raise BudgetError("reading grid", expected=f"at most {STATES} states of words", got=count, allowed=allowed)
+    pairs = sum(len(words[stack]) * len(words[other]) for _, ((stack, _), (other, _)) in ends)
+    if pairs > PAIRS:
+        allowed = "words=, slices=, or detail='folded'"
+        raise BudgetError("reading grid", expected=f"at most {PAIRS} pairs of words", got=pairs, allowed=allowed)
     readings = [
         Reading(*both, _matrix(said, member, selection), asking.readable(said.world, member)) for member, both in ends
     ]

@@ -114,10 +114,11 @@ def _outstanding(pairs: _Pairs, readings: Sequence[Reading]) -> NDArray[np.int64
     stacks = sorted({reading.into[0] for reading in readings})
     stack = np.array([stacks.index(reading.into[0]) for reading in readings])[pairs.reading]
     rank = np.where((pairs.share >= LEAST) | (pairs.gain >= 2.0), 2, 3)
-    own = np.unique(np.stack([pairs.reading, pairs.i]), axis=1, return_index=True)[1]
+    wide = 1 + int(pairs.i.max(initial=0))
+    own = np.unique(pairs.reading * wide + pairs.i, return_index=True)[1]
     if len(own) <= TOP // 2:
         rank[own] = 1
-    rank[np.unique(np.stack([stack, pairs.i]), axis=1, return_index=True)[1]] = 0
+    rank[np.unique(stack * wide + pairs.i, return_index=True)[1]] = 0
     order = np.argsort(rank, kind="stable")
     return order[rank[order] < 3]
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, number, whole
+from bnet_transformer.errors import BNetError, number, whole, within_memory
 from bnet_transformer.inference.circuits.arrows import Arrows, Marks, arrows_of, axes_over
 from bnet_transformer.inference.circuits.result import Circuit, result_of
 from bnet_transformer.inference.circuits.run import Runs, check_settled, runs_of
@@ -24,6 +24,7 @@ FIRST = 4  # guesses in the first batch; twice as many after a batch that was ri
 TIES = 9  # decimals: effects that agree so far are alike, and go in the order of the graph
 
 
+@within_memory("circuit")
 def circuit(
     clean: Told | Sequence[Told],
     corrupt: Told | Sequence[Told],

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, one_of, whole
+from bnet_transformer.errors import BNetError, one_of, whole, within_memory
 from bnet_transformer.inference.surgery import Mean, Noise, Zero, is_own, own_value_for, value_for
 from bnet_transformer.inference.sweeps.asked import cells_of
 from bnet_transformer.inference.sweeps.cells import Cells
@@ -26,6 +26,7 @@ from bnet_transformer.inference.sweeps.sweeping import Swept, bytes_of, swept
 __all__ = ["Mediation", "Sweep", "mediation", "sweep"]
 
 
+@within_memory("sweep")
 def sweep(
     clean: object,
     corrupt: object,
@@ -77,6 +78,7 @@ def sweep(
     return Sweep(cells.at, cells.axes, cells.labels, cells.places, outcomes, best, worst, _named(cells))
 
 
+@within_memory("mediation")
 def mediation(
     clean: object,
     corrupt: object,

@@ -109,6 +109,9 @@ def _of_states(examples: Examples, told: Mapping[Any, Any]) -> Metric:
         raise BNetError(f"metric of {name}", expected="a state, or a tuple of two", got=f"{len(wanted)} of them")
     states = [_states(examples, node, each) for each in (wanted if two else (wanted,))]
 
+    if two and torch.equal(*states):
+        raise BNetError(f"metric of {name}", expected="two different states", got=wanted)
+
     def of(outcomes: Mapping[int, Tensor]) -> Tensor:
         logs = outcomes[node]
         found = [logs.gather(-1, state.to(logs.device).expand(logs.shape[:-1])[..., None])[..., 0] for state in states]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, number, one_of, unknown, whole
+from bnet_transformer.errors import BNetError, one_of, seed_of, share, unknown, whole
 from bnet_transformer.tpm.arrays import in_numpy
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ class ByCell:
 
     def places_along(self, axis: str) -> tuple[int, ...]:
         """The numbers of the slices, heads or words along an axis."""
+        if axis not in self.axes:
+            raise unknown("axis", axis, self.axes)
         return self.places.get(axis, tuple(range(len(self.labels.get(axis, ())))))
 
     def _rows(self) -> dict[str, list[Any]]:
@@ -309,10 +311,9 @@ class Mediation(ByCell):
 
 def bootstrap(effects: Tensor, confidence: float, draws: int, seed: int) -> tuple[Tensor, Tensor]:
     """The percentile bootstrap interval of the mean over the last dim; what stands in other dims shares the draws."""
-    if not 0 < number("confidence", confidence) < 1:
-        raise BNetError("confidence", expected="a share between 0 and 1", got=confidence)
+    share("confidence", confidence)
     count, draws = effects.shape[-1], whole("draws", draws)
-    generator = np.random.default_rng(whole("seed", seed, least=0))
+    generator = np.random.default_rng(seed_of(seed))
     if count < 2:
         raise BNetError("interval", expected="at least 2 examples, over which it is", got=count)
     shares = np.zeros((draws, count))  # how much of each resample each example makes

@@ -22,6 +22,7 @@ from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.compiler.values import computed
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.network import Member
+from bnet_transformer.tpm.base import broadcast
 
 CELLS = -1  # stands for the cells among the dims that lead a layout
 
@@ -212,7 +213,7 @@ def index_of(course: Course, member: Member, node: NDArray[np.int64]) -> tuple[T
 
 def _together(base: Tensor, values: Tensor, axis: int) -> tuple[Tensor, int]:
     """The words of the corrupt run and the changed rows behind them, and where these begin."""
-    lead = torch.broadcast_shapes(base.shape[:axis], values.shape[:axis])
+    lead = broadcast(base.shape[:axis], values.shape[:axis])
     own = base.shape[axis + 1 :]
     both = [each.expand(*lead, each.shape[axis], *own) for each in (base, values)]
     return torch.cat(both, axis), base.shape[axis]

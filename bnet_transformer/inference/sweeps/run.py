@@ -17,6 +17,7 @@ from bnet_transformer.inference.sweeps.pairs import Examples
 from bnet_transformer.inference.sweeps.reach import Table, count_words, cut_words, leads, reached
 from bnet_transformer.inference.sweeps.rows import Changed, Changes, Rows, Setting, full_shape, index_of
 from bnet_transformer.network import Member
+from bnet_transformer.tpm.base import broadcast
 
 
 @dataclass
@@ -177,7 +178,7 @@ class Run:
     def _among(self, base: Tensor, made: Tensor, rows: Rows, mine: Rows) -> Tensor:
         """Rows as they were, but for those that were made."""
         axis = self.base.layout.word
-        lead = torch.broadcast_shapes(base.shape[:axis], made.shape[:axis])
+        lead = broadcast(base.shape[:axis], made.shape[:axis])
         found = base.expand(*lead, len(rows), *base.shape[axis + 1 :]).clone()
         at = rows.place[mine.cell, mine.word]
         return found.index_copy_(axis, at, made.expand(*lead, *made.shape[axis:]))

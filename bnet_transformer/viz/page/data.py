@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bnet_transformer import asking
 from bnet_transformer.axes import WORD, Reach
-from bnet_transformer.errors import BNetError, BudgetError, one_of, unknown
+from bnet_transformer.errors import BNetError, BudgetError, listed, one_of, unknown
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.joint import joint_posterior
 from bnet_transformer.network import Member, Network
@@ -301,7 +301,7 @@ def _states_between(network: Network, member: Member) -> tuple[int | None, int |
 
 def _posteriors(said: Said, asked: Asked, readings: Sequence[Reading]) -> list[dict[str, Any]]:
     """Prior and posterior of the choices that decide what is read, and of the nodes that a user names."""
-    wanted = [asked.posterior] if isinstance(asked.posterior, str) else list(asked.posterior or ())
+    wanted = [asked.posterior] if isinstance(asked.posterior, str) else listed("posterior", asked.posterior or (), str)
     ids = [said.world.ground.id(name) for name in wanted]
     for node in ids:
         asking.must_be_discrete(said.world, node)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import matplotlib
@@ -18,6 +19,7 @@ from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, to_r
 from matplotlib.figure import Figure, SubFigure
 
 from bnet_transformer.errors import BNetError
+from bnet_transformer.files import as_path, replacing
 from bnet_transformer.viz.palette import HEADS, palette
 from bnet_transformer.viz.plots.words import ABSENT, BASE, LONGEST, shown, width, written
 
@@ -38,6 +40,7 @@ DIVERGING = {
     "dark": ("#b5dcf8", "#5ea9dc", "#28587f", "#1d2026", "#7a4723", "#e0894c", "#ffd9b8"),
 }
 SAVED: Any = {"svg.fonttype": "none", "svg.hashsalt": "bnet_transformer", "pdf.fonttype": 42, "ps.fonttype": 42}
+UNDATED = {"svg": "Date", "pdf": "CreationDate"}  # the same plot, the same bytes
 
 
 def whole_dots(inches: float) -> float:
@@ -46,11 +49,18 @@ def whole_dots(inches: float) -> float:
 
 
 class PlotFigure(Figure):
-    """A Figure that saves text as text, and that shows itself in a notebook without pyplot."""
+    """A Figure that saves text as text, undated, and files whole; it shows itself in a notebook without pyplot."""
 
     def savefig(self, fname: Any, **options: Any) -> None:
-        with matplotlib.rc_context(SAVED):
-            super().savefig(fname, **options)
+        file = isinstance(fname, str | os.PathLike)
+        form = options.pop("format", None) or (as_path(fname).suffix[1:] if file else "")
+        if not form:
+            form = matplotlib.rcParams["savefig.format"]
+            fname = f"{os.fspath(fname)}.{form}" if file else fname
+        if form.lower() in UNDATED:
+            options["metadata"] = {UNDATED[form.lower()]: None, **(options.get("metadata") or {})}
+        with matplotlib.rc_context(SAVED), replacing(fname) if file else nullcontext(fname) as target:
+            super().savefig(target, format=form, **options)
 
     def _repr_png_(self) -> bytes:
         held = io.BytesIO()

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
-from bnet_transformer.errors import BNetError, one_of, whole
+from bnet_transformer.errors import BNetError, one_of, share, whole
 from bnet_transformer.inference.sweeps.results import PARTS, Mediation, Sweep
 from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.viz.plots.bars import Series, bars
@@ -45,6 +45,7 @@ def sweep(
     With `restored` it is told as a share of the total. Bars have bootstrap intervals, cells of a heat map their
     standard error, or with `intervals=True` their interval.
     """
+    share("confidence", confidence)
     one_of("restored", restored, (True, False))
     one_of("intervals", intervals, (None, True, False))
     whole("top", top)

@@ -118,6 +118,8 @@ def names_of(axes: object, count: int) -> tuple[str, ...]:
     if len(names) != count or not all(isinstance(name, str) and name for name in names):
         allowed = 'such as ("sentence", "head"), ("slice", "head"), ("head", "word", "word")'
         raise BNetError("axes", expected=f"a name for each of {count} dims", got=axes, allowed=allowed)
+    if len(set(names)) != count:
+        raise BNetError("axes", expected="different names", got=axes)
     return names
 
 

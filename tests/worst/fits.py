@@ -1,0 +1,184 @@
+"""Fitting."""
+
+# ruff: noqa: E501
+
+ROWS = {
+    "fit": [
+        ("bt.fit(None, pairs)", "BNetError: net: expected a net"),
+        (
+            "bt.fit(net, [])",
+            "BNetError: data: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
+        ),
+        ('bt.fit(net, "the cat")', "FileError: the cat: expected a file of tokens: .npy, or .bin of uint16"),
+        ('bt.fit(net, ["the cat sat"])', "BNetError: data[0], example: expected a pair (sentence, y)"),
+        ('bt.fit(net, [("the cat sat", "cat the")], steps=1)', "BNetError: data[0], y: expected values of shape (3,)"),
+        (
+            'bt.fit(net, [("the cat sat", "cat the dog")], steps=1)',
+            "UnknownNameError: data[0], word of the sentence: expected a known name",
+        ),
+        ('bt.fit(net, pairs, method="mle")', "BNetError: method: expected one of the allowed values"),
+        ("bt.fit(net, pairs, steps=0)", "BNetError: steps: expected a whole number of at least 1"),
+        ("bt.fit(net, pairs, steps=1, rate=nan)", "BNetError: rate: expected a finite number above 0"),
+        ("bt.fit(net, pairs, steps=1, rate=-1.0)", "BNetError: rate: expected a finite number above 0"),
+        ("bt.fit(net, pairs, steps=1, seed=2**63)", "BNetError: seed: expected a whole number below 2^63"),
+        ("bt.fit(net, pairs, steps=1, batch=0)", "BNetError: batch: expected a whole number of at least 1"),
+        ("bt.fit(net, pairs, steps=1, restarts=0)", "BNetError: restarts: expected a whole number of at least 1"),
+        (
+            'bt.fit(net, pairs, steps=1, learn=["zz"])',
+            "BNetError: learn: expected learnable parameters above a readout",
+        ),
+        ("bt.fit(net, pairs, steps=1, learn=[])", "BNetError: net: expected parameters that a fit changes"),
+        (
+            'bt.fit(net, pairs, steps=1, device="cude")',
+            "BNetError: device: expected a device of this machine that computes",
+        ),
+        (
+            "bt.fit(net, pairs, steps=1, held_out=[])",
+            "BNetError: held_out: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
+        ),
+        ("bt.fit(net, pairs, steps=1, folder=text)", "FileError: …/a.txt: expected a folder for checkpoints"),
+        ("bt.fit(net, pairs, steps=1, resume=True)", "BNetError: resume: expected a folder= with a checkpoint"),
+        (
+            "bt.fit(net, pairs, steps=1, budget=1)",
+            "BudgetError: exact elimination for y: expected at most 1 joint states for each sentence (c)",
+        ),
+        (
+            'bt.fit(net, pairs, method="em", steps=1, inner=0)',
+            "BNetError: inner: expected a whole number of at least 1",
+        ),
+        ('bt.fit(net, pairs, method="nuts", draws=0)', "BNetError: draws: expected a whole number of at least 1"),
+        (
+            "bt.fit(net, pairs, steps=1, anneal=2)",
+            "BNetError: anneal: expected the power from which likelihoods rise to 1, a share",
+        ),
+        ('bt.fit(dec, ["the cat sat"], steps=1)', "BNetError: data[0], example: expected a pair (sentence, y)"),
+        (
+            'bt.fit(plain, ["the cat sat"], steps=1)',
+            "BNetError: net: expected a readout: a net without observe= has no likelihood to fit",
+        ),
+        ('bt.fit(net, pairs, steps=1, progress="yes")', "BNetError: progress: expected one of the allowed values"),
+        (
+            "bt.fit(net, pairs, steps=10**18, rate=0.1, patience=0)",
+            "BNetError: patience: expected a whole number of at least 1",
+        ),
+        ("bt.fit(net, pairs, steps=1, spread=0)", "BNetError: spread: expected a finite number above 0"),
+        (
+            "bt.fit(net, (torch.tensor([[0, 1]]), torch.tensor([[0, 1, 2]])), steps=1)",
+            "BNetError: data[0], y: expected values of shape (2,)",
+        ),
+    ],
+    "inference.fit.Fit.heads_of": [
+        ('fitted.heads_of("zz")', "UnknownNameError: selector: expected a known name"),
+        ("fitted.heads_of(3)", "UnknownNameError: selector: expected a known name"),
+        ('fitted.heads_of("q")', "UnknownNameError: selector: expected a known name"),
+        ('fitted.heads_of("")', "UnknownNameError: selector: expected a known name"),
+        ('fitted.heads_of(["c"])', "UnknownNameError: selector: expected a known name"),
+        ("fitted.heads_of()", "works: the first selector", "found.selector == 'c'"),
+    ],
+    "inference.fit.Fit.compare": [
+        ("fitted.compare(None)", "BNetError: compare: expected a Fit, or a net"),
+        ('fitted.compare(net, selector="zz")', "BNetError: data: expected sentences to compare on"),
+        ("fitted.compare(dec)", "BNetError: data: expected sentences to compare on"),
+        ("fitted.compare(net, selector=3)", "BNetError: data: expected sentences to compare on"),
+        (
+            "fitted.compare(net, [])",
+            "BNetError: data: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
+        ),
+        ('fitted.compare(net, ["the cat"])', "BNetError: data[0], example: expected a pair (sentence, y)"),
+        ('fitted.compare(net, "the cat")', "FileError: the cat: expected a file of tokens: .npy, or .bin of uint16"),
+    ],
+    "inference.fit.Fit.interval": [
+        ('fitted.interval("zz")', "BNetError: interval: expected a fit with a posterior"),
+        ('fitted.interval("c.logits", 1.5)', "BNetError: interval: expected a fit with a posterior"),
+        ('fitted.interval("c.logits")', "BNetError: interval: expected a fit with a posterior"),
+        ("fitted.interval(None)", "BNetError: interval: expected a fit with a posterior"),
+        ('fitted.interval("c.logits", nan)', "BNetError: interval: expected a fit with a posterior"),
+        ('fitted.interval("c.logits", 0)', "BNetError: interval: expected a fit with a posterior"),
+    ],
+    "inference.fit.Fit.log_likelihood": [
+        (
+            "fitted.log_likelihood([])",
+            "BNetError: data: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
+        ),
+        (
+            "fitted.log_likelihood(None)",
+            "BNetError: data: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
+        ),
+        ('fitted.log_likelihood("the cat")', "FileError: the cat: expected a file of tokens: .npy, or .bin of uint16"),
+        ('fitted.log_likelihood([("the cat", "the")])', "BNetError: data[0], y: expected values of shape (2,)"),
+        (
+            'fitted.log_likelihood([("the dog", "the cat")])',
+            "UnknownNameError: data[0], word of the sentence: expected a known name",
+        ),
+        (
+            "fitted.log_likelihood((torch.tensor([[0, 9]]), torch.tensor([[0, 1]])))",
+            "BNetError: data[0], sentence: expected ids from 0 to 2",
+        ),
+    ],
+    "inference.fit.Fit.predict": [
+        ('fitted.predict("the dog")', "BNetError: x: expected a list of sentences, or an array of them"),
+        ("fitted.predict([])", "BNetError: x: expected a list of sentences, or an array of them"),
+        ('fitted.predict(["the cat"], readout="zz")', "UnknownNameError: readout: expected a known name"),
+        ('fitted.predict(["the cat"], readout="x_1")', "UnknownNameError: readout: expected a known name"),
+        ("fitted.predict(None)", "BNetError: x: expected a list of sentences, or an array of them"),
+        ('fitted.predict(["the dgo"])', "UnknownNameError: word of the sentence: expected a known name"),
+        ("fitted.predict(torch.tensor([[0, 7]]))", "BNetError: sentence: expected ids from 0 to 2"),
+    ],
+    "inference.fit.Fit.responsibilities": [
+        ('fitted.responsibilities(["the cat sat"], ["the"])', "BNetError: data[0], y: expected values of shape (3,)"),
+        (
+            "fitted.responsibilities([], [])",
+            "BNetError: x, y: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
+        ),
+        (
+            'fitted.responsibilities(["the cat sat"], ["cat the sat"], selector="y")',
+            "UnknownNameError: selector: expected a known name",
+        ),
+        ('fitted.responsibilities(["the cat sat"], [])', "BNetError: x, y: expected as many observations as sentences"),
+        (
+            'fitted.responsibilities(["the cat sat"], ["cat the sat"], selector=0)',
+            "UnknownNameError: selector: expected a known name",
+        ),
+        (
+            'fitted.responsibilities(["the cat sat"], None)',
+            "BNetError: x, y: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
+        ),
+        (
+            'fitted.responsibilities(["the cat sat"], ["cat the dog"])',
+            "UnknownNameError: data[0], word of the sentence: expected a known name",
+        ),
+    ],
+    "inference.fit.Fit.check": [
+        ("fitted.check(pairs, draws=0)", "BNetError: draws: expected a whole number of at least 1"),
+        ('fitted.check(pairs, statistics="mean")', "BNetError: statistics: expected a mapping from names"),
+        (
+            "fitted.check([], draws=1)",
+            "BNetError: data: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
+        ),
+        (
+            'fitted.check(pairs, statistics={"a": lambda *told: nan}, draws=2)',
+            "works: NaN is no probability",
+            "found.p['a'] != found.p['a']",
+        ),
+        (
+            'fitted.check(pairs, statistics={"mean": "mean"}, draws=1)',
+            "BNetError: statistic mean: expected a function of what is observed that returns a number",
+        ),
+        (
+            "fitted.check(None)",
+            "BNetError: data: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
+        ),
+        ('fitted.check(pairs, readout="zz", draws=1)', "UnknownNameError: readout: expected a known name"),
+        (
+            'fitted.check(pairs, statistics={"a": lambda y: y}, draws=2)',
+            "BNetError: statistic a: expected a function of what is observed that returns a number",
+        ),
+    ],
+    "inference.fit.Fit.save": [
+        ("fitted.save(folder)", "FileError: …: expected the path of a file"),
+        ("fitted.save(None)", "FileError: path: expected the path of a file, a string or a Path"),
+        ('fitted.save(folder / "no" / "a.fit")', "FileError: …/no/a.fit: expected a folder that is there"),
+        ('fitted.save("")', "FileError: path: expected the path of a file, a string or a Path"),
+        ("fitted.save(3)", "FileError: path: expected the path of a file, a string or a Path"),
+    ],
+}

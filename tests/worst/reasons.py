@@ -1,0 +1,53 @@
+"""Why some public names have no rows."""
+
+RESULT = "a result: the package makes it"
+RECORD = "a record that the package makes and hands out"
+CALLED = "called by the package, with values that it has checked; what one of one's own gives back: rows of `tpm.TPM`"
+ERROR = "raised by the package"
+
+REASONS = {
+    **dict.fromkeys(
+        [
+            *("inference.Samples", "structure.Separation", "graph.Trail", "inference.Counterfactual", "inference.Path"),
+            *("inference.Reads", "inference.Tan", "inference.TanTree", "inference.CorpusTan", "inference.Inclusion"),
+            *("inference.Damage", "inference.heads.Roles", "inference.circuits.Circuit", "viz.Quotient", "viz.Picture"),
+            *("inference.sweeps.Sweep", "inference.sweeps.Mediation", "training.Trained", "training.Generated"),
+            *("inference.fit.Fit", "inference.fit.Heads", "inference.fit.Comparison", "inference.fit.Check"),
+            *("cost.Cost", "cost.SliceCost", "cost.Row", "cost.Polynomial", "equations.Equation"),
+        ],
+        RESULT,
+    ),
+    **dict.fromkeys(
+        [
+            *("batches.Batch", "compiler.Plan", "training.Batch", "training.Batch.share", "training.Batch.to"),
+            *("inference.fit.Corpus", "inference.fit.Corpus.like", "inference.fit.Corpus.parts"),
+            *("inference.fit.Corpus.same", "inference.fit.Corpus.take", "inference.fit.Corpus.to"),
+            *("tpm.At", "tpm.Parent"),
+        ],
+        RECORD,
+    ),
+    **dict.fromkeys(
+        [
+            *("tpm.TPM.distribution", "tpm.TPM.emit", "tpm.TPM.latex", "tpm.TPM.log_prob", "tpm.TPM.logits"),
+            *("tpm.TPM.parameters", "tpm.TPM.products", "tpm.TPM.reading", "tpm.TPM.shape", "tpm.TPM.value"),
+            "tpm.Product",
+        ],
+        CALLED,
+    ),
+    **dict.fromkeys(
+        [
+            *("BNetError", "UnknownNameError", "DeclarationError", "EvidenceError", "ReadingError", "BudgetError"),
+            "FileError",
+        ],
+        ERROR,
+    ),
+    **dict.fromkeys(
+        ["Reach.check", "Reach.count", "Reach.holds", "Reach.idle", "Reach.matrix"],
+        "called by the package, with the numbers of words of a sentence",
+    ),
+    "Sentence": "`net.sentence` makes it",
+    "compiler.Module.course": "a step of the package's own readings, with what `forward` has checked",
+    "pretrained.Family": "a table of an adapter's own; `register` reads it",
+    "pretrained.Where": "a table of an adapter's own; `register` reads it",
+    "equations.Equations": RESULT,
+}
