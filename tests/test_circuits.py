@@ -417,6 +417,7 @@ def test_the_induction_net_by_hand():
         assert ours == 1.0 and ours > rollout > attention
 
 
+@pytest.mark.slow
 def test_the_induction_net_that_has_learned_it():
     net = induction.trained(steps=600)
     prompts = induction.Prompts.of(4, 16, seed=3)

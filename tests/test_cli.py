@@ -117,6 +117,7 @@ def of_heads(summed, *arguments, **options):
     return found.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["exact", "svi"])
 def test_heads_tells_what_inclusion_finds(summed, method):
     net = bt.load(summed / "net.safetensors")

@@ -62,6 +62,7 @@ def test_an_interrupt_while_torch_is_imported_is_one_line(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_training_says_how_to_go_on(tmp_path):
     arguments = ["train", "the cat sat", "--dim", "4", "--slices", "1", "--steps", "1000000", "--every", "5"]
     arguments += ["--checkpoint", "kept"]

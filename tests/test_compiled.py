@@ -285,6 +285,7 @@ def test_it_compiles_to_machine_code():
         torch.testing.assert_close(compiled(x, mask), module(x, mask), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_it_compiles_for_sentences_of_any_length():
     module = bt.decoder(8, heads=2, slices=1, vocabulary=5).module().eval()
     torch._dynamo.reset()  # nothing of the nets that other tests compiled

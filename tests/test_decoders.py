@@ -147,6 +147,7 @@ def test_who_reads_whom_is_as_transformers_has_it(name, options, attention):
         torch.testing.assert_close(ours[there], theirs[there], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_heads_in_groups_share_one_product():
     """In long sentences too, with the readings beside, compiled, and in gradients; angles are made once for all."""
     model = random_model("LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 2, "num_hidden_layers": 3})

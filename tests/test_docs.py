@@ -18,6 +18,7 @@ from tests.cases import TPMS
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = (ROOT / "docs", ROOT / "docs" / "api")
 PAGES = [ROOT / "README.md", *(page for folder in FOLDERS for page in sorted(folder.glob("*.md")))]
+LONG = [ROOT / "docs" / "heads.md", ROOT / "docs" / "plots.md"]
 BLOCK = re.compile(r"^```(?P<kind>[^\n`]*)\n(?P<body>.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
 
 
@@ -32,7 +33,11 @@ def lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] if page in LONG else []) for page in PAGES],
+    ids=lambda page: page.name,
+)
 def test_every_block_runs_and_prints_what_the_page_shows(page, tmp_path, monkeypatch):
     if "import transformers" in page.read_text(encoding="utf-8"):
         with warnings.catch_warnings():

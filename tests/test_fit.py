@@ -439,6 +439,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_killed_fit_loses_at_most_one_interval(tmp_path):
     script, folder = tmp_path / "killed.py", tmp_path / "kept"
     script.write_text(KILLED)

@@ -119,6 +119,7 @@ def test_draws_of_a_fit_keep_their_likelihoods():
                 torch.testing.assert_close(f.log_likelihoods[chain, draw], own.detach())
 
 
+@pytest.mark.slow
 def test_labels_of_all_chains_are_matched_where_tables_alone_are_learned():
     """A codebook whose atoms are known: chains begin anywhere, and tell of the same heads in the end."""
     torch.manual_seed(0)
@@ -149,6 +150,7 @@ def regression():
     return net, (x, y), spread, mean, precision
 
 
+@pytest.mark.slow
 def test_nuts_draws_from_the_posterior_of_linear_regression(regression):
     net, data, spread, mean, precision = regression
     f = nuts(net, data, learn=["W_v_0.values"], spread=spread, draws=100, warmup=40)
@@ -170,6 +172,7 @@ def test_svi_finds_the_nearest_mean_field_of_linear_regression_by_minibatches(re
     torch.testing.assert_close(drawn.std(0), wanted, rtol=0.35, atol=0)
 
 
+@pytest.mark.slow
 @ARVIZ
 def test_map_em_svi_and_nuts_agree_on_shares_and_weights():
     import arviz as az
@@ -364,6 +367,7 @@ def test_chains_have_starts_of_their_own_and_leave_the_random_numbers_of_others_
     assert bool((np.random.get_state()[1] == states[1]).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", [4, 9])
 def test_a_stopped_chain_keeps_its_draws_and_goes_on_exactly(when, tmp_path, monkeypatch):
     """Stopped by Ctrl-C, in the warmup and after it; then by a fault between two checkpoints."""

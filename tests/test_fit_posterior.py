@@ -48,6 +48,7 @@ def fits(data):
     return found
 
 
+@pytest.mark.slow
 def test_map_em_svi_and_nuts_agree(fits, data):
     """Under a flat prior the likelihood of one share is integrated on a grid: its mode, its mean, its spread."""
     objective = objective_of(told(), ["c.logits"])
@@ -67,6 +68,7 @@ def test_map_em_svi_and_nuts_agree(fits, data):
     assert float((pis.max(0).values - pis.min(0).values).max()) < 0.02
 
 
+@pytest.mark.slow
 @ARVIZ
 def test_arviz_has_chains_that_mix_and_the_likelihoods(fits):
     import arviz as az
@@ -96,6 +98,7 @@ def test_arviz_names_a_selectors_shares_pi_and_other_tables_theta():
         assert bool((f.samples[parameter].sum(-1) - 1).abs().max() < 1e-5)
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_mean_and_are_told_as_approximate_by_svi(fits):
     for method in ("svi", "nuts"):
         low, high = fits[method].interval("c.logits")
@@ -105,6 +108,7 @@ def test_intervals_hold_the_mean_and_are_told_as_approximate_by_svi(fits):
         fits["nuts"].interval("c.logit")
 
 
+@pytest.mark.slow
 def test_predictions_are_means_over_the_samples(fits, data):
     f = fits["nuts"]
     likelihood = f.log_likelihood(data)
@@ -113,6 +117,7 @@ def test_predictions_are_means_over_the_samples(fits, data):
     torch.testing.assert_close(f.predict(data[0]).sum(-1), torch.ones(120, 4).double())
 
 
+@pytest.mark.slow
 def test_samples_come_back_from_a_file(fits, tmp_path):
     fits["nuts"].save(tmp_path / "f.safetensors")
     found = bt.load(tmp_path / "f.safetensors")
@@ -165,6 +170,7 @@ def test_exact_posteriors_are_calibrated():
     assert p > 0.01
 
 
+@pytest.mark.slow
 def test_nuts_ranks_are_not_far_from_even():
     """A quick form; benchmarks/calibration.py has the full one."""
     (ranks,) = nuts_ranks(12, thin=2, warmup=40, learn=["c.logits"])

@@ -212,6 +212,7 @@ def test_planted_duplicates_are_found_where_ablation_sees_nothing(seed):
         inclusion(net, (x, y), method="svi", rounds=3).duplicates()
 
 
+@pytest.mark.slow
 def test_intervals_hold_planted_shares(monkeypatch):
     """Gates drawn by shares that are drawn from the prior, and y by the gates: 90% of 90%. No Bayes factor is asked."""
     monkeypatch.setattr("bnet_transformer.inference.heads.posterior._bayes", lambda *told: torch.zeros(2, dtype=D))

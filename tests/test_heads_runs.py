@@ -107,6 +107,7 @@ def check_table(net, data, sentences, told, output=None):
     return sites
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SUMMED)
 def test_the_table_is_one_sentence_and_one_setting_at_a_time(name):
     """Of what is observed, and around the output, wherever heads are summed; by the reference, head by head at zero."""

@@ -57,6 +57,7 @@ def test_the_closed_network_is_closed(tmp_path):
         run("import socket; socket.create_connection(('example.org', 80))", tmp_path)
 
 
+@pytest.mark.slow
 def test_nothing_asks_the_network(tmp_path):
     """All in one process: to import every room takes longer than the rest."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

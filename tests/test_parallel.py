@@ -36,6 +36,7 @@ def same(got, wanted, where=""):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6, equal_nan=True, msg=lambda told: f"{where}: {told}")
 
 
+@pytest.mark.slow
 def test_two_processes_of_which_one_is_killed_twice_have_what_one_has(tmp_path):
     """Training and a fit go on from their checkpoints; then all fits, and all that is asked of many sentences."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2"]
@@ -56,6 +57,7 @@ def test_two_processes_of_which_one_is_killed_twice_have_what_one_has(tmp_path):
     same(jobs.numbers(more), jobs.numbers(jobs.chains(None, False, draws=2)))
 
 
+@pytest.mark.slow
 def test_three_processes_with_two_sentences_and_what_they_refuse(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
