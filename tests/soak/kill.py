@@ -59,7 +59,7 @@ def probe_write(what: str, setup: Setup) -> Found:
             whole.add(target.read_bytes())
         for seed, draw in setup.tries():
             _kill_writer(target, suffix, place / f"ready {seed}", draw)
-            left = strays(place)
+            left = [*strays(place), *(path.name for path in place.glob(".tmp*"))]  # the latter are safetensors' own
             within += bool(left)
             for name in left:
                 (place / name).unlink()
