@@ -69,7 +69,7 @@ What is promised:
   function of its number and the seed, so that a resumed run has the losses and the parameters of an uninterrupted
   one, to the bit.
 - **A file is the old one or the new one.** `save`, `draw`, `explore`, plots and the command line write beside the
-  file, put the bytes on the disk and then take the name. A killed writer leaves at most a hidden `.name.*.tmp` or safetensors' `.tmp*`,
+  file, put the bytes on the disk and then take the name. A killed writer leaves at most a hidden `.name.*.tmp`,
   which nothing reads; in the folder of a run the next run takes it away.
 - **One run at a time in a folder.** A second `train` or `fit` with the same `folder=` is refused with the number of
   the process that has it; the lock of a killed run is gone with it.
