@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from benchmarks import (
     asking,
@@ -27,7 +26,6 @@ from benchmarks import (
     vanilla,
 )
 from benchmarks.harness import MOST_RUNS, Row
-from bnet_transformer.errors import unknown
 
 GRAPHS = "networkx objects and names, no tensor work"
 IMPORTS = "what a process reads and runs to import"
@@ -97,14 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pages = list(dict.fromkeys(row.page for row in ROWS))
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     known = [*pages, *(row.name for row in ROWS)]
-    parser.add_argument("rows", nargs="*", metavar="row", help=f"a row or a page of rows: {', '.join(known)}")
     parser.add_argument("--runs", type=int, metavar="N", help="at most N runs of each call: a quick look")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the figures as a page of the docs")
-    asked = parser.parse_args(arguments)
-    for name in asked.rows:
-        if name not in known:
-            parser.error(str(unknown("row", name, known)))
+    asked = harness.parsed(parser, known, f"a row or a page of rows: {', '.join(known)}", arguments)
     if asked.runs is not None and asked.runs < 1:
         parser.error(f"--runs: expected at least 1; got {asked.runs}")
     if asked.runs is not None:
@@ -114,15 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in chosen:
         print(f"measuring {row.name} ...", file=sys.stderr, flush=True)
         found[row] = row.figures()
-    where = harness.conditions()
-    print(harness.to_text(found, where))
-    command = "python -m benchmarks " + " ".join(map(shlex.quote, sys.argv[1:] if arguments is None else arguments))
+    command = "python -m benchmarks " + shlex.join(sys.argv[1:] if arguments is None else arguments)
     title = "Benchmarks: " + ", ".join(dict.fromkeys(row.page for row in chosen))
-    for file, text in ((asked.json, harness.to_json), (asked.markdown, None)):
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            written = text(found, where) if text else harness.to_markdown(title, command, found, where)
-            file.write_text(written, encoding="utf-8")
+    harness.tell(asked, title, command, found, harness.conditions())
     return 0
 
 

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +28,6 @@ from benchmarks import fits, harness, sweeps
 from benchmarks.compiled import net_of
 from benchmarks.harness import LIMIT, Figure, Row, figure, interleaved, peak_anew, peak_memory, ratios
 from benchmarks.limits import clock_of, machine, work_of
-from bnet_transformer.errors import unknown
 from bnet_transformer.inference import Evidence, add_gradient
 from bnet_transformer.tpm import Normal
 
@@ -243,15 +241,9 @@ MEASURED: dict[str, Callable[[Where], list[Figure]]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the rows that are named, or all."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("rows", nargs="*", metavar="row", help=f"of {', '.join(MEASURED)}; all by default")
     parser.add_argument("--device", default="cuda", help="cuda by default, or one of them: cuda:1; cpu with --small")
     parser.add_argument("--small", action="store_true", help="small sizes, one run: does the script run?")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the figures as a page of the docs")
-    asked = parser.parse_args(arguments)
-    for name in asked.rows:
-        if name not in MEASURED:
-            parser.error(str(unknown("row", name, MEASURED)))
+    asked = harness.parsed(parser, MEASURED, f"of {', '.join(MEASURED)}; all by default", arguments)
     if asked.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no GPU here; --device cpu --small tries the script")
     where, found = Where(asked.device, asked.small), {}
@@ -260,12 +252,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         measure = functools.update_wrapper(functools.partial(MEASURED[name], where), MEASURED[name])
         found[Row(name, "gpu", measure)] = measure()
     said = harness.conditions() | ({"device": torch.cuda.get_device_name(where.device)} if where.cuda else {})
-    print(harness.to_text(found, said))
     command = "python -m benchmarks.gpu " + shlex.join(sys.argv[1:] if arguments is None else arguments)
-    if asked.json:
-        asked.json.write_text(harness.to_json(found, said), encoding="utf-8")
-    if asked.markdown:
-        asked.markdown.write_text(harness.to_markdown("Benchmarks: gpu", command, found, said), encoding="utf-8")
+    harness.tell(asked, "Benchmarks: gpu", command, found, said)
     return 0
 
 

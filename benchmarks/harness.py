@@ -7,6 +7,7 @@ meet the same machine. How far a job is from what the machine could do is in `li
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import datetime
@@ -22,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -251,6 +252,36 @@ def _processor() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return named[0] if named else platform.processor() or platform.machine()
+
+
+def parsed(
+    parser: argparse.ArgumentParser, known: Collection[str], rows: str, arguments: Sequence[str] | None
+) -> argparse.Namespace:
+    """What a script of benchmarks is asked: names among those that are known, and where the figures go."""
+    from bnet_transformer.errors import unknown
+
+    parser.add_argument("rows", nargs="*", metavar="row", help=rows)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the figures as a page of the docs")
+    asked = parser.parse_args(arguments)
+    for name in asked.rows:
+        if name not in known:
+            parser.error(str(unknown("row", name, known)))
+    return asked
+
+
+def tell(
+    asked: argparse.Namespace, title: str, command: str, found: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]
+) -> None:
+    """Print the figures, and write them where that was asked for."""
+    print(to_text(found, where))
+    for file, written in (
+        (asked.json, to_json(found, where)),
+        (asked.markdown, to_markdown(title, command, found, where)),
+    ):
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(written, encoding="utf-8")
 
 
 def to_markdown(title: str, command: str, found: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]) -> str:
