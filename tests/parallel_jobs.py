@@ -150,11 +150,13 @@ def apart(folder):
     """What ranks must not do each in its own way, and a few sentences for many ranks."""
     found = fits(2) | of_fits(2) | of_heads(2)
     f = fit(mixture(), vectors(6), steps=1)
+    sliced = fit(mixture("slice", slices=2), vectors(6), steps=1)
     refused = []
     for ask in (
         lambda: fit(mixture(), tuple(part + (RANK == 1) for part in vectors(6)), steps=1),
         lambda: f.log_likelihood(vectors(4)) if RANK == 2 else f.responsibilities(*vectors(4)),
         lambda: trained(rate=0.02 + 0.01 * RANK),
+        lambda: sliced.responsibilities(*vectors(4), selector=f"c_{int(RANK == 1)}"),
     ):
         try:
             ask()

@@ -79,10 +79,11 @@ def test_three_processes_with_two_sentences_and_what_they_refuse(tmp_path):
     one = jobs.fits(2) | jobs.of_fits(2) | jobs.of_heads(2)
     for rank in range(2):
         found = torch.load(tmp_path / f"apart{rank}")
-        data, question, rate, gone = found.pop("refused")
+        data, question, rate, selector, gone = found.pop("refused")
         assert "torchrun, fit" in data and "other data on rank 1" in data
         assert "torchrun, responsibilities" in question and "log_likelihood on rank 2" in question
         assert "torchrun, train" in rate and "other rate on rank 1" in rate
+        assert "torchrun, responsibilities" in selector and "other selector on rank 1" in selector
         assert "every rank to come to the same point" in gone
         found.pop("by itself", None)
         same(found, one)

@@ -70,7 +70,8 @@ What is promised:
   one, to the bit.
 - **A file is the old one or the new one.** `save`, `draw`, `explore`, plots and the command line write beside the
   file, put the bytes on the disk and then take the name. A killed writer leaves at most a hidden `.name.*.tmp`,
-  which nothing reads; in the folder of a run the next run takes it away.
+  which nothing reads; in the folder of a run the next run takes it away. Where safetensors was writing, a hidden
+  `.tmp*` of its own can stay instead; that is left to you.
 - **One run at a time in a folder.** A second `train` or `fit` with the same `folder=` is refused with the number of
   the process that has it; the lock of a killed run is gone with it.
 - **Our files are read to the bit or refused.** Nets, fits and checkpoints hold a SHA-256 of their content and a

@@ -174,7 +174,7 @@ class Fit(Generic[N]):
     def predict(self, x: object, *, readout: str | None = None) -> Tensor:
         """`P(y | x)` of a discrete readout, the mean of a real one: the choices summed out; mean over the samples."""
         member, corpus, total = self._readout(readout), self._words(x), torch.zeros(0)
-        with self._summed(), self._shared("predict", corpus) as here:
+        with self._summed(), self._shared("predict", corpus, readout=member.family.name) as here:
             own, nets = here.mine(corpus), self._draws(USED, here)
             for k, net in enumerate(nets if len(own) else ()):
                 found = predicted(net, member.family.name, own.parts(AT_ONCE), self.budget) / len(nets)
@@ -269,7 +269,7 @@ class Fit(Generic[N]):
 
     def _responsibilities(self, corpus: Corpus, selector: str) -> Tensor:
         of_corpus, total = self.network.member(selector).scope == "corpus", torch.zeros(0)
-        with self._summed(), self._shared("responsibilities", corpus, of_corpus) as here:
+        with self._summed(), self._shared("responsibilities", corpus, of_corpus, selector=selector) as here:
             own, nets = here.mine(corpus), self._draws(USED, here)
             asked = [(p.evidence, p.x, p.mask) for p in ([own] if of_corpus else own.parts(AT_ONCE))]
             for k, net in enumerate(nets if len(own) else ()):
@@ -281,13 +281,15 @@ class Fit(Generic[N]):
             return self._home(here.gathered(total))
 
     @contextmanager
-    def _shared(self, what: str, corpus: Corpus, of_corpus: bool = False) -> Iterator[Ranks]:
-        """The ranks that share the sentences of a question; this one alone where sentences share a draw."""
+    def _shared(self, what: str, corpus: Corpus, of_corpus: bool = False, **settings: object) -> Iterator[Ranks]:
+        """The ranks that share the sentences of a question and agree on its settings; this one alone where sentences
+        share a draw."""
         if of_corpus:
             yield Ranks(0, 1, self._device)
             return
         with ranks(self._device) as here:
-            here.agree(what, net=self.network.parameters, samples=self.samples, data=corpus)
+            told = {"budget": self.budget, **settings}
+            here.agree(what, net=self.network.parameters, samples=self.samples, data=corpus, **told)
             yield here
 
     @property
