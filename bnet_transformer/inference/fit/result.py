@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.compiler import Module
-from bnet_transformer.errors import BNetError, BudgetError, ReadingError, number, unknown, whole
+from bnet_transformer.errors import BNetError, BudgetError, ReadingError, unknown, whole
+from bnet_transformer.errors import share as check_share
 from bnet_transformer.inference.exact import posterior
 from bnet_transformer.inference.fit.comparing import compared, gains, held_by_both
 from bnet_transformer.inference.fit.corpus import Corpus, corpus_of, corpus_of_both, task_of_mixture, words_of_corpus
@@ -153,8 +154,7 @@ class Fit(Generic[N]):
         """
         if not self.samples:
             raise BNetError("interval", expected="a fit with a posterior", got=self.method, allowed="svi, nuts")
-        if not 0 < number("share", share) < 1:
-            raise BNetError("share", expected="a share between 0 and 1", got=share)
+        check_share("share", share)
         if name in self.samples:
             return interval(self.samples[name].flatten(0, 1), share)
         found = interval_of_invariant(self.network, stored(self.samples, tables_of(self.network)), name, share)

@@ -10,7 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from bnet_transformer.cost import Cost
-from bnet_transformer.errors import BNetError, number, one_of
+from bnet_transformer.errors import BNetError, one_of
+from bnet_transformer.errors import share as check_share
 from bnet_transformer.inference.fit import Check, Comparison, Fit, Heads
 from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.training.result import Trained
@@ -42,8 +43,7 @@ def fit(
     `owner` chooses one selector, or one table. Where there is a posterior, its intervals hold a `share` of it.
     """
     one_of("show", show, (None, *SHOWN))
-    if not 0 < number("share", share) < 1:
-        raise BNetError("share", expected="a share between 0 and 1", got=share)
+    check_share("share", share)
     if owner is not None and show == "history":
         raise BNetError("owner", expected="owner= of a table: show='pi' or show='theta'", got=owner)
     if show == "theta":
