@@ -13,7 +13,6 @@ from benchmarks import (
     compiled,
     fits,
     growth,
-    harness,
     heads,
     imports,
     induction,
@@ -23,6 +22,7 @@ from benchmarks import (
     recurrent,
     structure,
     sweeps,
+    telling,
     vanilla,
 )
 from benchmarks.harness import MOST_RUNS, Row
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     known = [*pages, *(row.name for row in ROWS)]
     parser.add_argument("--runs", type=int, metavar="N", help="at most N runs of each call: a quick look")
-    asked = harness.parsed(parser, known, f"a row or a page of rows: {', '.join(known)}", arguments)
+    asked = telling.parsed(parser, known, f"a row or a page of rows: {', '.join(known)}", arguments)
     if asked.runs is not None and asked.runs < 1:
         parser.error(f"--runs: expected at least 1; got {asked.runs}")
     if asked.runs is not None:
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found[row] = row.figures()
     command = "python -m benchmarks " + shlex.join(sys.argv[1:] if arguments is None else arguments)
     title = "Benchmarks: " + ", ".join(dict.fromkeys(row.page for row in chosen))
-    harness.tell(asked, title, command, found, harness.conditions())
+    telling.tell(asked, title, command, found, telling.conditions())
     return 0
 
 

@@ -24,14 +24,14 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import bnet_transformer as bt
-from benchmarks import fits, harness, sweeps
+from benchmarks import fits, sweeps, telling
 from benchmarks.compiled import net_of
-from benchmarks.harness import LIMIT, Figure, Row, figure, interleaved, peak_anew, peak_memory, ratios
+from benchmarks.harness import LIMIT, ROOT, Figure, Row, figure, interleaved, peak_anew, peak_memory, ratios
 from benchmarks.limits import clock_of, machine, work_of
 from bnet_transformer.inference import Evidence, add_gradient
 from bnet_transformer.tpm import Normal
 
-SENTENCES = (harness.ROOT / "tests" / "sentences.txt").read_text(encoding="utf-8").splitlines()
+SENTENCES = (ROOT / "tests" / "sentences.txt").read_text(encoding="utf-8").splitlines()
 TOLD = ("same", "previous", "next", "first", "last")  # the relations of the words read
 STEPS = 500_000  # of the geometric nets
 
@@ -243,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--device", default="cuda", help="cuda by default, or one of them: cuda:1; cpu with --small")
     parser.add_argument("--small", action="store_true", help="small sizes, one run: does the script run?")
-    asked = harness.parsed(parser, MEASURED, f"of {', '.join(MEASURED)}; all by default", arguments)
+    asked = telling.parsed(parser, MEASURED, f"of {', '.join(MEASURED)}; all by default", arguments)
     if asked.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no GPU here; --device cpu --small tries the script")
     where, found = Where(asked.device, asked.small), {}
@@ -251,9 +251,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
         measure = functools.update_wrapper(functools.partial(MEASURED[name], where), MEASURED[name])
         found[Row(name, "gpu", measure)] = measure()
-    said = harness.conditions() | ({"device": torch.cuda.get_device_name(where.device)} if where.cuda else {})
+    said = telling.conditions() | ({"device": torch.cuda.get_device_name(where.device)} if where.cuda else {})
     command = "python -m benchmarks.gpu " + shlex.join(sys.argv[1:] if arguments is None else arguments)
-    harness.tell(asked, "Benchmarks: gpu", command, found, said)
+    telling.tell(asked, "Benchmarks: gpu", command, found, said)
     return 0
 
 

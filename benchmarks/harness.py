@@ -1,36 +1,30 @@
-"""What every row needs: interleaved timings, ratios with their spread, slopes, the machine, the tables.
+"""What every row needs: interleaved timings, ratios with their spread, slopes, memory.
 
 A row is a function that returns figures. A figure is the median of its runs; its spread is their least and
 greatest. What is compared runs side by side in one process (or in processes that alternate), so that both
-meet the same machine. How far a job is from what the machine could do is in `limits.py`.
+meet the same machine. How far a job is from what the machine could do is in `limits.py`, the tables in `telling.py`.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
-import datetime
 import gc
-import importlib.metadata
-import json
 import math
 import multiprocessing
 import os
-import platform
 import resource
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("torch", "numpy", "networkx")
 MOST_RUNS = "BNET_BENCHMARK_RUNS"  # of the environment, so that fresh processes know it: at most so many runs of a call
 STATUS = Path("/proc/self/status")
 LIMIT = "time over the limit"
@@ -227,119 +221,3 @@ def _status(what: str, told: str | None = None) -> float:
     lines = (STATUS.read_text() if told is None else told).splitlines()
     line = next(line for line in lines if line.startswith(what))
     return int(line.split()[1]) * 1024 / 1e6
-
-
-def conditions() -> dict[str, str]:
-    """When and on what this was measured."""
-    import torch
-
-    from benchmarks.limits import machines
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
-    return {
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{_processor()}, {cores} cores, {platform.system()}",
-        "software": f"Python {platform.python_version()}, {versions}",
-        "torch threads": f"{torch.get_num_threads()}, where a row does not say otherwise",
-        "limits": "; ".join(map(str, machines())) or "none asked",
-        "load": ", ".join(f"{load:.1f}" for load in os.getloadavg()) + " (1, 5, 15 minutes, at the end)",
-    }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
-
-
-def parsed(
-    parser: argparse.ArgumentParser, known: Collection[str], rows: str, arguments: Sequence[str] | None
-) -> argparse.Namespace:
-    """What a script of benchmarks is asked: names among those that are known, and where the figures go."""
-    from bnet_transformer.errors import unknown
-
-    parser.add_argument("rows", nargs="*", metavar="row", help=rows)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the figures as a page of the docs")
-    asked = parser.parse_args(arguments)
-    for name in asked.rows:
-        if name not in known:
-            parser.error(str(unknown("row", name, known)))
-    return asked
-
-
-def tell(
-    asked: argparse.Namespace, title: str, command: str, found: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]
-) -> None:
-    """Print the figures, and write them where that was asked for."""
-    print(to_text(found, where))
-    for file, written in (
-        (asked.json, to_json(found, where)),
-        (asked.markdown, to_markdown(title, command, found, where)),
-    ):
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(written, encoding="utf-8")
-
-
-def to_markdown(title: str, command: str, found: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]) -> str:
-    """A page of the docs, which says by which command it was written."""
-    lines = [f"# {title}", "", f"Written by `{command}`; not edited by hand.", ""]
-    lines += [f"- {what}: {value}" for what, value in where.items()]
-    lines += [
-        "- figures: the median of the runs, then the least and the greatest; MB are 10^6 bytes; "
-        "[what limit, bytes and slope mean](index.md)"
-    ]
-    for row, figures in found.items():
-        lines += ["", f"## {row.name}", "", row.title, ""]
-        lines += [f"No limit: {row.unlimited}.", ""] if row.unlimited else []
-        lines += ["| what | median | least to greatest | runs | target | |", "|---|---|---|---|---|---|"]
-        lines += ["| " + " | ".join(cells(each)) + " |" for each in figures]
-    return "\n".join(lines) + "\n"
-
-
-def to_text(found: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]) -> str:
-    """The same for a terminal."""
-    lines = [f"{what}: {value}" for what, value in where.items()]
-    for row, figures in found.items():
-        table = [("", "median", "least to greatest", "runs", "target", ""), *map(cells, figures)]
-        widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
-        padded = ("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table)
-        lines += ["", row.name, *([f"no limit: {row.unlimited}"] if row.unlimited else []), *padded]
-    return "\n".join(lines)
-
-
-def to_json(found: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]) -> str:
-    """The same for a program."""
-    rows = {
-        row.name: {
-            "title": row.title,
-            "unlimited": row.unlimited or None,
-            "figures": [{**asdict(each), "verdict": each.verdict} for each in figures],
-        }
-        for row, figures in found.items()
-    }
-    return json.dumps({"conditions": dict(where), "rows": rows}, indent=1) + "\n"
-
-
-def cells(each: Figure) -> tuple[str, str, str, str, str, str]:
-    """A figure as the cells of a table."""
-    spread = "" if each.runs == 1 else f"{_said(each.low)} to {_said(each.high)}"
-    spread = spread if each.error is None else f"± {_said(each.error)}"
-    target = "" if each.target is None else f"at most {_said(each.target)} {each.unit}".rstrip()
-    return (
-        each.what,
-        f"{_said(each.value)} {each.unit}".rstrip(),
-        spread,
-        str(each.runs),
-        target,
-        each.verdict,
-    )
-
-
-def _said(value: float) -> str:
-    if math.isfinite(value) and float(value).is_integer():
-        return f"{int(value):,}"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

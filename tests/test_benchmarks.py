@@ -15,8 +15,9 @@ from click.testing import CliRunner
 
 from benchmarks import __main__ as rows
 from benchmarks import gpu, limits
-from benchmarks.harness import LIMIT, MOST_RUNS, Row, cells, figure, growth, interleaved, peak_of, slope, to_markdown
+from benchmarks.harness import LIMIT, MOST_RUNS, Row, figure, growth, interleaved, peak_of, slope
 from benchmarks.limits import Machine, Work, limit_of, work_of
+from benchmarks.telling import cells, to_markdown
 from bnet_transformer.cli import bench
 
 MACHINE = Machine(rate=1e9, bandwidth=1e6, where="a slow one")

@@ -1,0 +1,133 @@
+"""What a script of benchmarks is asked and what it tells: the machine, the tables, as text, as a page, as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import math
+import os
+import platform
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.harness import Figure, Row
+from benchmarks.limits import machines
+
+PACKAGES = ("torch", "numpy", "networkx")
+
+
+def conditions() -> dict[str, str]:
+    """When and on what this was measured."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
+    return {
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{_processor()}, {cores} cores, {platform.system()}",
+        "software": f"Python {platform.python_version()}, {versions}",
+        "torch threads": f"{torch.get_num_threads()}, where a row does not say otherwise",
+        "limits": "; ".join(map(str, machines())) or "none asked",
+        "load": ", ".join(f"{load:.1f}" for load in os.getloadavg()) + " (1, 5, 15 minutes, at the end)",
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def parsed(
+    parser: argparse.ArgumentParser, known: Collection[str], rows: str, arguments: Sequence[str] | None
+) -> argparse.Namespace:
+    """What a script of benchmarks is asked: names among those that are known, and where the figures go."""
+    from bnet_transformer.errors import unknown
+
+    parser.add_argument("rows", nargs="*", metavar="row", help=rows)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the figures as a page of the docs")
+    asked = parser.parse_args(arguments)
+    for name in asked.rows:
+        if name not in known:
+            parser.error(str(unknown("row", name, known)))
+    return asked
+
+
+def tell(
+    asked: argparse.Namespace, title: str, command: str, found: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]
+) -> None:
+    """Print the figures, and write them where that was asked for."""
+    print(to_text(found, where))
+    for file, written in (
+        (asked.json, to_json(found, where)),
+        (asked.markdown, to_markdown(title, command, found, where)),
+    ):
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(written, encoding="utf-8")
+
+
+def to_markdown(title: str, command: str, found: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]) -> str:
+    """A page of the docs, which says by which command it was written."""
+    lines = [f"# {title}", "", f"Written by `{command}`; not edited by hand.", ""]
+    lines += [f"- {what}: {value}" for what, value in where.items()]
+    lines += [
+        "- figures: the median of the runs, then the least and the greatest; MB are 10^6 bytes; "
+        "[what limit, bytes and slope mean](index.md)"
+    ]
+    for row, figures in found.items():
+        lines += ["", f"## {row.name}", "", row.title, ""]
+        lines += [f"No limit: {row.unlimited}.", ""] if row.unlimited else []
+        lines += ["| what | median | least to greatest | runs | target | |", "|---|---|---|---|---|---|"]
+        lines += ["| " + " | ".join(cells(each)) + " |" for each in figures]
+    return "\n".join(lines) + "\n"
+
+
+def to_text(found: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]) -> str:
+    """The same for a terminal."""
+    lines = [f"{what}: {value}" for what, value in where.items()]
+    for row, figures in found.items():
+        table = [("", "median", "least to greatest", "runs", "target", ""), *map(cells, figures)]
+        widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
+        padded = ("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table)
+        lines += ["", row.name, *([f"no limit: {row.unlimited}"] if row.unlimited else []), *padded]
+    return "\n".join(lines)
+
+
+def to_json(found: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]) -> str:
+    """The same for a program."""
+    rows = {
+        row.name: {
+            "title": row.title,
+            "unlimited": row.unlimited or None,
+            "figures": [{**asdict(each), "verdict": each.verdict} for each in figures],
+        }
+        for row, figures in found.items()
+    }
+    return json.dumps({"conditions": dict(where), "rows": rows}, indent=1) + "\n"
+
+
+def cells(each: Figure) -> tuple[str, str, str, str, str, str]:
+    """A figure as the cells of a table."""
+    spread = "" if each.runs == 1 else f"{_said(each.low)} to {_said(each.high)}"
+    spread = spread if each.error is None else f"± {_said(each.error)}"
+    target = "" if each.target is None else f"at most {_said(each.target)} {each.unit}".rstrip()
+    return (
+        each.what,
+        f"{_said(each.value)} {each.unit}".rstrip(),
+        spread,
+        str(each.runs),
+        target,
+        each.verdict,
+    )
+
+
+def _said(value: float) -> str:
+    if math.isfinite(value) and float(value).is_integer():
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
