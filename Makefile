@@ -21,6 +21,7 @@ PEERS := $(VENV)/peers.stamp
 FUZZ := $(VENV)/fuzz.stamp
 DOCS := $(VENV)/docs.stamp
 COMMA := ,
+PIP_AUDIT := pip-audit==2.10.1
 TSC := npx --yes --package typescript@5.9.3 tsc
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 VERSION := import platform; print(platform.python_version())
@@ -109,8 +110,11 @@ soak: $(FUZZ)
 
 audit:
 	@echo "== audit: known advisories on the pins (needs the network)"
-	@test -x build/audit/bin/pip-audit || { '$(PYTHON)' -m venv build/audit && build/audit/bin/python -m pip install $(PIP_FLAGS) --disable-pip-version-check pip-audit; }
-	@build/audit/bin/pip-audit --no-deps --disable-pip -r constraints.txt
+	@test -x build/audit/bin/pip-audit || { '$(PYTHON)' -m venv build/audit && \
+	  build/audit/bin/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c constraints.txt '$(PIP_AUDIT)'; }
+	@build/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off $(AUDIT) -r constraints.txt || { \
+	  echo "no clean verdict: an advisory stands above, or pip-audit could not ask about every pin. It asks pypi.org, and not"; \
+	  echo "pip's index; make audit AUDIT='-s osv' asks osv.dev, AUDIT='--ignore-vuln ID' passes over one that you judged."; exit 1; }
 
 clean:
 	@echo "== clean: build products, caches and demo/ (.venv stays: remove it by hand for a fresh one)"
@@ -118,13 +122,16 @@ clean:
 	@rm -rf .import_linter_cache *.egg-info
 	@find bnet_transformer tests benchmarks docs -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-# $(call install,WHAT PIP GETS,IN WORDS): checks the Python of .venv, then installs.
+# $(call install,WHAT PIP GETS,IN WORDS): checks the Python of .venv, then installs with the pip of the pins, which holds
+# what builds the library to the pins as well; -c alone does not reach the environment of a build.
 define install
 	@$(BIN)/python -c '$(NEW_ENOUGH)' || { \
 	  echo "$(VENV) has Python $$($(BIN)/python -c '$(VERSION)'), and bnet_transformer needs 3.11 or newer:"; \
 	  echo "  rm -rf $(VENV), then make PYTHON=/path/to/a/newer/python3 ..."; exit 1; }
 	@echo "== setting up $(VENV): $(2) (minutes the first time, then never again until the pins change)"
-	@$(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c constraints.txt -e '$(1)'
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check -c constraints.txt pip
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --disable-pip-version-check \
+	  -c constraints.txt --build-constraint constraints.txt -e '$(1)'
 endef
 
 $(CORE): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt

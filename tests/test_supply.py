@@ -1,8 +1,11 @@
-"""The pins are those of what is installed, all of it; the table of licences is that of the pins."""
+"""The pins are those of what is installed, all of it; the table of licences is that of the pins; builds repeat."""
 
 import importlib.util
 import re
+import subprocess
 import sys
+import tarfile
+import zipfile
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -11,6 +14,8 @@ import pytest
 pytest.importorskip("packaging")
 from packaging.utils import canonicalize_name
 
+from bnet_transformer import __version__ as VERSION
+
 ROOT = Path(__file__).resolve().parents[1]
 _spec = importlib.util.spec_from_file_location("licences", ROOT / "docs" / "scripts" / "licences.py")
 licences = sys.modules["licences"] = importlib.util.module_from_spec(_spec)
@@ -18,12 +23,12 @@ _spec.loader.exec_module(licences)
 
 PINS = {canonicalize_name(name): version for name, version in licences.pins().items()}
 INSTALLED = {canonicalize_name(each.metadata["Name"]): each.version.partition("+")[0] for each in distributions()}
-UNPINNED = {"hatchling"}  # of the build, which constraints do not reach; the developers' own is pinned
 
 
 def test_everything_that_is_installed_for_an_extra_is_pinned_to_its_version():
     known = licences.installed()
-    wanted = {name for group in licences.asked().values() for name in licences.needed(known, group)}
+    groups = {name: wanted for name, wanted in licences.asked().items() if name != licences.BUILD}  # lives elsewhere
+    wanted = {name for group in groups.values() for name in licences.needed(known, group)}
     here = {name: INSTALLED[name] for name in wanted if name in INSTALLED}
     assert here and {name: PINS.get(name) for name in here} == here
 
@@ -53,6 +58,11 @@ def test_the_table_of_licences_is_that_of_the_pins():
         assert key not in known or known[key].licence == licence, name
 
 
+def test_to_write_the_table_again_where_not_all_is_installed_loses_nothing(monkeypatch):
+    monkeypatch.setattr(licences, "installed", dict)
+    assert licences.rows() == [(name, *row) for name, row in licences.told().items()]
+
+
 def test_what_needs_what():
     from packaging.requirements import Requirement
 
@@ -72,11 +82,60 @@ def test_licences_in_few_words():
     assert of(None, [], "Apache 2.0") == "Apache-2.0" and of(None, [], None) == "see its files"
 
 
+def test_every_pip_of_the_makefile_is_held_to_the_pins():
+    lines = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    installing = [line for line in lines if "pip install" in line and not line.startswith("#")]
+    assert len(installing) == 3 and all("-c constraints.txt" in line for line in installing)
+    of_pip, of_the_library = [line for line in installing if "$(BIN)/python" in line]
+    assert of_pip.endswith("-c constraints.txt pip") and "--build-constraint constraints.txt" in of_the_library
+    assert {"pip", "hatchling", "editables"} <= set(PINS)
+    assert tuple(map(int, PINS["pip"].split("."))) >= (25, 3), "the first that knows --build-constraint"
+    (audit,) = [line for line in lines if "/pip-audit --" in line]
+    assert "--strict" in audit, "without it a pin that could not be asked about counts as sound"
+
+
+def test_every_install_that_the_pages_tell_is_held_to_the_pins():
+    pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/getting_started.md", "docs/supply.md")]
+    told = [each for page in pages for each in re.findall(r"pip install [^`\n]*", page.read_text(encoding="utf-8"))]
+    clone = [each for each in told if re.search(r"(?:^|\s)\"?\.(?:\[|\s|\"|$)", each)]
+    assert len(clone) >= 6 and all("-c constraints.txt" in each for each in clone), clone
+
+
+def test_a_second_build_has_the_same_bytes(tmp_path):
+    """Of the wheel and of the source archive; the archive holds what these tests read, and no file of a megabyte."""
+    pytest.importorskip("hatchling", reason="it builds the library")
+    command = [sys.executable, "-m", "hatchling", "build", "-d"]
+    for each in ("one", "two"):
+        subprocess.run([*command, str(tmp_path / each)], cwd=ROOT, check=True, capture_output=True)
+    built = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert [name.partition("-")[2] for name in built] == [f"{VERSION}-py3-none-any.whl", f"{VERSION}.tar.gz"]
+    assert all((tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes() for name in built)
+    with zipfile.ZipFile(tmp_path / "one" / built[0]) as wheel:
+        names = wheel.namelist()
+    assert {name.partition("/")[0] for name in names} == {"bnet_transformer", f"bnet_transformer-{VERSION}.dist-info"}
+    assert f"bnet_transformer-{VERSION}.dist-info/licenses/LICENSE" in names
+    with tarfile.open(tmp_path / "one" / built[1]) as source:
+        sizes = {each.name.partition("/")[2]: each.size for each in source.getmembers()}
+    assert {"LICENSE", "Makefile", "constraints.txt", ".ci/run", "tests/test_supply.py", "docs/supply.md"} <= set(sizes)
+    assert max(sizes.values()) < 1_000_000
+    hidden = {name for name in sizes if any(part.startswith(".") for part in name.split("/"))}
+    assert hidden == {".ci/run", ".gitignore"}
+
+
+def test_what_wheels_carry_under_another_licence_is_told():
+    """Shared libraries inside the wheels that are installed here: each that is under a copyleft has its row."""
+    page = (ROOT / "docs" / "supply.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "`lib" in line]
+    told = {(line.split(" | ")[0].strip("| "), library) for line in rows for library in re.findall(r"`(lib\w+)`", line)}
+    assert {(name, each) for name, libraries in licences.carried().items() for each in libraries} <= told
+
+
 def test_the_tools_outside_of_python_are_pinned_or_named():
     makefile, ci = ((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", ".ci/run"))
     (typescript,) = set(re.findall(r"typescript@([\d.]+)", makefile))
+    (audit,) = set(re.findall(r"pip-audit==([\d.]+)", makefile))
     page = (ROOT / "docs" / "supply.md").read_text(encoding="utf-8")
-    assert f"typescript@{typescript}" in page
+    assert f"typescript@{typescript}" in page and f"pip-audit=={audit}" in page
     fetched = set(re.findall(r"apt-get install [^|}]*?([a-z]+)(?:;| *\|\|)", ci.replace("\\\n", " ")))
     assert fetched == {"chromium"} and "`chromium`" in page
     assert "playwright" in PINS

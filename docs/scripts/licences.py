@@ -2,8 +2,8 @@
 
     python docs/scripts/licences.py [--wheels FOLDER]
 
-It reads constraints.txt and the metadata of what is installed. What is not installed here keeps its row, or is told by
-its wheel in a folder (`pip download -d FOLDER ...`).
+It reads constraints.txt and the metadata of what is installed, and of wheels in a folder (`pip download -d FOLDER`).
+Where that is not all that is pinned, who asks for what is known in part: a row whose version stands is kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "supply.md"
 BEGIN, END = "<!-- the table: python docs/scripts/licences.py -->", "<!-- the end of the table -->"
 CORE, BUILD = "core", "build"
+BESIDE = ("editables", "pip")  # asked for by no metadata: by hatchling for an editable install, and what installs
 SAID = {"atheris": "Apache-2.0"}  # in a file beside its metadata, which are silent
+COPYLEFT = (  # shared libraries that wheels carry, by how their names begin
+    "libgomp", "libgfortran", "libquadmath", "libjbig", "libltdl", "libpango", "libcairo", "libfribidi", "libthai",
+    "libdatrie", "libgraphite2", "libcdt", "libcgraph", "libgv", "libpathplan", "libxdot", "libzmq",
+)  # fmt: skip
 SHORT = {
     "apache software license": "Apache-2.0", "apache": "Apache-2.0", "apache 2.0": "Apache-2.0",
     "apache 2.0 license": "Apache-2.0", "apache license 2.0": "Apache-2.0", "mit license": "MIT",
@@ -58,7 +63,7 @@ def asked() -> dict[str, list[Requirement]]:
     groups = {
         CORE: project["dependencies"],
         **project["optional-dependencies"],
-        BUILD: told["build-system"]["requires"],
+        BUILD: [*told["build-system"]["requires"], *BESIDE],
     }
     found = {name: [Requirement(each) for each in each_] for name, each_ in groups.items() if name != "all"}
     return {name: [each for each in wanted if each.name != "bnet-transformer"] for name, wanted in found.items()}
@@ -84,6 +89,17 @@ def package(about: Message) -> Package:
 def installed() -> dict[str, Package]:
     """The packages that are installed here."""
     return {canonicalize_name(each.metadata["Name"]): package(each.metadata) for each in distributions()}
+
+
+def carried() -> dict[str, set[str]]:
+    """The libraries under a copyleft that the wheels installed here carry, by package; versions left out."""
+    found: dict[str, set[str]] = {}
+    for each in distributions():
+        names = {Path(file).name for file in each.files or () if ".so" in Path(file).name}
+        bare = {re.split(r"-[0-9a-f]{8}\b|\.", name)[0] for name in names if name.startswith(COPYLEFT)}
+        if bare:
+            found[each.metadata["Name"]] = {re.sub(r"-[0-9a-f]{8}$|-1$", "", name) for name in bare}
+    return found
 
 
 def fetched(folder: Path) -> dict[str, Package]:
@@ -124,10 +140,11 @@ def rows(wheels: Path | None = None) -> list[tuple[str, str, str, str, str]]:
     """Name, version, licence, who asks for it, for which extras; what is not known here as the page has it."""
     known, kept = installed() | ({} if wheels is None else fetched(wheels)), told()
     groups = {group: needed(known, wanted) for group, wanted in asked().items()}
+    whole = all(canonicalize_name(name) in known for name in pins())  # else who asks for what is known in part
     made = []
     for name, version in sorted(pins().items(), key=lambda each: canonicalize_name(each[0])):
         key = canonicalize_name(name)
-        if key not in known and kept.get(name, ("", ""))[0] == version:
+        if name in kept and kept[name][0] == version and not whole:
             made.append((name, *kept[name]))
             continue
         askers = set().union(*(found.get(key, set()) for found in groups.values()))
