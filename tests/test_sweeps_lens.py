@@ -96,3 +96,26 @@ def test_a_sweep_is_what_transformer_lens_patches(both, name):
 def test_every_patching_function_has_a_sweep(both):
     theirs = {each.removeprefix("get_act_patch_") for each in dir(both[-1]) if each.startswith("get_act_patch_")}
     assert theirs == set(SWEEPS) | OTHERS
+
+
+def test_to_first_order_it_is_their_attribution_patching(both):
+    from transformer_lens.tools.analysis.attribution_patching import attribution_patch
+
+    net, bridge, *_ = both
+    bridge.eval()
+    theirs = attribution_patch(bridge, CLEAN, CORRUPT, lambda logits: difference(logits).sum()).node_scores
+    clean, corrupt = ([net.sentence(ids.tolist()) for ids in side] for side in (CLEAN, CORRUPT))
+    ask = {"metric": {"y_4": (FIRST, SECOND)}, "first_order": True}
+    ours = {at: bt.sweep(clean, corrupt, at=at, **ask).values for at in ("x", "a", "ffn")}
+    kinds = {node.kind for node in theirs}
+    assert kinds == {"attn_head_out", "mlp_out", "embed"}
+    near = {"rtol": 1e-4, "atol": 1e-4}
+    for node, score in theirs.items():
+        if node.kind == "attn_head_out":
+            found = ours["a"][node.layer, node.head, node.position]
+        elif node.kind == "mlp_out":
+            found = ours["ffn"][node.layer, node.position]
+        else:
+            found = ours["x"][0, node.position]
+        torch.testing.assert_close(float(found), score, **near)
+    assert max(map(abs, theirs.values())) > 0.1

@@ -31,6 +31,7 @@ FORMATS = (*outputs.PICTURES, *outputs.TABLES)
 @click.option("--over", help="The axes that stay apart, such as slice,head.")
 @click.option("--ablate", type=click.Choice(["zero", "mean"]),
               help="Put in zeros, or the mean over the words: then all sentences are corrupt.")  # fmt: skip
+@click.option("--first-order", is_flag=True, help="Run no cell: estimate all effects from one pass back.")
 @shared.do_option()
 @click.option("--memory", type=click.IntRange(min=1), help="About so many MB at once.")
 @click.option("--top", type=click.IntRange(min=1), help=f"Print so many cells, {outputs.TOP} unless told.")
@@ -48,6 +49,7 @@ def command(
     answer: str | None,
     over: str | None,
     ablate: str | None,
+    first_order: bool,
     done: tuple[str, ...],
     memory: int | None,
     top: int | None,
@@ -78,6 +80,7 @@ def command(
         at=_cells(at),
         metric=asked,
         over=None if over is None else shared.names("--over", over),
+        first_order=first_order,
         **({} if memory is None else {"memory": memory * 2**20}),
     )
     told = _told(found, model, asked, texts, outs)
@@ -152,6 +155,7 @@ def _told(found: Sweep, model: str, metric: Any, texts: list[list[str]], outs: t
         "model": model,
         "files": outs,
         "at": found.at,
+        "first_order": found.first_order,
         "metric": metric,
         "sentences": texts,
         "axes": found.axes,

@@ -47,7 +47,8 @@ class Course:
     """One run of a plan: the parameters, what is known, the words of each stack, and the values so far.
 
     `places` say where the words of a stack stand in their sentence, where they are not `0 .. n - 1`; by `gates` the
-    values of a family are multiplied. Some parameters may lie `apart` from the inputs, on other devices.
+    values of a family are multiplied, and its `nudges` are added to them. Some parameters may lie `apart` from the
+    inputs, on other devices.
     """
 
     network: Network
@@ -64,6 +65,7 @@ class Course:
     rows: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     readings: dict[int, Tensor | None] = field(default_factory=dict)
     gates: dict[int, Tensor] = field(default_factory=dict)
+    nudges: Mapping[int, Tensor] = field(default_factory=dict)
     places: Mapping[str, Tensor] = field(default_factory=dict)
     _counted: dict[int, Tensor] = field(default_factory=dict)
     masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)  # made once for all slices

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,15 @@ from bnet_transformer.tpm import TPM, Given
 __all__ = ["Module", "Values", "laid_out", "output_of"]
 
 
+class Inputs(NamedTuple):
+    """The value of every `Given` family with its name in messages, the words of each stack, the batch, the device."""
+
+    values: dict[int, tuple[str, Tensor]]
+    words: dict[str, int]
+    batch: int
+    device: torch.device
+
+
 class Module(nn.Module):
     """`module(x, mask=None, want=None, do=None)`: a batch of sentences in, values out.
 
@@ -57,6 +67,8 @@ class Module(nn.Module):
         self.widest = max((n for member in network.members for n in member.shape), default=0)
         self._fitting: set[tuple[tuple[str, int], ...]] = set()
         self._plans: dict[tuple[object, ...], Plan] = {}
+        self._given = [member for member in network.members if isinstance(member.tpm, Given)]
+        self.questions: dict[tuple[object, ...], Any] = {}  # what each needs of the net, worked out once
         self.compiled: dict[str, Callable[..., Tensor]] = {}  # what torch.compile made of uses of it
         self.looks = True  # at the numbers of what it is told, to refuse what they should not be
         tables = {given.reach for m in network.members for given in m.inputs if given.reach.kind == "mask"}
@@ -121,7 +133,7 @@ class Module(nn.Module):
     def course(
         self,
         want: tuple[str, ...],
-        x: Values | None = None,
+        x: Values | Inputs | None = None,
         mask: Values | None = None,
         *,
         do: Mapping[str, Tensor] | None = None,
@@ -133,6 +145,7 @@ class Module(nn.Module):
         rows: Mapping[str, tuple[Tensor, Tensor]] | None = None,
         readings: frozenset[int] = frozenset(),
         gates: Mapping[str, Tensor] | None = None,
+        nudges: Mapping[int, Tensor] | None = None,
         training: bool | None = None,
     ) -> tuple[Course, Plan]:
         """All values that the wanted families need (but for the `left`), in one layout, and the plan.
@@ -140,18 +153,19 @@ class Module(nn.Module):
         `seen` says outright what some random families came to, as `do` does; only messages tell them apart. `patched`
         sets some nodes of a family: values, and which nodes, `[batch, *plates, word]`; `rows` in the same way the
         weights of words by which nodes mix. The `readings` of families are kept, and their values only where they are
-        wanted. `training` is the module's own mode by default.
+        wanted. `nudges` are added to the values of families, in the layout. `training` is the module's own mode by
+        default.
         """
         parameters = {name: self.store[name.replace(".", "/")] for name in self.network.parameters}
-        inputs, words, batch, device = self.inputs(x, given)
+        inputs, words, batch, device = x if isinstance(x, Inputs) else self.inputs(x, given)
         set_ = self.told("do", do, words, batch) | self.told("evidence", seen, words, batch)
         batch = batch_of(self.network, set_, batch)
         gated = told_gates(self.network, gates, batch, next(iter(self.store.values()), None))
         batch = max([batch, *map(len, gated.values())])
-        fold = not readings and batch * max([0, *words.values()]) > self.widest
+        fold = not (readings or nudges) and batch * max([0, *words.values()]) > self.widest
         some = self.told("do", {name: value for name, (value, _) in mapping("patched", patched).items()}, words, batch)
         mixed = {self.network.graph.family(name).index: told for name, told in (rows or {}).items()}
-        apart = frozenset({*some, *mixed, *gated})
+        apart = frozenset({*some, *mixed, *gated, *(nudges or ())})
         fold = fold and not mixed  # where maps are folded into an attention there are no values v to mix
         plan = self.plan(want, frozenset(set_), enumerate_too, left, apart, readings, fold=fold, words=words)
         layout = Layout(plan.enumerated, tuple(self.network.graph.sizes))
@@ -170,6 +184,7 @@ class Module(nn.Module):
             course.rows[index] = laid_out(course, index, weights, own), laid_out(course, index, which)
         course.readings.update(dict.fromkeys(readings))
         course.gates.update(gates_in(course, gated))
+        course.nudges = nudges or {}
         if present and self.looks:
             groups = (*plan.groups, plan.wanted, left)
             check_read(course, (self.network.members[index] for group in groups for index in group))
@@ -191,7 +206,7 @@ class Module(nn.Module):
         """The plan of a question, made once; `words` are for the messages of what cannot be planned."""
         key = (want, known, enumerate_too, left, patched, passed, fold)
         if key not in self._plans:
-            given = {m.family.index for m in self.network.members if isinstance(m.tpm, Given)}
+            given = {m.family.index for m in self._given}
             sets = {"left": left, "patched": patched, "passed": passed}
             self._plans[key] = network_to_plan(
                 self.network, want, known | given, enumerate_too, fold=fold, words=words, **sets
@@ -221,10 +236,8 @@ class Module(nn.Module):
         like = next(iter(self.store.values()), None)
         check_value(self.network, self.network.members[index], what, value, words=words, batch=batch, like=like)
 
-    def inputs(
-        self, x: Values | None, given: Mapping[str, Tensor] | None
-    ) -> tuple[dict[int, tuple[str, Tensor]], dict[str, int], int, torch.device]:
-        """The value of every `Given` family with its name in messages, the words of each stack, the batch."""
+    def inputs(self, x: Values | None, given: Mapping[str, Tensor] | None) -> Inputs:
+        """What a batch gives, checked; `course` takes it in place of `x` and `given`."""
         stacks = [stack.name for stack in self.network.declaration.stacks]
         if len(stacks) > 1 and x is not None and not isinstance(x, Mapping):
             raise BNetError("x", expected="a mapping from stack: " + ", ".join(stacks), got="one tensor")
@@ -232,8 +245,7 @@ class Module(nn.Module):
         inputs = by_family(self.network, "given", given)
         for index, (what, _) in inputs.items():
             if not isinstance(self.network.members[index].tpm, Given):
-                names = [m.family.name for m in self.network.members if isinstance(m.tpm, Given)]
-                hint = ", ".join(names) + "; do= sets any node"
+                hint = ", ".join(m.family.name for m in self._given) + "; do= sets any node"
                 raise BNetError(what, expected="a node that is given", got="one that is not", allowed=hint)
         words: dict[str, int] = {}
         for stack, value in by_stack.items():
@@ -258,18 +270,17 @@ class Module(nn.Module):
 
     def _complete(
         self, inputs: dict[int, tuple[str, Tensor]], words: dict[str, int], by_stack: Mapping[str, Tensor]
-    ) -> tuple[dict[int, tuple[str, Tensor]], dict[str, int], int, torch.device]:
+    ) -> Inputs:
         """The inputs, none missing, all of the right form for words that the net can read."""
-        first = next(iter(by_stack.values()), next((value for _, value in inputs.values()), torch.zeros(1)))
-        for member in self.network.members:
+        given = [*by_stack.values(), *(value for _, value in inputs.values())]
+        first = given[0] if given else torch.zeros(1)
+        for member in self._given:
             default = member.tpm.default if isinstance(member.tpm, Given) else None
             words_known = member.family.words is None or member.family.words in words
             if default is not None and words_known and member.family.index not in inputs:
                 lead = lead_of(self.network, member, words)
                 inputs[member.family.index] = member.family.name, torch.full((1, *lead), default, device=first.device)
-        missing = [
-            m.family.name for m in self.network.members if isinstance(m.tpm, Given) and m.family.index not in inputs
-        ]
+        missing = [m.family.name for m in self._given if m.family.index not in inputs]
         missing += [f"stack {s.name!r}" for s in self.network.declaration.stacks if s.name not in words]
         if missing:
             raise BNetError(
@@ -283,7 +294,7 @@ class Module(nn.Module):
             self._check(index, what, value, words, batch)
         if not torch.compiler.is_compiling():
             self._check_words(words)
-        return inputs, words, batch, first.device
+        return Inputs(inputs, words, batch, first.device)
 
     def _check_words(self, words: Mapping[str, int]) -> None:
         """Refuse numbers of words that the reaches and positions of the net do not allow; each is looked at once."""
@@ -296,11 +307,7 @@ class Module(nn.Module):
 
     def _main(self, stack: str, what: str, given: Mapping[str, Tensor]) -> Member | None:
         """The family that `x` fills: what `given` leaves open of a stack's; both for one family are refused."""
-        over = [
-            member
-            for member in self.network.members
-            if isinstance(member.tpm, Given) and member.family.words == stack and not member.family.plates
-        ]
+        over = [member for member in self._given if member.family.words == stack and not member.family.plates]
         found = main_of([member for member in over if member.family.name not in given])
         rest = found is None or (isinstance(found.tpm, Given) and found.tpm.default is not None)
         main = main_of(over)
@@ -312,10 +319,13 @@ class Module(nn.Module):
     def look(self, want: tuple[str, ...], x: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> None:
         """Refuse a mask that leaves a sentence no word, or a word nothing to read, wherever the parameters lie."""
         words, first = {stack: value.shape[1] for stack, value in x.items()}, next(iter(x.values()))
-        present, plan = check_mask(mask, words, len(first)), self.plan(want, frozenset(), words=words)
+        members, present = self.network.members, check_mask(mask, words, len(first))
+        # Whether choices can be summed is no matter of a mask: they are taken as they come.
+        choices = frozenset(m.family.index for m in members if m.tpm.kind == "discrete" and m.family.name not in want)
+        plan = self.plan(want, choices, words=words)
         layout = Layout((), tuple(self.network.graph.sizes))
         course = Course(self.network, layout, {}, {}, words, present, False, {}, self.network.floating, first.device)
-        check_read(course, (self.network.members[index] for group in plan.groups for index in group))
+        check_read(course, (members[index] for group in plan.groups for index in group))
 
     def present(self, mask: Values | None, words: Mapping[str, int], batch: int) -> dict[str, Tensor]:
         """The words that are present, by stack; nothing where all are."""

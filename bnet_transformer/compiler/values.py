@@ -42,6 +42,9 @@ def plan_to_values(plan: Plan, course: Course) -> dict[int, Tensor]:
             course.values[group[0]] = _patched(course, group[0])
         if group[0] in course.gates:
             course.values[group[0]] = course.values[group[0]] * course.gates[group[0]]
+        if group[0] in course.nudges:
+            made = course.values[group[0]]
+            course.values[group[0]] = made + course.nudges[group[0]].to(made.device)
         for index in done:
             course.values.pop(index, None)
     return course.values

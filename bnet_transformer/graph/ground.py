@@ -114,6 +114,9 @@ class Ground:
             if of_stacks:  # a role without its stack
                 allowed = ", ".join(f"{own} (such as {first})" for own, first in reversed(of_stacks.items()))
                 return UnknownNameError("node", expected="its stack before it", got=repr(name), allowed=allowed)
+            if stem == "c" and "head" in self.folded.sizes:
+                allowed = "heads are a plate here: all are summed, none is selected; bt.inclusion tells which matter"
+                return UnknownNameError("node", expected="a known name", got=repr(name), allowed=allowed)
             return unknown("node", name, (next(self.family_names(f)) for f in self.folded.families))
         shape = self.shapes[families[0].index]
         axes = [*([SLICE] if families[0].slice is not None else []), *self.axes(families[0])]

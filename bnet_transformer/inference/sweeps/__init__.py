@@ -1,7 +1,8 @@
 """Sweeps: many interventions as one batch, for their effect on a metric; along nodes, attention rows, arrows and paths.
 
 `pairs` holds the sentences, `metric` and `cells` what is asked; `reach` says what is computed again, `rows` and `run`
-compute it, `arrows` sends values along paths, `choices` averages over what is open, `slow` is one run at a time.
+compute it, `arrows` sends values along paths, `choices` averages over what is open, `slopes` is all to first order,
+`slow` is one run at a time.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from bnet_transformer.inference.sweeps.cells import Cells
 from bnet_transformer.inference.sweeps.metric import metric_of
 from bnet_transformer.inference.sweeps.pairs import MEMORY, Examples, examples_of, pair
 from bnet_transformer.inference.sweeps.results import Mediation, Sweep
+from bnet_transformer.inference.sweeps.slopes import sloped
 from bnet_transformer.inference.sweeps.sweeping import Swept, bytes_of, swept
 
 __all__ = ["Mediation", "Sweep", "mediation", "sweep"]
@@ -34,6 +36,7 @@ def sweep(
     at: str | Sequence[str] = "x",
     metric: object,
     over: str | Sequence[str] | None = None,
+    first_order: bool = False,
     memory: int = MEMORY,
     progress: bool | None = None,
 ) -> Sweep:
@@ -43,7 +46,8 @@ def sweep(
     `Mean(...)` or `Noise(...)`: an ablation. `at` is a role (`"x"`, `"q"`; `"j"` for rows of attention), an arrow or a
     path of roles (`"v -> a"`), or a list of names, patterns and paths; `over` names the axes that stay apart. `metric`
     is a discrete node with its state (or two, for the difference of their log probabilities), or a function whose
-    parameters are nodes. About `memory` bytes are used at once; a bar shows the
+    parameters are nodes. With `first_order` no cell is run: effects are estimated from the slopes of the metric at the
+    corrupt run, all in one pass back (attribution patching). About `memory` bytes are used at once; a bar shows the
     `progress` in a terminal (None), always or never.
 
     >>> import bnet_transformer as bt
@@ -55,6 +59,7 @@ def sweep(
     """
     size = whole("memory", memory)
     one_of("progress", progress, (True, False, None))
+    one_of("first_order", first_order, (True, False))
     ablation = isinstance(clean, Zero | Mean | Noise)
     if ablation:
         sources: list[tuple[Examples | None, Examples]] = [(None, each) for each in examples_of("corrupt", corrupt)]
@@ -70,12 +75,18 @@ def sweep(
     values = [_ablation(clean, corrupt, k) for k in _starts([ours for _, ours in sources])]
     if ablation and (cells.routes or any(each.rows for each in cells.entries)):
         raise BNetError("at", expected="nodes, for an ablation", got=at, allowed='a role such as "a", or names')
+    if first_order and cells.routes:
+        raise BNetError(
+            "at", expected="nodes or rows of attention, for first_order=True", got=at, allowed="one run each"
+        )
+    keep = len(sources) == count
     batches = [
-        Swept(theirs, ours, cells, asked.nodes, size, told if theirs is None else None, len(sources) == count)
+        Swept(theirs, ours, cells, asked.nodes, size, told if theirs is None else None, keep, first_order)
         for (theirs, ours), told in zip(sources, values, strict=True)
     ]
-    outcomes, best, worst = swept(batches, asked, cells, size, progress)
-    return Sweep(cells.at, cells.axes, cells.labels, cells.places, outcomes, best, worst, _named(cells))
+    found = sloped(batches, asked, cells, progress) if first_order else swept(batches, asked, cells, size, progress)
+    outcomes, best, worst = found
+    return Sweep(cells.at, cells.axes, cells.labels, cells.places, outcomes, best, worst, _named(cells), first_order)
 
 
 @within_memory("mediation")

@@ -38,6 +38,11 @@ class Metric:
         each = ({node: value[k] for node, value in outcomes.items()} for k in range(cells))
         return torch.stack([self.of_one(values) for values in each])
 
+    def number(self, outcomes: Mapping[int, Tensor]) -> Tensor:
+        """Of one run, with its gradient: from `[1, example, *shape]` of each node to `[example]`."""
+        found = self.function(outcomes if self.many else {node: value[0] for node, value in outcomes.items()})
+        return torch.as_tensor(found).reshape(-1)
+
     def of_one(self, outcomes: Mapping[int, Tensor]) -> Tensor:
         """From `[example, *shape]` of each node to `[example]`."""
         shape = next(iter(outcomes.values())).shape[:1]

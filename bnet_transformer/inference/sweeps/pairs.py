@@ -59,9 +59,22 @@ class Examples:
         """Each sentence by itself."""
         return self.parts(1)
 
-    @torch.no_grad()
-    def course(self, families: Collection[int], readings: Collection[int] = ()) -> Course:
-        """The values of families (and `P(j | i)` of some) in all sentences: `[1 or N, *plates, word, *shape]`."""
+    def course(
+        self,
+        families: Collection[int],
+        readings: Collection[int] = (),
+        nudges: Mapping[int, Tensor] | None = None,
+    ) -> Course:
+        """The values of families (and `P(j | i)` of some) in all sentences: `[1 or N, *plates, word, *shape]`.
+
+        With `nudges`, which are added to the values of some, they have a gradient.
+        """
+        with torch.set_grad_enabled(bool(nudges)):
+            return self._course(families, readings, nudges)
+
+    def _course(
+        self, families: Collection[int], readings: Collection[int], nudges: Mapping[int, Tensor] | None
+    ) -> Course:
         graph = self.world.network.graph
         want = tuple(graph.families[index].name for index in sorted(families))
         above = {*families, *readings, *graph.above([*families, *readings])}
@@ -76,6 +89,7 @@ class Examples:
             rows=_stacked(rows),
             given={name: torch.stack([world.given[name] for world in self.worlds]) for name in self.world.given},
             readings=frozenset(readings),
+            nudges=nudges,
             training=False,
         )
         if plan.enumerated:

@@ -122,7 +122,8 @@ class Sweep(ByCell):
 
     An *effect* is `outcomes - corrupt`. NaN is where there is no such cell: an arrow that the mask lacks. `names` has
     the name of each cell, by its index; `labels` say what stands along an axis, `places` the numbers of its slices,
-    heads and words. Standard errors and intervals are over the examples.
+    heads and words. Standard errors and intervals are over the examples. Of a sweep to `first_order` the outcomes are
+    estimates: no cell was run.
     """
 
     at: str
@@ -133,6 +134,7 @@ class Sweep(ByCell):
     clean: Tensor | None
     corrupt: Tensor
     names: Mapping[tuple[int, ...], str]
+    first_order: bool = False
 
     @property
     def effects(self) -> Tensor:
@@ -210,11 +212,12 @@ class Sweep(ByCell):
 
     def __repr__(self) -> str:
         best = "".join(f"; strongest {name} {effect:+.3g}" for name, effect in self.top(1))
-        return f"Sweep({self.at!r}, {self._shape()}{best})"
+        return f"Sweep({self.at!r}, {self._shape()}{', to first order' * self.first_order}{best})"
 
     def _repr_html_(self) -> str:
         clean = "an ablation" if self.clean is None else f"clean {float(self.clean.mean()):.3g}"
-        told = f"{self.at}: {self._shape()}; {clean}, corrupt {float(self.corrupt.mean()):.3g}"
+        order = ", to first order" if self.first_order else ""
+        told = f"{self.at}: {self._shape()}{order}; {clean}, corrupt {float(self.corrupt.mean()):.3g}"
         errors = self.error
         rows = [(name, f"{e:+.3g}", _plus_minus(errors[self.index_of(name)])) for name, e in self.top(SHOWN)]
         return _html(told, ("cell", "effect", "standard error"), rows, len(self.names))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course
-from bnet_transformer.errors import ReadingError
+from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.inference.sweeps.cells import Entries
 from bnet_transformer.inference.sweeps.pairs import Examples
 from bnet_transformer.inference.sweeps.reach import Table, count_words, cut_words, leads, reached
@@ -24,12 +24,15 @@ from bnet_transformer.tpm.base import broadcast
 class Run:
     """The corrupt run, and the outcomes that are wanted of every run that starts from it.
 
-    Of the families `few` it has only the words that lead to an outcome: `few[family][word]` is their place.
+    Of the families `few` it has only the words that lead to an outcome: `few[family][word]` is their place. The
+    outcomes have a gradient at every node of the families `slopes`.
     """
 
     examples: Examples
     outcomes: tuple[int, ...]
     extra: frozenset[int] = frozenset()
+    slopes: frozenset[int] = frozenset()
+    nudges: dict[int, Tensor] = field(init=False, default_factory=dict)
     leads: dict[int, Table] = field(init=False)
     base: Course = field(init=False)
     cut: dict[int, Table] = field(init=False)
@@ -44,10 +47,11 @@ class Run:
         fixed = {world.ground.family_of(node).index for node in world.do}
         made = {i for i in {*self.leads, *self.extra} if self.members[i].tpm.kind == "deterministic" or i in fixed}
         few = self._at_few_words({*self.extra, *fixed})
-        self.base = self.examples.course(made - few)
+        self.nudges = {index: self._nudge(index) for index in sorted(self.slopes & self.leads.keys())}
+        self.base = self.examples.course(made - few, nudges=self.nudges)
         for index in sorted(few):
             rows = Rows.of(self.leads[index][None])
-            with torch.no_grad():
+            with torch.set_grad_enabled(bool(self.nudges)):
                 self.base.values[index] = Changes(self.base, {}, self.few).value(self.members[index], rows)
             self.few[index] = rows.place[0]
 
@@ -66,6 +70,19 @@ class Run:
                 found.add(index)
         return found
 
+    def _nudge(self, index: int) -> Tensor:
+        """Nothing, for every node of a family in every example: what the outcomes have a gradient at."""
+        network, member = self.examples.world.network, self.members[index]
+        if member.tpm.kind == "discrete" or member.tpm.reads_by_index:
+            wanted, allowed = "nodes with a slope, for first_order=True: real numbers", "first_order=False"
+            raise BNetError(f"at {member.family.name}", expected=wanted, got="states", allowed=allowed)
+        if index in network.graph.recurrent:
+            raise ReadingError(member.family.name, expected="words computed at once", got="one after another")
+        plates = [network.graph.sizes[plate] if plate in member.family.plates else 1 for plate in network.graph.sizes]
+        words = 1 if member.family.words is None else self.examples.world.ground.words[member.family.words]
+        shape = (len(self.examples), *plates, words, *member.shape)
+        return torch.zeros(shape, dtype=network.dtype, requires_grad=True)
+
     @property
     def members(self) -> tuple[Member, ...]:
         return self.examples.world.network.members
@@ -82,9 +99,12 @@ class Run:
         """The outcomes of the corrupt run: `[1, example, *shape]` of each node."""
         return self.outcomes_of(1, {})
 
-    @torch.no_grad()
     def outcomes_of(self, cells: int, settings: Mapping[int, Sequence[Setting]]) -> dict[int, Tensor]:
         """The outcomes with these cells set, each in a run of its own: `[cell, example, *shape]` of each node."""
+        with torch.set_grad_enabled(bool(self.nudges)):
+            return self._outcomes(cells, settings)
+
+    def _outcomes(self, cells: int, settings: Mapping[int, Sequence[Setting]]) -> dict[int, Tensor]:
         tables: dict[int, Table] = {}
         changes = Changes(self.base, {}, self.few)
         same: dict[bytes, Rows] = {}
@@ -96,7 +116,7 @@ class Run:
             rows_set = self._set(index, told, cells)
             both = table | rows_set
             if both.any():
-                self._check(member, table, told)
+                self.check(member, table, told)
                 key = both.tobytes()
                 rows = same[key] if key in same else same.setdefault(key, Rows.of(both))
                 changes.by_family[index] = Changed(rows, self._value(changes, member, rows, table, told))
@@ -126,7 +146,7 @@ class Run:
         found &= self.leads[index]
         return found
 
-    def _check(self, member: Member, table: Table, told: Sequence[Setting]) -> None:
+    def check(self, member: Member, table: Table, told: Sequence[Setting]) -> None:
         """Refuse what is not computed all at once: families that read each other word after word, rows set by do."""
         world, index = self.examples.world, member.family.index
         weights = any(each.rows for each in told)

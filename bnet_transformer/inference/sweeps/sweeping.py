@@ -73,6 +73,7 @@ class Swept:
     memory: int
     values: Values | None = None
     keep: bool = True
+    first_order: bool = False
     choices: Choices = field(init=False)
     one_by_one: bool = field(init=False, default=False)
     _kept: list[Start] = field(init=False, default_factory=list)
@@ -84,12 +85,12 @@ class Swept:
         """The outcomes of some cells, choices averaged: `[cell, example, *shape]` of each node."""
         if not self.one_by_one:
             try:
-                return self._averaged([start.outcomes(cells) for start in self._starts()])
+                return self.averaged([start.outcomes(cells) for start in self.starts()])
             except ReadingError:
                 self.one_by_one, self._kept = True, []
-        return self._averaged([self._one_by_one(states, cells) for states in self.choices])
+        return self.averaged([self._one_by_one(states, cells) for states in self.choices])
 
-    def _starts(self) -> Iterator[Start]:
+    def starts(self) -> Iterator[Start]:
         """Where the runs start from, for each state of the choices: made once, if there is room to keep them."""
         if self._kept:
             yield from self._kept
@@ -114,14 +115,15 @@ class Swept:
     def _of(self, examples: Examples) -> dict[int, Tensor]:
         try:
             if examples is self.corrupt:
-                return self._averaged([start.run.corrupt() for start in self._starts()])
-            return self._averaged([Run(examples.set_to(states), self.nodes).corrupt() for states in self.choices])
+                return self.averaged([start.run.corrupt() for start in self.starts()])
+            return self.averaged([Run(examples.set_to(states), self.nodes).corrupt() for states in self.choices])
         except ReadingError:
             several = (examples.set_to(states).worlds for states in self.choices)
             each = [[slow.outcomes(examples.module, world, self.nodes) for world in worlds] for worlds in several]
-            return self._averaged([slow.stacked(self.nodes, [rows]) for rows in each])
+            return self.averaged([slow.stacked(self.nodes, [rows]) for rows in each])
 
-    def _averaged(self, found: Sequence[Mapping[int, Tensor]]) -> dict[int, Tensor]:
+    def averaged(self, found: Sequence[Mapping[int, Tensor]]) -> dict[int, Tensor]:
+        """The outcomes over the states of the choices."""
         world = self.corrupt.world
         discrete = {node: where(world, node)[0].tpm.kind == "discrete" and node not in world.do for node in self.nodes}
         return {n: self.choices.averaged([each[n] for each in found], discrete=discrete[n]) for n in self.nodes}
@@ -138,7 +140,8 @@ class Swept:
         on_routes = {ground.family_of(node).index for route in self.cells.routes for node in route.nodes}
         above = {bundle.parent for index in on_routes for bundle in graph.into[index]}
         entries = {each.family for each in self.cells.entries if not each.rows}
-        run = Run(corrupt, self.nodes, frozenset({*on_routes, *above, *entries}))
+        slopes = frozenset(each.family for each in self.cells.entries) if self.first_order else frozenset()
+        run = Run(corrupt, self.nodes, frozenset({*on_routes, *above, *entries}), slopes)
         settings: dict[int, list[Setting]] = {}
         if self.values is not None:
             for each in self.cells.entries:
@@ -216,12 +219,7 @@ def swept(
     batches: Sequence[Swept], metric: Metric, cells: Cells, memory: int, progress: bool | None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The metric with each cell set, `[*axes, example]`; of the clean run, and of the corrupt run, `[example]`."""
-
-    def of(each: Sequence[Mapping[int, Tensor]]) -> Tensor:
-        return metric({node: torch.cat([found[node] for found in each], 1) for node in metric.nodes})
-
-    corrupt = of([batch.corrupt_outcomes() for batch in batches])[0]
-    clean = None if batches[0].clean is None else of([batch.clean_outcomes() for batch in batches])[0]
+    clean, corrupt = both_runs(batches, metric)
     there = cells.there
     found = torch.full((int(np.prod(cells.shape, dtype=np.int64)), len(corrupt)), torch.nan, dtype=torch.float64)
     each, _ = bytes_of(batches[0].corrupt, metric.nodes)
@@ -231,9 +229,22 @@ def swept(
     with tqdm(total=len(there), disable=hide, unit="cell", leave=False) as bar:
         for start in range(0, len(there), size):
             chunk = there[start : start + size]
-            found[torch.from_numpy(chunk)] = of([batch.outcomes(chunk) for batch in batches])
+            found[torch.from_numpy(chunk)] = _measured(metric, [batch.outcomes(chunk) for batch in batches])
             bar.update(len(chunk))
     return found.reshape(*cells.shape, -1), clean, corrupt
+
+
+def both_runs(batches: Sequence[Swept], metric: Metric) -> tuple[Tensor | None, Tensor]:
+    """The metric of the clean run, if there is one, and of the corrupt run: `[example]`."""
+    corrupt = _measured(metric, [batch.corrupt_outcomes() for batch in batches])[0]
+    if batches[0].clean is None:
+        return None, corrupt
+    return _measured(metric, [batch.clean_outcomes() for batch in batches])[0], corrupt
+
+
+def _measured(metric: Metric, each: Sequence[Mapping[int, Tensor]]) -> Tensor:
+    """The metric, `[cell, example]`, of what the batches came to."""
+    return metric({node: torch.cat([found[node] for found in each], 1) for node in metric.nodes})
 
 
 def _told(batch: Swept, metric: Metric) -> int:

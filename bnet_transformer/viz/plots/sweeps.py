@@ -72,7 +72,8 @@ def sweep(
         each = list(np.moveaxis(values * unit, by, 0))
         names = [f"{axis} {label}" for label in result.labels[axis]]
         _panels(canvas, result, dict(zip(names, each, strict=True)), rest, what + told, 4)
-    canvas.headline(f"{result.at}, {'ablated' if result.clean is None else 'clean into corrupt'}", ax)
+    order = ", to first order" if result.first_order else ""
+    canvas.headline(f"{result.at}, {'ablated' if result.clean is None else 'clean into corrupt'}{order}", ax)
     canvas.note("Blank: no such cell." if len(result.names) < values.size else "")
     if drawn:
         canvas.note(_drawn(result, confidence))

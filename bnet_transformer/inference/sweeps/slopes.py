@@ -1,0 +1,113 @@
+"""Sweeps to first order: the slope of the metric at every node of the corrupt run, from one pass forward and one back.
+
+    m(corrupt) + <dm/dz, clean z - corrupt z>,    of a cell that sets z
+
+No cell is run. For a row of attention z is `P(j | i)`. Known as attribution patching (Nanda 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from bnet_transformer.compiler.seeing import seen
+from bnet_transformer.errors import BNetError, ReadingError
+from bnet_transformer.inference.sweeps.cells import Cells
+from bnet_transformer.inference.sweeps.metric import Metric
+from bnet_transformer.inference.sweeps.rows import Setting, full_shape
+from bnet_transformer.inference.sweeps.run import Run, picked
+from bnet_transformer.inference.sweeps.sweeping import Start, Swept, both_runs
+
+Outcomes = dict[int, Tensor]
+
+
+def sloped(
+    batches: Sequence[Swept], metric: Metric, cells: Cells, progress: bool | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """As `swept`, to first order: the metric of each cell, `[*axes, example]`, of the clean and of the corrupt run."""
+    try:
+        clean, corrupt = both_runs(batches, metric)
+        effects = torch.zeros(int(np.prod(cells.shape, dtype=np.int64)), len(corrupt), dtype=torch.float64)
+        first = 0
+        hide = None if progress is None else not progress
+        outer = _slopes_of_outcomes(batches, metric)
+        for batch, of_states in zip(tqdm(batches, disable=hide, unit="part", leave=False), outer, strict=True):
+            some = slice(first, first + len(batch.corrupt))
+            for start, slopes in zip(batch.starts(), of_states, strict=True):
+                _add_effects(effects[:, some], start, slopes)
+            first = some.stop
+    except ReadingError as error:
+        allowed = "first_order=False, which runs each cell"
+        raise BNetError(
+            "first_order", expected="cells that one batch can hold", got=str(error), allowed=allowed
+        ) from error
+    there = torch.zeros(len(effects), dtype=torch.bool)
+    there[torch.from_numpy(cells.there)] = True
+    found = torch.where(there[:, None], corrupt + effects, torch.nan)
+    return found.reshape(*cells.shape, -1), clean, corrupt
+
+
+def _slopes_of_outcomes(batches: Sequence[Swept], metric: Metric) -> list[list[Outcomes]]:
+    """How the metric, summed over examples, changes with each outcome: of each batch, in each state of the choices."""
+    leaves = [
+        [
+            {node: value.detach().requires_grad_() for node, value in start.run.corrupt().items()}
+            for start in batch.starts()
+        ]
+        for batch in batches
+    ]
+    with torch.enable_grad():
+        averaged = [batch.averaged(states) for batch, states in zip(batches, leaves, strict=True)]
+        told = metric.number({node: torch.cat([each[node] for each in averaged], 1) for node in metric.nodes})
+        total = told.sum()
+    if not told.requires_grad:
+        wanted = "a metric with a gradient (torch operations on its nodes), for first_order=True"
+        raise BNetError("metric", expected=wanted, got="numbers without one", allowed="first_order=False")
+    flat = [value for states in leaves for each in states for value in each.values()]
+    slopes = iter(torch.autograd.grad(total, flat, materialize_grads=True))
+    return [[{node: next(slopes) for node in each} for each in states] for states in leaves]
+
+
+def _add_effects(effects: Tensor, start: Start, outer: Mapping[int, Tensor]) -> None:
+    """Add what each cell does to the metric, to first order, `[cell, example]`, given the slopes of the outcomes."""
+    run = start.run
+    outcomes = {node: value for node, value in run.corrupt().items() if value.requires_grad}
+    if not outcomes:
+        return
+    ends, given = list(outcomes.values()), [outer[node] for node in outcomes]
+    inner = torch.autograd.grad(ends, list(run.nudges.values()), given, materialize_grads=True)
+    for family, slope in zip(run.nudges, inner, strict=True):
+        for setting in start.settings[family]:
+            told = _of_rows(run, family, setting, slope) if setting.rows else _of_nodes(run, family, setting, slope)
+            effects.index_add_(0, setting.cell, told.double().cpu().expand(-1, effects.shape[1]))
+
+
+def _of_nodes(run: Run, family: int, setting: Setting, slope: Tensor) -> Tensor:
+    """`<dm/dz, clean z - corrupt z>` of what a setting sets, `[k, example]`."""
+    by = run.told(family, setting) - run.at(family, setting).detach()
+    found = picked(run, family, slope.to(by.device), setting.node) * by
+    return found.reshape(*found.shape[:2], -1).sum(-1)
+
+
+def _of_rows(run: Run, family: int, setting: Setting, slope: Tensor) -> Tensor:
+    """The same where `P(j | i)` is set, of which the mix is a linear function."""
+    member, course = run.members[family], run.base
+    run.check(member, np.zeros((1, 1), dtype=np.bool_), (setting,))
+    at, parents = seen(course, member)
+    parents = [parent.detach() for parent in parents]
+    with torch.no_grad():
+        weights = member.tpm.reading(at, *parents)
+    if weights is None:
+        raise ReadingError(member.family.name, expected="attention P(j | i)", got=member.tpm.why_no_reading())
+    weights = course.layout.full(weights, 1)
+    weights = weights.expand(len(slope), *full_shape(course, member), weights.shape[-1]).clone().requires_grad_()
+    with torch.enable_grad():
+        mix = member.tpm.mix(weights, *parents)  # type: ignore[attr-defined]
+        (steep,) = torch.autograd.grad((course.layout.full(mix, 1) * slope.to(mix.device)).sum(), weights)
+    each = steep * (setting.source.to(steep.device) - weights.detach())
+    told = picked(run, family, each, setting.node)  # [k, example, word read]
+    return told.sum(-1) if setting.read is None else told[torch.arange(len(told)), :, setting.read]

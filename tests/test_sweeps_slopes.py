@@ -1,0 +1,139 @@
+"""Sweeps to first order: the slope of what a sweep measures, for every role; what has no slope is refused."""
+
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.inference import Noise, Zero
+from tests.cases import CASES
+from tests.sweeping import D, case, curved, metric, outcomes, pair
+from tests.test_sweeps import MANY, READERS, REFUSED, close, doubled, roles, several, two
+
+LITTLE = 1e-6
+SOME = [each for each in CASES if each.name not in {*MANY, "slice, codebook"}]  # of the others a sweep takes long
+# What is computed word after word, or where values decide a choice: a sweep runs these one at a time.
+WITHOUT = {
+    "recurrent": {"h"},
+    "recurrent, rnn": {"x"},
+    "recurrent, lstm": {"token", "x", "input", "forget", "output", "candidate", "cell"},
+    "recurrences": {"h", "m", "p"},
+    "marginal": {"q", "k", "v", "W_q", "W_k", "W_v"},
+}
+UNMOVED = {"recurrent, rnn", "marginal", "hidden Markov", "experts"}  # no role of these is left
+
+
+def near(s):
+    """The same sentence but for a little noise in the first nodes that can have some."""
+    for role in roles(s):
+        names = [s.ground.name(node) for node in s.ground.nodes(s.ground.folded.by_stem[role][0]).tolist()]
+        try:
+            return s.do({name: Noise(LITTLE) for name in names})
+        except bt.BNetError:  # of weights that hang on a choice
+            continue
+    raise AssertionError("no such nodes")
+
+
+def alike(rough, found):
+    """Effects of little noise: to first order they are those measured, but for what is of second order."""
+    scale = float(found.effects.nan_to_num().abs().max())
+    assert rough.first_order and not found.first_order
+    torch.testing.assert_close(rough.effects, found.effects, rtol=1e-4, atol=1e-4 * scale + 1e-14, equal_nan=True)
+    assert rough.axes == found.axes and rough.names == found.names and rough.labels == found.labels
+    torch.testing.assert_close(rough.corrupt, found.corrupt, rtol=0, atol=0)
+    return scale
+
+
+@pytest.mark.parametrize("each", SOME, ids=lambda each: each.name)
+def test_a_small_change_has_the_effect_that_the_slope_says(each):
+    _, corrupt = pair(each)
+    clean = near(corrupt)
+    asked = metric(outcomes(corrupt))
+    told, refused = 0.0, set()
+    several = roles(corrupt)[::3] if "a" in roles(corrupt) else roles(corrupt)[::2]
+    for role in dict.fromkeys([*several, roles(corrupt)[-1]]):
+        if (each.name, role) in REFUSED:
+            continue
+        found = bt.sweep(clean, corrupt, at=role, metric=asked)
+        try:
+            rough = bt.sweep(clean, corrupt, at=role, metric=asked, first_order=True)
+        except bt.BNetError as error:
+            assert "first_order" in str(error)
+            refused.add(role)
+            continue
+        told = max(told, alike(rough, found))
+    assert not refused - WITHOUT.get(each.name, {"token", "enc_token", "dec_token"}), "what a batch can hold has slopes"
+    assert told > LITTLE / 1000 or each.name in UNMOVED
+
+
+@pytest.mark.parametrize("name", [name for name, (_, role) in READERS.items() if role])
+@pytest.mark.parametrize("single", [False, True], ids=["rows", "entries"])
+def test_rows_of_attention_have_slopes_too(name, single):
+    role, _ = READERS[name]
+    _, corrupt = pair(case(name))
+    clean = near(corrupt)
+    asked = metric(outcomes(corrupt))
+    over = (*bt.sweep(clean, corrupt, at=role, metric=asked).axes, "read") if single else None
+    rough, found = (
+        bt.sweep(clean, corrupt, at=role, metric=asked, over=over, first_order=first) for first in (True, False)
+    )
+    alike(rough, found)
+
+
+def test_in_parts_as_at_once():
+    net = doubled(heads=3, observe=bt.tpm.Categorical(3))
+    clean, corrupt = several(net, 5)
+    ask = {"at": "x", "metric": {"y_2": (0, 1)}, "first_order": True}
+    whole = bt.sweep(clean, corrupt, **ask)
+    close(bt.sweep(clean, corrupt, memory=1, **ask).effects, whole.effects)
+    each = [bt.sweep(a, b, **ask) for a, b in zip(clean, corrupt, strict=True)]
+    close(torch.cat([one.effects for one in each], -1), whole.effects)
+    close(whole.clean, bt.sweep(clean, corrupt, at="x", metric={"y_2": (0, 1)}).clean)
+    assert "to first order" in repr(whole) and "to first order" in whole._repr_html_()
+    assert whole.where(slice=1).first_order
+
+
+def test_cells_of_names_and_of_an_ablation():
+    """A name, a pattern, zeros: the slope times what is set less what was."""
+    net = doubled(observe=bt.tpm.Categorical(3))
+    s = two(net)[1]
+    asked = {"metric": {"y_2": (0, 1)}, "first_order": True}
+    found = bt.sweep(Zero(), s, at=["v_1_0_1", "v_1_*_1"], **asked)
+    each = bt.sweep(Zero(), s, at="v", **asked)
+    close(found.values[0], each["v_1_0_1"])
+    close(found.values[1], each["v_1_0_1"] + each["v_1_1_1"])
+
+
+def test_what_has_no_slope_is_refused():
+    net = doubled(observe=bt.tpm.Categorical(3))
+    clean, corrupt = two(net)
+    ask = {"metric": {"y_2": (0, 1)}, "first_order": True}
+    with pytest.raises(
+        bt.BNetError, match=r"at: expected nodes or rows of attention, for first_order=True; got .*v -> a"
+    ):
+        bt.sweep(clean, corrupt, at="v -> a", **ask)
+    for function in (lambda y_2: y_2.detach()[:, 0], lambda y_2: y_2.argmax(-1).double()):
+        with pytest.raises(bt.BNetError, match="metric: expected a metric with a gradient"):
+            bt.sweep(clean, corrupt, metric=function, first_order=True)
+    with pytest.raises(bt.BNetError, match="first_order: expected one of the allowed values"):
+        bt.sweep(clean, corrupt, **(ask | {"first_order": 1.0}))
+    with torch.no_grad():
+        assert bt.sweep(clean, corrupt, **ask).values.abs().max() > 0
+
+
+def test_words_have_no_slope():
+    """A state is not near another."""
+    net = doubled(vocabulary=["cat", "dog", "cats", "the", "sat"], observe=bt.tpm.Categorical(3))
+    clean, corrupt = two(net)
+    with pytest.raises(
+        bt.BNetError, match=r"at token: expected nodes with a slope.*got states; allowed: first_order=Fal"
+    ):
+        bt.sweep(clean, corrupt, at="token", metric={"y_2": (0, 1)}, first_order=True)
+
+
+def test_parameters_are_as_they_were():
+    net = doubled(observe=bt.tpm.Categorical(3))
+    clean, corrupt = two(net)
+    before = {name: (value.requires_grad, value.grad) for name, value in net.parameters.items()}
+    bt.sweep(clean, corrupt, metric=lambda x_2_0, y_2: curved(x_2_0, y_2), first_order=True)
+    assert {name: (value.requires_grad, value.grad) for name, value in net.parameters.items()} == before
+    assert net.network.dtype == D
