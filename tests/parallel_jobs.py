@@ -6,15 +6,18 @@ torchrun --nproc-per-node 2 tests/parallel_jobs.py killed FOLDER
 import os
 import signal
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
+from torch import distributed
 
 import bnet_transformer as bt
 from bnet_transformer.inference import damage
 from bnet_transformer.inference.fit.ascent import Ascent
 from bnet_transformer.tpm import Categorical, Normal
-from bnet_transformer.training import alone
+from bnet_transformer.training import alone, parallel
 
 D = torch.float64
 WORDS = ["the", "cat", "sat", "on", "a", "mat"]
@@ -171,6 +174,42 @@ def apart(folder):
         except bt.BNetError as error:
             refused.append(str(error))
     return found | {"refused": refused}
+
+
+def astray(folder):
+    """Ranks that fail, come late or know more than others, and go on: they meet again, or each is told soon."""
+    data, other = vectors(5), {"dropout": 0.3 if RANK == 1 else 0.2}
+    samples = fit(mixture(), data, method="svi", steps=2, draws=3, spread=1.0)
+    if RANK == 0:
+        with alone():
+            samples.log_likelihoods  # noqa: B018 (kept by this rank alone)
+        samples.save(folder / "fit")
+    found = {"kept": samples.log_likelihoods}
+    distributed.destroy_process_group()  # as scripts end
+    found["refused"] = [
+        told(lambda: bt.roles(summed(), TEXTS, relations={"mine": failing})),
+        told(lambda: fit(mixture(), data, steps=4, every=1 + RANK)),
+        told(
+            lambda: bt.inclusion(bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, **other), TEXTS[:6], progress=False)
+        ),
+    ]
+    if RANK == 1:  # it comes when the others have given up
+        while not all((folder / f"late{rank}").exists() for rank in (0, 2)):
+            time.sleep(0.1)
+    else:
+        parallel.PATIENCE = timedelta(seconds=2)
+        found["refused"].append(told(lambda: fit(mixture(), data, steps=1)))
+        (folder / f"late{RANK}").touch()
+        parallel.PATIENCE = timedelta(minutes=10)
+    return found | {"again": numbers(fit(mixture(), data, steps=2))}
+
+
+def told(ask):
+    """The error of a question."""
+    try:
+        ask()
+    except (bt.BNetError, RuntimeError) as error:
+        return str(error)
 
 
 def failing(words):

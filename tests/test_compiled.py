@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer.compiler import Module
+from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.tpm import Categorical, Given, Normal
 from tests.cases import CASES, Case
 
@@ -293,3 +294,17 @@ def test_it_compiles_for_sentences_of_any_length():
     for words in (4, 17, 18, 30):
         ids = torch.randint(5, (2, words))
         torch.testing.assert_close(compiled(ids), module(ids), rtol=1e-5, atol=1e-5)
+
+
+def test_a_question_is_worked_out_once_and_told_from_others():
+    torch.manual_seed(0)
+    net = bt.bayesuvius(4, heads=2, observe=Categorical(3)).to(D)
+    module, x, y = net.module(), torch.randn(5, 3, 4, dtype=D), torch.randint(3, (5, 3))
+    some = {"y": Evidence(y), "W_q_0": Evidence(net.parameters["W_q_0.values"][torch.tensor([0, 1, 1, 0, 1])])}
+    part = {"y": Evidence(y, torch.tensor([[True, False, True]]))}
+    asked = [({"y": Evidence(y)}, {}), (part, {}), (some, {}), ({"y": Evidence(y)}, {"c": torch.tensor(1)})]
+    for _ in range(2):
+        for evidence, do in asked:
+            alone = log_evidence(net.module(), evidence, x, do=do)
+            torch.testing.assert_close(log_evidence(module, evidence, x, do=do), alone, rtol=0, atol=0)
+    assert len(module.questions) == len(asked)

@@ -139,6 +139,8 @@ def test_what_generate_cannot_do_is_not_told_as_training():
         with pytest.raises(bt.BNetError) as told:
             net.generate([1])
         assert "train" not in str(told.value) and "fit" not in str(told.value)
+    with pytest.raises(bt.BNetError, match=r"the readouts y \(Normal\); allowed: iterate"):
+        bt.geometric(4, observe=bt.tpm.Normal(0.1)).generate([1])
 
 
 def _guessing(seed: int) -> bt.BNet:

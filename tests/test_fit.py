@@ -13,6 +13,7 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 import bnet_transformer as bt
+from bnet_transformer import tpm
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.inference.fit.ascent import Ascent
 from bnet_transformer.inference.fit.corpus import corpus_of, task_of_mixture
@@ -500,3 +501,25 @@ def test_what_a_point_has_not_is_refused():
         f.responsibilities(X, Y, selector="d")
     with pytest.raises(bt.BNetError, match="a Fit"):
         f.compare(3, (X, Y))
+
+
+def test_a_choice_that_hangs_on_its_word_has_no_table():
+    word, heads = ["word"], ["head", "word"]
+    picked = bt.Arrow("v", "causal", pick={"head": "c"})
+    slice_ = [
+        bt.Node("v", tpm.Linear(4), ["x"], plates=heads),
+        bt.Node("c", Categorical(2), ["x"], plates=word),
+        bt.Node("x", tpm.Attention(), ["x", bt.Arrow("x", "causal"), picked], plates=word),
+    ]
+    readout = bt.Node("y", Normal(0.5), ["x"], plates=word)
+    stack = bt.Stack(slice_, [bt.Node("x", tpm.Given(4), plates=word)], [readout])
+    net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)])).to(torch.float64)
+    f = bt.fit(net, vectors(4), steps=2, progress=False)
+    assert f.theta == {} and "c_0.logits" in f.atoms
+    for ask in (lambda: f.pi, lambda: f.heads, lambda: f.responsibilities(*vectors(4))):
+        with pytest.raises(bt.BNetError, match=r"hangs on no other node; got c_0, .*; allowed: posterior"):
+            ask()
+    with pytest.raises(bt.BNetError, match=r"spread=1.0, say$"):
+        bt.fit(net, vectors(4), method="nuts", progress=False)
+    with pytest.raises(bt.BNetError, match=r"learn=\['c.logits'\], which leaves the weights"):
+        bt.fit(mixture(), vectors(4), method="nuts", progress=False)

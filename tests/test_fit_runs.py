@@ -2,7 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -338,6 +338,7 @@ def test_em_shares_the_full_pass_between_processes(count, monkeypatch):
     seen.clear()
     here = Processes(world)
     monkeypatch.setattr(run, "ranks", here.ranks)
+    monkeypatch.setattr(run, "own_random", nullcontext)  # of which a process has one, and these are threads
     monkeypatch.setattr(torch.distributed, "all_reduce", here.all_reduce)
     monkeypatch.setattr(torch.distributed, "barrier", here.gate.wait)
     monkeypatch.setattr(torch.distributed, "all_gather_object", here.all_gather_object)

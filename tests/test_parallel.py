@@ -4,12 +4,17 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import bnet_transformer as bt
+from bnet_transformer.inference.fit.result import Fit
+from bnet_transformer.tpm import Categorical
 from bnet_transformer.training import parallel
 from bnet_transformer.training.parallel import ALONE, Ranks, alone, digest_of
 from tests import parallel_jobs as jobs
@@ -57,13 +62,13 @@ def test_two_processes_of_which_one_is_killed_twice_have_what_one_has(tmp_path):
     same(jobs.numbers(more), jobs.numbers(jobs.chains(None, False, draws=2)))
 
 
-@pytest.mark.slow
-def test_three_processes_with_two_sentences_and_what_they_refuse(tmp_path):
+def three(job, folder):
+    """What three processes said, and how each ended, that no torchrun watches."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     told = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    command = [sys.executable, str(ROOT / "tests/parallel_jobs.py"), "apart", str(tmp_path)]
+    command = [sys.executable, str(ROOT / "tests/parallel_jobs.py"), job, str(folder)]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     children = [
         subprocess.Popen(command, env={**ENVIRONMENT, **told, "RANK": str(rank), "LOCAL_RANK": str(rank)}, **options)
@@ -74,7 +79,30 @@ def test_three_processes_with_two_sentences_and_what_they_refuse(tmp_path):
     finally:
         for child in children:
             child.kill()
-    assert [child.returncode for child in children] == [0, 0, 1], "\n".join(said)
+    return said, [child.returncode for child in children]
+
+
+@pytest.mark.slow
+def test_ranks_that_fail_or_come_late_meet_again(tmp_path):
+    said, ended = three("astray", tmp_path)
+    assert ended == [0, 0, 0], "\n".join(said)
+    found = [torch.load(tmp_path / f"astray{rank}") for rank in range(3)]
+    again, kept = jobs.numbers(jobs.fit(jobs.mixture(), jobs.vectors(5), steps=2)), found[1]["kept"]
+    same(bt.load(tmp_path / "fit").log_likelihoods, kept)
+    for rank, each in enumerate(found):
+        same(each["again"], again)
+        same(each["kept"], kept)
+        failed, habits, net, *late = each["refused"]
+        assert failed == "this rank fails" if rank == 2 else "rank 2: RuntimeError: this rank fails" in failed
+        assert "torchrun, fit" in habits and "other habits on rank 1" in habits
+        assert "torchrun, inclusion" in net and "other net on rank 1" in net
+        assert rank == 1 or "rank 1 did not come in 2 s" in late[0]
+
+
+@pytest.mark.slow
+def test_three_processes_with_two_sentences_and_what_they_refuse(tmp_path):
+    said, ended = three("apart", tmp_path)
+    assert ended == [0, 0, 1], "\n".join(said)
     assert "this rank fails" in said[2]
     one = jobs.fits(2) | jobs.of_fits(2) | jobs.of_heads(2)
     for rank in range(2):
@@ -113,6 +141,37 @@ def test_a_digest_tells_every_number_and_every_name():
     assert len({digest_of(each) for each in (told, *others)}) == 6
 
 
+class Label:
+    """A plain object: its repr has its address."""
+
+    def __init__(self, name):
+        self.name = name
+
+
+def test_a_digest_looks_into_arrays_objects_and_sets():
+    long, words = np.arange(9999.0), {f"word {k}" for k in range(50)}
+    other = long.copy()
+    other[5000] += 1
+    assert "..." in repr(long) and digest_of(long) == digest_of(long.copy()) != digest_of(other)
+    assert digest_of(words) == digest_of({*[*words][::-1]}) != digest_of(words | {"more"})
+    pairs = (
+        (Label("a"), Label("a"), Label("b")),
+        (np.array([Label("a"), {1}], object), np.array([Label("a"), {1}], object), np.array([Label("a"), {2}], object)),
+        (bt.tpm.Normal(0.5), bt.tpm.Normal(0.5), bt.tpm.Normal(1.0)),
+        (lambda x: x, lambda x: x, lambda x: x + 1),
+        (long[:0], long[:0], other[:0].astype(int)),
+    )
+    for one, equal, apart in pairs:
+        assert digest_of(one) == digest_of(equal) != digest_of(apart), one
+    nets = [bt.decoder(8, heads=2, slices=1, vocabulary=["a"], dropout=p).network for p in (0.1, 0.2)]
+    assert digest_of(nets[0].parameters) == digest_of(nets[1].parameters) and digest_of(nets[0]) != digest_of(nets[1])
+    held = []
+    held.append(held)
+    for untold in (threading.Lock(), (k for k in ()), held):
+        with pytest.raises(bt.BNetError, match="things that ranks can compare"):
+            digest_of(untold)
+
+
 def test_by_itself_a_process_waits_for_nobody(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
@@ -120,3 +179,67 @@ def test_by_itself_a_process_waits_for_nobody(monkeypatch):
         assert here.world == 1
     with alone():
         assert bt.train(bt.decoder(8, heads=2, slices=1, vocabulary=["a", "b"]), ["a b"], steps=1).steps == 1
+
+
+@pytest.mark.parametrize(("world", "once"), [("2", 2), ("1", 1)])
+def test_what_one_has_made_alone_answers_no_question_of_all(monkeypatch, world, once):
+    f, asked = jobs.fit(jobs.mixture(), jobs.vectors(3), method="svi", steps=1, draws=2, spread=1.0), []
+    monkeypatch.setenv("WORLD_SIZE", world)
+    monkeypatch.setattr(Fit, "_likelihoods", lambda self: asked.append(1) or torch.zeros(1))
+    for others, count in ((alone, 1), (alone, 1), (nullcontext, once), (nullcontext, once), (alone, once)):
+        with others():
+            f.log_likelihoods  # noqa: B018
+        assert len(asked) == count
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"WORLD_SIZE": "two"},
+        {"WORLD_SIZE": "2"},
+        {"WORLD_SIZE": "2", "RANK": "one"},
+        {"WORLD_SIZE": "2", "RANK": "2"},
+        {"WORLD_SIZE": "2", "RANK": "0"},
+        {"WORLD_SIZE": "2", "RANK": "0", "MASTER_PORT": "29500"},
+        {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "99999"},
+    ],
+)
+def test_an_environment_that_is_not_torchruns(told, monkeypatch):
+    for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(bt.BNetError, match="torchrun: expected WORLD_SIZE, RANK below it, MASTER_ADDR and MASTER_PORT"):
+        jobs.fit(jobs.mixture(), jobs.vectors(2), steps=1)
+
+
+def test_a_port_that_is_taken(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": port}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(bt.BNetError, match="torchrun: expected a port that ranks can meet at, localhost"):
+            jobs.fit(jobs.mixture(), jobs.vectors(2), steps=1)
+
+
+def test_a_fit_seeds_no_generator_but_its_own(monkeypatch):
+    def refused(seed):
+        raise AssertionError("this seeds every device of the machine")
+
+    monkeypatch.setattr(torch, "manual_seed", refused)
+    before, data = torch.get_rng_state(), jobs.vectors(3)
+    word = jobs.mixture("word", slices=2)
+    jobs.fit(word, data, method="svi", steps=1, draws=2, spread=1.0, choices="sampled")
+    jobs.fit(jobs.mixture(), data, method="nuts", chains=1, draws=1, warmup=1, learn=["c.logits"]).check(data, draws=2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_choices_of_words_are_drawn_in_sentences_of_different_lengths():
+    net = jobs.mixture("word", slices=2, observe=Categorical(3), vocabulary=jobs.WORDS)
+    pairs = [(text, [k % 3 for k in range(len(text.split()))]) for text in jobs.TEXTS]
+    f = jobs.fit(net, pairs, method="svi", steps=2, draws=2, spread=1.0, choices="sampled")
+    assert {name: tuple(each.shape) for name, each in f.choices.items()} == {"c_0": (7, 6, 2), "c_1": (7, 6, 2)}
+    with pytest.raises(bt.ReadingError, match=r"the reference, for a small net$"):  # and not what Pyro's trace adds
+        jobs.fit(net, pairs, method="svi", steps=2, draws=2, spread=1.0)

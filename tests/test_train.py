@@ -636,7 +636,7 @@ WRONG = {
     "a target for each word": (lambda: bt.encoder(8, heads=2, slices=1, **CLASSES), [("a b", [0, 1])], "shape"),
     "a strange name": (both, [{"enc": "a", "dce": "b c"}], "dec"),
     "no file": (small, "no/such.bin", "a file of tokens"),
-    "no tokens": (small, "data.txt", "suffix"),
+    "no tokens": (small, "data.txt", "a sentence is told in a list"),
     "past learned positions": (lambda: small(positions="learned", words=3), ["a b c d e"], "at most 3 words"),
     "arrays of two lengths": (both, (torch.zeros(2, 3).long(), torch.zeros(3, 3).long()), "one length"),
     "nothing observed": (

@@ -33,6 +33,7 @@ from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown, w
 from bnet_transformer.intake import check_reads, main_of
 from bnet_transformer.network import Member, Network, network_of
 from bnet_transformer.tpm import TPM, Given
+from bnet_transformer.tpm.arrays import is_plain
 
 __all__ = ["Module", "Values", "laid_out", "output_of"]
 
@@ -253,8 +254,8 @@ class Module(nn.Module):
                 raise unknown("stack", stack, stacks)
             what = f"x[{stack!r}]" if len(stacks) > 1 else "x"
             member = self._main(stack, what, mapping("given", given))
-            if not isinstance(value, Tensor) or value.dim() < 2:
-                got = tuple(value.shape) if isinstance(value, Tensor) else value
+            if not is_plain(value) or value.dim() < 2:
+                got = tuple(value.shape) if is_plain(value) else value
                 raise BNetError(what, expected="[batch, word] ids or [batch, word, dim] vectors", got=got)
             words[stack] = value.shape[1]
             if member is not None:
@@ -262,8 +263,8 @@ class Module(nn.Module):
         for index, (what, value) in inputs.items():
             family = self.network.members[index].family
             if family.words is not None:
-                if not isinstance(value, Tensor) or value.dim() < 2 + len(family.plates):
-                    got = tuple(value.shape) if isinstance(value, Tensor) else value
+                if not is_plain(value) or value.dim() < 2 + len(family.plates):
+                    got = tuple(value.shape) if is_plain(value) else value
                     raise BNetError(what, expected=form(self.network.members[index]), got=got)
                 words.setdefault(family.words, value.shape[1 + len(family.plates)])
         return self._complete(inputs, words, by_stack)

@@ -18,6 +18,7 @@ from bnet_transformer.compiler.seeing import count_states, present_in
 from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown
 from bnet_transformer.network import Input, Member, Network
 from bnet_transformer.tpm import Given
+from bnet_transformer.tpm.arrays import is_plain
 
 Values = Tensor | Mapping[str, Tensor]
 
@@ -51,8 +52,8 @@ def check_value(
 
     `batch` None allows no such dim; `like` is a parameter, whose type is the net's. Values may come from any device.
     """
-    if not isinstance(value, Tensor):
-        raise BNetError(what, expected="a tensor", got=value)
+    if not is_plain(value):
+        raise BNetError(what, expected="a tensor", got=value, allowed="a dense one" if torch.is_tensor(value) else None)
     whole = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
     states = member.tpm.kind == "discrete" or member.tpm.reads_by_index
     if whole and not states:
@@ -106,7 +107,7 @@ def batch_of(network: Network, told: Mapping[int, tuple[str, Tensor]], least: in
         member = network.members[index]
         shape = member.shape if isinstance(value, Tensor) and value.is_floating_point() else ()
         rank = len(member.family.plates) + (member.family.words is not None) + len(shape)
-        if isinstance(value, Tensor) and value.dim() == rank + 1:
+        if is_plain(value) and value.dim() == rank + 1:
             found.append(value.shape[0])
     return max(found)
 
@@ -153,8 +154,9 @@ def told_gates(network: Network, gates: object, batch: int, like: Tensor | None)
             got = "words one after another" if after else "states" if states else "one that is random"
             raise ReadingError(what, expected="vectors, a function of their parents, all words at once", got=got)
         sizes = tuple(network.graph.sizes[plate] for plate in member.family.plates)
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            raise BNetError(what, expected=f"real numbers{_as(like)}", got=getattr(value, "dtype", value))
+        if not is_plain(value) or not value.is_floating_point():
+            got = value.dtype if is_plain(value) else value
+            raise BNetError(what, expected=f"real numbers{_as(like)}", got=got)
         if like is not None and (value.dtype, value.device) != (like.dtype, like.device):
             got = f"{value.dtype} on {value.device}"
             raise BNetError(what, expected=f"{like.dtype} on {like.device}, as the parameters", got=got)
@@ -218,9 +220,9 @@ def check_mask(mask: Values | None, words: Mapping[str, int], batch: int, *, loo
             raise unknown("stack of mask", stack, words)
         what = f"mask[{stack!r}]" if stack else "mask"
         wanted_shape = (batch, words[stack])
-        fits = isinstance(present, Tensor) and is_one_of(present.shape, [wanted_shape, (1, words[stack])])
+        fits = is_plain(present) and is_one_of(present.shape, [wanted_shape, (1, words[stack])])
         if not fits or present.dtype != torch.bool:
-            got = f"{present.dtype} of shape {tuple(present.shape)}" if isinstance(present, Tensor) else present
+            got = f"{present.dtype} of shape {tuple(present.shape)}" if is_plain(present) else present
             raise BNetError(what, expected=f"booleans of shape {wanted_shape}, true where a word is", got=got)
         if looks and readable(present) and not bool((some := present.any(-1)).all()):
             which = int((~some).nonzero()[0])

@@ -42,6 +42,18 @@ class Factor:
     summed: bool = False  # over its words already
 
 
+@dataclass(frozen=True)
+class Question:
+    """What a question needs of a net, whatever the numbers: families by their index, or by name for `Module.course`."""
+
+    want: tuple[str, ...]  # whose values the factors read
+    settled: tuple[str, ...]  # random ones of which evidence says outright what they came to
+    free: frozenset[int]  # choices that are enumerated
+    needed: tuple[int, ...]  # those that have a factor
+    below: Mapping[int, int]  # readout -> the attention right below it, which is left to its likelihood
+    choices: Mapping[int, Collection[int]]  # asked for -> the choices on which its value hangs
+
+
 def question_to_factors(
     module: Module,
     evidence: Mapping[str, Evidence],
@@ -56,9 +68,56 @@ def question_to_factors(
 ) -> tuple[Course, list[Factor]]:
     """The factors that evidence and a query need, every choice among them enumerated along a dim of its own."""
     network = module.network
-    evidence = mapping("evidence", evidence)
-    _check_names(network, evidence, mapping("do", do))
-    known = {network.graph.family(name).index for name in mapping("do", do)}
+    evidence, do = mapping("evidence", evidence), mapping("do", do)
+    _check_names(network, evidence, do)
+    question = _question(module, evidence, query, do)
+    inputs = module.inputs(x, given)
+    for index, choices in question.choices.items():
+        check_count(network, index, choices, inputs.words, budget)
+    _check_forms(module, evidence, do, inputs.words, inputs.batch)
+    course, plan = module.course(
+        question.want,
+        inputs,
+        mask,
+        do=do,
+        seen={name: evidence[name].value for name in question.settled},
+        training=False,
+        enumerate_too=question.free,
+        left=frozenset(question.below.values()),
+    )
+    factors = []
+    for index in question.needed:
+        member = network.members[index]
+        if index in question.free:
+            factors.append(Factor(member, prior_of(course, index, member)))
+        if member.family.name in evidence:
+            told = evidence_in(course, member, evidence[member.family.name])
+            if index in question.below:
+                table = log_likelihood(course, plan, member, told.value, told.observed).clamp(min=NEVER)
+                factors.append(Factor(member, table, told, summed=True))
+                continue
+            found = _match if index in question.free else likelihood_of
+            factors.append(Factor(member, where_seen(told, found(course, index, member, told, atol)), told))
+    return course, factors
+
+
+def _question(
+    module: Module, evidence: Mapping[str, Evidence], query: str | None, do: Mapping[str, Tensor]
+) -> Question:
+    """What a question needs of a net; worked out once, for a fit asks the same at every step."""
+    forms = tuple((name, _says(told)) for name, told in evidence.items())
+    key = forms, query, tuple(do), _is_half(module)
+    if key not in module.questions:
+        module.questions[key] = _worked_out(module.network, dict(forms), query, do, half=_is_half(module))
+    found: Question = module.questions[key]
+    return found
+
+
+def _worked_out(
+    network: Network, evidence: Mapping[str, tuple[bool, bool]], query: str | None, do: Collection[str], *, half: bool
+) -> Question:
+    """What a question needs of a net, from what its evidence says (`_says`)."""
+    known = {network.graph.family(name).index for name in do}
     asked = [network.graph.family(name).index for name in (*evidence, *([query] if query else []))]
     above = _closure(network, asked, known)
     inner = {bundle.parent for index in above for bundle in network.graph.into[index] if index not in known}
@@ -69,41 +128,17 @@ def question_to_factors(
     }
     settled = {i for i in inner - tops if _settles(network, i, evidence)}
     free = {i for i in random - settled if network.members[i].tpm.kind == "discrete" and i in inner | tops}
-    _, words, batch, _ = module.inputs(x, given)
-    for index in asked:
-        check_budget(network, index, free, known | settled, words, budget)
-    _check_forms(module, evidence, do, words, batch)
     needed = random | set(asked) - known
-    want = _names(network, (needed - settled) | _above_settled(network, settled, free | known | settled))
-    outright = {name: evidence[name].value for name in _names(network, settled)}
     told_of = {network.graph.family(name).index for name in evidence} - known
     kept = {*known, *settled, *tops, *(told_of - random)}
-    below = {} if _is_half(module) else attentions_below(network, told_of, above, kept, free)
-    course, plan = module.course(
-        want,
-        x,
-        mask,
-        do=do,
-        seen=outright,
-        training=False,
-        given=given,
-        enumerate_too=frozenset(free),
-        left=frozenset(below.values()),
+    return Question(
+        want=_names(network, (needed - settled) | _above_settled(network, settled, free | known | settled)),
+        settled=_names(network, settled),
+        free=frozenset(free),
+        needed=tuple(sorted(needed)),
+        below={} if half else attentions_below(network, told_of, above, kept, free),
+        choices={index: _choices_above(network, index, free, known | settled) for index in asked},
     )
-    factors = []
-    for index in sorted(needed):
-        member = network.members[index]
-        if index in free:
-            factors.append(Factor(member, prior_of(course, index, member)))
-        if member.family.name in evidence:
-            told = evidence_in(course, member, evidence[member.family.name])
-            if index in below:
-                table = log_likelihood(course, plan, member, told.value, told.observed).clamp(min=NEVER)
-                factors.append(Factor(member, table, told, summed=True))
-                continue
-            found = _match if index in free else likelihood_of
-            factors.append(Factor(member, where_seen(told, found(course, index, member, told, atol)), told))
-    return course, factors
 
 
 def _check_names(network: Network, evidence: object, do: Mapping[str, Tensor]) -> None:
@@ -120,21 +155,25 @@ def _check_names(network: Network, evidence: object, do: Mapping[str, Tensor]) -
             raise BNetError(f"evidence[{name!r}]", expected="Evidence(value, observed)", got=told)
 
 
-def _settles(network: Network, index: int, evidence: Mapping[str, Evidence]) -> bool:
+def _says(told: Evidence) -> tuple[bool, bool]:
+    """What evidence says: whether of all of its family, and whether in real numbers (which of a choice is the tensor
+    that its children receive, not its state)."""
+    return told.observed is None, isinstance(told.value, Tensor) and told.value.is_floating_point()
+
+
+def _settles(network: Network, index: int, evidence: Mapping[str, tuple[bool, bool]]) -> bool:
     """True where evidence says outright what a random family came to, all of it."""
-    told = evidence.get(network.graph.families[index].name)
-    if told is None or told.observed is not None or not isinstance(told.value, Tensor):
-        return False
+    of_all, real = evidence.get(network.graph.families[index].name, (False, False))
     kind = network.members[index].tpm.kind
     if network.members[index].scope == "corpus":
         return False  # one draw for all sentences: its probability counts once
-    return kind == "continuous" or (kind == "discrete" and not told.value.is_floating_point())
+    return of_all and (kind == "continuous" or (kind == "discrete" and not real))
 
 
-def _is_tensor(network: Network, index: int, evidence: Mapping[str, Evidence]) -> bool:
+def _is_tensor(network: Network, index: int, evidence: Mapping[str, tuple[bool, bool]]) -> bool:
     """True where evidence on a choice is the tensor that its children receive, not its state."""
-    told = evidence.get(network.graph.families[index].name)
-    return told is not None and isinstance(told.value, Tensor) and told.value.is_floating_point()
+    _, real = evidence.get(network.graph.families[index].name, (False, False))
+    return real
 
 
 def _above_settled(network: Network, settled: Collection[int], known: Collection[int]) -> set[int]:
@@ -203,6 +242,11 @@ def check_budget(
     network: Network, index: int, free: set[int], known: set[int], words: Mapping[str, int], budget: int
 ) -> None:
     """Refuse evidence whose value hangs on more joint states than the budget, before any is computed."""
+    check_count(network, index, _choices_above(network, index, free, known), words, budget)
+
+
+def _choices_above(network: Network, index: int, free: set[int], known: set[int]) -> list[int]:
+    """The choices on which the value of a family hangs, itself among them."""
     found = {index} & free
     stack = [bundle.parent for bundle in network.graph.into[index]]
     passed: set[int] = set()
@@ -215,9 +259,14 @@ def check_budget(
             found.add(at)
         else:
             stack.extend(bundle.parent for bundle in network.graph.into[at])
-    count = math.prod(states_in(network, i, words) for i in found)
+    return sorted(found)
+
+
+def check_count(network: Network, index: int, choices: Collection[int], words: Mapping[str, int], budget: int) -> None:
+    """Refuse evidence of which these choices have more joint states than the budget."""
+    count = math.prod(states_in(network, i, words) for i in choices)
     if count > budget:
-        names = ", ".join(network.members[i].family.name for i in sorted(found))
+        names = ", ".join(network.members[i].family.name for i in choices)
         raise BudgetError(
             f"exact elimination for {network.members[index].family.name}",
             expected=f"at most {budget} joint states for each sentence ({names})",
@@ -275,7 +324,8 @@ def _agreement(course: Course, index: int, member: Member, told: Evidence, atol:
 
 def _is_half(module: Module) -> bool:
     """True for a net in half precision: what its readouts say is then reckoned in float32."""
-    return any(value.dtype in (torch.float16, torch.bfloat16) for value in module.store.values())
+    first = next(iter(module.store.values()), None)  # all have one type
+    return first is not None and first.dtype in (torch.float16, torch.bfloat16)
 
 
 def _seen_in_logs(course: Course, member: Member) -> tuple[At, list[Tensor]]:

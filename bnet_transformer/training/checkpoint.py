@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch import Tensor
 from bnet_transformer.errors import BNetError, FileError, mapping, whole
 from bnet_transformer.files import alone, as_path, read_tensors, reading, write_tensors
 from bnet_transformer.network import Network
+from bnet_transformer.training.digest import digest_of
 
 WANTED = "a checkpoint of train"
 HEADINGS = ("net", "first", "second", "count", "best")  # of the tensors of a run
@@ -94,8 +94,8 @@ def read(path: Path, network: Network) -> Checkpoint:
 
 
 def digest(network: Network) -> str:
-    """What tells another net: a hash of its declaration."""
-    return hashlib.sha256(repr(network.declaration).encode()).hexdigest()
+    """What tells another net: a hash of its declaration, by what it holds (a repr may tell where something lies)."""
+    return digest_of(network.declaration)
 
 
 def _check_net(where: str, network: Network, head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

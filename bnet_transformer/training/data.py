@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bnet_transformer.errors import BNetError, unknown, whole
+from bnet_transformer.errors import BNetError, not_endless, unknown, whole
 from bnet_transformer.network import Member
+from bnet_transformer.tpm.arrays import is_plain
 from bnet_transformer.training.rows import rows_of, suspect
 from bnet_transformer.training.task import Task
-from bnet_transformer.training.words import real_numbers, tokens_of, whole_numbers
+from bnet_transformer.training.words import is_text, real_numbers, tokens_of, whole_numbers
 
 UNSEEN = -1
 WAYS = "a list of sentences or of pairs, an array [sentence, word], a pair of arrays, a file of tokens"
@@ -198,6 +199,7 @@ class Reader:
             return real_numbers(family.name, value)
         said = self.task.words[family.words] if family.words is not None else None
         labels = self._labels(readout)
+        value = value.tolist() if is_text(value) else value
         if isinstance(value, str) and said is not None:
             value = value.split() if labels is not said.place else said.tensor(value)
         if isinstance(value, str | list | tuple):
@@ -304,61 +306,69 @@ def mixed(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
 
 
-def batches(reader: Reader, data: object, batch: int, seed: int, words: int | None) -> Batches:
-    """Minibatches of whatever form the data has."""
+def batches(reader: Reader, data: object, batch: int, seed: int, words: int | None, what: str = "data") -> Batches:
+    """Minibatches of whatever form the data has; `what` they are, in messages."""
     task = reader.task
     if callable(data):
         make = cast(Callable[[int], object], data)
 
         def fresh(step: int) -> Batch:
-            found = batches(reader, make(step), 1, 0, words)
+            found = batches(reader, make(step), 1, 0, words, what)
             if found.size is None:
-                raise BNetError("data", expected=WAYS, got="a function that returns a function")
+                raise BNetError(what, expected=WAYS, got="a function that returns a function")
             return found.of(torch.arange(found.size))
 
         return Batches(task, batch, seed, None, reader, fresh)
-    where = str(data) if isinstance(data, str | Path) else "data"
+    where = str(data) if isinstance(data, str | Path) else what
     if isinstance(data, Tensor):
-        data = data.cpu()  # batches are made on the host, and looked at there
+        data = _on_host(what, data)
     if isinstance(data, tuple) and all(isinstance(part, Tensor) for part in data):
-        data = tuple(part.cpu() for part in data)
+        data = tuple(_on_host(what, part) for part in data)
     if isinstance(data, str | Path):
         data = tokens_of(data)
-    if isinstance(data, Tensor | np.ndarray) and data.ndim == 1 and data.dtype != object:
+    if isinstance(data, Tensor | np.ndarray) and data.ndim == 1 and data.dtype != object and not is_text(data):
         reader.without_ends("a stream is cut into windows as it is")
         return _windows(task, data, batch, seed, words, where)
     if words is not None:
         raise BNetError("words", expected="None: only a stream of tokens is cut in windows", got=words)
     if isinstance(data, tuple) and data and all(isinstance(part, Tensor | np.ndarray) for part in data):
         arrays = data
-        if len({len(part) for part in arrays}) > 1:
-            raise BNetError("data", expected="arrays of one length", got=[len(part) for part in arrays])
+        if len({tuple(part.shape[:1]) for part in arrays} | {()}) != 2:
+            raise BNetError(what, expected="arrays of one length", got=[tuple(part.shape) for part in arrays])
 
         def example(k: int) -> Example:
-            return _told(reader, k, tuple(part[k] for part in arrays))
+            return _told(reader, k, tuple(part[k] for part in arrays), what)
 
         if not len(arrays[0]):
-            raise BNetError("data", expected="at least one example", got="arrays of none")
+            raise BNetError(what, expected="at least one example", got="arrays of none")
         example(suspect(task, arrays) or 0)  # all are of one form, and that row has what no example may have
         return Batches(task, batch, seed, len(arrays[0]), example, rows=rows_of(task, arrays))
-    if isinstance(data, Tensor | np.ndarray) and len(data):
+    if isinstance(data, Tensor | np.ndarray) and data.ndim and len(data):
         rows = data
-        return Batches(task, batch, seed, len(rows), lambda k: _told(reader, k, rows[k]))
-    if not isinstance(data, Sequence) or not len(data):
-        raise BNetError("data", expected=WAYS, got=data)
+        return Batches(task, batch, seed, len(rows), lambda k: _told(reader, k, rows[k], what))
+    if not isinstance(data, Sequence) or not data:
+        raise BNetError(what, expected=WAYS, got=data)
+    not_endless(what, data)
     if all(isinstance(word, int) for word in data):
-        raise BNetError("data", expected=WAYS, got="a list of ids", allowed="[ids], for a single sentence")
-    read = [_told(reader, k, said) for k, said in enumerate(data)]
+        raise BNetError(what, expected=WAYS, got="a list of ids", allowed="[ids], for a single sentence")
+    read = [_told(reader, k, said, what) for k, said in enumerate(data)]
     return Batches(task, batch, seed, len(read), read.__getitem__)
 
 
-def _told(reader: Reader, k: int, said: object) -> Example:
+def _on_host(what: str, value: Tensor) -> Tensor:
+    """An array where batches are made and looked at."""
+    if value.is_meta or not is_plain(value):
+        raise BNetError(what, expected="arrays with a number in each place", got=value)
+    return value.cpu()
+
+
+def _told(reader: Reader, k: int, said: object, what: str) -> Example:
     """An example, or the error that says which one it is."""
     try:
         return reader(said)
     except BNetError as error:
         raise type(error)(
-            f"data[{k}], {error.what}", expected=error.expected, got=error.got, allowed=error.allowed
+            f"{what}[{k}], {error.what}", expected=error.expected, got=error.got, allowed=error.allowed
         ) from error
 
 

@@ -13,6 +13,8 @@ from bnet_transformer.compiler import Module
 from bnet_transformer.training.incremental import WordByWord, filled
 from bnet_transformer.training.task import Task
 
+COLD = 1e-37  # colder, the likeliest word is certain in every floating type; hotter than 1 / COLD all are equal
+
 
 class Speaker(Protocol):
     """What tells the distribution of the next word, for some rows of words."""
@@ -182,17 +184,19 @@ def _cut(chosen: Tensor, prompts: Prompts, length: Tensor) -> list[list[int]]:
 
 def sampler(temperature: float, top_k: int | None, top_p: float | None, seed: int, device: torch.device) -> Pick:
     """A word drawn from `P^(1/temperature)`, of the `top_k` likeliest, of the fewest with a share of `top_p`."""
+    temperature = min(max(temperature, COLD), 1 / COLD)
     generator = torch.Generator(device).manual_seed(seed)
 
     def pick(log_probs: Tensor) -> Tensor:
-        tempered = (log_probs / temperature).log_softmax(-1)
+        tempered = ((log_probs - log_probs.amax(-1, keepdim=True)) / temperature).log_softmax(-1)
         if top_k is not None and top_k < tempered.shape[-1]:
             least = tempered.topk(top_k, -1).values[:, -1:]
             tempered = tempered.masked_fill(tempered < least, -torch.inf).log_softmax(-1)
         if top_p is not None:
             ordered, places = tempered.sort(-1, descending=True)
             before = ordered.exp().cumsum(-1) - ordered.exp()
-            tempered = tempered.masked_fill((before >= top_p).gather(1, places.argsort(-1)), -torch.inf)
+            past = (before >= top_p) & (before > 0)  # never the likeliest, however small the share
+            tempered = tempered.masked_fill(past.gather(1, places.argsort(-1)), -torch.inf)
         return torch.multinomial(tempered.softmax(-1), 1, generator=generator)[:, 0]
 
     return pick

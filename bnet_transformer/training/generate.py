@@ -12,8 +12,20 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.compiler import Module
-from bnet_transformer.errors import BNetError, number, one_of, seed_of, unknown, whole, within_memory
+from bnet_transformer.errors import (
+    BNetError,
+    in_unicode,
+    not_endless,
+    number,
+    one_of,
+    room_for,
+    seed_of,
+    unknown,
+    whole,
+    within_memory,
+)
 from bnet_transformer.network import Network, network_of
+from bnet_transformer.tpm.arrays import is_plain
 from bnet_transformer.training.data import Example, padded
 from bnet_transformer.training.decoding import Prompts, by_beams, greedy, one_by_one, sampler, speaker_of
 from bnet_transformer.training.incremental import told_by
@@ -48,7 +60,13 @@ class Generated:
         """One row for each prompt: `text`, `words` (how many), `score`."""
         import pandas as pd
 
-        return pd.DataFrame({"text": self.texts, "words": [len(row) for row in self.ids], "score": self.scores})
+        return pd.DataFrame(
+            {
+                "text": [in_unicode(text) for text in self.texts],
+                "words": [len(row) for row in self.ids],
+                "score": self.scores,
+            }
+        )
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -98,11 +116,14 @@ def generate(
     one_of("cached", cached, (True, False))
     options = {"beams": beams, "penalty": penalty, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     _check_options(method, options)
-    seed_of(seed)
+    temperature, top_p, penalty = (None if each is None else float(each) for each in (temperature, top_p, penalty))
+    seed = seed_of(seed)
     task = task_of(network, generates=True)
     _, stack = told_by(task)
     x, mask, prompts = _read(task, stack, prompt, whole("length", length), start, stop)
     task.words[stack].check_length(prompts.end, begun=True)
+    told = len(prompts.ids) * (whole("beams", beams or 4) if method == "beam" else 1)
+    room_for("generate", 8 * told * prompts.end, "fewer or shorter prompts, a smaller length= or beams=")
     place = next(iter(network.parameters.values())).device
     with torch.inference_mode():
         module = Module(network).eval()
@@ -179,10 +200,14 @@ def _several(value: object) -> Sequence[object]:
     """One sentence as a batch of one; a batch as it is."""
     if isinstance(value, str):
         return [value]
+    wanted = "text, ids, or a list of them"
+    if isinstance(value, Tensor) and not is_plain(value):
+        raise BNetError("prompt", expected=wanted, got=value)
     if isinstance(value, Tensor | np.ndarray):
         return [value] if value.ndim == 1 else list(value)
     if not isinstance(value, Sequence) or not value:
-        raise BNetError("prompt", expected="text, ids, or a list of them", got=value)
+        raise BNetError("prompt", expected=wanted, got=value)
+    not_endless("prompt", value)
     if all(isinstance(word, int | np.integer) for word in value):
         return [value]
     return value

@@ -316,13 +316,14 @@ def told_by(task: Task) -> tuple[Member, str]:
     if task.next_word is not None and task.words[task.next_word].states is not None:
         return task.readouts[0], task.next_word
     for readout in task.readouts:
-        stack = readout.family.words
+        stack, told = readout.family.words, readout.tpm.states
         arrow = None if stack is None else later(task.network, readout, stack)
-        if stack is not None and arrow is not None and readout.tpm.states == task.words[stack].states:
+        if stack is not None and arrow is not None and told is not None and told == task.words[stack].states:
             raise BNetError("generate", expected=wanted, got=f"one that reads later words: {arrow}",
                             allowed="mask='causal'")  # fmt: skip
-    told = ", ".join(f"{readout.family.name} ({type(readout.tpm).__name__})" for readout in task.readouts)
-    raise BNetError("generate", expected=wanted, got=f"the readouts {told}" if told else "no readout")
+    names = ", ".join(f"{readout.family.name} ({type(readout.tpm).__name__})" for readout in task.readouts)
+    got = f"the readouts {names}" if names else "no readout"
+    raise BNetError("generate", expected=wanted, got=got, allowed="iterate, of a net whose words are vectors")
 
 
 def filled(ids: Tensor, exact: int | None) -> Tensor:

@@ -17,6 +17,7 @@ from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import BNetError, one_of, room_for, seed_of, unknown, whole, within_memory
 from bnet_transformer.network import Member, Network, network_of
 from bnet_transformer.tpm import Given
+from bnet_transformer.training.apart import own_random, reseed
 from bnet_transformer.training.task import Task, above, later, task_of
 from bnet_transformer.training.words import real_numbers
 
@@ -66,18 +67,21 @@ def iterate(
                         allowed="sample=False")  # fmt: skip
     x, lead = _read(teller, window)
     begun, size = x[teller.stack].shape[1], math.prod((*lead, steps, *teller.member.shape))
-    room_for("steps", 2 * size * x[teller.stack].element_size(), "fewer steps=")  # in pieces, then in one
+    room_for(
+        "steps", 2 * size * x[teller.stack].element_size(), "fewer steps="
+    )  # the words, and whether all are finite
     new, grow = teller.ahead(begun, ahead), teller.grows(grow)
     longest = begun + new * ((steps - 1) // new) if grow else begun
     teller.task.words[teller.stack].check_length(longest)
     tell = _telling(module or Module(network).eval(), teller, sample=sample, compile=compile)
-    words, found = x[teller.stack], []
+    words = x[teller.stack]
+    told = words.new_empty(len(words), steps, *teller.member.shape)
     with torch.no_grad(), _seeded(seed if sample else None, words.device):
-        for _ in range(0, steps, new):
-            found.append(tell({**x, teller.stack: words})[:, -new:])
-            words = torch.cat([words, found[-1]], 1)
+        for step in range(0, steps, new):
+            found = tell({**x, teller.stack: words})[:, -new:]
+            told[:, step : step + new] = found[:, : steps - step]
+            words = torch.cat([words, found], 1)
             words = words if grow else words[:, -begun:].contiguous()  # one layout: compiled once
-        told = torch.cat(found, 1)[:, :steps]
         _check_finite(told)
     return told.reshape(*lead, steps, *teller.member.shape)
 
@@ -272,6 +276,6 @@ def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
     if seed is None:
         yield
         return
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+    with own_random(device):
+        reseed(seed, device)
         yield

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from bnet_transformer.errors import BNetError, FileError, number, one_of, whole, within_memory
 from bnet_transformer.files import as_path
 from bnet_transformer.network import Network
+from bnet_transformer.training.apart import own_random, with_gradients
 from bnet_transformer.training.captured import recorder_of
 from bnet_transformer.training.checkpoint import CHANGEABLE, NAME, diverged, kept_by, path_of, read
 from bnet_transformer.training.data import Batch, Batches, Reader, batches
@@ -29,6 +30,7 @@ from bnet_transformer.training.steps import default_rate
 from bnet_transformer.training.task import task_of
 
 
+@with_gradients()
 def train(
     net: N,
     data: object,
@@ -90,7 +92,7 @@ def train(
         raise BNetError("loss", expected="a function loss(module, batch)", got=loss)
     reader = Reader(task_of(network, likelihood=loss is None), start, stop)
     given = batches(reader, data, batch, seed, words)
-    held = None if held_out is None else batches(reader, held_out, batch, seed, words)
+    held = None if held_out is None else batches(reader, held_out, batch, seed, words, "held_out")
     ways = Ways(device, shard, compile, recorded)
     return _held_as(net, _trained(network, recipe, habits, given, held, reader, loss, ways))
 
@@ -132,13 +134,13 @@ def _trained(
     with (
         within_memory("train"),
         ranks(place) as here,
-        torch.random.fork_rng([here.device] if here.device.type == "cuda" else []),
+        own_random(here.device),
         kept_by(habits.folder, here.first),
     ):
         if here.world > 1:
             first, begun = given(0), habits.folder is not None and path_of(habits.folder).exists()
-            told = {**settings, "net": network.parameters, "batch": (first.x, first.observed), "checkpoint": begun}
-            here.agree("train", **told)
+            told = {**settings, "net": network, "batch": (first.x, first.observed), "checkpoint": begun}
+            here.agree("train", **told, steps=steps, habits=habits.together, ways=replace(ways, device=None))
         recorder = recorder_of(here.device, here.world) if ways.recorded else None
         with nullcontext() if recorder is None else recorder.stage():
             run = Run(
@@ -200,6 +202,11 @@ class Habits:
         if given.epoch is None:
             raise BNetError("epochs", expected="steps=, for a function of the step has no end", got=self.epochs)
         return whole("epochs", self.epochs) * given.epoch
+
+    @property
+    def together(self) -> tuple[object, ...]:
+        """What several processes must have in common, for at a pause they meet."""
+        return self.every, self.patience, self.folder is not None, self.resume, self.bound
 
     def good(self, loss: float, length: float = 0.0) -> bool:
         """True for a loss, with the length of its gradient, that training may go on from."""

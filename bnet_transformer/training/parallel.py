@@ -7,10 +7,10 @@ told of each sentence is put together in the order of one process.
 from __future__ import annotations
 
 import atexit
-import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,12 +19,14 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, distributed, nn
 
-from bnet_transformer.errors import BNetError
+from bnet_transformer.errors import BNetError, shown
 from bnet_transformer.network import Network
+from bnet_transformer.training.digest import digest_of
 from bnet_transformer.training.objective import Objective
 
 S = TypeVar("S")
 PATIENCE = timedelta(minutes=10)  # for a rank that lives and does not come; one that died is missed at once
+LOST = "it was killed, or its machine was lost"
 _BY_ITSELF: ContextVar[bool] = ContextVar("by itself", default=False)
 
 
@@ -129,31 +131,6 @@ class Ranks:
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
-def digest_of(thing: object) -> str:
-    """What tells another thing: a hash of every number of tensors, in mappings and lists too; else of what is shown."""
-    found = hashlib.sha256()
-    _hash(found, thing)
-    return found.hexdigest()[:16]
-
-
-def _hash(found: Any, thing: object) -> None:
-    if isinstance(thing, Tensor):
-        found.update(f"{tuple(thing.shape)} {thing.dtype}".encode())
-        dense = thing.detach().cpu().clone(memory_format=torch.contiguous_format)
-        found.update(dense.reshape(-1).view(torch.uint8).numpy().data if dense.numel() else b"")
-    elif isinstance(thing, Mapping):
-        for name, value in sorted(thing.items()):
-            found.update(f"{name} ".encode())
-            _hash(found, value)
-    elif isinstance(thing, list | tuple):
-        found.update(f"{len(thing)} ".encode())
-        for value in thing:
-            _hash(found, value)
-    else:
-        told = getattr(thing, "digest", None)
-        found.update((told() if callable(told) else repr(thing)).encode())
-
-
 def device_of(device: str | torch.device | None, network: Network) -> torch.device:
     """The device that is asked for, if this machine has it; by default that of the net."""
     if device is None:
@@ -177,24 +154,15 @@ def ranks(device: torch.device) -> Iterator[Ranks]:
     The group that is made here stays for the next question. After an error it is given up: then a rank that ended is
     told of as such, and those that go on meet in a new one.
     """
-    if _BY_ITSELF.get() or not _opened(device):
+    if _BY_ITSELF.get() or not several():
         yield Ranks(0, 1, device)
         return
-    if device.type == "cuda" and _Own.made:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
     try:
-        yield Ranks(distributed.get_rank(), distributed.get_world_size(), device)
+        yield _met(device)
     except BaseException as error:
-        _close()
+        why = _Own.give_up(error)
         if _is_of_another(error):
-            told = str(error).rpartition("] ")[2].partition(". ")[0]
-            raise BNetError(
-                "torchrun",
-                expected="every rank to come to the same point",
-                got=f"one that did not ({told})",
-                allowed="the error of that rank says why; folder= and resume=True go on",
-            ) from error
+            raise _apart(why) from error
         raise
 
 
@@ -214,39 +182,164 @@ def alone() -> Iterator[None]:
         _BY_ITSELF.reset(before)
 
 
+def by_itself() -> bool:
+    """True inside `alone`."""
+    return _BY_ITSELF.get()
+
+
 class _Own:
-    """Whether the group of processes was made here, so that it is ours to close; how many were made so far."""
+    """The group of processes that is made here, so that it is ours to close.
 
-    made, count = False, 0
+    Groups are counted in a store that all ranks see: each rank goes on to the first that none has given up, so that
+    ranks meet again whatever became of each in between. Why a group was given up, and who ended, stands there too.
+    """
+
+    made, lost, number, rank, world = False, False, 0, 0, 1
+    store: Any = None
+
+    @classmethod
+    def meet(cls, backend: str) -> None:
+        """Be in a group with all ranks: the one that is open, or the next."""
+        if cls.store is None:
+            cls.rank, cls.world, cls.store = _store()
+            atexit.register(cls.end)
+        if cls.made and not distributed.is_initialized():
+            cls.give_up(RuntimeError("the script ended the group"))
+        until = time.monotonic() + PATIENCE.total_seconds()
+        while not cls.made or cls.why():
+            cls.close()
+            while why := cls.why():
+                if why == LOST:
+                    raise _apart(why)
+                cls.number += 1
+            cls.store.set(f"group {cls.number}, rank {cls.rank}", "")
+            late = [k for k in range(cls.world) if not cls.store.check([f"group {cls.number}, rank {k}"])]
+            if not late:
+                told: dict[str, Any] = {"store": _part(cls.store, f"group {cls.number}"), "timeout": PATIENCE}
+                distributed.init_process_group(backend, rank=cls.rank, world_size=cls.world, **told)
+                cls.made = True
+            elif gone := cls.ended(late):
+                raise _apart(gone)
+            elif time.monotonic() > until:
+                raise _apart(f"rank {late[0]} did not come in {PATIENCE.total_seconds():g} s")
+            else:
+                time.sleep(0.02)
+
+    @classmethod
+    def why(cls) -> str:
+        """Why the group was given up by the first who did; nothing where none has."""
+        key = f"given up {cls.number}"
+        return LOST if cls.lost else cls.store.get(key).decode() if cls.store.check([key]) else ""
+
+    @classmethod
+    def ended(cls, some: Iterable[int]) -> str:
+        """Which of some ranks told that it ends."""
+        gone = [k for k in some if cls.store.check([f"ended {k}"])]
+        return f"rank {gone[0]} ended" if gone else ""
+
+    @classmethod
+    def give_up(cls, error: BaseException) -> str:
+        """Leave the group for an error; why the first left it who did."""
+        told = str(error).rpartition("] ")[2].partition(". ")[0] or type(error).__name__
+        try:
+            if cls.store is not None and not cls.lost:
+                if not _is_of_another(error):
+                    told = f"rank {cls.rank}: {type(error).__name__}: {shown(str(error))}"
+                elif "imed out" not in told:
+                    told = cls.ended(range(cls.world)) or LOST
+                told = cls.store.compare_set(f"given up {cls.number}", "", told).decode()
+        except RuntimeError:  # the rank that held the store is gone, and none can meet
+            told, cls.lost = LOST, True
+        cls.close()
+        return told
+
+    @classmethod
+    def close(cls) -> None:
+        """End the group."""
+        if cls.made and distributed.is_initialized():
+            distributed.destroy_process_group()
+        cls.made = False
+
+    @classmethod
+    def end(cls) -> None:
+        """Tell the others that this process ends."""
+        with suppress(RuntimeError):
+            if not cls.lost:
+                cls.store.set(f"ended {cls.rank}", "")
+        cls.close()
 
 
-def _opened(device: torch.device) -> bool:
-    """True where there are several processes; their group is made if it is not there."""
+def several() -> bool:
+    """True where there are several processes."""
     if not distributed.is_available():
         return False
-    if distributed.is_initialized():
+    if distributed.is_initialized() and not _Own.made:
         return distributed.get_world_size() > 1
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
-        return False
+    return "WORLD_SIZE" in os.environ and _of_environment("WORLD_SIZE", 1) > 1
+
+
+def _met(device: torch.device) -> Ranks:
+    """This process, when it has met the others."""
+    if _Own.made or not distributed.is_initialized():
+        _Own.meet("cpu:gloo,cuda:nccl" if device.type == "cuda" or torch.cuda.is_available() else "gloo")
+        if device.type == "cuda":
+            device = torch.device("cuda", _of_environment("LOCAL_RANK"))
+            torch.cuda.set_device(device)
+    return Ranks(distributed.get_rank(), distributed.get_world_size(), device)
+
+
+def _part(store: Any, name: str) -> Any:
+    """A part of a store, whose names mean nothing in others."""
     from torch.distributed.distributed_c10d import PrefixStore
-    from torch.distributed.rendezvous import rendezvous
 
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" or torch.cuda.is_available() else "gloo"
-    store, rank, world = next(rendezvous("env://", timeout=PATIENCE))
-    # The store may still have the addresses of a group that was given up, or of ranks that were killed.
-    attempt, _Own.count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), _Own.count + 1
-    store = PrefixStore(f"attempt {attempt}, group {_Own.count}", store)
-    distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
-    _Own.made = True
-    atexit.register(_close)
-    return True
+    return PrefixStore(name, store)
 
 
-def _close() -> None:
-    """End the group, if it was made here."""
-    if _Own.made and distributed.is_initialized():
-        distributed.destroy_process_group()
-    _Own.made = False
+def _store() -> tuple[int, int, Any]:
+    """This rank, how many there are, and the store that torchrun holds for them; else the first rank does, as long as
+    it lives."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    world = _of_environment("WORLD_SIZE", 1)
+    rank, port = _of_environment("RANK", below=world), _of_environment("MASTER_PORT", below=2**16)
+    address, held = os.environ.get("MASTER_ADDR", ""), os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not address:
+        raise _unset("MASTER_ADDR")
+    try:
+        store = TCPStore(
+            address, port, is_master=not rank and not held, timeout=PATIENCE, wait_for_workers=False, multi_tenant=True
+        )
+    except RuntimeError as error:
+        wanted, got = f"a port that ranks can meet at, {address}:{port}", str(error).partition(". ")[0]
+        raise BNetError("torchrun", expected=wanted, got=got, allowed="another MASTER_PORT") from error
+    # The store of torchrun outlives ranks that were killed.
+    return rank, world, _part(store, f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}")
+
+
+def _of_environment(name: str, least: int = 0, below: int = 2**31) -> int:
+    """A number that torchrun tells its processes."""
+    told = os.environ.get(name, "")
+    if not told.isdecimal() or not least <= int(told) < below:
+        raise _unset(name)
+    return int(told)
+
+
+def _unset(name: str) -> BNetError:
+    return BNetError(
+        "torchrun",
+        expected="WORLD_SIZE, RANK below it, MASTER_ADDR and MASTER_PORT in the environment, as torchrun sets them",
+        got=f"{name}={os.environ[name]}" if name in os.environ else f"no {name}",
+        allowed="torchrun --nproc-per-node 2 script.py; training.alone(); no WORLD_SIZE, for one process",
+    )
+
+
+def _apart(told: str) -> BNetError:
+    return BNetError(
+        "torchrun",
+        expected="every rank to come to the same point",
+        got=f"one that did not ({told})",
+        allowed="the error of that rank says why; folder= and resume=True go on",
+    )
 
 
 def _is_of_another(error: BaseException) -> bool:

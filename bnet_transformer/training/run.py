@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import torch
@@ -14,12 +12,14 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from bnet_transformer.compiler import Module
-from bnet_transformer.errors import BNetError, number, one_of, seed_of, whole
+from bnet_transformer.errors import BNetError, number, one_of, put, seed_of, whole
 from bnet_transformer.network import Member
 from bnet_transformer.tpm import Dropout
 from bnet_transformer.training import checkpoint
+from bnet_transformer.training.apart import reseed
 from bnet_transformer.training.captured import Fed, Recorder, Replayed
 from bnet_transformer.training.data import Batch, Batches, Reader, mixed
+from bnet_transformer.training.digest import code_of
 from bnet_transformer.training.late import Late
 from bnet_transformer.training.objective import Loss, Objective
 from bnet_transformer.training.parallel import Ranks, laid_like, spread
@@ -49,24 +49,25 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole("batch", self.batch)
-        if not 0 <= number("smoothing", self.smoothing) < 1:
+        put(self, batch=whole("batch", self.batch), smoothing=number("smoothing", self.smoothing))
+        if not 0 <= self.smoothing < 1:
             raise BNetError("smoothing", expected="a share below 1", got=self.smoothing)
         for what in ("rate", "eps", "clip"):
             if getattr(self, what) is not None:
-                number(what, getattr(self, what), above=0)
+                put(self, **{what: number(what, getattr(self, what), above=0)})
         one_of("schedule", self.schedule, SCHEDULES)
-        whole("warmup", self.warmup, least=0)
+        put(self, warmup=whole("warmup", self.warmup, least=0))
         for what in ("dim", "words"):
             if getattr(self, what) is not None:
-                whole(what, getattr(self, what))
+                put(self, **{what: whole(what, getattr(self, what))})
         pair = isinstance(self.betas, tuple | list) and len(self.betas) == 2
         if not pair or not all(0 <= number("betas", beta) < 1 for beta in self.betas):
             raise BNetError("betas", expected="two numbers from 0 to below 1", got=self.betas)
-        if number("weight_decay", self.weight_decay) < 0:
+        put(self, betas=tuple(map(float, self.betas)), weight_decay=number("weight_decay", self.weight_decay))
+        if self.weight_decay < 0:
             raise BNetError("weight_decay", expected="a number of at least 0", got=self.weight_decay)
         one_of("precision", self.precision, (None, *PRECISIONS))
-        seed_of(self.seed)
+        put(self, seed=seed_of(self.seed))
 
     def check(self, task: Task) -> None:
         """Refuse what does not go with the net."""
@@ -152,7 +153,7 @@ class Run:
     def gradient(self, fed: Fed) -> None:
         """The gradient of what was fed, clipped where that is asked for; no parameter changes."""
         if self.draws:
-            _seed(mixed(self.recipe.seed, "dropout", self.step, self.ranks.rank), self.ranks.device)
+            reseed(mixed(self.recipe.seed, "dropout", self.step, self.ranks.rank), self.ranks.device)
         if not self.spread.training:
             self.spread.train()
         self.late.put(self._gradient(fed))
@@ -285,7 +286,8 @@ def settings_of(
     """What a resumed run must share with the run that it goes on with."""
     told = {name: getattr(recipe, name) for name in recipe.__dataclass_fields__}
     told |= {"data": data.digest(), "start": reader.start, "stop": reader.stop}
-    told |= {"held_out": None if held_out is None else held_out.digest(), "loss": None if loss is None else _code(loss)}
+    told |= {"held_out": None if held_out is None else held_out.digest()}
+    told |= {"loss": None if loss is None else code_of(loss)}
     return told | ({"steps": steps} if recipe.schedule == "cosine" else {})
 
 
@@ -298,26 +300,3 @@ def _draws(member: Member) -> bool:
     """True for a node that draws numbers in training; of a TPM that is not of this package it may be."""
     own = type(member.tpm).__module__.partition(".")[0] == __name__.partition(".")[0]
     return not own or (isinstance(member.tpm, Dropout) and member.tpm.p > 0)
-
-
-def _seed(seed: int, device: torch.device) -> None:
-    """The seed of what is drawn on the host and on the device; no other device is asked."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        torch.cuda.default_generators[index].manual_seed(seed)
-
-
-def _code(loss: Loss) -> str:
-    """What tells another function: its name and its instructions, but not what it closes over."""
-    name = getattr(loss, "__qualname__", type(loss).__qualname__)
-    code = getattr(loss, "__code__", None) or getattr(type(loss).__call__, "__code__", None)
-    return name if code is None else f"{name} {hashlib.sha256(_instructions(code)).hexdigest()[:16]}"
-
-
-def _instructions(code: CodeType) -> bytes:
-    """The instructions of a function with its names and constants, and of the functions inside; no line numbers."""
-    inside = [part for part in code.co_consts if isinstance(part, CodeType)]
-    plain = [part for part in code.co_consts if not isinstance(part, CodeType | frozenset)]
-    own = code.co_code + repr((code.co_names, code.co_varnames, plain)).encode()
-    return own + b"".join(_instructions(part) for part in inside)

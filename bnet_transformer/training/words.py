@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from bnet_transformer.intake import main_of
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tokens import Tokenizer
 from bnet_transformer.tpm import Given
+from bnet_transformer.tpm.arrays import own_tensor
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Words:
             said = said.split() if self.tokenizer is None else list(self.tokenizer.read(said).ids)
         if self.states is None:
             return self._vectors(said)
+        said = said.tolist() if is_text(said) else said
         if isinstance(said, Sequence) and said and all(isinstance(word, str) for word in said):
             return torch.tensor([self.id(word) for word in said])
         ids = whole_numbers(self._where, said)
@@ -130,13 +133,22 @@ def _exact(network: Network, stack: str) -> int | None:
     return None
 
 
+def is_text(value: object) -> TypeGuard[np.ndarray]:
+    """True for an array of words or sentences."""
+    return isinstance(value, np.ndarray) and value.dtype.kind == "U"
+
+
 def whole_numbers(what: str, value: object) -> Tensor:
     """Whole numbers as a tensor of ids."""
     try:
-        found = value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value).astype(np.int64))
+        with np.errstate(invalid="ignore"):  # of NaN as a whole number, which is refused below
+            told = value if isinstance(value, Tensor) else np.asanyarray(value)
+            if isinstance(told, np.ndarray) and told.dtype.kind == "c":
+                raise TypeError("complex")
+            found = own_tensor(told if isinstance(told, Tensor) else told.astype(np.int64))
         exact = isinstance(value, Tensor) or bool(np.all(np.asarray(value) == np.asarray(found)))
         kind = str(value.dtype) if isinstance(value, Tensor) else str(np.asarray(value).dtype)
-    except (TypeError, ValueError, OverflowError) as problem:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as problem:
         raise BNetError(what, expected="text, a list of words, or ids", got=value) from problem
     if not exact or "float" in kind or "bool" in kind or "complex" in kind:
         raise BNetError(what, expected="text, a list of words, or ids", got=value)
@@ -148,8 +160,8 @@ def real_numbers(what: str, value: object) -> Tensor:
     if value is None:
         raise BNetError(what, expected="real numbers", got=value)
     try:
-        found = value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value, dtype=np.float64))
-    except (TypeError, ValueError) as problem:
+        found = own_tensor(value if isinstance(value, Tensor) else np.asanyarray(value, dtype=np.float64))
+    except (TypeError, ValueError, RuntimeError) as problem:
         raise BNetError(what, expected="real numbers", got=value) from problem
     if found.is_complex() or found.dtype == torch.bool:
         raise BNetError(what, expected="real numbers", got=str(found.dtype))
@@ -160,7 +172,8 @@ def tokens_of(path: str | Path) -> np.ndarray:
     """A stream of tokens on disk, mapped into memory: `.npy`, or `.bin` of uint16."""
     where, wanted = str(path), "a file of tokens: .npy, or .bin of uint16"
     if Path(path).suffix not in (".npy", ".bin"):
-        raise FileError(where, expected=wanted, got=f"the suffix {Path(path).suffix!r}")
+        got = f"the suffix {Path(path).suffix!r}"
+        raise FileError(where, expected=wanted, got=got, allowed="a sentence is told in a list")
     try:
         if Path(path).suffix == ".npy":
             found: np.ndarray = np.lib.format.open_memmap(path, mode="r")  # an array alone: no pickle, no archive

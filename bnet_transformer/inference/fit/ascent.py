@@ -12,6 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bnet_transformer.errors import BNetError, FileError
+from bnet_transformer.inference.factors import NEVER
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.fit.descent import (
     Sets,
@@ -121,10 +122,11 @@ class Ascent:
         self.alive = self.alive[places]
 
     def good(self, bound: Tensor) -> Tensor:
-        """Which bounds are numbers, and not far below the start, `[set]`."""
+        """Which bounds are numbers of sentences that can be, and not far below the start, `[set]`."""
+        sound = bound.isfinite() & (bound > NEVER / 2 / len(self.corpus))
         if self.first is None or self.recipe.anneal is not None:
-            return bound.isfinite()
-        return bound.isfinite() & (bound > self.first - FALLEN * (1 + self.first.abs()))
+            return sound
+        return sound & (bound > self.first - FALLEN * (1 + self.first.abs()))
 
     def sound(self) -> bool:
         """True where the bound and gradient of some restart are good: the next step, looked at and not taken."""

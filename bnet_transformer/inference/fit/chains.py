@@ -14,11 +14,13 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from bnet_transformer.errors import BNetError
+from bnet_transformer.inference.factors import NEVER
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.fit.recipe import Recipe
 from bnet_transformer.inference.fit.variational import SIMPLEX, Model, site
 from bnet_transformer.network import Network
 from bnet_transformer.training import checkpoint
+from bnet_transformer.training.apart import reseed
 from bnet_transformer.training.data import mixed
 from bnet_transformer.training.parallel import Ranks
 
@@ -142,7 +144,7 @@ def started(model: Model, corpus: Corpus, number: int) -> dict[str, Tensor]:
                 value = biject_to(SIMPLEX).inv(0.9 * value + 0.1 / value.shape[-1])
             found[site(name)] = value if number else value + JITTER * torch.randn_like(value)
         with torch.no_grad():
-            if bool(model.potential(corpus, found).isfinite()):
+            if bool(model.potential(corpus, found) < -NEVER / 2):
                 return found
     raise BNetError(
         f"chain {number}",
@@ -153,7 +155,7 @@ def started(model: Model, corpus: Corpus, number: int) -> dict[str, Tensor]:
 
 
 def _seeded(seed: int, device: torch.device) -> list[Tensor]:
-    torch.manual_seed(seed)
+    reseed(seed, device)
     return _random(device)
 
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError
+from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.inference.factors import Evidence
 from bnet_transformer.network import Network
+from bnet_transformer.tpm.arrays import own_tensor
 from bnet_transformer.training.data import Batch, Example, Reader, batches, padded, seen
 from bnet_transformer.training.task import Task, task_of
+from bnet_transformer.training.words import is_text
 
 PAIRS = "pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists"
+SAID = "a list of sentences, or of pairs of them and what is observed; an array [sentence, word]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,15 +45,28 @@ class Corpus:
         return total
 
     def take(self, which: Tensor | slice) -> Corpus:
-        """Some of the sentences."""
-        return Corpus(
-            {k: v[which] for k, v in self.x.items()},
-            None if self.mask is None else {k: v[which] for k, v in self.mask.items()},
-            {
-                k: Evidence(told.value[which], None if told.observed is None else told.observed[which])
-                for k, told in self.evidence.items()
-            },
-        )
+        """Some of the sentences: a slice of them, or those at some places.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(4, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2))
+        >>> found = bt.fit(net, [("the cat", "cat the"), ("cat the", "the cat")], steps=1)
+        >>> found.log_likelihood(found.data.take(slice(1))).shape
+        torch.Size([1])
+        """
+        wanted = f"a slice, or places from 0 to {len(self) - 1}, a tensor of them"
+        if not isinstance(which, slice) and not (isinstance(which, Tensor) and which.dim() == 1):
+            raise BNetError("which", expected=wanted, got=which)
+        try:
+            return Corpus(
+                {k: v[which] for k, v in self.x.items()},
+                None if self.mask is None else {k: v[which] for k, v in self.mask.items()},
+                {
+                    k: Evidence(told.value[which], None if told.observed is None else told.observed[which])
+                    for k, told in self.evidence.items()
+                },
+            )
+        except (IndexError, TypeError, ValueError) as error:
+            raise BNetError("which", expected=wanted, got=which) from error
 
     def parts(self, size: int) -> list[Corpus]:
         """All sentences in parts of at most so many."""
@@ -131,31 +148,39 @@ def corpus_of(
     """
     if isinstance(data, Corpus):
         return data.like(network)
-    task = task or task_of_mixture(network)
+    wanted, task = PAIRS if task is None else SAID, task or task_of_mixture(network)
+    if isinstance(data, str | Path):
+        raise BNetError(what, expected=wanted, got=data)
     batch = _of_arrays(network, task, data, what)
     if batch is not None:
         _check_numbers(what, batch.x, batch.observed, missing)
-        return _corpus(network, batch)
+        return _corpus(network, batch, what)
     pairs = _as_pairs(task, data, what)
     try:
-        read = batches(Reader(task), pairs, 1, 0, None)
+        read = batches(Reader(task), pairs, 1, 0, None, what)
     except BNetError as error:
-        raise (BNetError(what, expected=PAIRS, got=error.got) if error.what == "data" else error) from error
+        raise _of_pairs(error, what, wanted) from error
     if read.size is None:
-        raise BNetError(what, expected=PAIRS, got="a function")
+        raise BNetError(what, expected=wanted, got="a function")
     examples = [_in_numbers(network, task, read.example(k)) for k in range(read.size)]
     for k, example in enumerate(examples):
         words, observed = (
             {name: value[None] for name, value in each.items()} for each in (example.words, example.observed)
         )
         _check_numbers(what, words, observed, missing, k)
-    return _corpus(network, padded(task, examples, told=told))
+    return _corpus(network, padded(task, examples, told=told), what)
+
+
+def _of_pairs(error: BNetError, what: str, wanted: str) -> BNetError:
+    """An error of the data as a whole says what forms they may have here."""
+    whole = error.what == what and not isinstance(error, BudgetError)
+    return BNetError(what, expected=wanted, got=error.got) if whole else error
 
 
 def corpus_of_both(network: Network, x: object, y: object, *, missing: bool = False) -> Corpus:
     """The corpus of sentences and what is observed of them, told apart: arrays or lists."""
     x, y = (list(part) if isinstance(part, tuple) else part for part in (x, y))
-    return corpus_of(network, (x, y), "x, y", missing=missing)
+    return corpus_of(network, (x, y), "(x, y)", missing=missing)
 
 
 def _in_numbers(network: Network, task: Task, example: Example) -> Example:
@@ -203,9 +228,12 @@ def _of_arrays(network: Network, task: Task, data: object, what: str) -> Batch |
     """A batch of a pair of whole arrays, without a look at each sentence; None for other data."""
     if not _is_pair(data, task) or not isinstance(data, tuple):
         return None
-    if not _are_arrays(data) or any(part.dtype == object for part in data):
+    if not _are_arrays(data) or any(part.dtype == object or is_text(part) for part in data):
         return None
-    x, y = (torch.as_tensor(part) for part in data)
+    try:
+        x, y = map(own_tensor, data)
+    except (TypeError, ValueError) as problem:
+        raise BNetError(what, expected=PAIRS, got=str(problem)) from problem
     if not x.dim() or not y.dim() or not len(x):
         raise BNetError(what, expected="at least one sentence", got=f"arrays of shape {_shapes(x, y)}")
     if len(x) != len(y):
@@ -233,14 +261,14 @@ def _shapes(x: Tensor, y: Tensor) -> str:
     return f"{tuple(x.shape)} and {tuple(y.shape)}"
 
 
-def _corpus(network: Network, batch: Batch) -> Corpus:
+def _corpus(network: Network, batch: Batch, what: str) -> Corpus:
     """A batch as a corpus, in the net's floating type."""
     x = {stack: value.to(network.dtype) if value.is_floating_point() else value for stack, value in batch.x.items()}
     evidence = {}
     for name, value in batch.observed.items():
         shown = seen(value)
         if not bool(shown.any()):
-            raise BNetError("data", expected=f"something observed of {name}", got="nothing")
+            raise BNetError(what, expected=f"something observed of {name}", got="nothing")
         if value.is_floating_point():
             value = value.to(network.dtype).masked_fill(~shown[..., None], 0.0)
         else:

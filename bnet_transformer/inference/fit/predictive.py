@@ -19,6 +19,7 @@ from bnet_transformer.inference.factors import Factor, check_budget, prior_of
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.network import Member, Network
 from bnet_transformer.pyro_reading import pyro_model
+from bnet_transformer.training.apart import own_random, reseed, with_gradients
 from bnet_transformer.training.task import above
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 Statistic = Callable[[Tensor], Tensor]
 
 
+@with_gradients()
 def predicted(network: Network, name: str, parts: Sequence[Corpus], budget: int) -> Tensor:
     """`P(y | x)` of a discrete readout, `[sentence, word, state]`; `E[y | x]` of a real one; choices summed out."""
     module, member = Module(network).eval(), network.member(name)
@@ -52,9 +54,8 @@ def _mean(module: Module, member: Member, free: list[int], corpus: Corpus) -> Te
     shape = full_shape(course, family.plates, family.words, batch_of([Factor(member, mean[..., 0])], course))
     # The derivative at 0 of log E[exp(t . mean)] by t is the mean of the means.
     tilt = torch.zeros(*shape, *member.shape, dtype=mean.dtype, device=mean.device, requires_grad=True)
-    with torch.enable_grad():
-        total = eliminated(course, [*priors, Factor(member, (tilt * mean).sum(-1))])
-        (found,) = torch.autograd.grad(total.sum(), tilt)
+    total = eliminated(course, [*priors, Factor(member, (tilt * mean).sum(-1))])
+    (found,) = torch.autograd.grad(total.sum(), tilt)
     found = found.flatten(0, course.layout.batch)
     first = course.layout.batch
     kept = [n for k, n in enumerate(shape[first:]) if keeps(course, family, first + k)]
@@ -63,8 +64,8 @@ def _mean(module: Module, member: Member, free: list[int], corpus: Corpus) -> Te
 
 def drawn(network: Network, name: str, corpus: Corpus, seed: int) -> Tensor:
     """One draw of a readout for each sentence, in the form of its evidence."""
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(seed)
+    with own_random(network.device), torch.no_grad():
+        reseed(seed, network.device)
         found = pyro_model(network)(corpus.x, mask=corpus.mask)[name]
     return found.reshape(corpus.evidence[name].value.shape)
 
@@ -109,11 +110,13 @@ def _share(k: int) -> Statistic:
 
 def _number(what: str, of: Any, y: Tensor) -> float:
     """What a statistic is of what was observed."""
-    found = of(y) if callable(of) else of
+    wanted = "a function of what is observed that returns a number"
+    if not callable(of):
+        raise BNetError(f"statistic {what}", expected=wanted, got=of)
+    found = of(y.clone())  # a statistic may change what it sees
     try:
         return float(found)
     except (TypeError, ValueError, RuntimeError) as error:
-        wanted = "a function of what is observed that returns a number"
         raise BNetError(f"statistic {what}", expected=wanted, got=found) from error
 
 
@@ -141,6 +144,6 @@ def checked(
     return Check(
         observed,
         dict(zip(told, table.mean(0).tolist(), strict=True)),
-        dict(zip(told, table.std(0).tolist(), strict=True)),
+        dict(zip(told, (table.std(0) if draws > 1 else table[0] * torch.nan).tolist(), strict=True)),
         dict(zip(told, share.tolist(), strict=True)),
     )

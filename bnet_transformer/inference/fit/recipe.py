@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Any
 
-from bnet_transformer.errors import BNetError, number, one_of, seed_of, whole
+from bnet_transformer.errors import BNetError, number, one_of, put, seed_of, whole
 from bnet_transformer.training import checkpoint
 
 METHODS = ("map", "em", "svi", "nuts")
@@ -59,22 +59,25 @@ class Recipe:
         one_of("method", self.method, METHODS)
         for what in ("steps", "batch"):
             if getattr(self, what) is not None:
-                whole(what, getattr(self, what))
+                put(self, **{what: whole(what, getattr(self, what))})
         for what in ("restarts", "inner", "chains", "draws", "warmup"):
-            whole(what, getattr(self, what))
+            put(self, **{what: whole(what, getattr(self, what))})
         for what in ("rate", "spread", "clip"):
             if getattr(self, what) is not None:
-                number(what, getattr(self, what), above=0)
-        if self.anneal is not None and not 0 < number("anneal", self.anneal) <= 1:
+                put(self, **{what: number(what, getattr(self, what), above=0)})
+        if self.anneal is not None:
+            put(self, anneal=number("anneal", self.anneal))
+        if self.anneal is not None and not 0 < self.anneal <= 1:
             raise BNetError("anneal", expected="the power from which likelihoods rise to 1, a share", got=self.anneal)
-        if number("weight_decay", self.weight_decay) < 0:
+        put(self, weight_decay=number("weight_decay", self.weight_decay))
+        if self.weight_decay < 0:
             raise BNetError("weight_decay", expected="a number of at least 0", got=self.weight_decay)
         one_of("prune", self.prune, (True, False))
         one_of("precision", self.precision, PRECISIONS)
         one_of("choices", self.choices, ("exact", "sampled"))
         if self.choices == "sampled" and self.method != "svi":
             raise BNetError("choices", expected="'exact' but for svi", got=f"'sampled' with {self.method}")
-        seed_of(self.seed)
+        put(self, seed=seed_of(self.seed))
         if self.restarts > 1 and self.method in ("svi", "nuts"):
             got = f"restarts={self.restarts} with method={self.method!r}"
             raise BNetError("restarts", expected="1: start from the net of a fit by map or em", got=got)
@@ -150,6 +153,11 @@ class Habits:
     def free(self) -> frozenset[str]:
         """The settings that a resumed fit may have others of."""
         return checkpoint.CHANGEABLE if self.resume == "changed" else frozenset()
+
+    @property
+    def together(self) -> tuple[object, ...]:
+        """What several processes must have in common, for at a pause they meet."""
+        return self.every, self.patience, self.folder is not None, self.resume
 
     @property
     def kept(self) -> bool:

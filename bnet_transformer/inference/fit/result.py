@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.compiler import Module
-from bnet_transformer.errors import BNetError, BudgetError, ReadingError, unknown, whole
+from bnet_transformer.errors import BNetError, BudgetError, ReadingError, methods_within_memory, unknown, whole
 from bnet_transformer.errors import share as check_share
 from bnet_transformer.inference.exact import posterior
 from bnet_transformer.inference.fit.comparing import compared, gains, held_by_both
@@ -35,7 +34,7 @@ from bnet_transformer.inference.fit.matching import Comparison, words_present
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.inference.fit.predictive import Check, checked, predicted
 from bnet_transformer.network import Member, Network
-from bnet_transformer.training.parallel import Ranks, device_of, ranks
+from bnet_transformer.training.parallel import Ranks, by_itself, device_of, ranks, several
 from bnet_transformer.training.result import N
 
 if TYPE_CHECKING:
@@ -47,6 +46,7 @@ AT_ONCE = 1024
 MOST = 2**26  # numbers of a table of log likelihoods that is still made
 
 
+@methods_within_memory
 @dataclass(frozen=True)
 class Fit(Generic[N]):
     """A fitted net, and how it came to be.
@@ -79,6 +79,7 @@ class Fit(Generic[N]):
     statistics: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     matched: tuple[str, ...] = field(default=(), repr=False)
     known_likelihoods: Tensor | None = field(default=None, repr=False)
+    _made: dict[bool, Tensor | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def network(self) -> Network:
@@ -93,16 +94,14 @@ class Fit(Generic[N]):
     @property
     def pi(self) -> Tensor:
         """`P(c)`, of the first selector; `theta` has them all."""
-        if not self.selectors:
-            raise BNetError("pi", expected="a net with a selector", got="one without")
-        return self.theta[self._selectors()[0].owner]
+        return self.theta[self._selector(None).owner]
 
     @property
     def theta(self) -> dict[str, Tensor]:
         """The tables of all choices by the node that owns them, `[*states of the parents, state]`; posterior means."""
-        graph, store = self.network.graph, self.network.parameters
-        chosen = [m for m in self.network.members if m.tpm.kind == "discrete" and graph.out_of[m.family.index]]
-        owners = {m.owner: f"{m.owner}.logits" for m in chosen if f"{m.owner}.logits" in store}
+        store = self.network.parameters
+        tables = tables_of(self.network) & {*store}
+        owners = {m.owner: f"{m.owner}.logits" for m in self._choices() if f"{m.owner}.logits" in tables}
         return {
             owner: self.samples[name].mean((0, 1)) if name in self.samples else store[name].detach().softmax(-1)
             for owner, name in owners.items()
@@ -127,12 +126,19 @@ class Fit(Generic[N]):
         found = mean_invariants(self.network, chosen, stored(self.samples, tables_of(self.network)))
         return Heads(chosen.family.name, self.theta[chosen.owner], *parted(found))
 
-    @cached_property
+    @property
     def log_likelihoods(self) -> Tensor | None:
         """The log evidence of each sentence of the data under each draw, `[chain, draw, sentence]`, made when asked.
 
         None without draws, where choices were drawn or belong to the whole corpus, and past 2^26 numbers.
         """
+        shared = not by_itself() and several()  # then others would wait for what one has made alone
+        if shared not in self._made:
+            self._made[shared] = self._made[True] if True in self._made else self._likelihoods()
+        return self._made[shared]
+
+    def _likelihoods(self) -> Tensor | None:
+        """The same, made."""
         if self.known_likelihoods is not None or self.data is None or not self.samples or self.choices:
             return self.known_likelihoods
         learned = learned_of(self.network, task_of_mixture(self.network).readouts, self.learned, None)
@@ -248,13 +254,21 @@ class Fit(Generic[N]):
         heads = self.heads._repr_html_() if self.selectors else ""
         return f"<p>{html.escape(repr(self.net))}<br>{html.escape(told)}</p>{heads}"
 
+    def _choices(self) -> list[Member]:
+        reads = self.network.graph.out_of
+        return [m for m in self.network.members if m.tpm.kind == "discrete" and reads[m.family.index]]
+
     def _selectors(self) -> list[Member]:
         return selectors_of(self.network)
 
     def _selector(self, name: str | None) -> Member:
         known = {member.family.name: member for member in self._selectors()}
         if not known:
-            raise BNetError("selector", expected="a net with a selector", got="one without")
+            wanted = "a net with a selector that hangs on no other node"
+            others = [m.family.name for m in self._choices()]
+            got = f"{', '.join(others[:4])}, whose parents decide" if others else "none"
+            allowed = "posterior(...) of a node of a sentence of f.net" if others else None
+            raise BNetError("selector", expected=wanted, got=got, allowed=allowed)
         if name is None:
             return next(iter(known.values()))
         if not isinstance(name, str) or name not in known:
@@ -263,7 +277,7 @@ class Fit(Generic[N]):
 
     def _readout(self, name: str | None) -> Member:
         known = {member.family.name: member for member in task_of_mixture(self.network).readouts}
-        if name is not None and name not in known:
+        if name is not None and (not isinstance(name, str) or name not in known):
             raise unknown("readout", name, known)
         return known[name] if name is not None else next(iter(known.values()))
 
@@ -289,7 +303,7 @@ class Fit(Generic[N]):
             return
         with ranks(self._device) as here:
             told = {"budget": self.budget, **settings}
-            here.agree(what, net=self.network.parameters, samples=self.samples, data=corpus, **told)
+            here.agree(what, net=self.network, samples=self.samples, data=corpus, **told)
             yield here
 
     @property

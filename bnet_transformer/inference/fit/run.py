@@ -21,14 +21,17 @@ from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.sampling import sampled
 from bnet_transformer.network import Network
 from bnet_transformer.training import checkpoint
+from bnet_transformer.training.apart import own_random, with_gradients
 from bnet_transformer.training.data import mixed
-from bnet_transformer.training.parallel import Ranks, device_of, digest_of, ranks
+from bnet_transformer.training.digest import digest_of
+from bnet_transformer.training.parallel import Ranks, device_of, ranks
 from bnet_transformer.training.result import N
 
 LAST = 0.2  # of the rate, when the best restart goes on with all sentences
 SHARE, MOST = 0.1, 1000  # of the sentences that are held out to choose among restarts, where none are told
 
 
+@with_gradients()
 def fit(
     net: N,
     data: object,
@@ -121,13 +124,14 @@ def _fitted(
     with (
         within_memory("fit"),
         ranks(device) as here,
-        torch.random.fork_rng([here.device] if here.device.type == "cuda" else []),
+        own_random(here.device),
         checkpoint.kept_by(habits.folder, here.first),
     ):
         if here.world > 1 and objective.of_corpus and recipe.method != "nuts":
             wanted = "choices of sentences or words: a share of a corpus with one draw has no evidence of its own"
             raise BNetError("torchrun", expected=wanted, got="per='corpus'", allowed="one process")
-        here.agree("fit", **settings, checkpoint=habits.kept)
+        alike = {"net": objective.network, "budget": objective.budget, "habits": habits.together}
+        here.agree("fit", **settings, **alike, checkpoint=habits.kept)
         objective.to(here.device)
         corpus = corpus.to(here.device)
         if recipe.method in ("svi", "nuts"):
@@ -239,8 +243,13 @@ def _check(objective: Objective, recipe: Recipe, corpus: Corpus) -> None:
             got=concentration,
             allowed="svi, nuts",
         )
+    real = torch.finfo(objective.network.dtype)
+    if recipe.spread is not None and not real.tiny <= recipe.spread * recipe.spread <= real.max:
+        square = f"a standard deviation whose square {real.dtype} can hold"
+        raise BNetError("spread", expected=square, got=recipe.spread)
     if recipe.method in ("svi", "nuts") and learned.weights and recipe.spread is None:
         got = f"none for {', '.join(learned.weights[:3])}"
-        raise BNetError(
-            "spread", expected="a prior on the weights: their standard deviation", got=got, allowed="learn="
-        )
+        allowed = "spread=1.0, say"
+        if learned.tables:
+            allowed += f"; learn={[*learned.tables]}, which leaves the weights as they are"
+        raise BNetError("spread", expected="a prior on the weights: their standard deviation", got=got, allowed=allowed)

@@ -24,6 +24,7 @@ from bnet_transformer.inference.fit.samples import aligned
 from bnet_transformer.inference.fit.variational import Drawn, Model, Variational
 from bnet_transformer.network import Network
 from bnet_transformer.training import checkpoint
+from bnet_transformer.training.apart import reseed
 from bnet_transformer.training.data import mixed
 from bnet_transformer.training.loop import asked_to_stop
 from bnet_transformer.training.parallel import Ranks
@@ -89,7 +90,7 @@ def _by_svi(
     drawn = recipe.choices == "sampled"
     run = (Drawn if drawn else Variational)(objective, recipe, corpus, corpus, ranks, settings)
     finished = ascend(run, habits)
-    torch.manual_seed(mixed(recipe.seed, "posterior"))
+    reseed(mixed(recipe.seed, "posterior"), ranks.device)
     samples = {name: of.sample((1, recipe.draws)) for name, of in run.guide(run.sets.one(0)).items()}
     return Found(
         samples,

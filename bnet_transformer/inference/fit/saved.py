@@ -15,6 +15,7 @@ from bnet_transformer import files
 from bnet_transformer.errors import FileError
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.network import Network
+from bnet_transformer.training import alone
 
 FORMAT, VERSION, WANTED = "bnet_transformer fit", 1, "a fit that save wrote"
 TOLD = (
@@ -31,8 +32,10 @@ def save(fit: Fit[Any], path: str | os.PathLike[str]) -> None:
     tensors |= {f"samples/{name}": value.detach().cpu().contiguous() for name, value in fit.samples.items()}
     tensors |= {f"choices/{name}": value.detach().cpu().contiguous() for name, value in fit.choices.items()}
     tensors |= {f"statistics/{name}": value.contiguous() for name, value in fit.statistics.items()}
-    if fit.log_likelihoods is not None:
-        tensors["log_likelihoods"] = fit.log_likelihoods.detach().cpu().contiguous()
+    with alone():  # files are written by one rank
+        known = fit.log_likelihoods
+    if known is not None:
+        tensors["log_likelihoods"] = known.detach().cpu().contiguous()
     head = {"format": FORMAT, "version": VERSION, "told": {name: getattr(fit, name) for name in TOLD}}
     files.write_tensors(path, head, tensors)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyro
@@ -16,6 +19,7 @@ from bnet_transformer.inference.fit.ascent import USUAL, Ascent
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.fit.descent import Sets
 from bnet_transformer.inference.fit.objective import Objective
+from bnet_transformer.training.apart import reseed
 from bnet_transformer.training.data import mixed
 
 SIMPLEX = constraints.simplex
@@ -65,6 +69,18 @@ def site(name: str) -> str:
     return name.replace(".", "_")
 
 
+@contextmanager
+def _as_it_was() -> Iterator[None]:
+    """An error of ours as it was: Pyro's trace makes another one of its text and the shapes of all parameters."""
+    try:
+        yield
+    except BNetError as error:
+        found: BaseException = error
+        while isinstance(found, BNetError) and found.expected is None and found.__cause__ is not None:
+            found = found.__cause__
+        raise found from None
+
+
 class Variational(Ascent):
     """A fit by a mean-field guide: a Dirichlet for each row of a table, a Normal for each weight."""
 
@@ -102,7 +118,7 @@ class Variational(Ascent):
         Under torchrun all ranks draw the same; each has the likelihood of its share of the sentences, and its part of
         the divergence from the prior, which is one part in so many.
         """
-        torch.manual_seed(mixed(self.recipe.seed, "draw", step))
+        reseed(mixed(self.recipe.seed, "draw", step), self.ranks.device)
         leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
         told = {name: value[0] for name, value in leaves.items()}
 
@@ -111,7 +127,13 @@ class Variational(Ascent):
                 pyro.sample(site(name), of)
 
         total, world = len(self.corpus), self.ranks.world
-        with pyro.validation_enabled(False), pyro.poutine.scale(scale=1 / world):
+        with (
+            _as_it_was(),
+            pyro.validation_enabled(False),
+            pyro.poutine.scale(scale=1 / world),
+            warnings.catch_warnings(),
+        ):
+            warnings.filterwarnings("ignore", r"Encountered [+-]?(NaN|inf)", UserWarning)  # our own error tells it
             weight = world * total / self.batch_of(step)
             loss = TraceMeanField_ELBO().differentiable_loss(self.model, guide, self.share(step), weight)
         return self.whole_rise(-loss / total, leaves)
@@ -184,7 +206,7 @@ class Drawn(Variational):
 
     def rise(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The evidence lower bound per sentence by a few draws, and its gradient."""
-        torch.manual_seed(mixed(self.recipe.seed, "draw", step))
+        reseed(mixed(self.recipe.seed, "draw", step), self.ranks.device)
         leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
         told = {name: value[0] for name, value in leaves.items()}
         guide = self.guide(told)
@@ -205,7 +227,7 @@ class Drawn(Variational):
         """The mean of the bound of a sentence at the mean of the guide, by the same draws every time."""
         told = self.sets.one(0)
         means = {name: of.mean for name, of in self.guide(told).items()}
-        torch.manual_seed(mixed(self.recipe.seed, "judge"))
+        reseed(mixed(self.recipe.seed, "judge"), self.ranks.device)
         with torch.no_grad():
             places = torch.arange(len(self.corpus), device=self.ranks.device).split(USUAL)
             parts = [torch.sub(*self._draw(means, told, which)).mean(0) for which in places]

@@ -1,0 +1,162 @@
+"""What a run keeps apart from its caller: modes of torch, other threads, and the memory of what it was told."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.tpm.arrays import own_tensor
+from bnet_transformer.training.apart import own_random
+
+WORDS = ["the", "cat", "sat"]
+PAIRS = [("the cat sat", "cat the sat"), ("sat the cat", "the sat cat")]
+METHODS = {
+    "map": {"steps": 2},
+    "em": {"steps": 2},
+    "svi": {"steps": 2, "spread": 1.0, "draws": 2},
+    "nuts": {"chains": 1, "draws": 2, "warmup": 2, "spread": 1.0},
+}
+
+
+def mixture(seed=0):
+    return bt.bayesuvius(4, heads=2, vocabulary=WORDS, observe=bt.tpm.Categorical(3), prior=1.0, seed=seed)
+
+
+def real():
+    return bt.bayesuvius(4, heads=2, observe=bt.tpm.Normal(1.0))
+
+
+def decoder():
+    return bt.decoder(8, heads=2, slices=1, dropout=0.3, vocabulary=WORDS)
+
+
+def fitted(method, seed=0):
+    return bt.fit(mixture(), PAIRS, method=method, seed=seed, progress=False, **METHODS[method]).net.network.parameters
+
+
+def trained(seed=0):
+    return bt.train(decoder(), ["the cat sat"], steps=3, seed=seed, progress=False).losses
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_fit_is_the_same_without_gradients_around_it(mode, method):
+    with mode():
+        found = fitted(method)
+    for name, value in fitted(method).items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_training_posteriors_and_importance_are_the_same_without_gradients_around_them(mode):
+    def asked():
+        found = bt.inclusion(decoder(), ["the cat sat"], draws=5, progress=False)
+        return trained(), mixture().sentence("the cat sat").posterior("c", {"y_1": "cat"}).tolist(), found.importance
+
+    with mode():
+        inside = asked()
+    outside = asked()
+    assert inside[:2] == outside[:2]
+    torch.testing.assert_close(inside[2], outside[2])
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_dependence_has_its_derivatives_without_gradients_around_it(mode):
+    s = real().sentence(x=torch.eye(3, 4)).do(c=0)
+    with mode():
+        found = s.separated("x_0_0", "x_1_2", verify=True).over_roots
+    assert found == s.separated("x_0_0", "x_1_2", verify=True).over_roots > 0
+
+
+def test_a_net_of_inference_mode_learns_after_it():
+    with torch.inference_mode():
+        net = mixture()
+    assert not any(value.is_inference() for value in net.network.parameters.values())
+    assert bt.fit(net, PAIRS, steps=1, progress=False).finished
+
+
+def test_a_default_device_is_not_that_of_a_run():
+    net, dec = mixture(), decoder()
+    with torch.device("meta"):
+        assert bt.fit(net, PAIRS, steps=1, progress=False).finished
+        assert bt.train(dec, ["the cat sat"], steps=1, progress=False).steps == 1
+
+
+def together(asked):
+    """What several calls come to, each in a thread of its own."""
+    found, threads = {}, []
+    for name, ask in asked.items():
+        threads.append(threading.Thread(target=lambda name=name, ask=ask: found.update({name: ask()})))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_threads_draw_as_they_would_alone():
+    asked = {("train", k): lambda k=k: trained(k) for k in range(2)}
+    asked |= {(m, k): lambda m=m, k=k: fitted(m, k)["c.logits"].tolist() for m in ("svi", "nuts") for k in range(2)}
+    found = bt.fit(mixture(), PAIRS, steps=1, progress=False)
+    asked |= {("check", k): lambda: found.check(PAIRS, draws=5).p for k in range(2)}
+    assert together(asked) == {name: ask() for name, ask in asked.items()}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have():
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold():
+        with own_random(torch.device("cpu")):
+            entered.set()
+            leave.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    entered.wait()
+    child = os.fork()
+    if not child:
+        with own_random(torch.device("cpu")):
+            os._exit(0)
+    leave.set()
+    holder.join()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_what_a_fit_was_told_is_its_own():
+    x, y = torch.ones(2, 3, 4), torch.ones(2, 3, 4)
+    found = bt.fit(real(), (x, y), steps=1, progress=False)
+    before = found.log_likelihood(found.data)
+    x.zero_(), y.zero_()
+    assert found.log_likelihood(found.data).equal(before)
+
+
+def test_a_statistic_changes_its_own_copy():
+    found = bt.fit(mixture(), PAIRS, steps=1, progress=False)
+    before = found.data.evidence["y"].value.clone()
+    found.check(found.data, {"none left": lambda y: y.zero_().sum()}, draws=2)
+    assert found.data.evidence["y"].value.equal(before)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64", ">i4", ">f8", "float16"])
+def test_numbers_of_any_type_are_read(dtype):
+    assert own_tensor(np.array([0, 1, 2], dtype=dtype)).tolist() == [0, 1, 2]
+
+
+def test_numbers_lie_on_the_host_in_their_order():
+    with torch.device("meta"):
+        found = own_tensor(np.arange(6).reshape(2, 3).T[::-1])
+    assert found.is_contiguous() and found.tolist() == [[2, 5], [1, 4], [0, 3]]
+
+
+@pytest.mark.parametrize(
+    "value", [torch.eye(2).to_sparse(), torch.ones(2, device="meta"), np.ma.masked_equal([1.0, 2.0], 2.0)]
+)
+def test_numbers_that_are_not_there_are_refused(value):
+    with pytest.raises(TypeError):
+        own_tensor(value)
+    with pytest.raises(bt.BNetError, match="expected real numbers"):
+        bt.bayesuvius(2).sentence(x=value)
