@@ -7,19 +7,23 @@ raises: that is a fault. Hypothesis draws inputs by `inputs`; any other fuzzer o
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import io
 import itertools
 import json
 import os
+import random
+import re
 import signal
 import sys
 import tempfile
 import threading
+import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +45,8 @@ from bnet_transformer.training import checkpoint, kept
 from bnet_transformer.training.words import tokens_of
 from tests.keeping import same
 
-SECONDS = 10.0  # as long as one input may take, on a busy machine
+SECONDS = 10.0  # of the processor, that one input may take: a busy machine takes longer by the clock
+WAITING = 12  # times as long, by the clock, where it waits for something
 LONGEST = 20_000  # letters of an error
 CANARY = "fuzz_canary"  # a module that nobody may import
 
@@ -97,21 +102,26 @@ def watched() -> Iterator[None]:
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """What takes longer is interrupted by an error, where signals are told (POSIX, the main thread)."""
+    """What takes the processor for longer, or waits for much longer, is interrupted by an error, where signals are told
+    (POSIX, the main thread)."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def late(*_: object) -> None:
-        raise TimeoutError(f"it took more than {seconds:g} s")
+    def late(number: int, _: object) -> None:
+        told = "of the processor" if number == signal.SIGPROF else f"by the clock, {WAITING} times over"
+        raise TimeoutError(f"it took more than {seconds:g} s {told}")
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    clocks = ((signal.SIGPROF, signal.ITIMER_PROF, seconds), (signal.SIGALRM, signal.ITIMER_REAL, WAITING * seconds))
+    before = [signal.signal(number, late) for number, _, _ in clocks]
     try:
+        for _, clock, most in clocks:
+            signal.setitimer(clock, most)
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for (number, clock, _), habit in zip(clocks, before, strict=True):
+            signal.setitimer(clock, 0)
+            signal.signal(number, habit)
 
 
 @dataclass(frozen=True)
@@ -127,7 +137,7 @@ class Parser:
 
     def target(self, data: bytes) -> None:
         """Read one input: any exception but a clear refusal is a fault."""
-        guard = nullcontext() if self.runs_programs or not self._warm else watched()
+        guard = watched() if self._warm and not self.runs_programs else nullcontext()  # warm, whatever it runs
         with warnings.catch_warnings(), within(SECONDS), guard:
             warnings.simplefilter("ignore")
             try:
@@ -137,7 +147,7 @@ class Parser:
 
     @functools.cached_property
     def _warm(self) -> bool:
-        """True once sound inputs were read: what libraries compile of their own for their first call is there."""
+        """True once sound inputs were read: what is imported, or compiled, for a first call is no input's doing."""
         for data in self.sound:
             with suppress(bt.BNetError):
                 self.read(data)
@@ -213,6 +223,7 @@ def read_declaration(data: bytes) -> None:
     assert plain.from_plain(json.loads(text), "declaration") == found.declaration
 
 
+@functools.cache
 def seeds_declaration() -> list[bytes]:
     """Headers of several architectures."""
     nets = (
@@ -227,19 +238,133 @@ def seeds_declaration() -> list[bytes]:
 
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "I64": torch.int64, "U8": torch.uint8, "BOOL": torch.bool}
+DTYPES |= {"BF16": torch.bfloat16, "F16": torch.float16, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64}
+DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32}
+MOST = 10**6  # numbers of a tensor that an input may make
+
+
+@contextmanager
+def making() -> Iterator[None]:
+    """What cannot be made of an input is no fault of a reader."""
+    try:
+        yield
+    except Exception as error:
+        raise bt.BNetError("an input", expected="one that can be made", got=type(error).__name__) from error
+
+
+def _parts(data: bytes) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A head and tensors as JSON tells them; of a tensor whose numbers are none, so many zeros."""
+    told = json.loads(data)
+    return told["head"], {name: _tensor(*each) for name, each in told["tensors"].items()}
+
+
+def _tensor(dtype: str, shape: list[int], values: Any) -> torch.Tensor:
+    if values is None:
+        assert np.prod(shape, dtype=float) < MOST
+        return torch.zeros(shape, dtype=DTYPES[dtype])
+    return torch.tensor(values, dtype=torch.float64).to(DTYPES[dtype]).reshape(shape)
 
 
 def _rebuilt(data: bytes) -> Path:
     """A file with a head and tensors as JSON tells them, and the hash of both: only what they say can be wrong."""
-    try:
-        told = json.loads(data)
-        tensors = {
-            name: torch.tensor(values, dtype=torch.float64).to(DTYPES[dtype]).reshape(shape)
-            for name, (dtype, shape, values) in told["tensors"].items()
-        }
-        return _written(told["head"], tensors)
-    except Exception as error:  # no input of this kind
-        raise bt.BNetError("an input", expected="a head and tensors", got=type(error).__name__) from error
+    with making():
+        return _written(*_parts(data))
+
+
+def read_signed(data: bytes) -> None:
+    """A net's header and tensors, as JSON tells them, under the hash that is theirs."""
+    with making():
+        head, tensors = _parts(data)
+        with suppress(Exception):
+            head["sha256"] = store._digest(head, tensors)
+        whole = save_bytes(tensors, {store.KEY: json.dumps(head)})
+    read_net(whole)
+
+
+def seeds_signed() -> list[bytes]:
+    """Nets with parameters of several kinds, one with a tokenizer."""
+    found = []
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    small = bt.bayesuvius(2, heads=2, key_dim=1, vocabulary=("the", "cat"), observe=bt.tpm.Categorical(2))
+    for network in (small.network, replace(small.network, tokenizer=Tokenizer(seeds_tokenizer()[0].decode()))):
+        tensors, metadata = store._content(network)
+        told = {k: [names[v.dtype], list(v.shape), v.double().flatten().tolist()] for k, v in tensors.items()}
+        found.append(json.dumps({"head": json.loads(metadata[store.KEY]), "tensors": told}).encode())
+    return found
+
+
+def read_header(data: bytes) -> None:
+    """The header of a safetensors file, before as many zeros as it tells of: of a net, a fit, a pretrained model."""
+    with making():
+        ends = re.findall(rb'"data_offsets": ?\[\d+, ?(\d{1,7})\]', data)
+        whole = len(data).to_bytes(8, "little") + data + bytes(min(max(map(int, ends), default=0), MOST))
+    put("whole/config.json", json.dumps(GPT2).encode())
+    folder = put("whole/model.safetensors", whole).parent
+    for read in (lambda: bt.load(folder / "model.safetensors"), lambda: bt.from_pretrained(str(folder))):
+        _answered(read)
+
+
+def seeds_header() -> list[bytes]:
+    """The headers of such files."""
+    fit = _rebuilt(seeds_fit()[0]).read_bytes()
+    each = (files.as_bytes(net().network), save_bytes(weights("gpt2"), {"format": "pt"}), fit)
+    return [data[8 : 8 + int.from_bytes(data[:8], "little")] for data in each]
+
+
+# a stranger's class
+
+
+FRIEND = "fuzz_friend"  # a module that is trusted; what it imports is not
+
+
+@functools.cache
+def friend() -> types.ModuleType:
+    """A module with a node's TPM of its own; whoever asks it for anything else than a class is found out."""
+    module = types.ModuleType(FRIEND)
+    sys.modules[FRIEND] = module
+
+    def told(name: str) -> object:
+        raise AttributeError(name) if name.startswith("__") else Executed(f"asked for {name}")
+
+    exec("import os, builtins, dataclasses, bnet_transformer as bt", vars(module))
+    own = dataclasses.dataclass(frozen=True)(type("Own", (bt.tpm.Linear,), {"__module__": FRIEND}))
+    vars(module).update(Own=own, Other=functools.partial(own), __getattr__=told)
+    return module
+
+
+def read_consent(data: bytes) -> None:
+    """The name of a class, wherever a net's header has one: nothing is imported, or made, that was not named."""
+    friend()
+    name = data.decode("utf-8", "replace")
+    head = json.loads(seeds_declaration()[0])
+    inner = head["declaration"]["stacks"][0]["slice"][0]
+    holders = (inner, inner["tpm"], head["declaration"])
+    where = place() / "net.safetensors"
+    for holder in holders:
+        kept, holder["class"] = holder["class"], name
+        for trust in ((), (FRIEND,), (f"{FRIEND}:Own",)):
+            before = set(sys.modules)
+            found = _answered(lambda trust=trust: _of_header(where, head, trust))
+            made = (
+                {type(node.tpm).__module__ for stack in found.declaration.stacks for node in stack.slice}
+                if found
+                else set()
+            )  # type: ignore[attr-defined]
+            assert set(sys.modules) == before, set(sys.modules) - before
+            assert all(each.startswith("bnet_transformer.") or (each == FRIEND and trust) for each in made), made
+        holder["class"] = kept
+
+
+def _of_header(where: Path, head: Any, trust: Any) -> Any:
+    with files.reading(where, store.WANTED):
+        return store._read_net(where, head, trust)
+
+
+SEEDS_CONSENT = [b"Linear", b"os:system", b"builtins:eval", b"fuzz_friend:Own", b"fuzz_friend:os.system", b".os:system"]
+SEEDS_CONSENT += [b"fuzz_friend:bt.tpm.Linear", b"fuzz_friend:builtins.eval", b"bnet_transformer.models.encoder:Node"]
+SEEDS_CONSENT += [b"bnet_transformer.models:encoder", b"bnet_transformer.models.encoder:torch.hub", b"antigravity:x"]
+SEEDS_CONSENT += [b"fuzz_friend:Own.__init__.__globals__", b"fuzz_friend:__getattr__", b"this:s", b"fuzz_canary:Thing"]
+SEEDS_CONSENT += [b"bnet_transformer.models._sublayers:dataclasses.dataclass", b"fuzz_friend:", b":x", b":", b"a:b:c"]
 
 
 def _written(head: Any, tensors: Mapping[str, torch.Tensor]) -> Path:
@@ -277,6 +402,36 @@ def seeds_checkpoint() -> list[bytes]:
     return [_told(folder / checkpoint.NAME)]
 
 
+@functools.cache
+def fitted() -> tuple[bt.BNet, Any]:
+    """A small net of vectors, and two sentences."""
+    return bt.bayesuvius(2, heads=2, key_dim=1, observe=bt.tpm.Normal(0.5)), (torch.ones(2, 2, 2),) * 2
+
+
+CHAINS = {"method": "nuts", "chains": 1, "warmup": 1, "draws": 2, "learn": ("c.logits",)}
+METHODS: tuple[dict[str, Any], ...] = ({"method": "em", "steps": 2}, {"method": "map", "steps": 2}, CHAINS)
+
+
+def read_ascent(data: bytes) -> None:
+    """A fit that goes on from a checkpoint, by the method of which it is."""
+    path = _rebuilt(data)
+    told = str(json.loads(data)["head"])
+    asked = next((each for each in METHODS if repr(each["method"]) in told), CHAINS)
+    small, sentences = fitted()
+    bt.fit(small, sentences, folder=path.parent, resume=True, every=1, progress=False, **asked)
+
+
+def seeds_ascent() -> list[bytes]:
+    """The checkpoints of fits."""
+    small, sentences = fitted()
+    found = []
+    for asked in METHODS:
+        folder = place() / f"began-{asked['method']}"
+        bt.fit(small, sentences, folder=folder, resume=folder.exists(), every=1, progress=False, **asked)
+        found.append(_told(folder / checkpoint.NAME))
+    return found
+
+
 def read_fit(data: bytes) -> None:
     """A file of a fit."""
     found = bt.load(_rebuilt(data))
@@ -285,14 +440,13 @@ def read_fit(data: bytes) -> None:
 
 def seeds_fit() -> list[bytes]:
     """Fits of two methods."""
-    small = bt.bayesuvius(2, heads=2, key_dim=1, observe=bt.tpm.Normal(0.5))
-    x = torch.ones(2, 2, 2)
+    small, sentences = fitted()
     path, found = place() / "began.fit", []
     for options in ({"method": "em"}, {"method": "nuts", "chains": 1, "warmup": 1, "draws": 2, "learn": ("c.logits",)}):
         steps = {} if "chains" in options else {"steps": 1}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            bt.fit(small, (x, x), progress=False, **options, **steps).save(path)
+            bt.fit(small, sentences, progress=False, **options, **steps).save(path)
         found.append(_told(path))
     return found
 
@@ -318,6 +472,54 @@ def seeds_hdf5() -> list[bytes]:
             fill(file)
         found.append(held.getvalue())
     return found
+
+
+def read_groups(data: bytes) -> None:
+    """Such a file by its parts, as JSON: what lies at each path, or where a link there leads, and what they say."""
+    h5py = _module("h5py")
+    path = place() / "parts.h5"
+    with making():
+        told = json.loads(data)
+        with h5py.File(path, "w") as file:
+            for name, (kind, shape, value) in told["parts"].items():
+                if kind == "hard":
+                    file[name] = file[value]
+                elif kind in ("soft", "outer"):
+                    file[name] = h5py.SoftLink(value) if kind == "soft" else h5py.ExternalLink(value, "/")
+                elif kind == "elsewhere":
+                    file.create_dataset(name, shape=shape, dtype="f8", external=[(value, 0, 8 * max(shape or [1]))])
+                elif value is None:  # as large as it is told, and never written
+                    file.create_dataset(name, shape=shape, dtype=kind, chunks=True if shape else None)
+                else:
+                    file[name] = np.asarray(value, dtype=kind).reshape(shape)
+            for name, (key, value) in told["says"].items():
+                file[name].attrs[key] = value
+    read_hdf5(path.read_bytes())
+
+
+def seeds_groups() -> list[bytes]:
+    """Every kind of layer, and what a file must not do."""
+    eye, n = ["f8", [2, 2], [1.0, 0.0, 0.0, 1.0]], ["i8", [], 2]
+    heads = {f"L1/P{role}/head_{k}": ["f8", [1, 2], [1.0, 0.0]] for role in "QKV" for k in (1, 2)}
+    dense = {
+        f"L{k}/{name}": each for k in (2, 3) for name, each in (("weight", eye), ("bias", ["f8", [2], [0.0, 0.0]]))
+    }
+    on = {f"L1/PQ/head_{k}/storage": ["f8", [1, 2], [1.0, 0.0]] for k in (1, 2)}
+    on |= {name: each for name, each in heads.items() if "PQ" not in name} | dense
+    steps: dict[str, Any] = {}
+    for k in range(2, 8):
+        steps |= {f"L{k}/weight/storage": ["f8", [1], [1.0]], f"L{k}/weight/metadata/n": n}
+        steps |= {} if k in (2, 6) else {f"L{k}/bias": ["f8", [2], [0.0, 0.0]]}
+    says = {
+        f"L{k}/weight": ["gml_type", "GML.LowerTriangular" if k % 2 == 0 else "UpperTriangular"] for k in (2, 3, 4, 5)
+    }
+    whole = {"L1/A": ["f8", [2, 2], [0.0, 1.0, -1.0, 0.0]]}
+    links = {"L1/A/S": ["f8", [1], [1.0]], "L1/A/n": ["elsewhere", [1], "/dev/zero"]}
+    found = [(heads | dense, {}), (on, {f"L1/PQ/head_{k}": ["parameter_type", "StiefelManifold"] for k in (1, 2)})]
+    found += [(whole | steps, says), (whole | steps, {"L1/A": ["gml_type", "SkewSymMatrix"]}), (links | steps, {})]
+    found += [({"L1/A": ["f8", [8000, 8000], None], "L2": ["hard", [], "/L1"]}, {})]
+    found += [({"L1/A": ["soft", [], "/L2"], "L2": ["outer", [], "other.h5"]}, {})]
+    return [json.dumps({"parts": parts, "says": told}).encode() for parts, told in found]
 
 
 def _standard(file: Any) -> None:
@@ -366,6 +568,30 @@ def read_config(data: bytes) -> None:
     kind = "llama" if b"llama" in data else "gpt2"
     put(f"{kind}/model.safetensors", save_bytes(weights(kind)))
     bt.from_pretrained(str(put(f"{kind}/config.json", data).parent))
+
+
+WORDY = {"vocab_size": 4, "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 3}
+WORDY |= {"max_position_embeddings": 8, "num_key_value_heads": 1, "rotary_pct": 1.0, "id2label": {"0": "a", "1": "b"}}
+STACKED = {"vocab_size": 4, "d_model": 4, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 3}
+STACKED |= {"decoder_ffn_dim": 3, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "scale_embedding": True}
+T5 = {"model_type": "t5", "vocab_size": 4, "d_model": 4, "d_kv": 2, "d_ff": 3, "num_layers": 1, "num_heads": 2}
+T5 |= {"feed_forward_proj": "gated-gelu", "relative_attention_num_buckets": 4, "relative_attention_max_distance": 6}
+VIT = {**WORDY, "model_type": "vit", "image_size": [9, 9], "patch_size": [4, 3], "num_channels": 3}
+TURNED = {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8}, "layer_types": ["sliding_attention"], "sliding_window": 3,
+          "use_sliding_window": True}  # fmt: skip
+
+
+def seeds_config() -> list[bytes]:
+    """A config of each family."""
+    wordy = ("bert", "albert", "roberta", "mpnet", "gpt_neox", "mistral", "qwen2")
+    found = [GPT2, LLAMA, LLAMA | TURNED, T5, VIT, *({**WORDY, "model_type": name} for name in wordy)]
+    found += [{**STACKED, "model_type": name} for name in ("bart", "marian")] + [
+        {**LLAMA, **TURNED, "model_type": "qwen2"}
+    ]
+    found += [{**WORDY, "model_type": "bert", "architectures": ["BertForSequenceClassification"]}]
+    found += [{"model_type": "distilbert", "vocab_size": 4, "dim": 4, "n_layers": 1, "n_heads": 2, "hidden_dim": 3}]
+    return [json.dumps(each).encode() for each in found]
 
 
 def read_index(data: bytes) -> None:
@@ -479,27 +705,34 @@ def read_text(data: bytes) -> None:
 
 
 def read_vocabulary(data: bytes) -> None:
-    """The vocabulary files of a folder: `name`, a line feed and the content of each, parted by NUL."""
-    from bnet_transformer.pretrained.vocabulary import folder_tokenizer
+    """The files of a folder beside its weights: `name`, a line feed and the content of each, parted by NUL."""
+    from bnet_transformer.pretrained.source import folder_to_source
 
     folder = place() / "vocabulary"
-    for name in ("vocab.txt", "tokenizer_config.json", "special_tokens_map.json", "merges.txt", "vocab.json"):
+    for name in BESIDE:
         (folder / name).unlink(missing_ok=True)
-    folder.mkdir(exist_ok=True)
+    (folder / "1_Pooling").mkdir(parents=True, exist_ok=True)
+    put("vocabulary/model.safetensors", save_bytes(weights("gpt2")))
+    put("vocabulary/config.json", json.dumps(GPT2).encode())
     for part in data.split(b"\0"):
         name, _, content = part.partition(b"\n")
-        if name in (b"vocab.txt", b"tokenizer_config.json", b"special_tokens_map.json", b"merges.txt", b"vocab.json"):
+        if text_of(name) in BESIDE:
             put(f"vocabulary/{name.decode()}", content)
-    text = folder_tokenizer(folder)
+    text = folder_to_source(folder).tokenizer
     if text is not None:
         read_tokenizer(text.encode())
 
 
+BESIDE = ("vocab.txt", "tokenizer_config.json", "special_tokens_map.json", "merges.txt", "vocab.json", "tokenizer.json")
+BESIDE += ("config.json", "1_Pooling/config.json")
 SEEDS_VOCABULARY = [
     b'vocab.txt\n[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\n##s\0tokenizer_config.json\n{"do_lower_case": true}',
     b'vocab.json\n{"<s>": 0, "</s>": 1, "t": 2, "h": 3, "th": 4}\0merges.txt\n#version: 0.2\nt h\n'
     b'\0special_tokens_map.json\n{"mask_token": {"content": "<mask>"}}',
     b'vocab.json\n{"<|endoftext|>": 0, "t": 1}\0merges.txt\n',
+    b'1_Pooling/config.json\n{"word_embedding_dimension": 4, "pooling_mode_mean_tokens": true}\0tokenizer.json\n{}',
+    b'config.json\n{"architectures": ["GPT2Model"]}\0vocab.txt\n[UNK]\n[CLS]\n[SEP]\0tokenizer_config.json\n'
+    b'{"cls_token": {"content": "[CLS]"}, "strip_accents": true, "tokenize_chinese_chars": false}',
 ]
 
 
@@ -599,7 +832,7 @@ def read_spec(data: bytes) -> None:
 
 SEEDS_SPEC = [b"c=1", b'y_2="7"', b"x_0_1=1.5,2", b"q_0_*=zero", b"y_1=cat,dog", b"0,1", b"enc=20,dec=30", b"1e400"]
 
-SLOW = ("bench", "explore", "heads")  # programs of their own, a browser, minutes
+SLOW = ("bench", "heads")  # programs of their own, minutes
 DRY = {"HF_HUB_OFFLINE": "1", "BNET_DEBUG": "0"}
 
 
@@ -637,12 +870,60 @@ def seeds_command() -> list[bytes]:
         ("draw", "the cat", "-o", "cat.dot", "--limit", "50", "--no-weights"),
         ("sweep", "the cat sat", "the dog sat", "--answer", "cat,dog", "--at", "x", "--over", "slice"),
         ("sweep", "-f", "sentences.txt", "--metric", "y_1=cat,dog", "--at", "v -> a"),
+        ("explore", "the cat", "-o", "cat.html", "--title", "<b>", "--posterior", "c", "--detail", "words"),
         ("models",),
         ("completion", "bash"),
         ("--version",),
         ("ask", "--help"),
     ]
     return ["\0".join(each).encode() for each in asked]
+
+
+def read_completed(data: bytes) -> None:
+    """A line that a shell asks to be completed, as it stands behind the program's name."""
+    kind, _, line = text_of(data.replace(b"\0", b" ")).partition(" ")
+    asked = {"COMP_WORDS": f"bnet-transformer {line}", "COMP_CWORD": str(line.count(" ") + 1)}
+    asked["_BNET_TRANSFORMER_COMPLETE"] = f"{kind}_complete"
+    found = CliRunner(env={**DRY, **asked}).invoke(main, [], prog_name="bnet-transformer")
+    assert found.exit_code in (0, 1, 2) and isinstance(found.exception, SystemExit | None), found.exception
+
+
+SEEDS_COMPLETED = [
+    b"bash ask posterior c -",
+    b"zsh dra",
+    b"fish draw 'the cat' -o cat.",
+    b"bash -m ti",
+    b"bash ask --top ",
+]
+
+
+def read_message(data: bytes) -> None:
+    """What the page of a notebook's widget sends back."""
+    widget, told = _widget()
+    del told[:]
+    with making():
+        content = json.loads(data)
+    with suppress(bt.BNetError):
+        widget._heard(None, content, [])
+    assert len(told) == 1 and set(told[0]) <= {"id", "error"}, told
+    json.dumps(widget.about, allow_nan=False)
+
+
+@functools.cache
+def _widget() -> tuple[Any, list[Any]]:
+    """A widget without a kernel, and what it answers."""
+    told: list[Any] = []
+    found: Any = net().sentence("the cat").do(c=0).widget()
+    found.send = lambda content, buffers=None: told.append(content)
+    return found, told
+
+
+SEEDS_MESSAGE = [
+    b'{"id": 1, "do": [["x_0_1", {"set": "zero"}], ["q_0_*", {"set": "zero"}]]}',
+    b'{"id": 2, "do": [["x_0_1", {"set": "node", "from": "x_0_0"}], ["c", {"set": "state", "state": 1}]]}',
+    b'{"id": 3, "undo": ["x_0_1"]}',
+    b'{"id": 4, "undo": []}',
+]
 
 
 def read_lines(data: bytes) -> None:
@@ -660,6 +941,18 @@ SEEDS_LINES = [b"the cat sat\nthe dog\n", b"the cat\tn y\nthe dog\ty n\n", b"\xe
 PIECES = [b"null", b"true", b"-1", b"1e999", b"NaN", b"Infinity", b"[]", b"{}", b'""', b'"\\ud800"', b"\\u0000", b"../"]
 PIECES += [b"{0.__class__}", b"%s", b"os:system", b"fuzz_canary:Thing", b'{"class": "fuzz_canary:Thing"}', b"[" * 3000]
 PIECES += [b"9" * 5000, b"99999999999999999999", b"\xff\xfe", b"\xed\xa0\x80", "ſ²٣\u202e".encode(), b"\0"]
+HEADINGS = (b'"F8_E4M3"', b'"F64"', b'"C64"', b'"data_offsets": [0, 8]', b"[0, 0]", b'"shape": [0]', b'"__metadata__"')
+PATHS = (
+    b":",
+    b".",
+    b"os",
+    b"builtins",
+    b"bnet_transformer.models.",
+    b"fuzz_friend",
+    b"__class__",
+    b"..",
+    b"fuzz_canary",
+)
 CLASSES = (b'"class"', b'"Linear"', b'"bnet_transformer.models._x:X"')
 NAMES = [b"_0", b"_1", b"*", b"[0]", b"[:, 0]", b".", b" -> ", b"_00", b"_-1", b"x", b"enc_", b"_" * 40, "_٣".encode()]
 
@@ -669,11 +962,16 @@ def all_parsers() -> dict[str, Parser]:
     cars = ["--json", "--do", "--given", "-m", "tiny", "-o", "a.svg", "a.csv", "--pair", "--top", "-f", "-", "--", "\0"]
     known = [
         Parser("net file", read_net, seeds_net),
+        Parser("signed net", read_signed, seeds_signed, True, CLASSES),
+        Parser("safetensors header", read_header, seeds_header, True, HEADINGS),
         Parser("declaration", read_declaration, seeds_declaration, True, CLASSES),
+        Parser("class of a stranger", read_consent, lambda: SEEDS_CONSENT, pieces=PATHS),
         Parser("checkpoint", read_checkpoint, seeds_checkpoint, True),
+        Parser("checkpoint of a fit", read_ascent, seeds_ascent, True),
         Parser("fit file", read_fit, seeds_fit, True),
         Parser("HDF5", read_hdf5, seeds_hdf5),
-        Parser("config.json", read_config, lambda: [json.dumps(each).encode() for each in (GPT2, LLAMA)], True),
+        Parser("parts of HDF5", read_groups, seeds_groups, True),
+        Parser("config.json", read_config, seeds_config, True),
         Parser("index of weights", read_index, seeds_index, True),
         Parser("pretrained weights", read_weights, lambda: [save_bytes(weights("gpt2"))]),
         Parser("tokenizer.json", read_tokenizer, seeds_tokenizer, True),
@@ -684,6 +982,8 @@ def all_parsers() -> dict[str, Parser]:
         Parser("name", read_name, lambda: SEEDS_NAME, pieces=NAMES),
         Parser("value on a command line", read_spec, lambda: SEEDS_SPEC, pieces=(b",", b"=", b'"', b"zero", b"nan")),
         Parser("file of sentences", read_lines, lambda: SEEDS_LINES, pieces=(b"\t", b"\n", b"\r", b"_")),
+        Parser("widget's message", read_message, lambda: SEEDS_MESSAGE, True, NAMES),
+        Parser("completed line", read_completed, lambda: SEEDS_COMPLETED, False, [each.encode() for each in cars]),
         Parser("command line", read_command, seeds_command, False, [each.encode() for each in cars] + NAMES, True),
     ]  # fmt: skip
     return {each.name: each for each in known}
@@ -782,6 +1082,19 @@ def _module(name: str) -> Any:
         return __import__(name)
     except ImportError:
         return None
+
+
+def change_of(parser: Parser, data: bytes, seed: int) -> bytes | None:
+    """One change by the grammar, for a fuzzer that has changes of its own: None leaves it to these."""
+    chance = random.Random(seed)
+    piece = chance.choice([*PIECES, *parser.pieces])
+    edit = Edit(chance.randrange(42), chance.random(), chance.randrange(1000), piece)
+    if chance.random() < 0.2:
+        return None
+    if parser.is_json and chance.random() < 0.8:
+        with suppress(ValueError, RecursionError):
+            return _dumped(edit.of_json(json.loads(data)))
+    return edit.of_bytes(data)
 
 
 def chances(parser: Parser, rounds: int) -> Iterator[bytes]:

@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from bnet_transformer.errors import FileError
@@ -24,6 +25,16 @@ else:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+@dataclass
+class _Lock:
+    """A lock file that is open."""
+
+    held: int
+
+
+_LOCKS: dict[Path, _Lock] = {}  # of this process, by the file that each is for
+
+
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[None]:
     """While the block runs no other `alone` has this file, in any process; the lock of a killed one is gone with it.
@@ -37,19 +48,37 @@ def alone(path: Path) -> Iterator[None]:
     ...
     bnet_transformer.errors.FileError: ...
     """
-    lock = path.with_name(f"{path.name}.lock")
-    held = _held(path.parent, lock)
+    lock = _LOCKS[path] = _Lock(_held(path))
     try:
         clear(path)
         yield
     finally:
-        with contextlib.suppress(OSError):  # while it is held: who opened it before sees that it is gone
-            lock.unlink()
-        os.close(held)
+        if _LOCKS.get(path) is lock:
+            del _LOCKS[path]
+        if _is_there(_lock_of(path), lock.held):  # not that of a run in a folder that was made anew
+            with contextlib.suppress(OSError):  # while it is held: who opened it before sees that it is gone
+                _lock_of(path).unlink()
+        os.close(lock.held)
 
 
-def _held(folder: Path, lock: Path) -> int:
+def still_alone(path: Path) -> None:
+    """Before a file is written that is held `alone`: where its lock, or its folder, was taken away, take it anew.
+
+    In a folder that was deleted and made again another run may have begun: then this one is refused.
+    """
+    lock = _LOCKS.get(path)
+    if lock is not None and not _is_there(_lock_of(path), lock.held):
+        before, lock.held = lock.held, _held(path)
+        os.close(before)
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lock")
+
+
+def _held(path: Path) -> int:
     """The lock file, opened and locked, with the number of this process in it."""
+    folder, lock = path.parent, _lock_of(path)
     while True:
         try:
             held = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)

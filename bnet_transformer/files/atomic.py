@@ -23,7 +23,8 @@ def as_path(path: object) -> Path:
     """A path, from what people write."""
     try:
         text = os.fspath(path)  # type: ignore[call-overload]
-    except TypeError:
+        os.fsencode(text)
+    except (TypeError, UnicodeError):  # half of a character names no file
         text = None
     if not isinstance(text, str) or not text or "\0" in text:
         raise FileError("path", expected="the path of a file, a string or a Path", got=path)
@@ -32,11 +33,12 @@ def as_path(path: object) -> Path:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """An empty temporary file beside `path`, which takes its place when the block ends, and is gone if it fails.
+    """An empty temporary file, which takes the place of `path` when the block ends, and is gone if it fails.
 
-    The bytes are on the disk before the name is theirs: after a crash there is the old file or the new one. What a
-    killed process leaves behind is a hidden `.name.*.tmp`, which nothing reads. A device or a pipe stays what it is: it
-    is written to when the block ends.
+    The bytes are on the disk before the name is theirs: after a crash there is the old file or the new one. It lies in
+    a hidden folder `.name.*.tmp` beside the file, of its own, for libraries write beside a file as well (safetensors
+    does); what a killed process leaves behind is that folder, which nothing reads. A device or a pipe stays what it
+    is: it is written to when the block ends.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -49,34 +51,47 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         with _into(as_path(path)) as temporary:
             yield temporary
         return
-    target = Path(os.path.realpath(as_path(path)))
+    try:
+        target = Path(os.path.realpath(as_path(path)))
+    except OSError as error:
+        gone = "the current one, which is gone"
+        raise FileError(str(path), expected="a folder that is there", got=gone) from error
     if os.path.isdir(target):
         raise FileError(str(path), expected="the path of a file", got="a folder")
     if not os.path.isdir(target.parent):
         raise FileError(str(path), expected="a folder that is there", got=f"{target.parent}, which is not")
-    temporary = target.with_name(f".{target.name[:NAMED]}.{secrets.token_hex(8)}.tmp")
+    own = target.with_name(f".{target.name[:NAMED]}.{secrets.token_hex(8)}.tmp")
+    temporary = own / "whole"
     try:
-        with temporary.open("xb") as made:
-            mode = os.fstat(made.fileno()).st_mode
-        if target.exists():
-            mode = target.stat().st_mode
+        own.mkdir(0o700)  # what is to be private is so while it is written
+        temporary.touch()
+        mode = (target if target.exists() else temporary).stat().st_mode
         yield temporary
         with temporary.open("rb+") as made:
             os.fsync(made.fileno())
         temporary.chmod(stat.S_IMODE(mode))
         temporary.replace(target)
+        _keep_names(target.parent)
     except (OSError, SafetensorError) as error:
         raise _unwritten(path, error) from error
     finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        shutil.rmtree(own, ignore_errors=True)
+
+
+def _keep_names(folder: Path) -> None:
+    """Put the names in a folder on the disk; where a system cannot, it does so by itself, a little later."""
+    with contextlib.suppress(OSError):
+        held = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(held)
+        finally:
+            os.close(held)
 
 
 def clear(path: Path) -> None:
     """Take away what killed writers of `path` left behind; for who knows that nobody else writes it now."""
     for left in path.parent.glob(f".{glob.escape(path.name[:NAMED])}.{'[0-9a-f]' * 16}.tmp"):
-        with contextlib.suppress(OSError):
-            left.unlink()
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _unwritten(path: object, error: OSError | SafetensorError) -> FileError:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save as save_bytes
 from safetensors.torch import save_file
 from torch import Tensor
@@ -20,7 +19,7 @@ from torch import Tensor
 from bnet_transformer.errors import BNetError, FileError, unknown
 from bnet_transformer.files.atomic import as_path, replacing
 from bnet_transformer.files.plain import from_plain, strangers, to_plain
-from bnet_transformer.files.tensors import KEY, LONGEST_HEADER, check_version, look, reading
+from bnet_transformer.files.tensors import KEY, LONGEST_HEADER, check_version, look, opening, reading
 from bnet_transformer.network import Declaration, Network
 from bnet_transformer.network.network import check_parameters, outline
 from bnet_transformer.tokens import Tokenizer
@@ -72,11 +71,11 @@ def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = 
     if not isinstance(trust, bool | Collection):
         raise BNetError("trust", expected="True, or the names of classes or modules", got=trust)
     look(where, WANTED)
-    with reading(where, WANTED), safe_open(where, framework="pt") as opened:
+    with reading(where, WANTED), opening(where) as opened:
         header = _read_header(where, opened.metadata())
         network = _read_net(where, header, trust)
         _compare(where, opened, network)
-        tensors = {name: opened.get_tensor(name).clone() for name in network.shapes}  # off the mapped file
+        tensors = {name: opened.get_tensor(name) for name in network.shapes}
         network = network.with_parameters(tensors)
         if _digest(header, tensors) != header.get("sha256"):
             raise FileError(str(where), expected="the content that was saved (its SHA-256)", got="other bytes")

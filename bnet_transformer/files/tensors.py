@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError, DeclarationError, FileError, shown
+from bnet_transformer.files.alone import still_alone
 from bnet_transformer.files.atomic import as_path, replacing
 
 KEY = "bnet_transformer"
@@ -26,6 +27,7 @@ LONGEST_HEADER = 2**26
 def write_tensors(path: str | os.PathLike[str], head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """A file of tensors, with the hash of all that is in it; `head` has its "format" and "version"."""
     told = {**head, "sha256": _digest(head, tensors)}
+    still_alone(as_path(path))
     with replacing(path) as temporary:
         save_file(dict(tensors), temporary, metadata={KEY: json.dumps(told)})
 
@@ -36,12 +38,12 @@ def read_tensors(
     """The head and the tensors of a file, every bit of it compared with its hash."""
     where = as_path(path)
     look(where, wanted)
-    with reading(where, wanted), safe_open(where, framework="pt") as opened:
+    with reading(where, wanted), opening(where) as opened:
         head = json.loads((opened.metadata() or {}).get(KEY, "null"))
         if not isinstance(head, dict) or head.get("format") != form:
             raise FileError(str(where), expected=wanted, got="safetensors of something else")
         check_version(where, head, version)
-        tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         if head.pop("sha256", None) != _digest(head, tensors):
             raise FileError(str(where), expected="the content that was saved (its SHA-256)", got="other bytes")
     return head, tensors
@@ -63,7 +65,7 @@ def is_of(path: str | os.PathLike[str], wanted: str, form: str) -> bool:
     where = as_path(path)
     try:
         look(where, wanted)
-        with reading(where, wanted), safe_open(where, framework="pt") as opened:
+        with reading(where, wanted), opening(where) as opened:
             head = json.loads((opened.metadata() or {}).get(KEY, "null"))
     except FileError:
         return False
@@ -87,6 +89,14 @@ def look(where: Path, wanted: str) -> None:
     if length > min(LONGEST_HEADER, found.st_size - 8):
         got = f"no safetensors file, or one cut short ({found.st_size} bytes, a header of {length})"
         raise FileError(str(where), expected=wanted, got=got)
+
+
+def opening(where: Path) -> Any:
+    """A safetensors file, opened once: mapped, its header and its tensors could be of two files that follow each other.
+
+    Nor does a file that somebody cuts short while it is read end the process, as a mapped one would.
+    """
+    return safe_open(where, framework="pt", backend="pread")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from bnet_transformer import face
-from bnet_transformer.errors import BNetError, DeclarationError, FileError, shown
+from bnet_transformer.errors import BNetError, DeclarationError, FileError
 from bnet_transformer.face import BNet
 from bnet_transformer.network.network import outline
 from bnet_transformer.pretrained.declaration import SEGMENT, is_tied, options_to_declaration
@@ -70,7 +70,7 @@ def from_pretrained(
     >>> from_pretrained("tiny").sentence("the cat sat on the mat").posterior("c").shape
     torch.Size([3])
     """
-    if source == "tiny":
+    if isinstance(source, str) and source == "tiny":
         if tokenizer is not None or readout != "auto" or device_map is not None or dtype is not None:
             wanted = "no tokenizer=, no readout=, no device_map= and no dtype="
             raise BNetError("tiny", expected=wanted, got="one of them")
@@ -89,6 +89,8 @@ def _source(source: object, tokenizer: object) -> Source:
         if str(source) in PACKAGES:
             return folder_to_source(package_folder(str(source)))
         path = Path(source)
+        if len(path.name) > 255:  # longer than the name of any file or model
+            raise FileError("source", expected="the folder of a model", got=source)
         if path.is_dir():
             return folder_to_source(path)
         if path.is_file():
@@ -99,7 +101,7 @@ def _source(source: object, tokenizer: object) -> Source:
     if hasattr(source, "state_dict") and hasattr(getattr(source, "config", None), "to_dict"):
         return model_to_source(source, tokenizer)
     wanted = "a folder, an id, 'minilm', 'tiny', or a model of transformers"
-    raise BNetError("source", expected=wanted, got=shown(repr(source)))
+    raise BNetError("source", expected=wanted, got=source)
 
 
 def source_to_net(source: Source, readout: str | None) -> BNet:

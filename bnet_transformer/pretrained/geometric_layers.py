@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,11 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, FileError
+from bnet_transformer.errors import BNetError, FileError, room_for
 from bnet_transformer.tpm.packed import packed_size
 
 MOST = 2**26
 """As many numbers as one dataset may hold."""
+TIMES = 2**10
+"""As many bytes as one of the file may become: a short file can tell of arrays that nobody wrote, or of one often."""
 WIDEST = 2**13
 """As wide as a matrix of so many numbers is."""
 
@@ -83,14 +85,14 @@ def _named(layer: Layer) -> Iterator[tuple[str, Tensor]]:
 def _opened(where: Path) -> Iterator[Any]:
     """The file, open for reading; whatever is wrong with it is a FileError."""
     h5py = _h5py()
-    if not where.is_file():
-        raise FileError(str(where), expected="a file", got="a folder" if where.is_dir() else "nothing there")
-    if not h5py.is_hdf5(where):
-        raise FileError(str(where), expected="an HDF5 file", got="another format")
     try:
+        if not where.is_file():
+            raise FileError(str(where), expected="a file", got="a folder" if where.is_dir() else "nothing there")
+        if not h5py.is_hdf5(where):
+            raise FileError(str(where), expected="an HDF5 file", got="another format")
         with h5py.File(where, "r") as file:
             yield file
-    except FileError:
+    except BNetError:
         raise
     except (OSError, LookupError, RuntimeError, TypeError, ValueError, MemoryError) as error:  # as h5py tells faults
         raise FileError(str(where), expected="a sound HDF5 file", got=str(error)) from error
@@ -111,6 +113,7 @@ class _Reader:
     """Reads the parts of one file, with errors that name the place."""
 
     where: Path
+    taken: list[int] = field(default_factory=list)  # the bytes of each dataset that was read
 
     def names(self, file: Any) -> list[str]:
         """`L1, L2, ...` without a gap, and nothing else."""
@@ -133,6 +136,8 @@ class _Reader:
         found = group[name]
         if not isinstance(found, h5py.Group | h5py.Dataset):
             raise self._wrong(place, "a group or a dataset", "a type")
+        if isinstance(found, h5py.Dataset) and (found.external or found.is_virtual):
+            raise self._wrong(place, "numbers in the file itself", "numbers that lie in another file")
         return found
 
     def layer(self, name: str, group: Any) -> Layer:
@@ -239,8 +244,11 @@ class _Reader:
             raise self._wrong(node.name, f"an array of {rank} dims with something in it", f"shape {node.shape}")
         if node.dtype.kind != "f" or node.dtype.itemsize > 8:
             raise self._wrong(node.name, "real numbers", str(node.dtype))
-        if node.external or node.is_virtual:
-            raise self._wrong(node.name, "numbers in the file itself", "numbers that lie in another file")
+        self.taken.append(node.nbytes)
+        most = TIMES * self.where.stat().st_size
+        if sum(self.taken) > most:
+            raise self._wrong(node.name, f"at most {TIMES} times the bytes of the file", f"{sum(self.taken):,} bytes")
+        room_for(f"{self.where}: {node.name.lstrip('/')}", sum(self.taken), "a smaller net")
         found = np.asarray(node[()])
         if not np.isfinite(found).all():
             raise self._wrong(node.name, "finite numbers", "some that are not")

@@ -178,8 +178,21 @@ def no_weights(where: str, pickles: Sequence[str]) -> FileError:
 
 
 def _opened(path: Path) -> Any:
-    """A safetensors file mapped into memory for as long as something reads its tensors."""
-    return safe_open(path, framework="pt").__enter__()  # type: ignore[no-untyped-call]
+    """A safetensors file mapped into memory for as long as something reads its tensors.
+
+    Its header is read by itself: one file, or none, is what both are of.
+    """
+    before = _which(path)
+    opened = safe_open(path, framework="pt").__enter__()  # type: ignore[no-untyped-call]
+    if _which(path) != before:
+        raise FileError(str(path), expected="a file that nobody writes while it is opened", got="another one")
+    return opened
+
+
+def _which(path: Path) -> tuple[int, ...]:
+    """What tells a file from another that takes its place, or that is written over it."""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _pools(folder: Path) -> list[str]:

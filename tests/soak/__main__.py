@@ -25,10 +25,14 @@ def results(room: str, setup: Setup) -> list[Found]:
     made = []
     for probe, tries in importlib.import_module(f"tests.soak.{room}").plan(setup):
         began = time.perf_counter()
-        found = probe(tries)
+        try:
+            found = probe(tries)
+        except Exception as error:  # a probe that breaks is told among the failures, and the others go on
+            name = " ".join(map(str, [getattr(probe, "func", probe).__name__, *getattr(probe, "args", ())]))
+            found = Found(name, "the probe comes to its end", 1, (f"{type(error).__name__}: {error}",))
         made.append(found)
         verdict = "left out" if found.left_out else f"{found.held} of {found.tries} held"
-        print(f"{room}: {found.probe}: {verdict} ({time.perf_counter() - began:.0f} s)", flush=True)
+        print(f"{room}: {found.probe}: {verdict} ({time.perf_counter() - began:.0f} s) {found.seen}", flush=True)
         for failure in found.failures:
             print(f"  FAILED {failure}\n  {again(room, failure)}", flush=True)
     return made
@@ -68,12 +72,14 @@ What is promised:
 - **A killed run goes on as if it had never been.** Checkpoints are written whole or not at all, and every step is a
   function of its number and the seed, so that a resumed run has the losses and the parameters of an uninterrupted
   one, to the bit.
-- **A file is the old one or the new one.** `save`, `draw`, `explore`, plots and the command line write beside the
-  file, put the bytes on the disk and then take the name. A killed writer leaves at most a hidden `.name.*.tmp`,
-  which nothing reads; in the folder of a run the next run takes it away. Where safetensors was writing, a hidden
-  `.tmp*` of its own can stay instead; that is left to you.
+- **A file is the old one or the new one.** `save`, `draw`, `explore`, plots and the command line write in a hidden
+  folder beside the file, put the bytes on the disk and then take the name. A killed writer leaves at most that
+  folder, `.name.*.tmp`, which nothing reads; in the folder of a run the next run takes it away.
+- **An interrupt ends a run in good order.** Ctrl-C (SIGINT) finishes the step and keeps its checkpoint; a command
+  then ends with 130. SIGTERM is no more than a kill.
 - **One run at a time in a folder.** A second `train` or `fit` with the same `folder=` is refused with the number of
-  the process that has it; the lock of a killed run is gone with it.
+  the process that has it. A killed run leaves its `checkpoint.safetensors.lock`, which locks nothing any more: the
+  next run takes it over, and takes it away at its end.
 - **Our files are read to the bit or refused.** Nets, fits and checkpoints hold a SHA-256 of their content and a
   version. Files of others (configs, vocabularies, safetensors, HDF5) have no checksum: damage that leaves them well
   formed is not seen.

@@ -22,16 +22,21 @@ from tests.soak import jobs
 from tests.soak.probing import Found, Probe, Setup, Tally, folder, strays
 
 SIZE = 256 * 1024  # bytes of the small disk
+NOBODY = 65534
+PICTURES = ("svg", "png", "pdf")
+NAMED = ("draw", "explore", "train", "fit", "ask", "posterior", "reads", "sweep", "heads", "cost", "--json")
 Write = Callable[[Path], object]
 
 
 @contextmanager
-def disk() -> Iterator[tuple[Path, str]]:
-    """A small disk of its own where this process may mount one; else a folder, whose files the system keeps short."""
+def disk(mounted: bool) -> Iterator[Path | None]:
+    """A small disk of its own, None where this process may mount none; or a plain folder."""
     with folder() as place:
-        mounted = not _call("mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(place))
+        if mounted and _call("mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(place)):
+            yield None
+            return
         try:
-            yield place, f"a disk of {SIZE // 1024} kB" if mounted else ""
+            yield place
         finally:
             if mounted:
                 _call("umount", str(place))
@@ -47,7 +52,7 @@ def _call(*command: str) -> int:
 
 @contextmanager
 def full(place: Path, mounted: bool, left: int) -> Iterator[None]:
-    """While it lasts there are so many bytes left."""
+    """While it lasts there are so many bytes left: on the disk, or for any one file."""
     if not mounted:
         import resource  # not on Windows
 
@@ -68,39 +73,65 @@ def full(place: Path, mounted: bool, left: int) -> Iterator[None]:
 
 @contextmanager
 def read_only(place: Path, mounted: bool) -> Iterator[None]:
-    """While it lasts nothing can be written there."""
+    """While it lasts nothing can be written there; root, whom no folder refuses, is nobody for that long."""
+    root = os.geteuid() == 0 and not mounted
     if mounted:
         _call("mount", "-o", "remount,ro", str(place))
     else:
         place.chmod(0o555)
+    if root:
+        os.seteuid(NOBODY)
     try:
         yield
     finally:
+        if root:
+            os.seteuid(0)
         if mounted:
             _call("mount", "-o", "remount,rw", str(place))
         else:
             place.chmod(0o755)
 
 
-def writers() -> dict[str, Write]:
-    """Everything that writes a file, by what it is called; each is given the file."""
+def writers(kept: Path) -> dict[str, Write]:
+    """Everything that writes a file, by what it is called; each is given the file. What they read is `kept`."""
     s = jobs.told_net().sentence(jobs.SAID[0])
     fit = jobs.fit(jobs.mixture(), 0)
     net = bt.bayesuvius(64, heads=2)
     made: dict[str, Write] = {"save a.safetensors": net.save, "save a.fit": fit.save}
     for suffix in ("svg", "png", "pdf", "dot", "tex", "json", "graphml", "bif", "html"):
         made[f"draw a.{suffix}"] = s.draw
-    made["plot a.svg"] = lambda path: bt.plot(fit).figure.savefig(path)
+    made["explore a.html"] = s.explore
+    for suffix in ("svg", "dot", "graphml"):
+        made[f"draw-folded a.{suffix}"] = net.draw
+    for suffix in PICTURES:
+        made[f"plot a.{suffix}"] = lambda path: bt.plot(fit).figure.savefig(path)
     made["train checkpoint"] = lambda path: jobs.run("train", path.parent, resume=True)
     for kind in ("map", "nuts"):
         made[f"fit-{kind} checkpoint"] = partial(_fitted, kind)
+    return made | dict(_commands(kept))
+
+
+def _commands(kept: Path) -> Iterator[tuple[str, Write]]:
+    """Every command that writes files, with each of its kinds of files."""
     told = " ".join(jobs.SAID[0].split()[:3])
-    made["command-draw a.svg"] = partial(_command, "draw", told)
-    made["command-explore a.html"] = partial(_command, "explore", told)
-    made["command-train a.safetensors"] = partial(_command, "train", told, "--dim", 8, "--steps", 2)
-    made["command-fit a.fit"] = partial(_command, "fit", told, "--dim", 4, "--steps", 2)
-    made["command-ask a.json"] = partial(_command, "ask", "posterior", "y_1", told)
-    return made
+    summed = kept / "summed.safetensors"
+    jobs.decoder().save(summed)
+    tables = ("csv", "json")
+    for words, suffixes in (
+        (("draw", told), ("svg", "bif")),
+        (("explore", told), ("html",)),
+        (("train", told, "--dim", 8, "--steps", 2), ("safetensors", *tables, "svg")),
+        (("fit", told, "--dim", 4, "--steps", 2), ("fit", "json", "svg", "safetensors")),
+        (("ask", "posterior", "c", "a bird sang"), (*tables, *PICTURES)),
+        (("ask", "reads", "a bird sang"), ("csv",)),
+        (("sweep", "a bird sang a", "a dog sang a", "--at", "x", "--answer", "bird,dog"), (*tables, "svg")),
+        (("heads", told, "-m", summed), (*tables, "svg")),
+        (("cost", "--words", 9), (*tables, "svg")),
+        (("ask", "posterior", "c", "a bird sang", "--json"), ("json",)),
+    ):
+        for suffix in suffixes:
+            name = "-".join([each for each in words if isinstance(each, str) and each in NAMED])
+            yield f"command-{name} a.{suffix}", partial(_command, *words)
 
 
 def _fitted(kind: str, path: Path) -> None:
@@ -127,8 +158,9 @@ def attempt(write: Write, path: Path) -> str | None:
     """None where it was written or refused in one clear line; else what came instead."""
     try:
         write(path)
-    except bt.FileError as error:
-        return None if "\n" not in str(error) else f"an error of several lines: {error}"
+    except bt.BNetError as error:
+        ours = isinstance(error, bt.FileError) and "\n" not in str(error)
+        return None if ours else f"{type(error).__name__}: {error}"
     except BaseException as error:  # whatever comes instead is what the probe is for
         return f"{type(error).__name__}: {error}"
     return None
@@ -169,17 +201,20 @@ def _after(count: int) -> Iterator[None]:
         checkpoint.write = before
 
 
-def probe_full(setup: Setup) -> Found:
+def probe_full(mounted: bool, setup: Setup) -> Found:
     """Nothing, or less than is needed, is left on the disk."""
     law = "written whole, or one FileError with the old file as it was; nothing else stays"
+    what = f"full disk ({f'of {SIZE // 1024} kB' if mounted else 'RLIMIT_FSIZE: files may be no longer'})"
     torch.manual_seed(setup.seed)
-    refused = 0
-    with disk() as (place, mounted):
-        tally = Tally(f"full disk ({mounted or 'RLIMIT_FSIZE'})", law)
-        for what, write in writers().items():
+    tally, refused = Tally(what, law), 0
+    with folder() as kept, disk(mounted) as place:
+        if place is None:
+            return Found(what, law, 0, seen="this process may mount none", left_out=True)
+        made = writers(kept)
+        for name, write in made.items():
             for seed, draw in setup.tries():
-                refused += _probe_full(tally, what, write, place, bool(mounted), seed, draw)
-    return tally.found(f"{len(writers())} kinds of files; {refused} refused, the rest fitted")
+                refused += _probe_full(tally, name, write, place, mounted, seed, draw)
+    return tally.found(f"{len(made)} kinds of files; {refused} refused, the rest fitted")
 
 
 def _probe_full(
@@ -198,21 +233,22 @@ def _probe_full(
     return refused
 
 
-def probe_read_only(setup: Setup) -> Found:
+def probe_read_only(mounted: bool, setup: Setup) -> Found:
     """The folder takes no files."""
-    law = "one FileError; the old file as it was"
-    with disk() as (place, mounted):
-        if not mounted and os.name == "posix" and os.getuid() == 0:
-            return Found("read-only folder", law, 0, seen="nothing is read-only to root here", left_out=True)
-        tally = Tally(f"read-only {'disk' if mounted else 'folder'}", law)
-        for what, write in writers().items():
-            path, old = file_of(what, place), old_file(what, write, place)
-            with read_only(place, bool(mounted)):
+    what, law = f"read-only {'disk' if mounted else 'folder'}", "one FileError; the old file as it was"
+    tally = Tally(what, law)
+    with folder() as kept, disk(mounted) as place:
+        if place is None:
+            return Found(what, law, 0, seen="this process may mount none", left_out=True)
+        kept.chmod(0o755)
+        for name, write in writers(kept).items():
+            path, old = file_of(name, place), old_file(name, write, place)
+            with read_only(place, mounted):
                 wrong = attempt(write, path)
             same = path.read_bytes() == old
-            tally.add(wrong is None and same, f"{what}: {wrong or 'written all the same'}")
+            tally.add(wrong is None and same, f"{name}: {wrong or 'written all the same'}")
             _empty(place)
-    return tally.found(f"{tally.tries} kinds of files")
+    return tally.found(f"{tally.tries} kinds of files{', as nobody' if os.geteuid() == 0 and not mounted else ''}")
 
 
 def _empty(place: Path) -> None:
@@ -223,5 +259,6 @@ def _empty(place: Path) -> None:
 def plan(setup: Setup) -> list[tuple[Probe, Setup]]:
     """A tenth of `times` for each kind of file."""
     few = Setup(max(1, setup.times // 10), setup.seed)
-    made: list[tuple[Probe, Setup]] = [(probe_full, few), (probe_read_only, few)]
-    return made if sys.platform != "win32" else []
+    ways = [(probe, mounted) for probe in (probe_full, probe_read_only) for mounted in (True, False)]
+    probes: list[Probe] = [partial(probe, mounted) for probe, mounted in ways]
+    return [(probe, few) for probe in probes] if sys.platform != "win32" else []

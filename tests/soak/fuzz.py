@@ -21,12 +21,31 @@ from pathlib import Path
 
 from tests.soak.probing import LONGEST, Found, Probe, Setup, Tally, child, folder
 
-LAW = "read and written back the same, or one BNetError; at most 10 s; no program, code, pickle or socket"
+LAW = "read and written back the same, or one BNetError; at most 10 s of work; no program, code, pickle or socket"
 MEMORY = 4 * 2**30  # bytes that a parser may take beyond what its process has at first
-NAMES = ("net file", "declaration", "checkpoint", "fit file", "HDF5", "config.json", "index of weights")
-NAMES += ("pretrained weights", "tokenizer.json", "vocabulary files", "text", "graph JSON", "token stream", "name")
+NAMES = ("net file", "signed net", "safetensors header", "declaration", "class of a stranger", "checkpoint")
+NAMES += ("checkpoint of a fit", "fit file", "HDF5", "parts of HDF5", "config.json", "index of weights")
+NAMES += (
+    "widget's message",
+    "completed line",
+    "pretrained weights",
+    "tokenizer.json",
+    "vocabulary files",
+    "text",
+    "graph JSON",
+    "token stream",
+    "name",
+)
 NAMES += ("value on a command line", "file of sentences", "command line")
-NEEDS = {"HDF5": "h5py", "tokenizer.json": "tokenizers", "vocabulary files": "tokenizers", "text": "tokenizers"}
+NEEDS = {
+    "widget's message": "anywidget",
+    "parts of HDF5": "h5py",
+    "signed net": "tokenizers",
+    "HDF5": "h5py",
+    "tokenizer.json": "tokenizers",
+    "vocabulary files": "tokenizers",
+    "text": "tokenizers",
+}
 PER_TRY = 20  # inputs
 
 
@@ -153,7 +172,13 @@ def main() -> None:
     options = {"max_total_time": asked.seconds, "seed": asked.seed, "timeout": 0, "print_final_stats": 1}
     options |= {"rss_limit_mb": MEMORY // 2**20, "max_len": 2**16}
     told = [f"-{name}={value}" for name, value in options.items()]
-    atheris.Setup([sys.argv[0], str(corpus), f"-artifact_prefix={asked.corpus}/fault-", *told], fed.target)
+    arguments = [sys.argv[0], str(corpus), f"-artifact_prefix={asked.corpus}/fault-", *told]
+
+    def changed(data: bytes, most: int, seed: int) -> bytes:
+        found = fuzzing.change_of(fed, data, seed)
+        return atheris.Mutate(data, most) if found is None or len(found) > most else found
+
+    atheris.Setup(arguments, fed.target, custom_mutator=changed)
     atheris.Fuzz()
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
+import sys
 import warnings
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,8 @@ import torch._dynamo  # an optimiser imports it at its first step
 
 import bnet_transformer as bt
 from bnet_transformer import export, inference, pretrained, viz
-from bnet_transformer.files import replacing
+from bnet_transformer.cli import main
+from bnet_transformer.files import replacing, store
 from bnet_transformer.inference import fit as fitting
 from bnet_transformer.tpm import Categorical, Normal
 
@@ -88,21 +92,58 @@ def course(kind: str, folder: Path, out: Path, resume: bool, seed: int = 0) -> N
         temporary.write_text(json.dumps(told))
 
 
+def command(place: Path, *words: str) -> None:
+    """A command in a folder; what it says is in the file `said` there."""
+    os.chdir(place)
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs would not hear of it
+    with open("said", "w") as said:
+        sys.stdout = sys.stderr = said
+        main(words)
+
+
 def nets() -> tuple[bt.BNet, bt.BNet]:
     """Two nets, of some megabytes, that are saved in turn."""
     one, other = (bt.bayesuvius(256, heads=4, seed=seed) for seed in (0, 1))
     return one, other
 
 
-def writers(suffix: str) -> list[Callable[[Path], object]]:
+def turned(path: Path) -> None:
+    """Put another net in the place of the one that is loaded from there."""
+    net = bt.load(path)
+    for value in net.parameters.values():
+        value.neg_()
+    net.save(path)
+
+
+def cut_short(path: Path, back: Connection) -> None:
+    """Load a net whose file loses its bytes when it is open; send back the error."""
+    opening = store.opening
+
+    def shortened(where: Path) -> Any:
+        opened = opening(where)
+        os.truncate(where, 4096)
+        return opened
+
+    store.opening = shortened
+    try:
+        bt.load(path)
+        back.send("loaded")
+    except Exception as error:  # whatever comes is told
+        back.send(type(error).__name__)
+
+
+def writers(what: str) -> list[Callable[[Path], object]]:
     """Two things that are written to one file in turn: nets, fits, pictures, pages, graphs."""
-    if suffix == ".safetensors":
+    if what == "load and save":
+        return [nets()[0].save, turned]
+    if what.endswith(".safetensors"):
         return [net.save for net in nets()]
-    if suffix == ".fit":
+    if what.endswith(".fit"):
         net = mixture()
         return [fit(net, seed).save for seed in (0, 1)]
     sentences = [told_net().sentence(text) for text in (SAID[0], SAID[3])]
-    return [(s.explore if suffix == ".html" else s.draw) for s in sentences]
+    return [(s.explore if what.endswith(".html") else s.draw) for s in sentences]
 
 
 def fit(net: bt.BNet, seed: int) -> Any:
@@ -110,14 +151,14 @@ def fit(net: bt.BNet, seed: int) -> Any:
     return bt.fit(net, vectors(), steps=3, rate=0.05, seed=seed, progress=False)
 
 
-def written(target: Path, suffix: str, which: int) -> None:
+def written(target: Path, what: str, which: int) -> None:
     """Write one of the two things."""
-    writers(suffix)[which](target)
+    writers(what)[which](target)
 
 
-def writing(target: Path, suffix: str, ready: Path) -> None:
+def writing(target: Path, what: str, ready: Path) -> None:
     """Write the two things in turn, for ever; `ready` appears when it begins."""
-    both = writers(suffix)
+    both = writers(what)
     ready.touch()
     while True:
         for write in both:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
+from click.testing import CliRunner
 
 import bnet_transformer as bt
+from bnet_transformer.cli import main
 from tests.soak import jobs
-from tests.soak.probing import Found, Probe, Setup, Tally, answer
+from tests.soak.files import _folder_of_bert
+from tests.soak.probing import Found, Probe, Setup, Tally, answer, folder
 
 MORE = 2**30  # bytes that the process may take beyond what it has
 
@@ -54,7 +59,69 @@ ASKED: dict[str, Callable[[], object]] = {
     "fit(method='nuts', draws=10**12)": lambda: _fit(method="nuts", draws=10**12, learn=("c.logits",)),
     "fit(method='nuts', chains=10**9)": lambda: _fit(method="nuts", chains=10**9, learn=("c.logits",)),
     "cost(words=10**12)": lambda: _decoder().cost(10**12),
+    "equations of 10^6 slices": lambda: bt.bayesuvius(4, slices=10**6).equations(),
+    "inclusion(draws=10**10)": lambda: _included(draws=10**10),
+    "roles of 5,000 words": lambda: bt.roles(_decoder(), [" ".join(_words(5_000))]),
+    "plot of the attention of 10,000 words": lambda: bt.plot(_decoder().sentence(_words(10_000)).reads()),
+    "draw a.bif of a table of 10^12": lambda: _table().draw(Path("never.bif")),
+    "generate(length=10**9)": lambda: _decoder(words=32, positions="learned").generate("the cat", length=10**9),
+    "generate(length=10**9) without a last word": lambda: _decoder().generate("the cat", length=10**9),
+    "iterate(steps=10**9)": lambda: bt.volume_preserving(3).iterate([[0.0] * 3], 10**9),
+    "a config with giant sizes": lambda: _pretrained(hidden_size=2**30),
+    "a config with a giant vocabulary": lambda: _pretrained(vocab_size=2**40),
+    "a config with 10^9 layers": lambda: _pretrained(num_hidden_layers=10**9),
+    "HDF5 with giant declared shapes": lambda: _hdf5(),
+    "a safetensors header with giant shapes": lambda: _giant(),
+    "command: cost --words 10^12": lambda: _command("cost", "--words", str(10**12)),
+    "command: train --dim 10^6": lambda: _command("train", "the cat", "--dim", str(10**6)),
+    "command: fit --restarts 10^9": lambda: _command("fit", "the cat sat", "--restarts", str(10**9)),
 }
+REFUSED = 2  # the exit status of a command
+
+
+def _command(*words: str) -> None:
+    """A command, whose one line of an error is the error."""
+    found = CliRunner().invoke(main, words)
+    if found.exit_code == REFUSED and found.stderr.startswith("Error: "):
+        raise bt.BNetError(found.stderr.removesuffix("\n"))
+
+
+def _included(**options: object) -> object:
+    return bt.inclusion(_decoder(), list(jobs.SAID), progress=False, **options)
+
+
+def _pretrained(**changed: object) -> object:
+    with folder() as place:
+        _folder_of_bert(place)
+        told = json.loads((place / "config.json").read_text()) | changed
+        (place / "config.json").write_text(json.dumps(told))
+        return bt.from_pretrained(place)
+
+
+def _hdf5() -> object:
+    import h5py
+
+    with folder() as place:
+        with h5py.File(place / "a.h5", "w") as file:
+            for role in ("PQ", "PK", "PV"):
+                file.create_dataset(f"L1/{role}/head_1", (10**6, 10**6), "f8", chunks=(1, 1000))
+        return bt.load_geometric(place / "a.h5")
+
+
+def _giant() -> object:
+    """A file of a few kilobytes, whose header tells of more."""
+    with folder() as place:
+        path = place / "a.safetensors"
+        jobs.decoder().save(path)
+        content = path.read_bytes()
+        length = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + length])
+        for name, told in header.items():
+            if name != "__metadata__":
+                told["shape"] = [2**20, 2**20]
+        head = json.dumps(header).encode()
+        path.write_bytes(len(head).to_bytes(8, "little") + head + content[8 + length :])
+        return bt.load(path)
 
 
 def _table() -> bt.Sentence:
@@ -63,10 +130,11 @@ def _table() -> bt.Sentence:
     return net.sentence(_words(6))
 
 
-def asked(what: str, more: int, back: Connection) -> None:
-    """Ask with so little memory, and send back what came."""
+def asked(what: str, more: int, place: Path, back: Connection) -> None:
+    """Ask with so little memory, and send back what came; temporary files lie in a folder that outlives a kill."""
     import resource
 
+    tempfile.tempdir = str(place)
     torch.set_num_threads(1)
     has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (has + more, has + more))
@@ -85,7 +153,8 @@ def probe_memory(setup: Setup) -> Found:
     tally = Tally(f"{MORE // 2**30} GiB to give (RLIMIT_AS)", law)
     longest, slow = 0.0, ""
     for what in ASKED:
-        kind, told, seconds = answer(asked, what, MORE) or ("killed or hanging", "", 0.0)
+        with folder() as place:
+            kind, told, seconds = answer(asked, what, MORE, place) or ("killed or hanging", "", 0.0)
         good = hasattr(bt, kind) and issubclass(getattr(bt, kind), bt.BNetError) and "\n" not in told
         tally.add(good, f"{what}: {kind}: {told}")
         if seconds > longest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,11 @@ class Setup:
         """The seed of each try, and random numbers of its own."""
         for seed in range(self.seed, self.seed + self.times):
             yield seed, random.Random(seed)
+
+    @staticmethod
+    def moment(seed: int) -> float:
+        """Which share of its course a try is let go: those of seeds that follow each other are spread evenly."""
+        return seed * (5**0.5 - 1) / 2 % 1
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,8 @@ class Tally:
 
 
 Probe = Callable[[Setup], Found]
+STARTED: list[BaseProcess] = []  # the children of this process
+SLOW = 0.02  # seconds that a slow disk takes to keep what is written
 
 
 def child(job: Callable[..., Any], *arguments: Any) -> BaseProcess:
@@ -79,7 +87,20 @@ def child(job: Callable[..., Any], *arguments: Any) -> BaseProcess:
     context.set_forkserver_preload(PRELOAD)
     made = context.Process(target=job, args=arguments, daemon=True)
     made.start()
+    STARTED[:] = [each for each in STARTED if each.is_alive()] + [made]
     return made
+
+
+def on_a_slow_disk(job: Callable[..., Any], *arguments: Any) -> None:
+    """Do a job where it takes a while until what is written is on the disk: a kill can fall into that."""
+    quick = os.fsync
+
+    def fsync(held: int) -> None:
+        time.sleep(SLOW)
+        quick(held)
+
+    os.fsync = fsync
+    job(*arguments)
 
 
 def done(job: Callable[..., Any], *arguments: Any) -> bool:
@@ -92,14 +113,29 @@ def done(job: Callable[..., Any], *arguments: Any) -> bool:
     return made.exitcode == 0
 
 
-def killed(job: Callable[..., Any], *arguments: Any, after: float) -> bool:
-    """Start a job and kill it (SIGKILL) after so many seconds; False where it had ended before."""
-    made = child(job, *arguments)
+def struck(
+    job: Callable[..., Any],
+    *arguments: Any,
+    after: float,
+    within: Path | None = None,
+    how: int = signal.SIGKILL,
+) -> int | None:
+    """Start a job and end it after so many seconds, or then when it writes in the folder `within`; its exit status.
+
+    That is minus the signal where it was killed, and its own where it had ended before; None where it went on.
+    """
+    made = child(job, *arguments) if within is None else child(on_a_slow_disk, job, *arguments)
     made.join(after)
-    alive = made.is_alive()
+    end = time.monotonic() + LONGEST
+    while within is not None and made.is_alive() and not strays(within) and time.monotonic() < end:
+        time.sleep(0.0005)
+    if made.is_alive():
+        os.kill(made.pid or 0, how)
+    made.join(LONGEST)
+    status = made.exitcode
     made.kill()
     made.join()
-    return alive
+    return status
 
 
 def answer(job: Callable[..., Any], *arguments: Any) -> Any:
@@ -122,17 +158,25 @@ def length(job: Callable[..., Any], *arguments: Any) -> float:
     done(time.sleep, 0)  # the process that forks is there
     began = time.perf_counter()
     if not done(job, *arguments):
-        raise RuntimeError(f"{job.__name__} did not come to its end")
+        raise RuntimeError(f"{job.__name__} of {arguments} did not come to its end")
     return time.perf_counter() - began
 
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """A folder that is gone afterwards."""
+    """A folder that is gone afterwards, with what children that a probe left behind would still write there."""
     with tempfile.TemporaryDirectory(prefix="soak-") as made:
-        yield Path(made)
+        try:
+            yield Path(made)
+        finally:
+            for each in STARTED:
+                each.kill()
+                each.join()
 
 
 def strays(where: Path) -> list[str]:
-    """The temporary files that killed writers left."""
-    return [path.name for path in where.iterdir() if path.name.startswith(".") and path.suffix == ".tmp"]
+    """The temporary folders of those who write there, or who did when they were killed."""
+    try:
+        return [name for name in os.listdir(where) if name.startswith(".") and name.endswith(".tmp")]
+    except OSError:
+        return []

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import bnet_transformer as bt
 from bnet_transformer import training
-from tests.soak import jobs
-from tests.soak.probing import LONGEST, Found, Probe, Setup, Tally, answer, child, done, folder, killed, strays
+from tests.soak import jobs, pages
+from tests.soak.probing import LONGEST, Found, Probe, Setup, Tally, answer, child, done, folder, strays, struck
 
 
 def attempted(kind: str, where: Path, seed: int, go: Path, back: Connection) -> None:
@@ -81,6 +81,80 @@ def probe_lock(setup: Setup) -> Found:
     return tally.found("the lock is flock's on a file beside the checkpoint, taken away at the end")
 
 
+def probe_moved(setup: Setup) -> Found:
+    """The folder of a run that lives is moved away, and another run begins under its name."""
+    law = "each run gives what it gives alone, or is told by one FileError; what was moved goes on from there"
+    tally, ended = Tally("a run whose folder is moved away, or made anew by another run", law), 0
+    with folder() as place:
+        alone = {seed: _alone("train", place / f"alone {seed}", seed)["found"] for seed in (0, 1)}
+        for seed, draw in setup.tries():
+            where, moved, go = place / f"run {seed}", place / f"moved {seed}", place / f"go {seed}"
+            ours, theirs = multiprocessing.Pipe(duplex=False)
+            made = child(attempted, "train", where, 0, go, theirs)
+            go.touch()
+            while not (where / "checkpoint.safetensors.lock").exists() and made.is_alive():
+                time.sleep(0.002)
+            made.join(draw.uniform(0, 0.3))
+            where.rename(moved)
+            came = [answer(attempted, "train", where, 1, go)] if seed % 2 else []
+            came.append(ours.recv() if ours.poll(LONGEST) else {})
+            made.join(LONGEST)
+            ended += "error" in came[-1]
+            good = all(
+                each.get("error") == "FileError" or each.get("found") == alone[each.get("seed")] for each in came
+            )
+            good = good and any("found" in each for each in came[:-1] or [{"found": 0}])
+            again = place / f"{seed}.json"
+            good = good and done(jobs.course, "train", moved, again, True)
+            good = good and json.loads(again.read_text())["found"] == alone[0]
+            left = strays(moved) + strays(where)
+            tally.add(good and not left, f"seed {seed}: {came}, left {left}")
+    return tally.found(f"{ended} ended by it")
+
+
+def probe_names(setup: Setup) -> Found:
+    """Two runs in one folder that each calls by another name."""
+    tally = Tally("two runs at once into one folder, by a link and by a roundabout path", "the second is refused")
+    with folder() as place:
+        for seed, _ in setup.tries():
+            where, link, go = place / f"run {seed}", place / f"link {seed}", place / f"go {seed}"
+            where.mkdir()
+            link.symlink_to(where, target_is_directory=True)
+            go.touch()
+            made = child(jobs.course, "train", where, place / f"{seed}.json", False)
+            while not (where / "checkpoint.safetensors.lock").exists() and made.is_alive():
+                time.sleep(0.002)
+            for other in (link, place / "." / where.name / ".." / where.name):
+                came = answer(attempted, "train", other, 1, go) if made.is_alive() else {}
+                told = came.get("error", "") if made.is_alive() else "FileError"
+                tally.add(told == "FileError", f"seed {seed}: {other}: {came}")
+            made.join(LONGEST)
+            (place / f"{seed}.json").unlink()
+    return tally.found()
+
+
+def probe_commands(setup: Setup) -> Found:
+    """Two commands write one file at once."""
+    tally = Tally("two commands with the same -o at once", "both end well; the file is that of one of them, whole")
+    with folder() as place:
+        target = place / "a.svg"
+        asked = [("draw", "a bird sang"), ("draw", "a dog sang a")]
+        cwd = [place / each for each in ("one", "other")]
+        whole = set()
+        for where, words in zip(cwd, asked, strict=True):
+            where.mkdir()
+            if not done(jobs.command, where, *words, "-o", str(target)):
+                raise RuntimeError(f"{words} did not come to its end: {(where / 'said').read_text()}")
+            whole.add(target.read_bytes())
+        for seed, _ in setup.tries():
+            both = [child(jobs.command, at, *words, "-o", str(target)) for at, words in zip(cwd, asked, strict=True)]
+            for made in both:
+                made.join(LONGEST)
+            good = all(made.exitcode == 0 for made in both) and target.read_bytes() in whole and not strays(place)
+            tally.add(good and len(whole) == 2, f"seed {seed}: {[made.exitcode for made in both]}")
+    return tally.found()
+
+
 def reading(target: Path, suffix: str, seconds: float, back: Connection) -> None:
     """Read again and again; send back how many different contents came, and the first error."""
     seen, wrong, count = set(), "", 0
@@ -89,6 +163,8 @@ def reading(target: Path, suffix: str, seconds: float, back: Connection) -> None
         try:
             if suffix == ".safetensors":
                 seen.add(jobs.digest(dict(bt.load(target).parameters)))
+            elif suffix == ".fit":
+                seen.add(jobs.digest(dict(bt.load(target).net.parameters)))
             elif suffix == ".checkpoint":
                 found = training.kept(jobs.decoder(), target)
                 seen.add(jobs.digest(dict(found.net.parameters)))
@@ -102,7 +178,12 @@ def reading(target: Path, suffix: str, seconds: float, back: Connection) -> None
 
 def probe_reader(suffix: str, setup: Setup) -> Found:
     """A reader in a loop while another process saves in a loop."""
-    what = {".safetensors": "load during saves", ".html": "a page read during explore", ".svg": "a picture during draw"}
+    what = {
+        ".safetensors": "load during saves",
+        ".fit": "load of a fit during saves",
+        ".html": "a page read during explore",
+        ".svg": "a picture during draw",
+    }
     tally = Tally(what[suffix], "every read is whole: one of the two that are written")
     reads = 0
     with folder() as place:
@@ -146,37 +227,13 @@ def probe_leftovers(setup: Setup) -> Found:
     with folder() as place:
         for seed, draw in setup.tries():
             where = place / f"run {seed}"
-            killed(jobs.course, "train", where, place / f"{seed}.json", False, after=draw.uniform(0.05, 0.5))
-            where.mkdir(exist_ok=True)
+            struck(jobs.course, "train", where, place / f"{seed}.json", False, after=draw.uniform(0.05, 0.5))
             for name in (f".checkpoint.safetensors.{seed:016x}.tmp", ".other.safetensors.0123456789abcdef.tmp"):
-                (where / name).write_bytes(b"half")
+                (where / name).mkdir(parents=True)
+                (where / name / "whole").write_bytes(b"half")
             good = done(jobs.course, "train", where, place / f"{seed}.json", True)
             left = strays(where)
             tally.add(good and left == [".other.safetensors.0123456789abcdef.tmp"], f"seed {seed}: {left}")
-    return tally.found()
-
-
-def probe_page(setup: Setup) -> Found:
-    """A page in two windows: what is done in one is not seen in the other, and its file does not change."""
-    law = "each window has its own state; the file stays as it was"
-    try:
-        from tests.browsing import chromium, opened
-    except BaseException:  # no playwright: its import skips
-        return Found("a page opened twice", law, 0, seen="no playwright here", left_out=True)
-    tally = Tally("a page opened twice (Chromium)", law)
-    try:
-        with folder() as place, chromium() as browser:
-            file = place / "a.html"
-            jobs.told_net().sentence(jobs.SAID[0]).explore(file)
-            whole = file.read_bytes()
-            with opened(browser, file) as one, opened(browser, file) as other:
-                before = other.content()
-                one.locator(".node").first.click()
-                one.keyboard.press("+")
-                tally.add(other.content() == before, "the other window changed")
-                tally.add(file.read_bytes() == whole, "the file changed")
-    except BaseException:  # no Chromium: the tests of the page skip as well
-        return Found("a page opened twice", law, 0, seen="no Chromium here", left_out=True)
     return tally.found()
 
 
@@ -184,6 +241,6 @@ def plan(setup: Setup) -> list[tuple[Probe, Setup]]:
     """A tenth of `times` for each."""
     few = Setup(max(1, setup.times // 10), setup.seed)
     made: list[Probe] = [partial(probe_folder, kind) for kind in ("train", "map", "nuts")]
-    made += [probe_lock, probe_leftovers, probe_checkpoint]
-    made += [partial(probe_reader, suffix) for suffix in (".safetensors", ".html", ".svg")]
-    return [*((probe, few) for probe in made), (probe_page, few)]
+    made += [probe_lock, probe_leftovers, probe_checkpoint, probe_moved, probe_names, probe_commands]
+    made += [partial(probe_reader, suffix) for suffix in (".safetensors", ".fit", ".html", ".svg")]
+    return [*((probe, few) for probe in made), *pages.plan(setup)]

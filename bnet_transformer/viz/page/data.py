@@ -301,7 +301,8 @@ def _states_between(network: Network, member: Member) -> tuple[int | None, int |
 
 def _posteriors(said: Said, asked: Asked, readings: Sequence[Reading]) -> list[dict[str, Any]]:
     """Prior and posterior of the choices that decide what is read, and of the nodes that a user names."""
-    wanted = [asked.posterior] if isinstance(asked.posterior, str) else listed("posterior", asked.posterior or (), str)
+    told = () if asked.posterior is None else asked.posterior
+    wanted = [told] if isinstance(told, str) else listed("posterior", told, str)
     ids = [said.world.ground.id(name) for name in wanted]
     for node in ids:
         asking.must_be_discrete(said.world, node)

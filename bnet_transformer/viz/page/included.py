@@ -54,7 +54,7 @@ def _table(network: Network, told: object) -> dict[str, Any]:
     """The probability that each head is in, `[slice, head]`; one row stands for every slice."""
     try:
         table = np.atleast_2d(np.asarray(told.tolist() if isinstance(told, Tensor) else told, dtype=np.float64))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         wanted = "probabilities, [slice, head], or what bt.inclusion found"
         raise BNetError("inclusion", expected=wanted, got=told) from error
     graph = network.graph

@@ -2,7 +2,7 @@
 
 `front/host.js` is the other end. It sends `{"id": n, "do": [[name, setting], ...]}` or `{"id": n, "undo": [name, ...]}`
 (no names: all that was set here), with names and settings as the package says them. The answer is `{"id": n}`, after
-the traits that hold the new page, or `{"id": n, "error": text}`.
+the traits that hold the new page, or `{"id": n, "error": text}`. All views of a widget hear it: an `n` is of one view.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ import { mount } from "./explore.js";
 
 /** @param {{model: Model, el: HTMLElement}} cell */
 function render({ model, el }) {
-  /** @type {Map<number, {good: () => void, bad: (error: Error) => void}>} */
+  /** @type {Map<string, {good: () => void, bad: (error: Error) => void}>} */
   const waiting = new Map();
+  const own = Math.random().toString(36).slice(2); // every view of a widget hears every answer, also those to others
   let asked = 0;
 
   const page = () => {
@@ -23,12 +24,12 @@ function render({ model, el }) {
   /** @param {object} what @returns {Promise<void>} */
   const ask = (what) =>
     new Promise((good, bad) => {
-      const id = ++asked;
+      const id = `${own} ${++asked}`;
       waiting.set(id, { good, bad });
       model.send({ id, ...what });
     });
 
-  /** @param {{id: number, error?: string}} answer */
+  /** @param {{id: string, error?: string}} answer */
   const heard = ({ id, error }) => {
     const one = waiting.get(id);
     waiting.delete(id);
