@@ -76,4 +76,4 @@ def command(
         return
     for each in told:
         counted = f"{each['nodes']:,} nodes, {each['arrows']:,} arrows in all"
-        click.echo(f"{', '.join(each['files'])}: {' '.join(each['words'])} ({counted})")
+        outputs.say([f"{', '.join(each['files'])}: {' '.join(each['words'])} ({counted})"])

@@ -13,7 +13,7 @@ from typing import Any, Never
 
 import click
 
-from bnet_transformer.cli.telling import BUG, line_of
+from bnet_transformer.cli.telling import BUG, line_of, seen
 
 COMMANDS = ("draw", "explore", "ask", "sweep", "fit", "heads", "train", "cost", "models", "bench", "completion")
 SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -98,7 +98,7 @@ def _leave(ended: Ended, debug: bool) -> Never:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     with suppress(OSError):
         if debug:
-            click.echo("".join(traceback.format_exception(ended.error)), err=True, nl=False)
+            click.echo(seen("".join(traceback.format_exception(ended.error))), err=True, nl=False)
         if ended.message:
             asks = "" if debug or ended.code != BUG or not isinstance(ended.error, Exception) else _ASK
             click.echo(f"{ended.message}{asks}", err=True)
@@ -110,7 +110,7 @@ _ASK = " (--debug shows where)"
 
 def _warn(message: Warning | str, *_: object, **__: object) -> None:
     """A warning is one line too."""
-    click.echo(f"Warning: {' '.join(str(message).split())}", err=True)
+    click.echo(f"Warning: {seen(' '.join(str(message).split()))}", err=True)
 
 
 @click.group(cls=Commands, context_settings=SETTINGS, invoke_without_command=True)

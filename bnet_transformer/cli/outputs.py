@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import math
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bnet_transformer.cli.telling import seen
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ def write(
         if suffix == ".json":
             held = (json_of(told) + "\n").encode()
         elif suffix == ".csv":
-            held = table().to_csv(index=False).encode()
+            held = table().to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).encode()  # a word may hold a "\r"
         else:
             assert picture is not None
             held = figure_bytes(picture(), suffix)
@@ -119,4 +121,4 @@ def rows_of(table: pd.DataFrame, most: int | None = None, form: str = "{:.3f}") 
 
 def say(lines: Sequence[str]) -> None:
     """Lines on the standard output."""
-    click.echo("\n".join(lines))
+    click.echo(seen("\n".join(lines)))

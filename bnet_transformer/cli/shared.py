@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -123,7 +122,7 @@ def _suffixed(incomplete: str, suffixes: Sequence[str]) -> list[CompletionItem]:
 
 def net_of(model: str) -> BNet:
     """The net of a model, or of a file that `save` wrote."""
-    if Path(model).is_file():
+    if os.path.isfile(model):
         from bnet_transformer.face import load_net
 
         return load_net(model)
@@ -186,7 +185,7 @@ def _told(told: Sequence[str]) -> list[str]:
     """The sentences that stand on the command line themselves."""
     if not told:
         raise BNetError("SENTENCES", expected="sentences, or --file with some", got="none")
-    if len(told) == 1 and Path(told[0]).is_file():
+    if len(told) == 1 and os.path.isfile(told[0]):
         raise BNetError("SENTENCES", expected="a sentence", got="the name of a file", allowed=f"--file {told[0]}")
     if not all(text.strip() for text in told):
         raise BNetError("SENTENCES", expected="sentences with words", got="an empty one")

@@ -6,7 +6,7 @@ import errno
 
 import click
 
-from bnet_transformer.errors import BNetError, shown
+from bnet_transformer.errors import UNSEEN, BNetError, shown
 
 BUG, BAD, INTERRUPTED = 1, 2, 130
 EXTRAS = {
@@ -25,6 +25,15 @@ class Interrupted(KeyboardInterrupt):
     """An interrupt, with what is kept."""
 
 
+def seen(text: str) -> str:
+    r"""Text for a terminal, which shows it: what it would obey or hide is told by its code; lines stay lines.
+
+    >>> seen("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    return UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
 def line_of(error: BaseException) -> tuple[str, int]:
     """The line that tells an error, and the exit code.
 
@@ -39,7 +48,7 @@ def line_of(error: BaseException) -> tuple[str, int]:
     if isinstance(error, BrokenPipeError):  # the reader has seen enough
         return "", 0
     told, code = _told(error)
-    return f"Error: {' '.join(told.split())}", code
+    return f"Error: {seen(' '.join(told.split()))}", code
 
 
 def _interrupt(error: BaseException | None) -> KeyboardInterrupt | None:

@@ -24,6 +24,7 @@ from bnet_transformer.graph import topological_order
 from bnet_transformer.network import Member
 from bnet_transformer.reference import ATOL, BUDGET, Run, World
 from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.training.apart import same_random
 
 if TYPE_CHECKING:
     from pgmpy.models import DiscreteBayesianNetwork
@@ -54,6 +55,7 @@ class _Plan:
     seen: Tensor | None = None
 
 
+@same_random()
 def to_pgmpy(
     world: World, *, evidence: Mapping[int, Tensor] | None = None, limit: int = LIMIT, runs: int = BUDGET
 ) -> DiscreteBayesianNetwork:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 FORMAT = "bnet_transformer graph"
 VERSION = 1
 
-# What XML 1.0 cannot hold, and the carriage return, which its readers turn into a line feed.
-_NOT_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# What XML 1.0 cannot hold, the carriage return, which its readers turn into a line feed, and what looks like such JSON.
+_AS_JSON = re.compile('[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|(?s:\\A".*"\\Z)')
 
 
 def to_json(graph: nx.Graph) -> str:
@@ -71,8 +71,8 @@ def from_json(text: str | bytes) -> nx.Graph:
 
 
 def to_graphml(graph: nx.Graph) -> str:
-    """GraphML. What it has no type for is JSON in a string: tuples and mappings, and strings with characters that XML
-    forbids. Attributes that are None are left out.
+    """GraphML. What it has no type for is JSON in a string: tuples and mappings, strings with characters that XML
+    forbids and, to be told from these, strings in double quotes. Attributes that are None are left out.
     """
     plain = graph.__class__()
     plain.graph.update(_xml(graph.graph))
@@ -90,7 +90,7 @@ def to_graphml(graph: nx.Graph) -> str:
 def _xml(data: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for key, value in data.items():
-        if isinstance(value, bool | int | float) or (isinstance(value, str) and not _NOT_XML.search(value)):
+        if isinstance(value, bool | int | float) or (isinstance(value, str) and not _AS_JSON.search(value)):
             found[key] = value
         elif value is not None:
             found[key] = json.dumps(value)

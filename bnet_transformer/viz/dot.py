@@ -143,26 +143,36 @@ class Escaped(str):
 
 def told(**attributes: str) -> str:
     """A list of attributes."""
-    return " [" + ", ".join(f"{name}={_value(value)}" for name, value in attributes.items() if value != "") + "]"
+    return " [" + ", ".join(f"{name}={_value(name, value)}" for name, value in attributes.items() if value != "") + "]"
 
 
-def _value(value: str) -> str:
+def _value(name: str, value: str) -> str:
     if isinstance(value, Html):
         return f"<{value}>"
-    return '"' + (value if isinstance(value, Escaped) else _literal(visible(value))).replace('"', '\\"') + '"'
+    text = value if isinstance(value, Escaped) else _literal(visible(value))
+    return _string(_doubled(text) if name == "tooltip" else text)  # it reads the backslashes of a tooltip twice
 
 
 def quoted(name: str) -> str:
     """A name as a DOT string."""
-    return _value(name)
+    return _string(_doubled(visible(name)))
+
+
+def _string(text: str) -> str:
+    return '"' + text.replace('"', '\\"') + '"'
 
 
 def _literal(text: str) -> str:
+    """Text in which Graphviz finds no escape and no entity."""
+    return _doubled(text).replace("&", "&amp;")
+
+
+def _doubled(text: str) -> str:
     return text.replace("\\", "\\\\")
 
 
 def _html(run: Run, size: float = SIZE) -> str:
-    text = escape(visible(run.text))
+    text = _doubled(escape(visible(run.text)))
     match run.style:
         case "sub" | "sup":
             return f'<{run.style.upper()}><FONT POINT-SIZE="{size * SMALL:.1f}">{text}</FONT></{run.style.upper()}>'

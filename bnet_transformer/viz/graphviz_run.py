@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from bnet_transformer.errors import BNetError
+from bnet_transformer.errors import FileError
 
 SECONDS = 120
 DATE = re.compile(rb"(?<=/CreationDate \(D:)\d{14}")
@@ -44,13 +44,16 @@ def rendered(dot: str, kind: str) -> bytes:
         try:
             done = subprocess.run(command, input=dot.encode(), capture_output=True, timeout=SECONDS, env=environment)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise BNetError(
-                f"{kind} by Graphviz", expected="a picture", got=str(error), allowed=".svg, .dot, .tex"
-            ) from error
+            raise _unmade(kind, str(error)) from error
     if done.returncode or not done.stdout:
         said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
-        raise BNetError(f"{kind} by Graphviz", expected="a picture", got=said[0], allowed=".svg, .dot, .tex")
+        raise _unmade(kind, said[0])
     return DATE.sub(b"19700101000000", done.stdout) if kind == "pdf" else done.stdout
+
+
+def _unmade(kind: str, got: str) -> FileError:
+    """The error of a picture that Graphviz did not make; it writes files of its own, for which there may be no room."""
+    return FileError(f"{kind} by Graphviz", expected="a picture", got=got, allowed=".svg, .dot, .tex")
 
 
 def _fonts(folder: Path) -> dict[str, str]:

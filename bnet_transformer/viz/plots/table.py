@@ -8,8 +8,10 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from bnet_transformer.errors import BNetError, mapping, unknown
+from bnet_transformer.tpm.arrays import in_numpy, own_tensor
 
 Numbers = NDArray[np.float64]
 
@@ -91,12 +93,9 @@ def table_of(
 
 def numbers_of(what: str, value: object, shape: tuple[int, ...] | None = None) -> Numbers:
     """An array or tensor as real numbers, NaN where there is none."""
-    told: object = value
-    if hasattr(value, "detach"):
-        told = value.detach().cpu().double().numpy() if not value.is_complex() else None  # type: ignore[attr-defined]
     try:
-        found = np.asarray(told)
-    except ValueError:  # rows of different lengths
+        found = np.asarray(in_numpy(own_tensor(value)) if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError):  # rows of different lengths, a tensor that does not show its numbers
         found = np.asarray(None)
     if found.dtype.kind not in "biuf":
         raise BNetError(what, expected="an array of real numbers", got=value)

@@ -1,0 +1,327 @@
+"""Whatever a word is, in every export it stays a word: a reader of someone else's gives it back, and nothing is run.
+
+Pages in a browser are in `test_page_browser.py`, plots in `test_plots.py`, error messages in `test_told.py`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import string
+import unicodedata
+import warnings
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import networkx as nx
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import bnet_transformer as bt
+from bnet_transformer.cli import main, outputs
+from bnet_transformer.export import to_graphml, to_json
+from bnet_transformer.export.discrete import label_of
+from bnet_transformer.viz.dot import to_dot
+from bnet_transformer.viz.labels import shown, visible
+from bnet_transformer.viz.svg import to_svg
+from bnet_transformer.viz.tikz import ACCENTS, SPECIAL, letters, to_tikz
+
+MARKUP = [
+    "</script>",
+    "<img src=x onerror=alert(1)>",
+    "]]>",
+    "<!--",
+    "&amp;",
+    "&lt;b>",
+    "&#65;",
+    "&",
+    '"',
+    "'",
+    "<",
+    ">",
+]
+TEX = ["\\input{/etc/passwd}", "\\write18{id}", "^^5c", "%", "#", "{", "}", "_", "~", "$x$", "\\\\", "``", "--", "!`"]
+DOT = ["\\N", "\\G", "\\l", "\\", "-> [label=x];", "<B>b</B>", "|", "\\n"]
+SHELL = [
+    "$(id)",
+    "`id`",
+    "=cmd()",
+    "@",
+    ",",
+    ";",
+    "{{about}}",
+    "{0}",
+    "%s",
+    "_27_",
+    '"\\u0000"',
+    "\x1b]0;x\x07",
+    "\x1b[2J",
+]
+UNSEEN = ["\n", "\r", "\t", "\0", "\u2028", "\u202e", "\ufeff", "\ufffe", "\x85", " ", "\u00a0"]
+PIECES = st.sampled_from([*MARKUP, *TEX, *DOT, *SHELL, *UNSEEN, "é", "ï", "中", "😀", "a"])
+WORD = st.lists(PIECES | st.characters(codec="utf-8"), min_size=1, max_size=3).map("".join)
+WORDS = st.lists(WORD, min_size=4, max_size=4, unique=True)
+HALVES = st.lists(WORD | st.sampled_from(["\ud800", "a\udfff"]), min_size=4, max_size=4, unique=True)
+
+
+def law(examples: int) -> settings:
+    """So many lists of words, the same ones every time."""
+    told = {"suppress_health_check": list(HealthCheck), "phases": [Phase.generate]}
+    return settings(max_examples=examples, derandomize=True, database=None, deadline=None, **told)
+
+
+def said(words: list[str]) -> bt.Sentence:
+    """A sentence of these words, which are its vocabulary and the labels of what is observed, too."""
+    observe = bt.tpm.Categorical(len(words), labels=tuple(words))
+    return bt.bayesuvius(2, heads=2, vocabulary=words, observe=observe).sentence(words)
+
+
+# data
+
+
+@given(HALVES)
+@law(12)
+def test_json_and_graphml(words: list[str]) -> None:
+    graph = said(words).graph()
+    wanted = {name: token for name, token in graph.nodes(data="token") if token is not None}
+    found = {node["id"]: node["token"] for node in json.loads(to_json(graph))["nodes"] if node["token"] is not None}
+    assert found == wanted
+    back = nx.read_graphml(io.BytesIO(to_graphml(graph).encode()))
+    assert set(back) == set(graph)
+    for name, token in wanted.items():
+        read = back.nodes[name]["token"]
+        quoted = len(read) > 1 and read[0] == read[-1] == '"'
+        assert (json.loads(read) if quoted else read) == token
+
+
+@given(HALVES)
+@law(1)
+def test_bif(words: list[str]) -> None:
+    from pgmpy.readwrite import BIFReader
+
+    text = said(words).net.sentence(words[:1]).to_bif()  # pgmpy takes seconds for a few tables
+    assert text.isascii()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = BIFReader(string=text).get_model()
+    assert [label_of(state) for state in found.get_cpds("y_0").state_names["y_0"]] == words
+    assert set(found.nodes) == {"c", "y_0"}
+
+
+@given(WORDS)
+@law(30)
+def test_tables_as_csv(words: list[str]) -> None:
+    import pandas as pd
+
+    table = pd.DataFrame({"word": words, "share": range(len(words))})
+    held: dict[Path, bytes] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outputs, "write_bytes", held.__setitem__)
+        outputs.write(["a.csv"], {}, lambda: table, None)
+    rows = list(csv.reader(io.StringIO(held[Path("a.csv")].decode(), newline="")))
+    assert rows == [["word", "share"], *([word, str(k)] for k, word in enumerate(words))]
+
+
+# pictures
+
+SVG = "{http://www.w3.org/2000/svg}"
+DRAWN = {"svg", "title", "desc", "style", "rect", "g", "path", "circle", "text", "tspan"}
+VIEWS: list[dict[str, Any]] = [{"detail": "words"}, {"detail": "nodes", "weights": False}]
+
+
+@given(HALVES)
+@law(8)
+def test_svg(words: list[str]) -> None:
+    s = said(words).do(c=0)
+    for view in VIEWS:
+        root = ElementTree.fromstring(to_svg(s.picture(**view)))
+        assert {each.tag.removeprefix(SVG) for each in root.iter()} <= DRAWN
+        assert not [name for each in root.iter() for name in each.attrib if name.startswith("on") or "href" in name]
+        told = "\n".join("".join(each.itertext()) for each in root.iter(f"{SVG}text"))
+        assert all(shown(word) in told for word in words)
+        titles = "\n".join(str(each.text) for each in root.iter(f"{SVG}title"))
+        assert all(f"\nx_0_{k} “{shown(word, None)}”" in titles for k, word in enumerate(words))
+
+
+@given(HALVES)
+@law(6)
+def test_dot(words: list[str]) -> None:
+    """Graphviz reads backslashes and entities in labels, and in tooltips twice; what it draws has the words."""
+    import pygraphviz
+
+    s = said(words).do(c=0)
+    for view in VIEWS:
+        picture = s.picture(**view)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            drawn = pygraphviz.AGraph(string=to_dot(picture)).draw(format="svg", prog="nop2")
+        root = ElementTree.fromstring(drawn.decode().replace("&#160;", " "))  # how it keeps spaces side by side
+        told = "\n".join("".join(each.itertext()) for each in root.iter(f"{SVG}text"))
+        hints = {str(each.get("{http://www.w3.org/1999/xlink}title")) for each in root.iter(f"{SVG}a")}
+        for k, word in enumerate(words):
+            assert shown(word).replace("\u00a0", " ").strip() in told, (word, told)
+            wanted = f"x_0_{k} “{shown(word, None)}”".replace("\u00a0", " ")
+            assert any(hint.startswith(wanted) for hint in hints), (wanted, hints)
+        assert visible(picture.title).replace("\u00a0", " ") in hints
+
+
+PLAIN = set(string.printable) - set(SPECIAL) - set("\t\n\r\x0b\x0c")
+BACK = {text: letter for letter, text in SPECIAL.items() if letter != "’"}
+SPELLED = "|".join(map(re.escape, sorted(BACK, key=len, reverse=True)))
+ONE = re.compile(
+    rf"(?P<special>{SPELLED})|\\bnetletter\{{(?P<code>[0-9A-F]+)\}}|\\(?P<mark>.)\{{\\?(?P<base>[A-Za-z])\}}"
+)
+
+
+def tex_read(text: str) -> str:
+    """What TeX shows of a text that has nothing but letters and the commands for letters."""
+    found, at = "", 0
+    while at < len(text):
+        one = ONE.match(text, at)
+        if one is None:
+            assert text[at] in PLAIN, text[at:]
+            found, at = found + text[at], at + 1
+            continue
+        marks = {mark: accent for accent, mark in ACCENTS.items()}
+        if one["special"]:
+            found += BACK[one["special"]]
+        elif one["code"]:
+            found += chr(int(one["code"], 16))
+        else:
+            found += unicodedata.normalize("NFC", one["base"] + marks[one["mark"]])
+        at = one.end()
+    return found
+
+
+@given(HALVES)
+@law(200)
+def test_letters_of_tex(words: list[str]) -> None:
+    for word in words:
+        assert tex_read(letters(word)) == word.replace("’", "'")
+
+
+def commands(tex: str) -> set[str]:
+    """The control sequences of a text."""
+    return set(re.findall(r"\\(?:[A-Za-z]+|.)", tex))
+
+
+@given(HALVES)
+@law(6)
+def test_tex(words: list[str]) -> None:
+    allowed = commands("".join(SPECIAL.values())) | {f"\\{mark}" for mark in ACCENTS.values()} | {"\\i", "\\j"}
+    for view in VIEWS:
+        tex, plain = (to_tikz(said(each).do(c=0).picture(**view)) for each in (words, ["a", "b", "d", "e"]))
+        assert commands(tex) - commands(plain) <= allowed and tex.isascii() and "^^" not in tex
+        assert tex.count("\n") == plain.count("\n")
+
+
+# markup
+
+
+class Tags(HTMLParser):
+    """The tags and attributes of a page, its text, and what stands in its scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.attributes: Counter[str] = Counter()
+        self.told: dict[str, str] = {}
+        self.within = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.within = dict(attrs).get("id") or tag if tag in ("script", "title") else ""
+        self.tags[tag] += 1
+        self.attributes.update(name for name, _ in attrs)
+
+    def handle_data(self, data: str) -> None:
+        self.told[self.within] = self.told.get(self.within, "") + data
+
+    def handle_comment(self, data: str) -> None:
+        raise AssertionError(data)
+
+    unknown_decl = handle_pi = handle_comment
+
+
+@given(HALVES)
+@law(8)
+def test_pages(words: list[str]) -> None:
+    s, plain = said(words), said(["a", "b", "d", "e"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bnet_transformer.viz.page.page.script", lambda last: "")
+        found, other = (Tags(_page(each, title)) for each, title in ((s, words[0] or " "), (plain, "a")))
+    assert (found.tags, found.attributes) == (other.tags, other.attributes)
+    about = json.loads(found.told["bnet-about"])
+    assert about["stacks"][0]["words"] == [shown(word) for word in words]
+    assert found.told["title"].startswith(visible(words[0]))
+    assert "\u202e" not in found.told["bnet-about"]
+
+
+def _page(s: bt.Sentence, title: str) -> str:
+    held: list[bytes] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bnet_transformer.export.replacing", _Held(held))
+        s.draw("a.html", title=title)
+    return held[0].decode()
+
+
+class _Held:
+    """A file that is kept in memory."""
+
+    def __init__(self, held: list[bytes]) -> None:
+        self.held = held
+
+    def __call__(self, path: object) -> _Held:
+        return self
+
+    def __enter__(self) -> _Held:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def write_bytes(self, data: bytes) -> None:
+        self.held.append(data)
+
+
+SHOWN = {"p", "br", "div", "table", "thead", "tbody", "tr", "th", "td"}
+
+
+@given(WORDS)
+@law(5)
+def test_tables_of_a_notebook(words: list[str]) -> None:
+    s = said(words)
+    set_ = s.do(c=0)
+    results: list[Any] = [set_.reads(residual=0), s.tan(boxes="words"), set_.tan_tree(slice=0), set_.sample(2, seed=0)]
+    for result in results:
+        found = Tags(result._repr_html_())
+        assert set(found.tags) <= SHOWN and set(found.attributes) <= {"border", "class", "style"}
+    table = Tags(results[0]._repr_html_())
+    assert all(word.replace("\0", "\ufffd") in table.told[""] or "\0" in word for word in words)
+
+
+# a terminal
+
+
+def test_a_terminal_is_told_no_more_than_text(tmp_path: Path) -> None:
+    """Labels come with a file that somebody else wrote: none may set a title, clear the screen or turn the line."""
+    words = ["\x1b]0;x\x07", "\x1b[2J", "\u202eb", "a\rb", "\x9bc"]
+    observe = bt.tpm.Categorical(5, labels=words)
+    path = tmp_path / "net.safetensors"
+    bt.bayesuvius(2, heads=2, vocabulary=["the", *words[:3], "a"], observe=observe).save(path)
+    for asked in (
+        ["ask", "posterior", "y_0", "the a", "-m", path],
+        ["ask", "posterior", "y_0", "the a", "-m", path, "--given", "y_1=b"],
+        ["ask", "posterior", "y_0", "the dog", "-m", path],
+    ):
+        found = CliRunner().invoke(main, [str(each) for each in asked], color=True)
+        assert found.exit_code in (0, 2) and "\\x1b" in found.output.replace("\\u202e", "\\x1b")
+        assert not set(found.output) & set("\x1b\x07\u202e\r\x9b")
