@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -100,6 +101,7 @@ def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Te
                 f"attention of {member.family.name}",
                 expected="nodes that read",
                 got=f"{world.ground.name(node)}, which is set",
+                allowed="another slice; the sentence before that do; Attend(row), which sets what is read",
             )
         free = choices(world, reading_parents(world, node), seen)
         if node not in world.rows:  # a row that was set is the same in every state
@@ -307,7 +309,7 @@ def slices_of(wanted: object, depth: int) -> list[int]:
 
 def _words(tokens: Sequence[str], wanted: object) -> list[int]:
     """Indices of words, from indices or the words themselves (every place where a word stands)."""
-    asked = _items(wanted)
+    asked = items(wanted)
     found: list[int] = []
     for item in asked:
         if isinstance(item, str):
@@ -320,17 +322,18 @@ def _words(tokens: Sequence[str], wanted: object) -> list[int]:
     return sorted(set(found))
 
 
-def _items(wanted: object) -> list[object]:
+def items(wanted: object) -> list[object]:
     """What was asked for as a list: one thing, or a collection of them."""
     if isinstance(wanted, Tensor | np.ndarray):
-        wanted = wanted.tolist()
+        with suppress(RuntimeError):  # a tensor without a plain table of numbers is refused as it is
+            wanted = wanted.tolist()
     return list(wanted) if isinstance(wanted, Collection) and not isinstance(wanted, str) else [wanted]
 
 
 def _numbers(what: str, wanted: object, count: int) -> list[int]:
     """Indices below `count`, from one or several."""
     found = []
-    for item in _items(wanted):
+    for item in items(wanted):
         number = whole(what, item, least=0)
         if number >= count:
             raise BNetError(what, expected=f"numbers from 0 to {count - 1}", got=number)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer.errors import BNetError, one_of, whole
+from bnet_transformer.errors import BNetError, one_of, put, room_for, whole
 
 SLICE, WORD = "slice", "word"
 
@@ -117,10 +117,13 @@ class Reach:
 
     def __post_init__(self) -> None:
         one_of("reach", self.kind, REACHES)
-        if self.kind in WIDE:
-            whole(f"{self.kind} width", self.width, least=0)
+        put(self, width=whole(f"{self.kind} width", self.width, least=0))
+        if self.width and self.kind not in WIDE:
+            raise BNetError(f"width of the reach {self.kind}", expected="none", got=self.width, allowed=", ".join(WIDE))
         if self.kind == "mask":
-            object.__setattr__(self, "table", _table(self.table))
+            put(self, table=_table(self.table))
+        elif not isinstance(self.table, tuple) or self.table:
+            raise BNetError(f"table of the reach {self.kind}", expected="none", got=self.table, allowed="mask")
 
     @property
     def single(self) -> bool:
@@ -145,7 +148,7 @@ class Reach:
 
     def matrix(self, children: int, parents: int) -> NDArray[np.bool_]:
         """`[children, parents]`: true where word i of the child has an arrow from word j of the parent."""
-        return _matrix(self, children, parents)
+        return _matrix(self, whole("children", children, least=0), whole("parents", parents, least=0))
 
     def count(self, i: NDArray[Any], j: NDArray[Any], children: int, parents: int) -> int:
         """How many arrows words i of the child have from words j of the parent, both in order; without their table.
@@ -245,7 +248,7 @@ def _table(value: object) -> tuple[tuple[bool, ...], ...]:
     """A table of booleans from nested lists or an array."""
     try:
         table = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, MemoryError) as error:
         raise BNetError("mask", expected="a table of booleans", got=value) from error
     if table.dtype != bool or table.ndim != 2 or not table.size:
         raise BNetError(
@@ -261,6 +264,7 @@ def _table(value: object) -> tuple[tuple[bool, ...], ...]:
 @lru_cache(maxsize=64)
 def _matrix(reach: Reach, children: int, parents: int) -> NDArray[np.bool_]:
     reach.check(children, parents)
+    room_for("the matrix of a reach", children * parents, "fewer words")
     if reach.kind == "mask":
         pairs = np.array(reach.table, dtype=bool)
     else:

@@ -30,8 +30,10 @@ def sentences_to_batch(network: Network, sentences: Sequence[object], pairs: Seq
     """Sentences of any lengths, each as `sentence_to_tensors` reads it, padded to the longest."""
     if isinstance(sentences, str) or not isinstance(sentences, Sequence) or not len(sentences):
         raise BNetError("sentences", expected="a list of sentences, at least one", got=sentences)
-    if pairs is not None and len(pairs) != len(sentences):
-        raise BNetError("pairs", expected=f"{len(sentences)}, one for each sentence", got=len(pairs))
+    several = isinstance(pairs, Sequence) and not isinstance(pairs, str)
+    if pairs is not None and not (several and len(pairs) == len(sentences)):
+        got = len(pairs) if several else pairs
+        raise BNetError("pairs", expected=f"{len(sentences)}, one for each sentence", got=got)
     read = [
         sentence_to_tensors(network, said, pair=None if pairs is None else pairs[k]) for k, said in enumerate(sentences)
     ]

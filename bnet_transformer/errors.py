@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import operator
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-UNSEEN = re.compile(r"[^\S \n]|[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069]")
+T = TypeVar("T")
+UNSEEN = re.compile(r"[^\S \n]|[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
 CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # versions 2 and 1
+MOST_ENTRIES = 2**26  # of a list that a caller tells
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|can't allocate memory|not enough memory|bad_alloc|out of memory")
 
 
@@ -135,8 +140,25 @@ class FileError(BNetError):
 def shown(value: object, width: int = 160) -> str:
     """`value` as it stands in a message: words as they are, by repr what a terminal does not show; not long."""
     plain = isinstance(value, str) and value.strip() and not UNSEEN.search(value)
-    text = str(value) if plain else repr(value)
+    text = str(value) if plain else _spelled(value)
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def in_unicode(text: str) -> str:
+    r"""A text with each half of a character spelled out, as drawings do: no table or file of text holds one.
+
+    >>> print(in_unicode("half \ud800"))
+    half \ud800
+    """
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _spelled(value: object) -> str:
+    """The repr of a value, or what it is where it has none: too deep a list, too long a number, a stranger's class."""
+    try:
+        return repr(value)
+    except Exception:
+        return f"a value of type {type(value).__name__}, which cannot be shown"
 
 
 def unknown(what: str, name: object, names: Iterable[str]) -> UnknownNameError:
@@ -146,24 +168,26 @@ def unknown(what: str, name: object, names: Iterable[str]) -> UnknownNameError:
     node: expected a known name; got 'q_0_9'; allowed: near matches are q_0_1, q_0_0
     """
     known = [each or "''" for each in dict.fromkeys(names)]
-    near = difflib.get_close_matches(str(name)[:200], known, n=4, cutoff=0.5)
+    near = difflib.get_close_matches((name if isinstance(name, str) else _spelled(name))[:200], known, n=4, cutoff=0.5)
     if near:
         allowed = "near matches are " + ", ".join(near)
     else:
         allowed = ", ".join(known[:12]) + (f", … ({len(known)} in all)" if len(known) > 12 else "")
     return UnknownNameError(
-        what, expected="a known name", got=shown(repr(name)), allowed=allowed or "nothing: there are none"
+        what, expected="a known name", got=shown(_spelled(name)), allowed=allowed or "nothing: there are none"
     )
 
 
 def whole(what: str, value: object, *, least: int = 1) -> int:
     """`value` as a whole number of at least `least`, or the error that says so."""
+    answer = str(getattr(value, "dtype", "")).endswith("bool") or isinstance(value, bool)
     try:
-        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
+        number = None if answer or getattr(value, "ndim", 0) else operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, RuntimeError):
         number = None
-    if number is None or number < least:
-        raise BNetError(what, expected=f"a whole number of at least {least}", got=value)
+    if number is None or number < least or number.bit_length() > 1024:  # no float holds more
+        most = "" if number is None or number < least else ", below 2^1024"
+        raise BNetError(what, expected=f"a whole number of at least {least}{most}", got=value)
     return number
 
 
@@ -175,17 +199,34 @@ def seed_of(value: object) -> int:
     return seed
 
 
-def listed(what: str, value: object, kind: type) -> tuple[Any, ...]:
-    """`value` as a tuple of `kind`, or the error that says so."""
+def listed(what: str, value: object, kind: type, read: Callable[[Any], Any] | None = None) -> tuple[Any, ...]:
+    """`value` as a tuple of `kind`, each entry as it is `read`, or the error that says so."""
+    things: list[Any] = []
     try:
-        things: tuple[Any, ...] | None = (
-            None if isinstance(value, str | bytes) else tuple(value)  # type: ignore[arg-type]
-        )
-    except TypeError:
-        things = None
-    if things is None or not all(isinstance(thing, kind) for thing in things):
-        raise BNetError(what, expected=f"a list of {kind.__name__}", got=value)
-    return things
+        for thing in None if isinstance(value, str | bytes | Mapping) else value:  # type: ignore[attr-defined]
+            things.append(thing if read is None else read(thing))
+            if not isinstance(things[-1], kind):  # the first wrong one tells, for a list may have no end
+                raise TypeError
+            not_endless(what, len(things))
+    except TypeError as error:
+        raise BNetError(what, expected=f"a list of {kind.__name__}", got=value) from error
+    return tuple(things)
+
+
+def not_endless(what: str, entries: Sized | int) -> None:
+    """Refuse a list, like a long range, of more entries than a person means, before each of them is looked at.
+
+    >>> not_endless("words", range(10**12))
+    Traceback (most recent call last):
+    ...
+    bnet_transformer.errors.BudgetError: words: expected at most 67,108,864 entries; got more
+    """
+    try:
+        count = entries if isinstance(entries, int) else len(entries)
+    except OverflowError:  # of a range past what a machine counts
+        count = MOST_ENTRIES + 1
+    if count > MOST_ENTRIES:
+        raise BudgetError(what, expected=f"at most {MOST_ENTRIES:,} entries", got="more")
 
 
 def mapping(what: str, value: object) -> Mapping[str, Any]:
@@ -200,11 +241,13 @@ def mapping(what: str, value: object) -> Mapping[str, Any]:
 def number(what: str, value: object, *, above: float | None = None) -> float:
     """A finite number, above a bound where one is given."""
     wanted = "a finite number" + ("" if above is None else f" above {above:g}")
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    try:
+        found = None if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    except OverflowError:
+        found = None
+    if found is None or not abs(found) < float("inf") or (above is not None and not found > above):
         raise BNetError(what, expected=wanted, got=value)
-    if not abs(float(value)) < float("inf") or (above is not None and not value > above):
-        raise BNetError(what, expected=wanted, got=value)
-    return float(value)
+    return found
 
 
 def tolerance(what: str, value: object) -> float:
@@ -221,6 +264,12 @@ def share(what: str, value: object) -> float:
     if not 0 < found < 1:
         raise BNetError(what, expected="a share between 0 and 1", got=value)
     return found
+
+
+def put(thing: object, **checked: object) -> None:
+    """Fields of a frozen dataclass as their checks give them: plain numbers, for those of numpy or 0-d tensors."""
+    for name, value in checked.items():
+        object.__setattr__(thing, name, value)
 
 
 def one_of(what: str, value: object, options: Iterable[object]) -> None:
@@ -272,7 +321,7 @@ def room_for(what: str, size: int, allowed: str) -> None:
 
 @contextmanager
 def within_memory(what: str) -> Iterator[None]:
-    """Memory that runs out inside is told as a BudgetError.
+    """Memory that runs out inside is told as a BudgetError; what is made inside is where the net is, not elsewhere.
 
     >>> with within_memory("a list"):
     ...     [0] * 10**17
@@ -281,7 +330,8 @@ def within_memory(what: str) -> Iterator[None]:
     bnet_transformer.errors.BudgetError: a list: expected memory for what is asked; got ...
     """
     try:
-        yield
+        with _default_device():
+            yield
     except (MemoryError, RuntimeError) as error:
         told = str(error).strip().partition("\n")[0]
         if not isinstance(error, MemoryError) and not OUT_OF_MEMORY.search(f"{type(error).__name__} {told}"):
@@ -290,6 +340,23 @@ def within_memory(what: str) -> Iterator[None]:
         got = f"none for {asked[1]} more" if asked else "none left"
         allowed = "fewer or shorter sentences at once, a smaller budget=, memory= or batch="
         raise BudgetError(what, expected="memory for what is asked", got=got, allowed=allowed) from error
+
+
+def methods_within_memory(kind: type[T]) -> type[T]:
+    """Every method of a class is `within_memory`."""
+    own = [each for each in kind.__mro__[::-1] if each.__module__.startswith(__package__)]
+    methods = {name: value for each in own for name, value in vars(each).items() if inspect.isfunction(value)}
+    for name, value in methods.items():
+        if name != "__init__":
+            setattr(kind, name, within_memory(name)(value))
+    return kind
+
+
+def _default_device() -> AbstractContextManager[object]:
+    """What names no device is made on the CPU, whatever `torch.set_default_device` said: a net knows where it is."""
+    torch = sys.modules.get("torch")
+    elsewhere = torch is not None and torch.get_default_device().type != "cpu"
+    return torch.device("cpu") if torch is not None and elsewhere else nullcontext()
 
 
 def _revive(kind: type[BNetError], args: tuple[object, ...], state: dict[str, object]) -> BNetError:

@@ -6,9 +6,10 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,16 @@ from torch.distributions import Distribution
 from bnet_transformer import asking, export, files, inference, reference, viz
 from bnet_transformer.batches import Batch, sentences_to_batch
 from bnet_transformer.equations import Equations, equations
-from bnet_transformer.errors import BNetError, EvidenceError, mapping, number, one_of, unknown, within_memory
+from bnet_transformer.errors import (
+    BNetError,
+    EvidenceError,
+    mapping,
+    methods_within_memory,
+    number,
+    one_of,
+    unknown,
+    within_memory,
+)
 from bnet_transformer.graph import Ground
 from bnet_transformer.intake import Intake, once, sentence_to_tensors, value_of
 from bnet_transformer.network import Declaration, Network, declare
@@ -34,20 +44,7 @@ if TYPE_CHECKING:
     from bnet_transformer.training import Generated
 
 
-T = TypeVar("T")
-
-
-def _within_memory(kind: type[T]) -> type[T]:
-    """Every method of a class tells memory that runs out in it as a BudgetError."""
-    own = [each for each in kind.__mro__[::-1] if each.__module__.startswith(__package__)]
-    methods = {name: value for each in own for name, value in vars(each).items() if inspect.isfunction(value)}
-    for name, value in methods.items():
-        if name != "__init__":
-            setattr(kind, name, within_memory(name)(value))
-    return kind
-
-
-@_within_memory
+@methods_within_memory
 class BNet(viz.NetFigures, NetStructure):
     """A net: one declaration, its parameters, and every reading of them.
 
@@ -60,7 +57,8 @@ class BNet(viz.NetFigures, NetStructure):
     def __init__(self, declaration: Declaration | Network, *, seed: int = 0) -> None:
         if not isinstance(declaration, Declaration | Network):
             raise BNetError("BNet", expected="a Declaration", got=declaration)
-        self.network = declaration if isinstance(declaration, Network) else declare(declaration, seed=_seed(seed))
+        with within_memory("BNet"):
+            self.network = declaration if isinstance(declaration, Network) else declare(declaration, seed=_seed(seed))
 
     @property
     def declaration(self) -> Declaration:
@@ -73,8 +71,10 @@ class BNet(viz.NetFigures, NetStructure):
         return MappingProxyType(dict(self.network.parameters))
 
     def replace(self, parameters: Mapping[str, Tensor]) -> BNet:
-        """The same net with other values for some parameters."""
-        return BNet(self.network.with_parameters(parameters))
+        """The same net with other values for some parameters: copies, which no later change of yours reaches."""
+        given = mapping("parameters", parameters).items()
+        own = {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in given}
+        return BNet(self.network.with_parameters(own))
 
     def to(self, *where: torch.dtype | torch.device | str) -> BNet:
         """The same net in another floating type, on another device (`"cuda"`), or both; it computes there."""
@@ -189,7 +189,7 @@ class BNet(viz.NetFigures, NetStructure):
         return f"<BNet {self.declaration.name}: {slices}, {families} families of nodes, {count:,} parameters>"
 
 
-@_within_memory
+@methods_within_memory
 class Sentence(Questions, viz.SentenceFigures):
     """The bnet of one sentence: ground, lazy, evaluated on demand.
 
@@ -423,6 +423,6 @@ def _known(told: Mapping[str, Any], function: Callable[..., Any]) -> Mapping[str
 
 
 def _seed(seed: object) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or int(seed).bit_length() > 1024:
         raise BNetError("seed", expected="a whole number", got=seed)
-    return seed
+    return int(seed)

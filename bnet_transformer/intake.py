@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, mapping, shown, unknown
+from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, mapping, not_endless, shown, unknown
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import World, support
 from bnet_transformer.tokens import Span, Tokenizer, Told, is_text
 from bnet_transformer.tpm import Given
+from bnet_transformer.tpm.arrays import is_plain, own_tensor
 from bnet_transformer.world import words_read
 
 Tokens = dict[str, tuple[str, ...]]
@@ -184,7 +185,7 @@ def word_vector(word: str, dim: int, seed: int) -> Tensor:
     """
     digest = hashlib.sha256(f"{seed}/word/{word}".encode(errors="surrogatepass")).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-    return torch.randn(dim, generator=generator)
+    return torch.randn(dim, generator=generator, dtype=torch.float32, device="cpu")
 
 
 def _by_stack(what: str, value: object, stacks: Sequence[str]) -> dict[str, object]:
@@ -245,6 +246,8 @@ def _counted(network: Network, stack: str, extra: Mapping[str, object]) -> list[
     """Numbers for words, where all that is said of a stack is the value of its given nodes."""
     for name, value in extra.items():
         family = network.member(name).family
+        if isinstance(value, Tensor) and not is_plain(value):
+            continue  # which is refused where it is read
         shape = tuple(getattr(value, "shape", ())) or np.asarray(value, dtype=object).shape
         if family.words == stack and len(shape) > len(family.plates):
             return [str(i) for i in range(shape[len(family.plates)])]
@@ -295,9 +298,13 @@ def _tokens(network: Network, stack: str, where: str, said: object) -> tuple[tup
     if isinstance(said, str):
         return tuple(said.split()), None
     if isinstance(said, Tensor | np.ndarray):
-        said = said.tolist()
+        try:
+            said = (own_tensor(said) if isinstance(said, Tensor) else said).tolist()
+        except TypeError as problem:
+            raise BNetError(where, expected="text, a list of words, ids, or x=vectors", got=said) from problem
     if not isinstance(said, Sequence) or isinstance(said, bytes):
         raise BNetError(where, expected="text, a list of words, ids, or x=vectors", got=said)
+    not_endless(where, said)
     if all(isinstance(word, str) for word in said):
         if any(not word for word in said):
             raise BNetError(where, expected="words, none empty", got=list(said))
@@ -346,10 +353,10 @@ def _given(network: Network, member: Member, extra: Mapping[str, object], words:
     value = extra[family.name]
     if member.tpm.reads_by_index:
         try:
-            tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+            tensor = own_tensor(value)
         except (TypeError, ValueError, RuntimeError) as problem:
             raise BNetError(family.name, expected="whole numbers", got=shown(value)) from problem
-        if tensor.is_floating_point() or tensor.dtype == torch.bool:
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
             raise BNetError(family.name, expected="whole numbers", got=f"{tensor.dtype}")
         if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < (member.tpm.states or 0):
             raise BNetError(family.name, expected=f"states from 0 to {(member.tpm.states or 0) - 1}", got=value)
@@ -397,8 +404,8 @@ def _state_of_label(network: Network, member: Member, name: str, label: str) -> 
 
 def _is_index(value: object) -> bool:
     if isinstance(value, Tensor):
-        return value.dim() == 0 and not value.is_floating_point() and value.dtype != torch.bool
-    return hasattr(value, "__index__") and not isinstance(value, bool | np.bool_ | np.ndarray)
+        return value.dim() == 0 and not (value.is_floating_point() or value.is_complex()) and value.dtype != torch.bool
+    return hasattr(value, "__index__") and not isinstance(value, bool | np.bool_ | np.ndarray | type)
 
 
 def _index(name: str, value: object, wanted: str) -> int:
@@ -410,12 +417,13 @@ def _index(name: str, value: object, wanted: str) -> int:
 def _tensor(name: str, value: object, dtype: torch.dtype, error: type[BNetError]) -> Tensor:
     """A finite tensor of numbers."""
     try:
-        tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+        tensor = own_tensor(value)
         if tensor.is_complex():
             raise TypeError("complex")
         tensor = tensor.to(dtype)
+        finite = bool(torch.isfinite(tensor).all())
     except (TypeError, ValueError, RuntimeError) as problem:
         raise error(name, expected="real numbers", got=shown(value)) from problem
-    if not bool(torch.isfinite(tensor).all()):
+    if not finite:
         raise error(name, expected="finite numbers", got="NaN or infinity")
     return tensor

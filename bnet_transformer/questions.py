@@ -20,6 +20,7 @@ from bnet_transformer.inference import CorpusTan, Counterfactual, Inclusion, Sam
 from bnet_transformer.intake import Intake
 from bnet_transformer.network import Network
 from bnet_transformer.structure import Names, Separation, Structure, several
+from bnet_transformer.tpm.arrays import own_tensor
 from bnet_transformer.training.parallel import device_of, ranks
 
 if TYPE_CHECKING:
@@ -99,11 +100,12 @@ class Questions(Structure):
         (False, True)
         """
         one_of("verify", verify, (True, False))
+        whole("budget", budget)
         told = super().separated(x, y, given, deterministic=deterministic)
         if not verify:
             return told
         left, right, known = ([self.ground.id(name) for name in part] for part in (told.x, told.y, told.given))
-        over_choices, over_roots = inference.dependences(self._world, left, right, known, whole("budget", budget))
+        over_choices, over_roots = inference.dependences(self._world, left, right, known, budget)
         return replace(told, over_choices=over_choices, over_roots=over_roots)
 
     def posterior(
@@ -244,7 +246,7 @@ class Questions(Structure):
         ('no DAG', 'reverse TAN')
         """
         depths = self._network.graph.slices
-        if stack is not None and stack not in depths:
+        if stack is not None and (not isinstance(stack, str) or stack not in depths):
             raise unknown("stack", stack, depths)
         most = depths[stack] if stack is not None else max(depths.values())
         if whole("slice", slice, least=0) >= most:
@@ -305,15 +307,14 @@ class Questions(Structure):
         """The stack of which slices are meant, and their numbers."""
         depths = self._world.network.graph.slices
         families = self._world.network.graph.by_stem
-        if role is not None and role not in families:
+        if role is not None and (not isinstance(role, str) or role not in families):
             raise unknown("role", role, families)
         stack = families[role][0].stack if role is not None else next(iter(depths))
         depth = depths.get(stack, 0)
         if isinstance(slices, str):
             one_of("slices", slices, ("all",))
             return stack, list(range(depth))
-        asked = [slices] if not isinstance(slices, Collection) else list(slices)
-        found = sorted({whole("slice", each, least=0) for each in asked})
+        found = sorted({whole("slice", each, least=0) for each in asking.items(slices)})
         if not found or found[-1] >= depth:
             raise BNetError("slices", expected=f"slices from 0 to {depth - 1}", got=slices)
         return stack, found
@@ -348,14 +349,15 @@ def tan_of_corpus(
     network = sentences[0].net.network
     with ranks(device_of(None, network)) as here:
         data = [(s._intake.given, s._seen) for s in sentences]
-        here.agree("tan of a corpus", net=network.parameters, data=data, settings=(told, node, slice_, head, role))
+        here.agree("tan of a corpus", net=network, data=data, settings=(told, node, slice_, head, role))
         mine = here.mine([*zip(sentences, told, strict=True)])
         every = here.collected([_class_and_codes(s, node, label, slice_, head, role) for s, label in mine])
     found = [every[k % len(every)][k // len(every)] for k in range(len(sentences))]
-    place = {label: k for k, label in enumerate(dict.fromkeys(label for label, _ in found))}
+    labels = told if node is None else [label for label, _ in found]  # those told are this rank's own objects
+    place = {label: k for k, label in enumerate(dict.fromkeys(labels))}
     table = np.array([codes for _, codes in found])
     boxes = [f"word_{i}" for i in range(table.shape[1])]
-    return inference.corpus_tan([place[label] for label, _ in found], table, boxes)
+    return inference.corpus_tan([place[label] for label in labels], table, boxes)
 
 
 def _class_and_codes(
@@ -374,7 +376,10 @@ def _listed(told: object) -> list[Any]:
 
 def _labels(classes: object, count: int) -> list[Hashable]:
     """A label for each sentence, from a list, an array or a tensor of them."""
-    told = classes.tolist() if isinstance(classes, Tensor | np.ndarray) else classes
+    try:
+        told = (own_tensor(classes) if isinstance(classes, Tensor) else classes).tolist()  # type: ignore[attr-defined]
+    except (TypeError, AttributeError):
+        told = classes
     labels = [each.item() if isinstance(each, Tensor | np.generic) else each for each in _listed(told)]
     if len(labels) != count:
         raise BNetError("classes", expected=f"{count} labels, or a discrete node", got=classes)

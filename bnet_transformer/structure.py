@@ -13,10 +13,9 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from bnet_transformer import graph
-from bnet_transformer.errors import BNetError, one_of, whole
+from bnet_transformer.errors import BNetError, listed, one_of, whole
 from bnet_transformer.graph import Ground, Question, Trail
 from bnet_transformer.graph.trails import LIMIT
 from bnet_transformer.network import Network
@@ -250,7 +249,7 @@ def several(what: str, names: object) -> tuple[str, ...]:
     """One name or several, as a tuple."""
     if isinstance(names, str):
         return (names,)
-    found = tuple(names) if isinstance(names, Collection) and not isinstance(names, Tensor) else (None,)
-    if not all(isinstance(name, str) for name in found):
-        raise BNetError(what, expected="the name of a node, or several", got=names)
-    return found
+    try:
+        return listed(what, names, str)
+    except BNetError as error:
+        raise BNetError(what, expected="the name of a node, or several", got=names) from error

@@ -146,7 +146,7 @@ def test_a_node_has_one_value():
         s.do({"c": 0}, c=1)
     with pytest.raises(bt.BNetError, match="still random"):
         s.do(c=1).posterior("c")
-    with pytest.raises(bt.BNetError, match="which is set"):
+    with pytest.raises(bt.BNetError, match="which is set; allowed: another slice"):
         s.do(x_1_0=torch.zeros(4)).attention(0)
 
 

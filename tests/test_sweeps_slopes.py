@@ -116,8 +116,19 @@ def test_what_has_no_slope_is_refused():
             bt.sweep(clean, corrupt, metric=function, first_order=True)
     with pytest.raises(bt.BNetError, match="first_order: expected one of the allowed values"):
         bt.sweep(clean, corrupt, **(ask | {"first_order": 1.0}))
-    with torch.no_grad():
-        assert bt.sweep(clean, corrupt, **ask).values.abs().max() > 0
+    with pytest.raises(bt.BNetError, match=r"metric: expected a metric with a finite slope .* got NaN or infinity"):
+        bt.sweep(clean, corrupt, metric=lambda y_2: (y_2 - y_2).sum(-1).abs().sqrt(), first_order=True)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("at", ["x", "j"])
+def test_slopes_are_the_same_without_gradients_around_them(mode, at):
+    net = doubled(observe=bt.tpm.Categorical(3))
+    ask = {"at": at, "metric": {"y_2": (0, 1)}, "first_order": True}
+    with mode():
+        found = bt.sweep(*two(net), **ask)
+    assert found.effects.equal(bt.sweep(*two(net), **ask).effects)
+    assert found.values.abs().max() > 0
 
 
 def test_words_have_no_slope():

@@ -193,9 +193,11 @@ class Ground:
             if self.kept(family, selection)
         )
 
-    def count_arrows(self, selection: Selection = EVERYTHING) -> int:
-        """How many arrows lie between the nodes that a selection keeps; no arrow is made to count it."""
-        return sum(self._count(bundle, selection) for bundle in self._kept_arrows(selection))
+    def count_arrows(self, selection: Selection = EVERYTHING, roles: tuple[str, str] | None = None) -> int:
+        """How many arrows lie between the nodes that a selection keeps, from one role to another; none is made."""
+        stem = [family.stem for family in self.folded.families]
+        kept = self._kept_arrows(selection)
+        return sum(self._count(b, selection) for b in kept if roles in (None, (stem[b.parent], stem[b.child])))
 
     def _kept_arrows(self, selection: Selection) -> Iterator[Bundle]:
         families = self.folded.families

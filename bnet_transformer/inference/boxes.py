@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.errors import BNetError, one_of
+from bnet_transformer.errors import BNetError, in_unicode, one_of
 from bnet_transformer.graph import Ground, Quotient, Selection, shrink
 from bnet_transformer.graph.arborescence import best_parents
 from bnet_transformer.graph.folded import Family
@@ -89,8 +89,9 @@ class TanTree:
         """A row for each word: its parent, and how much of it the word reads."""
         import pandas as pd
 
-        rows = zip(self.tokens, self.parents, self.weights, strict=True)
-        told = [(token, parent, self.tokens[parent] if parent >= 0 else "", share) for token, parent, share in rows]
+        said = [in_unicode(token) for token in self.tokens]
+        rows = zip(said, self.parents, self.weights, strict=True)
+        told = [(token, parent, said[parent] if parent >= 0 else "", share) for token, parent, share in rows]
         return pd.DataFrame(told, columns=["token", "parent", "parent_token", "share"])
 
     def _repr_html_(self) -> str:
@@ -109,7 +110,7 @@ def tan(
     else:
         quotient, first = shrink(ground, boxes, Selection(slices=[slice_], weights=False)), None
     chosen = class_box if class_box is not None else first or _likely_class(quotient)
-    if chosen not in quotient.boxes:
+    if not isinstance(chosen, str) or chosen not in quotient.boxes:
         raise BNetError("class_box", expected="a box", got=chosen, allowed=", ".join(quotient.boxes))
     return _classified(quotient, chosen)
 
@@ -164,22 +165,23 @@ def _likely_class(quotient: Quotient) -> str:
 
 
 def _classified(quotient: Quotient, class_box: str) -> Tan:
-    graph = quotient.to_networkx()
     others = [box for box in quotient.boxes if box != class_box]
-    missing = tuple(box for box in others if not graph.has_edge(class_box, box))
-    rest = graph.subgraph(others)
-    parents, children = (max(dict(degree).values(), default=0) for degree in (rest.in_degree, rest.out_degree))
+    sources, targets = quotient.arrows.T
+    own, rest = quotient.boxes.index(class_box), _without(quotient, class_box).arrows
+    reached = {quotient.boxes[k] for k in targets[sources == own].tolist()}
+    missing = tuple(box for box in others if box not in reached)
+    parents, children = (np.bincount(rest[:, side]).max(initial=0) for side in (1, 0))
     acyclic = quotient.acyclic
-    if not acyclic or graph.in_degree(class_box):
+    if not acyclic or (targets == own).any():
         nearly = "no DAG" if not acyclic else "DAG"
-    elif not rest.number_of_edges():
+    elif not len(rest):
         nearly = "naive Bayes"
     else:
-        one_tree = rest.number_of_edges() == len(others) - 1
+        one_tree = len(rest) == len(others) - 1
         whole = "TAN" if one_tree else "forest augmented naive Bayes"
         nearly = whole if parents <= 1 else f"reverse {whole}" if children <= 1 else "augmented naive Bayes"
     kind = "DAG" if missing and nearly != "no DAG" else nearly
-    reverse = acyclic and rest.number_of_edges() > 0 and children <= 1
+    reverse = acyclic and len(rest) > 0 and bool(children <= 1)
     return Tan(kind, nearly, class_box, missing, reverse, quotient)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnet_transformer.errors import BNetError
+from bnet_transformer.training.apart import same_random
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -125,6 +126,7 @@ def _entropies(label: Codes, codes: Codes) -> tuple[float, float]:
     return plain, plain + extra
 
 
+@same_random()
 def _pgmpy(label: Codes, codes: Codes, boxes: Sequence[str], kind: str) -> tuple[tuple[str, str], ...]:
     """The arrows of pgmpy's own TreeSearch; none where it has nothing to search."""
     import pandas as pd

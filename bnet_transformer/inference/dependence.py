@@ -24,6 +24,7 @@ from bnet_transformer.inference.drawing import normal_of
 from bnet_transformer.network import Member
 from bnet_transformer.reference import ATOL, BUDGET, Run, World
 from bnet_transformer.tpm import Given
+from bnet_transformer.training.apart import with_gradients
 
 LEAST = 1e-7  # what is left of a derivative, relative to it, once what is given is told: below, the node is determined
 RANK = 1e-10
@@ -99,6 +100,7 @@ def _above(world: World, nodes: Sequence[int]) -> list[int]:
     return [node for node in topological_order(world.ground).tolist() if node in above]
 
 
+@with_gradients()
 def over_roots(world: World, x: Sequence[int], y: Sequence[int], given: Sequence[int]) -> float:
     """The greatest partial correlation of a number of x and one of y given others, to first order."""
     varied = _Varied(_in_double(world), frozenset(given))

@@ -16,6 +16,7 @@ from bnet_transformer.graph import Family
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
 from bnet_transformer.inference.factors import Evidence, Factor, question_to_factors
 from bnet_transformer.inference.possible import check_possible
+from bnet_transformer.training.apart import with_gradients
 
 BUDGET = 2**16
 ATOL = 1e-6
@@ -53,6 +54,7 @@ def log_evidence(
     return total
 
 
+@with_gradients()
 def posterior(
     module: Module,
     query: str,
@@ -98,10 +100,9 @@ def posterior(
     batch = 1 if member.scope == "corpus" else batch_of(factors, course)
     shape = full_shape(course, member.family.plates, member.family.words, batch)
     shape[place] = count_states(course, index)
-    with torch.enable_grad():
-        tilt = torch.zeros(shape, dtype=course.log_dtype, device=course.device, requires_grad=True)
-        total = eliminated(course, [*factors, Factor(member, tilt)])
-        (share,) = torch.autograd.grad(total.sum(), tilt)
+    tilt = torch.zeros(shape, dtype=course.log_dtype, device=course.device, requires_grad=True)
+    total = eliminated(course, [*factors, Factor(member, tilt)])
+    (share,) = torch.autograd.grad(total.sum(), tilt)
     check_possible(course, factors, total)
     kept = [k for k in range(course.layout.rank) if k >= course.layout.batch and keeps(course, member.family, k)]
     return share.movedim(place, -1).reshape([share.shape[k] for k in kept] + [shape[place]])

@@ -21,7 +21,7 @@ from torch import Tensor
 from bnet_transformer import asking, reference
 from bnet_transformer.axes import stem_of
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.errors import BNetError, number, one_of, whole
+from bnet_transformer.errors import BNetError, in_unicode, number, one_of, whole
 from bnet_transformer.inference.answers import Answers
 from bnet_transformer.inference.chain import check_chain
 from bnet_transformer.inference.ground import choices_above
@@ -111,8 +111,9 @@ class Reads:
         """A row for each output word and each source word."""
         import pandas as pd
 
+        said = [in_unicode(token) for token in self.tokens]
         rows = [
-            {"output": i, "output_token": self.tokens[i], "source": j, "source_token": self.tokens[j], "share": share}
+            {"output": i, "output_token": said[i], "source": j, "source_token": said[j], "share": share}
             for i, row in enumerate(self.matrix.tolist())
             for j, share in enumerate(row)
         ]
@@ -145,7 +146,8 @@ def reads(
 ) -> Reads:
     """Which word of the first state of these slices each word of their last state was read from."""
     one_of("method", method, METHODS)
-    if not 0 <= number("residual", residual) <= 1:
+    residual = number("residual", residual)
+    if not 0 <= residual <= 1:
         raise BNetError("residual", expected="a share from 0 to 1", got=residual)
     if list(slices) != list(range(min(slices), max(slices) + 1)):
         raise BNetError("slices", expected="slices that follow one another", got=list(slices))
@@ -176,7 +178,7 @@ def reads(
         tuple(dict(zip(map(world.ground.name, free), row, strict=True)) for row in states.tolist()),
         tuple(tokens),
         tuple(slices),
-        float(residual),
+        residual,
         _heads(world, free, head, inclusion),
         method,
         entropies,

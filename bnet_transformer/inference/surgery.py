@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.errors import BNetError, EvidenceError, number, seed_of, unknown
+from bnet_transformer.errors import BNetError, EvidenceError, number, put, seed_of, unknown
 from bnet_transformer.graph import Ground
 from bnet_transformer.intake import value_of
 from bnet_transformer.tpm import Attention
+from bnet_transformer.tpm.arrays import own_tensor
 from bnet_transformer.world import Row, World, sources, where
 
 
@@ -74,8 +75,7 @@ class Noise:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        number("sigma", self.sigma, above=0)
-        seed_of(self.seed)
+        put(self, sigma=number("sigma", self.sigma, above=0), seed=seed_of(self.seed))
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,11 @@ class Attend:
 
     def __init__(self, weights: object) -> None:
         try:
-            row = torch.as_tensor(weights, dtype=torch.float64)
-        except (TypeError, ValueError, RuntimeError) as error:
+            row = own_tensor(weights)
+            if row.is_complex():
+                raise TypeError("complex")
+            row = row.to(torch.float64)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise BNetError("Attend", expected="a probability for each word", got=weights) from error
         if row.dim() != 1 or not bool((row >= 0).all()) or abs(float(row.sum()) - 1) > 1e-6:
             raise BNetError("Attend", expected="probabilities of words, summing to 1", got=weights)

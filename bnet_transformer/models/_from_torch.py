@@ -48,6 +48,8 @@ def weights_of(module: nn.Module, stack: str | None = None, *, net: BNet | None 
 
 def _stacks(module: nn.Module, stack: str | None) -> dict[nn.Module, str]:
     """The stacks of a module and their names with us."""
+    if not isinstance(module, nn.Module):
+        raise BNetError("module", expected="a transformer of torch", got=module, allowed=TAKEN)
     if isinstance(module, nn.Transformer):
         if stack is not None:
             raise BNetError("stack", expected="None: a Transformer has the stacks enc and dec", got=stack)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.axes import Reach, as_reach
-from bnet_transformer.errors import BNetError, number, one_of, whole
+from bnet_transformer.errors import BNetError, number, one_of, put, whole
 from bnet_transformer.models._observed import WORD, observed
 from bnet_transformer.network import Arrow, Node, Plate
 from bnet_transformer.network.declaration import vocabulary_of
@@ -65,7 +65,7 @@ class Ends:
     def __post_init__(self) -> None:
         one_of("bias", self.bias, (True, False))
         if self.features is not None:
-            whole("features", self.features)
+            put(self, features=whole("features", self.features))
 
     @property
     def normed(self) -> Norm:
@@ -155,15 +155,15 @@ class Ends:
         """The nodes of what is observed; "word" is a word of the vocabulary, or the features of one."""
         one_of("pool", pool, (None, "first", "last", "mean", "sum"))
         one_of("transform", transform, (None, *ACTIVATIONS))
-        if readout == "auto":
-            readout = None if vocabulary is None and self.features is None else "word"
-        if readout == "word" and vocabulary is None and self.features is not None:
-            readout = Normal(1.0, dim=self.features, learnable=True)
         if isinstance(readout, Categorical | Normal):
             return self.observed(readout, pool, transform)
         allowed = "'word', a Categorical, a Normal, None"
-        if readout not in (None, "word"):
+        if not (readout is None or (isinstance(readout, str) and readout in ("auto", "word"))):
             raise BNetError("readout", expected="what is observed", got=readout, allowed=allowed)
+        if readout == "auto":
+            readout = None if vocabulary is None and self.features is None else "word"
+        if readout == "word" and vocabulary is None and self.features is not None:
+            return self.observed(Normal(1.0, dim=self.features, learnable=True), pool, transform)
         for what, value in (("pool", pool), ("transform", transform)):
             if value is not None and (what == "pool" or readout is None):
                 raise BNetError(what, expected="a readout that it goes before", got=f"{value!r}, readout={readout!r}")
@@ -203,19 +203,20 @@ class Sublayers:
     unbiased: Collection[str] = ()
 
     def __post_init__(self) -> None:
-        if self.key_dim is not None:
-            whole("key_dim", self.key_dim)
-        if whole("dim", self.dim) % whole("heads", self.heads) and self.key_dim is None:
+        put(self, dim=whole("dim", self.dim), heads=whole("heads", self.heads))
+        for what in ("key_dim", "hidden", "groups"):
+            if getattr(self, what) is not None:
+                put(self, **{what: whole(what, getattr(self, what))})
+        if self.dim % self.heads and self.key_dim is None:
             raise BNetError("heads", expected=f"a divisor of dim, which is {self.dim}", got=self.heads)
-        if self.hidden is not None:
-            whole("hidden", self.hidden)
         one_of("norm", self.norm, ("post", "pre", "parallel"))
-        if self.groups is not None and self.heads % whole("groups", self.groups):
+        if self.groups is not None and self.heads % self.groups:
             raise BNetError("groups", expected=f"a divisor of heads, which is {self.heads}", got=self.groups)
         one_of("final_norm", self.final_norm, (None, True, False))
         one_of("activation", self.activation, ACTIVATIONS)
         one_of("bias", self.bias, (True, False))
-        if not 0 <= number("dropout", self.dropout) < 1:
+        put(self, dropout=number("dropout", self.dropout))
+        if not 0 <= self.dropout < 1:
             raise BNetError("dropout", expected="a probability below 1 (0: no dropout)", got=self.dropout)
 
     @property
@@ -336,7 +337,11 @@ def count(vocabulary: Vocabulary) -> int:
     """How many words a vocabulary has."""
     if isinstance(vocabulary, str | Sequence):
         return len(vocabulary_of(vocabulary))
-    return whole("vocabulary", vocabulary)
+    try:
+        return whole("vocabulary", vocabulary)
+    except BNetError as error:
+        wanted = "a list of different words, or their number, at least 1"
+        raise BNetError("vocabulary", expected=wanted, got=vocabulary) from error
 
 
 def listed_words(vocabulary: Vocabulary) -> tuple[str, ...] | None:
@@ -352,13 +357,14 @@ def is_tied(tie: bool, vocabulary: Vocabulary) -> bool:
 
 def positions_of(positions: TPM | str | None, dim: int, words: int | None) -> TPM | None:
     """The TPM of the positions, from its name (learned ones for at most `words` words) or as it is."""
-    if words is not None and positions != "learned":
+    name = positions if isinstance(positions, str) else None
+    if words is not None and name != "learned":
         raise BNetError("words", expected="None, unless positions='learned'", got=words)
     if positions is None or (isinstance(positions, TPM) and not positions.takes()):
         return positions
-    if positions == "sinusoidal":
+    if name == "sinusoidal":
         return Sinusoid(dim)
-    if positions == "learned":
+    if name == "learned":
         if words is None:
             raise BNetError("words", expected="the most words that positions are learned for", got="none")
         return Positions(words, dim)
@@ -385,7 +391,8 @@ def shift_right(outputs: Tensor, start: int) -> Tensor:
     if not there or outputs.is_floating_point() or outputs.is_complex() or outputs.dtype == torch.bool:
         raise BNetError("outputs", expected="ids, [..., word], at least one word", got=outputs)
     most = torch.iinfo(outputs.dtype).max
-    if whole("start", start, least=0) > most:
+    start = whole("start", start, least=0)
+    if start > most:
         raise BNetError("start", expected=f"an id that {outputs.dtype} holds, at most {most}", got=start)
     first = torch.full_like(outputs[..., :1], start)
     return torch.cat([first, outputs[..., :-1]], -1)

@@ -67,8 +67,7 @@ def bayesuvius(
     >>> s["q_0_2"].shape, s["x_2_1"].shape, s["W_q_0"].shape    # for each state of c
     (torch.Size([4, 8]), torch.Size([4, 8]), torch.Size([4, 8, 8]))
     """
-    whole("dim", dim)
-    whole("heads", heads)
+    dim, heads = whole("dim", dim), whole("heads", heads)
     one_of("combine", combine, ("select", "concat"))
     one_of("per", per, ("corpus", "sentence", "slice", "word"))
     one_of("attention", attention, ("soft", "marginal"))

@@ -40,14 +40,14 @@ def geometric(
     >>> bt.geometric(dim=4, slices=1).sentence(x=torch.zeros(3, 4))["x_1_0"].shape
     torch.Size([4])
     """
-    whole("dim", dim, least=1)
-    whole("blocks", blocks)
+    dim, blocks = whole("dim", dim), whole("blocks", blocks)
     one_of("add", add, (True, False))
     if heads is None:
         nodes, plates = _correlated(dim, add), []
         nodes.append(Node("x", ResNet(blocks, activation), ["a"], WORD))
     else:
-        if dim % whole("heads", heads):
+        heads = whole("heads", heads)
+        if dim % heads:
             raise BNetError("heads", expected=f"a divisor of dim, which is {dim}", got=heads)
         nodes, plates = _side_by_side(dim, heads, add), [Plate("head", heads)]
         nodes.append(Node("resnet", ResNet(blocks, activation), ["mix"], WORD))

@@ -50,7 +50,8 @@ def recurrent(
     one_of("cell", cell, CELLS)
     if activation is not None and cell != "rnn":
         raise BNetError("activation", expected="None: the gates of an LSTM have their own", got=activation)
-    ends, tied = Ends(whole("dim", dim), bias, features), is_tied(tie, vocabulary)
+    dim = whole("dim", dim)
+    ends, tied = Ends(dim, bias, features), is_tied(tie, vocabulary)
     stack = Stack(
         _lstm(dim, bias) if cell == "lstm" else _rnn(dim, activation or "tanh", bias),
         ends.words(vocabulary, None, tied=tied, mapped=False),

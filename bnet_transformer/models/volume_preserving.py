@@ -13,10 +13,11 @@ matrix is orthogonal, but depends on Z in such a way that the whole map changes 
 
 from __future__ import annotations
 
-from bnet_transformer.errors import one_of, whole
+from bnet_transformer.errors import BudgetError, one_of, whole
 from bnet_transformer.face import BNet
 from bnet_transformer.models._observed import WORD, observed
 from bnet_transformer.network import Arrow, Declaration, Node, Stack
+from bnet_transformer.network.network import MOST_FAMILIES
 from bnet_transformer.tpm import TPM, Cayley, Given, Skew, Triangular, Weight
 
 
@@ -43,7 +44,7 @@ def volume_preserving(
     >>> net.module()(torch.zeros(5, 4, 3)).shape                # [batch, word, dim]
     torch.Size([5, 4, 3])
     """
-    whole("dim", dim, least=2)
+    dim = whole("dim", dim, least=2)
     one_of("attention", attention, ("skew", "arbitrary", None))
     nodes = []
     if attention is not None:
@@ -58,7 +59,10 @@ def steps(blocks: int, activation: str) -> list[tuple[str, str, bool]]:
     """The triangular steps of a feed-forward map: side, activation, whether there is a bias."""
     linear = [("lower", "identity", False), ("upper", "identity", True)]
     curved = [("lower", activation, True), ("upper", activation, True)]
-    return (linear + curved) * whole("blocks", blocks) + linear
+    blocks = whole("blocks", blocks)
+    if blocks > MOST_FAMILIES:
+        raise BudgetError("blocks", expected=f"at most {MOST_FAMILIES}", got=blocks)
+    return (linear + curved) * blocks + linear
 
 
 def _feed_forward(source: str, steps: list[tuple[str, str, bool]], spread: float) -> list[Node]:

@@ -73,7 +73,8 @@ class Arrow:
             one_of("arrow slice", self.slice, SLICES)
         elif self.slice is not None:
             object.__setattr__(self, "slice", whole("arrow slice", self.slice, least=0))
-        for plate, role in mapping("pick", self.pick).items():
+        object.__setattr__(self, "pick", dict(mapping("pick", self.pick)))
+        for plate, role in self.pick.items():
             if not isinstance(role, str):
                 raise BNetError(f"pick of {plate}", expected="the role of a discrete node", got=role)
 
@@ -106,13 +107,12 @@ class Node:
             raise BNetError("node", expected="a role, a string", got=self.role)
         if not isinstance(self.tpm, TPM):
             raise BNetError(f"node {self.role}", expected="a TPM", got=self.tpm, allowed="see bnet_transformer.tpm")
-        parents = listed(f"parents of node {self.role}", self.parents, object)
-        put(self, "parents", tuple(as_arrow(parent) for parent in parents))
+        put(self, "parents", listed(f"parents of node {self.role}", self.parents, Arrow, as_arrow))
         put(self, "plates", listed(f"plates of node {self.role}", self.plates, str))
         one_of("shared", self.shared, (True, False))
         one_of("scope", self.scope, ("sentence", "corpus"))
         if self.shape is not None:
-            put(self, "shape", shape_of("shape", self.shape) if self.shape != () else ())
+            put(self, "shape", shape_of("shape", self.shape))
 
     @property
     def arrows(self) -> tuple[Arrow, ...]:

@@ -6,9 +6,11 @@ import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +27,9 @@ from bnet_transformer.network.order import (
 )
 from bnet_transformer.network.templates import Key, Template, declaration_to_templates
 from bnet_transformer.tokens import Tokenizer
+from bnet_transformer.tpm.arrays import is_plain
 from bnet_transformer.tpm.base import TPM, Parameter, Parent, Shape
+from bnet_transformer.tpm.rotary import Rotary
 
 MOST_FAMILIES = 50_000
 MOST_NUMBERS = 2**33
@@ -75,6 +79,12 @@ class Network:
     seed: int = 0
     floating: torch.dtype = torch.float32
     tokenizer: Tokenizer | None = None
+
+    def __post_init__(self) -> None:
+        if any(value.is_inference() for value in self.parameters.values()):  # such a tensor never has a gradient
+            with torch.inference_mode(False):
+                own = {name: value.clone() for name, value in self.parameters.items()}
+            object.__setattr__(self, "parameters", own)
 
     @cached_property
     def learnable(self) -> frozenset[str]:
@@ -126,6 +136,8 @@ class Network:
                 raise unknown("parameter", name, self.shapes)
         merged = {**self.parameters, **given}
         check_parameters(self.shapes, merged, numbers=numbers)
+        for dtype in {value.dtype for value in given.values()} if numbers else ():
+            check_held(self.members, dtype)
         return replace(self, parameters=merged)
 
     def to(self, *where: object) -> Network:
@@ -180,7 +192,7 @@ def _check_size(declaration: Declaration) -> None:
     for stack in declaration.stacks:
         count += len(stack.prologue) + len(stack.epilogue) + stack.slices * max(len(stack.slice), 1)
     if count > MOST_FAMILIES:
-        raise BudgetError("declaration", expected=f"at most {MOST_FAMILIES} nodes and slices", got=f"{count}")
+        raise BudgetError("declaration", expected=f"at most {MOST_FAMILIES} nodes and slices", got=count)
 
 
 def _members(declaration: Declaration, order: Order) -> tuple[list[Member], list[Fault]]:
@@ -305,6 +317,7 @@ def _wanted(members: Sequence[Member], graph: FoldedGraph) -> dict[str, tuple[Sh
 def initial(members: Sequence[Member], graph: FoldedGraph, seed: int) -> dict[str, Tensor]:
     """Starting parameters; each has a generator of its own, so that one more node changes no other."""
     store = {}
+    check_held(members, torch.get_default_dtype())
     count = sum(math.prod(shape) for shape, _ in _wanted(members, graph).values())
     if count > MOST_NUMBERS:
         raise BudgetError("parameters", expected=f"at most {MOST_NUMBERS} numbers", got=f"{count}")
@@ -313,11 +326,34 @@ def initial(members: Sequence[Member], graph: FoldedGraph, seed: int) -> dict[st
         if parameter.fill is None:
             digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-            store[name] = torch.randn(shape, generator=generator) * parameter.spread
+            drawn = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")  # the same in every type
+            store[name] = drawn.to(torch.get_default_dtype()) * parameter.spread
         else:
-            fill = torch.as_tensor(parameter.fill, dtype=torch.get_default_dtype())
+            fill = torch.as_tensor(parameter.fill, dtype=torch.get_default_dtype(), device="cpu")
             store[name] = fill.expand(shape).clone(memory_format=torch.contiguous_format)
     return store
+
+
+def check_held(members: Sequence[Member], dtype: torch.dtype) -> None:
+    """Refuse numbers of TPMs, and of where their parameters start, that are infinite in a floating type."""
+    most = torch.finfo(dtype).max
+    wanted = f"of at most {most:.5g} in size, as {dtype} holds"
+    told = ((m.family.name, *each) for m in members for of in (m.tpm, *m.parameters.values()) for each in _numbers(of))
+    faults = [Fault(node, f"{what} {wanted}", str(value)) for node, what, value in told if abs(value) > most]
+    if faults:
+        raise DeclarationError(_once(faults))
+
+
+def _numbers(thing: Any) -> Iterator[tuple[str, float]]:
+    """The real numbers among the fields of a TPM, and of the score in it; not of positions, whose turns are float64."""
+    for name in getattr(thing, "__dataclass_fields__", ()):
+        value = getattr(thing, name)
+        if is_dataclass(value) and not isinstance(value, Rotary):
+            yield from _numbers(value)
+        elif isinstance(value, float) and name != "base":
+            yield name, value
+        elif name == "fill" and value is not None:
+            yield name, max(np.ravel(value).tolist(), key=abs, default=0.0)
 
 
 def check_parameters(shapes: Mapping[str, Shape], parameters: Mapping[str, Tensor], *, numbers: bool = True) -> None:
@@ -326,7 +362,7 @@ def check_parameters(shapes: Mapping[str, Shape], parameters: Mapping[str, Tenso
     for name, shape in shapes.items():
         value = parameters.get(name)
         node = name.rpartition(".")[0]
-        if not isinstance(value, Tensor):
+        if not is_plain(value):
             faults.append(
                 Fault(node, f"a tensor {name} of shape {shape}", "nothing" if value is None else shown(value))
             )

@@ -1,14 +1,16 @@
-"""Tensors as arrays of numpy."""
+"""Tensors as arrays of numpy, and what a caller gives as tensors."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 HALVES = (torch.bfloat16, torch.float16)
+WIDE = (torch.uint16, torch.uint32, torch.uint64)  # types of which torch can hold numbers and hardly do more
 
 
 def in_numpy(value: Tensor) -> NDArray[Any]:
@@ -20,3 +22,32 @@ def in_numpy(value: Tensor) -> NDArray[Any]:
     value = value.detach().cpu()
     found: NDArray[Any] = (value.float() if value.dtype in HALVES else value).numpy()
     return found
+
+
+def is_plain(value: object) -> TypeGuard[Tensor]:
+    """True for a tensor of one shape with numbers as they stand: not sparse, nested or quantised.
+
+    >>> is_plain(torch.ones(2)), is_plain(torch.ones(2).to_sparse())
+    (True, False)
+    """
+    return isinstance(value, Tensor) and value.layout is torch.strided and not (value.is_nested or value.is_quantized)
+
+
+def own_tensor(value: object) -> Tensor:
+    """Numbers of a caller as a tensor that shares no memory with them; TypeError where not all of them are to be seen.
+
+    >>> theirs = torch.ones(2, requires_grad=True)
+    >>> ours = own_tensor(theirs)
+    >>> ours.requires_grad, ours.data_ptr() == theirs.data_ptr()
+    (False, False)
+    """
+    if isinstance(value, Tensor):
+        if not is_plain(value) or value.is_meta:
+            raise TypeError("a tensor without a number in each place")
+        found = value.detach().resolve_conj().resolve_neg().clone()
+    elif np.ma.is_masked(value):
+        raise TypeError("an array of which some is masked")
+    else:
+        array = np.asarray(value)
+        found = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
+    return found.long() if found.dtype in WIDE else found

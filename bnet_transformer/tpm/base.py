@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from bnet_transformer.axes import Reach
-from bnet_transformer.errors import BNetError, one_of, tolerance, whole
+from bnet_transformer.errors import BNetError, one_of, put, tolerance, whole
 from bnet_transformer.tpm.symbols import Symbols
 
 Kind = Literal["deterministic", "discrete", "continuous"]
@@ -79,17 +79,25 @@ class Parameter:
     learnable: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", shape_of("shape of a parameter", self.shape))
-        tolerance("spread of a parameter", self.spread)
+        put(self, shape=shape_of("shape of a parameter", self.shape))
+        put(self, spread=tolerance("spread of a parameter", self.spread))
         one_of("learnable", self.learnable, (True, False))
+        if self.fill is None:
+            return
         try:
-            fill = np.asarray(0 if self.fill is None else self.fill, dtype=float)
-            fits = bool(np.isfinite(fill).all()) and np.broadcast_shapes(fill.shape, self.shape) == self.shape
-        except (TypeError, ValueError):
+            told = np.asarray(self.fill)
+            fill = told.astype(float, casting="safe" if told.dtype.kind == "c" else "unsafe")  # no part of it is lost
+            fits = bool(np.isfinite(fill).all()) and broadcast(fill.shape, self.shape) == self.shape
+        except (TypeError, ValueError, RuntimeError, OverflowError, MemoryError):
             fits = False
         if not fits:
             wanted = f"finite numbers, one or of shape {self.shape}"
             raise BNetError("fill of a parameter", expected=wanted, got=self.fill)
+        put(self, fill=_in_tuples(fill.tolist()))
+
+
+def _in_tuples(table: float | list[Any]) -> float | tuple[object, ...]:
+    return tuple(map(_in_tuples, table)) if isinstance(table, list) else table
 
 
 @dataclass(frozen=True)
@@ -272,5 +280,6 @@ def index(parent: Parent) -> int:
 
 def shape_of(what: str, shape: object) -> Shape:
     """A value's shape, from a number or a tuple of numbers."""
-    sizes = shape if isinstance(shape, Sequence) and not isinstance(shape, str) else (shape,)
+    told = shape.tolist() if isinstance(shape, np.ndarray) else shape
+    sizes = told if isinstance(told, Sequence) and not isinstance(told, str) else (told,)
     return tuple(whole(what, size) for size in sizes)

@@ -10,7 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, one_of, whole
+from bnet_transformer.errors import BNetError, one_of, put, whole
 from bnet_transformer.tpm.base import Parent, broadcast, vector
 from bnet_transformer.tpm.notation import scripts
 from bnet_transformer.tpm.symbols import Symbol, Symbols
@@ -61,7 +61,7 @@ class Relative(Bias):
     limit: int
 
     def __post_init__(self) -> None:
-        whole("limit", self.limit, least=0)
+        put(self, limit=whole("limit", self.limit, least=0))
 
     @property
     def width(self) -> int:
@@ -99,8 +99,9 @@ class Buckets(Bias):
 
     def __post_init__(self) -> None:
         one_of("two_sided", self.two_sided, (True, False))
-        whole("count of buckets", self.count, least=4 if self.two_sided else 2)
-        if whole("furthest", self.furthest) <= self._single:
+        put(self, count=whole("count of buckets", self.count, least=4 if self.two_sided else 2))
+        put(self, furthest=whole("furthest", self.furthest))
+        if self.furthest <= self._single:
             wanted = f"more than {self._single}, the distances with a bucket of their own"
             raise BNetError("furthest", expected=wanted, got=self.furthest)
 

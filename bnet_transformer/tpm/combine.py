@@ -9,7 +9,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, number, one_of, whole
+from bnet_transformer.errors import BNetError, number, one_of, put, whole
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, matrix, single_axis, vector
 from bnet_transformer.tpm.linear import apply
 from bnet_transformer.tpm.notation import numeral
@@ -68,7 +68,7 @@ class Concat(TPM):
     def __post_init__(self) -> None:
         for what in ("mapped", "bias", "residual"):
             one_of(what, getattr(self, what), (True, False))
-        whole("plates", self.plates)
+        put(self, plates=whole("plates", self.plates))
 
     def takes(self) -> tuple[str, ...]:
         return (*(("W_o.",) if self.mapped else ()), "a.", *(("x",) if self.residual else ()))
@@ -173,7 +173,8 @@ class Dropout(TPM):
     elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 <= number("dropout p", self.p) < 1:
+        put(self, p=number("dropout p", self.p))
+        if not 0 <= self.p < 1:
             raise BNetError("dropout p", expected="a probability below 1", got=self.p)
 
     def shape(self, *parents: Parent) -> Shape:

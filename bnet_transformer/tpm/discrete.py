@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, listed, number, one_of, whole
+from bnet_transformer.errors import BNetError, listed, number, one_of, put, whole
 from bnet_transformer.tpm.base import (
     TPM,
     At,
@@ -51,19 +52,18 @@ class Categorical(TPM):
     kind: ClassVar[Kind] = "discrete"
 
     def __post_init__(self) -> None:
-        put = object.__setattr__
-        put(self, "n", whole("Categorical states", self.n))
+        put(self, n=whole("Categorical states", self.n))
         one_of("pool", self.pool, (None, *POOLS))
         one_of("learnable", self.learnable, (None, True, False))
         one_of("affine", self.affine, (True, False))
         if self.probabilities is not None:
-            put(self, "probabilities", _simplex(self.probabilities, self.n))
+            put(self, probabilities=_simplex(self.probabilities, self.n))
         if self.learnable is None:
-            put(self, "learnable", self.probabilities is None)
+            put(self, learnable=self.probabilities is None)
         if self.prior is not None:
-            number("prior", self.prior, above=0)
+            put(self, prior=number("prior", self.prior, above=0))
         if self.labels is not None:
-            put(self, "labels", listed("labels", self.labels, str))
+            put(self, labels=listed("labels", self.labels, str))
             if len(self.labels) != self.n or len(set(self.labels)) != self.n:
                 raise BNetError("labels", expected=f"{self.n} different labels, one a state", got=self.labels)
 
@@ -169,9 +169,9 @@ class Select(TPM):
     elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", shape_of("Select", self.size))
+        put(self, size=shape_of("Select", self.size))
         if self.spread is not None:
-            number("spread", self.spread, above=0)
+            put(self, spread=number("spread", self.spread, above=0))
 
     def shape(self, *parents: Parent) -> Shape:
         if not parents:
@@ -209,12 +209,12 @@ class Codebook(TPM):
     elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        whole("atoms", self.atoms)
-        object.__setattr__(self, "size", shape_of("Codebook", self.size))
+        put(self, atoms=whole("atoms", self.atoms))
+        put(self, size=shape_of("Codebook", self.size))
         if self.prior is not None:
-            number("prior", self.prior, above=0)
+            put(self, prior=number("prior", self.prior, above=0))
         if self.spread is not None:
-            number("spread", self.spread, above=0)
+            put(self, spread=number("spread", self.spread, above=0))
 
     @property
     def states(self) -> int | None:
@@ -305,8 +305,8 @@ def _bank(entries: Shape, shape: Shape, spread: float | None) -> Parameter:
 
 def _simplex(values: object, n: int) -> tuple[float, ...]:
     try:
-        given = tuple(float(value) for value in values)  # type: ignore[attr-defined]
-    except (TypeError, ValueError) as error:
+        given = tuple(float(value) for value in islice(values, n + 1))  # type: ignore[call-overload]
+    except (TypeError, ValueError, RuntimeError) as error:
         raise BNetError("probabilities", expected=f"{n} numbers that sum to 1", got=values) from error
     if len(given) != n or not all(value > 0 for value in given) or abs(sum(given) - 1) > 1e-6:
         hint = "leave a state out that cannot be"

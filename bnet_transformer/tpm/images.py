@@ -8,7 +8,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, number, whole
+from bnet_transformer.errors import BNetError, number, put, whole
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Shape, vector
 from bnet_transformer.tpm.symbols import Symbols
 
@@ -32,7 +32,7 @@ class Patches:
 
     def __post_init__(self) -> None:
         for what in ("channels", "rows", "columns", "high", "wide"):
-            whole(f"{what} of the patches", getattr(self, what))
+            put(self, **{what: whole(f"{what} of the patches", getattr(self, what))})
         if self.high > self.rows or self.wide > self.columns:
             wanted = f"at most the image, {self.rows} x {self.columns}"
             raise BNetError("patches", expected=wanted, got=f"{self.high} x {self.wide}")
@@ -87,7 +87,7 @@ class Start(TPM):
     elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        number("spread", self.spread, above=0)
+        put(self, spread=number("spread", self.spread, above=0))
 
     def shape(self, *parents: Parent) -> Shape:
         return (vector(parents[0]),)

@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, whole
+from bnet_transformer.errors import BNetError, put, whole
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, matrix, vector
 from bnet_transformer.tpm.symbols import Symbol, Symbols
 
@@ -27,7 +27,7 @@ class Linear(TPM):
 
     def __post_init__(self) -> None:
         if self.dim is not None:
-            whole("dim", self.dim)
+            put(self, dim=whole("dim", self.dim))
 
     def takes(self) -> tuple[str, ...]:
         return ("W", "x") if self.dim is None else ("x",)
@@ -66,7 +66,7 @@ class Affine(TPM):
 
     def __post_init__(self) -> None:
         if self.dim is not None:
-            whole("dim", self.dim)
+            put(self, dim=whole("dim", self.dim))
 
     def takes(self) -> tuple[str, ...]:
         return ("W", "x") if self.dim is None else ("x",)

@@ -8,7 +8,7 @@ from typing import ClassVar, final
 from torch import Tensor
 from torch.nn import functional
 
-from bnet_transformer.errors import number, one_of
+from bnet_transformer.errors import number, one_of, put
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Shape, vector
 from bnet_transformer.tpm.notation import numeral, scripts
 from bnet_transformer.tpm.symbols import Symbols
@@ -34,7 +34,7 @@ class Norm(TPM):
 
     def __post_init__(self) -> None:
         one_of("norm", self.form, ("layer", "rms"))
-        number("eps", self.eps, above=0)
+        put(self, eps=number("eps", self.eps, above=0))
         one_of("affine", self.affine, (True, False))
         one_of("bias", self.bias, (True, False))
 

@@ -12,7 +12,7 @@ from torch.distributions import Distribution, Independent
 from torch.distributions import Normal as TorchNormal
 from torch.nn import functional
 
-from bnet_transformer.errors import number, one_of, whole
+from bnet_transformer.errors import number, one_of, put, whole
 from bnet_transformer.tpm.base import TPM, At, Kind, Parameter, Parent, Product, Shape, single_axis, vector
 from bnet_transformer.tpm.notation import raised
 from bnet_transformer.tpm.pool import POOLS, pooled, pooled_latex
@@ -37,9 +37,9 @@ class Normal(TPM):
     kind: ClassVar[Kind] = "continuous"
 
     def __post_init__(self) -> None:
-        number("sigma", self.sigma, above=0)
+        put(self, sigma=number("sigma", self.sigma, above=0))
         if self.dim is not None:
-            whole("dim", self.dim)
+            put(self, dim=whole("dim", self.dim))
         one_of("learnable", self.learnable, (True, False))
         one_of("pool", self.pool, (None, *POOLS))
 

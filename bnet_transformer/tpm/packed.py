@@ -12,7 +12,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import number, one_of, whole
+from bnet_transformer.errors import number, one_of, put, whole
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, vector
 from bnet_transformer.tpm.linear import apply
 from bnet_transformer.tpm.steps import ACTIVATIONS, LATEX
@@ -53,9 +53,9 @@ class Skew(TPM):
     elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        whole("dim", self.dim, least=2)
+        put(self, dim=whole("dim", self.dim, least=2))
         if self.spread is not None:
-            number("spread", self.spread, above=0)
+            put(self, spread=number("spread", self.spread, above=0))
 
     def shape(self, *parents: Parent) -> Shape:
         return (self.dim, self.dim)
@@ -94,7 +94,7 @@ class Triangular(TPM):
         one_of("activation", self.activation, ACTIVATIONS)
         one_of("bias", self.bias, (True, False))
         if self.spread is not None:
-            number("spread", self.spread, above=0)
+            put(self, spread=number("spread", self.spread, above=0))
 
     def shape(self, *parents: Parent) -> Shape:
         return (vector(parents[0]),)

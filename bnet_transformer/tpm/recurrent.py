@@ -8,7 +8,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, one_of, whole
+from bnet_transformer.errors import BNetError, one_of, put, whole
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, vector
 from bnet_transformer.tpm.linear import apply
 from bnet_transformer.tpm.steps import ACTIVATIONS, LATEX
@@ -30,7 +30,7 @@ class Recur(TPM):
     slots: ClassVar[tuple[str, ...]] = ("x", "h")
 
     def __post_init__(self) -> None:
-        whole("dim", self.dim)
+        put(self, dim=whole("dim", self.dim))
         one_of("activation", self.activation, ACTIVATIONS)
         one_of("bias", self.bias, (True, False))
 

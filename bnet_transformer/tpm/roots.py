@@ -10,7 +10,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, number, one_of, whole
+from bnet_transformer.errors import BNetError, number, one_of, put, whole
 from bnet_transformer.tpm.base import (
     TPM,
     At,
@@ -47,14 +47,18 @@ class Given(TPM):
 
     def __post_init__(self) -> None:
         if self.states is not None:
-            whole("states", self.states)
+            put(self, states=whole("states", self.states))
             if self.size != ():
                 raise BNetError("Given", expected="a size or states=, not both", got=self)
+        if self.image is not None and not isinstance(self.image, Patches):
+            raise BNetError("image", expected="Patches, or None", got=self.image)
         if self.image is not None and shape_of("Given", self.size) != (self.image.features,):
             raise BNetError("Given", expected=f"the size {self.image.features} of a patch", got=self.size)
-        if self.default is not None and whole("default", self.default, least=0) >= (self.states or 0):
-            raise BNetError("default", expected="one of the states", got=self)
-        object.__setattr__(self, "size", shape_of("Given", self.size))
+        if self.default is not None:
+            put(self, default=whole("default", self.default, least=0))
+            if self.default >= (self.states or 0):
+                raise BNetError("default", expected="one of the states", got=self)
+        put(self, size=shape_of("Given", self.size))
 
     @property
     def reads_by_index(self) -> bool:
@@ -83,9 +87,9 @@ class Weight(TPM):
     elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", shape_of("Weight", self.size))
+        put(self, size=shape_of("Weight", self.size))
         if self.spread is not None:
-            number("spread", self.spread, above=0)
+            put(self, spread=number("spread", self.spread, above=0))
 
     def shape(self, *parents: Parent) -> Shape:
         return shape_of("Weight", self.size)
@@ -126,8 +130,8 @@ class Sinusoid(TPM):
     elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        whole("dim", self.dim)
-        number("base", self.base, above=0)
+        put(self, dim=whole("dim", self.dim))
+        put(self, base=number("base", self.base, above=0))
         one_of("halves", self.halves, (True, False))
         one_of("rounded", self.rounded, (True, False))
         one_of("first", self.first, (0, 1))
@@ -178,9 +182,9 @@ class Positions(TPM):
     elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        whole("length", self.length)
-        whole("dim", self.dim)
-        number("spread", self.spread, above=0)
+        put(self, length=whole("length", self.length))
+        put(self, dim=whole("dim", self.dim))
+        put(self, spread=number("spread", self.spread, above=0))
 
     def shape(self, *parents: Parent) -> Shape:
         return (self.dim,)
@@ -216,9 +220,9 @@ class Embed(TPM):
     elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        whole("dim", self.dim)
-        number("scale", self.scale)
-        number("spread", self.spread, above=0)
+        put(self, dim=whole("dim", self.dim))
+        put(self, scale=number("scale", self.scale))
+        put(self, spread=number("spread", self.spread, above=0))
         one_of("tied", self.tied, (True, False))
 
     def takes(self) -> tuple[str, ...]:

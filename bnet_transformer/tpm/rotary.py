@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, number, whole
+from bnet_transformer.errors import BNetError, number, put, whole
 from bnet_transformer.tpm.notation import numeral, raised
 from bnet_transformer.tpm.symbols import Symbols
 
@@ -35,9 +35,11 @@ class Rotary:
     bands: tuple[float, float, int] | None = None
 
     def __post_init__(self) -> None:
-        number("rotary base", self.base, above=0)
-        number("rotary factor", self.factor, above=0)
-        if self.width is not None and whole("rotary width", self.width, least=2) % 2:
+        put(self, base=number("rotary base", self.base, above=0))
+        put(self, factor=number("rotary factor", self.factor, above=0))
+        if self.width is not None:
+            put(self, width=whole("rotary width", self.width, least=2))
+        if self.width is not None and self.width % 2:
             raise BNetError("rotary width", expected="an even number (features are paired)", got=self.width)
         if self.bands is not None:
             _check_bands(self.bands)

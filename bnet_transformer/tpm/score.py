@@ -9,7 +9,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, number, one_of
+from bnet_transformer.errors import BNetError, number, one_of, put
 from bnet_transformer.tpm.base import Parent, Product, matrix, vector
 from bnet_transformer.tpm.notation import function, scaled, scripts
 from bnet_transformer.tpm.rotary import Rotary, Turns
@@ -64,7 +64,7 @@ class Dot(Score):
 
     def __post_init__(self) -> None:
         if self.scale is not None:
-            number("scale", self.scale)
+            put(self, scale=number("scale", self.scale))
         self.turning  # noqa: B018  a base is checked where a Rotary is made of it
 
     @property
@@ -140,7 +140,7 @@ class Bilinear(Score):
     extra: ClassVar[tuple[str, ...]] = ("A",)
 
     def __post_init__(self) -> None:
-        number("scale", self.scale)
+        put(self, scale=number("scale", self.scale))
 
     def check(self, query: Parent, key: Parent, *extra: Parent) -> None:
         wanted = (vector(query), vector(key))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bnet_transformer.errors import number, one_of, whole
+from bnet_transformer.errors import number, one_of, put, whole
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, vector
 from bnet_transformer.tpm.linear import apply
 from bnet_transformer.tpm.notation import scaled
@@ -79,7 +79,7 @@ class Scale(TPM):
     elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        number("factor", self.factor)
+        put(self, factor=number("factor", self.factor))
 
     def shape(self, *parents: Parent) -> Shape:
         return (vector(parents[0]),)
@@ -107,7 +107,7 @@ class FeedForward(TPM):
     slots: ClassVar[tuple[str, ...]] = ("x",)
 
     def __post_init__(self) -> None:
-        whole("hidden", self.hidden)
+        put(self, hidden=whole("hidden", self.hidden))
         one_of("activation", self.activation, ACTIVATIONS)
         for what in ("gated", "bias"):
             one_of(what, getattr(self, what), (True, False))
@@ -164,7 +164,7 @@ class ResNet(TPM):
     slots: ClassVar[tuple[str, ...]] = ("x",)
 
     def __post_init__(self) -> None:
-        whole("blocks", self.blocks)
+        put(self, blocks=whole("blocks", self.blocks))
         one_of("activation", self.activation, ACTIVATIONS)
 
     def shape(self, *parents: Parent) -> Shape:

@@ -41,6 +41,7 @@ NAMES = {
     "net": '`bt.bayesuvius(4, heads=3, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))`',
     "s": '`net.sentence("the cat sat")`',
     "plain": "`bt.bayesuvius(4)`, without a vocabulary",
+    "real": "`bt.bayesuvius(4, observe=bt.tpm.Normal(1.0))`",
     "dec, both": "`bt.decoder` and `bt.encoder_decoder`, 8 wide, 2 heads, 1 slice, of these words",
     "vp": "`bt.volume_preserving(3, slices=1)`",
     "mini": '`bt.from_pretrained("minilm")`',
@@ -53,6 +54,9 @@ NAMES = {
     "saved, cut, flipped": "a file of `net`, one that lacks its end, one with a bit flipped",
     "of(tpm, *parents)": "a net with a node of that TPM; `x` has 4 numbers, `wide` 6, `odd` 3, `token` 3 states",
     "mine(...)": "a TPM of one's own",
+    "under(default, ...)": "the same under `torch.set_default_dtype`, `set_default_device`, `inference_mode`",
+    "at_once(...)": "what eight threads find that ask at the same moment",
+    "later(..., told)": "what is made of an array, which is then filled with other numbers",
     "cli(...)": "the command line; `exit 2` is one line on the standard error",
 }
 

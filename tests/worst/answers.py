@@ -28,6 +28,8 @@ ROWS = {
     "plot": [
         ("bt.plot(None)", "BNetError: plot: expected a result that has a plot"),
         ('bt.plot("cat.svg")', "BNetError: plot: expected a result that has a plot"),
+        ("bt.plot(torch.eye(3).to_sparse())", "BNetError: values: expected an array of real numbers"),
+        ('bt.plot(torch.ones(3, device="meta"))', "BNetError: values: expected an array of real numbers"),
         ("bt.plot(net)", "BNetError: plot: expected a result that has a plot"),
         ("bt.plot(s, slcie=0)", "UnknownNameError: option of a plot of Sentence: expected a known name"),
         ("bt.plot(s, slice=9)", "BNetError: slices: expected slices from 0 to 0"),

@@ -176,5 +176,6 @@ ROWS = {
             "exit 2: source: expected a folder or a model that is local",
         ),
         ('cli("aks")', "exit 2: No such command 'aks'."),
+        ('cli("ask", "posterior", "c", "a" * 9999)', "exit 2: word of the sentence: expected a known name"),
     ],
 }

@@ -82,10 +82,16 @@ ROWS = {
         ),
         (
             "bt.inclusion(dec, [])",
-            "BNetError: sentences: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
+            "BNetError: sentences: expected a list of sentences, or of pairs of them and what is observed; an array [sentence, word]",
         ),
-        ('bt.inclusion(dec, "the cat")', "FileError: the cat: expected a file of tokens: .npy, or .bin of uint16"),
-        ('bt.inclusion(dec, ["the dgo"])', "UnknownNameError: data[0], word of the sentence: expected a known name"),
+        (
+            'bt.inclusion(dec, "the cat")',
+            "BNetError: sentences: expected a list of sentences, or of pairs of them and what is observed; an array [sentence, word]",
+        ),
+        (
+            'bt.inclusion(dec, ["the dgo"])',
+            "UnknownNameError: sentences[0], word of the sentence: expected a known name",
+        ),
         ('bt.inclusion(dec, ["the cat"], method="gibbs")', "BNetError: method: expected one of the allowed values"),
         ('bt.inclusion(dec, ["the cat"], sigma=0)', "BNetError: sigma: expected a finite number above 0"),
         ('bt.inclusion(dec, ["the cat"], sigma=nan)', "BNetError: sigma: expected a finite number above 0"),
@@ -105,12 +111,18 @@ ROWS = {
             "BNetError: rounds: expected a whole number of at least 3",
         ),
         ('bt.inclusion(dec, ["the cat"], progress="yes")', "BNetError: progress: expected one of the allowed values"),
+        ('bt.inclusion(dec, ["the cat"], draws=10**15)', "BudgetError: 1000000000000000 draws: expected at most"),
+        (
+            'torch.no_grad()(bt.inclusion)(dec, ["the cat"], draws=5)',
+            "works: importance has gradients, whoever calls it",
+            "found.sentences == 1",
+        ),
     ],
     "inference.damage": [
         ("inference.damage(None)", "BNetError: damage: expected what bt.inclusion found"),
         (
             "inference.damage(held, [])",
-            "BNetError: sentences: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
+            "BNetError: sentences: expected a list of sentences, or of pairs of them and what is observed; an array [sentence, word]",
         ),
         (
             "inference.damage(held, counts=[0])",
@@ -121,13 +133,14 @@ ROWS = {
         ('inference.damage(held, counts="all")', "BNetError: counts: expected numbers of heads that are off"),
         (
             'inference.damage(held, ["the dgo"])',
-            "UnknownNameError: data[0], word of the sentence: expected a known name",
+            "UnknownNameError: sentences[0], word of the sentence: expected a known name",
         ),
         ("inference.damage(held, counts=[])", "BNetError: counts: expected numbers of heads that are off"),
         ("inference.damage(held, counts=[1, 1]).to_dataframe()", "works: as told, twice", "len(found) == 2"),
     ],
     "roles": [
         ('bt.roles(None, ["the cat"])', "BNetError: net: expected a net"),
+        ('bt.roles(dec, ["the cat"], draws=10**12)', "BudgetError: 1000000000000 draws: expected at most"),
         ("bt.roles(dec, [])", "BNetError: sentences: expected a list of sentences, at least one"),
         ('bt.roles(dec, "the cat")', "BNetError: sentences: expected a list of sentences, at least one"),
         ('bt.roles(dec, ["the cat"], relations=["zz"])', "UnknownNameError: relation: expected a known name"),
@@ -202,6 +215,14 @@ ROWS = {
     "sweep": [
         ('bt.sweep(clean, corrupt, metric={"y_9": ("cat", "sat")})', "UnknownNameError: node: expected a node y_word"),
         ('bt.sweep(clean, corrupt, metric={"y_2": ("cat", "dog")})', "EvidenceError: y_2: expected one of its labels"),
+        (
+            'bt.sweep(clean, corrupt, metric={"y_2": "cat"}, at="v -> a", first_order=True)',
+            "BNetError: at: expected nodes or rows of attention, for first_order=True",
+        ),
+        (
+            "bt.sweep(clean, corrupt, metric=lambda y_2: y_2.argmax(-1), first_order=True)",
+            "BNetError: metric: expected a metric with a gradient (torch operations on its nodes), for first_order=True",
+        ),
         ('bt.sweep(clean, corrupt, metric={"y_2": "cat"}, at="zz")', "UnknownNameError: at: expected a known name"),
         (
             'bt.sweep(clean, corrupt, metric={"y_2": "cat"}, at=[])',

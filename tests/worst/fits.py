@@ -9,7 +9,10 @@ ROWS = {
             "bt.fit(net, [])",
             "BNetError: data: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
         ),
-        ('bt.fit(net, "the cat")', "FileError: the cat: expected a file of tokens: .npy, or .bin of uint16"),
+        (
+            'bt.fit(net, "the cat")',
+            "BNetError: data: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
+        ),
         ('bt.fit(net, ["the cat sat"])', "BNetError: data[0], example: expected a pair (sentence, y)"),
         ('bt.fit(net, [("the cat sat", "cat the")], steps=1)', "BNetError: data[0], y: expected values of shape (3,)"),
         (
@@ -66,6 +69,45 @@ ROWS = {
             "bt.fit(net, (torch.tensor([[0, 1]]), torch.tensor([[0, 1, 2]])), steps=1)",
             "BNetError: data[0], y: expected values of shape (2,)",
         ),
+        (
+            'bt.fit(net, (torch.tensor([[0, 1]], device="meta"), torch.tensor([[0, 1]])), steps=1)',
+            "BNetError: data: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
+        ),
+        (
+            "bt.fit(net, (np.ma.masked_equal([[0, 1]], 1), np.array([[0, 1]])), steps=1)",
+            "BNetError: data: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
+        ),
+        (
+            "bt.fit(net, (np.uint16([[0, 1]]), np.uint16([[0, 1]])), steps=1)",
+            "works: ids are ids, of whatever type",
+            "found.sentences == 1",
+        ),
+        (
+            'bt.fit(net, (np.array(["the cat"]), np.array(["cat the"])), steps=1)',
+            "works: arrays of text are lists of it",
+            "found.sentences == 1",
+        ),
+        (
+            'bt.fit(net, pairs, steps=1, held_out=[("the cat", "dog cat")])',
+            "UnknownNameError: held_out[0], word of the sentence: expected a known name",
+        ),
+        (
+            "bt.fit(net, pairs, steps=1, spread=1e30)",
+            "BNetError: spread: expected a standard deviation whose square float32 can hold",
+        ),
+        (
+            "bt.fit(real, (torch.ones(2, 3, 4), torch.full((2, 3, 4), 1e30)), steps=1)",
+            "BNetError: step 1: expected a finite bound, not far below its start",
+        ),
+        (
+            'bt.fit(real, (torch.ones(2, 3, 4), torch.full((2, 3, 4), 1e30)), method="nuts", spread=1.0, chains=1, draws=1, warmup=1)',
+            "BNetError: chain 0: expected a start with a finite density, among 100 draws of the prior",
+        ),
+        (
+            "torch.inference_mode()(bt.fit)(net, pairs, steps=1)",
+            "works: a fit has gradients, whoever calls it",
+            "found.finished",
+        ),
     ],
     "inference.fit.Fit.heads_of": [
         ('fitted.heads_of("zz")', "UnknownNameError: selector: expected a known name"),
@@ -85,7 +127,10 @@ ROWS = {
             "BNetError: data: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
         ),
         ('fitted.compare(net, ["the cat"])', "BNetError: data[0], example: expected a pair (sentence, y)"),
-        ('fitted.compare(net, "the cat")', "FileError: the cat: expected a file of tokens: .npy, or .bin of uint16"),
+        (
+            'fitted.compare(net, "the cat")',
+            "BNetError: data: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
+        ),
     ],
     "inference.fit.Fit.interval": [
         ('fitted.interval("zz")', "BNetError: interval: expected a fit with a posterior"),
@@ -104,7 +149,10 @@ ROWS = {
             "fitted.log_likelihood(None)",
             "BNetError: data: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
         ),
-        ('fitted.log_likelihood("the cat")', "FileError: the cat: expected a file of tokens: .npy, or .bin of uint16"),
+        (
+            'fitted.log_likelihood("the cat")',
+            "BNetError: data: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
+        ),
         ('fitted.log_likelihood([("the cat", "the")])', "BNetError: data[0], y: expected values of shape (2,)"),
         (
             'fitted.log_likelihood([("the dog", "the cat")])',
@@ -123,29 +171,33 @@ ROWS = {
         ("fitted.predict(None)", "BNetError: x: expected a list of sentences, or an array of them"),
         ('fitted.predict(["the dgo"])', "UnknownNameError: word of the sentence: expected a known name"),
         ("fitted.predict(torch.tensor([[0, 7]]))", "BNetError: sentence: expected ids from 0 to 2"),
+        ('fitted.predict(["the cat"], readout=["y"])', "UnknownNameError: readout: expected a known name"),
     ],
     "inference.fit.Fit.responsibilities": [
-        ('fitted.responsibilities(["the cat sat"], ["the"])', "BNetError: data[0], y: expected values of shape (3,)"),
+        ('fitted.responsibilities(["the cat sat"], ["the"])', "BNetError: (x, y)[0], y: expected values of shape (3,)"),
         (
             "fitted.responsibilities([], [])",
-            "BNetError: x, y: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
+            "BNetError: (x, y): expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
         ),
         (
             'fitted.responsibilities(["the cat sat"], ["cat the sat"], selector="y")',
             "UnknownNameError: selector: expected a known name",
         ),
-        ('fitted.responsibilities(["the cat sat"], [])', "BNetError: x, y: expected as many observations as sentences"),
+        (
+            'fitted.responsibilities(["the cat sat"], [])',
+            "BNetError: (x, y): expected as many observations as sentences",
+        ),
         (
             'fitted.responsibilities(["the cat sat"], ["cat the sat"], selector=0)',
             "UnknownNameError: selector: expected a known name",
         ),
         (
             'fitted.responsibilities(["the cat sat"], None)',
-            "BNetError: x, y: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
+            "BNetError: (x, y): expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
         ),
         (
             'fitted.responsibilities(["the cat sat"], ["cat the dog"])',
-            "UnknownNameError: data[0], word of the sentence: expected a known name",
+            "UnknownNameError: (x, y)[0], word of the sentence: expected a known name",
         ),
     ],
     "inference.fit.Fit.check": [
@@ -173,6 +225,20 @@ ROWS = {
             'fitted.check(pairs, statistics={"a": lambda y: y}, draws=2)',
             "BNetError: statistic a: expected a function of what is observed that returns a number",
         ),
+        (
+            'fitted.check(pairs, {"a": 1})',
+            "BNetError: statistic a: expected a function of what is observed that returns a number",
+        ),
+        (
+            'fitted.check(pairs, {"a": lambda y: y.zero_().sum(), "b": lambda y: y.sum()}, draws=2)',
+            "works: a statistic changes its own copy",
+            'found.observed["b"] == 6',
+        ),
+        (
+            "fitted.check(pairs, draws=1)",
+            "works: the spread of one draw is not known",
+            'math.isnan(found.spread["share of 0"])',
+        ),
     ],
     "inference.fit.Fit.save": [
         ("fitted.save(folder)", "FileError: …: expected the path of a file"),
@@ -180,5 +246,22 @@ ROWS = {
         ('fitted.save(folder / "no" / "a.fit")', "FileError: …/no/a.fit: expected a folder that is there"),
         ('fitted.save("")', "FileError: path: expected the path of a file, a string or a Path"),
         ("fitted.save(3)", "FileError: path: expected the path of a file, a string or a Path"),
+    ],
+    "inference.fit.Corpus.take": [
+        ("fitted.data.take(0)", "BNetError: which: expected a slice, or places from 0 to 1, a tensor of them"),
+        ("fitted.data.take([0])", "BNetError: which: expected a slice, or places from 0 to 1, a tensor of them"),
+        (
+            "fitted.data.take(torch.tensor(0))",
+            "BNetError: which: expected a slice, or places from 0 to 1, a tensor of them",
+        ),
+        (
+            "fitted.data.take(torch.tensor([2]))",
+            "BNetError: which: expected a slice, or places from 0 to 1, a tensor of them",
+        ),
+        (
+            "fitted.data.take(torch.tensor([0.5]))",
+            "BNetError: which: expected a slice, or places from 0 to 1, a tensor of them",
+        ),
+        ("fitted.data.take(slice(5, 9))", "works: there is none", "len(found) == 0"),
     ],
 }

@@ -57,6 +57,14 @@ ROWS = {
             'bt.bayesuvius(4, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(3)).sentence("the").observe(y_0="cat")',
             "EvidenceError: y_0: expected a state or a tensor: its states have no labels",
         ),
+        ("bt.bayesuvius(np.True_)", "BNetError: dim: expected a whole number of at least 1"),
+        ("bt.bayesuvius(torch.tensor([4]))", "BNetError: dim: expected a whole number of at least 1"),
+        (
+            "bt.bayesuvius(4, scale=np.float32(0.5))",
+            "works: a number of numpy",
+            "found.sentence('the cat')['x_1_0'].shape == (2, 4)",
+        ),
+        ("bt.bayesuvius(4, vocabulary=range(10**12))", "BNetError: vocabulary: expected a list of str"),
     ],
     "encoder": [
         ("bt.encoder(0)", "BNetError: dim: expected a whole number of at least 1"),
@@ -73,7 +81,10 @@ ROWS = {
             'bt.encoder(8, heads=2, slices=1, words=2, positions="learned").sentence("a b c")',
             "BNetError: position: expected at most 2 words, its learned positions",
         ),
-        ("bt.encoder(8, heads=2, vocabulary=0)", "BNetError: vocabulary: expected a whole number of at least 1"),
+        (
+            "bt.encoder(8, heads=2, vocabulary=0)",
+            "BNetError: vocabulary: expected a list of different words, or their number, at least 1",
+        ),
         (
             "bt.encoder(7, heads=1, slices=1)",
             "works: an odd width: the last sine stands alone",
@@ -82,6 +93,12 @@ ROWS = {
         ('bt.encoder(8, heads=2, readout="words")', "BNetError: readout: expected what is observed"),
         ('bt.encoder(8, heads=2, positions="sinus")', "BNetError: positions: expected how words are placed"),
         ("bt.encoder(8, heads=2, tie=1)", "BNetError: tie: expected one of the allowed values"),
+        ("bt.encoder(8, heads=2, positions=np.zeros(2))", "BNetError: positions: expected how words are placed"),
+        ("bt.encoder(8, heads=2, readout=np.zeros(2))", "BNetError: readout: expected what is observed"),
+        (
+            'bt.encoder(8, heads=2, vocabulary={"the": 0})',
+            "BNetError: vocabulary: expected a list of different words, or their number, at least 1",
+        ),
     ],
     "decoder": [
         ("bt.decoder(-8)", "BNetError: dim: expected a whole number of at least 1"),
@@ -135,6 +152,7 @@ ROWS = {
         ("bt.volume_preserving(3, blocks=0)", "BNetError: blocks: expected a whole number of at least 1"),
         ("bt.volume_preserving(3, slices=None)", "BNetError: slices: expected a whole number of at least 1"),
         ('bt.volume_preserving("3")', "BNetError: dim: expected a whole number of at least 2"),
+        ("bt.volume_preserving(3, blocks=10**30)", "BudgetError: blocks: expected at most 50000"),
     ],
     "recurrent": [
         ('bt.recurrent(8, cell="gru")', "BNetError: cell: expected one of the allowed values"),
@@ -149,6 +167,11 @@ ROWS = {
         ('bt.recurrent(8, pool="max")', "BNetError: pool: expected one of the allowed values"),
         ("bt.recurrent(8, readout=3)", "BNetError: readout: expected what is observed"),
         ("bt.recurrent(8, cell=None)", "BNetError: cell: expected one of the allowed values"),
+        (
+            "bt.recurrent(np.int64(4))",
+            "works: a number of numpy",
+            "found.sentence(x=torch.zeros(2, 4))['x_1_0'].shape == (4,)",
+        ),
     ],
     "models.weights_of": [
         ("models.weights_of(None)", "BNetError: module: expected a transformer of torch"),
@@ -166,6 +189,7 @@ ROWS = {
             'models.weights_of(torch.nn.LSTM(4, 4), net="net")',
             "BNetError: net: expected the net that is to have the weights",
         ),
+        ("models.weights_of({})", "BNetError: module: expected a transformer of torch"),
     ],
     "models.shift_right": [
         ("models.shift_right([1, 2], 0)", "BNetError: outputs: expected ids, [..., word], at least one word"),
@@ -243,7 +267,8 @@ ROWS = {
         ('bt.Node("x", None)', "BNetError: node x: expected a TPM"),
         ('bt.Node("x", bt.tpm.Add)', "BNetError: node x: expected a TPM"),
         ("bt.Node(3, bt.tpm.Add())", "BNetError: node: expected a role, a string"),
-        ('bt.Node("x", bt.tpm.Add(), "x")', "BNetError: parents of node x: expected a list of object"),
+        ('bt.Node("x", bt.tpm.Add(), "x")', "BNetError: parents of node x: expected a list of Arrow"),
+        ('bt.Node("x", bt.tpm.Add(), range(10**12))', "BNetError: parent: expected a role or an Arrow"),
         ('bt.Node("x", bt.tpm.Add(), [3])', "BNetError: parent: expected a role or an Arrow"),
         ('bt.Node("x", bt.tpm.Given(4), plates="word")', "BNetError: plates of node x: expected a list of str"),
         ('bt.Node("x", bt.tpm.Given(4), shared="yes")', "BNetError: shared: expected one of the allowed values"),
@@ -267,6 +292,7 @@ ROWS = {
         ),
         ('bt.Node("x", bt.tpm.TPM)', "BNetError: node x: expected a TPM"),
         ('bt.Node("x", "Linear")', "BNetError: node x: expected a TPM"),
+        ('bt.Node("x", bt.tpm.Add(), shape=np.array([4, 4]))', "works: a shape of numpy", "found.shape == (4, 4)"),
     ],
     "Arrow": [
         ("bt.Arrow(3)", "BNetError: arrow: expected the role that it comes from, a string"),
@@ -278,6 +304,11 @@ ROWS = {
         ('bt.Arrow("x", 3)', "BNetError: mask: expected a table [word, word] of booleans"),
         ('bt.Arrow("x", slice=True)', "BNetError: arrow slice: expected a whole number of at least 0"),
         ('bt.Arrow("x", slice=1.5)', "BNetError: arrow slice: expected a whole number of at least 0"),
+        (
+            'later(lambda told: bt.Arrow("k", np.tril(told)), np.ones((3, 3), bool))',
+            "works: an arrow has a copy of its own",
+            "not found.reach.table[0][2]",
+        ),
     ],
     "Plate": [
         ('bt.Plate("h", 0)', "BNetError: plate h: expected a whole number of at least 1"),
@@ -298,6 +329,21 @@ ROWS = {
         ('bt.Reach("mask", table=[])', "BNetError: mask: expected a table [word, word] of booleans"),
         ('bt.Reach("mask", table=[["True"]])', "BNetError: mask: expected a table [word, word] of booleans"),
         ("bt.Reach(None)", "BNetError: reach: expected one of the allowed values"),
+        ('bt.Reach("causal", width=3)', "BNetError: width of the reach causal: expected none"),
+        ('bt.Reach("window", 2, table=[[True]])', "BNetError: table of the reach window: expected none"),
+    ],
+    "Reach.matrix": [
+        ('bt.Reach("causal").matrix(-1, 3)', "BNetError: children: expected a whole number of at least 0"),
+        ('bt.Reach("causal").matrix(3, 2.5)', "BNetError: parents: expected a whole number of at least 0"),
+        (
+            'bt.Reach("same").matrix(3, 2)',
+            "BNetError: reach same: expected 3 words that read 3 (each reads the same word of the other)",
+        ),
+        (
+            'bt.Reach("mask", table=[[True]]).matrix(2, 2)',
+            "BNetError: reach mask: expected 1 words that read 1 (the mask's shape)",
+        ),
+        ('bt.Reach("every").matrix(10**9, 10**9)', "BudgetError: the matrix of a reach: expected at most"),
     ],
     "from_pretrained": [
         ('bt.from_pretrained("")', "FileError: config.json: expected the folder of a model: a config.json"),
@@ -349,6 +395,7 @@ ROWS = {
         ("bt.load_geometric(text)", "FileError: …/a.txt: expected an HDF5 file"),
         ("bt.load_geometric(None)", "FileError: path: expected the path of a file, a string or a Path"),
         ('bt.load_geometric(text, attention="cayley")', "BNetError: attention: expected one of the allowed values"),
+        ('bt.load_geometric(folder / ("a" * 300))', "FileError: …/" + "a" * 300 + ": expected a sound HDF5 file"),
         ("bt.load_geometric(empty)", "FileError: …/empty: expected an HDF5 file"),
         ('bt.load_geometric(text, activation="tan")', "FileError: …/a.txt: expected an HDF5 file"),
         ("bt.load_geometric(text, observe=3)", "FileError: …/a.txt: expected an HDF5 file"),

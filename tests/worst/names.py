@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import math
+import pickle
 import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -54,16 +58,49 @@ def mine(**told: object) -> TPM:
     return made
 
 
+def under(default: str, asked: Callable[[], Any]) -> Any:
+    """What is found under another default of torch: a floating type, a device, a mode of gradients or of kernels."""
+    if default == "float64":
+        torch.set_default_dtype(torch.float64)
+    if default == "meta":
+        torch.set_default_device("meta")
+    torch.use_deterministic_algorithms(default == "deterministic")
+    try:
+        with torch.inference_mode(default == "inference"):
+            return asked()
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+        torch.use_deterministic_algorithms(False)
+
+
+def at_once(asked: Callable[[], Any], threads: int = 8) -> list[Any]:
+    """What that many threads find that ask at the same moment."""
+    gate = threading.Barrier(threads)
+    with ThreadPoolExecutor(threads) as pool:
+        asking = [pool.submit(lambda: (gate.wait(), asked())[1]) for _ in range(threads)]
+        return [each.result() for each in asking]
+
+
+def later(make: Callable[[Any], Any], told: Any) -> Any:
+    """What is made of an array or a tensor, which is then filled with other numbers."""
+    made_of = make(told)
+    told[:] = 9
+    return made_of
+
+
 PLAIN: dict[str, Any] = {
     **{room: importlib.import_module(f"bnet_transformer.{room}") for room in ROOMS},
     "toy": importlib.import_module("bnet_transformer.training.toy"),
-    **{"bt": bt, "np": np, "torch": torch, "inf": math.inf, "nan": math.nan, "CAT": CAT, "pairs": PAIRS},
+    **{"bt": bt, "np": np, "torch": torch, "inf": math.inf, "nan": math.nan, "math": math, "CAT": CAT, "pairs": PAIRS},
+    **{"under": under, "at_once": at_once, "later": later, "copy": copy, "pickle": pickle},
     **{"cli": cli, "every": every, "mine": mine, "of": of, "ids": torch.tensor([[0, 1, 2]])},
 }
 MADE: dict[str, Callable[[], Any]] = {
     "net": lambda: bt.bayesuvius(4, heads=3, vocabulary=WORDS, observe=bt.tpm.Categorical(3)),
     "s": lambda: made("net").sentence("the cat sat"),
     "plain": lambda: bt.bayesuvius(4),
+    "real": lambda: bt.bayesuvius(4, observe=bt.tpm.Normal(1.0)),
     "dec": lambda: bt.decoder(8, heads=2, slices=1, vocabulary=WORDS),
     "both": lambda: bt.encoder_decoder(8, heads=2, slices=1, vocabulary=WORDS),
     "vp": lambda: bt.volume_preserving(3, slices=1),

@@ -13,6 +13,16 @@ ROWS = {
         ),
         ("bt.BNet(net.declaration, seed=True)", "BNetError: seed: expected a whole number"),
         ("bt.BNet(net)", "BNetError: BNet: expected a Declaration"),
+        (
+            'under("float64", lambda: bt.BNet(net.declaration))',
+            "works: a seed draws the same numbers in every default type",
+            "found.parameters['W_q_0.values'].float().equal(net.parameters['W_q_0.values'])",
+        ),
+        (
+            'under("meta", lambda: bt.BNet(net.declaration))',
+            "works: a net is made on the CPU; `to` moves it",
+            "found.parameters['W_q_0.values'].equal(net.parameters['W_q_0.values'])",
+        ),
     ],
     "BNet.equations": [
         ('net.equations("words")', "BNetError: form: expected one of the allowed values"),
@@ -47,9 +57,12 @@ ROWS = {
         ('net.batch(iter(["the cat"]))', "BNetError: sentences: expected a list of sentences, at least one"),
         ("net.batch([None])", "BNetError: sentence: expected at least one word"),
         ("net.batch([s, s])", "BNetError: sentence: expected text, a list of words, ids, or x=vectors"),
+        ('net.batch(["the"], pairs=3)', "BNetError: pairs: expected 1, one for each sentence"),
+        ('net.batch(["the"], pairs={0: "cat"})', "BNetError: pairs: expected 1, one for each sentence"),
     ],
     "BNet.sentence": [
         ('net.sentence("")', "BNetError: sentence: expected at least one word"),
+        ("net.sentence(range(10**12))", "BudgetError: sentence: expected at most 67,108,864 entries"),
         ('net.sentence("   ")', "BNetError: sentence: expected at least one word"),
         ('net.sentence("the dgo sat")', "UnknownNameError: word of the sentence: expected a known name"),
         ('net.sentence(["the", ""])', "BNetError: sentence: expected words, none empty"),
@@ -104,6 +117,13 @@ ROWS = {
             "works: no gradient leads out of a sentence",
             "not found",
         ),
+        (
+            "later(lambda x: plain.sentence(x=x), torch.ones(3, 4))",
+            "works: a sentence has copies of its own",
+            "found['x_0_2'].equal(torch.ones(4))",
+        ),
+        ("plain.sentence(x=torch.eye(4).to_sparse())", "BNetError: x: expected real numbers"),
+        ('plain.sentence(x=torch.ones(3, 4, device="meta"))', "BNetError: x: expected real numbers"),
         ('plain.sentence(x=[["a"] * 4])', "BNetError: x: expected real numbers"),
         ('plain.sentence("a b c", x=torch.zeros(2, 4))', "BNetError: sentence: expected 2 words, as x has rows"),
         ("plain.sentence(x=1e300 * np.ones((2, 4)))", "BNetError: x: expected finite numbers"),
@@ -136,6 +156,11 @@ ROWS = {
             "found.parameters['c.logits'].equal(net.parameters['c.logits'])",
         ),
         ('net.replace([("W_q_0.values", 1)])', "BNetError: parameters: expected a mapping from names"),
+        (
+            'later(lambda w: net.replace({"W_q_0.values": w}), torch.zeros(3, 4, 4))',
+            "works: a net has copies of its own",
+            "not found.parameters['W_q_0.values'].any()",
+        ),
         (
             'net.replace({"W_q_0.values": torch.zeros(1, 1, 1).expand(3, 4, 4)})',
             "works: an expanded tensor, read as what it shows",
@@ -170,6 +195,7 @@ ROWS = {
         ('net.save(folder / "a\\0b")', "FileError: path: expected the path of a file, a string or a Path"),
         ('net.save(text / "net.safetensors")', "FileError: …/a.txt/net.safetensors: expected a folder that is there"),
         ('net.save(b"net.safetensors")', "FileError: path: expected the path of a file, a string or a Path"),
+        ('net.save("\\ud800.safetensors")', "FileError: path: expected the path of a file, a string or a Path"),
     ],
     "load": [
         ("bt.load(folder)", "FileError: …: expected a net that save wrote"),
@@ -219,7 +245,27 @@ ROWS = {
         ),
         ("dec.generate()", "BNetError: prompt: expected words to begin with in stack '', or start="),
         ('dec.generate([""], length=2)', "BNetError: sentence: expected text, a list of words, or ids"),
-        ('dec.generate(["the cat"], length=10**15)', "BudgetError: generate: expected memory for what is asked"),
+        ('dec.generate(["the cat"], length=10**30)', "BudgetError: generate: expected at most"),
+        ('dec.generate(["the cat"], method="beam", beams=10**30)', "BudgetError: generate: expected at most"),
+        ("dec.generate(range(10**12))", "BudgetError: prompt: expected at most 67,108,864 entries"),
+        (
+            'dec.generate(["the"], start=torch.tensor(1j))',
+            "BNetError: sentence: expected text, a list of words, or ids",
+        ),
+        (
+            'dec.generate(["the"], stop=torch.tensor(1.0, requires_grad=True))',
+            "BNetError: sentence: expected text, a list of words, or ids",
+        ),
+        (
+            'dec.generate(["the"], method="sample", temperature=1e-320, length=3)',
+            "works: so cold, the likeliest words",
+            'found.words == dec.generate(["the"], length=3).words',
+        ),
+        (
+            'dec.generate(["the"], method="sample", top_p=1e-320, length=3)',
+            "works: the likeliest words alone",
+            'found.words == dec.generate(["the"], length=3).words',
+        ),
     ],
     "BNet.iterate": [
         ("vp.iterate(torch.zeros(4, 3), steps=0)", "BNetError: steps: expected a whole number of at least 1"),
@@ -309,7 +355,7 @@ ROWS = {
         ),
         ('net.separated(None, "x_1")', "BNetError: x: expected the name of a node, or several"),
         ('net.separated("x_0", "x_1", given=[None])', "BNetError: given: expected the name of a node, or several"),
-        ('net.separated("x_0", "x_1", given=iter(["c"]))', "BNetError: given: expected the name of a node, or several"),
+        ('net.separated("x_0", "x_1", given=iter(["c"]))', "works: it is read once", "found.given == ('c',)"),
     ],
     "BNet.separations": [
         ('net.separations("x_0")', "BNetError: questions: expected a list of (x, y) or (x, y, given)"),

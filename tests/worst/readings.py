@@ -18,6 +18,10 @@ ROWS = {
         ("module(torch.tensor([[0, 3]]))", "BNetError: x: expected ids from 0 to 2"),
         ("module(torch.tensor([[0, -1]]))", "BNetError: x: expected ids from 0 to 2"),
         ("module(torch.tensor([[0.0, 1.0]]))", "BNetError: x: expected whole numbers, the ids"),
+        (
+            "module(torch.eye(3).to_sparse())",
+            "BNetError: x: expected [batch, word] ids or [batch, word, dim] vectors",
+        ),
         ("module(torch.tensor([0, 1]))", "BNetError: x: expected [batch, word] ids or [batch, word, dim] vectors"),
         ("module(torch.zeros(0, 3, dtype=torch.int64))", "BNetError: x: expected at least one sentence"),
         ("module(torch.zeros(2, 0, dtype=torch.int64))", "BNetError: words: expected a whole number of at least 1"),

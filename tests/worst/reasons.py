@@ -20,9 +20,7 @@ REASONS = {
     **dict.fromkeys(
         [
             *("batches.Batch", "compiler.Plan", "training.Batch", "training.Batch.share", "training.Batch.to"),
-            *("inference.fit.Corpus", "inference.fit.Corpus.like", "inference.fit.Corpus.parts"),
-            *("inference.fit.Corpus.same", "inference.fit.Corpus.take", "inference.fit.Corpus.to"),
-            *("tpm.At", "tpm.Parent"),
+            *("inference.fit.Corpus", "tpm.At", "tpm.Parent"),
         ],
         RECORD,
     ),
@@ -40,10 +38,6 @@ REASONS = {
             "FileError",
         ],
         ERROR,
-    ),
-    **dict.fromkeys(
-        ["Reach.check", "Reach.count", "Reach.holds", "Reach.idle", "Reach.matrix"],
-        "called by the package, with the numbers of words of a sentence",
     ),
     "Sentence": "`net.sentence` makes it",
     "compiler.Module.course": "a step of the package's own readings, with what `forward` has checked",

@@ -14,6 +14,24 @@ ROWS = {
         ("s[None]", "UnknownNameError: node: expected a known name"),
         ('s["х_1_0"]', "UnknownNameError: node: expected a known name"),
         ('s["x_1_0", "x_1_1"]', "UnknownNameError: node: expected a known name"),
+        ("s[10**5000]", "UnknownNameError: node: expected a known name"),
+        (
+            'under("meta", lambda: s["x_1_0"])',
+            "works: a net is where it is, whatever the default device",
+            "found.equal(s['x_1_0'])",
+        ),
+        (
+            'at_once(lambda: net.sentence("the cat sat")["x_1_0"])',
+            "works: threads share a net",
+            "all(each.equal(s['x_1_0']) for each in found)",
+        ),
+        ('s["x_1_0"].zero_()', "works: what is handed out is a copy", "not s['x_1_0'].equal(found)"),
+        (
+            'pickle.loads(pickle.dumps(s))["x_1_0"]',
+            "works: a sentence travels, with its net",
+            "found.equal(s['x_1_0'])",
+        ),
+        ('copy.deepcopy(s)["x_1_0"]', "works: a copy answers alike", "found.equal(s['x_1_0'])"),
     ],
     "Sentence.tpm": [
         ('s.tpm("y_3")', "UnknownNameError: node: expected a node y_word"),
@@ -32,6 +50,11 @@ ROWS = {
         ("s.attention(True)", "BNetError: slice: expected a whole number of at least 0"),
         ("s.do(x_1_0=torch.zeros(4)).attention(0)", "BNetError: attention of x_1: expected nodes that read"),
         ("s.attention(0, role=0)", "UnknownNameError: role that reads: expected a known name"),
+        (
+            'under("float64", lambda: net.sentence("the cat sat").attention(0))',
+            "works: a net has its own floating type",
+            "found.equal(s.attention(0))",
+        ),
     ],
     "Sentence.observe": [
         ('s.observe(y_0="dog")', "EvidenceError: y_0: expected one of its labels"),
@@ -91,6 +114,13 @@ ROWS = {
             "works: the id is set; s.words stay as they were said",
             "found.equal(net.sentence('cat cat sat')['x_0_0'])",
         ),
+        (
+            'later(lambda x: s.do(x_0_1=x), torch.ones(4))["x_0_1"]',
+            "works: a sentence has copies of its own",
+            "found.equal(torch.ones(4))",
+        ),
+        ('s.do(x_1_0=torch.ones(4, device="meta"))', "EvidenceError: x_1_0: expected real numbers"),
+        ("s.do(c=int)", "EvidenceError: c: expected a state from 0 to 2"),
     ],
     "Sentence.undo": [
         ("s.undo()", "BNetError: undo: expected a node that do set"),
@@ -152,7 +182,7 @@ ROWS = {
         ('inference.Noise("0.1")', "BNetError: sigma: expected a finite number above 0"),
         ("s.do(c=inference.Noise(0.1))", "EvidenceError: c: expected a node with a value: a function of its parents"),
         ("inference.Noise(True)", "BNetError: sigma: expected a finite number above 0"),
-        ("inference.Noise(np.float32(0.1))", "BNetError: sigma: expected a finite number above 0"),
+        ("inference.Noise(np.float32(0.5))", "works: a number of numpy", "type(found.sigma) is float"),
         ("inference.Noise(torch.tensor(0.1))", "BNetError: sigma: expected a finite number above 0"),
     ],
     "inference.Attend": [
@@ -194,6 +224,17 @@ ROWS = {
         ('s.do(c=1).posterior("c")', "BNetError: c: expected a node that is still random"),
         ("s.posterior(None)", "BNetError: name: expected the name of a node, or several"),
         ('s.posterior("c", {"x_1_0": torch.full((4,), inf)})', "EvidenceError: x_1_0: expected finite numbers"),
+        ('s.posterior({"c": 0})', "BNetError: name: expected the name of a node, or several"),
+        (
+            'at_once(lambda: net.sentence("the cat sat").posterior("c", {"y_1": "cat"}))',
+            "works: threads share a net",
+            "all(each.equal(s.posterior('c', {'y_1': 'cat'})) for each in found)",
+        ),
+        (
+            'under("inference", lambda: s.posterior("c", {"y_1": "cat"}))',
+            "works: the same in every mode of gradients",
+            "found.equal(s.posterior('c', {'y_1': 'cat'}))",
+        ),
     ],
     "Sentence.log_prob": [
         ("s.log_prob()", "works: nothing is seen: log 1", "float(found) == 0"),
@@ -246,6 +287,8 @@ ROWS = {
         ('s.reads(evidence={"y_0": "dog"})', "EvidenceError: y_0: expected one of its labels"),
         ("s.reads(inclusion=torch.ones(1, 3))", "BNetError: inclusion: expected what bt.inclusion found"),
         ("s.reads(0.0)", "BNetError: slice: expected a whole number of at least 0"),
+        ("s.reads(torch.tensor(0))", "works: one slice", "found.slices == (0,)"),
+        ('s.reads(role=["x"])', "UnknownNameError: role: expected a known name"),
     ],
     "Sentence.tan": [
         ('s.tan("word")', "BNetError: boxes: expected one of the allowed values"),
@@ -258,6 +301,8 @@ ROWS = {
         ("s.tan(None)", "BNetError: boxes: expected a mapping from names"),
         ("s.tan(lambda name: 1)", "BNetError: boxes: expected the name of a box, a string"),
         ('s.tan({"x_1_0": 3})', "BNetError: boxes: expected the name of a box, a string"),
+        ("s.tan(stack=[])", "UnknownNameError: stack: expected a known name"),
+        ('s.tan(class_box=np.array(["x"]))', "BNetError: class_box: expected a box"),
     ],
     "Sentence.tan_tree": [
         ("s.tan_tree(3)", "BNetError: slices: expected slices from 0 to 0"),
@@ -325,6 +370,8 @@ ROWS = {
             's.separated("x_0_0", "y_0", verify=True, budget=1)',
             "BudgetError: exact enumeration: expected at most 1 joint states of c, y_0",
         ),
+        ('s.separated("x_0_0", "x_1_2", budget="many")', "BNetError: budget: expected a whole number of at least 1"),
+        ('s.separated("x_0_0", "x_1_2", given={"c": 0})', "BNetError: given: expected the name of a node, or several"),
     ],
     "Sentence.separations": [
         ('s.separations("c")', "BNetError: questions: expected a list of (x, y) or (x, y, given)"),

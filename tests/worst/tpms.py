@@ -56,6 +56,7 @@ ROWS = {
         ("bt.tpm.Given(states=0)", "BNetError: states: expected a whole number of at least 1"),
         ('bt.tpm.Given("4")', "BNetError: Given: expected a whole number of at least 1"),
         ("bt.tpm.Given(states=True)", "BNetError: states: expected a whole number of at least 1"),
+        ("bt.tpm.Given(image=True)", "BNetError: image: expected Patches, or None"),
     ],
     "tpm.Weight": [
         ("bt.tpm.Weight(0)", "BNetError: Weight: expected a whole number of at least 1"),
@@ -298,6 +299,10 @@ ROWS = {
             'of(bt.tpm.Categorical(2), every("x"))',
             "DeclarationError: the declaration has 1 fault: z: expected for the slot x of Categorical, a single parent",
         ),
+        (
+            "bt.tpm.Categorical(2, probabilities=range(10**12))",
+            "BNetError: probabilities: expected 2 numbers above 0 that sum to 1",
+        ),
         ("bt.tpm.Categorical(2, learnable=1)", "BNetError: learnable: expected one of the allowed values"),
         ("bt.tpm.Categorical(1).n", "works: one state, which is certain", "found == 1"),
     ],
@@ -368,6 +373,10 @@ ROWS = {
     "tpm.Dot": [
         ('bt.tpm.Dot("1")', "BNetError: scale: expected a finite number"),
         ("bt.tpm.Dot(nan)", "BNetError: scale: expected a finite number"),
+        (
+            "bt.bayesuvius(4, scale=1e308)",
+            "DeclarationError: the declaration has 1 fault: x_1: expected scale of at most 3.4028e+38 in size, as torch.float32 holds",
+        ),
         ("bt.tpm.Dot(inf)", "BNetError: scale: expected a finite number"),
         ('bt.tpm.Dot(1.0, rotary="yes")', "BNetError: rotary base: expected a finite number above 0"),
         ("bt.tpm.Dot(1.0, rotary=0)", "BNetError: rotary base: expected a finite number above 0"),
@@ -393,6 +402,10 @@ ROWS = {
     "tpm.Scale": [
         ("bt.tpm.Scale(nan)", "BNetError: factor: expected a finite number"),
         ('bt.tpm.Scale("2")', "BNetError: factor: expected a finite number"),
+        (
+            'of(bt.tpm.Scale(1e5), "x").to(torch.float16)',
+            "DeclarationError: the declaration has 1 fault: z: expected factor of at most 65504 in size, as torch.float16 holds",
+        ),
         ("bt.tpm.Scale(None)", "BNetError: factor: expected a finite number"),
         ("bt.tpm.Scale(True)", "BNetError: factor: expected a finite number"),
         (
@@ -547,6 +560,10 @@ ROWS = {
         (
             'of(mine(parameters=lambda self, x: {"p": bt.tpm.Parameter((10**12,))}), "x")',
             "BudgetError: parameters: expected at most 8589934592 numbers",
+        ),
+        (
+            "bt.tpm.Parameter((2,), fill=np.array([1j, 0]))",
+            "BNetError: fill of a parameter: expected finite numbers, one or of shape (2,)",
         ),
     ],
 }

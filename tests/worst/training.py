@@ -6,7 +6,7 @@ ROWS = {
     "training.generate": [
         (
             'training.generate(dec.network, ["the"], method="beam", beams=10**15, length=2)',
-            "BudgetError: generate: expected memory for what is asked",
+            "BudgetError: generate: expected at most",
         ),
         (
             'training.generate(dec.network, ["the"], method="beam", penalty=nan)',
@@ -180,6 +180,25 @@ ROWS = {
         (
             'bt.train(dec, ["the cat"], steps=1, shard=True)',
             "BNetError: shard: expected several processes (torchrun --nproc-per-node 2)",
+        ),
+        ("bt.train(dec, (np.array(1), np.array(1)), steps=1)", "BNetError: data: expected arrays of one length"),
+        (
+            'bt.train(dec, torch.tensor([[0, 1]], device="meta"), steps=1)',
+            "BNetError: data: expected arrays with a number in each place",
+        ),
+        (
+            'bt.train(dec, np.array(["the cat", "cat sat"]), steps=1)',
+            "works: an array of text is a list of it",
+            "found.steps == 1",
+        ),
+        (
+            'bt.train(dec, ["the cat"], steps=1, held_out=["the dgo"])',
+            "UnknownNameError: held_out[0], word of the sentence: expected a known name",
+        ),
+        (
+            'torch.no_grad()(bt.train)(dec, ["the cat"], steps=1)',
+            "works: training has gradients, whoever calls it",
+            "found.steps == 1",
         ),
     ],
     "training.kept": [

@@ -12,6 +12,7 @@ which has them.
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.errors import BNetError, number, one_of, seed_of, unknown, whole, within_memory
+from bnet_transformer.errors import BNetError, number, one_of, room_for, seed_of, unknown, whole, within_memory
 from bnet_transformer.inference.heads.reading import Readers, allowed, intakes_of, readers_of, readings
 from bnet_transformer.inference.heads.relations import ONE_STACK, SEPARATORS, TOKENS, Pair, relations_of
 from bnet_transformer.inference.heads.shares import Tally
@@ -194,10 +195,11 @@ def roles(
     weight = 1 / len(found.names) if alpha is None else number("alpha", alpha, above=0)
     shape = (len(readers.members), readers.heads, len(found.names))
     whole("draws", draws), seed_of(seed)
+    room_for(f"{draws} draws", 8 * draws * math.prod(shape), "fewer draws=")
     marks = _separators(network, separators)
     with ranks(device_of(None, network)) as here:
-        told = found.names, role, slices, unit, weight, draws, seed, sorted(marks or ())
-        here.agree("roles", net=network.parameters, data=[each.given for each in intakes], settings=told)
+        told = found.names, relations, role, slices, unit, weight, draws, seed, sorted(marks or ())
+        here.agree("roles", net=network, data=[each.given for each in intakes], settings=told)
         tally = Tally(shape, weight, draws, seed, here)
         for share, tables in readings(Module(here.hold(network)).eval(), readers, here.mine(intakes)):
             which = here.places(torch.tensor(share)).tolist()

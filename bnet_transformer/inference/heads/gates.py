@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.errors import BNetError, BudgetError, number, one_of, seed_of, whole, within_memory
+from bnet_transformer.errors import BNetError, BudgetError, number, one_of, room_for, seed_of, whole, within_memory
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.heads.annealing import settings
 from bnet_transformer.inference.heads.likelihood import Around, likelihood_for
@@ -23,6 +23,7 @@ from bnet_transformer.inference.heads.runs import Runs
 from bnet_transformer.inference.heads.sentences import sentences_of
 from bnet_transformer.inference.heads.sites import sites_of
 from bnet_transformer.network import Network
+from bnet_transformer.training.apart import with_gradients
 from bnet_transformer.training.parallel import Ranks, ranks
 
 MOST = 12  # heads of a slice, for all settings of their gates
@@ -35,6 +36,7 @@ Told = Callable[[int], None]
 
 
 @within_memory("inclusion")
+@with_gradients()
 def inclusion(
     net: Any,
     sentences: object,
@@ -77,11 +79,12 @@ def inclusion(
     seed_of(seed)
     network = _network(net)
     runs = runs_of(network, sentences, output, role, seen=sigma is None and output is None)
+    room_for(f"{draws} draws", 8 * draws * len(runs.sites) * runs.heads, "fewer draws=")
     if method == "exact":
         _check_budget(runs, whole("budget", budget))
     with ranks(runs.like.device) as here, _Bar(progress, here) as told:
         told_by = method, sigma, output, role, interval, draws, rounds, seed, runs.likelihood.families
-        here.agree("inclusion", net=network.parameters, data=runs.corpus, settings=told_by)
+        here.agree("inclusion", net=network, data=runs.corpus, settings=told_by)
         shared = _shared(runs, here)
         asked = _Asked(network, runs.corpus, shared, sigma, float(interval), draws, rounds, memory, seed, told)
         return asked.exactly() if method == "exact" else asked.jointly()
@@ -217,7 +220,7 @@ def damage(
             for at in heads[:off]:
                 gates[(m, k, *at)] = 0.0
     with ranks(runs.like.device) as here, _Bar(progress, here) as told, torch.no_grad():
-        here.agree("damage", net=found.network.parameters, data=runs.corpus, settings=(counts, order, around))
+        here.agree("damage", net=found.network, data=runs.corpus, settings=(counts, order, around))
         shared = _shared(runs, here)
         told.begin("sentences", len(shared.corpus))
         losses = torch.zeros(len(shared.corpus), len(MEASURES) * len(numbers), dtype=torch.float64)

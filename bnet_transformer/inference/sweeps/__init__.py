@@ -24,11 +24,13 @@ from bnet_transformer.inference.sweeps.pairs import MEMORY, Examples, examples_o
 from bnet_transformer.inference.sweeps.results import Mediation, Sweep
 from bnet_transformer.inference.sweeps.slopes import sloped
 from bnet_transformer.inference.sweeps.sweeping import Swept, bytes_of, swept
+from bnet_transformer.training.apart import with_gradients
 
 __all__ = ["Mediation", "Sweep", "mediation", "sweep"]
 
 
 @within_memory("sweep")
+@with_gradients()
 def sweep(
     clean: object,
     corrupt: object,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from bnet_transformer.axes import SLICE, WORD
-from bnet_transformer.errors import BNetError, unknown
+from bnet_transformer.errors import BNetError, room_for, unknown
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.sweeps.cells import (
     ARROW,
@@ -24,6 +24,8 @@ from bnet_transformer.inference.sweeps.cells import (
 )
 from bnet_transformer.world import World
 
+PATH_BYTES = 2_500  # of one path while it is swept: its name, its nodes, the values that it carries
+
 
 def of_arrows(world: World, at: str, over: object) -> Cells:
     """A cell for each ground arrow between two roles, or for each path of several."""
@@ -31,10 +33,13 @@ def of_arrows(world: World, at: str, over: object) -> Cells:
     for role in roles:
         if role not in world.network.graph.by_stem:
             raise unknown("at", role, world.network.graph.by_stem)
+    for pair in itertools.pairwise(roles):
+        _check_room(at, world.ground.count_arrows(roles=pair))
     steps = [_between(world, *pair, at) for pair in itertools.pairwise(roles)]
     if len(steps) > 1:
         if over is not None:
             raise BNetError("over", expected="none, for paths", got=over)
+        _check_room(at, _count(steps, len(world.ground)))
         return _paths(world, at, steps)
     default = _arrow_axes(world, steps[0])
     axes = chosen(over, default, default)
@@ -124,6 +129,20 @@ def _paths(world: World, at: str, steps: Sequence[Step]) -> Cells:
     names = {r.cell: f" {ARROW} ".join(map(world.ground.name, r.nodes)) for r in routes}
     places = {"path": tuple(range(len(routes)))}
     return Cells(at, ("path",), places, {"path": tuple(names.values())}, names, routes=tuple(routes))
+
+
+def _check_room(at: str, count: int) -> None:
+    """Refuse more arrows, or paths, than there is memory for."""
+    room_for(f"at {at!r}", PATH_BYTES * count, "a shorter sentence, or at=[...] with the paths that matter")
+
+
+def _count(steps: Sequence[Step], nodes: int) -> int:
+    """How many ground paths there are along some roles."""
+    ways = np.ones(nodes)  # on from each node
+    for step in reversed(steps):
+        sources, targets = (np.concatenate([each[end] for each in step]) for end in (2, 3))
+        ways = np.bincount(sources, ways[targets], nodes)
+    return int(ways.sum())
 
 
 def _joined(steps: Sequence[Step]) -> Iterator[tuple[int, ...]]:

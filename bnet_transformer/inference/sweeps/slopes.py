@@ -21,10 +21,12 @@ from bnet_transformer.inference.sweeps.metric import Metric
 from bnet_transformer.inference.sweeps.rows import Setting, full_shape
 from bnet_transformer.inference.sweeps.run import Run, picked
 from bnet_transformer.inference.sweeps.sweeping import Start, Swept, both_runs
+from bnet_transformer.training.apart import with_gradients
 
 Outcomes = dict[int, Tensor]
 
 
+@with_gradients()
 def sloped(
     batches: Sequence[Swept], metric: Metric, cells: Cells, progress: bool | None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -47,6 +49,9 @@ def sloped(
         ) from error
     there = torch.zeros(len(effects), dtype=torch.bool)
     there[torch.from_numpy(cells.there)] = True
+    if not bool(effects[there].isfinite().all()):
+        wanted = "a metric with a finite slope at the corrupt run, for first_order=True"
+        raise BNetError("metric", expected=wanted, got="NaN or infinity", allowed="first_order=False")
     found = torch.where(there[:, None], corrupt + effects, torch.nan)
     return found.reshape(*cells.shape, -1), clean, corrupt
 
@@ -60,15 +65,13 @@ def _slopes_of_outcomes(batches: Sequence[Swept], metric: Metric) -> list[list[O
         ]
         for batch in batches
     ]
-    with torch.enable_grad():
-        averaged = [batch.averaged(states) for batch, states in zip(batches, leaves, strict=True)]
-        told = metric.number({node: torch.cat([each[node] for each in averaged], 1) for node in metric.nodes})
-        total = told.sum()
+    averaged = [batch.averaged(states) for batch, states in zip(batches, leaves, strict=True)]
+    told = metric.number({node: torch.cat([each[node] for each in averaged], 1) for node in metric.nodes})
     if not told.requires_grad:
         wanted = "a metric with a gradient (torch operations on its nodes), for first_order=True"
         raise BNetError("metric", expected=wanted, got="numbers without one", allowed="first_order=False")
     flat = [value for states in leaves for each in states for value in each.values()]
-    slopes = iter(torch.autograd.grad(total, flat, materialize_grads=True))
+    slopes = iter(torch.autograd.grad(told.sum(), flat, materialize_grads=True))
     return [[{node: next(slopes) for node in each} for each in states] for states in leaves]
 
 
@@ -105,9 +108,8 @@ def _of_rows(run: Run, family: int, setting: Setting, slope: Tensor) -> Tensor:
         raise ReadingError(member.family.name, expected="attention P(j | i)", got=member.tpm.why_no_reading())
     weights = course.layout.full(weights, 1)
     weights = weights.expand(len(slope), *full_shape(course, member), weights.shape[-1]).clone().requires_grad_()
-    with torch.enable_grad():
-        mix = member.tpm.mix(weights, *parents)  # type: ignore[attr-defined]
-        (steep,) = torch.autograd.grad((course.layout.full(mix, 1) * slope.to(mix.device)).sum(), weights)
+    mix = member.tpm.mix(weights, *parents)  # type: ignore[attr-defined]
+    (steep,) = torch.autograd.grad((course.layout.full(mix, 1) * slope.to(mix.device)).sum(), weights)
     each = steep * (setting.source.to(steep.device) - weights.detach())
     told = picked(run, family, each, setting.node)  # [k, example, word read]
     return told.sum(-1) if setting.read is None else told[torch.arange(len(told)), :, setting.read]

@@ -1,0 +1,313 @@
+"""What stands around a call does not change what it answers: defaults of torch, threads, what is changed later."""
+
+import copy
+import os
+import pickle
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.inference.fit import Fit
+from tests.worst.names import CAT, at_once, under
+
+WORDS = ["the", "cat", "sat"]
+ASKED: dict[str, Callable[[bt.BNet], torch.Tensor]] = {
+    "values": lambda net: net.sentence("the cat sat")["x_2_1"],
+    "attention": lambda net: net.sentence("the cat sat").attention(1),
+    "posterior": lambda net: net.sentence("the cat sat").posterior("c", {"y_1": "cat"}),
+    "reads": lambda net: net.sentence("the cat sat").reads().matrix,
+    "log_prob": lambda net: net.sentence("the cat sat").log_prob({"y_1": "cat"}),
+    "sample": lambda net: net.sentence("the cat sat").sample(5, seed=1).states["y_1"],
+    "fit": lambda net: bt.fit(net, [("the cat", "cat the")], steps=2, progress=False).net.parameters["c.logits"],
+    "predict": lambda net: fitted().predict(["the cat"]),
+    "slopes": lambda net: bt.sweep(*two(net), metric=CAT, first_order=True, progress=False).effects,
+    "copy": lambda net: copy.deepcopy(net.sentence("the cat sat"))["x_2_1"],
+    "pickle": lambda net: pickle.loads(pickle.dumps(net.sentence("the cat sat")))["x_2_1"],
+}
+
+
+def two(net: bt.BNet) -> tuple[bt.Sentence, bt.Sentence]:
+    """A clean and a corrupt sentence, made where they are asked for."""
+    return net.sentence("the cat sat").do(c=0), net.sentence("cat cat sat").do(c=0)
+
+
+@cache
+def fitted() -> Fit[bt.BNet]:
+    """A fit, made once and outside of every default."""
+    return bt.fit(made(), [("the cat", "cat the")], steps=2, progress=False)
+
+
+def made() -> bt.BNet:
+    return bt.bayesuvius(4, heads=3, slices=2, vocabulary=WORDS, observe=bt.tpm.Categorical(3), seed=3)
+
+
+@pytest.fixture(scope="module")
+def net():
+    return made()
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("default", ["float64", "meta", "inference", "deterministic"])
+def test_a_default_of_torch_changes_no_answer(default, asked, net):
+    fitted()
+    assert under(default, lambda: ASKED[asked](net)).equal(ASKED[asked](net))
+
+
+def test_a_seed_is_the_same_net_under_every_default():
+    first = bt.bayesuvius(64, seed=1)
+    for default in ("float64", "meta"):
+        second = under(default, lambda: bt.bayesuvius(64, seed=1))
+        for name, value in first.parameters.items():
+            assert second.parameters[name].float().equal(value)
+
+
+def test_a_word_has_one_vector_under_every_default():
+    net = bt.bayesuvius(64)
+    assert under("float64", lambda: net.sentence("cat")["x_0_0"]).equal(net.sentence("cat")["x_0_0"])
+
+
+@pytest.mark.parametrize("asked", ["values", "attention", "posterior", "reads", "log_prob", "sample"])
+def test_threads_that_share_a_net_find_the_same(asked, net):
+    wanted = ASKED[asked](net)
+    shared = made()
+    assert all(found.equal(wanted) for found in at_once(lambda: ASKED[asked](shared)))
+
+
+def test_threads_that_share_a_sentence_find_the_same(net):
+    s = net.sentence("the cat sat")
+    wanted = s["x_2_1"].clone()
+    shared = made().sentence("the cat sat")
+    assert all(found.equal(wanted) for found in at_once(lambda: shared["x_2_1"]))
+    assert threading.active_count() < 8
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_no_answer_draws_from_the_generators_of_others(asked, net):
+    before, own = (torch.get_rng_state(), np.random.get_state()[1].copy()), random.getstate()
+    ASKED[asked](net)
+    assert random.getstate() == own
+    assert torch.get_rng_state().equal(before[0])
+    assert (np.random.get_state()[1] == before[1]).all()
+
+
+def test_what_is_changed_later_changes_no_sentence():
+    plain = bt.bayesuvius(4, observe=bt.tpm.Normal(0.5))
+    for x in (torch.ones(3, 4), np.ones((3, 4), dtype=np.float32)):
+        s = plain.sentence(x=x)
+        done, seen = s.do(x_0_1=x[1]), s.observe(y_1=x[1])
+        x[:] = 9
+        assert s["x_0_1"].equal(torch.ones(4))
+        assert done["x_0_1"].equal(torch.ones(4))
+        assert seen.posterior("c").equal(plain.sentence(x=torch.ones(3, 4)).posterior("c", {"y_1": [1.0] * 4}))
+    ids = torch.tensor([0, 1])
+    given = bt.bayesuvius(4, vocabulary=WORDS).sentence(given={"token": ids})
+    ids[:] = 2
+    assert given["token_0"] == 0
+
+
+def test_what_is_changed_later_changes_no_net():
+    weight = torch.zeros(2, 4, 4)
+    net = bt.bayesuvius(4).replace({"W_q_0.values": weight})
+    pick, fill = {"head": "c"}, [0.0, 1.0]
+    arrow, parameter = bt.Arrow("k", pick=pick), bt.tpm.Parameter((2,), fill=fill)
+    weight += 9
+    pick["head"], fill[0] = "z", 9.0
+    assert not net.parameters["W_q_0.values"].any()
+    assert arrow.pick == {"head": "c"}
+    assert parameter.fill == (0.0, 1.0)
+
+
+def test_a_net_takes_the_values_of_a_parameter_and_not_its_gradient():
+    grown = 2 * torch.ones(2, 4, 4, requires_grad=True)
+    net = bt.bayesuvius(4).replace({"W_q_0.values": grown})
+    assert copy.deepcopy(net).parameters["W_q_0.values"].equal(grown)
+
+
+def test_a_read_only_array_is_read(recwarn):
+    x = np.ones((3, 4), dtype=np.float32)
+    x.setflags(write=False)
+    assert bt.bayesuvius(4).sentence(x=x)["x_0_1"].equal(torch.ones(4))
+    assert not recwarn.list
+
+
+def test_a_folder_that_is_gone_is_told(tmp_path, monkeypatch, net):
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    os.rmdir(here)
+    for write in (net.save, net.sentence("the cat").draw, net.sentence("the cat").explore):
+        suffix = {"save": "safetensors", "draw": "svg", "explore": "html"}[write.__name__]
+        with pytest.raises(bt.FileError, match="expected a folder that is there; got the current one, which is gone"):
+            write(f"a.{suffix}")
+
+
+def test_a_number_of_numpy_is_a_number():
+    assert bt.recurrent(np.int64(4), slices=np.int64(2)).sentence(x=torch.zeros(2, 4))["x_2_1"].shape == (4,)
+    assert type(bt.tpm.Dot(np.float32(0.5)).scale) is float
+    assert type(bt.tpm.FeedForward(torch.tensor(3)).hidden) is int
+    for value in (np.True_, torch.tensor(True), torch.tensor([4]), np.array([4])):
+        with pytest.raises(bt.BNetError, match="dim: expected a whole number of at least 1; got"):
+            bt.bayesuvius(value)
+
+
+def test_a_number_of_numpy_is_kept_with_a_run(tmp_path):
+    fast = np.float32(0.1)
+    net = bt.bayesuvius(4, vocabulary=WORDS, observe=bt.tpm.Categorical(3))
+    bt.fit(net, [("the cat", "cat the")], steps=1, rate=fast, batch=np.int64(1), folder=tmp_path / "a", progress=False)
+    dec = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS)
+    bt.train(dec, ["the cat"], steps=1, rate=fast, batch=np.int64(1), folder=tmp_path / "b", progress=False)
+
+
+class Silent:
+    def __repr__(self):
+        raise RuntimeError("no words")
+
+
+def test_what_cannot_be_shown_is_told_by_its_type():
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    s = bt.bayesuvius(4).sentence("the cat")
+    for value, kind in ((deep, "list"), (10**5000, "int"), (Silent(), "Silent")):
+        for asked in (lambda v: s[v], lambda v: bt.bayesuvius(v), lambda v: s.do(x_1_0=v), lambda v: bt.Node("x", v)):
+            with pytest.raises(bt.BNetError, match=f"a value of type {kind}, which cannot be shown"):
+                asked(value)
+
+
+def test_a_list_without_an_end_is_refused_by_its_first_wrong_entry():
+    with pytest.raises(bt.BNetError, match="vocabulary: expected a list of str"):
+        bt.bayesuvius(4, vocabulary=range(10**12))
+    with pytest.raises(bt.BNetError, match="labels: expected a list of str"):
+        bt.tpm.Categorical(2, labels=iter(int, 1))
+
+
+def test_what_imports_pgmpy_leaves_random_as_it_was():
+    told = """
+import random
+import warnings
+warnings.simplefilter("ignore")  # of pgmpy, at its import
+import bnet_transformer as bt
+dec = bt.decoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
+before = random.getstate()
+if "{asked}" == "tan":
+    dec.tan([dec.sentence(said) for said in ("the cat", "sat cat", "cat the")], ["a", "b", "a"])
+else:
+    dec.sentence("the cat").to_pgmpy()
+assert random.getstate() == before
+"""
+    for asked in ("tan", "pgmpy"):
+        subprocess.run([sys.executable, "-c", told.replace("{asked}", asked)], check=True)
+
+
+ODD = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "meta": lambda: torch.ones(3, 3, device="meta"),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "quantised": lambda: torch.quantize_per_tensor(torch.ones(3, 3), 1.0, 0, torch.qint8),
+}
+TAKING: dict[str, Callable[[bt.BNet, torch.Tensor], object]] = {
+    "classes": lambda net, odd: net.tan(["the cat", "cat the", "sat the"], odd),
+    "plot": lambda net, odd: bt.plot(odd),
+    "said": lambda net, odd: net.sentence(odd),
+    "x": lambda net, odd: bt.bayesuvius(4).sentence(x=odd),
+    "given": lambda net, odd: net.sentence(given={"token": odd}),
+    "do": lambda net, odd: net.sentence("the cat").do(x_1_0=odd),
+    "module": lambda net, odd: net.module()(odd),
+    "mask": lambda net, odd: net.module()(torch.zeros(3, 3, dtype=torch.long), odd),
+    "gates": lambda net, odd: net.module()(torch.zeros(1, 3, dtype=torch.long), gates={"q_0": odd}),
+    "replace": lambda net, odd: net.replace({"W_q_0.values": odd}),
+    "prompt": lambda net, odd: DEC.generate(odd, length=1),
+    "start": lambda net, odd: DEC.generate("the", start=odd, length=1),
+    "fit": lambda net, odd: bt.fit(net, [(odd, odd)], steps=1, progress=False),
+    "arrays": lambda net, odd: bt.fit(net, (odd, odd), steps=1, progress=False),
+    "train": lambda net, odd: bt.train(DEC, [odd], steps=1, progress=False),
+    "probabilities": lambda net, odd: bt.tpm.Categorical(2, probabilities=odd),
+}
+DEC = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS)
+
+
+@pytest.mark.filterwarnings("ignore:.*(ested|uantize)")
+@pytest.mark.parametrize("odd", ODD)
+def test_a_tensor_that_does_not_show_its_numbers_is_refused(odd, net):
+    for taking in TAKING.values():
+        with pytest.raises(bt.BNetError):
+            taking(net, ODD[odd]())
+
+
+def test_a_view_that_is_negated_later_is_read():
+    x = torch._neg_view(-torch.ones(3, 4))
+    assert bt.bayesuvius(4).sentence(x=x)["x_0_1"].equal(torch.ones(4))
+
+
+def test_a_range_without_an_end_is_refused(net):
+    endless = range(10**12)
+    asked: list[Callable[[], object]] = [
+        lambda: net.sentence(endless),
+        lambda: net.sentence(range(10**30)),
+        lambda: bt.bayesuvius(4).sentence(endless),
+        lambda: DEC.generate(endless),
+        lambda: bt.fit(net, endless, steps=1, progress=False),
+        lambda: bt.train(DEC, endless, steps=1, progress=False),
+        lambda: bt.inclusion(DEC, endless, progress=False),
+    ]
+    for each in asked:
+        with pytest.raises(bt.BudgetError, match="expected at most 67,108,864 entries; got more"):
+            each()
+    with pytest.raises(bt.BNetError, match="parent: expected a role or an Arrow; got 0"):
+        bt.Node("x", bt.tpm.Add(), endless)
+    with pytest.raises(bt.BNetError, match="probabilities: expected 3 numbers above 0 that sum to 1"):
+        bt.tpm.Categorical(3, probabilities=iter(int, 1))
+
+
+def test_a_number_that_the_type_cannot_hold_is_told_by_its_node():
+    for make in (
+        lambda: bt.bayesuvius(4, scale=1e308),
+        lambda: bt.bayesuvius(4, observe=bt.tpm.Normal(1e308)),
+        lambda: bt.bayesuvius(4, observe=bt.tpm.Normal(1e5)).to(torch.float16),
+    ):
+        with pytest.raises(bt.DeclarationError, match=r"of at most .* in size, as torch.float.* holds"):
+            make()
+    assert under("float64", lambda: bt.bayesuvius(4, scale=1e300)).network.dtype == torch.float64
+
+
+def test_the_coldest_and_the_narrowest_draw_are_the_likeliest_words():
+    likeliest = DEC.generate(["the", "cat sat"], length=5).words
+    for told in ({"temperature": 1e-320}, {"top_p": 1e-320}, {"temperature": Fraction(1, 10**40)}, {"top_k": 1}):
+        assert DEC.generate(["the", "cat sat"], length=5, method="sample", **told).words == likeliest
+    hot = DEC.generate(["the", "cat sat"], length=5, method="sample", temperature=1e308)
+    assert all(np.isfinite(hot.scores))
+
+
+def test_a_size_past_all_memory_is_counted():
+    for make in (lambda: bt.bayesuvius(99999999999), lambda: bt.decoder(2 * 10**11, heads=2, vocabulary=WORDS)):
+        with pytest.raises(bt.BudgetError, match="parameters: expected at most 8589934592 numbers; got"):
+            make()
+
+
+def test_what_overflows_is_told_once(recwarn):
+    real, big = bt.bayesuvius(4, observe=bt.tpm.Normal(1.0)), torch.full((3, 4), 1e30)
+    with pytest.raises(bt.BNetError, match="expected a finite bound"):
+        bt.fit(real, [(big, torch.zeros(3, 4))], method="svi", spread=1.0, steps=2, progress=False)
+    assert not recwarn.list
+
+
+def test_a_table_spells_half_a_character(tmp_path):
+    words = ["the", "\ud800", "sat"]
+    net, dec = bt.bayesuvius(4, vocabulary=words), bt.decoder(8, heads=2, slices=1, vocabulary=words)
+    s = net.sentence(words)
+    sweep = bt.sweep(dec.sentence(words), dec.sentence([words[1]] * 3), metric={"y_2": ("the", "sat")}, progress=False)
+    generated = dec.generate([words], length=9, method="sample")
+    tables = [s.reads().to_dataframe(), s.tan_tree().to_dataframe(), generated.to_dataframe()]
+    tables += [sweep.to_dataframe(), sweep.to_dataframe(examples=True)]
+    for table in tables:
+        table.to_csv(tmp_path / "a.csv")
+        assert "\\ud800" in (tmp_path / "a.csv").read_text(encoding="utf-8")
