@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -69,10 +70,8 @@ class Tokenizer:
             wanted = "the package tokenizers, which reads text for this net"
             allowed = 'pip install "bnet-transformer[pretrained]", or ids'
             raise BNetError("tokenizer", expected=wanted, got="none", allowed=allowed) from error
-        try:
+        with _theirs("tokenizer", "a tokenizer.json"):
             found = Theirs.from_str(self.text)
-        except Exception as error:  # the only kind that the package raises
-            raise BNetError("tokenizer", expected="a tokenizer.json", got=str(error)) from error
         found.no_truncation()
         found.no_padding()
         return found
@@ -126,10 +125,8 @@ class Tokenizer:
 
     def _encoded(self, texts: Sequence[str]) -> Any:
         """What the package makes of one text or two."""
-        try:
+        with _theirs("sentence", "text that its tokenizer reads"):
             return self._tokenizer.encode(*texts)
-        except Exception as error:  # the only kind that the package raises, as for a word that its vocabulary lacks
-            raise BNetError("sentence", expected="text that its tokenizer reads", got=str(error)) from error
 
     def read_each(self, said: Mapping[str, object], stacks: Sequence[str]) -> dict[str, Told]:
         """The tokens of each stack that is told text or words; all but the first are told outputs, shifted right."""
@@ -146,6 +143,17 @@ class Tokenizer:
             if stack != stacks[0] and self.start is not None:
                 found[stack] = found[stack].shifted(self.start, self._tokenizer.id_to_token(self.start) or "[start]")
         return found
+
+
+@contextmanager
+def _theirs(what: str, wanted: str) -> Iterator[None]:
+    """What the package refuses, as a word that its vocabulary lacks, is told as ours; so is a panic of its Rust."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise BNetError(what, expected=wanted, got=str(error)) from error
 
 
 def is_text(said: object) -> bool:

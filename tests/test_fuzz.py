@@ -20,8 +20,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import bnet_transformer as bt
+from bnet_transformer import files
 from bnet_transformer.pretrained.vocabulary import folder_tokenizer
 from bnet_transformer.tokens import Tokenizer
+from bnet_transformer.training import checkpoint
 from bnet_transformer.training.words import tokens_of
 from tests import fuzzing
 
@@ -297,3 +299,39 @@ def test_a_short_file_of_many_numbers() -> None:
 
 def test_half_of_a_character_in_an_error_is_told_by_its_code() -> None:
     assert str(bt.BNetError("type", expected="one", got="a\udcff")) == r"type: expected one; got 'a\udcff'"
+
+
+def test_a_tokenizer_that_panics_is_refused():
+    """Found by atheris: a panic of Rust is no Exception of Python."""
+
+    class PanicException(BaseException):
+        pass
+
+    class Panics:
+        def encode(self, *texts):
+            raise (KeyboardInterrupt if texts == ("stop",) else PanicException)("range end index out of range")
+
+    reader = Tokenizer("{}")
+    reader.__dict__["_tokenizer"] = Panics()
+    with pytest.raises(bt.BNetError, match="sentence: expected text that its tokenizer reads; got range end"):
+        reader.read("the cats sat")
+    with pytest.raises(KeyboardInterrupt):
+        reader.read("stop")
+
+
+@pytest.mark.parametrize("part", ["all", "first", "second", "who"])
+def test_a_checkpoint_of_other_parameters_is_no_fit_to_go_on_from(part, tmp_path):
+    """Found by atheris: names within a file that is signed anew."""
+    small, sentences = fuzzing.fitted()
+    asked = {"method": "map", "steps": 2, "every": 1, "folder": tmp_path, "progress": False}
+    bt.fit(small, sentences, **asked)
+    path = tmp_path / checkpoint.NAME
+    head, tensors = files.read_tensors(path, "a checkpoint", checkpoint.FORMAT, checkpoint.VERSION)
+    if part == "who":
+        tensors["story/who"] = tensors["story/who"] + 7
+    else:
+        name = next(each for each in tensors if each.startswith(f"{part}/"))
+        tensors[f"{name}{{}}"] = tensors.pop(name)
+    files.write_tensors(path, head, tensors)
+    with pytest.raises(bt.FileError, match=f"expected a checkpoint.*{part}"):
+        bt.fit(small, sentences, resume=True, **asked)

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import re
 import sys
+import threading
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, final
@@ -94,6 +95,7 @@ QUICK = ("Categorical(10**9)", "attention of 30,000 words", "posterior(budget=10
 
 def test_too_little_memory_is_told(monkeypatch):
     monkeypatch.setattr(memory, "ASKED", {what: memory.ASKED[what] for what in QUICK})
+    monkeypatch.setattr(memory, "ENOUGH", {what: memory.ENOUGH[what] for what in [*memory.ENOUGH][::4]})
     for probe, setup in memory.plan(ONCE):
         holds(probe(setup))
 
@@ -167,6 +169,10 @@ def test_a_run_of_a_net_that_holds_a_plain_object_goes_on(tmp_path):
     with pytest.raises(bt.FileError, match="another declaration"):
         bt.train(scaled(3.0), data, steps=4, folder=tmp_path, resume=True, progress=False)
     assert bt.train(scaled(2.0), data, steps=4, folder=tmp_path, resume=True, progress=False).losses == whole.losses
+    odd = scaled(2.0)
+    odd.declaration.stacks[0].slice[0].tpm.amount.lock = threading.Lock()
+    with pytest.raises(bt.BNetError, match="declaration: expected one that a checkpoint can tell from others; got one"):
+        bt.train(odd, data, steps=2, folder=tmp_path / "odd", progress=False)
 
 
 def test_two_runs_do_not_share_a_folder():
@@ -221,9 +227,9 @@ def test_a_lock_is_of_a_file_and_leaves_nothing(tmp_path):
         raise ZeroDivisionError
     (tmp_path / "a.lock").write_text("12345")  # as a killed run leaves it
     mine, other = (tmp_path / f".{name}.0123456789abcdef.tmp" for name in "ab")
-    for folder in (mine, other):
-        folder.mkdir()
-        (folder / "whole").touch()
+    for stray in (mine, other):
+        stray.mkdir()
+        (stray / "whole").touch()
     with alone(path):
         assert not mine.exists()
     assert list(tmp_path.iterdir()) == [other]

@@ -155,8 +155,8 @@ def told_gates(network: Network, gates: object, batch: int, like: Tensor | None)
             raise ReadingError(what, expected="vectors, a function of their parents, all words at once", got=got)
         sizes = tuple(network.graph.sizes[plate] for plate in member.family.plates)
         if not is_plain(value) or not value.is_floating_point():
-            got = value.dtype if is_plain(value) else value
-            raise BNetError(what, expected=f"real numbers{_as(like)}", got=got)
+            told = value.dtype if is_plain(value) else value
+            raise BNetError(what, expected=f"real numbers{_as(like)}", got=told)
         if like is not None and (value.dtype, value.device) != (like.dtype, like.device):
             got = f"{value.dtype} on {value.device}"
             raise BNetError(what, expected=f"{like.dtype} on {like.device}, as the parameters", got=got)
@@ -222,8 +222,8 @@ def check_mask(mask: Values | None, words: Mapping[str, int], batch: int, *, loo
         wanted_shape = (batch, words[stack])
         fits = is_plain(present) and is_one_of(present.shape, [wanted_shape, (1, words[stack])])
         if not fits or present.dtype != torch.bool:
-            got = f"{present.dtype} of shape {tuple(present.shape)}" if is_plain(present) else present
-            raise BNetError(what, expected=f"booleans of shape {wanted_shape}, true where a word is", got=got)
+            told = f"{present.dtype} of shape {tuple(present.shape)}" if is_plain(present) else present
+            raise BNetError(what, expected=f"booleans of shape {wanted_shape}, true where a word is", got=told)
         if looks and readable(present) and not bool((some := present.any(-1)).all()):
             which = int((~some).nonzero()[0])
             raise BNetError(f"{what}, sentence {which}", expected="at least one word that is present", got="none")

@@ -339,7 +339,7 @@ def check_held(members: Sequence[Member], dtype: torch.dtype) -> None:
     most = torch.finfo(dtype).max
     wanted = f"of at most {most:.5g} in size, as {dtype} holds"
     told = ((m.family.name, *each) for m in members for of in (m.tpm, *m.parameters.values()) for each in _numbers(of))
-    faults = [Fault(node, f"{what} {wanted}", str(value)) for node, what, value in told if abs(value) > most]
+    faults = [Fault(node, f"{what} {wanted}", str(value)) for node, what, value in told if most < abs(value) < math.inf]
     if faults:
         raise DeclarationError(_once(faults))
 
@@ -347,12 +347,12 @@ def check_held(members: Sequence[Member], dtype: torch.dtype) -> None:
 def _numbers(thing: Any) -> Iterator[tuple[str, float]]:
     """The real numbers among the fields of a TPM, and of the score in it; not of positions, whose turns are float64."""
     for name in getattr(thing, "__dataclass_fields__", ()):
-        value = getattr(thing, name)
+        value: Any = getattr(thing, name, None)
         if is_dataclass(value) and not isinstance(value, Rotary):
             yield from _numbers(value)
         elif isinstance(value, float) and name != "base":
             yield name, value
-        elif name == "fill" and value is not None:
+        elif isinstance(thing, Parameter) and name == "fill" and value is not None:
             yield name, max(np.ravel(value).tolist(), key=abs, default=0.0)
 
 

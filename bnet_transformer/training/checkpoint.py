@@ -95,7 +95,11 @@ def read(path: Path, network: Network) -> Checkpoint:
 
 def digest(network: Network) -> str:
     """What tells another net: a hash of its declaration, by what it holds (a repr may tell where something lies)."""
-    return digest_of(network.declaration)
+    try:
+        return digest_of(network.declaration)
+    except BNetError as error:
+        expected = "one that a checkpoint can tell from others"
+        raise BNetError("declaration", expected=expected, got=error.got, allowed=error.allowed) from error
 
 
 def _check_net(where: str, network: Network, head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -67,9 +67,7 @@ def iterate(
                         allowed="sample=False")  # fmt: skip
     x, lead = _read(teller, window)
     begun, size = x[teller.stack].shape[1], math.prod((*lead, steps, *teller.member.shape))
-    room_for(
-        "steps", 2 * size * x[teller.stack].element_size(), "fewer steps="
-    )  # the words, and whether all are finite
+    room_for("steps", 2 * size * x[teller.stack].element_size(), "fewer steps=")  # told, and looked through
     new, grow = teller.ahead(begun, ahead), teller.grows(grow)
     longest = begun + new * ((steps - 1) // new) if grow else begun
     teller.task.words[teller.stack].check_length(longest)

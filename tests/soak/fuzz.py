@@ -23,9 +23,19 @@ from tests.soak.probing import LONGEST, Found, Probe, Setup, Tally, child, folde
 
 LAW = "read and written back the same, or one BNetError; at most 10 s of work; no program, code, pickle or socket"
 MEMORY = 4 * 2**30  # bytes that a parser may take beyond what its process has at first
-NAMES = ("net file", "signed net", "safetensors header", "declaration", "class of a stranger", "checkpoint")
-NAMES += ("checkpoint of a fit", "fit file", "HDF5", "parts of HDF5", "config.json", "index of weights")
-NAMES += (
+NAMES = (
+    "net file",
+    "signed net",
+    "safetensors header",
+    "declaration",
+    "class of a stranger",
+    "checkpoint",
+    "checkpoint of a fit",
+    "fit file",
+    "HDF5",
+    "parts of HDF5",
+    "config.json",
+    "index of weights",
     "widget's message",
     "completed line",
     "pretrained weights",
@@ -35,8 +45,10 @@ NAMES += (
     "graph JSON",
     "token stream",
     "name",
+    "value on a command line",
+    "file of sentences",
+    "command line",
 )
-NAMES += ("value on a command line", "file of sentences", "command line")
 NEEDS = {
     "widget's message": "anywidget",
     "parts of HDF5": "h5py",

@@ -20,6 +20,7 @@ from tests.soak.files import _folder_of_bert
 from tests.soak.probing import Found, Probe, Setup, Tally, answer, folder
 
 MORE = 2**30  # bytes that the process may take beyond what it has
+LEAST, MOST = 2**25, 2**32  # from and to which a call is given more and more
 
 
 def _words(count: int) -> list[str]:
@@ -71,12 +72,27 @@ ASKED: dict[str, Callable[[], object]] = {
     "a config with a giant vocabulary": lambda: _pretrained(vocab_size=2**40),
     "a config with 10^9 layers": lambda: _pretrained(num_hidden_layers=10**9),
     "HDF5 with giant declared shapes": lambda: _hdf5(),
-    "a safetensors header with giant shapes": lambda: _giant(),
+    "a safetensors header with giant shapes": lambda: _giant(jobs.decoder()),
+    "a fit of 10^12 draws, by its header": lambda: _giant(jobs.fit(jobs.mixture(), 0)),
     "command: cost --words 10^12": lambda: _command("cost", "--words", str(10**12)),
     "command: train --dim 10^6": lambda: _command("train", "the cat", "--dim", str(10**6)),
     "command: fit --restarts 10^9": lambda: _command("fit", "the cat sat", "--restarts", str(10**9)),
 }
+ENOUGH: dict[str, Callable[[], object]] = {
+    "attention of 4,000 words": lambda: _decoder().sentence(_words(4_000)).attention(slice=0),
+    "reads of 1,500 words": lambda: _decoder(2).sentence(_words(1_500)).reads(slices="all"),
+    "posterior of 4^7 states": lambda: _mixture(slices=3).sentence(_words(3)).posterior("y_1", budget=10**6),
+    "fit(method='svi', draws=10**6)": lambda: bt.fit(
+        jobs.mixture(), jobs.vectors(), method="svi", steps=1, draws=10**6, spread=1.0, progress=False
+    ),
+    "explore of 300 words": lambda: _explored(300),
+}
 REFUSED = 2  # the exit status of a command
+
+
+def _explored(count: int) -> object:
+    with folder() as place:
+        return _decoder().sentence(_words(count)).explore(place / "a.html")
 
 
 def _command(*words: str) -> None:
@@ -108,11 +124,11 @@ def _hdf5() -> object:
         return bt.load_geometric(place / "a.h5")
 
 
-def _giant() -> object:
+def _giant(saved: bt.BNet | bt.Fit[bt.BNet]) -> object:
     """A file of a few kilobytes, whose header tells of more."""
     with folder() as place:
         path = place / "a.safetensors"
-        jobs.decoder().save(path)
+        saved.save(path)
         content = path.read_bytes()
         length = int.from_bytes(content[:8], "little")
         header = json.loads(content[8 : 8 + length])
@@ -140,11 +156,12 @@ def asked(what: str, more: int, place: Path, back: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (has + more, has + more))
     began = time.perf_counter()
     try:
-        ASKED[what]()
+        (ASKED | ENOUGH)[what]()
         came = "answered", ""
     except BaseException as error:  # whatever comes is told
         came = type(error).__name__, str(error)
-    back.send((*came, time.perf_counter() - began))
+    peak = 1024 * int(Path("/proc/self/status").read_text().partition("VmPeak:")[2].split()[0])
+    back.send((*came, time.perf_counter() - began, peak - has))
 
 
 def probe_memory(setup: Setup) -> Found:
@@ -154,7 +171,7 @@ def probe_memory(setup: Setup) -> Found:
     longest, slow = 0.0, ""
     for what in ASKED:
         with folder() as place:
-            kind, told, seconds = answer(asked, what, MORE, place) or ("killed or hanging", "", 0.0)
+            kind, told, seconds, _ = answer(asked, what, MORE, place) or ("killed or hanging", "", 0.0, 0)
         good = hasattr(bt, kind) and issubclass(getattr(bt, kind), bt.BNetError) and "\n" not in told
         tally.add(good, f"{what}: {kind}: {told}")
         if seconds > longest:
@@ -162,6 +179,22 @@ def probe_memory(setup: Setup) -> Found:
     return tally.found(f"{len(ASKED)} calls; the slowest refusal after {longest:.1f} s ({slow})")
 
 
+def probe_enough(setup: Setup) -> Found:
+    """Calls that have room, with twice as much memory each time until they are answered."""
+    law = "a BudgetError where there is too little; answered with at most four times what it then takes"
+    tally, seen = Tally("too little memory, then enough", law), []
+    for what in ENOUGH:
+        more, kind, told, took = LEAST // 2, "BudgetError", "", 0
+        while kind == "BudgetError" and more < MOST:
+            more *= 2
+            with folder() as place:
+                kind, told, _, took = answer(asked, what, more, place) or ("killed or hanging", "", 0.0, 0)
+        good = kind == "answered" and (more == LEAST or more <= 4 * took)
+        tally.add(good, f"{what}: {kind} with {more // 2**20} MB, takes {took // 2**20} MB: {told}")
+        seen.append(f"{what} takes {took // 2**20} MB, has {more // 2**20} MB")
+    return tally.found("; ".join(seen))
+
+
 def plan(setup: Setup) -> list[tuple[Probe, Setup]]:
     """All calls, once, where the system keeps a process short."""
-    return [(probe_memory, setup)] if sys.platform == "linux" else []
+    return [(probe_memory, setup), (probe_enough, setup)] if sys.platform == "linux" else []

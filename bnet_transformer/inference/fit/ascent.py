@@ -12,6 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bnet_transformer.errors import BNetError, FileError
+from bnet_transformer.files import reading
 from bnet_transformer.inference.factors import NEVER
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.fit.descent import (
@@ -214,11 +215,25 @@ class Ascent:
         """Go on where a checkpoint stands; settings that are `free` may be others than those that it was made with."""
         found = checkpoint.read(path, self.objective.network)
         checkpoint.check_settings(path, found, self.settings, free)
+        with reading(path, checkpoint.WANTED):
+            self._go_on(found)
+
+    def _go_on(self, found: checkpoint.Checkpoint) -> None:
+        """Take a checkpoint's state; what is none of this fit is refused."""
         story, device = found.part("story"), self.ranks.device
+        who = [int(each) for each in story["who"]]
+        form = {name: ((len(who), *value.shape[1:]), value.dtype) for name, value in self.sets.values.items()}
+        if not who or not {*who} <= {*range(self.recipe.restarts)}:
+            raise BNetError("who", expected=f"restarts among {self.recipe.restarts}", got=who)
+        for name in ("all", "first", "second"):
+            got = {k: (tuple(v.shape), v.dtype) for k, v in found.part(name).items()}
+            other = sorted(k for k in {*got, *form} if got.get(k) != form.get(k))
+            if other:
+                raise BNetError(name, expected=f"what is learned, of {len(who)} restarts", got=f"others: {other[0]}")
         values, first, second = (
             {k: v.to(device) for k, v in found.part(name).items()} for name in ("all", "first", "second")
         )
-        self.sets = Sets(values, first, second, [int(who) for who in story["who"]])
+        self.sets = Sets(values, first, second, who)
         self.alive = torch.ones(len(self.sets.who), dtype=torch.bool, device=device)
         self.bounds, self.kept, self.step = list(found.losses), found.step, found.step
         self.first = torch.tensor(self.bounds[0], dtype=torch.float64, device=device) if self.bounds else None

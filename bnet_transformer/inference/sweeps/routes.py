@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bnet_transformer.axes import SLICE, WORD
 from bnet_transformer.errors import BNetError, room_for, unknown
@@ -138,7 +140,7 @@ def _check_room(at: str, count: int) -> None:
 
 def _count(steps: Sequence[Step], nodes: int) -> int:
     """How many ground paths there are along some roles."""
-    ways = np.ones(nodes)  # on from each node
+    ways: NDArray[Any] = np.ones(nodes)  # on from each node
     for step in reversed(steps):
         sources, targets = (np.concatenate([each[end] for each in step]) for end in (2, 3))
         ways = np.bincount(sources, ways[targets], nodes)
