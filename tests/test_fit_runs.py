@@ -350,6 +350,14 @@ def test_em_shares_the_full_pass_between_processes(count, monkeypatch):
     assert max(seen) == -(-count // world)
 
 
+def test_a_last_phase_clears_what_a_killed_one_left(tmp_path):
+    """It keeps its checkpoints in a folder of its own."""
+    left = tmp_path / "all" / ".checkpoint.safetensors.0123456789abcdef.tmp"
+    left.mkdir(parents=True)
+    fit(mixture(), vectors(21), restarts=2, steps=4, folder=tmp_path)
+    assert [each.name for each in (tmp_path / "all").iterdir()] == [checkpoint.NAME]
+
+
 # what a fit answers
 
 

@@ -8,6 +8,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import ClassVar, final
 
 import pytest
@@ -295,7 +296,11 @@ def test_the_page_tells_failures_and_how_to_repeat_them():
     tally = Tally("a | b", "always")
     tally.add(True, "not told")
     tally.add(False, "seed 12, byte 3: <wrong>")
-    text = soak.page({"files": [tally.found("two\nlines"), Found("c", "d", 0, left_out=True)]}, Setup(2, 11), 1.0)
+    found = [tally.found("two\nlines"), Found("c", "d", 0, left_out=True)]
+    before = soak.page({"kill": "## kill\n\nas it was", "files": "## files\n\nof another run"}, "")
+    text = soak.page({"files": soak.section("files", found, Setup(2, 11), 1.0)}, before)
+    assert "## kill\n\nas it was\n\n## files" in text and "of another run" not in text
+    assert text.count("# Soak and fault tests") == 1
     assert "| a \\| b | always | 2 | 1 | two lines |" in text and "| c | d | 0 | left out |  |" in text
     assert "- seed 12, byte 3: &lt;wrong>: `python -m tests.soak --only files --times 1 --seed 12`" in text
     assert "2 tries, 1 failed" in text
@@ -362,3 +367,19 @@ def test_memory_is_of_the_machine_its_container_and_its_swap(monkeypatch, tmp_pa
     monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
     assert errors.memory() is None
     errors.room_for("draws", 10**30, "fewer draws=")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system bounds no file")
+def test_a_lock_on_a_disk_without_room_is_a_lock_and_is_let_go(tmp_path):
+    """It then does not say whose it is."""
+    import resource
+
+    path, before = tmp_path / "a", resource.getrlimit(resource.RLIMIT_FSIZE)
+    held = len(list(Path("/proc/self/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with alone(path), pytest.raises(bt.FileError, match="one that another run writes to"), alone(path):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert len(list(Path("/proc/self/fd").iterdir())) == held

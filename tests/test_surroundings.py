@@ -189,6 +189,7 @@ def test_a_list_without_an_end_is_refused_by_its_first_wrong_entry():
         bt.tpm.Categorical(2, labels=iter(int, 1))
 
 
+@pytest.mark.slow
 def test_what_imports_pgmpy_leaves_random_as_it_was():
     told = """
 import random

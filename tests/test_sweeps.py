@@ -86,10 +86,11 @@ def test_the_oracle_is_do_and_the_posterior():
 
 # a value for each state of a choice that values decide
 MANY = ("word", "word, codebook", "word, two slices", "codebook, two slices")  # states: one role is enough
+LONG = [pytest.param(each, marks=pytest.mark.slow) if each.name in MANY[1:] else each for each in CASES]
 REFUSED = {("marginal", "x"), ("experts", "x"), ("experts", "e"), ("hidden Markov", "x"), ("hidden Markov", "W")}
 
 
-@pytest.mark.parametrize("each", CASES, ids=lambda each: each.name)
+@pytest.mark.parametrize("each", LONG, ids=lambda each: each.name)
 def test_every_role_is_swept_as_one_node_is_set_at_a_time(each):
     """In double precision; and in single precision the same."""
     clean, corrupt = pair(each)

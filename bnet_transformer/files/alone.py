@@ -98,8 +98,9 @@ def _held(path: Path) -> int:
         except OSError as error:  # a file system without locks
             warnings.warn(f"{folder} cannot be locked ({error.strerror}): let no other run write there", stacklevel=4)
         if _is_there(lock, held):
-            os.truncate(held, 0)
-            os.write(held, str(os.getpid()).encode())
+            with contextlib.suppress(OSError):  # of a full disk: the lock holds without the number, too
+                os.truncate(held, 0)
+                os.write(held, str(os.getpid()).encode())
             return held
         os.close(held)  # it was taken away between the two
 

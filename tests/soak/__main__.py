@@ -6,13 +6,14 @@ python -m tests.soak [--only kill,disk] [--times 50] [--seed 0] [--markdown docs
 from __future__ import annotations
 
 import argparse
+import datetime
 import importlib
 import importlib.util
 import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.soak.probing import Found, Setup
@@ -49,23 +50,28 @@ def cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
-def section(room: str, found: Sequence[Found]) -> str:
-    """A room of the page: a table of its probes, then every failure."""
+def section(room: str, found: Sequence[Found], setup: Setup, seconds: float) -> str:
+    """A room of the page: how it was run, a table of its probes, then every failure."""
     title = (importlib.import_module(f"tests.soak.{room}").__doc__ or room).splitlines()[0]
+    tries, failed = sum(each.tries for each in found), sum(len(each.failures) for each in found)
+    where = f"Python {platform.python_version()}, {platform.system()}, {os.cpu_count()} cores"
+    ran = f"`--times {setup.times} --seed {setup.seed}` ({where}, {datetime.date.today()})"
     rows = ["| done | what is to hold | tries | held | seen |", "|---|---|---:|---:|---|"]
     for each in found:
         held = "left out" if each.left_out else f"{each.held}"
         rows.append(f"| {cell(each.probe)} | {cell(each.law)} | {each.tries} | {held} | {cell(each.seen)} |")
     failures = [f"- {cell(failure)}: `{again(room, failure)}`" for each in found for failure in each.failures]
-    told = ["Failed:", "", *failures] if failures else []
-    return "\n".join([f"## {room}", "", title, "", *rows, "", *([*told, ""] if told else [])])
+    told = ["", "Failed:", "", *failures] if failures else []
+    line = f"{ran}: {tries:,} tries, {failed} failed, {seconds:.0f} s."
+    return "\n".join([f"## {room}", "", title, "", line, "", *rows, *told])
 
 
 INTRODUCTION = """# Soak and fault tests
 
 `make soak` kills, starves, damages and fuzzes what the library does, and writes this page (`python -m tests.soak`;
 `--only` takes some rooms, `--times` and `--seed` say how often and from where). A short form of it is in `make test`.
-*held* of *tries* is how often it came out as it was to; a try that failed is listed with the command that repeats it.
+Each room says how it was run; *held* of *tries* is how often it came out as it was to; a try that failed is listed
+with the command that repeats it.
 
 What is promised:
 
@@ -97,14 +103,11 @@ What is promised:
 """
 
 
-def page(told: dict[str, list[Found]], setup: Setup, seconds: float) -> str:
-    """The whole page."""
-    tries = sum(each.tries for found in told.values() for each in found)
-    failed = sum(len(each.failures) for found in told.values() for each in found)
-    ran = f"--times {setup.times} --seed {setup.seed}"
-    where = f"Python {platform.python_version()}, {platform.system()}, {os.cpu_count()} cores"
-    line = f"Run with `{ran}` ({where}): {tries} tries, {failed} failed, {seconds:.0f} s.\n"
-    return "\n".join([INTRODUCTION, line, *(section(room, found) for room, found in told.items())]).rstrip() + "\n"
+def page(told: Mapping[str, str], before: str) -> str:
+    """The whole page; of rooms that were not run now what it said before."""
+    parts = [f"## {part}".rstrip() for part in before.split("\n## ")[1:]]
+    known = {part.split()[1]: part for part in parts} | dict(told)
+    return "\n".join([INTRODUCTION, "\n\n".join(known[room] for room in ROOMS if room in known)]) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -114,15 +117,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default=",".join(there), help=f"some of {', '.join(there)}")
     parser.add_argument("--times", type=int, default=50, help="tries of the larger probes")
     parser.add_argument("--seed", type=int, default=0, help="the seed of the first try")
-    parser.add_argument("--markdown", type=Path, help="the page to write")
+    parser.add_argument("--markdown", type=Path, help="the page to write; rooms that are not asked for stay")
     asked = parser.parse_args(arguments)
-    rooms, setup, began = asked.only.split(","), Setup(asked.times, asked.seed), time.perf_counter()
+    rooms, setup = asked.only.split(","), Setup(asked.times, asked.seed)
     if not {*rooms} <= {*there}:
         parser.error(f"--only takes some of {', '.join(there)}")
-    told = {room: results(room, setup) for room in rooms}
-    if asked.markdown:
-        asked.markdown.write_text(page(told, setup, time.perf_counter() - began), encoding="utf-8")
-    return int(any(each.failures for found in told.values() for each in found))
+    failed = False
+    for room in rooms:
+        began = time.perf_counter()
+        found = results(room, setup)
+        failed |= any(each.failures for each in found)
+        if asked.markdown:
+            told = {room: section(room, found, setup, time.perf_counter() - began)}
+            before = asked.markdown.read_text(encoding="utf-8") if asked.markdown.exists() else ""
+            asked.markdown.write_text(page(told, before), encoding="utf-8")
+    return int(failed)
 
 
 if __name__ == "__main__":

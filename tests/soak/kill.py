@@ -74,7 +74,11 @@ def probe_run(kind: str, setup: Setup) -> Found:
             good = status == 0 or (status == KILLED and done(jobs.course, kind, at, out, True))
             good = good and json.loads(out.read_text()) == wanted
             left = [*strays(at), *strays(at / "all"), *(each.name for each in at.glob("*.lock"))]
-            tally.add(good and not left, f"seed {seed}: {f'left {left[0]}' if left else f'another course ({status})'}")
+            wrong = "" if good else f"another course ({status})"
+            tally.add(
+                good and not left,
+                f"seed {seed}: {' and '.join([wrong] * (not good) + [f'left {each}' for each in left])}",
+            )
     return tally.found(
         f"{alive} killed before their end, {begun} of them after a checkpoint, {within} inside the write of one"
     )

@@ -189,10 +189,11 @@ def _with_all(
     began = {"again": "with all sentences", "parameters": digest_of(again.network.parameters)}
     last = Ascent(again, slower, corpus, corpus, here, {**settings, **began})
     folder = None if habits.folder is None else Path(habits.folder) / "all"
-    if folder is not None and habits.resume and here.first:
-        _leave_other(checkpoint.path_of(folder), again.network, began)
-    here.meet()
-    return last, ascend(last, replace(habits, folder=folder))
+    with checkpoint.kept_by(folder, here.first):
+        if folder is not None and habits.resume and here.first:
+            _leave_other(checkpoint.path_of(folder), again.network, began)
+        here.meet()
+        return last, ascend(last, replace(habits, folder=folder))
 
 
 def _leave_other(path: Path, network: Network, began: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ import math
 import os
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import matplotlib
@@ -59,8 +59,12 @@ class PlotFigure(Figure):
             fname = f"{os.fspath(fname)}.{form}" if file else fname
         if form.lower() in UNDATED:
             options["metadata"] = {UNDATED[form.lower()]: None, **(options.get("metadata") or {})}
-        with matplotlib.rc_context(SAVED), replacing(fname) if file else nullcontext(fname) as target:
-            super().savefig(target, format=form, **options)
+        drawn = io.BytesIO() if file else fname  # first: on a full disk matplotlib's own writers end in other errors
+        with matplotlib.rc_context(SAVED):
+            super().savefig(drawn, format=form, **options)
+        if file:
+            with replacing(fname) as target:
+                target.write_bytes(drawn.getvalue())
 
     def _repr_png_(self) -> bytes:
         held = io.BytesIO()
