@@ -137,6 +137,16 @@ def _check_part(network: Network, name: str, value: Tensor, tensors: Mapping[str
         raise BNetError(name, expected=f"both moments and the count of {own}", got="not all of them")
 
 
+def check_forms(found: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that have not the names, shapes and types of others."""
+    for name in sorted({*found, *like}):
+        got, wanted = found.get(name), like.get(name)
+        if got is None or wanted is None or (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
+            form = "" if wanted is None else f", {wanted.dtype} of shape {tuple(wanted.shape)}"
+            came = "none" if got is None else f"{got.dtype} of shape {tuple(got.shape)}"
+            raise BNetError(name, expected=f"a tensor of this fit{form}", got=came)
+
+
 def check_settings(path: Path, found: Checkpoint, settings: Mapping[str, Any], free: Collection[str] = ()) -> None:
     """Refuse to go on with other settings than those that the run began with, but for those that are `free`."""
     kept, now = found.settings, json.loads(json.dumps(dict(settings)))

@@ -222,14 +222,12 @@ class Ascent:
         """Take a checkpoint's state; what is none of this fit is refused."""
         story, device = found.part("story"), self.ranks.device
         who = [int(each) for each in story["who"]]
-        form = {name: ((len(who), *value.shape[1:]), value.dtype) for name, value in self.sets.values.items()}
+        form = {name: value[:1].expand(len(who), *value.shape[1:]) for name, value in self.sets.values.items()}
         if not who or not {*who} <= {*range(self.recipe.restarts)}:
             raise BNetError("who", expected=f"restarts among {self.recipe.restarts}", got=who)
         for name in ("all", "first", "second"):
-            got = {k: (tuple(v.shape), v.dtype) for k, v in found.part(name).items()}
-            other = sorted(k for k in {*got, *form} if got.get(k) != form.get(k))
-            if other:
-                raise BNetError(name, expected=f"what is learned, of {len(who)} restarts", got=f"others: {other[0]}")
+            checkpoint.check_forms(found.part(name), form)
+        checkpoint.check_forms(found.part("best"), {name: value[0] for name, value in form.items()})
         values, first, second = (
             {k: v.to(device) for k, v in found.part(name).items()} for name in ("all", "first", "second")
         )

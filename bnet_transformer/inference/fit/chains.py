@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from bnet_transformer.errors import BNetError
+from bnet_transformer.files import reading
 from bnet_transformer.inference.factors import NEVER
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.fit.recipe import Recipe
@@ -92,8 +93,14 @@ class Chain:
             found |= {f"drawn/{name}": torch.stack([each[name] for each in self.drawn]) for name in self.drawn[0]}
         return found
 
+    def _form(self, draws: int) -> dict[str, Tensor]:
+        """What a state looks like after so many draws."""
+        like = {f"drawn/{name}": value.expand(draws, *value.shape) for name, value in self.parameters().items()}
+        return self.state() | {"told": torch.zeros(draws, len(TOLD), dtype=torch.float64)} | (like if draws else {})
+
     def restore(self, found: Mapping[str, Tensor]) -> None:
-        """Go on from a state."""
+        """Go on from a state; one of other parameters is refused."""
+        checkpoint.check_forms(found, self._form(len(found["told"])))
         kernel, device = self.kernel, self.model.device
         adapter = kernel._adapter
         scheme = adapter._step_size_adapt_scheme
@@ -107,6 +114,7 @@ class Chain:
         spread._mean, spread._m2 = found["mean"].to(device), found["squares"].to(device)
         spread.n_samples = int(numbers[8])
         self.random = [found[f"random/{k}"] for k in range(len(self.random))]
+        _set_random(self.random, device)  # which looks at them
         self.z = {name: found[f"z/{name}"].to(device) for name in self.z}
         slopes, energy = potential_grad(lambda z: self.model.potential(self.corpus, z), self.z)
         kernel._cache(self.z, energy, slopes)
@@ -186,6 +194,7 @@ def go_on(path: Path, network: Network, chains: list[Chain], settings: Mapping[s
     """Set the chains of this rank where a checkpoint has them; how many steps are done."""
     found = checkpoint.read(path, network)
     checkpoint.check_settings(path, found, settings, free)
-    for chain in chains:
-        chain.restore(found.part(str(chain.number)))
+    with reading(path, checkpoint.WANTED):
+        for chain in chains:
+            chain.restore(found.part(str(chain.number)))
     return found.step
