@@ -7,7 +7,7 @@ import math
 import os
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import matplotlib
@@ -59,11 +59,10 @@ class PlotFigure(Figure):
             fname = f"{os.fspath(fname)}.{form}" if file else fname
         if form.lower() in UNDATED:
             options["metadata"] = {UNDATED[form.lower()]: None, **(options.get("metadata") or {})}
-        drawn = io.BytesIO() if file else fname  # first: on a full disk matplotlib's own writers end in other errors
-        with matplotlib.rc_context(SAVED):
-            super().savefig(drawn, format=form, **options)
-        if file:
-            with replacing(fname) as target:
+        with matplotlib.rc_context(SAVED), replacing(fname) if file else nullcontext(fname) as target:
+            drawn = io.BytesIO()  # on a full disk matplotlib's own writers end in other errors
+            super().savefig(drawn if file else target, format=form, **options)
+            if file:
                 target.write_bytes(drawn.getvalue())
 
     def _repr_png_(self) -> bytes:
