@@ -28,17 +28,9 @@ from bnet_transformer.tokens import Tokenizer
 from bnet_transformer.training import checkpoint
 from bnet_transformer.training.words import tokens_of
 from tests import fuzzing
+from tests.soak.fuzz import NEEDS
 
 PARSERS = fuzzing.all_parsers()
-NEEDS = {
-    "widget's message": "anywidget",
-    "parts of HDF5": "h5py",
-    "signed net": "tokenizers",
-    "HDF5": "h5py",
-    "tokenizer.json": "tokenizers",
-    "vocabulary files": "tokenizers",
-    "text": "tokenizers",
-}
 SLOW = {
     "checkpoint",
     "checkpoint of a fit",

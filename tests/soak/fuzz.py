@@ -49,7 +49,7 @@ NAMES = (
     "file of sentences",
     "command line",
 )
-NEEDS = {
+NEEDS = {  # the package without which a parser is left out, here and in tests/test_fuzz.py
     "widget's message": "anywidget",
     "parts of HDF5": "h5py",
     "signed net": "tokenizers",
