@@ -39,10 +39,7 @@ def tiny(seed: int) -> tuple[bt.BNet, tuple[Tensor, Tensor], Tensor]:
     net = net.replace({"c.logits": pi.log(), "W_v_0.values": torch.randn(2, DIM, DIM, dtype=torch.float64)})
     x = torch.randn(SENTENCES, WORDS, DIM, dtype=torch.float64)
     x[..., 1] = CORRELATION * x[..., 0] + math.sqrt(1 - CORRELATION**2) * x[..., 1]
-    theta = {"theta_c": pi}
-    import pyro
-
-    found = pyro.poutine.condition(net.pyro(), data=theta)(x)
+    found = net.pyro(parameters="own")(x)
     return net, (x, found["y"].reshape(SENTENCES, WORDS, DIM)), found["c"].reshape(-1)
 
 

@@ -77,7 +77,7 @@ def drawn(net: bt.BNet, selector: str, sentences: int, seed: int) -> tuple[Tenso
     """Sentences, what is observed, and the heads that were drawn."""
     torch.manual_seed(seed)
     x = torch.randn(sentences, WORDS, DIM)
-    found = net.pyro()(x)
+    found = net.pyro(parameters="own")(x)
     return x, found["y"].reshape(sentences, WORDS, DIM), found[selector].reshape(sentences, -1).squeeze(-1)
 
 
@@ -244,7 +244,7 @@ def codebook_row(sentences: int = 20_000, atoms: int = 6, sigma: float = 1.0) ->
     true = codebook(atoms, seed=0, sigma=sigma)
     torch.manual_seed(1)
     x = torch.randn(sentences, WORDS, DIM)
-    found = true.pyro()(x)
+    found = true.pyro(parameters="own")(x)
     y = found["y"].reshape(sentences, WORDS, DIM)
     tables = ["c.logits", *(f"W_{role}_0.logits" for role in "qkv")]
     fresh = bt.bayesuvius(DIM, heads=HEADS, atoms=atoms, key_dim=KEY, observe=Normal(sigma), seed=5)

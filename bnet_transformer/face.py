@@ -124,11 +124,20 @@ class BNet(viz.NetFigures, NetStructure):
 
         return Module(self.network)
 
-    def pyro(self) -> PyroModel:
-        """The net as a Pyro model, `model(x, y)`: plates, and `Categorical` sites that can be enumerated."""
+    def pyro(self, parameters: str = "prior") -> PyroModel:
+        """The net as a Pyro model, `model(x, y)`: plates, and `Categorical` sites that can be enumerated.
+
+        With `parameters="prior"` each table that has a prior is drawn from it (a Dirichlet site), as inference of the
+        tables needs. With `parameters="own"` all tables are those of the net, as data drawn from this net need.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(4, observe=bt.tpm.Categorical(3), prior=1.0)
+        >>> net.pyro().sites, net.pyro(parameters="own").sites
+        (('theta_c', 'c', 'y'), ('c', 'y'))
+        """
         from bnet_transformer.pyro_reading import pyro_model
 
-        return pyro_model(self.network)
+        return pyro_model(self.network, parameters)
 
     def generate(self, prompt: object = None, **options: Any) -> Generated:
         """New words after each prompt, chosen by `method="greedy"`, `"beam"` or `"sample"`: see `training.generate`."""

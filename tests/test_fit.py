@@ -297,6 +297,22 @@ def test_rand_index_and_matching_are_those_of_others():
     assert sorted(matched(table[:, :2])) == [-1, -1, 0, 1]
 
 
+@pytest.mark.parametrize("prior", [None, 2.0])
+def test_checks_draw_from_the_fitted_tables_and_not_from_their_prior(prior):
+    """Oracle: the second moment of y is `sum_c pi_c E|mu_c|^2 + sigma^2`, with mu_c the output of one head alone."""
+    pi, sigma = torch.tensor([0.93, 0.07], dtype=torch.float64), 0.5
+    net = mixture(heads=2, prior=prior, observe=Normal(sigma))
+    values = net.parameters["W_v_0.values"] * torch.tensor([1.0, 8.0], dtype=torch.float64)[:, None, None]
+    net = net.replace({"c.logits": pi.log(), "W_v_0.values": values})
+    x, _ = vectors(400)
+    means = torch.stack([net.module()(x, do={"c": torch.full((400,), c)}) for c in range(2)])
+    expected = float(pi @ means.detach().square().mean((1, 2, 3))) + sigma**2
+    square = {"square": lambda y: y.square().mean()}
+    found = bt.fit(net, (x, means[0]), steps=1, rate=1e-12, progress=False).check((x, means[0]), square, draws=100)
+    assert abs(found.mean["square"] - expected) < 4 * found.spread["square"] / 10
+    assert found.spread["square"] < expected / 2
+
+
 def test_checks_pass_for_the_net_that_made_the_data_and_fail_for_another():
     net = mixture(observe=Normal(0.5))
     x = torch.randn(200, 3, 4, dtype=torch.float64)

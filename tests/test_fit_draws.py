@@ -41,7 +41,7 @@ def mixture(heads=2, sigma=0.5, seed=3, **options):
 def data_of(net, sentences=12, words=2, seed=0):
     torch.manual_seed(seed)
     x = torch.randn(sentences, words, 2).double()
-    return x, net.pyro()(x)["y"].reshape(sentences, words, 2).detach()
+    return x, net.pyro(parameters="own")(x)["y"].reshape(sentences, words, 2).detach()
 
 
 def objective_of(net, learn=None, spread=1.0):
@@ -178,10 +178,7 @@ def test_map_em_svi_and_nuts_agree_on_shares_and_weights():
     import arviz as az
 
     true = mixture(sigma=0.5)
-    torch.manual_seed(0)
-    x = torch.randn(100, 2, 2).double()
-    made = pyro.poutine.condition(true.pyro(), data={"theta_c": torch.tensor([0.7, 0.3]).double()})(x)
-    data = x, made["y"].reshape(100, 2, 2)
+    data = data_of(true, sentences=100)
     options = {"learn": ["c.logits", "W_v_0.values"], "spread": 2.0, "progress": False}
     start = true.replace({"c.logits": torch.zeros(2).double()})
     fits = {
@@ -215,14 +212,14 @@ def test_a_step_of_svi_is_that_of_trace_enum_elbo(batch):
     of = run.guide({name: value[0] for name, value in leaves.items()})
     which = run.which(0)
     which = torch.arange(12) if which is None else which
-    reading, drawn = net.pyro(), {}
+    reading, drawn = net.pyro(parameters="own"), {}
 
     def model(x, y):
         drawn["W_v_0.values"] = pyro.sample("W_v", run.model.prior("W_v_0.values"))
-        with pyro.poutine.scale(scale=12 / len(which)), pyro.poutine.block(hide=["theta_c"]):
+        with pyro.poutine.scale(scale=12 / len(which)):
             drawn["c.logits"] = pyro.sample("theta_c_told", run.model.prior("c.logits"))
             parameters = {"W_v_0.values": drawn["W_v_0.values"], "c.logits": drawn["c.logits"].log()}
-            return pyro.poutine.condition(reading, data={"theta_c": drawn["c.logits"]})(x, y, parameters=parameters)
+            return reading(x, y, parameters=parameters)
 
     def guide(x, y):
         for name, site in (("c.logits", "theta_c_told"), ("W_v_0.values", "W_v")):

@@ -21,7 +21,7 @@ from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.compiler.told import batch_of, check_read, laid_out, there_of
 from bnet_transformer.compiler.told import received as received_values
 from bnet_transformer.compiler.values import value as value_of
-from bnet_transformer.errors import BNetError, EvidenceError, mapping, unknown, whole
+from bnet_transformer.errors import BNetError, EvidenceError, mapping, one_of, unknown, whole
 from bnet_transformer.network import Member, Network, network_of
 from bnet_transformer.pyro_reading.checks import (
     Watch,
@@ -42,9 +42,9 @@ from bnet_transformer.pyro_reading.shapes import (
 )
 
 
-def pyro_model(network: Network) -> PyroModel:
-    """The Pyro model of a net."""
-    return PyroModel(network)
+def pyro_model(network: Network, parameters: str = "prior") -> PyroModel:
+    """The Pyro model of a net; `parameters` says whether tables are drawn from their `"prior"` or the net's `"own"`."""
+    return PyroModel(network, parameters)
 
 
 class PyroModel:
@@ -56,18 +56,23 @@ class PyroModel:
     sentences of the corpus of which `x` is a part; `parameters` replaces some of the net's (by `pyro.param`s, say).
 
     Every random family is one site under its name, in the plates `sentence`, those of the net, and `word`
-    (`enc_word`, ... where stacks have names); a table with a prior has a Dirichlet site `theta_<owner>`. States have
-    Pyro's shape, `[sentence, *plates, word]` with size 1 where a family has no such plate: `data` makes it.
+    (`enc_word`, ... where stacks have names). With `parameters="prior"` a table with a prior is a random variable: a
+    Dirichlet site `theta_<owner>`. With `parameters="own"` every table has the values of the net, and there is no such
+    site: this is the model whose draws are data of this net. States have Pyro's shape, `[sentence, *plates, word]`
+    with size 1 where a family has no such plate: `data` makes it.
 
     >>> import bnet_transformer as bt
     >>> from bnet_transformer.tpm import Categorical
     >>> model = pyro_model(bt.bayesuvius(4, observe=Categorical(3), prior=1.0).network)
     >>> model.sites, model.max_plate_nesting
     (('theta_c', 'c', 'y'), 2)
+    >>> pyro_model(model.network, "own").sites
+    ('c', 'y')
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, parameters: str = "prior") -> None:
         self.network = network = network_of(network)
+        one_of("parameters", parameters, ("prior", "own"))
         self.plates = tuple(network.graph.sizes)
         self.max_plate_nesting = len(self.plates) + 2
         self._module = Module(network)
@@ -76,6 +81,7 @@ class PyroModel:
             f"{member.owner}.{name}": f"theta_{member.owner}" if name == "logits" else f"theta_{member.owner}_{name}"
             for member in self.random
             for name in member.tpm.priors()
+            if parameters == "prior"
         }
         self.sites = (*dict.fromkeys(self.priors.values()), *(member.family.name for member in self.random))
         if len(set(self.sites)) != len(self.sites):
@@ -241,7 +247,7 @@ class PyroModel:
         for member in self.random:
             for name, concentration in member.tpm.priors().items():
                 key = f"{member.owner}.{name}"
-                if key not in found:
+                if key in self.priors and key not in found:
                     with Watch() as watch:
                         drawn: Tensor = pyro.sample(self.priors[key], dirichlet(stored[key].detach(), concentration))
                     if watch.fixed:
@@ -256,6 +262,13 @@ class PyroModel:
         for name, value in mapping("parameters", parameters).items():
             if name not in self.network.shapes:
                 raise unknown("parameter", name, self.network.shapes)
+            if name in self.priors:
+                raise BNetError(
+                    f"parameters[{name!r}]",
+                    expected="a parameter without a prior",
+                    got=f"one that the site {self.priors[name]} draws",
+                    allowed='net.pyro(parameters="own"), which has no prior sites; condition on the site',
+                )
             if not isinstance(value, Tensor) or tuple(value.shape) != self.network.shapes[name]:
                 got = tuple(value.shape) if isinstance(value, Tensor) else value
                 raise BNetError(name, expected=f"shape {self.network.shapes[name]}", got=got)

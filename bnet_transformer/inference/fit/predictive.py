@@ -63,10 +63,10 @@ def _mean(module: Module, member: Member, free: list[int], corpus: Corpus) -> Te
 
 
 def drawn(network: Network, name: str, corpus: Corpus, seed: int) -> Tensor:
-    """One draw of a readout for each sentence, in the form of its evidence."""
+    """One draw of a readout for each sentence from the net's own parameters, in the form of its evidence."""
     with own_random(network.device), torch.no_grad():
         reseed(seed, network.device)
-        found = pyro_model(network)(corpus.x, mask=corpus.mask)[name]
+        found = pyro_model(network, parameters="own")(corpus.x, mask=corpus.mask)[name]
     return found.reshape(corpus.evidence[name].value.shape)
 
 
