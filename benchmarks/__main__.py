@@ -34,6 +34,7 @@ MEMORY = "memory is told, not time"
 FOUND = "what is found is told, not how fast"
 STRINGS = "string work and gzip"
 BROWSER = "a browser draws"
+RATIO = "questions are compared with each other"
 SLOPES = "growth is told, not how fast"
 
 ROWS = (
@@ -53,6 +54,7 @@ ROWS = (
     Row("restarts", "fit", fits.restarts_at_once),
     Row("separations-512", "asking", asking.separations_of_512_words, SEARCH),
     Row("posteriors-1000", "asking", asking.posteriors_of_1000_sentences),
+    Row("posteriors-ablated", "asking", asking.posteriors_after_an_ablation, RATIO),
     Row("sweep-slice-word", "sweeps", sweeps.sweep_of_slices_and_words),
     Row("sweep-slice-word-small", "sweeps", sweeps.sweep_of_slices_and_words_small),
     Row("sweep-slice-head", "sweeps", sweeps.sweep_of_slices_and_heads),

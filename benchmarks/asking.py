@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable
 
-from benchmarks.harness import Figure, figure, fresh, interleaved, peak_memory, runs_of
+from benchmarks.harness import Figure, figure, fresh, interleaved, peak_memory, ratios, runs_of
 from benchmarks.limits import of_the_limit
 from bnet_transformer.graph import Ground
 
@@ -111,4 +111,37 @@ def _posteriors(atoms: int | None, query: str) -> list[Figure]:
         figure(f"{what}: peak memory before", before, "MB"),
         figure(f"{what}: peak memory after", after, "MB"),
         *of_the_limit(job, spent, name=what),
+    ]
+
+
+def posteriors_after_an_ablation() -> list[Figure]:
+    """P(next word) of a vocabulary of 50,257 after one head is set to zero at 12 words (decoder, d=64, 4 heads, 2
+    slices), beside `tpm` of the same node; every call sets the head in a new sentence. Then a net whose choices meet
+    (9 words, 2 heads for each word, 2 slices: 512 joint states of the first slice): `log_prob` and 100 draws of
+    `sample` beside `posterior`."""
+    import bnet_transformer as bt
+    from bnet_transformer.inference import Zero
+    from bnet_transformer.tpm import Categorical
+
+    words = [f"w{k}" for k in range(50_257)]
+    net, text = bt.decoder(dim=64, heads=4, slices=2, vocabulary=words), " ".join(words[:12])
+    head = {f"v_1_1_{i}": Zero() for i in range(12)}
+    ablated = lambda: net.sentence(text).do(head)  # noqa: E731
+    spent = interleaved({"tpm": lambda: ablated().tpm("y_11"), "P": lambda: ablated().posterior("y_11")}, runs=7)
+    mixed = bt.bayesuvius(4, slices=2, heads=2, per="word", observe=Categorical(3)).sentence(" ".join("abcabcabc"))
+    meeting = interleaved(
+        {
+            "posterior": lambda: mixed.posterior("c_0_0", {"y_0": 1}),
+            "log_prob": lambda: mixed.log_prob({"y_0": 1}),
+            "sample": lambda: mixed.sample(100, {"y_0": 1}),
+        },
+        runs=7,
+    )
+    return [
+        figure("tpm after an ablation", spent["tpm"], "s"),
+        figure("posterior after an ablation", spent["P"], "s"),
+        figure("posterior / tpm", ratios(spent["P"], spent["tpm"]), "", target=3.0),
+        figure("choices that meet: posterior", meeting["posterior"], "s"),
+        figure("choices that meet: log_prob / posterior", ratios(meeting["log_prob"], meeting["posterior"]), ""),
+        figure("choices that meet: sample / posterior", ratios(meeting["sample"], meeting["posterior"]), ""),
     ]

@@ -138,7 +138,8 @@ class Questions(Structure):
         for node in nodes:
             asking.must_be_discrete(self._world, node)
         module, limit = self.net._evaluated, whole("budget", budget)
-        return inference.joint_posterior(module, self._world, nodes, seen, limit, tolerance("atol", atol))
+        known = None if seen else self._answers
+        return inference.joint_posterior(module, self._world, nodes, seen, limit, tolerance("atol", atol), known)
 
     def sample(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -162,8 +162,15 @@ class Run:
 
 def runs(world: World, free: list[int], known: Mapping[int, Tensor], budget: int = BUDGET) -> Iterator[Run]:
     """A run for each joint state of the free nodes."""
-    sizes = [support(world, node) for node in free]
-    count = math.prod(sizes)
+    check_joint_states(world, free, budget)
+    for states in itertools.product(*(range(support(world, node)) for node in free)):
+        chosen = (torch.tensor(state, device=world.network.device) for state in states)
+        yield Run(world, {**known, **dict(zip(free, chosen, strict=True))})
+
+
+def check_joint_states(world: World, free: Sequence[int], budget: int) -> None:
+    """Refuse more joint states of the free nodes than the budget."""
+    count = math.prod(support(world, node) for node in free)
     if count > budget:
         names = ", ".join(world.ground.name(node) for node in free[:6]) + (", …" if len(free) > 6 else "")
         raise BudgetError(
@@ -173,9 +180,6 @@ def runs(world: World, free: list[int], known: Mapping[int, Tensor], budget: int
             allowed="evidence or do on some of these nodes; a larger budget=, of a question that takes one; "
             "SVI (net.pyro()), which is approximate",
         )
-    for states in itertools.product(*map(range, sizes)):
-        chosen = (torch.tensor(state, device=world.network.device) for state in states)
-        yield Run(world, {**known, **dict(zip(free, chosen, strict=True))})
 
 
 def values(world: World, node: int, settled: Mapping[int, Tensor], budget: int = BUDGET) -> Tensor:
@@ -206,14 +210,20 @@ def log_evidence(
     for run in runs(world, free, settled, budget):
         state = 0 if query is None else int(run.states[query])
         totals[:, state] = torch.logaddexp(totals[:, state], _log_terms(run, free, evidence, atol).cumsum(0))
-    for k, node in enumerate(evidence):
+    for k in range(len(evidence)):
         if torch.logsumexp(totals[k + 1], 0) == -math.inf:
-            raise EvidenceError(
-                world.ground.name(node),
-                expected="evidence that some state of the net makes possible",
-                got=f"one of probability zero{' given the evidence before it' if k else ''}: {evidence[node].tolist()}",
-            )
+            raise impossible(world, evidence, k)
     return totals[-1] if query is not None else totals[-1, 0]
+
+
+def impossible(world: World, evidence: Mapping[int, Tensor], k: int) -> EvidenceError:
+    """The error of the first piece of evidence (its place k) that has probability zero beside those before it."""
+    node = [*evidence][k]
+    return EvidenceError(
+        world.ground.name(node),
+        expected="evidence that some state of the net makes possible",
+        got=f"one of probability zero{' given the evidence before it' if k else ''}: {evidence[node].tolist()}",
+    )
 
 
 def posterior(

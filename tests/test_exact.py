@@ -1,17 +1,20 @@
 """Exact elimination against the reference, on every case that has a likelihood and discrete choices."""
 
+from contextlib import contextmanager, suppress
+
 import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer import reference
-from bnet_transformer.inference import Evidence, log_evidence, posterior
+from bnet_transformer import reference, tpm
+from bnet_transformer.inference import Attend, Evidence, log_evidence, posterior
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import CASES, Case
 
 D = torch.float64
 IDS = {"ids": lambda case: case.name}
 REFUSED = ("word, two slices", "hidden Markov")
+HEAVY = ("codebook, two slices", "slice, codebook")  # thousands of joint states for the reference
 
 pytestmark = pytest.mark.usefixtures("each_run_once")
 
@@ -153,6 +156,82 @@ def test_surgery_on_some_words_and_on_all():
     every = s.do({f"x_1_{i}": s.do(c=1)[f"x_1_{i}"] for i in range(3)}).do(W_v_1=torch.eye(4))
     got = every.posterior("c")
     torch.testing.assert_close(got, reference.posterior(every._world, s.ground.id("c"), s._seen))
+
+
+@pytest.fixture
+def without_the_reference(monkeypatch):
+    """A context in which the reference cannot be used: all that is answered in it is computed in batches."""
+
+    def refuse(*_):
+        raise AssertionError("the reference was used")
+
+    @contextmanager
+    def context():
+        with monkeypatch.context() as patch:
+            patch.setattr(reference.Run, "__init__", refuse)
+            yield
+
+    return context
+
+
+def surgeries(s: bt.Sentence):
+    """Sentences with some nodes of a family set: of a deterministic one, of a choice, and an attention row."""
+    torch.manual_seed(1)
+    members = [m for m in s.net.network.members if not isinstance(m.tpm, tpm.Given)]
+    values = [m for m in members if m.tpm.kind == "deterministic" and not m.tpm.reads_by_index]
+    for member in values[len(values) // 3 :: max(1, len(values) // 3)]:
+        names = list(s.ground.family_names(member.family))
+        yield s.do({name: torch.randn(member.shape, dtype=D) for name in names[len(names) // 2 :]})
+    reader = next((m for m in members if isinstance(m.tpm, tpm.Attention) and m.family.words is not None), None)
+    if reader is not None and not any(given.pick for given in reader.inputs):
+        with suppress(bt.BNetError):  # an attention that has no rows P(j | i)
+            yield s.do(
+                {next(s.ground.family_names(reader.family)): Attend([1.0, *[0.0] * (max(s.ground.words.values()) - 1)])}
+            )
+    for member in members:
+        if member.tpm.kind == "discrete" and member.family.words is not None:
+            yield s.do({list(s.ground.family_names(member.family))[-1]: 0})
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.evidence and c.name not in HEAVY], **IDS)
+def test_after_surgery_on_some_nodes_answers_are_the_references_and_not_by_it(case: Case, without_the_reference):
+    for done in surgeries(case.sentence):
+        s = done.observe(
+            {name: value for name, value in case.evidence.items() if done.ground.id(name) not in done._world.do}
+        )
+        open_ = [m for m in s.net.network.members if m.tpm.kind == "discrete"]
+        ends = [node for m in open_ for node in s.ground.nodes(m.family).tolist()[::2]]
+        asked = [node for node in ends if node not in s._seen and node not in s._world.do][:4]
+        total = reference.log_evidence(s._world, s._seen)
+        expected = [reference.posterior(s._world, node, s._seen) for node in asked]
+        with without_the_reference():
+            torch.testing.assert_close(s.log_prob(), total, rtol=1e-10, atol=1e-10)
+            for node, posterior_ in zip(asked, expected, strict=True):
+                torch.testing.assert_close(s.posterior(s.ground.name(node)), posterior_, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["word, two slices", "hidden Markov"])
+def test_where_words_meet_joint_states_are_one_batch(name, without_the_reference):
+    case = next(c for c in CASES if c.name == name)
+    s = case.sentence.observe(case.evidence)
+    total = reference.log_evidence(s._world, s._seen)
+    with without_the_reference():
+        torch.testing.assert_close(s.log_prob(), total, rtol=1e-10, atol=1e-10)
+        draws = s.sample(2000, seed=1)
+        for member in s.net.network.members:
+            if member.tpm.kind == "discrete" and s.ground.nodes(member.family)[0] not in s._seen:
+                node = s.ground.name(int(s.ground.nodes(member.family)[0]))
+                share = s.posterior(node)
+                frequency = torch.bincount(draws[node], minlength=len(share)) / 2000
+                assert bool(((frequency - share).abs() < 4 * (share * (1 - share) / 2000).sqrt() + 1e-9).all())
+
+
+def test_impossible_evidence_is_named_where_words_meet():
+    case = next(c for c in CASES if c.name == "word, two slices")
+    made = case.sentence.do(c_0=0, c_1=0)["x_2_1"]
+    assert case.sentence.log_prob({"y_0": 1, "x_2_1": made}) < 0
+    with pytest.raises(bt.EvidenceError, match=r"x_2_1: .*probability zero given the evidence before it"):
+        case.sentence.log_prob({"y_0": 1, "x_2_1": made + 1, "y_1": 0})
 
 
 @pytest.mark.parametrize("name, node, count", [("codebook", "c", 24), ("slice", "c_2", 8), ("codebook", "W_q_0", 24)])

@@ -79,7 +79,7 @@ def network_to_plan(
     groups = _groups(network, needed)
     read = [index for index in wanted if _random(network.members[index]) and index not in known]
     kept = {*wanted, *(bundle.parent for index in read for bundle in network.graph.into[index])}
-    _check_patched(network, groups, patched)
+    _check_patched(network, groups, patched - enumerated)
     folded = folds(network, groups, enumerated, kept | patched, known) if fold else {}
     groups = _groups(network, needed - {index for each in folded.values() for index in each.away})
     kept |= {parent for index in left for parent in _read(network, index, folded)}

@@ -195,7 +195,7 @@ def _reads(course: Course, given: Input, n: int, m: int) -> Tensor:
 
 def _picked(course: Course, found: Tensor, axis: int, selector: int, word: int | None = None) -> Tensor:
     """The entry of a dim that a selector picks; a view where the selector is enumerated."""
-    if selector in course.layout.enumerated:
+    if selector in course.layout.enumerated and selector not in course.patched:
         place = course.layout.enumerated.index(selector)
         if found.shape[place] == 1:
             return found.transpose(place, axis)

@@ -15,7 +15,7 @@ from bnet_transformer.compiler.fused import Reading, entries, fused, is_plain, m
 from bnet_transformer.compiler.plan import Plan
 from bnet_transformer.compiler.products import Fold
 from bnet_transformer.compiler.scan import scan
-from bnet_transformer.compiler.seeing import full, given_value, seen
+from bnet_transformer.compiler.seeing import full, given_value, seen, standing
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.network import Input, Member
 from bnet_transformer.tpm import Affine, At, Attention, Select
@@ -52,8 +52,10 @@ def plan_to_values(plan: Plan, course: Course) -> dict[int, Tensor]:
 
 def _patched(course: Course, index: int) -> Tensor:
     """The value of a family some of whose nodes are set."""
-    set_, which = course.patched[index]
-    own, made = set_.dim() - course.layout.rank, course.values[index]
+    (set_, which), member, made = course.patched[index], course.network.members[index], course.values[index]
+    if member.tpm.kind == "discrete" and not set_.is_floating_point():
+        set_ = full(course, member, member.tpm.emit(standing(course, member), set_))
+    own = set_.dim() - course.layout.rank
     return torch.where(which.reshape(*which.shape, *[1] * own).to(made.device), set_.to(made.device), made)
 
 
@@ -85,6 +87,7 @@ def _all_states(course: Course, member: Member) -> list[int]:
     enumerated = course.layout.enumerated
     each = {given.parent for given in member.inputs}
     plain = all(not (given.pick or given.over) and given.reach.kind == "same" for given in member.inputs)
+    plain = plain and not each & course.patched.keys()
     if member.family.plates or not plain or len(each) < len(member.inputs) or not each <= {*enumerated}:
         return []
     return [enumerated.index(given.parent) for given in member.inputs]

@@ -5,7 +5,7 @@ where the compiled reading refuses (choices of words that meet, evidence on some
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,8 @@ from bnet_transformer.compiler.plan import states_in
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.graph import Selection
-from bnet_transformer.inference.ground import choices_above, counted
+from bnet_transformer.inference.batched_states import joint_states, of_one_sentence, pieces
+from bnet_transformer.inference.ground import choices_above, counted, interventions, node_values_by_family
 from bnet_transformer.network import Input, Member
 from bnet_transformer.reference import BUDGET, World
 from bnet_transformer.tpm import Given, Normal
@@ -59,22 +60,36 @@ class Answers:
         try:
             return self._value(node)
         except ReadingError:
+            pass
+        try:
+            return self._in_every_state(self._open_above([node]), lambda answers: answers._value(node))
+        except ReadingError:
             return reference.values(self.world, node, self.evidence)
 
     def distribution(self, node: int) -> Distribution:
         """`P(node | parents)`, batched over the open choices that decide the parents."""
+        member = self._where(node)[0]
         try:
-            return self._distribution(node)
+            return _distribution_of(member, self._parameters(node))
+        except ReadingError:
+            pass
+        try:
+            free = self._open_above(reference.parents(self.world, node))
+            return _distribution_of(member, self._in_every_state(free, lambda answers: answers._parameters(node)))
         except ReadingError:
             return asking.distribution(self.world, node, self.evidence)
 
     def attention(self, slice_: int, role: str | None) -> Tensor:
         """`P(j | i)` of the family that reads in a slice: `[*states, *plates, word, word]`."""
+        member = asking.reader(self.world, slice_, role)
         try:
-            return self._attention(asking.reader(self.world, slice_, role))
+            return self._attention(member)
         except ReadingError:
             if self.states:
                 raise
+        try:
+            return self._attention_in_every_state(member)
+        except ReadingError:
             return asking.attention(self.world, slice_, role, self.evidence)
 
     def prepare(self, members: Sequence[Member]) -> None:
@@ -95,23 +110,59 @@ class Answers:
         free = self._free(member, [node])
         return self._entry(self._table("value", member), member, free, index, member.shape)
 
-    def _distribution(self, node: int) -> Distribution:
+    def _parameters(self, node: int) -> Tensor:
+        """What `_distribution_of` makes a node's distribution of: its value, its mean and sigma, or its logits."""
         member, index = self._where(node)
         tpm = member.tpm
         if node in self.world.do or isinstance(tpm, Given):
             raise _refused(member, "a node with parents", "one that is set")
         if tpm.kind == "deterministic":
-            from pyro.distributions import Delta
-
-            return Delta(self._value(node), event_dim=len(member.shape))
+            return self._value(node)
         free = self._free(member, reference.parents(self.world, node))
         if isinstance(tpm, Normal):
-            mean, sigma = self._entry(self._table("normal", member), member, free, index, (2, *member.shape)).unbind(-2)
-            return Independent(TorchNormal(mean, sigma, validate_args=False), 1, validate_args=False)
+            return self._entry(self._table("normal", member), member, free, index, (2, *member.shape))
         if tpm.kind != "discrete" or tpm.states is None:
             raise _refused(member, "a node with a number of states", "another")
-        logits = self._entry(self._table("logits", member), member, free, index, (tpm.states,))
-        return Categorical(logits=logits, validate_args=False)
+        return self._entry(self._table("logits", member), member, free, index, (tpm.states,))
+
+    def _in_every_state(
+        self, free: Sequence[int], ask: Callable[[Answers], Tensor], apart: Sequence[int] = ()
+    ) -> Tensor:
+        """What is asked, in every joint state of the open choices `free`, as one batch: `[*states, ...]`.
+
+        The choices of the families `apart` stay open: each word has one of its own, whose states are a dim as well.
+        """
+        world = self.world
+        if self.states or not free:
+            raise ReadingError("states", expected="open choices, whose states are a batch", got="none")
+        reference.check_joint_states(world, free, BUDGET)
+        sizes = [reference.support(world, choice) for choice in free]
+        states, module, found = joint_states([range(size) for size in sizes]), of_one_sentence(self.module), []
+        for part in pieces(world, len(states), module.widest):
+            batch = dict(zip(free, states[part].unbind(1), strict=True))
+            settled = {**reference.settling(world, self.evidence), **world.do}
+            do = {**settled, **{choice: state[0] for choice, state in batch.items()}}
+            found.append(ask(Answers(module, replace(world, do=do), {}, states=batch)))
+        table: Tensor = torch.cat(found, len(apart)).unflatten(len(apart), sizes)
+        order = [*apart, *(world.ground.family_of(choice).index for choice in free)]
+        dims = sorted(range(len(order)), key=order.__getitem__)
+        return table.permute(*dims, *range(len(order), table.dim()))
+
+    def _open_above(self, nodes: Sequence[int]) -> list[int]:
+        """The open choices that decide some nodes."""
+        return choices_above(self.world, nodes, reference.settling(self.world, self.evidence))
+
+    def _attention_in_every_state(self, member: Member) -> Tensor:
+        """The readings of a family below choices of which all its nodes share some, and each word has others alone."""
+        world = self.world
+        nodes = [node for node in world.ground.nodes(member.family).tolist() if node not in world.rows]
+        above = {node: self._open_above(reference.reading_parents(world, node)) for node in nodes}
+        shared = set.intersection(*map(set, above.values())) if nodes else set()
+        layouts = {asking.layout(world, [c for c in free if c not in shared], node) for node, free in above.items()}
+        if len(layouts) != 1 or any(index for _, index in next(iter(layouts))):
+            raise _refused(member, "words that depend on the same choices", "others")
+        apart = sorted(world.ground.folded.by_name[name].index for name, _ in next(iter(layouts)))
+        return self._in_every_state(sorted(shared), lambda answers: answers._attention(member), apart)
 
     def _attention(self, member: Member) -> Tensor:
         ground = self.world.ground
@@ -234,15 +285,18 @@ class Answers:
         """The values of families, with all that was done and seen among those above them."""
         world, network = self.world, self.world.network
         want = tuple(network.members[index].family.name for index in wanted)
-        set_, patched = gathered(world, world.do, above)
+        done = interventions(world, above)
+        set_, patched = done["do"], done["patched"]
         for name, value in many_states(world, self.states).items():
             patched.pop(name, None)
             set_[name] = value
         set_ |= self._untouched(set(wanted), set_)
         settled = {n: v for n, v in reference.settling(world, self.evidence).items() if n not in world.do}
-        seen_, some = gathered(world, settled, above)
-        if some:
-            raise ReadingError(next(iter(some)), expected="all nodes of a family seen, or none", got="some of them")
+        seen_ = {}
+        for name, (value, which) in node_values_by_family(world, settled, above).items():
+            if not bool(which.all()):
+                raise ReadingError(name, expected="all nodes of a family seen, or none", got="some of them")
+            seen_[name] = value
         known = frozenset(network.graph.family(name).index for name in {**set_, **seen_})
         open_ = frozenset(i for i in set(wanted) - known if network.members[i].tpm.kind == "discrete")
         plan = self.module.plan(want, known, open_)
@@ -254,7 +308,7 @@ class Answers:
             do=set_,
             seen=seen_,
             patched=patched,
-            rows=gathered_rows(world, above),
+            rows=done["rows"],
             given={name: value[None] for name, value in world.given.items()},
             enumerate_too=open_,
         )[0]
@@ -305,6 +359,18 @@ class Answers:
         return found
 
 
+def _distribution_of(member: Member, parameters: Tensor) -> Distribution:
+    """The distribution of a node: of its value, of its mean and sigma, or of its logits."""
+    if member.tpm.kind == "deterministic":
+        from pyro.distributions import Delta
+
+        return Delta(parameters, event_dim=len(member.shape))
+    if isinstance(member.tpm, Normal):
+        mean, sigma = parameters.unbind(-2)
+        return Independent(TorchNormal(mean, sigma, validate_args=False), 1, validate_args=False)
+    return Categorical(logits=parameters, validate_args=False)
+
+
 def _inputs(what: str, member: Member) -> list[Input]:
     """What the logits or the reading of a family depend on."""
     slots = member.tpm.reading_slots()
@@ -348,47 +414,6 @@ def many_states(world: World, states: Mapping[int, Tensor]) -> dict[str, Tensor]
         for node, value in told[index].items():
             flat[:, node - base] = value
         found[member.family.name] = flat.reshape(-1, *shape, *first.shape[1:])
-    return found
-
-
-def gathered(
-    world: World, told: Mapping[int, Tensor], above: set[int]
-) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
-    """What is told of nodes, by family: of all its nodes, `[1, *plates, word, *shape]`; of some, with which."""
-    whole: dict[str, Tensor] = {}
-    some: dict[str, tuple[Tensor, Tensor]] = {}
-    by_family: dict[int, dict[int, Tensor]] = {}
-    for node, value in told.items():
-        index = world.ground.family_of(node).index
-        if index in above:
-            by_family.setdefault(index, {})[node - int(world.ground.offsets[index])] = value
-    for index, values in by_family.items():
-        family, shape = world.network.members[index].family, world.ground.shapes[index]
-        first = next(iter(values.values()))
-        if any(value.shape != first.shape or value.dtype != first.dtype for value in values.values()):
-            raise ReadingError(family.name, expected="states for its nodes, or tensors", got="both")
-        flat = torch.zeros(math.prod(shape), *first.shape, dtype=first.dtype, device=first.device)
-        which = torch.zeros(len(flat), dtype=torch.bool, device=first.device)
-        flat[list(values)], which[list(values)] = torch.stack(list(values.values())), True
-        value = flat.reshape(1, *shape, *first.shape)
-        if bool(which.all()) and not isinstance(world.network.members[index].tpm, Given):
-            whole[family.name] = value
-        else:
-            some[family.name] = value, which.reshape(1, *shape)
-    return whole, some
-
-
-def gathered_rows(world: World, above: set[int]) -> dict[str, tuple[Tensor, Tensor]]:
-    """The rows of attention that are set, by family: `[1, *plates, word, word read]`, and of which nodes."""
-    found: dict[str, tuple[Tensor, Tensor]] = {}
-    for node, row in world.rows.items():
-        family = world.ground.family_of(node)
-        if family.index in above:
-            shape = world.ground.shapes[family.index]
-            empty = row.new_zeros(1, *shape, len(row)), row.new_zeros(1, *shape, dtype=torch.bool)
-            weights, which = found.setdefault(family.name, empty)
-            at = (0, *world.ground.place(node)[1])
-            weights[at], which[at] = row, True
     return found
 
 

@@ -23,8 +23,9 @@ from bnet_transformer.errors import ReadingError
 from bnet_transformer.graph import topological_order
 from bnet_transformer.inference import exact, ground
 from bnet_transformer.inference.answers import Answers
+from bnet_transformer.inference.batched_states import of_one_sentence, pieces
 from bnet_transformer.inference.joint import joint_log_evidence, joint_posterior
-from bnet_transformer.inference.many import of_one_sentence, pieces, seen_in
+from bnet_transformer.inference.many import seen_in
 from bnet_transformer.network import Member
 from bnet_transformer.reference import ATOL, BUDGET, Run, World
 from bnet_transformer.tpm.arrays import in_numpy
@@ -153,7 +154,7 @@ def _along_a_chain(
                 family.name,
                 seen_in(world, nodes[:k], told[part], evidence),
                 ground.counted(world),
-                do=ground.set_families(world),
+                **ground.interventions(world),
                 given={name: value[None] for name, value in world.given.items()},
                 budget=limits[0],
                 atol=limits[1],

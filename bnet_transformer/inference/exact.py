@@ -14,7 +14,7 @@ from bnet_transformer.compiler.told import readable
 from bnet_transformer.errors import BNetError, mapping, tolerance, whole
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
-from bnet_transformer.inference.factors import Evidence, Factor, question_to_factors
+from bnet_transformer.inference.factors import Evidence, Factor, SomeNodes, question_to_factors
 from bnet_transformer.inference.possible import check_possible
 from bnet_transformer.training.apart import with_gradients
 
@@ -29,6 +29,8 @@ def log_evidence(
     mask: Values | None = None,
     *,
     do: Mapping[str, Tensor] | None = None,
+    patched: SomeNodes | None = None,
+    rows: SomeNodes | None = None,
     given: Mapping[str, Tensor] | None = None,
     budget: int = BUDGET,
     atol: float = ATOL,
@@ -36,8 +38,9 @@ def log_evidence(
 ) -> Tensor:
     """`log P(evidence)` of each sentence, `[batch]`; of the whole batch, `[1]`, under a selector of the corpus.
 
-    `check=False` does not look at the result (on an accelerator that waits for it): of evidence that is impossible it
-    is then at most -5e29.
+    `do` sets whole families. `patched` sets some nodes of a family: values, and which nodes, `[batch, *plates, word]`;
+    `rows` sets the attention weights of some nodes in the same form. `check=False` does not look at the result (on an
+    accelerator that waits for it): of evidence that is impossible it is then at most -5e29.
 
     >>> import torch
     >>> import bnet_transformer as bt
@@ -47,7 +50,9 @@ def log_evidence(
     torch.Size([1])
     """
     _check_asked(module, budget, atol)
-    course, factors = question_to_factors(module, evidence, None, x, mask, do=do, given=given, atol=atol, budget=budget)
+    course, factors = question_to_factors(
+        module, evidence, None, x, mask, do=do, patched=patched, rows=rows, given=given, atol=atol, budget=budget
+    )
     total = eliminated(course, factors)
     if check and readable(total):
         check_possible(course, factors, total)
@@ -63,6 +68,8 @@ def posterior(
     mask: Values | None = None,
     *,
     do: Mapping[str, Tensor] | None = None,
+    patched: SomeNodes | None = None,
+    rows: SomeNodes | None = None,
     given: Mapping[str, Tensor] | None = None,
     budget: int = BUDGET,
     atol: float = ATOL,
@@ -94,7 +101,7 @@ def posterior(
         raise BNetError(query, expected="a family that is still random", got="one that is set by do=")
     with torch.no_grad():
         course, factors = question_to_factors(
-            module, evidence, query, x, mask, do=do, given=given, atol=atol, budget=budget
+            module, evidence, query, x, mask, do=do, patched=patched, rows=rows, given=given, atol=atol, budget=budget
         )
     place = course.layout.enumerated.index(index)
     batch = 1 if member.scope == "corpus" else batch_of(factors, course)

@@ -21,6 +21,7 @@ from bnet_transformer.reference import fits
 from bnet_transformer.tpm import At, Given
 from bnet_transformer.tpm.base import broadcast
 
+SomeNodes = Mapping[str, tuple[Tensor, Tensor]]  # for some nodes of a family: values, and which nodes
 NEVER = -1e30  # the log probability of what cannot be: finite, so that sums and gradients stay so
 
 
@@ -62,15 +63,21 @@ def question_to_factors(
     mask: Values | None,
     *,
     do: Mapping[str, Tensor] | None,
-    given: Mapping[str, Tensor] | None,
+    patched: SomeNodes | None = None,
+    rows: SomeNodes | None = None,
+    given: Mapping[str, Tensor] | None = None,
     atol: float,
     budget: int,
 ) -> tuple[Course, list[Factor]]:
-    """The factors that evidence and a query need, every choice among them enumerated along a dim of its own."""
+    """The factors that evidence and a query need, every choice among them enumerated along a dim of its own.
+
+    `do` sets whole families, `patched` some nodes of a family, `rows` the attention weights of some nodes.
+    """
     network = module.network
     evidence, do = mapping("evidence", evidence), mapping("do", do)
+    patched, rows = mapping("patched", patched), mapping("rows", rows)
     _check_names(network, evidence, do)
-    question = _question(module, evidence, query, do)
+    question = _question(module, evidence, query, do, patched, rows)
     inputs = module.inputs(x, given)
     for index, choices in question.choices.items():
         check_count(network, index, choices, inputs.words, budget)
@@ -80,7 +87,9 @@ def question_to_factors(
         inputs,
         mask,
         do=do,
-        seen={name: evidence[name].value for name in question.settled},
+        seen={name: _every_state(evidence[name], patched.get(name)) for name in question.settled},
+        patched={name: some for name, some in patched.items() if name not in question.settled},
+        rows=rows,
         training=False,
         enumerate_too=question.free,
         left=frozenset(question.below.values()),
@@ -102,21 +111,33 @@ def question_to_factors(
 
 
 def _question(
-    module: Module, evidence: Mapping[str, Evidence], query: str | None, do: Mapping[str, Tensor]
+    module: Module,
+    evidence: Mapping[str, Evidence],
+    query: str | None,
+    do: Mapping[str, Tensor],
+    patched: SomeNodes,
+    rows: SomeNodes,
 ) -> Question:
     """What a question needs of a net; worked out once, for a fit asks the same at every step."""
-    forms = tuple((name, _says(told)) for name, told in evidence.items())
-    key = forms, query, tuple(do), _is_half(module)
+    forms = tuple((name, _says(told, patched.get(name))) for name, told in evidence.items())
+    some = tuple({**patched, **rows})
+    key = forms, query, tuple(do), some, _is_half(module)
     if key not in module.questions:
-        module.questions[key] = _worked_out(module.network, dict(forms), query, do, half=_is_half(module))
+        module.questions[key] = _worked_out(module.network, dict(forms), query, do, some, half=_is_half(module))
     found: Question = module.questions[key]
     return found
 
 
 def _worked_out(
-    network: Network, evidence: Mapping[str, tuple[bool, bool]], query: str | None, do: Collection[str], *, half: bool
+    network: Network,
+    evidence: Mapping[str, tuple[bool, bool]],
+    query: str | None,
+    do: Collection[str],
+    some: Collection[str],
+    *,
+    half: bool,
 ) -> Question:
-    """What a question needs of a net, from what its evidence says (`_says`)."""
+    """What a question needs of a net, from what its evidence says (`_says`); of the families `some` nodes are set."""
     known = {network.graph.family(name).index for name in do}
     asked = [network.graph.family(name).index for name in (*evidence, *([query] if query else []))]
     above = _closure(network, asked, known)
@@ -130,7 +151,7 @@ def _worked_out(
     free = {i for i in random - settled if network.members[i].tpm.kind == "discrete" and i in inner | tops}
     needed = random | set(asked) - known
     told_of = {network.graph.family(name).index for name in evidence} - known
-    kept = {*known, *settled, *tops, *(told_of - random)}
+    kept = {*known, *settled, *tops, *(told_of - random), *(network.graph.family(name).index for name in some)}
     return Question(
         want=_names(network, (needed - settled) | _above_settled(network, settled, free | known | settled)),
         settled=_names(network, settled),
@@ -155,10 +176,22 @@ def _check_names(network: Network, evidence: object, do: Mapping[str, Tensor]) -
             raise BNetError(f"evidence[{name!r}]", expected="Evidence(value, observed)", got=told)
 
 
-def _says(told: Evidence) -> tuple[bool, bool]:
-    """What evidence says: whether of all of its family, and whether in real numbers (which of a choice is the tensor
-    that its children receive, not its state)."""
-    return told.observed is None, isinstance(told.value, Tensor) and told.value.is_floating_point()
+def _says(told: Evidence, patched: tuple[Tensor, Tensor] | None) -> tuple[bool, bool]:
+    """What evidence says: whether of all of its family (but for the nodes that are set), and whether in real numbers
+    (which of a choice is the tensor that its children receive, not its state)."""
+    real = isinstance(told.value, Tensor) and told.value.is_floating_point()
+    if patched is None or told.observed is None:
+        return told.observed is None, real
+    value, which = patched
+    return bool((told.observed | which).all()) and value.is_floating_point() == real, real
+
+
+def _every_state(told: Evidence, patched: tuple[Tensor, Tensor] | None) -> Tensor:
+    """The states of all nodes of a family: those that were seen, and those that are set."""
+    if patched is None:
+        return told.value
+    value, which = patched
+    return torch.where(which.reshape(*which.shape, *[1] * (value.dim() - which.dim())), value, told.value)
 
 
 def _settles(network: Network, index: int, evidence: Mapping[str, tuple[bool, bool]]) -> bool:
@@ -293,7 +326,18 @@ def prior_of(course: Course, index: int, member: Member) -> Tensor:
     at, parents = _seen_in_logs(course, member)
     table = _log_softmax(course, member.tpm.logits(at, *parents))
     place = course.layout.enumerated.index(index)
-    return table.transpose(place, -1).squeeze(-1).clamp(min=NEVER)
+    table = table.transpose(place, -1).squeeze(-1).clamp(min=NEVER)
+    return table if index not in course.patched else _set_states(course, index, table)
+
+
+def _set_states(course: Course, index: int, table: Tensor) -> Tensor:
+    """A table of log probabilities in which the nodes that are set have no parents: a delta at the state of each.
+
+    A node that is set to a tensor sends that to its children, whatever its state: its delta is at state 0.
+    """
+    value, which = course.patched[index]
+    state = torch.zeros_like(which, dtype=torch.long) if value.is_floating_point() else value
+    return torch.where(which, torch.where(states(course, index) == state, 0.0, NEVER).to(table.dtype), table)
 
 
 def _match(course: Course, index: int, member: Member, told: Evidence, atol: float) -> Tensor:

@@ -1,10 +1,12 @@
 """Questions about single nodes of a sentence: by elimination over whole families, by the reference where the structure
-forbids that (choices of words that meet, `do` on some nodes of a family, rows of attention that were set).
+forbids that (choices of words that meet).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +46,7 @@ def eliminated(
         family.name,
         seen_families(world, evidence),
         counted(world),
-        do=set_families(world),
+        **interventions(world),
         given={name: value[None] for name, value in world.given.items()},
         budget=budget,
         atol=atol,
@@ -72,44 +74,60 @@ def counted(world: World) -> dict[str, Tensor]:
 
 def seen_families(world: World, evidence: Mapping[int, Tensor]) -> dict[str, Evidence]:
     """Evidence on nodes as evidence on families, for a batch of one sentence."""
-    return {name: Evidence(value, some) for name, (value, some) in _gathered(world, evidence).items()}
+    families = node_values_by_family(world, evidence)
+    for name in families:
+        if isinstance(world.network.member(name).tpm, Given):
+            wanted = "evidence on a node that is not given with the sentence"
+            raise ReadingError(name, expected=wanted, got="a given one")
+    return {name: Evidence(value, None if bool(which.all()) else which) for name, (value, which) in families.items()}
 
 
-def set_families(world: World) -> dict[str, Tensor]:
-    """What `do` set, as values of families; it must have set all nodes of each, and no row of attention."""
-    for node in world.rows:
-        raise _apart(world.ground.name(node), "a node that reads by its own P(j | i)", "one that reads by a row")
-    found = {}
-    for name, (value, some) in _gathered(world, world.do).items():
-        if some is not None:
-            raise _apart(name, "all nodes of a family set, or none", "some of them")
-        found[name] = value
-    return found
+def interventions(world: World, above: Collection[int] | None = None) -> dict[str, Any]:
+    """What `do` set, as `do`, `patched` and `rows` of a course: whole families, some nodes of a family, attention rows.
+
+    `above` names the families that matter; all by default.
+    """
+    whole: dict[str, Tensor] = {}
+    patched: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, (value, which) in node_values_by_family(world, world.do, above).items():
+        if bool(which.all()) and not isinstance(world.network.member(name).tpm, Given):
+            whole[name] = value
+        else:
+            patched[name] = value, which
+    return {"do": whole, "patched": patched, "rows": _rows_by_family(world, above)}
 
 
-def _gathered(world: World, told: Mapping[int, Tensor]) -> dict[str, tuple[Tensor, Tensor | None]]:
-    """For each family, what is told of its nodes, `[1, *plates, word, *shape]`, and of which nodes (None: of all)."""
+def node_values_by_family(
+    world: World, values: Mapping[int, Tensor], above: Collection[int] | None = None
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Values of nodes by family: `[1, *plates, word, *shape]`, and which nodes have one, `[1, *plates, word]`."""
     by_family: dict[int, dict[int, Tensor]] = {}
-    for node, value in told.items():
+    for node, value in values.items():
         index = world.ground.family_of(node).index
-        by_family.setdefault(index, {})[node - int(world.ground.offsets[index])] = value
+        if above is None or index in above:
+            by_family.setdefault(index, {})[node - int(world.ground.offsets[index])] = value
     found = {}
-    for index, values in by_family.items():
+    for index, nodes in by_family.items():
         member, shape = world.network.members[index], world.ground.shapes[index]
-        if isinstance(member.tpm, Given):
-            raise _apart(member.family.name, "a node that is not given with the sentence", "a given one")
-        first = next(iter(values.values()))
-        if any(value.shape != first.shape or value.dtype != first.dtype for value in values.values()):
-            raise _apart(member.family.name, "states for its nodes, or tensors", "both")
-        flat = torch.zeros(torch.Size(shape).numel(), *first.shape, dtype=first.dtype, device=first.device)
-        where = torch.tensor(list(values))
-        flat[where] = torch.stack(list(values.values()))
-        some = torch.zeros(len(flat), dtype=torch.bool, device=first.device)
-        some[where] = True
-        whole = flat.reshape(1, *shape, *first.shape)
-        found[member.family.name] = whole, None if bool(some.all()) else some.reshape(1, *shape)
+        first = next(iter(nodes.values()))
+        if any(value.shape != first.shape or value.dtype != first.dtype for value in nodes.values()):
+            raise ReadingError(member.family.name, expected="states for its nodes, or tensors", got="both")
+        flat = torch.zeros(math.prod(shape), *first.shape, dtype=first.dtype, device=first.device)
+        which = torch.zeros(len(flat), dtype=torch.bool, device=first.device)
+        flat[list(nodes)], which[list(nodes)] = torch.stack(list(nodes.values())), True
+        found[member.family.name] = flat.reshape(1, *shape, *first.shape), which.reshape(1, *shape)
     return found
 
 
-def _apart(name: str, expected: str, got: str) -> ReadingError:
-    return ReadingError(name, expected=expected, got=got, allowed="the reference, for a small net")
+def _rows_by_family(world: World, above: Collection[int] | None) -> dict[str, tuple[Tensor, Tensor]]:
+    """The rows of attention that are set, by family: `[1, *plates, word, word read]`, and of which nodes."""
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    for node, row in world.rows.items():
+        family = world.ground.family_of(node)
+        if above is None or family.index in above:
+            shape = world.ground.shapes[family.index]
+            empty = row.new_zeros(1, *shape, len(row)), row.new_zeros(1, *shape, dtype=torch.bool)
+            weights, which = found.setdefault(family.name, empty)
+            at = (0, *world.ground.place(node)[1])
+            weights[at], which[at] = row, True
+    return found

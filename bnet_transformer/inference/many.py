@@ -6,7 +6,7 @@ Joint posteriors are made so: `log P(states, evidence)` for each joint state, wh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -18,25 +18,11 @@ from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.inference import exact, ground
 from bnet_transformer.inference.answers import Answers
+from bnet_transformer.inference.batched_states import joint_states, of_one_sentence, pieces
 from bnet_transformer.inference.factors import NEVER, Evidence
 from bnet_transformer.reference import ATOL, BUDGET, World
 
-NUMBERS = 2**21  # of one value of all words and states of a piece of the batch
-
 Seen = Mapping[int, Tensor]
-
-
-def joint_states(supports: Sequence[Sequence[int]]) -> Tensor:
-    """All joint states, the last choice fastest: `[S, choice]`."""
-    grids = torch.meshgrid(*(torch.tensor(list(each), dtype=torch.long) for each in supports), indexing="ij")
-    return torch.stack([grid.reshape(-1) for grid in grids], -1)
-
-
-def pieces(world: World, count: int, widest: int) -> Iterator[slice]:
-    """Parts of a batch of so many states, each small enough to be computed at once."""
-    words = max(world.ground.words.values(), default=1)
-    size = max(1, NUMBERS // (words * (widest + words)))
-    return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def joint_log_probs(
@@ -66,6 +52,24 @@ def _possible(module: Module, world: World, node: int, told: Tensor | None, budg
     return torch.nonzero(ground.posterior(module, world, node, {node: told}, budget, atol)).flatten().tolist()
 
 
+def log_evidence_by_states(
+    module: Module, world: World, evidence: Seen, budget: int = BUDGET, atol: float = ATOL
+) -> Tensor:
+    """`log P(evidence)`, the sum over all joint states of the choices above it, which are one batch."""
+
+    def of(nodes: Sequence[int]) -> Tensor:
+        some = {node: evidence[node] for node in nodes}
+        return _beside_the_others(module, world, [], [], some, budget, atol).reshape(())
+
+    total, low, high = of([*evidence]), 0, len(evidence)
+    if total > -math.inf:
+        return total
+    while high - low > 1:  # the first `low` pieces are possible together, the first `high` are not
+        middle = (low + high) // 2
+        low, high = (low, middle) if of([*evidence][:middle]) == -math.inf else (middle, high)
+    raise reference.impossible(world, evidence, low)
+
+
 def _beside_the_others(
     module: Module,
     world: World,
@@ -82,14 +86,25 @@ def _beside_the_others(
     every = [*supports, *(range(reference.support(world, node)) for node in others)]
     shape = [len(each) for each in every]
     if math.prod(shape) > budget:
-        next(reference.runs(world, free, settled, budget))  # refuses, with the count
+        reference.check_joint_states(world, free, budget)
     try:
-        logs = _log_probs(module, world, [*nodes, *others], joint_states(every), evidence, budget, atol)
+        batch = _without_barren_choices(world, {*free, *nodes, *evidence})
+        logs = _log_probs(module, batch, [*nodes, *others], joint_states(every), evidence, budget, atol)
     except ReadingError:
         told = ({**settled, **dict(zip([*nodes, *others], row, strict=True))} for row in joint_states(every))
         runs = (reference.Run(world, states) for states in told)
         logs = torch.tensor([reference.log_joint(run, free, evidence, atol) for run in runs], dtype=torch.float64)
     return logs.reshape(*shape[: len(nodes)], -1).logsumexp(-1)
+
+
+def _without_barren_choices(world: World, relevant: Collection[int]) -> World:
+    """The sentence with state 0 for each choice that is above nothing relevant: what it is changes no probability."""
+    families = {world.ground.family_of(node).index for node in relevant}
+    above = families | world.network.graph.above(families)
+    choices = [m.family for m in world.network.members if m.tpm.kind == "discrete" and m.family.index in above]
+    nodes = [node for family in choices for node in world.ground.nodes(family).tolist()]
+    zero = torch.zeros((), dtype=torch.long, device=world.network.device)
+    return replace(world, do={**{node: zero for node in nodes if node not in relevant}, **world.do})
 
 
 def _log_probs(
@@ -104,7 +119,7 @@ def _log_probs(
                 module,
                 seen_in(relevant, nodes, states[part], evidence),
                 ground.counted(relevant),
-                do=ground.set_families(relevant),
+                **ground.interventions(relevant),
                 given={name: value[None] for name, value in relevant.given.items()},
                 budget=budget,
                 atol=atol,
@@ -151,15 +166,6 @@ def seen_in(world: World, nodes: Sequence[int], states: Tensor, evidence: Seen) 
         observed = None if bool(where.all()) else where.reshape(1, *shape)
         seen[family.name] = Evidence(value.reshape(-1, *shape), observed)
     return seen
-
-
-def of_one_sentence(module: Module) -> Module:
-    """The module whose batch are states of one sentence: what is drawn for a whole corpus is drawn for it alone."""
-    network = module.network
-    if all(member.scope == "sentence" for member in network.members):
-        return module
-    members = tuple(replace(member, scope="sentence") for member in network.members)
-    return Module(replace(network, members=members)).eval()
 
 
 def many_readings(

@@ -110,7 +110,7 @@ class Objective(nn.Module):
             return ask(*self._with_tables(*self._kept[corpus]))
         evidence, x, mask = corpus.evidence, corpus.x, corpus.mask
         course, factors = question_to_factors(
-            self.module, evidence, None, x, mask, do=do, given=None, atol=ATOL, budget=self.budget
+            self.module, evidence, None, x, mask, do=do, atol=ATOL, budget=self.budget
         )
         return ask(course, factors)
 

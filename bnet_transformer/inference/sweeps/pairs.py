@@ -12,8 +12,7 @@ from torch import Tensor
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import BNetError, EvidenceError, ReadingError
-from bnet_transformer.inference.answers import gathered, gathered_rows
-from bnet_transformer.inference.ground import counted
+from bnet_transformer.inference.ground import counted, interventions
 from bnet_transformer.world import World
 
 MEMORY = 2**29  # bytes that are used at once, unless a user says otherwise
@@ -78,15 +77,14 @@ class Examples:
         graph = self.world.network.graph
         want = tuple(graph.families[index].name for index in sorted(families))
         above = {*families, *readings, *graph.above([*families, *readings])}
-        told = [gathered(world, world.do, above) for world in self.worlds]
-        rows = [gathered_rows(world, above) for world in self.worlds]
-        whole = {name: torch.cat([each[0][name] for each in told]) for name in told[0][0]}
+        done = [interventions(world, above) for world in self.worlds]
+        whole = {name: torch.cat([each["do"][name] for each in done]) for name in done[0]["do"]}
         course, plan = self.module.course(
             want,
             counted(self.world),
             do=whole,
-            patched=_stacked([each[1] for each in told]),
-            rows=_stacked(rows),
+            patched=_stacked([each["patched"] for each in done]),
+            rows=_stacked([each["rows"] for each in done]),
             given={name: torch.stack([world.given[name] for world in self.worlds]) for name in self.world.given},
             readings=frozenset(readings),
             nudges=nudges,

@@ -7,7 +7,7 @@ answer for a sentence.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from bnet_transformer import reference
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import EvidenceError
+from bnet_transformer.graph import ancestors
 from bnet_transformer.inference import ground
 from bnet_transformer.inference.answers import Answers
 from bnet_transformer.inference.ground import choices_above
@@ -42,12 +43,10 @@ def _outcome(module: Module, world: World, node: int) -> Tensor:
     if node in world.do:
         value: Tensor = world.do[node]
         return value
+    world = _without_batched_values(world, node)
     answers = Answers(module, world, {})
     if member.tpm.kind == "discrete":
-        alone = member.inputs and not choices_above(world, reference.parents(world, node), {})
-        if alone and all(
-            v.dim() == len(where(world, n)[0].shape) for n, v in world.do.items() if v.is_floating_point()
-        ):
+        if member.inputs and not choices_above(world, reference.parents(world, node), {}):
             own: Tensor = answers.distribution(node).logits.double()  # type: ignore[attr-defined]
             return own
         return ground.posterior(module, world, node, {}).log()
@@ -55,6 +54,17 @@ def _outcome(module: Module, world: World, node: int) -> Tensor:
         return _averaged(module, world, [node], answers.value(node), len(member.shape))
     mean = answers.distribution(node).mean
     return _averaged(module, world, reference.parents(world, node), mean, len(member.shape))
+
+
+def _without_batched_values(world: World, node: int) -> World:
+    """The sentence without values that have a row for each state of an open choice.
+
+    Such a value is set below a choice that decides no outcome, so it is not above the node that is asked for.
+    """
+    batched = {n for n, v in world.do.items() if v.is_floating_point() and v.dim() > len(where(world, n)[0].shape)}
+    if not batched or batched & {*ancestors(world.ground, [node])}:
+        return world
+    return replace(world, do={n: v for n, v in world.do.items() if n not in batched})
 
 
 def _averaged(module: Module, world: World, nodes: Sequence[int], value: Tensor, own: int) -> Tensor:

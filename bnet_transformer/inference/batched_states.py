@@ -1,0 +1,38 @@
+"""All joint states of some choices of a sentence as a batch: the states, parts that fit in memory, and their module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bnet_transformer.compiler.module import Module
+from bnet_transformer.reference import World
+
+NUMBERS = 2**21  # of one value of all words and states of a piece of the batch
+
+
+def joint_states(supports: Sequence[Sequence[int]]) -> Tensor:
+    """All joint states, the last choice fastest: `[S, choice]`."""
+    if not supports:
+        return torch.zeros(1, 0, dtype=torch.long)
+    grids = torch.meshgrid(*(torch.tensor(list(each), dtype=torch.long) for each in supports), indexing="ij")
+    return torch.stack([grid.reshape(-1) for grid in grids], -1)
+
+
+def pieces(world: World, count: int, widest: int) -> Iterator[slice]:
+    """Parts of a batch of so many states, each small enough to be computed at once."""
+    words = max(world.ground.words.values(), default=1)
+    size = max(1, NUMBERS // (words * (widest + words)))
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def of_one_sentence(module: Module) -> Module:
+    """The module whose batch are states of one sentence: what is drawn for a whole corpus is drawn for it alone."""
+    network = module.network
+    if all(member.scope == "sentence" for member in network.members):
+        return module
+    members = tuple(replace(member, scope="sentence") for member in network.members)
+    return Module(replace(network, members=members)).eval()
