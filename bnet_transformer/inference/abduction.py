@@ -157,22 +157,19 @@ def gumbel_max(p: Tensor, q: Tensor, state: int) -> Tensor:
     As a race of exponential times with rates p, the first was `state`; under q each time is longer by r = p / q. With
     `L(s) = 1 + sum_(j != state) q_j (s - r_j)_+`, state m wins with `int_(r_m)^(r_state) q_m / L(s)^2 ds`.
     """
-    ratio = [float(a / b) if b > 0 else math.inf for a, b in zip(p, q, strict=True)]
-    if torch.equal(p, q) or ratio[state] <= min(ratio):
+    ratio = torch.where(q > 0, p / q, math.inf)
+    if torch.equal(p, q) or bool(ratio[state] <= ratio.min()):
         return torch.nn.functional.one_hot(torch.tensor(state), len(p)).to(p.dtype)
-    end, rates = ratio[state], q.tolist()
-    others = [m for m in range(len(rates)) if m != state and ratio[m] < end]
+    end = ratio[state]
+    others = torch.argsort(ratio)[: int((ratio < end).sum())]
+    knots = torch.cat([ratio[others], end[None]])
+    widths, slopes = knots.diff(), q[others].cumsum(0)  # L is linear between the ratios
+    heights = 1 + torch.cat([knots.new_zeros(1), (slopes * widths).cumsum(0)])
+    areas = widths / (heights[:-1] * heights[1:])  # of 1 / L^2
+    areas = torch.where(widths.isinf(), 1 / (slopes * heights[:-1]), areas)
     found = torch.zeros_like(p)
-    knots = sorted({ratio[m] for m in others})
-    height, slope = 1.0, 0.0
-    for start, stop in zip(knots, [*knots[1:], end], strict=True):
-        slope += sum(rates[m] for m in others if ratio[m] == start)
-        top = height + slope * (stop - start)
-        area = 1 / (slope * height) if math.isinf(stop) else (stop - start) / (height * top)
-        for m in others:
-            found[m] += rates[m] * area if ratio[m] <= start else 0.0
-        height = top
-    found[state] = 1 / height
+    found[others] = q[others] * areas.flip(0).cumsum(0).flip(0)
+    found[state] = 1 / heights[-1]
     return found
 
 
