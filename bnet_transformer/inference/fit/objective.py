@@ -26,6 +26,7 @@ from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.network import Member, Network
 from bnet_transformer.training.task import above
 
+LOG_EVIDENCE, LOG_POSTERIOR = "log evidence", "log posterior density"  # what the parameters of a fit are judged by
 Parameters = Mapping[str, Tensor]
 Ask = Callable[[Course, list[Factor]], Any]
 
@@ -165,6 +166,12 @@ class Objective(nn.Module):
     def log_evidences(self, sets: Parameters, corpus: Corpus, power: float = 1.0) -> Tensor:
         """The same for several sets of parameters at once, `[set, sentence]`."""
         return torch.vmap(lambda each: self.log_evidence(each, corpus, power))(dict(sets))
+
+    @property
+    def has_prior(self) -> bool:
+        """True where the log prior is more than a constant."""
+        weights = bool(self.learned.weights) and self.learned.spread is not None
+        return weights or any(concentration != 1.0 for concentration in self.learned.tables.values())
 
     def log_prior(self, sets: Parameters) -> Tensor:
         """The log density of the learned parameters, up to a constant, `[set]`: Dirichlet rows, normal weights."""

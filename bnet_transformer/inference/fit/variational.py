@@ -154,6 +154,11 @@ class Variational(Ascent):
         whole = {name: self.ranks.total(each) for name, each in zip(leaves, gradients, strict=True)}
         return self.ranks.total(bound.detach()[None]), whole
 
+    @property
+    def judged_by(self) -> str:
+        """What `scores` measures."""
+        return "log evidence at the mean of the guide"
+
     def scores(self) -> list[float]:
         """The mean log evidence of a sentence at the mean of the guide."""
         means = self.mean()
@@ -220,6 +225,11 @@ class Drawn(Variational):
         bound = signal.sum() / (DRAWS * len(which)) - kl.detach()
         return self.ranks.total(bound[None]), gradient
 
+    @property
+    def judged_by(self) -> str:
+        """What `scores` measures."""
+        return "lower bound on the log evidence at the mean of the guide"
+
     def scores(self) -> list[float]:
         """The mean of the bound of a sentence at the mean of the guide, by the same draws every time."""
         told = self.sets.one(0)
@@ -254,8 +264,8 @@ class Drawn(Variational):
             log_q = torch.distributions.Categorical(logits=logits[share], validate_args=False).log_prob(s)
             present = None if part.mask is None or family.words is None else part.mask.get(family.words)
             if present is not None:  # log P(choices) has no terms of absent words; with theirs, log q is too low
-                log_q = log_q * present.reshape(len(share), *[1] * len(family.plates), -1)
-            guess = guess + log_q.reshape(DRAWS, len(share), -1).sum(2)
+                log_q = log_q * present[:, *[None] * len(family.plates)]
+            guess = guess + (log_q.flatten(2).sum(2) if log_q.dim() > 2 else log_q)
             states[family.name] = s.flatten(0, 1)
         if not len(share):
             return guess, guess
