@@ -33,11 +33,13 @@ def log_evidence(
     budget: int = BUDGET,
     atol: float = ATOL,
     check: bool = True,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """`log P(evidence)` of each sentence, `[batch]`; of the whole batch, `[1]`, under a selector of the corpus.
 
     `check=False` does not look at the result (on an accelerator that waits for it): of evidence that is impossible it
-    is then at most -5e29.
+    is then at most -5e29. `dtype` is the type of the result, by default that of log probabilities in the net; float64
+    keeps apart what differs by less than float32 can tell beside a large likelihood.
 
     >>> import torch
     >>> import bnet_transformer as bt
@@ -48,7 +50,7 @@ def log_evidence(
     """
     _check_asked(module, budget, atol)
     course, factors = question_to_factors(module, evidence, None, x, mask, do=do, given=given, atol=atol, budget=budget)
-    total = eliminated(course, factors)
+    total = eliminated(course, factors, dtype)
     if check and readable(total):
         check_possible(course, factors, total)
     return total
