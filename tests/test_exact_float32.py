@@ -1,14 +1,11 @@
 """Exact inference in float32 at any scale of log p: posteriors, counts and gradients that keep their digits."""
 
-import math
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import bnet_transformer as bt
-from bnet_transformer.compiler import Module
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.inference.exact import ATOL
 from bnet_transformer.inference.factors import question_to_factors
@@ -135,7 +132,7 @@ def test_gradients_of_a_categorical_readout_are_those_of_float64(states):
 
 
 def test_a_fit_by_em_in_float32_keeps_shares_that_the_data_say_nothing_of():
-    """From shares that the data do not change: em leaves them, and map climbs nowhere."""
+    """Of heads that are alike the data tell nothing: em leaves their shares as they are."""
     net, (x, y) = alike(mixture(1e-3)), data(40)
     f = bt.fit(net, (x, y), method="em", learn=["c.logits"], steps=5, progress=False)
     torch.testing.assert_close(f.pi, PRIOR, atol=1e-5, rtol=0)
@@ -161,7 +158,6 @@ def test_second_derivatives_are_those_of_differences():
     several = torch.stack([at, -at])
     each = torch.vmap(gradient)(several)
     torch.testing.assert_close(each, torch.stack([gradient(row) for row in several]))
-    assert math.isfinite(float(evidence(at))) and isinstance(net.module(), Module)
 
 
 @pytest.mark.parametrize("sigma", [1.0, 1e-2, 1e-4])
