@@ -1,6 +1,7 @@
 """Fits by ascent: their laws, what they must equal, what they refuse, and how they are resumed."""
 
 import itertools
+import math
 import os
 import signal
 import subprocess
@@ -539,3 +540,50 @@ def test_a_choice_that_hangs_on_its_word_has_no_table():
         bt.fit(net, vectors(4), method="nuts", progress=False)
     with pytest.raises(bt.BNetError, match=r"learn=\['c.logits'\], which leaves the weights"):
         bt.fit(mixture(), vectors(4), method="nuts", progress=False)
+
+
+def test_em_gives_the_mode_of_the_posterior_and_not_the_step_of_the_best_likelihood():
+    """From the shares of the best likelihood, under a strong prior; the mode is found on a grid."""
+    net, flat = mixture(heads=2, prior=40.0, seed=2), mixture(heads=2, seed=2)
+    x, lopsided = vectors(30)[0], torch.tensor([0.95, 0.05], dtype=torch.float64)
+    torch.manual_seed(0)
+    data = x, flat.replace({"c.logits": lopsided.log()}).pyro()(x)["y"].reshape(30, 3, 4)
+    start = fit(flat, data, method="em", learn=["c.logits"], steps=200).net.parameters["c.logits"]
+    grid = (torch.arange(20000, dtype=torch.float64) + 0.5) / 20000
+    sets = {"c.logits": torch.stack([grid, 1 - grid], -1).log()}
+    evidence = objective_of(net).log_evidences(sets, corpus_of(net.network, data)).sum(1)
+    posterior = evidence + 39 * (grid.log() + (1 - grid).log())
+    for method in ("em", "map"):
+        f = fit(net.replace({"c.logits": start}), data, method=method, learn=["c.logits"], steps=200, every=1)
+        assert f.pi[0].item() == pytest.approx(grid[posterior.argmax()].item(), abs=2e-3)
+        assert f.judged_by == "log posterior density"
+        assert max(score for *_, score in f.measured) == pytest.approx(posterior.max().item() / 30, abs=1e-4)
+    assert abs(f.pi[0] - start.softmax(-1)[0]) > 0.05  # the prior moves the mode
+
+
+@pytest.mark.parametrize("method", ["map", "em"])
+def test_a_fit_gives_the_best_log_posterior_that_it_reached(method):
+    """Weights of far too large a likelihood for their prior: each step towards the mode loses likelihood."""
+    data, net = vectors(30), mixture()
+    net = fit(net, data, steps=100)  # the prior is flat: the best likelihood
+    f = fit(net.net, data, method=method, spread=0.2, steps=40, every=1, batch=30, rate=0.02)
+    reached = []
+    for each in (net, f):
+        weights = [value for name, value in each.net.parameters.items() if name in f.learned and name != "c.logits"]
+        prior = sum(torch.distributions.Normal(0.0, 0.2).log_prob(value).sum() for value in weights)
+        reached.append(float(each.log_likelihood(data).sum() + prior))
+    scores = [score for *_, score in f.measured]
+    assert scores[-1] == max(scores) and scores[-1] > scores[0] + 1.0
+    assert f.log_likelihood(data).sum() < net.log_likelihood(data).sum()
+    # The measure leaves out the constant of the prior alone.
+    constant = sum(value.numel() for value in weights) * (math.log(0.2) + 0.5 * math.log(2 * math.pi))
+    assert 30 * scores[-1] == pytest.approx(reached[1] + constant)
+    assert reached[1] > reached[0]
+
+
+def test_held_out_sentences_judge_by_their_log_evidence_whatever_the_prior():
+    held_out = vectors(10, seed=1)
+    f = fit(mixture(), vectors(30), spread=0.3, steps=10, every=1, held_out=held_out)
+    assert f.judged_by == "log evidence" and f.judged_on == "held-out sentences"
+    assert f.log_likelihood(held_out).mean() == pytest.approx(max(score for *_, score in f.measured))
+    assert f.to_dataframe().columns[-1] == "log evidence of a sentence"

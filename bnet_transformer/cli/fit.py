@@ -144,7 +144,8 @@ def _picture(found: Fit[BNet]) -> Any:
 def _found(found: Fit[BNet]) -> dict[str, Any]:
     """A fit as JSON has it."""
     heads = {name: found.heads_of(name) for name in found.selectors}
-    names = ("method", "sentences", "judged_on", "restart", "finished", "approximate", "learned", "divergent")
+    how = ("method", "sentences", "judged_on", "judged_by", "restart", "finished", "approximate")
+    names = (*how, "learned", "divergent")
     return {
         **{name: getattr(found, name) for name in names},
         "bounds": found.bounds,
@@ -157,7 +158,8 @@ def _found(found: Fit[BNet]) -> dict[str, Any]:
 def _summary(found: Fit[BNet], observed: str) -> list[str]:
     """A fit as lines."""
     what = {"next": "the next words", "words": "a word for each word", "label": "a label for each sentence"}[observed]
-    said = [f"{found.sentences} sentences, {what}, by {found.method}; judged on {found.judged_on}"]
+    judged = f"judged on {found.judged_on} by the {found.judged_by}"
+    said = [f"{found.sentences} sentences, {what}, by {found.method}; {judged}"]
     if found.bounds:
         said.append(f"bound of a sentence: {found.bounds[0]:.3f} at first, {found.bounds[-1]:.3f} at last")
     for name in found.selectors:

@@ -134,7 +134,7 @@ class Answers:
         """
         world = self.world
         if self.states or not free:
-            raise ReadingError("states", expected="open choices, whose states are a batch", got="none")
+            raise ReadingError("batch of states", expected="choices that are enumerated", got="none")
         reference.check_joint_states(world, free, BUDGET)
         sizes = [reference.support(world, choice) for choice in free]
         states, module, found = joint_states([range(size) for size in sizes]), of_one_sentence(self.module), []

@@ -1,6 +1,11 @@
 """Elimination: the sum of log factors over all choices. Choices of single words go first, within their word; then those
 of the sentence; then those of the corpus. Selectors go before anything that depends on a sentence, so codebooks cost no
 factor K.
+
+A likelihood may lie at -10^8, where float32 has no digits left for a log prior: two of its neighbours are 8 apart. So
+each likelihood is taken relative to its greatest value over the choices, and these values are added at the end. They
+are constants, and `log sum exp` is the same function of its input whatever constant is taken out, so all derivatives
+(posteriors, counts, gradients) are those of the log evidence.
 """
 
 from __future__ import annotations
@@ -19,25 +24,37 @@ from bnet_transformer.tpm.base import broadcast
 MOST_NUMBERS = 2**30
 
 
-def eliminated(course: Course, factors: list[Factor]) -> Tensor:
-    """The sum of all factors over all choices."""
+def eliminated(course: Course, factors: list[Factor], dtype: torch.dtype | None = None) -> Tensor:
+    """The sum of all factors over all choices.
+
+    In `dtype` is what no choice changes added up, and the result: float64 where results are to be compared that differ
+    by less than float32 can tell beside a large likelihood.
+    """
     layout, members = course.layout, course.network.members
     local = {i for i in layout.enumerated if members[i].family.words is not None or members[i].family.plates}
     corpus = {i for i in layout.enumerated if members[i].scope == "corpus"}
+    batch, axes = batch_of(factors, course), tuple(range(layout.batch + 1, layout.rank))
     groups: dict[tuple[tuple[str, ...], str | None], list[Tensor]] = {}
+    constants: list[Tensor] = []  # what no choice changes
     for factor in factors:
-        family = factor.member.family
+        family, table = factor.member.family, factor.table
         over = ((), None) if factor.summed else (family.plates, family.words)
-        groups.setdefault(over, []).append(factor.table)
+        if factor.told is not None and factor.member.scope != "corpus":
+            relative, constant = _relative(course, table)
+            constant = constant.to(dtype or constant.dtype)
+            whole = constant.expand(broadcast(constant.shape, full_shape(course, *over, batch)))
+            constants.append(whole.sum(axes, keepdim=True))
+            if relative is None:
+                continue
+            table = relative
+        groups.setdefault(over, []).append(table)
     rest = groups.pop(((), None), [])
-    batch = batch_of(factors, course)
     for (plates, words), tables in groups.items():
         own = {i for i in local if (members[i].family.plates, members[i].family.words) == (plates, words)}
         _refuse_strangers(course, tables, local - own)
         shape = full_shape(course, plates, words, batch)
         wide = [table.expand(broadcast(table.shape, shape)) for table in tables]
         total = _sum_out(course, wide, sorted(own))
-        axes = tuple(range(layout.batch + 1, layout.rank))
         rest.append(total.sum(axes, keepdim=True))
     apart = [f.table for f in factors if f.member.scope == "corpus" and f.member.family.index in corpus]
     rest = [table for table in rest if not any(table is other for other in apart)]
@@ -46,7 +63,9 @@ def eliminated(course: Course, factors: list[Factor]) -> Tensor:
     if corpus:
         total = total.expand(*total.shape[: layout.batch], batch, *total.shape[layout.batch + 1 :])
         total = _sum_out(course, [total.sum(layout.batch, keepdim=True), *apart], sorted(corpus))
+        constants = [constant.sum(layout.batch, keepdim=True) for constant in constants]
         batch = 1
+    total = _total([total.to(dtype or total.dtype), *constants])
     return total.expand(*[1] * layout.batch, batch, *[1] * (layout.rank - layout.batch - 1)).reshape(batch)
 
 
@@ -69,11 +88,35 @@ def _sum_out(course: Course, tables: list[Tensor], choices: list[int]) -> Tensor
         touched = [table for table in tables if table.shape[place] > 1]
         tables = [table for table in tables if table.shape[place] == 1]
         if touched:
-            tables.append(_total(touched).logsumexp(place, keepdim=True))
+            tables.append(_logsumexp(_total(touched), place))
         left.remove(chosen)
     if not tables:
         return torch.zeros([1] * layout.rank, dtype=course.log_dtype, device=course.device)
     return _total(tables)
+
+
+def _relative(course: Course, table: Tensor) -> tuple[Tensor | None, Tensor]:
+    """A log table relative to its greatest value over the choices (None where no choice changes it), and that value."""
+    choices = [k for k in range(course.layout.batch) if table.shape[k] > 1]
+    if not choices:
+        return None, table
+    greatest = _greatest(table, choices)
+    return table - greatest, greatest
+
+
+def _greatest(table: Tensor, dims: int | list[int]) -> Tensor:
+    """The greatest value over some dims, a constant for every derivative; zero where it is no number."""
+    return table.detach().amax(dims, keepdim=True).nan_to_num(0.0, 0.0, 0.0)
+
+
+def _logsumexp(table: Tensor, place: int) -> Tensor:
+    """`log sum exp` over a dim, whose derivative sums to 1 in every floating type.
+
+    That of `torch.logsumexp` is `exp(table - result)`, which sums to 1 only as far as the result is exact: at -10^6 it
+    is to 0.03 in float32. Here it is each term of the sum over the sum.
+    """
+    greatest = _greatest(table, place)
+    return (table - greatest).exp().sum(place, keepdim=True).log() + greatest
 
 
 def _joint(place: int, tables: list[Tensor]) -> tuple[int, ...]:

@@ -51,7 +51,8 @@ def eliminated(
         budget=budget,
         atol=atol,
     )
-    return found[(0, *index)].double()
+    share = found[(0, *index)].double()
+    return share / share.sum()  # in float32 the sum is 1 to 1e-7
 
 
 def choices_above(world: World, nodes: Iterable[int], settled: Mapping[int, Tensor]) -> list[int]:

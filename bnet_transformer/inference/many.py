@@ -124,6 +124,7 @@ def _log_probs(
                 budget=budget,
                 atol=atol,
                 check=False,
+                dtype=torch.float64,
             ).detach()
         )
     logs = torch.cat(found).double()

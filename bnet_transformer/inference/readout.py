@@ -108,8 +108,11 @@ def _normal(
 
 def _categorical(logits: Tensor, y: Tensor, observed: Tensor | None) -> Tensor:
     lead = broadcast(logits.shape[:-1], y.shape)
+    # Relative to the greatest logit, a constant of every derivative: `exp(logits - logsumexp)`, the derivative of
+    # torch.logsumexp, loses its sum of 1 where logits are large. (log_softmax takes longer where states are few.)
+    logits = logits - logits.detach().amax(-1, keepdim=True)
     picked = logits.expand(*lead, -1).gather(-1, y.expand(lead).unsqueeze(-1)).squeeze(-1)
-    return _over_words(picked - logits.logsumexp(-1), observed)
+    return _over_words(picked - logits.exp().sum(-1).log(), observed)
 
 
 def _mean(reading: Reading, after: Tensor | None) -> Tensor:

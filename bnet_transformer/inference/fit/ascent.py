@@ -1,4 +1,5 @@
-"""`map` and `em`: restarts that climb together, judged by held-out likelihood; checkpoints, resume, early stop."""
+"""`map` and `em`: restarts that climb together, judged by the log posterior density, or by the log evidence of held-out
+sentences; checkpoints, resume, early stop."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from bnet_transformer.inference.fit.descent import (
     settle_tables,
     squared_length,
 )
-from bnet_transformer.inference.fit.objective import Objective
+from bnet_transformer.inference.fit.objective import LOG_EVIDENCE, LOG_POSTERIOR, Objective
 from bnet_transformer.inference.fit.recipe import Habits, Recipe
 from bnet_transformer.training import checkpoint
 from bnet_transformer.training.data import mixed, sent
@@ -50,7 +51,7 @@ class Ascent:
         settings: dict[str, object],
     ) -> None:
         self.objective, self.recipe, self.corpus, self.judge, self.ranks = objective, recipe, corpus, judge, ranks
-        self.settings = settings
+        self.settings = {**settings, "judged_by": self.judged_by}
         self.sets = begun(objective.network, objective.learned.names, recipe.restarts, recipe.seed, ranks.device)
         self.rate = schedule_of("cosine", recipe.highest, max(1, recipe.total // 20), recipe.total, None)
         self.step = 0  # how many steps are done
@@ -152,13 +153,25 @@ class Ascent:
         bound, gradient = bound_and_gradient(self.objective, self.sets, part, total, power, self.ranks, autocast)
         return bound, {name: g for name, g in gradient.items() if not em or name not in self.settled}
 
+    @property
+    def judged_by(self) -> str:
+        """What `scores` measures. Without a prior on what is learned the log posterior density is the log evidence."""
+        return LOG_POSTERIOR if self.judge is self.corpus and self.objective.has_prior else LOG_EVIDENCE
+
     def scores(self) -> list[float]:
-        """The mean log evidence of a sentence of those that judge, under each restart."""
+        """What each restart is judged by, per sentence of those that judge.
+
+        On the sentences learned from it is what the method maximises: by their likelihood alone, the best step would be
+        the one that disregards the prior most. Held-out sentences judge what prior and likelihood make together.
+        """
         total = torch.zeros(len(self.sets.who), dtype=self.objective.network.dtype, device=self.ranks.device)
         with torch.no_grad():
             for part in self.judges:
                 total = total + self.objective.log_evidences(self.sets.values, part).sum(1)
-        return [float(score) for score in self.ranks.total(total) / len(self.judge)]
+        total = self.ranks.total(total)  # the prior counts once, and not once for each rank
+        if self.judged_by == LOG_POSTERIOR:
+            total = total + self.objective.log_prior(self.sets.values).detach()
+        return [float(score) for score in total / len(self.judge)]
 
     def whole(self, corpus: Corpus) -> list[Corpus]:
         """This process's share of a corpus, in the parts of a full pass; one part where sentences share a draw."""

@@ -21,11 +21,12 @@ from bnet_transformer.errors import BNetError, listed
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
 from bnet_transformer.inference.exact import ATOL, keeps
-from bnet_transformer.inference.factors import Factor, prior_of, question_to_factors
+from bnet_transformer.inference.factors import Evidence, Factor, prior_of, question_to_factors
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.network import Member, Network
 from bnet_transformer.training.task import above
 
+LOG_EVIDENCE, LOG_POSTERIOR = "log evidence", "log posterior density"  # what the parameters of a fit are judged by
 Parameters = Mapping[str, Tensor]
 Ask = Callable[[Course, list[Factor]], Any]
 
@@ -146,9 +147,31 @@ class Objective(nn.Module):
 
         return torch.func.functional_call(self, _stored(parameters), (corpus, ask, do))  # type: ignore[no-any-return]
 
+    def log_joint(self, parameters: Parameters, corpus: Corpus, states: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """`log P(choices)` and `log P(y | choices)` of each sentence, `[sentence]`, where `states` has all choices.
+
+        Each choice is evidence on its family, so it is given its parents in the way of every other factor: with their
+        reach, at the entry that is picked, and without absent words.
+        """
+        chosen = {name: Evidence(value) for name, value in states.items()}
+
+        def ask(course: Course, factors: list[Factor]) -> tuple[Tensor, Tensor]:
+            priors = [factor for factor in factors if factor.member.family.name in states]
+            likelihoods = [factor for factor in factors if factor.member.family.name not in states]
+            return eliminated(course, priors), eliminated(course, likelihoods)
+
+        together = replace(corpus, evidence={**corpus.evidence, **chosen})
+        return torch.func.functional_call(self, _stored(parameters), (together, ask))  # type: ignore[no-any-return]
+
     def log_evidences(self, sets: Parameters, corpus: Corpus, power: float = 1.0) -> Tensor:
         """The same for several sets of parameters at once, `[set, sentence]`."""
         return torch.vmap(lambda each: self.log_evidence(each, corpus, power))(dict(sets))
+
+    @property
+    def has_prior(self) -> bool:
+        """True where the log prior is more than a constant."""
+        weights = bool(self.learned.weights) and self.learned.spread is not None
+        return weights or any(concentration != 1.0 for concentration in self.learned.tables.values())
 
     def log_prior(self, sets: Parameters) -> Tensor:
         """The log density of the learned parameters, up to a constant, `[set]`: Dirichlet rows, normal weights."""

@@ -31,7 +31,7 @@ from bnet_transformer.inference.fit.draws import (
 )
 from bnet_transformer.inference.fit.heads import Heads, heads_of, parted, sources_of
 from bnet_transformer.inference.fit.matching import Comparison, words_present
-from bnet_transformer.inference.fit.objective import Objective, learned_of
+from bnet_transformer.inference.fit.objective import LOG_EVIDENCE, Objective, learned_of
 from bnet_transformer.inference.fit.predictive import Check, checked, predicted
 from bnet_transformer.network import Member, Network
 from bnet_transformer.training.parallel import Ranks, by_itself, device_of, ranks, several
@@ -55,9 +55,11 @@ class Fit(Generic[N]):
     for all (`nuts`: its tables and invariants are nearest their means). `samples` holds the posterior, `[chain, draw,
     *shape]`, tables as probabilities; `matched` names the selectors whose heads are in one order in all draws, those of
     which no order is likelier than another. `statistics` is what NUTS tells of each draw, `[chain, draw]`. `bounds` is
-    the objective by step, per sentence; `measured` the held-out log evidence of one, as `(step, restart, value)`.
-    `choices` is the approximate posterior of every choice, `[sentence, *plates, word, state]`, where they were sampled.
-    `approximate` says what is not exact. `data` is what it was fitted to, which `save` leaves out.
+    the objective by step, per sentence. `measured` holds what the fit was judged by, per sentence, as `(step, restart,
+    value)`, on the sentences `judged_on`. `judged_by` says what that is: of `map` and `em` the log evidence of held-out
+    sentences, else the log posterior density (the log prior up to a constant), which is the log evidence where there is
+    no prior. `choices` is the approximate posterior of every choice, `[sentence, *plates, word, state]`, where they
+    were sampled. `approximate` says what is not exact. `data` is what it was fitted to, which `save` leaves out.
     """
 
     net: N
@@ -78,6 +80,7 @@ class Fit(Generic[N]):
     data: Corpus | None = field(default=None, repr=False, compare=False)
     statistics: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     matched: tuple[str, ...] = field(default=(), repr=False)
+    judged_by: str = LOG_EVIDENCE
     known_likelihoods: Tensor | None = field(default=None, repr=False)
     _made: dict[bool, Tensor | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -242,11 +245,11 @@ class Fit(Generic[N]):
         """One row for each measure of each restart."""
         import pandas as pd
 
-        return pd.DataFrame(self.measured, columns=["step", "restart", "log evidence of a sentence"])
+        return pd.DataFrame(self.measured, columns=["step", "restart", f"{self.judged_by} of a sentence"])
 
     def _repr_html_(self) -> str:
         told = f"{self.method} of {self.sentences:,} sentences, {len(self.bounds)} steps, restart {self.restart}"
-        told += f", judged on {self.judged_on}" + ("" if self.finished else ", interrupted")
+        told += f", judged on {self.judged_on} by the {self.judged_by}" + ("" if self.finished else ", interrupted")
         told += "" if self.approximate is None else f"; approximate: {self.approximate}"
         if self.samples and self.method == "nuts" and len(self.matched) < len(self.selectors):
             own = ", ".join(name for name in self.selectors if name not in self.matched)

@@ -70,12 +70,14 @@ def fit(
     log evidence plus the log prior: Dirichlet on the tables where the net has a `prior`, Normal of a `spread` on the
     weights. `"map"` climbs it by AdamW; `"em"` sets the tables in closed form every `inner` steps, and climbs with the
     weights; `"svi"` and `"nuts"` give samples of the posterior. Of several `restarts`, followed all at once, the worse
-    half is let go after a quarter and a half of the steps (`prune`), and the best by the `held_out` likelihood is
-    given; where those sentences come out of `data`, it goes on with all for a quarter of the steps more. `anneal`
-    flattens likelihoods at first. Where choices are too many to be summed, `choices="sampled"` draws them, of `"svi"`,
-    which is approximate. `learn` names the parameters to learn. Every `every` steps there is a measure, and a
-    checkpoint in `folder`; `resume` goes on from it ("changed": with another rate, steps, clip or precision). Ctrl-C
-    gives the best so far. Under torchrun each process takes its share of each batch.
+    half is let go after a quarter and a half of the steps (`prune`). The best restart and step are given: by the log
+    evidence of the `held_out` sentences, and where none are held out by the log posterior density. Of several restarts
+    a tenth of `data` is held out where `held_out` is None; the best then goes on with all for a quarter of the steps
+    more, and the best of these by the log posterior density is given. `anneal` flattens likelihoods at first. Where
+    choices are too many to be summed, `choices="sampled"` draws them, of `"svi"`, which is approximate. `learn` names
+    the parameters to learn. Every `every` steps there is a measure, and a checkpoint in `folder`; `resume` goes on from
+    it ("changed": with another rate, steps, clip or precision). Ctrl-C gives the best so far. Under torchrun each
+    process takes its share of each batch.
 
     >>> import bnet_transformer as bt
     >>> words = ["the", "cat", "sat"]
@@ -139,7 +141,9 @@ def _fitted(
         told, all_, split = "held-out sentences", corpus, judge is None
         if judge is None:
             corpus, judge, told = _split(corpus, recipe, objective.of_corpus)
-        run = Ascent(objective, recipe, corpus, judge.to(here.device), here, settings)
+        else:
+            judge = judge.to(here.device)
+        run = Ascent(objective, recipe, corpus, judge, here, settings)
         finished = ascend(run, habits)
         _, restart, best = run.best
         bounds = run.bounds
@@ -159,6 +163,7 @@ def _fitted(
         objective.budget,
         tuple(bounds),
         tuple(run.measured),
+        judged_by=run.judged_by,
     )
 
 

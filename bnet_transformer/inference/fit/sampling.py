@@ -17,7 +17,7 @@ from bnet_transformer.inference.fit.ascent import ascend
 from bnet_transformer.inference.fit.chains import TOLD, Chain, go_on, keep
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.fit.draws import representative
-from bnet_transformer.inference.fit.objective import Objective
+from bnet_transformer.inference.fit.objective import LOG_EVIDENCE, Objective
 from bnet_transformer.inference.fit.recipe import Habits, Recipe
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.samples import aligned
@@ -46,6 +46,7 @@ class Found:
     measured: tuple[tuple[int, int, float], ...] = ()
     statistics: dict[str, Tensor] = field(default_factory=dict)
     matched: tuple[str, ...] = ()
+    judged_by: str = LOG_EVIDENCE
     choices: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -76,6 +77,7 @@ def sampled(
         choices=found.choices,
         statistics=found.statistics,
         matched=found.matched,
+        judged_by=found.judged_by,
     )
 
 
@@ -99,6 +101,7 @@ def _by_svi(
         NARROW + (DRAWN if drawn else ""),
         tuple(run.bounds),
         tuple(run.measured),
+        judged_by=run.judged_by,
         choices=run.choices(),
     )
 

@@ -19,7 +19,7 @@ from bnet_transformer.training import alone
 
 FORMAT, VERSION, WANTED = "bnet_transformer fit", 1, "a fit that save wrote"
 TOLD = (
-    *("method", "sentences", "judged_on", "restart", "finished", "approximate"),
+    *("method", "sentences", "judged_on", "judged_by", "restart", "finished", "approximate"),
     *("learned", "budget", "missing", "divergent", "matched"),
 )
 

@@ -154,6 +154,11 @@ class Variational(Ascent):
         whole = {name: self.ranks.total(each) for name, each in zip(leaves, gradients, strict=True)}
         return self.ranks.total(bound.detach()[None]), whole
 
+    @property
+    def judged_by(self) -> str:
+        """What `scores` measures."""
+        return "log evidence at the mean of the guide"
+
     def scores(self) -> list[float]:
         """The mean log evidence of a sentence at the mean of the guide."""
         means = self.mean()
@@ -190,16 +195,13 @@ class Drawn(Variational):
         words = {stack: value.shape[1] for stack, value in self.corpus.x.items()}
         for family in self.objective.selectors:
             member = network.members[family.index]
-            if f"{member.owner}.logits" not in network.parameters or member.scope == "corpus":
-                raise BNetError(
-                    "choices",
-                    expected="choices of sentences or words, each with a table",
-                    got=family.name,
-                    allowed="exact",
-                )
+            if member.tpm.states is None or member.scope == "corpus":
+                kind = "drawn for the corpus" if member.scope == "corpus" else "a word that is read"
+                wanted = "choices of sentences or words, each with a fixed number of states"
+                raise BNetError("choices", expected=wanted, got=f"{family.name}, {kind}", allowed="exact")
             shape = [len(self.corpus), *(network.graph.sizes[plate] for plate in family.plates)]
             shape += [words[family.words]] if family.words is not None else []
-            start = torch.zeros(1, *shape, member.tpm.states or 1, dtype=network.dtype, device=self.ranks.device)
+            start = torch.zeros(1, *shape, member.tpm.states, dtype=network.dtype, device=self.ranks.device)
             for part in (self.sets.values, self.sets.first, self.sets.second):
                 part[f"choice/{family.name}"] = start.clone()
         self.best = self.best[0], 0, self.sets.one(0)
@@ -222,6 +224,11 @@ class Drawn(Variational):
         _, gradient = self.whole_rise(climbed, leaves)
         bound = signal.sum() / (DRAWS * len(which)) - kl.detach()
         return self.ranks.total(bound[None]), gradient
+
+    @property
+    def judged_by(self) -> str:
+        """What `scores` measures."""
+        return "lower bound on the log evidence at the mean of the guide"
 
     def scores(self) -> list[float]:
         """The mean of the bound of a sentence at the mean of the guide, by the same draws every time."""
@@ -247,23 +254,21 @@ class Drawn(Variational):
         network, share = self.objective.network, self.ranks.mine(which)
         tables = self.model.learned.tables
         parameters = {name: value.log() if name in tables else value for name, value in drawn.items()}
-        states: dict[int, Tensor] = {}
-        joint = guess = torch.zeros(DRAWS, len(share), dtype=network.dtype, device=which.device)
+        part = self.corpus.take(share)
+        states: dict[str, Tensor] = {}
+        guess = torch.zeros(DRAWS, len(share), dtype=network.dtype, device=which.device)
         for family in self.objective.selectors:
-            member = network.members[family.index]
             logits = told[f"choice/{family.name}"]
             s = torch.distributions.Categorical(logits=logits[which], validate_args=False).sample((DRAWS,))
-            s = states[family.index] = self.ranks.mine(s.transpose(0, 1)).transpose(0, 1)
-            q = torch.distributions.Categorical(logits=logits[share], validate_args=False)
-            name = f"{member.owner}.logits"
-            table = parameters.get(name, network.parameters[name].to(s.device)).log_softmax(-1)
-            above = [states[given.parent] for given in member.inputs]
-            rows = [each.reshape(*each.shape, *[1] * (s.dim() - each.dim())).expand_as(s) for each in above]
-            joint = joint + table[(*rows, s)].flatten(2).sum(2) if s.dim() > 2 else joint + table[(*rows, s)]
-            log_q = q.log_prob(s)
-            guess = guess + (log_q.flatten(2).sum(2) if s.dim() > 2 else log_q)
-        do = {network.members[index].family.name: s.flatten(0, 1) for index, s in states.items()}
+            s = self.ranks.mine(s.transpose(0, 1)).transpose(0, 1)
+            log_q = torch.distributions.Categorical(logits=logits[share], validate_args=False).log_prob(s)
+            present = None if part.mask is None or family.words is None else part.mask.get(family.words)
+            if present is not None:  # log P(choices) has no terms of absent words; with theirs, log q is too low
+                log_q = log_q * present[:, *[None] * len(family.plates)]
+            guess = guess + (log_q.flatten(2).sum(2) if log_q.dim() > 2 else log_q)
+            states[family.name] = s.flatten(0, 1)
         if not len(share):
-            return joint, guess
-        evidence = self.objective.log_evidence(parameters, self.corpus.take(share.repeat(DRAWS)), do=do)
-        return joint + power * evidence.reshape(DRAWS, -1), guess
+            return guess, guess
+        repeated = self.corpus.take(share.repeat(DRAWS))
+        prior, likelihood = self.objective.log_joint(parameters, repeated, states)
+        return (prior + power * likelihood).reshape(DRAWS, -1), guess

@@ -197,7 +197,7 @@ def _history(result: Fit[Any], canvas: Canvas, ax: Axes) -> None:
         style: dict[str, Any] = {} if kept else {"color": canvas.colours["grey"], "linewidth": 0.7, "markersize": 2.2}
         other = "other restarts" if restart == next(r for r in restarts if r != result.restart or kept) else "_"
         points(canvas, ax, steps, values, f"{result.judged_on},\nrestart {restart}" if kept else other, **style)
-    dressed(canvas, ax, "log evidence of a sentence, nats")
+    dressed(canvas, ax, f"{result.judged_by} of a sentence, nats")
 
 
 def _theta(result: Fit[Any], canvas: Canvas, owner: str | None, share: float) -> None:

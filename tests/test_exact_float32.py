@@ -1,0 +1,175 @@
+"""Exact inference in float32 at any scale of log p: posteriors, counts and gradients that keep their digits."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import bnet_transformer as bt
+from bnet_transformer.inference import Evidence, log_evidence, posterior
+from bnet_transformer.inference.exact import ATOL
+from bnet_transformer.inference.factors import question_to_factors
+from bnet_transformer.inference.fit.corpus import corpus_of, task_of_mixture
+from bnet_transformer.inference.fit.objective import Objective, learned_of
+from bnet_transformer.tpm import Categorical, Normal
+
+PRIOR = torch.tensor([0.7, 0.2, 0.1])
+
+
+def mixture(sigma: float = 0.5, **options) -> bt.BNet:
+    """Three heads with shares of .7, .2 and .1; log p grows with 1 / sigma^2."""
+    net = bt.bayesuvius(4, heads=3, observe=Normal(sigma), seed=1, **options)
+    return net.replace({name: PRIOR.log() for name, value in net.parameters.items() if value.shape == (3,)})
+
+
+def alike(net: bt.BNet) -> bt.BNet:
+    """The same net with heads that are all the first one."""
+    stacked = {k: v for k, v in net.parameters.items() if k.startswith("W_")}
+    return net.replace({k: v[:1].expand_as(v).clone() for k, v in stacked.items()})
+
+
+def data(sentences: int = 5, words: int = 6, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(sentences, words, 4, generator=g), torch.randn(sentences, words, 4, generator=g)
+
+
+def objective_of(net: bt.BNet) -> Objective:
+    learned = learned_of(net.network, task_of_mixture(net.network).readouts, None, None)
+    return Objective(net.network, learned, 2**16)
+
+
+KINDS = {
+    "sentence": {},
+    "word": {"per": "word"},
+    "slices": {"per": "slice", "slices": 2},
+    "codebook": {"atoms": 2},
+    "marginal": {"attention": "marginal"},
+}
+
+
+@given(st.sampled_from(sorted(KINDS)), st.floats(-6, 1), st.integers(0, 2**16))
+def test_posteriors_and_counts_sum_to_one_at_any_scale(kind, log_sigma, seed):
+    """log p of a sentence lies between -10 and -10^13."""
+    net = mixture(10**log_sigma, **KINDS[kind])
+    x, y = data(seed=seed)
+    module = net.module()
+    for member in net.network.members:
+        if member.tpm.kind == "discrete":
+            total = posterior(module, member.family.name, {"y": Evidence(y)}, x).sum(-1)
+            assert float((total - 1).abs().max()) < 1e-6
+    objective, corpus = objective_of(net), corpus_of(net.network, (x, y))
+    counts, _ = objective.counts(net.parameters, corpus)
+    for name, count in counts.items():
+        assert name in objective.choosing
+        words = 6 if kind == "word" else 1
+        if count.dim() == 1:
+            assert float(count.sum()) == pytest.approx(5 * words, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["sentence", "word", "slices", "codebook"])
+@pytest.mark.parametrize("sigma", [1.0, 1e-2, 1e-4, 1e-6])
+def test_heads_that_are_alike_keep_their_prior(kind, sigma):
+    """What is observed tells nothing of them: the posterior is the prior, whatever log p is."""
+    net = alike(mixture(sigma, **KINDS[kind]))
+    x, y = data()
+    assert float(log_evidence(net.module(), {"y": Evidence(y)}, x).detach().mean()) < -5 / sigma**2
+    names = [m.family.name for m in net.network.members if m.tpm.states == 3]
+    for name in names:
+        found = posterior(net.module(), name, {"y": Evidence(y)}, x)
+        torch.testing.assert_close(found, PRIOR.expand_as(found), atol=1e-6, rtol=0)
+    if kind != "codebook":
+        objective = objective_of(net)
+        corpus = corpus_of(net.network, (x, y))
+        shares = objective.shares(net.parameters, corpus, net.network.member(names[0]))
+        torch.testing.assert_close(shares, PRIOR.expand_as(shares), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("sigma", [1.0, 1e-1, 1e-2, 1e-3])
+def test_posteriors_are_those_of_the_same_likelihoods_in_float64(sigma):
+    """The likelihoods as float32 has them, with the prior in float64: a softmax of their sum."""
+    net, (x, y) = mixture(sigma), data()
+    evidence = {"y": Evidence(y)}
+    told = {"do": None, "given": None, "atol": ATOL, "budget": 2**16}
+    _, factors = question_to_factors(net.module(), evidence, "c", x, None, **told)
+    (likelihood,) = (factor.table for factor in factors if factor.told is not None)
+    wanted = (likelihood.detach().reshape(3, 5).T.double() + PRIOR.double().log()).softmax(-1)
+    found = posterior(net.module(), "c", evidence, x)
+    torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=0)
+    total = log_evidence(net.module(), evidence, x)
+    exact = (likelihood.detach().reshape(3, 5).T.double() + PRIOR.double().log()).logsumexp(-1)
+    torch.testing.assert_close(total.detach().double(), exact, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("sigma", [1.0, 1e-2, 1e-4])
+def test_gradients_of_the_log_evidence_are_those_of_float64(sigma):
+    """Of heads that are alike, where no rounding of a likelihood moves the posterior."""
+    x, y = data()
+    found = {}
+    for dtype in (torch.float32, torch.float64):
+        net = alike(mixture(sigma)).to(dtype)
+        leaves = {name: value.detach().clone().requires_grad_() for name, value in net.parameters.items()}
+        corpus = corpus_of(net.network, (x.to(dtype), y.to(dtype)))
+        total = objective_of(net).log_evidence(leaves, corpus).sum()
+        wanted = [name for name, value in leaves.items() if name.startswith("W_")]
+        found[dtype] = torch.autograd.grad(total, [leaves[name] for name in wanted])
+    for ours, exact in zip(*found.values(), strict=True):
+        error = (ours.double() - exact).norm() / exact.norm()
+        assert float(error) < 1e-4
+
+
+@pytest.mark.parametrize("states", [3, 50])
+def test_gradients_of_a_categorical_readout_are_those_of_float64(states):
+    """Logits of a readout in the millions: its softmax sums to 1, too."""
+    found = {}
+    for dtype in (torch.float32, torch.float64):
+        net = bt.bayesuvius(4, heads=2, observe=Categorical(states), seed=1).to(dtype)
+        biases = torch.arange(states, dtype=dtype) * 2**-4 + 3e6
+        leaves = {**net.parameters, "y.logits": biases.requires_grad_()}
+        x, y = data()[0].to(dtype), torch.arange(30).reshape(5, 6) % states
+        total = objective_of(net).log_evidence(leaves, corpus_of(net.network, (x, y))).sum()
+        (found[dtype],) = torch.autograd.grad(total, biases)
+    assert abs(float(found[torch.float32].detach().sum())) < 1e-3
+
+
+def test_a_fit_by_em_in_float32_keeps_shares_that_the_data_say_nothing_of():
+    """Of heads that are alike the data tell nothing: em leaves their shares as they are."""
+    net, (x, y) = alike(mixture(1e-3)), data(40)
+    f = bt.fit(net, (x, y), method="em", learn=["c.logits"], steps=5, progress=False)
+    torch.testing.assert_close(f.pi, PRIOR, atol=1e-5, rtol=0)
+    responsibilities = f.responsibilities(x, y)
+    torch.testing.assert_close(responsibilities.sum(-1), torch.ones(40), atol=1e-6, rtol=0)
+    torch.testing.assert_close(responsibilities, f.pi.expand(40, 3), atol=1e-5, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of forward mode in torch
+def test_second_derivatives_are_those_of_differences():
+    """Through reverse and forward mode, under vmap; differences of the gradient in float64."""
+    net, (x, y) = mixture(0.7).to(torch.float64), data(3)
+    objective, corpus = objective_of(net), corpus_of(net.network, (x.double(), y.double()))
+
+    def evidence(logits: torch.Tensor) -> torch.Tensor:
+        return objective.log_evidence({**net.parameters, "c.logits": logits}, corpus).sum()
+
+    at = torch.tensor([0.3, -0.2, 0.9], dtype=torch.float64)
+    gradient, step = torch.func.grad(evidence), 1e-6
+    rows = [(gradient(at + step * e) - gradient(at - step * e)) / (2 * step) for e in torch.eye(3, dtype=torch.float64)]
+    for hessian in (torch.func.hessian(evidence), torch.func.jacrev(gradient)):
+        torch.testing.assert_close(hessian(at), torch.stack(rows), atol=1e-7, rtol=1e-6)
+    several = torch.stack([at, -at])
+    each = torch.vmap(gradient)(several)
+    torch.testing.assert_close(each, torch.stack([gradient(row) for row in several]))
+
+
+@pytest.mark.parametrize("sigma", [1.0, 1e-2, 1e-4])
+def test_a_joint_posterior_of_selectors_of_heads_that_are_alike_is_their_prior(sigma):
+    s = alike(mixture(sigma, per="slice", slices=2)).sentence(x=data(1, 3)[0][0])
+    found = s.posterior(["c_0", "c_1"], {f"y_{i}": torch.ones(4) for i in range(3)})
+    wanted = PRIOR.double()[:, None] * PRIOR.double()
+    torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=0)
+
+
+def test_a_posterior_of_a_sentence_sums_to_one_in_float64():
+    s = mixture(1e-3).sentence(x=data(1, 3)[0][0])
+    for value in range(5):
+        found = s.posterior("c", {"y_1": torch.full((4,), 0.3 * value)})
+        assert found.dtype == torch.float64 and abs(float(found.sum()) - 1) < 1e-12

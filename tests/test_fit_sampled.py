@@ -1,0 +1,170 @@
+"""Fits by svi with choices="sampled": the choices hang on their parents as the declaration says, by enumeration."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.inference.fit.corpus import corpus_of, task_of_mixture
+from bnet_transformer.inference.fit.objective import Objective, learned_of
+from bnet_transformer.tpm import Categorical, Given
+
+WORD, SIDES = ["word"], ["side", "word"]
+D = Categorical(2)
+
+
+def choices_net(*choices: bt.Node, of: str = "c", seed: int = 0) -> bt.BNet:
+    """Choices of words, and a readout of one of them that nearly tells it; x is given."""
+    readout = bt.Node("y", Categorical(3), [of], plates=WORD)
+    stack = bt.Stack(prologue=[bt.Node("x", Given(2), plates=WORD)], slice=list(choices), epilogue=[readout])
+    net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("side", 3)], name="choices"), seed=seed).to(torch.float64)
+    torch.manual_seed(seed)
+    return net.replace({name: 1.5 * torch.randn_like(value) for name, value in net.parameters.items()})
+
+
+def chain(*more: str, reach: str = "before") -> bt.Node:
+    return bt.Node("c", D, [bt.Arrow("c", reach), *more], plates=WORD, shape=())
+
+
+def pair(reach: str) -> tuple[bt.Node, bt.Node]:
+    return bt.Node("b", D, plates=WORD), bt.Node("c", D, [bt.Arrow("b", reach)], plates=WORD)
+
+
+# Each net, and by hand `log P(c_i)` of word i from the states of all choices, x and the parameters.
+NETS = {
+    "before": choices_net(chain()),
+    "before and x": choices_net(chain("x")),
+    "x": choices_net(bt.Node("c", D, ["x"], plates=WORD)),
+    "x as logits": choices_net(bt.Node("c", Categorical(2, affine=False), ["x"], plates=WORD)),
+    "same": choices_net(*pair("same")),
+    "first": choices_net(*pair("first")),
+    "last": choices_net(*pair("last")),
+    "rest": choices_net(*pair("rest")),
+}
+LOGITS = {"b": "b_0.logits", "c": "c_0.logits"}
+
+
+def parent_state(name: str, states: dict[str, list[int]], word: int, length: int) -> tuple[int, ...]:
+    """The state of the discrete parent of c at a word, by hand; state 0 where the reach finds no word."""
+    if name.startswith("before"):
+        return (states["c"][word - 1],) if word else (0,)
+    if name.startswith("x"):
+        return ()
+    if name == "rest" and not word:
+        return (0,)
+    return (states["b"][{"same": word, "first": 0, "last": length - 1, "rest": word}[name]],)
+
+
+def enumerated(name: str, net: bt.BNet, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """`log P(y | x)` of one sentence, by a sum over all states of all its choices."""
+    store, length = net.parameters, len(y)
+    roles = ["b", "c"] if "b_0.logits" in store else ["c"]
+    readout, logs = store["y.logits"].log_softmax(-1), []
+    for joint in itertools.product(range(2), repeat=len(roles) * length):
+        states = {role: list(joint[k * length : (k + 1) * length]) for k, role in enumerate(roles)}
+        total = torch.zeros((), dtype=torch.float64)
+        for i in range(length):
+            if "b" in states:
+                total = total + store["b_0.logits"].log_softmax(-1)[states["b"][i]]
+            scores = store["c_0.logits"][parent_state(name, states, i, length)] if "c_0.logits" in store else x[i]
+            if "c_0.weight" in store:
+                scores = scores + store["c_0.weight"] @ x[i]
+            total = total + scores.log_softmax(-1)[states["c"][i]] + readout[states["c"][i], y[i]]
+        logs.append(total)
+    return torch.stack(logs).logsumexp(0)
+
+
+def objective_of(net: bt.BNet) -> Objective:
+    learned = learned_of(net.network, task_of_mixture(net.network).readouts, None, None)
+    return Objective(net.network, learned, 2**16)
+
+
+def sentences(count: int, *lengths: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(3)
+    return [(torch.randn(n, 2, dtype=torch.float64), torch.randint(3, (n,))) for n in lengths for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_joint_density_of_choices_and_data_sums_to_the_evidence(name):
+    """Over all states of all choices, in sentences of several lengths."""
+    net, data = NETS[name], sentences(1, 3, 2, 1)
+    objective, corpus = objective_of(net), corpus_of(net.network, data)
+    families, logs = objective.selectors, []
+    for joint in itertools.product(range(2), repeat=3 * len(families)):
+        states = torch.tensor(joint).reshape(len(families), 1, 3).expand(-1, 3, -1)
+        named = {family.name: state for family, state in zip(families, states, strict=True)}
+        prior, likelihood = objective.log_joint(net.parameters, corpus, named)
+        logs.append(prior + likelihood)
+    found = torch.stack(logs).logsumexp(0)
+    if corpus.mask is not None:  # the sum went over the states of absent words, which have no factor
+        (present,) = corpus.mask.values()
+        found = found - (~present).sum(1) * len(families) * math.log(2)
+    wanted = torch.stack([enumerated(name, net, x, y) for x, y in data])
+    torch.testing.assert_close(found.detach(), wanted)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_bound_of_drawn_choices_lies_below_the_evidence(name):
+    """At the parameters that are fixed: any guide of the choices gives a bound, and a fitted one comes near."""
+    net, data = NETS[name], sentences(4, 3, 2)
+    options = {"method": "svi", "choices": "sampled", "progress": False, "batch": len(data)}
+    f = bt.fit(net, data, steps=250, rate=0.1, learn=["y.logits"], spread=1e-3, **options)
+    like = net.replace(dict(f.net.parameters))
+    wanted = torch.stack([enumerated(name, like, x, y) for x, y in data])
+    below = float(wanted.mean()) - f.measured[-1][2]
+    assert -0.1 < below < 0.5
+
+
+def test_a_markov_table_is_found_again_from_its_chain():
+    """Sentences of a simulated chain that changes its state with probability .95."""
+    true = choices_net(chain())
+    table = torch.tensor([[0.05, 0.95], [0.95, 0.05]], dtype=torch.float64)
+    shown = torch.tensor([[0.8, 0.1, 0.1], [0.1, 0.1, 0.8]], dtype=torch.float64)
+    torch.manual_seed(0)
+    c = torch.zeros(80, 8, dtype=torch.long)
+    for i in range(8):
+        c[:, i] = torch.multinomial(table[c[:, i - 1] if i else torch.zeros(80, dtype=torch.long)], 1)[:, 0]
+    y = torch.multinomial(shown[c].reshape(-1, 3), 1).reshape(80, 8)
+    net = true.replace({"y.logits": shown.log(), "c_0.logits": torch.zeros(2, 2).double()})
+    options = {"method": "svi", "choices": "sampled", "learn": ["c_0.logits"], "progress": False}
+    f = bt.fit(net, (torch.zeros(80, 8, 2).double(), y), steps=400, rate=0.1, **options)
+    torch.testing.assert_close(f.theta["c_0"], table, atol=0.06, rtol=0)
+
+
+def test_a_choice_of_a_word_meets_the_same_word_of_a_choice_on_plates_and_words():
+    """As many sides as words: a state [word] and one [side, word] have a right axis alone in common."""
+    side = bt.Node("d", D, ["b"], plates=SIDES)
+    read = bt.Node("c", D, [bt.Arrow("d", pick={"side": "e"})], plates=WORD)
+    net = choices_net(bt.Node("b", D, plates=WORD), side, bt.Node("e", Categorical(3), plates=WORD), read)
+    objective, corpus = objective_of(net), corpus_of(net.network, sentences(1, 3))
+    torch.manual_seed(1)
+    store = {name: value.log_softmax(-1) for name, value in net.parameters.items()}
+    sizes = {"b_0": (1, 3), "d_0": (1, 3, 3), "e_0": (1, 3), "c_0": (1, 3)}
+    states = {name: torch.randint(3 if name == "e_0" else 2, size) for name, size in sizes.items()}
+    prior, _ = objective.log_joint(net.parameters, corpus, states)
+    b, d, e, c = (states[name][0] for name in sizes)
+    wanted = torch.zeros((), dtype=torch.float64)
+    for i in range(3):
+        wanted = wanted + store["b_0.logits"][b[i]] + store["e_0.logits"][e[i]]
+        for k in range(3):
+            own = store["d_0.logits"]
+            wanted = wanted + (own[k] if own.dim() == 3 else own)[b[i], d[k, i]]
+        wanted = wanted + store["c_0.logits"][d[e[i], i], c[i]]
+    assert float(prior) == pytest.approx(float(wanted))
+
+
+@pytest.mark.parametrize("method", ["map", "em", "svi", "nuts"])
+@pytest.mark.parametrize("name", ["before", "before and x", "first", "last"])
+def test_choices_whose_words_meet_are_refused_where_they_would_be_summed(name, method):
+    with pytest.raises(bt.BNetError, match="words"):
+        bt.fit(NETS[name], sentences(2, 3), method=method, spread=1.0, progress=False)
+
+
+@pytest.mark.parametrize("name", ["x", "x as logits", "same", "rest"])
+def test_choices_that_do_not_meet_are_summed_as_by_enumeration(name):
+    net, data = NETS[name], sentences(1, 3, 2)
+    found = objective_of(net).log_evidence(net.parameters, corpus_of(net.network, data))
+    wanted = torch.stack([enumerated(name, net, x, y) for x, y in data])
+    torch.testing.assert_close(found.detach(), wanted)
