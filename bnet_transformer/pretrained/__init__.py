@@ -16,6 +16,7 @@ from bnet_transformer import face
 from bnet_transformer.errors import BNetError, DeclarationError, FileError
 from bnet_transformer.face import BNet
 from bnet_transformer.network.network import outline
+from bnet_transformer.pretrained.config import load_config
 from bnet_transformer.pretrained.declaration import SEGMENT, is_tied, options_to_declaration
 from bnet_transformer.pretrained.families import FAMILIES, register
 from bnet_transformer.pretrained.family import Family, Where
@@ -26,6 +27,7 @@ from bnet_transformer.pretrained.lens import from_lens, to_lens
 from bnet_transformer.pretrained.placing import placed
 from bnet_transformer.pretrained.source import (
     PACKAGES,
+    Held,
     Source,
     folder_to_source,
     model_to_source,
@@ -81,6 +83,8 @@ def from_pretrained(
     if dtype is not None and dtype not in FLOATING:
         raise BNetError("dtype", expected="a floating type", got=dtype, allowed=", ".join(map(str, FLOATING)))
     family = _family(found)
+    if not isinstance(found.weights, Held):
+        found = replace(found, config=load_config(family, found.config, found.where))
     return source_to_net(replace(found, weights=placed(family, found.weights, device_map, dtype)), readout)
 
 
@@ -126,7 +130,7 @@ def source_to_net(source: Source, readout: str | None) -> BNet:
     try:
         declare = family.declare or options_to_declaration
         network = outline(declare(family, options, vocabulary, pools))
-        parameters, left = weights_to_parameters(network, family, source.weights)
+        parameters, left = weights_to_parameters(network, family, source.weights, options.tables)
         network = network.with_parameters(parameters, numbers=False)  # nothing is read from the file yet
     except DeclarationError as error:
         raise FileError(source.where, expected="a sound model", got=str(error.faults[0])) from error
