@@ -24,6 +24,7 @@ from bnet_transformer.pretrained.hub import cached, hub_folder
 from bnet_transformer.pretrained.hugging_face import from_hugging_face, to_hugging_face
 from bnet_transformer.pretrained.keys import FLOATING, has_readout, is_shared, short, weights_to_parameters
 from bnet_transformer.pretrained.lens import from_lens, to_lens
+from bnet_transformer.pretrained.module_check import check_modules
 from bnet_transformer.pretrained.placing import placed
 from bnet_transformer.pretrained.source import (
     PACKAGES,
@@ -64,7 +65,8 @@ def from_pretrained(
 ) -> BNet:
     """The net of a pretrained model: a folder, an id of the hub, `"minilm"`, `"tiny"`, or a model of `transformers`.
 
-    Its weights are used where they lie: mapped from the file, or shared with the model. `readout=None` reads the
+    Its weights are used where they lie: mapped from the file, or shared with the model. A model in memory whose modules
+    are not those that its config makes is refused. `readout=None` reads the
     states alone. `tokenizer` is one of `transformers` or `tokenizers`, or a file, where the source has none.
     `device_map` is a device, or one for each of some modules by their names, as in `transformers`; weights are brought
     to theirs one by one, and a node is computed where its weights are. `dtype` is a floating type to bring them to.
@@ -83,7 +85,9 @@ def from_pretrained(
     if dtype is not None and dtype not in FLOATING:
         raise BNetError("dtype", expected="a floating type", got=dtype, allowed=", ".join(map(str, FLOATING)))
     family = _family(found)
-    if not isinstance(found.weights, Held):
+    if isinstance(found.weights, Held):
+        check_modules(source)
+    else:
         found = replace(found, config=load_config(family, found.config, found.where))
     return source_to_net(replace(found, weights=placed(family, found.weights, device_map, dtype)), readout)
 
