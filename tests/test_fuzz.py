@@ -164,7 +164,7 @@ def test_a_header_of_an_array_that_is_no_python(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"activation_function": {"a": 1}}, "a known activation"),
+        ({"activation_function": {"a": 1}}, "activation_function"),
         ({"n_layer": 10**30}, "n_layer of the config: expected a whole number of at most 1024"),
         ({"vocab_size": 10**30}, "vocab_size of the config: expected a whole number of at most"),
         ({"id2label": {"9" * 5000: "a"}}, "labels for 0, 1, 2"),

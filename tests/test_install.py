@@ -24,6 +24,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 DOORS = {
     "tokenizers": {"tokens.py", "pretrained/vocabulary.py"},
     "huggingface_hub": {"pretrained/hub.py"},
+    "transformers": {"pretrained/config.py"},
     "arviz": {"inference/fit/samples.py", "inference/fit/comparing.py"},
     "anywidget": {"viz/page/widget.py"},
     "traitlets": {"viz/page/widget.py"},

@@ -16,6 +16,7 @@ from bnet_transformer import face
 from bnet_transformer.errors import BNetError, DeclarationError, FileError
 from bnet_transformer.face import BNet
 from bnet_transformer.network.network import outline
+from bnet_transformer.pretrained.config import load_config
 from bnet_transformer.pretrained.declaration import SEGMENT, is_tied, options_to_declaration
 from bnet_transformer.pretrained.families import FAMILIES, register
 from bnet_transformer.pretrained.family import Family, Where
@@ -23,9 +24,11 @@ from bnet_transformer.pretrained.hub import cached, hub_folder
 from bnet_transformer.pretrained.hugging_face import from_hugging_face, to_hugging_face
 from bnet_transformer.pretrained.keys import FLOATING, has_readout, is_shared, short, weights_to_parameters
 from bnet_transformer.pretrained.lens import from_lens, to_lens
+from bnet_transformer.pretrained.module_check import check_modules
 from bnet_transformer.pretrained.placing import placed
 from bnet_transformer.pretrained.source import (
     PACKAGES,
+    Held,
     Source,
     folder_to_source,
     model_to_source,
@@ -62,7 +65,8 @@ def from_pretrained(
 ) -> BNet:
     """The net of a pretrained model: a folder, an id of the hub, `"minilm"`, `"tiny"`, or a model of `transformers`.
 
-    Its weights are used where they lie: mapped from the file, or shared with the model. `readout=None` reads the
+    Its weights are used where they lie: mapped from the file, or shared with the model. A model in memory whose modules
+    are not those that its config makes is refused. `readout=None` reads the
     states alone. `tokenizer` is one of `transformers` or `tokenizers`, or a file, where the source has none.
     `device_map` is a device, or one for each of some modules by their names, as in `transformers`; weights are brought
     to theirs one by one, and a node is computed where its weights are. `dtype` is a floating type to bring them to.
@@ -81,6 +85,10 @@ def from_pretrained(
     if dtype is not None and dtype not in FLOATING:
         raise BNetError("dtype", expected="a floating type", got=dtype, allowed=", ".join(map(str, FLOATING)))
     family = _family(found)
+    if isinstance(found.weights, Held):
+        check_modules(source)
+    else:
+        found = replace(found, config=load_config(family, found.config, found.where))
     return source_to_net(replace(found, weights=placed(family, found.weights, device_map, dtype)), readout)
 
 
@@ -126,7 +134,7 @@ def source_to_net(source: Source, readout: str | None) -> BNet:
     try:
         declare = family.declare or options_to_declaration
         network = outline(declare(family, options, vocabulary, pools))
-        parameters, left = weights_to_parameters(network, family, source.weights)
+        parameters, left = weights_to_parameters(network, family, source.weights, options.tables)
         network = network.with_parameters(parameters, numbers=False)  # nothing is read from the file yet
     except DeclarationError as error:
         raise FileError(source.where, expected="a sound model", got=str(error.faults[0])) from error

@@ -65,9 +65,10 @@ class Where:
 class Family:
     """One family: the names of its config, the keys of its modules, and what sets it apart.
 
-    `config` maps each option of `Options` to the family's own name for it, `defaults` are what a config that leaves it
-    out means, `modules` maps the parts of our declaration to where they lie (`{t}` is the slice), `unsupported` the
-    settings that change the equations, with the value that does not; `in_lens` says that TransformerLens has it.
+    `config` maps each option of `Options` to the family's own name for it, `aliases` other names that a config may have
+    for these to them (the `attribute_map` of its config class), `defaults` are what a config that leaves it out means,
+    `modules` maps the parts of our declaration to where they lie (`{t}` is the slice), `unsupported` the settings that
+    change the equations, with the value that does not; `in_lens` says that TransformerLens has it.
     `former` maps pieces of keys, as files of before have them, to today's. `shared`: one weight node and one set of
     parameters serve all slices. `last_normed`: the last of `hidden_states` is what leaves the final norm. `in_image`:
     its words are patches of an image. `form` is that of its norms, `gated` its feed-forward map, `rotary` says that
@@ -104,6 +105,7 @@ class Family:
     biased: Mapping[str, bool | str] = field(default_factory=dict)
     relative: Bias | None = None
     decodes: bool = False
+    aliases: Mapping[str, str] = field(default_factory=dict)
     declare: Callable[..., Declaration] | None = None
     settle: Callable[..., Options] | None = None
 
@@ -112,9 +114,18 @@ class Family:
         found = self.modules[part]
         return found if isinstance(found, Where) else Where(found)
 
+    def canonical(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A config with the family's own name for each setting; where an alias is there too, it goes first.
+
+        A config that `transformers` has read has no other names.
+        """
+        own = {name: value for name, value in config.items() if name not in self.aliases}
+        return own | {name: config[alias] for alias, name in self.aliases.items() if alias in config}
+
     def options(self, config: Mapping[str, Any], architecture: str | None, readout: str | None) -> Options:
         """What a config says, in our words."""
-        for name, harmless in self.unsupported.items():
+        config = self.canonical(config)
+        for name, harmless in (UNSUPPORTED | dict(self.unsupported)).items():
             if config.get(name, harmless) != harmless:
                 got = f"{name}={config[name]!r}"
                 raise BNetError(f"config of {self.name}", expected=f"{name}={harmless!r}", got=got)
@@ -129,7 +140,7 @@ class Family:
         one_of("readout", readout, ("auto", None))
         observed = None if readout is None else self._readout(architecture)
         image = config_to_patches(config) if self.in_image else None
-        labels = _labels(config)
+        labels = config_labels(config)
         if observed == "class":
             _check_classes(config, labels)
         return Options(
@@ -158,12 +169,12 @@ class Family:
     def size(self, config: Mapping[str, Any], option: str) -> int:
         """A whole number of a config, no larger than any model has it: loops go over it before weights are seen."""
         most = MOST_SLICES if option == "slices" else LARGEST
-        return _bounded(f"{self.config[option]} of the config", self.said(config, option), most)
+        return bounded(f"{self.config[option]} of the config", self.said(config, option), most)
 
     def maybe(self, config: Mapping[str, Any], option: str) -> int | None:
         """A whole number of a config that may tell none."""
         found = self.said(config, option) if option in self.config else None
-        return None if found is None else _bounded(f"{self.config[option]} of the config", found, LONGEST)
+        return None if found is None else bounded(f"{self.config[option]} of the config", found, LONGEST)
 
     def said(self, config: Mapping[str, Any], option: str) -> Any:
         """What a config says of an option, or means by leaving it out."""
@@ -225,6 +236,8 @@ class Family:
         return found[0]
 
 
+UNSUPPORTED = {"per_layer_config": None}
+"""Settings that would change the equations of any family, with the value that does not."""
 LARGEST = 2**22
 """As large as a width or a vocabulary can be."""
 MOST_SLICES = 2**10
@@ -258,9 +271,10 @@ class Options:
     unbiased: frozenset[str] = frozenset()
     rotary: Rotary | None = None
     start: int | None = None  # the token with which the words of a decoder start
+    tables: Mapping[str, str] = field(default_factory=dict)  # keys that weights lack, and those read in their place
 
 
-def _bounded(what: str, value: object, most: int) -> int:
+def bounded(what: str, value: object, most: int) -> int:
     """A whole number from 1 up to the most that it can be."""
     found = whole(what, value)
     if found > most:
@@ -268,9 +282,11 @@ def _bounded(what: str, value: object, most: int) -> int:
     return found
 
 
-def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the classes, which a config tells by number; two where it tells none."""
-    found = config.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}
+def config_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the classes, which a config tells by number, or how many they are; two where it tells neither."""
+    count = config.get("num_labels")
+    count = 2 if count is None else bounded("num_labels of the config", count, LARGEST)
+    found = config.get("id2label") or {k: f"LABEL_{k}" for k in range(count)}
     if not isinstance(found, Mapping):
         raise BNetError("id2label of the config", expected="a mapping from numbers to labels", got=found)
     numbered = all(str(k).isdecimal() and len(str(k)) < 10 for k in found)

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -156,7 +157,7 @@ def _tables(network: Network, family: Family) -> list[str]:
     own = [part_of(family, each.stack, "embed" if each.role == "x" else each.role) for each in readers]
     words = {each.stack for each in readers if each.role in ("embed", "x")}
     whole = ["embed"] if "embed" in family.modules and words == {s.name for s in network.declaration.stacks} else []
-    return list(dict.fromkeys([*whole, *own]))
+    return list(dict.fromkeys([*own, *whole]))  # its own first: what is shared is what loading ties them to
 
 
 def bias_of(where: Where) -> tuple[list[str], Where]:
@@ -167,10 +168,16 @@ def bias_of(where: Where) -> tuple[list[str], Where]:
     return [f"{where.key}.bias", *others], Where(where.key, part=where.part, skip=where.skip, within=where.within)
 
 
-def weights_to_parameters(network: Network, family: Family, weights: Weights) -> tuple[dict[str, Tensor], list[str]]:
-    """Our parameters, views of theirs, and the keys that no node reads, which must be of some readout."""
-    place = {short(family, key): key for key in weights.keys()}  # noqa: SIM118
-    read: set[str] = set()
+def weights_to_parameters(
+    network: Network, family: Family, weights: Weights, tables: Mapping[str, str] = MappingProxyType({})
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Our parameters, views of theirs, and the keys that no node reads, which must be of some readout.
+
+    `tables` names, for keys that the weights lack, those that are read in their place.
+    """
+    place = weight_keys(family, weights)
+    place |= {key: place[source] for key, source in tables.items()}
+    read = set(tables.values())
     found = {}
     for entry in entries(network, family):
         options = [short(family, key) for key in entry.keys]
@@ -230,21 +237,28 @@ def is_shared(family: Family, weights: Weights) -> bool:
 
     A config that says tied is then wrong, and `transformers` does not tie them either.
     """
-    return are_same(family, weights, "embed", "logits")
+    keys = (f"{family.where(part).key}.weight" for part in ("embed", "logits"))
+    return are_equal(family, weights, *keys)
 
 
-def are_same(family: Family, weights: Weights, *parts: str) -> bool:
-    """False where the weights hold the tables of two parts with different values."""
-    one, other = (weight_of(family, weights, part) for part in parts)
-    if one is None or other is None:
+def are_equal(family: Family, weights: Weights, *keys: str | None) -> bool:
+    """False where the weights hold the tensors of two keys with different values."""
+    present = weight_keys(family, weights)
+    if keys[0] == keys[1] or not all(key in present for key in keys):
         return True
+    one, other = (weights.tensor(present[key]) for key in keys if key is not None)
     same = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
     return one.shape == other.shape and (same or torch.equal(one, other.to(one.device)))
 
 
+def weight_keys(family: Family, weights: Weights) -> dict[str, str]:
+    """The keys of weights, by what they are without the prefix of the family, in today's words."""
+    return {short(family, key): key for key in weights.keys()}  # noqa: SIM118
+
+
 def weight_of(family: Family, weights: Weights, part: str) -> Tensor | None:
     """The weight of a part, where the weights hold it."""
-    place = {short(family, key): key for key in weights.keys()}  # noqa: SIM118
+    place = weight_keys(family, weights)
     key = f"{family.where(part).key}.weight" if part in family.modules else ""
     return weights.tensor(place[key]) if key in place else None
 

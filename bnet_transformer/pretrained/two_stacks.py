@@ -19,7 +19,7 @@ from bnet_transformer.models._observed import WORD
 from bnet_transformer.models._sublayers import TABLE, Sublayers
 from bnet_transformer.network import Declaration, Node, Stack
 from bnet_transformer.pretrained.family import Family, Options
-from bnet_transformer.pretrained.keys import Weights, are_same, has_bias, weight_of
+from bnet_transformer.pretrained.keys import Weights, are_equal, has_bias, weight_keys, weight_of
 from bnet_transformer.pretrained.turns import is_causal
 from bnet_transformer.tpm import (
     TPM,
@@ -64,9 +64,9 @@ class Both(Options):
 class TwoStacks(Family):
     """A family of an encoder and a decoder.
 
-    `decoder` maps the options that the decoder has of its own to the names of the config. `translate` makes a config
-    one that says each thing under one name. `positions` are "learned", "sinusoidal" or None; a bias of the scores by
-    distance, where the config has `buckets`, is one node of each stack. Parts of a stack start with its name.
+    `decoder` maps the options that the decoder has of its own to the names of the config. `translate` adds to a config
+    what its config class derives from other settings. `positions` are "learned", "sinusoidal" or None; a bias of the
+    scores by distance, where the config has `buckets`, is one node of each stack. Parts of a stack start with its name.
     """
 
     decoder: Mapping[str, str]
@@ -76,9 +76,13 @@ class TwoStacks(Family):
     declare: Callable[..., Declaration] | None = field(default_factory=lambda: options_to_two_stacks)
     settle: Callable[..., Options] | None = field(default_factory=lambda: settled)
 
+    def canonical(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A config with one name for each setting, with those that its config class derives from others."""
+        return super().canonical(self.translate(config))
+
     def options(self, config: Mapping[str, Any], architecture: str | None, readout: str | None) -> Both:
         """What a config says, in our words."""
-        config = self.translate(config)
+        config = self.canonical(config)
         told, start = super().options(config, architecture, readout), self.said(config, "start")
         reach = Reach("causal" if is_causal(config) else "every")
         told = replace(told, reach=reach, labels=())  # it observes words alone
@@ -125,17 +129,45 @@ class TwoStacks(Family):
 
 def settled(family: TwoStacks, options: Both, weights: Weights) -> Both:
     """Which tables are one, as the weights say too; whether the logits have a bias; and that sinusoids are such."""
-    one = options.one_table and are_same(family, weights, "enc_embed", "dec_embed")
-    words = "embed" if one and weight_of(family, weights, "embed") is not None else "dec_embed"
     if family.positions == "sinusoidal":
         for stack in ("enc", "dec"):
             _check_sinusoids(family, options.dim, weights, f"{stack}_sinusoids")
+    keys = _table_keys(family, options, weights)
+    tables = {_key(family, part): key for part, key in keys.items() if _key(family, part) != key}
+    enc, dec, logits = (keys.get(part) for part in ("enc_embed", "dec_embed", "logits"))
     return replace(
         options,
-        one_table=one,
-        tied=options.tied and are_same(family, weights, words, "logits"),
+        one_table=options.one_table and are_equal(family, weights, enc, dec),
+        tied=options.tied and are_equal(family, weights, dec, logits),
         logits_bias=family.logits_bias and has_bias(family, weights, "logits"),
+        tables=tables,
     )
+
+
+def _table_keys(family: TwoStacks, options: Both, weights: Weights) -> dict[str, str]:
+    """The key of the table that each part reads; none for a part whose table is missing.
+
+    A part reads its own table. `transformers` ties a table that a file lacks to `shared`, which no stack reads itself,
+    and where that is missing too, to one of the tables that are tied with it: which one is clear where they are equal.
+    """
+    present = weight_keys(family, weights)
+    tied = ("dec_embed", "logits") if options.apart else ("embed", "enc_embed", "dec_embed", "logits")
+    held = [key for part in tied if options.tied and (key := _key(family, part)) in present]
+    found = {}
+    for part in ("enc_embed", "dec_embed", *(["logits"] if options.readout == "word" else [])):
+        own = _key(family, part)
+        if own in present:
+            found[part] = own
+        elif part in tied and held:
+            if held[0] != _key(family, "embed") and not all(are_equal(family, weights, held[0], key) for key in held):
+                wanted = f"{own}, or one table in place of it and of {_key(family, 'embed')}"
+                raise FileError(weights.where, expected=wanted, got=f"{', '.join(held)}, which differ")
+            found[part] = held[0]
+    return found
+
+
+def _key(family: TwoStacks, part: str) -> str:
+    return f"{family.where(part).key}.weight"
 
 
 def _check_sinusoids(family: TwoStacks, dim: int, weights: Weights, part: str) -> None:

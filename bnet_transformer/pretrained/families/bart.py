@@ -15,6 +15,11 @@ CONFIG = {
     "start": "decoder_start_token_id",
 }
 DECODER = {"slices": "decoder_layers", "hidden": "decoder_ffn_dim", "heads": "decoder_attention_heads"}
+ALIASES = {
+    "num_attention_heads": "encoder_attention_heads",
+    "hidden_size": "d_model",
+    "num_hidden_layers": "encoder_layers",
+}
 DEFAULTS = {
     "dim": 1024,
     "heads": 16,
@@ -62,6 +67,7 @@ FAMILY = TwoStacks(
     config=CONFIG,
     decoder=DECODER,
     defaults=DEFAULTS,
+    aliases=ALIASES,
     modules={
         **STACKS,
         "enc_position": Where("encoder.embed_positions", skip=2),

@@ -24,6 +24,7 @@ FAMILY = Family(
         "activation": "gelu",
         "eps": 1e-12,
     },
+    aliases={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
     modules={
         "embed": "embeddings.word_embeddings",
         "position": "embeddings.position_embeddings",

@@ -25,6 +25,12 @@ FAMILY = Family(
         "activation": "gelu_new",
         "eps": 1e-5,
     },
+    aliases={
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
     modules={
         "embed": "wte",
         "position": "wpe",

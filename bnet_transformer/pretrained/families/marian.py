@@ -9,6 +9,7 @@ FAMILY = TwoStacks(
     config={**bart.CONFIG, "one_table": "share_encoder_decoder_embeddings"},
     decoder={**bart.DECODER, "states": "decoder_vocab_size"},
     defaults={**bart.DEFAULTS, "states": 58101, "start": 58100},
+    aliases=bart.ALIASES,
     modules={
         **bart.STACKS,
         "enc_sinusoids": "encoder.embed_positions",

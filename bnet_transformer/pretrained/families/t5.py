@@ -36,19 +36,33 @@ def stack(name: str, long: str, last: int) -> dict[str, str | Where]:
     }
 
 
-def translate(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The feed-forward map by its parts, and the logits scaled where a config does not say that tables are untied.
+DEFAULTS = {
+    "dim": 512,
+    "heads": 8,
+    "key_dim": 64,
+    "slices": 6,
+    "hidden": 2048,
+    "states": 32128,
+    "eps": 1e-6,
+    "buckets": 32,
+    "furthest": 128,
+    "start": None,
+}
 
-    `transformers` ties them all the same, unless the weights hold another table.
+
+def translate(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that `T5Config` derives from others, where a config does not tell them.
+
+    Tables are tied whatever a config says, unless the weights hold others: what it says is whether logits are scaled.
     """
-    told = config.get("feed_forward_proj", "relu")
-    named = str(told).removeprefix("gated-")
-    scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings") is not False)
+    projection = str(config.get("feed_forward_proj", "relu"))
+    parts, slices = projection.split("-"), config.get("num_decoder_layers")
     return {
+        "is_gated_act": parts[0] == "gated",
+        "dense_act_fn": "gelu_new" if projection == "gated-gelu" else parts[-1],
+        "scale_decoder_outputs": config.get("tie_word_embeddings") is not False,
         **config,
-        "gated": named != told,
-        "dense_act_fn": "gelu_new" if told == "gated-gelu" else named,
-        "scale_decoder_outputs": scaled,
+        "num_decoder_layers": config.get("num_layers", DEFAULTS["slices"]) if slices is None else slices,
         "tie_word_embeddings": True,
     }
 
@@ -64,7 +78,7 @@ FAMILY = TwoStacks(
         "hidden": "d_ff",
         "states": "vocab_size",
         "activation": "dense_act_fn",
-        "gated_ffn": "gated",
+        "gated_ffn": "is_gated_act",
         "eps": "layer_norm_epsilon",
         "buckets": "relative_attention_num_buckets",
         "furthest": "relative_attention_max_distance",
@@ -72,18 +86,13 @@ FAMILY = TwoStacks(
         "start": "decoder_start_token_id",
     },
     decoder={"slices": "num_decoder_layers"},
-    defaults={
-        "dim": 512,
-        "heads": 8,
-        "key_dim": 64,
-        "slices": 6,
-        "hidden": 2048,
-        "states": 32128,
-        "eps": 1e-6,
-        "buckets": 32,
-        "furthest": 128,
-        "start": None,
+    aliases={
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+        "num_hidden_layers": "num_layers",
+        "head_dim": "d_kv",
     },
+    defaults=DEFAULTS,
     modules={
         "embed": "shared",
         **stack("enc", "encoder", 1),
@@ -98,6 +107,9 @@ FAMILY = TwoStacks(
     positions=None,
     score=Dot(1.0),
     translate=translate,
-    buffers=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
+    buffers=(
+        "shared.weight",  # where each stack has a table of its own
+        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
+    ),
     in_lens=False,
 )

@@ -1,0 +1,185 @@
+"""The config.json of a folder: transformers' own models and config classes as oracles."""
+
+import sys
+
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.errors import FileError
+from bnet_transformer.pretrained import FAMILIES, from_pretrained
+from bnet_transformer.pretrained.config import load_config
+from tests.hugging import T, config, random_model
+from tests.test_families import TABLE
+
+ALIASED = ["gpt2", "distilbert", "bart", "marian", "t5"]
+
+
+def tensor_ids(sentence):
+    """The inputs of transformers for a sentence of the table."""
+    if isinstance(sentence, dict):
+        return {"input_ids": torch.tensor([sentence["enc"]]), "decoder_input_ids": torch.tensor([sentence["dec"]])}
+    image = isinstance(sentence, torch.Tensor)
+    return {"pixel_values": sentence[None]} if image else {"input_ids": torch.tensor([sentence])}
+
+
+def check_logits(net, model, sentence, tolerance=1e-5):
+    """Our logits are those of a model of transformers."""
+    with torch.no_grad():
+        theirs = model(**tensor_ids(sentence)).logits
+        role = next(name for name in ("dec_logits", "logits", "classifier") if name in net.network.graph.by_name)
+        batch = net.batch([sentence])
+        ours = net.module().eval()(batch.x, batch.mask, given=batch.given, want=[role])[role]
+    torch.testing.assert_close(ours.to(theirs.dtype), theirs, rtol=tolerance, atol=tolerance)
+
+
+def saved(name, folder, dtype=torch.float32):
+    """A folder of the tiny model of a family, its class and a sentence."""
+    kind, options, sentences = TABLE[name]
+    model = random_model(kind, options, dtype)
+    model.save_pretrained(folder)
+    sentence = sentences[0].to(dtype) if isinstance(sentences[0], torch.Tensor) else sentences[0]
+    return getattr(T, kind), sentence
+
+
+@pytest.mark.parametrize("name", list(TABLE))
+def test_a_folder_is_read_as_transformers_reads_it(name, tmp_path):
+    kind, sentence = saved(name, tmp_path)
+    check_logits(from_pretrained(tmp_path), kind.from_pretrained(tmp_path).eval(), sentence)
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["alias", "both"])
+@pytest.mark.parametrize("name", ALIASED)
+def test_alternative_names_of_settings_are_read(name, both, tmp_path):
+    """Each name of the config class's attribute_map, alone and beside a contradicting own name, which loses."""
+    kind, sentence = saved(name, tmp_path)
+    settings = kind.config_class.from_pretrained(tmp_path)
+    changes = {}
+    for alias, own in kind.config_class.attribute_map.items():
+        changes |= {alias: getattr(settings, own), own: getattr(settings, own) * 2 if both else ...}
+    if name == "t5":  # the slices of its decoder are those of the own name
+        changes["num_decoder_layers"] = settings.num_decoder_layers
+    config(tmp_path, **changes)
+    model = kind.from_pretrained(tmp_path).eval()
+    check_logits(from_pretrained(tmp_path), model, sentence)
+
+
+def configs():
+    """Settings of each family as a config.json may have them."""
+    for name, (_, options, _) in TABLE.items():
+        yield name, options
+        yield name, {}
+        for alias, own in getattr(T, TABLE[name][0]).config_class.attribute_map.items():
+            plain = {key: value for key, value in options.items() if key != own}
+            if own in options:
+                yield name, {**plain, alias: options[own]}
+                yield name, {**options, alias: options[own] * (1 if alias == "num_attention_heads" else 2)}
+    for projection in ("relu", "gated-gelu", "gated-silu", "gelu"):
+        yield "t5", {**TABLE["t5"][1], "feed_forward_proj": projection}
+        yield "t5", {**TABLE["t5"][1], "feed_forward_proj": projection, "dense_act_fn": "tanh", "is_gated_act": True}
+    yield "t5", {"num_hidden_layers": 3}
+    yield "t5", {"tie_word_embeddings": False}
+    yield "t5", {"tie_word_embeddings": False, "scale_decoder_outputs": True}
+    yield "bert", {"num_labels": 5}
+    yield "qwen2", {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0}
+    yield "qwen2", {"use_sliding_window": False, "sliding_window": 3, "max_window_layers": 0}
+    yield "llama", {"rope_theta": 100.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    yield "gpt_neox", {"rotary_pct": 0.5, "rotary_emb_base": 500}
+    yield "marian", {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 17}
+
+
+@pytest.mark.parametrize(("name", "settings"), list(configs()))
+def test_a_config_is_read_alike_without_transformers(name, settings, monkeypatch):
+    """The oracle is the config class; without it, the family's own table of names and defaults says the same."""
+    family = FAMILIES[name]
+    theirs = family.options(T.AutoConfig.for_model(name, **settings).to_dict(), None, None)
+    raw = {"model_type": name, **settings}
+    assert family.options(load_config(family, raw, "test"), None, None) == theirs
+    for module in [each for each in sys.modules if each.split(".")[0] == "transformers"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert load_config(family, raw, "test") == raw
+    assert family.options(raw, None, None) == theirs
+
+
+def test_alternative_names_are_those_of_the_config_classes():
+    for name, family in FAMILIES.items():
+        assert family.aliases == T.AutoConfig.for_model(name).attribute_map
+
+
+def test_a_folder_is_read_without_transformers(tmp_path, monkeypatch):
+    kind, sentence = saved("gpt2", tmp_path)
+    config(tmp_path, n_head=..., num_attention_heads=3)
+    model = kind.from_pretrained(tmp_path).eval()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    check_logits(from_pretrained(tmp_path), model, sentence)
+
+
+@pytest.mark.parametrize("projection", ["relu", "gated-gelu", "gated-relu"])
+@pytest.mark.parametrize("activation", ["tanh", "gelu", "silu"])
+def test_an_explicit_activation_of_t5_is_read(projection, activation, tmp_path):
+    kind, options, sentences = TABLE["t5"]
+    options = {**options, "feed_forward_proj": projection, "dense_act_fn": activation}
+    model = random_model(kind, options)
+    check_logits(from_pretrained(model), model, sentences[0], 1e-9)
+    random_model(kind, options, torch.float32).save_pretrained(tmp_path)
+    check_logits(from_pretrained(tmp_path), getattr(T, kind).from_pretrained(tmp_path).eval(), sentences[0])
+
+
+@pytest.mark.parametrize("projection", ["relu", "gated-gelu", "gated-quick_gelu", "mish"])
+def test_an_activation_that_no_family_has_is_refused_in_t5(projection, tmp_path):
+    kind, options, _ = TABLE["t5"]
+    explicit = {} if projection in ("gated-quick_gelu", "mish") else {"dense_act_fn": "quick_gelu"}
+    model = random_model(kind, {**options, "feed_forward_proj": projection, **explicit}, torch.float32)
+    model.save_pretrained(tmp_path)
+    for source in (model, tmp_path):
+        with pytest.raises(bt.BNetError, match="a known activation"):
+            from_pretrained(source)
+
+
+@pytest.mark.parametrize("name", list(TABLE))
+def test_slices_that_differ_are_refused(name, tmp_path):
+    """A config may give one slice settings of its own, which no family reads."""
+    kind, options, _ = TABLE[name]
+    own = {"0": {next(each for each in ("hidden_act", "activation", "activation_function", "dense_act_fn")
+                      if each in getattr(T, kind).config_class().to_dict()): "tanh"}}  # fmt: skip
+    model = random_model(kind, options, torch.float32)
+    model.save_pretrained(tmp_path)
+    config(tmp_path, per_layer_config=own)
+    model.config.per_layer_config = own
+    for source in (tmp_path, model):
+        with pytest.raises(bt.BNetError):
+            from_pretrained(source)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_hidden_layers": 10**9},
+        {"n_layer": 10**9},
+        {"num_labels": 10**12},
+        {"num_labels": "many"},
+        {"n_head": "three"},
+        {"to_dict": 3},
+        {"__class__": "x"},
+        {"__dict__": {}},
+        {"self": 3},
+        {"id2label": [1, 2]},
+    ],
+    ids=str,
+)
+def test_hostile_configs_are_refused(changes, tmp_path):
+    saved("gpt2", tmp_path)
+    config(tmp_path, **changes)
+    with pytest.raises(bt.BNetError):
+        from_pretrained(tmp_path)
+
+
+def test_a_config_that_transformers_refuses_is_refused(tmp_path):
+    saved("llama", tmp_path)
+    config(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": "far"})
+    with pytest.raises(bt.BNetError):
+        from_pretrained(tmp_path)
+    config(tmp_path, rope_parameters=..., initializer_range="far")
+    with pytest.raises(FileError):
+        from_pretrained(tmp_path)

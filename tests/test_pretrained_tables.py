@@ -1,0 +1,164 @@
+"""Tables of words of T5, BART and Marian: which of them a model computes with, transformers as the oracle."""
+
+import itertools
+import json
+import warnings
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import bnet_transformer as bt
+from bnet_transformer.pretrained import from_hugging_face, from_pretrained, to_hugging_face
+from bnet_transformer.pretrained.keys import entries
+from tests.hugging import BART, T5, D, T, config, random_model
+from tests.test_pretrained_configs import check_logits
+
+PREFIX = {"t5": "", "bart": "model.", "marian": "model."}
+SLICES = {"encoder_layers": 1, "decoder_layers": 1}
+KINDS = {
+    "t5": ("T5ForConditionalGeneration", {**T5, "num_layers": 1, "num_decoder_layers": 1}),
+    "bart": ("BartForConditionalGeneration", {**BART, **SLICES}),
+    "marian": ("MarianMTModel", {**BART, **SLICES}),
+}
+SENTENCE = {"enc": [3, 4, 5, 6], "dec": [1, 7, 8]}
+TABLES = ("shared", "encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
+ALL = pytest.mark.parametrize("name", list(KINDS))
+
+
+def key(name, table):
+    return f"{'' if table == 'lm_head' else PREFIX[name]}{table}.weight"
+
+
+def named(letters):
+    """The same tables with the first letters of the alphabet, in their order; a dash is a table that is missing."""
+    order = list(dict.fromkeys(letters.replace("-", "")))
+    return "".join(letter if letter == "-" else "abcd"[order.index(letter)] for letter in letters)
+
+
+# Which of the four tables are one: a letter for each, in the order of TABLES.
+PARTITIONS = sorted({named("".join(letters)) for letters in itertools.product("abcd", repeat=4)})
+
+
+def tables_of(letters, dtype=torch.float32):
+    """A table for each letter."""
+    made = {
+        letter: torch.randn(13, 12, dtype=dtype, generator=torch.Generator().manual_seed(ord(letter)))
+        for letter in set(letters) - {"-"}
+    }
+    return {table: made[letter] for table, letter in zip(TABLES, letters, strict=True) if letter != "-"}
+
+
+def test_all_partitions_are_there():
+    assert len(PARTITIONS) == 15  # Bell's number of four
+
+
+@ALL
+@pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.parametrize("letters", PARTITIONS)
+def test_a_model_in_memory_has_the_tables_that_it_computes_with(name, tie, letters):
+    """Whatever `shared` holds, which no stack reads."""
+    kind, options = KINDS[name]
+    model = random_model(kind, {**options, "tie_word_embeddings": tie})
+    parameters = {}
+    for table, value in tables_of(letters, D).items():
+        owner = model.get_submodule(key(name, table).removesuffix(".weight"))
+        owner.weight = parameters.setdefault(letters[TABLES.index(table)], torch.nn.Parameter(value))
+    net = from_pretrained(model)
+    check_logits(net, model, SENTENCE, 1e-9)
+    held = model.state_dict()
+    views = {entry.name: entry.view for entry in entries(net.network, bt.pretrained.FAMILIES[name])}
+    for parameter, value in net.parameters.items():
+        theirs = to_hugging_face(net, parameter)
+        assert views[parameter](held[theirs]).equal(value) and parameter in from_hugging_face(net, theirs)
+
+
+def test_new_words_of_a_model_in_memory_are_none_of_its_stacks():
+    """T5 sets `shared` alone, which nothing reads until tables are tied again."""
+    model = random_model(*KINDS["t5"])
+    model.set_input_embeddings(torch.nn.Embedding(13, 12, dtype=D))
+    check_logits(from_pretrained(model), model, SENTENCE, 1e-9)
+
+
+def loaded(name, folder):
+    """The model that transformers reads from a folder, or None where some of the weights that it reads are missing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model, report = getattr(T, KINDS[name][0]).from_pretrained(folder, output_loading_info=True)
+    missing = [each for each in report["missing_keys"] if "embed_positions" not in each and "shared" not in each]
+    return None if missing else model.eval()
+
+
+def ambiguous(letters):
+    """`shared` and a table that is read are missing, and those that are there differ."""
+    return letters[0] == "-" and "-" in letters[1:] and len(set(letters) - {"-"}) > 1
+
+
+@ALL
+@pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.parametrize("shards", ["5GB", "1KB"])
+def test_a_folder_has_the_tables_that_transformers_reads(name, tie, shards, tmp_path):
+    """Every partition of the tables, and each with every choice of tables that are missing."""
+    kind, options = KINDS[name]
+    model = random_model(kind, {**options, "tie_word_embeddings": tie}, torch.float32)
+    model.save_pretrained(tmp_path)
+    config(tmp_path, tie_word_embeddings=tie)
+    base = load_file(tmp_path / "model.safetensors")
+    base = {each: value for each, value in base.items() if each not in {key(name, table) for table in TABLES}}
+    cases = {
+        named("".join("-" if gone else letter for gone, letter in zip(mask, letters, strict=True)))
+        for letters in (PARTITIONS if shards == "5GB" else ["abcd", "aabb"])
+        for mask in itertools.product([False, True], repeat=4)
+    }
+    assert len(cases) == 52 if shards == "5GB" else len(cases) > 15
+    seen = {"read": 0, "refused": 0}
+    for letters in sorted(cases):
+        tensors = {key(name, table): value.clone() for table, value in tables_of(letters).items()}
+        write(tmp_path, {**base, **tensors}, sharded=shards != "5GB")
+        theirs = None if letters == "----" else loaded(name, tmp_path)
+        if theirs is None or ((tie or name == "t5") and ambiguous(letters)):  # a T5 is tied whatever its config says
+            seen["refused"] += 1
+            with pytest.raises(bt.BNetError):
+                from_pretrained(tmp_path)
+        else:
+            seen["read"] += 1
+            check_logits(from_pretrained(tmp_path), theirs, SENTENCE)
+    assert seen["read"] >= 2 and seen["refused"] >= 2
+
+
+def write(folder, tensors, *, sharded):
+    """Weights in one file, or in one for each half with an index."""
+    for old in folder.glob("*.safetensors*"):
+        old.unlink()
+    if not sharded:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    index = {}
+    for k in range(2):
+        part = f"model-0000{k + 1}-of-00002.safetensors"
+        chosen = {each: value for j, (each, value) in enumerate(tensors.items()) if j % 2 == k}
+        save_file(chosen, folder / part, metadata={"format": "pt"})
+        index |= dict.fromkeys(chosen, part)
+    told = {"metadata": {"total_size": 0}, "weight_map": index}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_stacks_with_a_vocabulary_each_have_tables_of_their_own(tie, tmp_path):
+    """A Marian that shares nothing but, where its config ties, the decoder's words and the logits."""
+    options = {**BART, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 17, "tie_word_embeddings": tie}
+    model = random_model("MarianMTModel", options)
+    model.lm_head.weight = torch.nn.Parameter(torch.randn(17, 12, dtype=D))
+    check_logits(from_pretrained(model), model, SENTENCE, 1e-9)
+    random_model("MarianMTModel", options, torch.float32).save_pretrained(tmp_path)
+    whole = load_file(tmp_path / "model.safetensors")
+    whole.setdefault("lm_head.weight", whole["model.decoder.embed_tokens.weight"].clone())
+    for gone in (None, "lm_head", "model.decoder.embed_tokens", "model.encoder.embed_tokens"):
+        kept = {each: value for each, value in whole.items() if each != f"{gone}.weight"}
+        write(tmp_path, kept, sharded=False)
+        theirs = loaded("marian", tmp_path)
+        if theirs is None:
+            with pytest.raises(bt.BNetError):
+                from_pretrained(tmp_path)
+        else:
+            check_logits(from_pretrained(tmp_path), theirs, SENTENCE)
