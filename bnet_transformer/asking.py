@@ -93,7 +93,7 @@ def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Te
     given = next(given for given in member.inputs if WORD in given.over or dict(given.pick).get(WORD) is not None)
     width = world.ground.words[world.network.members[given.parent].family.words or ""]
     rows = []
-    layouts = set()
+    above: dict[int, list[int]] = {}  # of a row that was set nothing is above: it is the same in every state
     for offset in range(len(world.ground.nodes(member.family))):
         node = base + offset
         if node in world.do:
@@ -104,8 +104,8 @@ def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Te
                 allowed="another slice; the sentence before that do; Attend(row), which sets what is read",
             )
         free = choices(world, reading_parents(world, node), seen)
-        if node not in world.rows:  # a row that was set is the same in every state
-            layouts.add(layout(world, free, node))
+        if node not in world.rows:
+            above[node] = free
         table = []
         for run in runs(world, free, seen):
             reading = run.reading(node)
@@ -115,11 +115,11 @@ def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Te
             row[reading[0]] = reading[1]
             table.append(row)
         rows.append(torch.stack(table).reshape((*(support(world, choice) for choice in free), width)))
-    if len(layouts) > 1:
+    if shared_and_own(world, above) is None:
         raise BNetError(
             f"attention of {member.family.name}",
             expected="words that depend on the same open choices",
-            got=f"{len(layouts)} different sets of them",
+            got="words that depend on others",
             allowed="do(...) or observe(...) on these choices first",
         )
     states = max((row.shape[:-1] for row in rows), key=len)
@@ -133,17 +133,19 @@ def grouped(reading: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
     return torch.stack([read[..., list(group), :].mean(-2) for group in groups], -2)
 
 
-def layout(world: World, free: list[int], node: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """The choices that a row depends on, family by family; a choice of the row's own word counts as the row's own."""
-    word = world.ground.place(node)[1][-1:]
-    families: dict[str, list[tuple[int, ...]]] = {}
-    for choice in free:
-        family, index = world.ground.place(choice)
-        families.setdefault(family.name, []).append(index)
-    return tuple(
-        (name, () if len(found) == 1 and found[0][-1:] == word else tuple(i for index in found for i in index))
-        for name, found in families.items()
-    )
+def shared_and_own(world: World, above: Mapping[int, Sequence[int]]) -> tuple[list[int], list[int]] | None:
+    """The choices that decide all of some nodes, and the families of which each node has that of its own word beside
+    them; None where nodes depend on other choices. `above` has the choices that decide each node."""
+    shared = set.intersection(*map(set, above.values())) if above else set()
+    families = set()
+    for node, free in above.items():
+        word = world.ground.place(node)[1][-1:]
+        own = [world.ground.place(choice) for choice in free if choice not in shared]
+        if any(index[-1:] != word for _, index in own):
+            return None
+        families.add(tuple(family.index for family, _ in own))
+    apart = families.pop() if families else ()
+    return None if families or len(set(apart)) < len(apart) else (sorted(shared), sorted(apart))
 
 
 def reader(world: World, slice_: int, role: str | None) -> Member:

@@ -83,6 +83,16 @@ def test_answers_after_surgery_are_the_references(case):
         agree(s.do(some), whole=False)
 
 
+@pytest.mark.parametrize("name", ["word", "word, codebook", "word, two slices", "marginal"])
+def test_answers_with_a_choice_of_one_word_set_or_seen_are_the_references(name):
+    s = next(case for case in CASES if case.name == name).sentence
+    for member in s.net.network.members:
+        if member.tpm.kind == "discrete" and member.family.words is not None:
+            node = list(s.ground.family_names(member.family))[-1]
+            agree(s.do({node: 0}))
+            agree(s.observe({node: 0}))
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in HEAVY], ids=lambda case: case.name)
 def test_heavy_answers_are_the_references(case):
     s = case.sentence

@@ -1,5 +1,5 @@
-"""Values of single nodes of a sentence: by the compiled reading, one family at a time and each once; by the reference
-where the compiled reading refuses (choices of words that meet, evidence on some nodes of a family).
+"""Values of single nodes of a sentence: by the compiled reading, one family at a time and each once. Where choices of
+words meet, all their joint states are one batch; what the compiled reading refuses is left to the reference.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.graph import Selection
 from bnet_transformer.inference.batched_states import joint_states, of_one_sentence, pieces
-from bnet_transformer.inference.ground import choices_above, counted, interventions, node_values_by_family
+from bnet_transformer.inference.ground import choices_above, counted, interventions
 from bnet_transformer.network import Input, Member
 from bnet_transformer.reference import BUDGET, World
 from bnet_transformer.tpm import Given, Normal
@@ -157,12 +157,11 @@ class Answers:
         world = self.world
         nodes = [node for node in world.ground.nodes(member.family).tolist() if node not in world.rows]
         above = {node: self._open_above(reference.reading_parents(world, node)) for node in nodes}
-        shared = set.intersection(*map(set, above.values())) if nodes else set()
-        layouts = {asking.layout(world, [c for c in free if c not in shared], node) for node, free in above.items()}
-        if len(layouts) != 1 or any(index for _, index in next(iter(layouts))):
+        choices = asking.shared_and_own(world, above)
+        if choices is None:
             raise _refused(member, "words that depend on the same choices", "others")
-        apart = sorted(world.ground.folded.by_name[name].index for name, _ in next(iter(layouts)))
-        return self._in_every_state(sorted(shared), lambda answers: answers._attention(member), apart)
+        shared, own = choices
+        return self._in_every_state(shared, lambda answers: answers._attention(member), own)
 
     def _attention(self, member: Member) -> Tensor:
         ground = self.world.ground
@@ -171,13 +170,11 @@ class Answers:
             raise _refused(member, "nodes that read", "one that is set")
         free: list[int] = []
         if self._open(member):
-            layouts = set()
+            above = {}
             for node in nodes:
-                if node in self.world.rows:
-                    continue  # its row is the same in every state
-                free = self._free(member, reference.reading_parents(self.world, node))
-                layouts.add(asking.layout(self.world, free, node))
-            if len(layouts) > 1:
+                if node not in self.world.rows:  # whose row is the same in every state
+                    above[node] = free = self._free(member, reference.reading_parents(self.world, node))
+            if asking.shared_and_own(self.world, above) is None:
                 raise _refused(member, "words that depend on the same choices", "others")
         return self._entry(self._table("reading", member), member, free, None, (self._width(member),))
 
@@ -285,19 +282,14 @@ class Answers:
         """The values of families, with all that was done and seen among those above them."""
         world, network = self.world, self.world.network
         want = tuple(network.members[index].family.name for index in wanted)
-        done = interventions(world, above)
+        settled = reference.settling(world, self.evidence)  # a value is the same whether its parents are seen or set
+        done = interventions(replace(world, do={**settled, **world.do}), above)
         set_, patched = done["do"], done["patched"]
         for name, value in many_states(world, self.states).items():
             patched.pop(name, None)
             set_[name] = value
         set_ |= self._untouched(set(wanted), set_)
-        settled = {n: v for n, v in reference.settling(world, self.evidence).items() if n not in world.do}
-        seen_ = {}
-        for name, (value, which) in node_values_by_family(world, settled, above).items():
-            if not bool(which.all()):
-                raise ReadingError(name, expected="all nodes of a family seen, or none", got="some of them")
-            seen_[name] = value
-        known = frozenset(network.graph.family(name).index for name in {**set_, **seen_})
+        known = frozenset(network.graph.family(name).index for name in set_)
         open_ = frozenset(i for i in set(wanted) - known if network.members[i].tpm.kind == "discrete")
         plan = self.module.plan(want, known, open_)
         if math.prod(states_in(network, index, world.ground.words) for index in plan.enumerated) > BUDGET:
@@ -306,7 +298,6 @@ class Answers:
             want,
             counted(world),
             do=set_,
-            seen=seen_,
             patched=patched,
             rows=done["rows"],
             given={name: value[None] for name, value in world.given.items()},

@@ -118,20 +118,21 @@ def _choices(said: Said, member: Member) -> tuple[dict[str, int], bool]:
     if not asking.choice_above(network, [member.family.index]):
         return {}, False
     settled = reference.settling(world, said.seen)
-    every: dict[tuple[int, ...], int] = {}  # the choices that decide some node, and the first such node
-    for node in world.ground.nodes(member.family).tolist():
-        if node not in world.do and node not in world.rows:
-            free = reference.choices(world, reference.reading_parents(world, node), settled)
-            every.setdefault(tuple(free), node)
-    if not every:
-        return {}, False
-    most = max(every, key=len)
-    sizes = {choice: reference.support(world, choice) for choice in {c for each in every for c in each}}
-    if len(every) == 1:
-        return {world.ground.name(choice): sizes[choice] for choice in most}, False
-    if len({asking.layout(world, list(each), node) for each, node in every.items()}) == 1:
-        return {f"{world.ground.family_of(choice).name}_i": sizes[choice] for choice in most}, True
-    return {world.ground.name(choice): size for choice, size in sizes.items()}, False
+    above = {
+        node: reference.choices(world, reference.reading_parents(world, node), settled)
+        for node in world.ground.nodes(member.family).tolist()
+        if node not in world.do and node not in world.rows
+    }
+    every = sorted(set().union(*above.values()))
+    sizes = {choice: reference.support(world, choice) for choice in every}
+    choices = asking.shared_and_own(world, above)
+    if choices is None or not choices[1]:
+        return {world.ground.name(choice): size for choice, size in sizes.items()}, False
+    named = {}
+    for choice, size in sizes.items():  # in the order of the dims
+        family = world.ground.family_of(choice)
+        named[f"{family.name}_i" if family.index in choices[1] else world.ground.name(choice)] = size
+    return named, True
 
 
 def _mean(said: Said, member: Member, choices: Mapping[str, int], own: bool, values: Tensor | None) -> Table:

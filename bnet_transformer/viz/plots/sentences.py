@@ -204,7 +204,7 @@ def _lead(s: Said, world: World, member: Member, dims: int) -> list[str]:
         return plates
     node = int(world.ground.nodes(member.family)[0])
     free = reference.choices(world, reference.reading_parents(world, node), reference.settling(world, s._seen))
-    families = [name for name, _ in asking.layout(world, free, node)]
+    families = list(dict.fromkeys(world.ground.family_of(each).name for each in free))
     for choices in (families, [world.ground.name(each) for each in free]):
         if len(choices) + len(plates) == dims:
             return [*choices, *plates]
