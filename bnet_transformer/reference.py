@@ -171,7 +171,7 @@ def runs(world: World, free: list[int], known: Mapping[int, Tensor], budget: int
             expected=f"at most {budget} joint states of {names}",
             got=f"{count} states",
             allowed="evidence or do on some of these nodes; a larger budget=, of a question that takes one; "
-            "SVI (net.pyro()), which is approximate",
+            "sample(n) without evidence, which is approximate",
         )
     for states in itertools.product(*map(range, sizes)):
         chosen = (torch.tensor(state, device=world.network.device) for state in states)

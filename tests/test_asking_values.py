@@ -204,6 +204,20 @@ def test_constants_are_set_whatever_is_open():
             Mean(bad)
 
 
+def test_do_of_a_choice_is_advised_only_where_one_is_open():
+    sums = doubled(combine="concat").sentence("the cat sat")
+    experts = next(each for each in CASES if each.name == "experts").sentence
+    wide = torch.zeros(2, *sums["x_1_0"].shape)
+    for value in (wide, Mean([bt.bayesuvius(dim=6).sentence("the cat sat").do(c=0)])):
+        with pytest.raises(bt.EvidenceError) as caught:
+            sums.do(x_1_0=value)
+        assert caught.value.allowed is None
+    picked = experts["x_1_0"]  # for each expert
+    with pytest.raises(bt.EvidenceError, match=r"do\(r_0=") as caught:
+        experts.do(x_1_0=picked)
+    assert experts.do(x_1_0=experts.do(r_0=1)["x_1_0"])["x_1_0"].equal(picked[1])
+
+
 def test_a_word_that_cannot_be_read_is_no_state():
     net = bt.bayesuvius(4, heads=2, mask="causal", observe=Normal(0.3), attention="marginal").to(D)
     s = net.sentence("a b c")

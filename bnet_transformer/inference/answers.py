@@ -393,4 +393,4 @@ def gathered_rows(world: World, above: set[int]) -> dict[str, tuple[Tensor, Tens
 
 
 def _refused(member: Member, expected: str, got: str) -> ReadingError:
-    return ReadingError(member.family.name, expected=expected, got=got, allowed="the reference, for a small net")
+    return ReadingError(member.family.name, expected=expected, got=got)

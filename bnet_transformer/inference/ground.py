@@ -112,4 +112,4 @@ def _gathered(world: World, told: Mapping[int, Tensor]) -> dict[str, tuple[Tenso
 
 
 def _apart(name: str, expected: str, got: str) -> ReadingError:
-    return ReadingError(name, expected=expected, got=got, allowed="the reference, for a small net")
+    return ReadingError(name, expected=expected, got=got)

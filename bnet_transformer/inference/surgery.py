@@ -14,7 +14,7 @@ from torch import Tensor
 from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, EvidenceError, number, put, seed_of, unknown
 from bnet_transformer.graph import Family, Ground
-from bnet_transformer.intake import value_of
+from bnet_transformer.intake import value_of, way_to_one_value
 from bnet_transformer.tpm import Attention
 from bnet_transformer.tpm.arrays import own_tensor
 from bnet_transformer.world import Row, World, sources, where
@@ -219,7 +219,7 @@ def _settled(world: World, node: int, value: Tensor) -> Tensor:
     if not value.is_floating_point():
         raise EvidenceError(name, expected="a node whose value is real numbers", got="one that has states")
     if tuple(value.shape) != shape:
-        hint = "do(c=...) first, in every sentence where c is open"
+        hint = way_to_one_value(world.network, value, shape)
         got = f"one of shape {tuple(value.shape)}"
         raise EvidenceError(name, expected=f"one value of shape {shape}", got=got, allowed=hint)
     return value

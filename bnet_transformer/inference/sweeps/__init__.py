@@ -79,7 +79,7 @@ def sweep(
         raise BNetError("at", expected="nodes, for an ablation", got=at, allowed='a role such as "a", or names')
     if first_order and cells.routes:
         raise BNetError(
-            "at", expected="nodes or rows of attention, for first_order=True", got=at, allowed="one run each"
+            "at", expected="nodes or rows of attention, for first_order=True", got=at, allowed="first_order=False"
         )
     keep = len(sources) == count
     ablation = _ablation(clean, corrupt, everyone, cells, size) if isinstance(clean, Zero | Mean | Noise) else None

@@ -104,7 +104,7 @@ def means_of(world: World, nodes: Sequence[int], sentences: Sequence[Any], memor
         for several in by_length.values():
             there = several[0]._said.world.ground
             ids = {there.id(world.ground.name(node)): node for node in real}
-            for batch in examples_of("Mean", several):
+            for batch in examples_of("clean", several):
                 size = max(1, memory // (2 * bytes_of(batch, list(ids))[1]))
                 for part in batch.parts(size):
                     for node, total in _sums(part, list(ids)).items():
