@@ -112,6 +112,44 @@ def sweep_of_slices_and_heads() -> list[Figure]:
     return rows
 
 
+def ablations() -> list[Figure]:
+    """`bt.sweep` over every (slice, head) of the same net with a vocabulary of 1,000, 16 examples: the outputs of a
+    head at all words set to their `Mean` over 16 other sentences, to `Mean()` over the words, with `Noise` added,
+    each against `Zero()`; all from new sentences. The target is at most 3 times the cost of zeros."""
+    import bnet_transformer as bt
+    from bnet_transformer.inference import Mean, Noise, Zero
+
+    net = made(vocabulary=1000, lens=False).net
+    others, examples = prompts(WORDS, 1000, 16)
+    said = [[net.sentence(row.tolist()) for row in ids] for ids in (others, examples)]
+    metric = {f"y_{WORDS - 1}": (FIRST, SECOND)}
+
+    def fresh_sentences(ids: Any) -> list[Any]:
+        return [net.sentence(row.tolist()) for row in ids]
+
+    def job(ablation: Callable[[], Any]) -> Callable[[], Any]:
+        asked: dict[str, Any] = {"at": "a", "over": ("slice", "head"), "metric": metric}
+        return lambda: bt.sweep(ablation(), fresh_sentences(examples), **asked)
+
+    jobs = {
+        "Zero()": job(Zero),
+        "Mean(sentences)": job(lambda: Mean(fresh_sentences(others))),
+        "Mean()": job(Mean),
+        "Noise(0.1)": job(lambda: Noise(0.1)),
+    }
+    done = said[1][3].do({"a_2_5_*": Mean(said[0])})
+    found = jobs["Mean(sentences)"]()
+    agree(found.outcomes[2, 5, 3], done.tpm(f"y_{WORDS - 1}").logits[[FIRST, SECOND]].diff(dim=0)[0].neg())
+    spent = interleaved(jobs, runs=RUNS, warm=1)
+    rows = []
+    for name, times in spent.items():
+        rows.append(figure(f"16 examples, {name}", times, "s"))
+        if name != "Zero()":
+            rows.append(figure(f"16 examples, {name}: ratio to Zero()", ratios(times, spent["Zero()"]), "", target=3))
+        rows += of_the_limit(jobs[name], times, name=name)
+    return rows
+
+
 def attribution() -> list[Figure]:
     """All nodes to first order: `bt.sweep(..., first_order=True)` over the states, the heads and the outputs of the
     feed-forward steps (three calls), against `attribution_patch` of TransformerLens, which scores embeddings, heads

@@ -317,7 +317,8 @@ class Sentence(Questions, viz.SentenceFigures):
         if own:
             seen = {node: value for node, value in self._seen.items() if node not in done}
             s = Sentence(self.net, self._intake, {**self._done, **done}, seen, self._answers)
-            done |= {node: inference.own_value_for(s._world, s, node, value) for node, value in own.items()}
+            own_value = inference.OwnValues(s._world, s)
+            done |= {node: own_value(node, value) for node, value in own.items()}
         return done
 
     def observe(self, nodes: Mapping[str, object] | None = None, /, **named: object) -> Sentence:

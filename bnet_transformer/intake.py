@@ -157,9 +157,8 @@ def value_of(world: World, node: int, value: object, *, evidence: bool) -> Tenso
         return torch.tensor(state, device=world.network.device)
     tensor = _tensor(name, value, world.network.dtype, EvidenceError).to(world.network.device)
     if tuple(tensor.shape) != member.shape:
-        hint = None
-        if tuple(tensor.shape[tensor.dim() - len(member.shape) :]) == member.shape:
-            hint = "a value for one state of what it depends on: say do(c=...) first, where c is open"
+        way = way_to_one_value(world.network, tensor, member.shape)
+        hint = None if way is None else f"a value for one state of what it depends on: {way}"
         raise EvidenceError(
             name,
             expected=f"a value of shape {member.shape}",
@@ -167,6 +166,14 @@ def value_of(world: World, node: int, value: object, *, evidence: bool) -> Tenso
             allowed=hint,
         )
     return tensor
+
+
+def way_to_one_value(network: Network, value: Tensor, shape: tuple[int, ...]) -> str | None:
+    """The `do` after which a value with a dim for each open choice is one of that shape; None for any other value."""
+    graph = network.graph
+    choices = [m.family.name for m in network.members if m.tpm.kind == "discrete" and graph.out_of[m.family.index]]
+    leads = value.dim() > len(shape) and tuple(value.shape[value.dim() - len(shape) :]) == shape
+    return f"do({choices[0]}=...) first, where {choices[0]} is open" if choices and leads else None
 
 
 def once(what: str, nodes: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:

@@ -178,7 +178,7 @@ def check_joint_states(world: World, free: Sequence[int], budget: int) -> None:
             expected=f"at most {budget} joint states of {names}",
             got=f"{count} states",
             allowed="evidence or do on some of these nodes; a larger budget=, of a question that takes one; "
-            "SVI (net.pyro()), which is approximate",
+            "sample(n) without evidence, which is approximate",
         )
 
 

@@ -247,7 +247,7 @@ def marginal() -> bt.BNet:
 
 def hidden_markov() -> bt.BNet:
     """A chain of discrete states along the words, seen through a real readout: each state reads the one before."""
-    state = bt.Node("z", Categorical(2), [bt.Arrow("z", "before"), "x"], plates=WORD, shape=())
+    state = bt.Node("z", Categorical(2), [bt.Arrow("z", "before"), "x"], plates=WORD)
     mean = [bt.Node("W", Select((2, 4)), ["z"], plates=WORD), bt.Node("x", Linear(), ["W", "x"], plates=WORD)]
     prologue = [bt.Node("x", Given(4), plates=WORD)]
     stack = bt.Stack([state, *mean], prologue, [bt.Node("y", Normal(0.6), ["x"], plates=WORD)])

@@ -10,7 +10,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.inference import Attend, Evidence, Mean, Noise, Zero, posterior
+from bnet_transformer.inference import Answers, Attend, Evidence, Mean, Noise, Zero, posterior
 from bnet_transformer.tpm import Attention, Categorical, Dot, Given, Normal
 from tests.cases import CASES, chapter, jolted
 
@@ -155,6 +155,16 @@ def test_means_are_of_all_sentences():
     close(several[0].do(x_1_1=Mean(several[1:]))["x_1_1"], (4 * wanted - several[0]["x_1_1"]) / 3)
 
 
+def test_a_mean_over_words_reads_each_word_once(monkeypatch):
+    net = doubled(combine="concat", residual=True)
+    s, read = net.sentence("the cat sat on the mat"), []
+    value = Answers.value
+    monkeypatch.setattr(Answers, "value", lambda self, node: read.append(node) or value(self, node))
+    done = s.do({"v": Mean()})
+    assert len(read) == len(set(read))
+    close(done["v_0_1_3"], sum(s[f"v_0_1_{i}"] for i in range(6)) / 6)
+
+
 def test_noise_and_means_over_words_are_of_the_sentence_with_all_else_done():
     s = doubled(combine="concat", slices=2, residual=True).sentence("the cat sat")
     other = s.net.sentence("a dog ran")
@@ -192,6 +202,20 @@ def test_constants_are_set_whatever_is_open():
     for bad in (["a"], 3, [], plain, "ab", {"a": plain}, [plain, 2]):
         with pytest.raises(bt.BNetError, match="Mean: expected a list of sentences"):
             Mean(bad)
+
+
+def test_do_of_a_choice_is_advised_only_where_one_is_open():
+    sums = doubled(combine="concat").sentence("the cat sat")
+    experts = next(each for each in CASES if each.name == "experts").sentence
+    wide = torch.zeros(2, *sums["x_1_0"].shape)
+    for value in (wide, Mean([bt.bayesuvius(dim=6).sentence("the cat sat").do(c=0)])):
+        with pytest.raises(bt.EvidenceError) as caught:
+            sums.do(x_1_0=value)
+        assert caught.value.allowed is None
+    picked = experts["x_1_0"]  # for each expert
+    with pytest.raises(bt.EvidenceError, match=r"do\(r_0=") as caught:
+        experts.do(x_1_0=picked)
+    assert experts.do(x_1_0=experts.do(r_0=1)["x_1_0"])["x_1_0"].equal(picked[1])
 
 
 def test_a_word_that_cannot_be_read_is_no_state():

@@ -320,6 +320,11 @@ def test_the_circuit_is_drawn_and_told(tmp_path):
         picture = s.picture(highlight=told, weights=False)
         assert {box.name for box in picture.boxes if not box.faded} == set(found.nodes)
         assert {(a.source, a.target) for a in picture.arrows if a.opacity == 1.0} >= set(found.graph.edges)
+    with pytest.raises(bt.BNetError, match="highlight") as caught:
+        s.picture(highlight=found, detail="words")
+    assert caught.value.allowed == "detail='nodes'"
+    picture = s.picture(highlight=found, detail="nodes")
+    assert {box.name for box in picture.boxes if not box.faded} == set(found.nodes)
     frame = found.to_dataframe()
     assert list(frame["edge"]) == list(found.tested) and frame["kept"].sum() == found.edges
     assert len(frame) == found.candidates

@@ -431,8 +431,71 @@ def test_what_only_the_nodes_show_is_not_dropped_where_there_are_many():
     part = big.sentence([f"w{i}" for i in range(128)]).picture(only=["x_0_90", "q_0_3_90"])
     assert [(a.source, a.target) for a in part.arrows] == [("x_0_90", "q_0_3_90")]
     cayley = next(case for case in CASES if case.name == "cayley").net.sentence(words)
-    with pytest.raises(BNetError, match="highlight"):
-        cayley.picture(highlight="x_0_0")
+    assert [box.name for box in cayley.picture(highlight="x_0_0").boxes if not box.faded] == ["x_0_0"]
+
+
+def advised(error, asked):
+    """What is asked, changed as each piece of advice says: `slices=0 (12 arrows); detail='nodes' without words=`."""
+    for way in error.allowed.replace("; or ", "; ").split("; "):
+        more, _, without = re.sub(r" \(\d+ \w+\)$", "", way).partition(" without ")
+        yield {k: v for k, v in asked.items() if f"{k}=" not in without.split(", ")} | eval(f"dict({more})")
+
+
+def unfaded(picture):
+    return {box.name for box in picture.boxes if not box.faded}
+
+
+INNER, STATES, FAMILIES = ["q_0_1_3", "a_1_0_2"], ["x_1_3", "x_2_9"], ["q_0", "x_2"]
+
+
+@pytest.fixture(scope="module")
+def long():
+    """Ten words with more arrows than are drawn unasked."""
+    words = [f"w{i}" for i in range(10)]
+    return bt.encoder(4, heads=2, slices=2, vocabulary=words).sentence(words)
+
+
+def test_a_family_of_a_slice_that_is_not_drawn_names_its_slice():
+    net = bt.encoder(4, heads=2, slices=5)
+    for name, options in (("q_3", {}), ("x_5", {"slices": 0}), ("W_q_2", {})):
+        with pytest.raises(BNetError, match="highlight") as caught:
+            net.picture(highlight=name, **options)
+        assert unfaded(net.picture(highlight=name, **options | eval(f"dict({caught.value.allowed})"))) == {name}
+
+
+def test_a_figure_takes_the_view_that_draws_what_is_highlighted(long):
+    assert unfaded(long.picture(highlight=INNER)) == set(INNER)
+    assert unfaded(long.picture(highlight=STATES)) == set(STATES)
+    assert {box.name[0] for box in long.picture(highlight=STATES).boxes} == {"x"}  # the reading grid
+    assert unfaded(long.picture(highlight=FAMILIES)) == set(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("told", "options"),
+    [
+        *((INNER, {"detail": detail}) for detail in ("words", "folded")),
+        (INNER, {"detail": "words", "words": range(6)}),
+        (INNER, {"slices": 1}),
+        (INNER, {"words": range(3), "weights": False}),
+        (INNER, {"heads": 1}),
+        (STATES, {"detail": "folded"}),
+        (STATES, {"words": range(5)}),
+        (STATES, {"detail": "words", "slices": 0}),
+        *((FAMILIES, {"detail": detail}) for detail in ("words", "nodes")),
+        (FAMILIES, {"detail": "nodes", "words": range(5), "heads": 0}),
+        (INNER, {"detail": "nodes", "limit": 200}),
+        (STATES, {"detail": "nodes", "limit": 200}),
+        (["x_0_2"], {"detail": "nodes", "limit": 200}),
+        (["x_1_2", "v_0_0_2"], {"detail": "nodes", "limit": 200}),
+        (STATES, {"detail": "words", "limit": 20, "min_weight": 0.01}),
+    ],
+)
+def test_advice_on_what_is_highlighted_draws_it(long, told, options):
+    asked = {"highlight": told, **options}
+    with pytest.raises(BNetError) as caught:
+        long.picture(**asked)
+    for each in advised(caught.value, asked):
+        assert unfaded(long.picture(**each)) == set(told), each
 
 
 def test_reads_of_a_stack_are_between_its_states():

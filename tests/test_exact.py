@@ -1,5 +1,6 @@
 """Exact elimination against the reference, on every case that has a likelihood and discrete choices."""
 
+import itertools
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -8,8 +9,8 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer import reference, tpm
 from bnet_transformer.inference import Attend, Evidence, log_evidence, posterior
-from bnet_transformer.tpm import Categorical, Normal
-from tests.cases import CASES, Case
+from bnet_transformer.tpm import Add, Categorical, Given, Normal, Select
+from tests.cases import CASES, Case, jolted
 
 D = torch.float64
 IDS = {"ids": lambda case: case.name}
@@ -145,7 +146,7 @@ def test_where_words_meet_states_are_answered_one_by_one(name, node):
     s = case.sentence.observe(case.evidence)
     exact = reference.posterior(s._world, s.ground.id(node), s._seen)
     torch.testing.assert_close(s.posterior(node), exact, rtol=1e-10, atol=1e-12)
-    with pytest.raises(bt.BudgetError, match="SVI"):
+    with pytest.raises(bt.BudgetError, match="budget="):
         s.posterior(node, budget=3)
 
 
@@ -238,7 +239,7 @@ def test_impossible_evidence_is_named_where_words_meet():
 def test_past_the_budget_a_sentence_is_told_the_count_and_the_method(name, node, count):
     case = next(c for c in CASES if c.name == name)
     for budget in (1, 7):
-        with pytest.raises(bt.BudgetError, match=r"expected at most . joint states .*got \d+; allowed: .*SVI"):
+        with pytest.raises(bt.BudgetError, match=r"expected at most . joint states .*got \d+; allowed: .*svi"):
             case.sentence.posterior(node, case.evidence, budget=budget)
     assert case.sentence.posterior(node, case.evidence, budget=count).sum() == pytest.approx(1)
 
@@ -326,3 +327,60 @@ def test_dropout_is_a_delta_in_inference():
     module, ids = net.module().train(), torch.zeros(2, 3, dtype=torch.long)
     found = log_evidence(module, {"y": Evidence(ids)}, ids)
     torch.testing.assert_close(found, log_evidence(module.eval(), {"y": Evidence(ids)}, ids))
+
+
+def test_what_is_advised_where_words_choices_meet_answers():
+    """What a batch refuses: with do= it answers, and a sentence answers, each as the sum over all joint states."""
+    net = bt.bayesuvius(4, heads=2, slices=2, per="word", observe=Categorical(3)).to(D)
+    x, y = torch.randn(1, 3, 4, dtype=D), torch.tensor([[0, 2, 1]])
+    s, seen, told = net.sentence(x=x[0]), {"y": Evidence(y)}, {f"y_{i}": int(y[0, i]) for i in range(3)}
+    with pytest.raises(bt.ReadingError, match=r"do=.*net\.sentence"):
+        posterior(net.module(), "c_0", seen, x)
+    logs = torch.zeros(2, 2, 2, dtype=D)
+    for states in itertools.product(range(2), repeat=3):
+        done = torch.tensor([states])
+        logs[states] = log_evidence(net.module(), seen, x, do={"c_0": done})[0].detach()
+        torch.testing.assert_close(logs[states], s.do({f"c_0_{i}": k for i, k in enumerate(states)}).log_prob(told))
+    prior = net.parameters["c_0.logits"].log_softmax(0)
+    share = (logs + prior[:, None, None] + prior[:, None] + prior).flatten().softmax(0).reshape(2, 2, 2)
+    torch.testing.assert_close(s.posterior("c_0_0", told), share.sum((1, 2)))
+
+
+def test_what_is_advised_where_a_plates_choice_meets_words_answers():
+    """Experts that are drawn for the sentence, each read by some words: a batch refuses, a sentence sums."""
+    word, expert = ["word"], ["expert"]
+    nodes = [
+        bt.Node("e", Categorical(2), plates=expert),
+        bt.Node("V", Select(3), ["e"], expert),
+        bt.Node("x", Add(), ["x", bt.Arrow("V", pick={"expert": "r"})], word),
+    ]
+    given = [bt.Node("x", Given(3), plates=word), bt.Node("r", Given(states=2), plates=word)]
+    stack = bt.Stack(nodes, given, [bt.Node("y", Categorical(3), ["x"], word)])
+    net = jolted(bt.BNet(bt.Declaration([stack], plates=[bt.Plate("expert", 2)]))).to(D)
+    x, r, y = torch.randn(3, 3, dtype=D), torch.tensor([0, 1, 1]), [1, 2, 0]
+    with pytest.raises(bt.ReadingError, match=r"net\.sentence"):
+        posterior(net.module(), "e_0", {"y": Evidence(torch.tensor([y]))}, x[None], given={"r": r[None]})
+    p = net.parameters
+    logs = torch.zeros(2, 2, dtype=D)
+    for e in itertools.product(range(2), repeat=2):
+        value = p["V_0.values"]
+        moved = x + torch.stack([value[k, e[k]] for k in r.tolist()])
+        rows = (moved @ p["y.weight"].T + p["y.logits"]).log_softmax(-1)
+        prior = p["e_0.logits"].log_softmax(-1)
+        logs[e] = sum(prior[k, e[k]] for k in range(2)) + sum(rows[i, k] for i, k in enumerate(y))
+    found = net.sentence(x=x, given={"r": r.tolist()}).posterior("e_0_0", {f"y_{i}": k for i, k in enumerate(y)})
+    torch.testing.assert_close(found, logs.flatten().softmax(0).reshape(2, 2).sum(1))
+
+
+def test_what_is_advised_past_the_budget_answers():
+    """Draws without evidence have the probabilities that the sum over all states gives."""
+    net = bt.bayesuvius(4, heads=3, slices=2, per="word", observe=Categorical(3))
+    s = net.sentence("the cat sat")
+    with pytest.raises(bt.BudgetError, match=r"budget=.*sample") as caught:
+        s.posterior("y_2", budget=80)
+    assert "evidence" in caught.value.allowed
+    wanted = s.posterior("y_2", budget=3**5)
+    drawn = s.sample(4000, seed=1)["y_2"]
+    torch.testing.assert_close(drawn.bincount(minlength=3) / 4000, wanted.float(), atol=0.03, rtol=0)
+    done = s.do({"c_0": 1})
+    torch.testing.assert_close(done.posterior("y_2", budget=80).sum(), torch.tensor(1.0, dtype=D))

@@ -353,6 +353,33 @@ def test_words_that_nothing_is_seen_of_are_left_out_where_that_is_said():
     assert fit(net, (x, y), missing=True, steps=1).bounds[0] == pytest.approx(float(wanted))
 
 
+@pytest.mark.parametrize("missing", [False, True])
+def test_missing_is_advised_only_where_it_helps(missing):
+    net, (x, y) = mixture(), vectors(6)
+    for which, bad in ((0, torch.nan), (0, torch.inf), (1, torch.nan), (1, torch.inf)):
+        data = [x.clone(), y.clone()]
+        data[which][2, 1, 0] = bad  # a part of a word: no word is left out for it
+        for form in (tuple(data), list(zip(*data, strict=True))):
+            with pytest.raises(bt.BNetError) as caught:
+                fit(net, form, missing=missing)
+            assert "missing" not in (caught.value.allowed or "")
+
+
+def test_a_fit_of_choices_that_cannot_be_summed_draws_them_as_it_is_advised():
+    net, data = mixture("word", slices=2, heads=2), vectors(4)
+    for options in ({"method": "map"}, {"method": "em"}, {"method": "svi", "spread": 1.0}):
+        with pytest.raises(bt.ReadingError, match="choices='sampled'") as caught:
+            fit(net, data, steps=1, **options)
+        advised = eval(f"dict({caught.value.allowed})")
+        assert fit(net, data, steps=1, draws=2, spread=1.0, **advised).choices
+    net = mixture("slice", slices=3)
+    with pytest.raises(bt.BudgetError, match="choices='sampled'") as caught:
+        fit(net, data, steps=1, budget=9)
+    assert fit(net, data, steps=1, budget=27).bounds
+    advised = eval(f"dict({caught.value.allowed.partition('; ')[2]})")
+    assert fit(net, data, steps=1, budget=9, draws=2, spread=1.0, **advised).choices
+
+
 X, Y = vectors(6)
 HALF = torch.where(torch.arange(4) < 2, Y, torch.nan)
 REFUSED = [

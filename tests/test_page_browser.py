@@ -373,6 +373,60 @@ def test_the_page_can_be_dragged(show):
         assert re.sub(' class="[^"]*"', "", page.locator(".nodes").inner_html()) == re.sub(' class="[^"]*"', "", drawn)
 
 
+def inside(box, around):
+    """Whether a box is within another, to a pixel."""
+    return all(
+        around[at] - 1 <= box[at] and box[at] + box[size] <= around[at] + around[size] + 1
+        for at, size in (("x", "width"), ("y", "height"))
+    )
+
+
+def overlap(one, other):
+    return all(
+        min(one[at] + one[size], other[at] + other[size]) - max(one[at], other[at]) > 0.5
+        for at, size in (("x", "width"), ("y", "height"))
+    )
+
+
+def check_fits(page):
+    """All nodes are in the view, which no other part of the page covers."""
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    parts = [page.locator(part).bounding_box() for part in (".view", ".panel", ".foot", ".bar-of-controls")]
+    assert not any(overlap(one, other) for one, other in itertools.combinations(parts, 2)), parts
+    wide = page.evaluate("() => document.documentElement.clientWidth")
+    assert all(part["x"] >= 0 and part["x"] + part["width"] <= wide for part in parts), parts
+    main = page.locator(".main").bounding_box()
+    assert all(inside(node.bounding_box(), main) for node in page.locator(".node").all())
+
+
+@pytest.mark.parametrize("detail", ["words", "nodes"])
+@pytest.mark.parametrize("width", [320, 480, 700, 819, 820, 1000])
+def test_the_whole_net_is_in_the_view_at_every_width(show, width, detail):
+    with show(heads(), detail=detail, in_viewport={"width": width, "height": 800}) as page:
+        check_fits(page)
+        start = page.locator(".stage").get_attribute("style")
+        section, again = ("unfold", "fold") if detail == "words" else ("fold", "unfold")
+        page.get_by_role("button", name=f"{section} slice 1", exact=True).click()
+        check_fits(page)
+        page.locator('[data-act="in"]').click(click_count=3)
+        page.get_by_role("button", name=f"{again} slice 1", exact=True).click()
+        check_fits(page)
+        assert page.locator(".stage").get_attribute("style") == start
+        page.locator('[name="heads"]').check()
+        check_fits(page)
+
+
+def test_a_view_that_fits_fits_again_when_the_window_is_resized(show):
+    with show(heads(), detail="words", in_viewport={"width": 1000, "height": 700}) as page:
+        for width, height in ((320, 600), (820, 500), (1000, 700)):
+            page.set_viewport_size({"width": width, "height": height})
+            check_fits(page)
+        page.locator('[data-act="in"]').click(click_count=3)
+        scale = page.locator(".stage").get_attribute("style").partition("scale")[2]
+        page.set_viewport_size({"width": 700, "height": 600})
+        assert page.locator(".stage").get_attribute("style").partition("scale")[2] == scale  # as the reader chose
+
+
 def test_the_view_is_saved_as_svg_and_png(show):
     with show(heads(), detail="words") as page:
         box(page, "x_1_2").hover()

@@ -315,6 +315,25 @@ def test_shapes_that_do_not_fit():
         net(bt.Node("c", Categorical(2), ["x"], WORD), bt.Node("h", Recur(3), ["x", "c"], WORD))
 
 
+def test_the_shape_of_a_discrete_node_is_known():
+    """A chain of states, and a codebook that is read at the word before, need no shape=; against products by hand."""
+    before = bt.Arrow("z", "before")
+    stack = bt.Stack([bt.Node("z", Categorical(3), [before], WORD)], [bt.Node("x", Given(2), plates=WORD)])
+    net = jolted(bt.BNet(bt.Declaration([stack])), 1.0).to(torch.float64)
+    table = net.parameters["z_0.logits"].softmax(-1)
+    share = table[0]  # state 0 stands before the first word
+    for i in range(4):
+        torch.testing.assert_close(net.sentence("a b c d").posterior(f"z_0_{i}"), share)
+        share = share @ table
+    nodes = [
+        bt.Node("c", Categorical(2), [bt.Arrow("W", "before")], WORD),
+        bt.Node("W", bt.tpm.Codebook(3, 2), ["c"], WORD),
+        bt.Node("x", Add(), ["W", "x"], WORD),
+    ]
+    books = bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(2), plates=WORD)])]))
+    assert books.network.member("W_0").shape == (2,) and books.sentence("a b").posterior("c_0_1").shape == (2,)
+
+
 def test_a_row_of_attention_within_a_scan_is_refused():
     """Of what attends word after word some nodes cannot be set apart from the rest."""
     nodes = [

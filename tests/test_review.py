@@ -49,6 +49,16 @@ class Laplace(TPM):
         return torch.distributions.Independent(torch.distributions.Laplace(parents[0], torch.ones_like(parents[0])), 1)
 
 
+class Own(torch.distributions.Laplace):
+    """A distribution that Pyro does not have under this name."""
+
+
+@dataclass(frozen=True)
+class Nameless(Laplace):
+    def distribution(self, at, *parents):
+        return torch.distributions.Independent(Own(parents[0], torch.ones_like(parents[0])), 1)
+
+
 def test_a_batch_of_a_strangers_distribution_is_refused_not_replaced():
     weight = bt.Node("W", Select((4, 4)), ["c"])
     readout = bt.Node("y", Laplace(), ["x"], W)
@@ -57,6 +67,20 @@ def test_a_batch_of_a_strangers_distribution_is_refused_not_replaced():
     with pytest.raises(bt.BNetError, match="c settled"):
         s.tpm("y_0")
     assert isinstance(s.do(c=1).tpm("y_0").base_dist, torch.distributions.Laplace)
+
+
+def test_draws_that_a_sentence_refuses_are_pyros_where_pyro_has_them():
+    """`net.pyro()` is advised where it draws: a Laplace of variance 2, and not a class that Pyro does not have."""
+    laplace = net(line(), epilogue=[bt.Node("y", Laplace(), ["x"], W)]).sentence("a b")
+    with pytest.raises(bt.BNetError) as caught:
+        laplace.sample(3)
+    assert "net.pyro()" in (caught.value.allowed or "")
+    x = torch.zeros(5000, 2, 4)
+    drawn, mean = laplace.net.pyro()(x)["y"], laplace.net.module()(x[:1])[0]
+    assert torch.allclose(drawn.mean(0), mean, atol=0.1) and torch.allclose(drawn.var(0), torch.tensor(2.0), atol=0.3)
+    with pytest.raises(bt.BNetError) as caught:
+        net(line(), epilogue=[bt.Node("y", Nameless(), ["x"], W)]).sentence("a b").sample(3)
+    assert caught.value.allowed is None
 
 
 def test_a_label_is_no_word_to_read_and_no_head():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer import reference
+from bnet_transformer.compiler import Module
 from bnet_transformer.inference import Attend, Mean, Noise, Zero
 from tests.cases import CASES, chapter, jolted
 from tests.sweeping import (
@@ -310,6 +311,47 @@ def test_ablations_are_what_do_says(options):
                 close(found.outcomes[index][k], s.do({name: clean}).tpm("y_2").logits[1])
     with pytest.raises(bt.BNetError):
         bt.sweep(Attend([1.0, 0, 0]), corrupt, at="q", metric={"y_2": 1})
+
+
+def test_a_mean_over_sentences_is_that_of_their_values_one_by_one():
+    """Sentences of other lengths, some set or observed, of another net: as means by hand say; all heads of a word
+    together, and in parts where there is little memory."""
+    net = doubled(observe=bt.tpm.Categorical(3))
+    (first, second), (corrupt, more) = several(net, 2)
+    longer, other = net.sentence("a dog sat on the mat"), doubled(observe=bt.tpm.Categorical(3)).sentence("a dog ran")
+    seen, done = first.observe(y_0=1), first.do(x_1_1=second)
+    for others in ([first, second], [first, longer], [done, second], [seen, longer, other]):
+        for over, memory in ((None, 2**29), (("slice", "word"), 1)):
+            asked = {"at": "a", "over": over, "metric": {"y_2": 1}, "memory": memory}
+            found = bt.sweep(Mean(others), [corrupt, more], **asked)
+            for t, i in itertools.product((0, 1), range(3)):
+                names = [f"a_{t}_{h}_{i}" for h in range(2)]
+                means = {name: sum(s[name] for s in others) / len(others) for name in names}
+                for k, s in enumerate((corrupt, more)):
+                    if over is None:
+                        for h, name in enumerate(names):
+                            wanted = s.do({name: means[name]}).tpm("y_2").logits[1]
+                            close(found.outcomes[t, h, i, k], wanted)
+                    else:
+                        close(found.outcomes[t, i, k], s.do(means).tpm("y_2").logits[1])
+
+
+@pytest.mark.parametrize("clean", [lambda others: Mean(others), lambda others: Mean(), lambda others: Noise(0.3)])
+def test_an_ablation_computes_its_values_once_for_all_examples(monkeypatch, clean):
+    """A mean over sentences takes one run of the net more than zeros do, whatever is set and however many examples."""
+    net, runs = doubled(observe=bt.tpm.Categorical(3)), []
+    run = Module.course
+    monkeypatch.setattr(Module, "course", lambda *args, **more: runs.append(1) or run(*args, **more))
+
+    def counted(clean, count):
+        runs.clear()
+        words = ["cat", "dog", "bird", "fish", "cow", "hen", "fox", "ox"]
+        bt.sweep(clean, [net.sentence(f"the {word} sat") for word in words[:count]], at="a", metric={"y_2": 1})
+        return len(runs)
+
+    others = [net.sentence(f"a {word} ran") for word in ("cat", "dog", "bird")]
+    for count in (1, 8):
+        assert counted(clean(others), count) <= counted(Zero(), count) + 1
 
 
 def test_nodes_ablated_together_are_set_together():

@@ -12,6 +12,11 @@ from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.network import Member, Network, network_of
 from bnet_transformer.tpm import Attention, Given
 
+MEETING = (  # what to do where choices of different words meet
+    "do= for that choice; net.sentence(...), which asks about one sentence within a budget; "
+    "bt.fit(method='svi', choices='sampled'), which is approximate"
+)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -99,7 +104,6 @@ def _check_patched(network: Network, groups: Sequence[Sequence[int]], patched: f
                 member.family.name,
                 expected="all nodes of a family set, or none, where they are random or attend word after word",
                 got="some of them",
-                allowed="the reference, for a small net",
             )
 
 
@@ -149,7 +153,7 @@ def _check_enumerated(
             network.members[index].family.name,
             expected="a choice whose words do not meet, to be enumerated for all words at once",
             got=f"{network.members[where].family.name}, which reads other words' choices{count}",
-            allowed="do= for that choice; SVI, which is approximate; the reference, for a small net",
+            allowed=MEETING,
         )
 
 

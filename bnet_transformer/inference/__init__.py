@@ -17,11 +17,11 @@ from bnet_transformer.inference.surgery import (
     Attend,
     Mean,
     Noise,
+    OwnValues,
     Zero,
     expanded,
     is_own,
     matching,
-    own_value_for,
     value_for,
 )
 
@@ -35,6 +35,7 @@ __all__ = [
     "Inclusion",
     "Mean",
     "Noise",
+    "OwnValues",
     "Path",
     "Reads",
     "Samples",
@@ -53,7 +54,6 @@ __all__ = [
     "joint_posterior",
     "log_evidence",
     "matching",
-    "own_value_for",
     "posterior",
     "reads",
     "sample",

@@ -409,4 +409,4 @@ def many_states(world: World, states: Mapping[int, Tensor]) -> dict[str, Tensor]
 
 
 def _refused(member: Member, expected: str, got: str) -> ReadingError:
-    return ReadingError(member.family.name, expected=expected, got=got, allowed="the reference, for a small net")
+    return ReadingError(member.family.name, expected=expected, got=got)

@@ -19,7 +19,7 @@ from bnet_transformer import reference
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.seeing import seen
-from bnet_transformer.errors import ReadingError
+from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.graph import topological_order
 from bnet_transformer.inference import exact, ground
 from bnet_transformer.inference.answers import Answers
@@ -200,7 +200,19 @@ def normal_of(member: Member, found: object) -> torch.distributions.Normal:
     if isinstance(normal, torch.distributions.Normal):
         return normal
     wanted, got = "a Categorical or a Normal to draw from", type(found).__name__
-    raise ReadingError(member.family.name, expected=wanted, got=got, allowed="net.pyro()")
+    allowed = "net.pyro()(x), which draws without evidence" if _is_in_pyro(found) else None
+    raise ReadingError(member.family.name, expected=wanted, got=got, allowed=allowed)
+
+
+def _is_in_pyro(found: object) -> bool:
+    """Whether the Pyro model can draw from a distribution."""
+    from bnet_transformer.pyro_reading.shapes import pyro_distribution
+
+    try:
+        pyro_distribution("", found)  # type: ignore[arg-type]
+    except BNetError:
+        return False
+    return True
 
 
 def _at_once(

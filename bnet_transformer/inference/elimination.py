@@ -82,7 +82,7 @@ def _sum_out(course: Course, tables: list[Tensor], choices: list[int]) -> Tensor
                 f"eliminating {name}",
                 expected=f"a table of at most {MOST_NUMBERS} numbers",
                 got=f"{math.prod(costs[chosen])}",
-                allowed="fewer sentences at once",
+                allowed="do= or evidence on some of these choices; fewer sentences at once",
             )
         place = layout.enumerated.index(chosen)
         touched = [table for table in tables if table.shape[place] > 1]
@@ -141,7 +141,7 @@ def _refuse_strangers(course: Course, tables: list[Tensor], others: set[int]) ->
                 name,
                 expected="choices for each word that meet no other plate",
                 got="one that another plate depends on",
-                allowed="the reference, for a small net",
+                allowed="net.sentence(...), which asks about one sentence within a budget",
             )
 
 

@@ -22,6 +22,9 @@ from bnet_transformer.tpm import At, Given
 from bnet_transformer.tpm.base import broadcast
 
 SomeNodes = Mapping[str, tuple[Tensor, Tensor]]  # for some nodes of a family: values, and which nodes
+OVER_BUDGET = (
+    "a larger budget=; do= or evidence on some of these; bt.fit(method='svi', choices='sampled'), which is approximate"
+)
 NEVER = -1e30  # the log probability of what cannot be: finite, so that sums and gradients stay so
 
 
@@ -218,7 +221,6 @@ def _above_settled(network: Network, settled: Collection[int], known: Collection
                 network.members[index].family.name,
                 expected="a value (evidence or do=) for all of it, for it is random and real, and others read it",
                 got="none",
-                allowed="the reference, for a small net",
             )
     return found
 
@@ -304,7 +306,7 @@ def check_count(network: Network, index: int, choices: Collection[int], words: M
             f"exact elimination for {network.members[index].family.name}",
             expected=f"at most {budget} joint states for each sentence ({names})",
             got=f"{count}",
-            allowed="a larger budget=; do= or evidence on some of these; SVI, which is approximate",
+            allowed=OVER_BUDGET,
         )
 
 

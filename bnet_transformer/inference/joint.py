@@ -40,7 +40,7 @@ def joint_posterior(
     sizes = [reference.support(world, node) for node in nodes]
     if len(nodes) > 1 and math.prod(sizes) > budget:
         names = ", ".join(map(world.ground.name, nodes))
-        got, allowed = f"{math.prod(sizes)}", "a larger budget=; fewer nodes; sample, which is approximate"
+        got, allowed = f"{math.prod(sizes)}", "do or evidence on some; fewer nodes, or slices; a larger budget="
         wanted = f"at most {budget} joint states of {names}"
         raise BudgetError("joint posterior", expected=wanted, got=got, allowed=allowed)
     if len(nodes) == 1:

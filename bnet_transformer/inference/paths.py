@@ -269,7 +269,9 @@ def _square(world: World, reading: Tensor, slice_: int, head: int | None) -> Ten
         return each
     heads = each.shape[1]  # those of all groups, where heads stand in groups
     if heads % world.network.graph.sizes.get("head", heads + 1):
-        raise BNetError("head", expected="a net with a plate of heads", got="one without", allowed="evidence on c")
+        names = [m.family.name for m in world.network.members if m.tpm.kind == "discrete" and m.family.role == "c"]
+        allowed = f"do or evidence on {', '.join(names)}" if names else "head=None"
+        raise BNetError("head", expected="a net with a plate of heads", got="one without", allowed=allowed)
     if whole("head", head, least=0) >= heads:
         raise BNetError("head", expected=f"a head from 0 to {heads - 1}", got=head)
     return each[:, head : head + 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Protocol
 
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, EvidenceError, number, put, seed_of, unknown
-from bnet_transformer.graph import Ground
-from bnet_transformer.intake import value_of
+from bnet_transformer.graph import Family, Ground
+from bnet_transformer.intake import value_of, way_to_one_value
 from bnet_transformer.tpm import Attention
 from bnet_transformer.tpm.arrays import own_tensor
 from bnet_transformer.world import Row, World, sources, where
@@ -173,19 +173,38 @@ def value_for(world: World, node: int, value: object) -> Tensor | Row:
     return value_of(world, node, value[name] if _has_values(value) else value, evidence=False)  # type: ignore[index]
 
 
-def own_value_for(world: World, sentence: Valued, node: int, value: object) -> Tensor:
-    """What a node is set to by what hangs on the sentence's own values (`is_own`)."""
-    name = world.ground.name(node)
-    if isinstance(value, Noise):
-        own = _own(world, sentence, node)
-        digest = hashlib.sha256(f"{value.seed}/noise/{name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-        return own + value.sigma * torch.randn(own.shape, generator=generator, dtype=own.dtype)
-    family, index = world.ground.place(node)
+@dataclass
+class OwnValues:
+    """What `Noise` and `Mean()` set nodes of a sentence to (`is_own`); the mean of each family is computed once."""
+
+    world: World
+    sentence: Valued
+    _means: dict[int, Tensor] = field(default_factory=dict)
+
+    def __call__(self, node: int, value: object) -> Tensor:
+        if isinstance(value, Noise):
+            own = _own(self.world, self.sentence, node)
+            return own + noise_of(self.world.ground.name(node), value, own)
+        family, index = self.world.ground.place(node)
+        check_over_words(family, self.world.ground.name(node))
+        first = node - index[-1]
+        if first not in self._means:
+            words = range(self.world.ground.words[family.words or ""])
+            self._means[first] = torch.stack([_own(self.world, self.sentence, first + i) for i in words]).mean(0)
+        return self._means[first]
+
+
+def noise_of(name: str, noise: Noise, like: Tensor) -> Tensor:
+    """The noise of a node, which its name and the seed fix."""
+    digest = hashlib.sha256(f"{noise.seed}/noise/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return noise.sigma * torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
+
+
+def check_over_words(family: Family, name: str) -> None:
+    """Refuse the mean over words of a node that is over none."""
     if family.words is None:
         raise EvidenceError(name, expected="a node over words, or Mean(sentences)", got="Mean() of another")
-    first = node - index[-1]
-    return torch.stack([_own(world, sentence, first + i) for i in range(world.ground.words[family.words])]).mean(0)
 
 
 def _has_values(value: object) -> bool:
@@ -200,7 +219,7 @@ def _settled(world: World, node: int, value: Tensor) -> Tensor:
     if not value.is_floating_point():
         raise EvidenceError(name, expected="a node whose value is real numbers", got="one that has states")
     if tuple(value.shape) != shape:
-        hint = "do(c=...) first, in every sentence where c is open"
+        hint = way_to_one_value(world.network, value, shape)
         got = f"one of shape {tuple(value.shape)}"
         raise EvidenceError(name, expected=f"one value of shape {shape}", got=got, allowed=hint)
     return value

@@ -86,7 +86,7 @@ class Node:
     `plates` names the plates it is repeated over (`"word"`, and plates of the declaration); the slice plate comes
     with the block where the node stands. `shared=True` gives all its slices the same parameters. A root that is
     drawn once for a whole corpus, not for each sentence, has `scope="corpus"`. `shape` is needed only where a node
-    reads itself at earlier words; elsewhere it follows from the TPM.
+    that is not discrete reads itself at earlier words; elsewhere it follows from the TPM.
 
     >>> import bnet_transformer as bt
     >>> bt.Node("q", bt.tpm.Linear(), ["W_q", "x"], plates=["word"]).parents

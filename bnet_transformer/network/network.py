@@ -276,6 +276,7 @@ def _parents(
     for given in inputs:
         parent = templates[given.parent]
         shape = shapes.get(parent.key, parent.node.shape)
+        shape = parent.node.tpm.fixed_shape if shape is None else shape
         if shape is None:
             if given.parent >= templates.index(template):
                 faults.append(Fault(parent.name, "shape=, for it is read at earlier words before it is known", "none"))

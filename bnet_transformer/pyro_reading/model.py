@@ -152,7 +152,6 @@ class PyroModel:
                         self.network.members[index].family.name,
                         expected="a value (y= or do=), for each word's choice depends on the word before",
                         got="none: word after word there is no plate of words",
-                        allowed="the reference, for a small net",
                     )
                 seen_ = received(course, self.network.members[index], told.observed[index])
                 course.known = {**course.known, index: seen_}

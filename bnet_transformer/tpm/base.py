@@ -173,6 +173,11 @@ class TPM(abc.ABC):
         """True where children receive a discrete node's state, a whole number, rather than a tensor."""
         return self.kind == "discrete"
 
+    @property
+    def fixed_shape(self) -> Shape | None:
+        """The shape of a discrete node's value, which its parents do not change; None of any other node."""
+        return () if self.reads_by_index else None
+
     def value(self, at: At, *parents: Tensor) -> Tensor:
         """The value of a deterministic node."""
         raise BNetError(type(self).__name__, expected="a method `value`, for it is deterministic", got="none")

@@ -224,6 +224,10 @@ class Codebook(TPM):
     def reads_by_index(self) -> bool:
         return False
 
+    @property
+    def fixed_shape(self) -> Shape:
+        return shape_of("Codebook", self.size)
+
     def takes(self) -> tuple[str, ...]:
         return ("*c",)
 

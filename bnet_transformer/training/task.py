@@ -55,9 +55,10 @@ def task_of(network: Network, *, likelihood: bool = True, generates: bool = Fals
         got = "no Categorical or Normal node that nothing reads"
         raise BNetError("net", expected=wanted, got=got, allowed=f"observe= or readout= of the net{ways}")
     if likelihood and choices:
-        wanted, ways = "train follows one gradient", "fit, which sums choices out; loss= of yours; combine='concat'"
+        other = "a net with combine='concat'"
+        wanted, ways = "train follows one gradient", f"bt.fit, which sums choices out; loss= of yours; {other}"
         if generates:
-            wanted, ways = "each word is chosen from one distribution", "combine='concat'"
+            wanted, ways = "each word is chosen from one distribution", other
         wanted = f"no random choice beneath the readouts: {wanted}"
         raise BNetError("net", expected=wanted, got=", ".join(choices[:4]), allowed=ways)
     stacks = [stack.name for stack in network.declaration.stacks]

@@ -38,9 +38,9 @@ def marks_of(told: object, names: Collection[str]) -> tuple[dict[str, str], Ways
     {'q_0_0': 'marked', 'q_0_1': 'marked', 'x_1_0': 'marked'}
     """
     found, ways = _told(told)
-    nodes = {name: _meant(name, names) for name in found}
-    for name, meant in nodes.items():
-        if not meant:
+    nodes = {name: meant(name, names) for name in found}
+    for name, drawn in nodes.items():
+        if not drawn:
             raise unknown("highlight", name, names)
     marks: dict[str, str] = {}
     for name, what in found.items():
@@ -50,12 +50,17 @@ def marks_of(told: object, names: Collection[str]) -> tuple[dict[str, str], Ways
     return marks, frozenset(way for a, b in ways for way in itertools.product(nodes[a], nodes[b]))
 
 
-def _meant(name: str, names: Collection[str]) -> list[str]:
+def forms_of(name: str) -> list[str]:
+    """A name or a pattern, and for a row of attention those of the node that reads by it."""
+    row = ROW.fullmatch(name)
+    return [name] if row is None else [name, *(f"{row[1]}{role}{row[2]}" for role in "ax")]
+
+
+def meant(name: str, names: Collection[str]) -> list[str]:
     """The nodes that a name or a pattern means, of those that are drawn."""
     if name in names:
         return [name]
-    row = ROW.fullmatch(name)
-    for pattern in [name] if row is None else [name, *(f"{row[1]}{role}{row[2]}" for role in "ax")]:
+    for pattern in forms_of(name):
         wanted = re.compile(re.escape(pattern).replace(r"\*", r"\d+"))
         if found := sorted(node for node in names if wanted.fullmatch(node)):
             return found

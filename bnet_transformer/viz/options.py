@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -99,11 +99,14 @@ def options(told: Mapping[str, Any], known: Collection[str] = ()) -> Options:
 
 
 def too_many(
-    ground: Ground, selection: Selection, asked: Options, limit: int, parts: Callable[..., Selection]
+    ground: Ground, selection: Selection, views: Sequence[str], limit: int, parts: Callable[..., Selection]
 ) -> BudgetError:
-    """The error for a graph past the limit: its counts, and three filters that fit it and what else is asked."""
+    """The error for a graph past the limit: its counts, and three filters that fit it and what else is asked.
+
+    `views` can draw the same in place of the nodes; `parts` refuses a filter that leaves out what must be drawn.
+    """
     got = f"{ground.count_nodes(selection)} nodes and {ground.count_arrows(selection)} arrows"
-    other = [f"detail={view!r}" for view in ("words", "folded") if replace(asked, detail=None).fits(view)]
+    other = [f"detail={view!r}" for view in views]
     fits: list[str] = []
     for told, wanted in _filters(ground):
         if len(fits) + len(other[:1]) < 3:
@@ -118,7 +121,7 @@ def too_many(
         "figure of the nodes",
         expected=f"at most {limit} arrows, or nobody can read it",
         got=got,
-        allowed=", ".join(fits[:3]) + f"; or limit={ground.count_arrows(selection)}",
+        allowed="; or ".join(["; ".join(fits[:3])] * bool(fits) + [f"limit={ground.count_arrows(selection)}"]),
     )
 
 

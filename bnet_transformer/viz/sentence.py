@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ from bnet_transformer.inference.boxes import box_namer
 from bnet_transformer.inference.paths import settled_choices
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import BUDGET, World, support
+from bnet_transformer.viz.highlights import Highlights, check_families
 from bnet_transformer.viz.labels import shown, written
-from bnet_transformer.viz.marks import marks_of, named, part, part_of, with_words
+from bnet_transformer.viz.marks import marks_of, meant, named, part, part_of, with_words
 from bnet_transformer.viz.nodes import folded_picture, ground_picture
 from bnet_transformer.viz.options import Options, too_many
 from bnet_transformer.viz.picture import Picture, Text
@@ -93,6 +95,7 @@ def net_picture(network: Network, asked: Options) -> Picture:
     if not asked.weights:
         wordless = {network.graph.families[index].name for index in network.graph.wordless}
         kept = [name for name in kept if name not in wordless]
+    check_families(network, asked, kept)
     picture = folded_picture(network, part(graph, kept))
     if not_drawn:
         picture = replace(picture, texts=(*picture.texts, *_dots(network, picture)))
@@ -138,29 +141,50 @@ def _leaves(network: Network, family: Family) -> bool:
 
 def sentence_picture(said: Said, asked: Options) -> Picture:
     """The figure of a sentence: its nodes, where they are few; else the reading grid; else the folded net."""
-    if asked.detail == "folded":
-        return net_picture(said.world.network, asked)
-    if asked.detail == "words":
-        return _words(said, asked)
-    few = PLAIN if asked.limit is None else min(PLAIN, asked.limit)
-    grid = replace(asked, weights=True).fits("words")  # no weight is in the reading grid
-    if asked.detail == "nodes" or not grid or said.world.ground.count_arrows(said.selection(asked)) <= few:
-        return _nodes(said, asked)
+    highlights = Highlights(asked, said.world.ground, partial(_grid_names, said), said.selection)
+    view = asked.detail or _view(said, asked, highlights)
+    highlights.check(view)
+    if view == "nodes":
+        return _nodes(said, asked, highlights)
     try:
-        return _words(said, asked)
+        return net_picture(said.world.network, asked) if view == "folded" else _words(said, asked, highlights)
     except ReadingError:
+        if asked.detail is not None:
+            raise
         asked.check_view("folded")
         return net_picture(said.world.network, asked)
 
 
-def _nodes(said: Said, asked: Options) -> Picture:
+def _view(said: Said, asked: Options, highlights: Highlights) -> str:
+    """The view that is drawn where none is asked for: all nodes where they are few, or else the reading grid, of those
+    views that draw what is highlighted."""
+    few = PLAIN if asked.limit is None else min(PLAIN, asked.limit)
+    grid = replace(asked, weights=True).fits("words")  # no weight is in the reading grid
+    if not highlights.left_out("nodes", Selection()):
+        grid = grid and not highlights.left_out("words", said.selection(asked))
+        return "words" if grid and said.world.ground.count_arrows(said.selection(asked)) > few else "nodes"
+    return "folded" if highlights.shown_in("folded") else "nodes"
+
+
+def _grid_names(said: Said, selection: Selection) -> dict[str, tuple[str, int]]:
+    """The stack and the word of each node of the reading grid of a selection."""
+    network, found = said.world.network, dict[str, tuple[str, int]]()
+    for stack, slice_ in {end for member in _readers(network, selection.slices) for end in ends_of(network, member)}:
+        if (state := asking.state_of(network, stack)) is not None:
+            for word in selection.words.get(stack, range(len(said.tokens[stack]))):
+                found[join(stem_of(stack, state.role), (slice_, int(word)))] = stack, int(word)
+    return found
+
+
+def _nodes(said: Said, asked: Options, highlights: Highlights) -> Picture:
     """Every node and arrow that is asked for."""
     ground, selection, most = said.world.ground, said.selection(asked), asked.limit
     if asked.only is not None:
         selection = _narrowed(ground, selection, named(asked.only))
 
     def refusal() -> BudgetError:
-        return too_many(ground, selection, asked, most or 0, lambda **part: said.selection(replace(asked, **part)))
+        views = [view for view in ("words", "folded") if highlights.shown_in(view)]
+        return too_many(ground, selection, views, most or 0, highlights.part_of)
 
     if most is not None and _least(said, asked, selection) > most:
         raise refusal()
@@ -287,7 +311,7 @@ def _boxes(said: Said, asked: Options, names: Sequence[str]) -> dict[str, str]:
     return {name: told[name] for name in names if name in told}
 
 
-def _words(said: Said, asked: Options) -> Picture:
+def _words(said: Said, asked: Options, highlights: Highlights) -> Picture:
     """The reading grid."""
     network, selection = said.world.network, said.selection(asked)
     ends = [(member, ends_of(network, member)) for member in _readers(network, selection.slices)]
@@ -298,18 +322,19 @@ def _words(said: Said, asked: Options) -> Picture:
     words = {stack: [int(w) for w in selection.words.get(stack, range(len(said.tokens[stack])))] for stack in stacks}
     states = {stack: sorted(number for own, number in there if own == stack) for stack in stacks}
     count = sum(len(words[stack]) * len(states[stack]) for stack in stacks)
+    allowed = "fewer words= or slices=" + (", or detail='folded'" if highlights.shown_in("folded") else "")
     if count > STATES:
-        allowed = "words=, slices=, or detail='folded'"
         raise BudgetError("reading grid", expected=f"at most {STATES} states of words", got=count, allowed=allowed)
     pairs = sum(len(words[stack]) * len(words[other]) for _, ((stack, _), (other, _)) in ends)
     if pairs > PAIRS:
-        allowed = "words=, slices=, or detail='folded'"
         raise BudgetError("reading grid", expected=f"at most {PAIRS} pairs of words", got=pairs, allowed=allowed)
     readings = [
         Reading(*both, _matrix(said, member, selection), asking.readable(said.world, member)) for member, both in ends
     ]
-    reads = chosen(readings, words, asked.min_weight, asked.top, asked.limit)
-    words, silent = spoken(words, reads)
+    grid = highlights.grid(selection) if highlights.names else {}
+    marked = {grid[node] for name in highlights.names for node in meant(name, grid)}
+    reads = chosen(readings, words, asked.min_weight, asked.top, asked.limit, parts=not marked)
+    words, silent = spoken(words, reads, marked)
     stems = {stack: stem_of(stack, _state(network, stack).role) for stack in stacks}
     name = lambda stack, slice_, word: join(stems[stack], (slice_, word))  # noqa: E731
     picture = words_picture(said.tokens, words, states, name, reads)

@@ -73,10 +73,13 @@ def chosen(
     least: float | None,
     top: int | None,
     limit: int | None,
+    *,
+    parts: bool = True,
 ) -> Chosen:
     """The reads of at least so much, at most so many, the strongest against the even share of what a word may read.
 
-    If neither is told, the strongest of each word, then those that stand out. Past the limit it refuses.
+    If neither is told, the strongest of each word, then those that stand out. Past the limit it refuses, and names
+    what fits: fewer reads, or (`parts`) some slices or words.
     """
     pairs = _pairs(readings, words)
     total = len(pairs.i)
@@ -91,7 +94,7 @@ def chosen(
         rules += [f"past the strongest {top} against the even share"] if top else []
         rule = ", or ".join(rules)
     if limit is not None and len(pairs.i) > limit:
-        raise _too_many(pairs, readings, limit)
+        raise _too_many(pairs, readings, limit, parts)
     columns = (side.tolist() for side in (pairs.reading, pairs.i, pairs.j, pairs.share))
     found = [(readings[r], i, j, share) for r, i, j, share in zip(*columns, strict=True)]
     return Chosen(tuple(reversed(found)), total, rule)
@@ -123,7 +126,7 @@ def _outstanding(pairs: _Pairs, readings: Sequence[Reading]) -> NDArray[np.int64
     return order[rank[order] < 3]
 
 
-def _too_many(pairs: _Pairs, readings: Sequence[Reading], limit: int) -> BudgetError:
+def _too_many(pairs: _Pairs, readings: Sequence[Reading], limit: int, with_parts: bool) -> BudgetError:
     """The error for a grid past the limit: how many reads, and three filters that fit it."""
     fits = [f"top={limit} ({limit} reads)"] if limit else []
     for told in np.unique(np.ceil(np.sort(pairs.share)[::-1][limit] * 100) / 100 + np.arange(3) / 100).tolist():
@@ -132,18 +135,21 @@ def _too_many(pairs: _Pairs, readings: Sequence[Reading], limit: int) -> BudgetE
     steps = np.array([reading.into[1] - 1 for reading in readings])[pairs.reading]
     parts = [(f"slices={step}", steps == step) for step in np.unique(steps).tolist()]
     parts += [(f"words=range({n})", (pairs.i < n) & (pairs.j < n)) for n in (32, 16, 8, 5, 3)]
-    for name, kept in parts:
+    for name, kept in parts if with_parts else ():
         if len(fits) < 3 and 0 < (count := int(kept.sum())) <= limit:
             fits.append(f"{name} ({count} reads)")
     count = len(pairs.i)
-    allowed = ", ".join([*fits, f"or limit={count}"])
+    allowed = "; or ".join(["; ".join(fits)] * bool(fits) + [f"limit={count}"])
     expected = f"at most {limit} reads, or nobody can read it"
     return BudgetError("reading grid", expected=expected, got=f"{count} reads", allowed=allowed)
 
 
-def spoken(words: Mapping[str, Collection[int]], reads: Chosen) -> tuple[dict[str, list[int]], str]:
-    """The words that have a place: of a long sentence those with a read, where any has one; and how many have none."""
-    busy = {end for r, i, j, _ in reads.reads for end in ((r.out[0], j), (r.into[0], i))}
+def spoken(
+    words: Mapping[str, Collection[int]], reads: Chosen, marked: Collection[tuple[str, int]] = ()
+) -> tuple[dict[str, list[int]], str]:
+    """The words that have a place: of a long sentence those that are marked or have a read, where any has one; and how
+    many have none."""
+    busy = {end for r, i, j, _ in reads.reads for end in ((r.out[0], j), (r.into[0], i))} | set(marked)
     every = {stack: sorted(own) for stack, own in words.items()}
     kept = {stack: [word for word in own if (stack, word) in busy] for stack, own in every.items()}
     total = sum(map(len, every.values()))

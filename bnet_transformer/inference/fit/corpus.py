@@ -138,11 +138,13 @@ def corpus_of(
     what: str = "data",
     *,
     missing: bool = False,
+    option: str | None = "missing=True",
     task: Task | None = None,
     told: bool = False,
 ) -> Corpus:
     """The corpus of data in any of its forms; NaN is refused, but (`missing`) for words of which nothing is seen.
 
+    The `option` is how the caller turns that on, for the error; None where there is no such option.
     A tuple of two is `(x, y)`, arrays or lists; a list is one of pairs, or (where a `task` tells next words) of
     sentences. All padding is `told` by a mask, or that alone which a word could read.
     """
@@ -153,7 +155,7 @@ def corpus_of(
         raise BNetError(what, expected=wanted, got=data)
     batch = _of_arrays(network, task, data, what)
     if batch is not None:
-        _check_numbers(what, batch.x, batch.observed, missing)
+        _check_numbers(what, batch.x, batch.observed, missing, option)
         return _corpus(network, batch, what)
     pairs = _as_pairs(task, data, what)
     try:
@@ -167,7 +169,7 @@ def corpus_of(
         words, observed = (
             {name: value[None] for name, value in each.items()} for each in (example.words, example.observed)
         )
-        _check_numbers(what, words, observed, missing, k)
+        _check_numbers(what, words, observed, missing, option, k)
     return _corpus(network, padded(task, examples, told=told), what)
 
 
@@ -177,10 +179,12 @@ def _of_pairs(error: BNetError, what: str, wanted: str) -> BNetError:
     return BNetError(what, expected=wanted, got=error.got) if whole else error
 
 
-def corpus_of_both(network: Network, x: object, y: object, *, missing: bool = False) -> Corpus:
+def corpus_of_both(
+    network: Network, x: object, y: object, *, missing: bool = False, option: str | None = "missing=True"
+) -> Corpus:
     """The corpus of sentences and what is observed of them, told apart: arrays or lists."""
     x, y = (list(part) if isinstance(part, tuple) else part for part in (x, y))
-    return corpus_of(network, (x, y), "(x, y)", missing=missing)
+    return corpus_of(network, (x, y), "(x, y)", missing=missing, option=option)
 
 
 def _in_numbers(network: Network, task: Task, example: Example) -> Example:
@@ -278,22 +282,28 @@ def _corpus(network: Network, batch: Batch, what: str) -> Corpus:
 
 
 def _check_numbers(
-    what: str, x: Mapping[str, Tensor], observed: Mapping[str, Tensor], missing: bool, first: int = 0
+    what: str,
+    x: Mapping[str, Tensor],
+    observed: Mapping[str, Tensor],
+    missing: bool,
+    option: str | None,
+    first: int = 0,
 ) -> None:
     """Refuse numbers that are none, told with the sentence where they are."""
     for name, value in (*x.items(), *observed.items()):
         if not value.is_floating_point():
             continue
-        good = value.isfinite().all(-1)
-        if missing and name in observed:
-            good = good | value.isnan().all(-1)
-        if not bool(good.all()):
-            which = first + int((~good.reshape(len(good), -1).all(1)).nonzero()[0, 0])
+        good, absent = value.isfinite().all(-1), value.isnan().all(-1)
+        may_be_absent = missing and name in observed
+        accepted = good | absent if may_be_absent else good
+        if not bool(accepted.all()):
+            which = first + int((~accepted.reshape(len(good), -1).all(1)).nonzero()[0, 0])
+            helps = option is not None and not missing and name in observed and bool((good | absent).all())
             raise BNetError(
                 f"{what}, {name or 'x'}, sentence {which}",
-                expected="finite numbers",
+                expected="finite numbers, or NaN in every number of a word" if may_be_absent else "finite numbers",
                 got="NaN or infinity",
-                allowed="missing=True, where NaN says that nothing of a word was observed",
+                allowed=f"{option}, where NaN says that nothing of a word was observed" if helps else None,
             )
 
 
@@ -308,7 +318,7 @@ def words_of_corpus(network: Network, x: object, *, told: bool = False) -> Corpu
         for stack, words in example.words.items():
             task.words[stack].check_length(len(words))
     batch = padded(task, examples, told=told)
-    _check_numbers("x", batch.x, {}, False)
+    _check_numbers("x", batch.x, {}, False, None)
     floating = {k: v.to(network.dtype) if v.is_floating_point() else v for k, v in batch.x.items()}
     return Corpus(floating, batch.mask, {})
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 USED = 100  # draws of the posterior of which predictions, responsibilities and likelihoods are the means
 AT_ONCE = 1024
+MISSING = "bt.fit(..., missing=True)"  # its questions take NaN as it does
 MOST = 2**26  # numbers of a table of log likelihoods that is still made
 
 
@@ -177,7 +178,7 @@ class Fit(Generic[N]):
 
         Of a posterior the mean over its draws.
         """
-        corpus = corpus_of_both(self.network, x, y, missing=self.missing)
+        corpus = corpus_of_both(self.network, x, y, missing=self.missing, option=MISSING)
         return self._responsibilities(corpus, self._selector(selector).family.name)
 
     def predict(self, x: object, *, readout: str | None = None) -> Tensor:
@@ -335,7 +336,7 @@ class Fit(Generic[N]):
 
     def _corpus(self, data: object) -> Corpus:
         """Data in any form, as the fit took it."""
-        return corpus_of(self.network, data, missing=self.missing)
+        return corpus_of(self.network, data, missing=self.missing, option=MISSING)
 
     def _words(self, x: object) -> Corpus:
         """Sentences of which nothing is observed."""

@@ -11,8 +11,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, one_of, room_for, whole, within_memory
+from bnet_transformer.compiler.plan import MEETING
+from bnet_transformer.errors import BNetError, BudgetError, ReadingError, one_of, room_for, whole, within_memory
 from bnet_transformer.inference.exact import BUDGET
+from bnet_transformer.inference.factors import OVER_BUDGET
 from bnet_transformer.inference.fit.ascent import Ascent, ascend
 from bnet_transformer.inference.fit.corpus import Corpus, corpus_of, task_of_mixture
 from bnet_transformer.inference.fit.objective import Objective, learned_of
@@ -27,6 +29,10 @@ from bnet_transformer.training.digest import digest_of
 from bnet_transformer.training.parallel import Ranks, device_of, ranks
 from bnet_transformer.training.result import N
 
+WAYS = {  # what a fit can do about choices that cannot be summed, for what other questions can do
+    MEETING: "method='svi', choices='sampled'",
+    OVER_BUDGET: "a larger budget=; method='svi', choices='sampled'",
+}
 LAST = 0.2  # of the rate, when the best restart goes on with all sentences
 SHARE, MOST = 0.1, 1000  # of the sentences that are held out to choose among restarts, where none are told
 
@@ -99,7 +105,12 @@ def fit(
     objective = Objective(network, learned, whole("budget", budget))
     _check(objective, recipe, corpus)
     _check_room(objective, recipe)
-    found = _fitted(objective, recipe, habits, corpus, judge, device_of(device, network))
+    try:
+        found = _fitted(objective, recipe, habits, corpus, judge, device_of(device, network))
+    except (BudgetError, ReadingError) as error:
+        if error.allowed not in WAYS:
+            raise
+        raise type(error)(error.what, expected=error.expected, got=error.got, allowed=WAYS[error.allowed]) from error
     made = found.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(found.net)
     return replace(found, net=made, missing=missing, data=corpus)  # type: ignore[return-value]
 

@@ -86,7 +86,7 @@ class Inclusion:
         if self.interaction is None:
             got = f"method={self.method!r}, which takes each head by itself"
             wanted = "the joint posterior of a slice's gates"
-            raise BNetError("duplicates", expected=wanted, got=got, allowed="method='exact'")
+            raise BNetError("duplicates", expected=wanted, got=got, allowed="bt.inclusion(..., method='exact')")
         pairs = torch.triu(self.interaction, 1)
         found = (pairs < -nats).nonzero().tolist()
         return tuple((s, h, o) for s, h, o in sorted(found, key=lambda at: float(pairs[tuple(at)])))

@@ -25,7 +25,7 @@ def sentences_of(network: Network, data: object, *, seen: bool) -> Corpus:
         return data.like(network)
     paired = task.readouts and _is_paired(data, set(task.stacks))
     if seen and (paired or (task.next_word is not None and len(task.stacks) == 1)):
-        return corpus_of(network, data, "sentences", task=None if paired else task, told=True)
+        return corpus_of(network, data, "sentences", option=None, task=None if paired else task, told=True)
     if paired:
         raise BNetError("sentences", expected="sentences alone, where sigma= or output= asks for the output of the net",
                         got="pairs of sentences and what is observed of them")  # fmt: skip

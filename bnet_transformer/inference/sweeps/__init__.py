@@ -2,28 +2,29 @@
 
 `pairs` holds the sentences, `metric` and `cells` what is asked; `reach` says what is computed again, `rows` and `run`
 compute it, `arrows` sends values along paths, `choices` averages over what is open, `slopes` is all to first order,
-`slow` is one run at a time.
+`slow` is one run at a time, `ablation` the values that replace clean ones, and `sizes` how much memory is needed.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from bnet_transformer.errors import BNetError, one_of, whole, within_memory
-from bnet_transformer.inference.surgery import Mean, Noise, Zero, is_own, own_value_for, value_for
+from bnet_transformer.inference.surgery import Mean, Noise, Zero
+from bnet_transformer.inference.sweeps.ablation import Ablation
 from bnet_transformer.inference.sweeps.asked import cells_of
 from bnet_transformer.inference.sweeps.cells import Cells
 from bnet_transformer.inference.sweeps.metric import metric_of
 from bnet_transformer.inference.sweeps.pairs import MEMORY, Examples, examples_of, pair
 from bnet_transformer.inference.sweeps.results import Mediation, Sweep
+from bnet_transformer.inference.sweeps.sizes import bytes_of
 from bnet_transformer.inference.sweeps.slopes import sloped
-from bnet_transformer.inference.sweeps.sweeping import Swept, bytes_of, swept
+from bnet_transformer.inference.sweeps.sweeping import Swept, swept
 from bnet_transformer.training.apart import with_gradients
 
 __all__ = ["Mediation", "Sweep", "mediation", "sweep"]
@@ -62,8 +63,8 @@ def sweep(
     size = whole("memory", memory)
     one_of("progress", progress, (True, False, None))
     one_of("first_order", first_order, (True, False))
-    ablation = isinstance(clean, Zero | Mean | Noise)
-    if ablation:
+    ablated = isinstance(clean, Zero | Mean | Noise)
+    if ablated:
         sources: list[tuple[Examples | None, Examples]] = [(None, each) for each in examples_of("corrupt", corrupt)]
     else:
         sources = list(pair(clean, corrupt))
@@ -74,17 +75,18 @@ def sweep(
     sources = [part for theirs, ours in sources for part in _parts(theirs, ours, asked.nodes, size)]
     if cells.routes:
         _check_same_arrows(everyone)
-    values = [_ablation(clean, corrupt, k) for k in _starts([ours for _, ours in sources])]
-    if ablation and (cells.routes or any(each.rows for each in cells.entries)):
+    if ablated and (cells.routes or any(each.rows for each in cells.entries)):
         raise BNetError("at", expected="nodes, for an ablation", got=at, allowed='a role such as "a", or names')
     if first_order and cells.routes:
         raise BNetError(
-            "at", expected="nodes or rows of attention, for first_order=True", got=at, allowed="one run each"
+            "at", expected="nodes or rows of attention, for first_order=True", got=at, allowed="first_order=False"
         )
     keep = len(sources) == count
+    ablation = _ablation(clean, corrupt, everyone, cells, size) if isinstance(clean, Zero | Mean | Noise) else None
+    starts = _starts([ours for _, ours in sources])
     batches = [
-        Swept(theirs, ours, cells, asked.nodes, size, told if theirs is None else None, keep, first_order)
-        for (theirs, ours), told in zip(sources, values, strict=True)
+        Swept(theirs, ours, cells, asked.nodes, size, ablation, first, keep, first_order)
+        for (theirs, ours), first in zip(sources, starts, strict=True)
     ]
     found = sloped(batches, asked, cells, progress) if first_order else swept(batches, asked, cells, size, progress)
     outcomes, best, worst = found
@@ -163,18 +165,14 @@ def _starts(batches: Sequence[Examples]) -> list[int]:
     return list(itertools.accumulate(map(len, batches), initial=0))[:-1]
 
 
-def _ablation(told: object, corrupt: object, first: int) -> Callable[[int, int], Tensor]:
-    """What an ablation sets a node to, by example and node."""
+def _ablation(
+    intervention: Zero | Mean | Noise, corrupt: object, examples: Examples, cells: Cells, memory: int
+) -> Ablation:
+    """What an ablation sets in the nodes of all cells."""
     sentences: list[Any] = list(corrupt) if isinstance(corrupt, list | tuple) else [corrupt]
-
-    def value(example: int, node: int) -> Tensor:
-        sentence = sentences[first + example]
-        world = sentence._said.world
-        found = own_value_for(world, sentence, node, told) if is_own(told) else value_for(world, node, told)
-        assert isinstance(found, Tensor)
-        return found
-
-    return value
+    offsets = examples.world.ground.offsets
+    nodes = [int(offsets[each.family]) + int(node) for each in cells.entries for node in np.unique(each.node)]
+    return Ablation(intervention, sentences, nodes, memory)
 
 
 def _named(cells: Cells) -> dict[tuple[int, ...], str]:

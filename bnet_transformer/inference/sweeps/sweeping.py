@@ -5,8 +5,7 @@ A cell that sets nodes to what they are anyway is the corrupt run, and is not ru
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,22 +13,17 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from bnet_transformer.compiler.plan import states_in
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.inference.sweeps import arrows, slow
+from bnet_transformer.inference.sweeps.ablation import Ablation
 from bnet_transformer.inference.sweeps.cells import Cells, Entries, Ids
 from bnet_transformer.inference.sweeps.choices import Choices, choices_of
 from bnet_transformer.inference.sweeps.metric import Metric
 from bnet_transformer.inference.sweeps.pairs import Examples
-from bnet_transformer.inference.sweeps.reach import leads
 from bnet_transformer.inference.sweeps.rows import Setting
 from bnet_transformer.inference.sweeps.run import Run, setting_of
-from bnet_transformer.network import Member
-from bnet_transformer.tpm import Given
-from bnet_transformer.world import World, where
-
-COPIES = 8  # of the widest value of a cell that are there at once
-Values = Callable[[int, int], Tensor]  # (example, node) -> what an ablation sets the node to
+from bnet_transformer.inference.sweeps.sizes import bytes_of, numbers_in
+from bnet_transformer.world import where
 
 
 @dataclass
@@ -71,7 +65,8 @@ class Swept:
     cells: Cells
     nodes: tuple[int, ...]
     memory: int
-    values: Values | None = None
+    ablation: Ablation | None = None
+    first: int = 0  # the number of the first example in the sweep
     keep: bool = True
     first_order: bool = False
     choices: Choices = field(init=False)
@@ -143,9 +138,9 @@ class Swept:
         slopes = frozenset(each.family for each in self.cells.entries) if self.first_order else frozenset()
         run = Run(corrupt, self.nodes, frozenset({*on_routes, *above, *entries}), slopes)
         settings: dict[int, list[Setting]] = {}
-        if self.values is not None:
+        if self.ablation is not None:
             for each in self.cells.entries:
-                settings.setdefault(each.family, []).append(self._told(run, each, self.values))
+                settings.setdefault(each.family, []).append(self._ablated(run, each, self.ablation))
         else:
             assert self.clean is not None
             readings = {each.family for each in self.cells.entries if each.rows}
@@ -158,19 +153,21 @@ class Swept:
                     settings.setdefault(family, []).extend(told)
         return Start(run, settings, busy_cells(run, settings))
 
-    def _told(self, run: Run, entries: Entries, values: Values) -> Setting:
-        """What an ablation sets in a family, node by node."""
-        offset = int(self.corrupt.world.ground.offsets[entries.family])
+    def _ablated(self, run: Run, entries: Entries, ablation: Ablation) -> Setting:
+        """What an ablation sets in a family."""
         nodes, which = np.unique(entries.node, return_inverse=True)
-        each = [torch.stack([values(n, offset + int(node)) for node in nodes]) for n in range(len(self.corrupt))]
-        source = torch.stack(each)[:, torch.from_numpy(which)]
+        source = ablation.values(run, self.first, entries.family, nodes)[:, torch.from_numpy(which)]
         found = setting_of(run, run.base, replace(entries, rows=False))
         return replace(found, source=source.to(found.source), own=True)
+
+    def _ablated_value(self, example: int, node: int) -> Tensor:
+        assert self.ablation is not None
+        return self.ablation.value(self.first + example, node)
 
     def _one_by_one(self, states: Mapping[int, Tensor], cells: Ids) -> dict[int, Tensor]:
         corrupt = self.corrupt.set_to(states)
         clean = None if self.clean is None else self.clean.set_to(states)
-        each = slow.Cases(clean, corrupt, self.cells, self.values)
+        each = slow.Cases(clean, corrupt, self.cells, None if self.ablation is None else self._ablated_value)
         rows = [[slow.outcomes(corrupt.module, world, self.nodes) for world in each.worlds(int(c))] for c in cells]
         return slow.stacked(self.nodes, rows)
 
@@ -195,24 +192,6 @@ def busy_cells(run: Run, settings: Mapping[int, Sequence[Setting]]) -> Ids:
             busy.append(each.cell[unlike].numpy())
     found: Ids = np.unique(np.concatenate(busy))
     return found
-
-
-def bytes_of(examples: Examples, nodes: Sequence[int]) -> tuple[int, int]:
-    """What one cell of one example takes while it is computed, and what the run of one example takes that is kept."""
-    most, kept, world = 1, 1, examples.world
-    for index, table in leads(world, nodes).items():
-        member, count, shape = world.network.members[index], int(table.sum()), world.ground.shapes[index]
-        if isinstance(member.tpm, Given) or member.family.words is None:
-            continue
-        plates = int(np.prod(shape[:-1], dtype=np.int64))
-        own = numbers_in(world, member)
-        inner = max([n for each in member.parameters.values() for n in each.shape[:1]], default=1)
-        stacks = [world.network.members[given.parent].family.words for given in member.inputs]
-        read = max([world.ground.words[stack] for stack in stacks if stack is not None], default=1)
-        most = max(most, count * max(plates * own, plates * read, inner))
-        kept += 2 * plates * own * (shape[-1] if table.all() else count)
-    size = world.network.dtype.itemsize
-    return size * COPIES * most, size * kept
 
 
 def swept(
@@ -251,10 +230,3 @@ def _told(batch: Swept, metric: Metric) -> int:
     """What a metric is told of one cell of one example, in bytes."""
     world = batch.corrupt.world
     return 3 * world.network.dtype.itemsize * sum(numbers_in(world, where(world, node)[0]) for node in metric.nodes)
-
-
-def numbers_in(world: World, member: Member) -> int:
-    """How many numbers are told of a node: its value's, or the probabilities of its states."""
-    if member.tpm.kind == "discrete":
-        return states_in(world.network, member.family.index, world.ground.words)
-    return math.prod(member.shape)

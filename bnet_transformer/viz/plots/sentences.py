@@ -116,7 +116,9 @@ def attention_maps(s: Said, slice_: int, head: int | None, role: str | None, wor
     kept = found.masked_fill(~readable, torch.nan)
     if head is not None:
         if "head" not in names:
-            raise BNetError("head", expected="a net with a plate of heads", got="one without", allowed="s.do(c=...)")
+            chosen = [m.family.name for m in world.network.members if m.tpm.kind == "discrete" and m.family.role == "c"]
+            allowed = f"s.do({chosen[0]}=...)" if chosen else "head=None"
+            raise BNetError("head", expected="a net with a plate of heads", got="one without", allowed=allowed)
         place = names.index("head")
         if whole("head", head, least=0) >= found.shape[place]:
             raise BNetError("head", expected=f"a head from 0 to {found.shape[place] - 1}", got=head)

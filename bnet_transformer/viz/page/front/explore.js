@@ -56,8 +56,7 @@ class View extends Lines {
     root.replaceChildren(this.bar, this.stage.view, this.panel, this.note, this.status);
     this.take(data);
     this.#listen();
-    this.stage.fit();
-    this.resized = new ResizeObserver(() => this.stage.apply());
+    this.resized = new ResizeObserver(() => this.stage.resize());
     this.resized.observe(this.stage.view);
   }
 

@@ -1,9 +1,12 @@
 // @ts-check
 /** The stage: the grid with the words pinned above and the slices at the left. Panning is a transform, never a redraw. */
 
+import { widthOf } from "./layout.js";
 import { html, svg } from "./scene.js";
 
-const LEFT = 92; // the strip of slices
+const LEFT = 92; // at most, the strip of slices
+const LEAST = 0.2; // the scale down to which the whole of a short sentence is shown
+const READABLE = 0.62; // and of a long one, whose nodes are dots
 
 /**
  * @typedef {import("./layout.js").Layout} Layout
@@ -16,6 +19,7 @@ export class Stage {
     this.x = 0;
     this.y = 0;
     this.scale = 1;
+    this.fitted = true; // until someone pans or zooms
     this.grid = svg("svg", { class: "stage", role: "grid", "aria-label": "nodes: words are columns, slices are rows" });
     this.words = svg("svg", { class: "strip-words", role: "presentation" });
     this.slices = svg("svg", { class: "strip-slices", role: "group", "aria-label": "slices" });
@@ -52,12 +56,15 @@ export class Stage {
     }, { passive: false });
   }
 
-  /** Take a new layout: the strips are made anew. @param {Layout} layout @param {Net} net */
+  /** Take a new layout: the strips are made anew, and one of another size is fitted. @param {Layout} layout @param {Net} net */
   take(layout, net) {
+    const resized = this.layout?.wide !== layout.wide || this.layout?.tall !== layout.tall;
+    const left = Math.min(LEFT, 26 + Math.max(30, ...layout.sections.map((section) => widthOf(`▸ ${section.label}`, 11))));
     this.layout = layout;
     this.head = layout.head;
+    this.side = left;
     this.view.style.setProperty("--head", `${layout.head}px`);
-    this.view.style.setProperty("--left", `${LEFT}px`);
+    this.view.style.setProperty("--left", `${left}px`);
     this.grid.setAttribute("width", String(layout.wide));
     this.grid.setAttribute("height", String(layout.tall));
     this.words.replaceChildren(svg("g", {}, ...layout.words.map((word) => {
@@ -69,7 +76,7 @@ export class Stage {
     })));
     const states = layout.states.map(({ family }) => {
       const { letter, slice, stack } = net.families[family], size = 11;
-      const text = svg("text", { class: "state-name", x: LEFT - 12, "font-size": size, "text-anchor": "end" });
+      const text = svg("text", { class: "state-name", x: left - 12, "font-size": size, "text-anchor": "end" });
       text.append(...(stack ? [svg("tspan", { class: "stack" }, `${stack} `)] : []), svg("tspan", { class: "math" }, letter[0]), ...(slice === null ? [] : [svg("tspan", { dy: -4, "font-size": 8 }, String(slice))]));
       return text;
     });
@@ -77,11 +84,11 @@ export class Stage {
       const text = svg("text", { x: 12, y: 4, "font-size": 11 });
       text.textContent = `${section.open ? "▾" : "▸"} ${section.label}`;
       return svg("g", { class: "section", role: "button", tabindex: 0, "data-section": section.key, "aria-expanded": String(section.open), "aria-label": `${section.open ? "fold" : "unfold"} ${section.label}` },
-        svg("rect", { x: 4, y: -10, width: LEFT - 12, height: 20, rx: 4, class: "target" }), text);
+        svg("rect", { x: 4, y: -10, width: left - 12, height: 20, rx: 4, class: "target" }), text);
     });
     this.slices.replaceChildren(svg("g", {}, ...states), svg("g", {}, ...sections));
-    this.apply();
-    this.strips();
+    if (resized) this.fit();
+    else { this.apply(); this.strips(); }
   }
 
   /** Place what stands in the strips: labels keep their size. */
@@ -90,9 +97,9 @@ export class Stage {
     if (!layout) return;
     let free = -1e9;
     [.../** @type {Element} */ (this.words.firstChild).children].forEach((text, k) => {
-      const x = layout.words[k].x * scale, room = layout.slant ? 13 : 0;
-      const there = x - free >= room;
-      if (there) free = x;
+      const { x: middle, text: said } = layout.words[k], x = middle * scale, half = layout.slant ? 6.5 : widthOf(said, 12.5) / 2;
+      const there = x - half >= free;
+      if (there) free = x + half;
       text.setAttribute("visibility", there ? "visible" : "hidden");
       text.setAttribute("transform", layout.slant ? `translate(${x + 3} ${layout.head - 7}) rotate(-46)` : `translate(${x} ${layout.head - 12})`);
     });
@@ -101,7 +108,7 @@ export class Stage {
     [...sections.children].forEach((group, k) => group.setAttribute("transform", `translate(0 ${layout.sections[k].y * scale})`));
     this.words.setAttribute("width", String(layout.wide * scale + 120));
     this.words.setAttribute("height", String(layout.head));
-    this.slices.setAttribute("width", String(LEFT));
+    this.slices.setAttribute("width", String(this.side));
     this.slices.setAttribute("height", String(layout.tall * scale + 60));
   }
 
@@ -122,9 +129,11 @@ export class Stage {
 
   /** @param {number} dx @param {number} dy */
   pan(dx, dy) {
+    const { x, y } = this;
     this.x += dx;
     this.y += dy;
     this.apply();
+    if (this.x !== x || this.y !== y) this.fitted = false;
   }
 
   /** @param {number} by @param {number} [x] @param {number} [y]  the point that stays */
@@ -133,6 +142,7 @@ export class Stage {
     this.x = x - (x - this.x) * ratio;
     this.y = y - (y - this.y) * ratio;
     this.scale = scale;
+    this.fitted = false;
     this.apply();
     this.strips();
   }
@@ -141,12 +151,16 @@ export class Stage {
   fit() {
     if (!this.layout) return;
     const { wide, tall } = this.room, whole = Math.min(wide / this.layout.wide, tall / this.layout.tall, 1.3);
-    this.scale = whole >= 0.62 ? whole : Math.min(Math.max(tall / this.layout.tall, 0.62), 1);
+    this.fitted = true;
+    this.scale = whole >= (this.layout.slant ? READABLE : LEAST) ? whole : Math.min(Math.max(tall / this.layout.tall, READABLE), 1);
     this.x = Math.max(0, (wide - this.layout.wide * this.scale) / 2);
     this.y = 0;
     this.apply();
     this.strips();
   }
+
+  /** The view has another size: what was fitted is fitted again. */
+  resize() { if (this.fitted) this.fit(); else this.apply(); }
 
   /** Bring a place into view. @param {number} x @param {number} y */
   reveal(x, y) {

@@ -1,0 +1,136 @@
+"""Ablations: the values that `Zero()`, `Mean(...)` and `Noise(...)` set, each computed once for a whole sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnet_transformer.asking import choice_above
+from bnet_transformer.errors import ReadingError
+from bnet_transformer.inference.surgery import (
+    Mean,
+    Noise,
+    OwnValues,
+    Zero,
+    check_over_words,
+    is_own,
+    noise_of,
+    value_for,
+)
+from bnet_transformer.inference.sweeps.cells import Ids
+from bnet_transformer.inference.sweeps.pairs import Examples, examples_of
+from bnet_transformer.inference.sweeps.rows import full_shape, index_of
+from bnet_transformer.inference.sweeps.run import Run, picked
+from bnet_transformer.inference.sweeps.sizes import bytes_of
+from bnet_transformer.world import World, where
+
+
+@dataclass
+class Ablation:
+    """The values that an ablation sets in the corrupt sentences, which cells may set any of `nodes`.
+
+    `Zero()` and `Mean(sentences)` set the same in every sentence. `Noise` and `Mean()` depend on the values of each:
+    those of the corrupt run, which has them for all sentences at once.
+    """
+
+    intervention: Zero | Mean | Noise
+    corrupt: Sequence[Any]
+    nodes: Sequence[int]
+    memory: int
+    _constant: dict[int, Tensor] = field(default_factory=dict)
+    _own: dict[int, OwnValues] = field(default_factory=dict)
+
+    def value(self, example: int, node: int) -> Tensor:
+        """The value of one node in one sentence."""
+        if not is_own(self.intervention):
+            return self._shared_value(node)
+        if example not in self._own:
+            sentence = self.corrupt[example]
+            self._own[example] = OwnValues(sentence._said.world, sentence)
+        return self._own[example](node, self.intervention)
+
+    def values(self, run: Run, first: int, family: int, nodes: Ids) -> Tensor:
+        """The values of nodes of a family (by their number in it) in the sentences of a run, `[1 or N, node, *shape]`.
+
+        `first` is the number of the run's first sentence.
+        """
+        offset = int(run.examples.world.ground.offsets[family])
+        if not is_own(self.intervention):
+            return torch.stack([self._shared_value(offset + int(node)) for node in nodes])[None]
+        base = run.base.values[family]
+        if choice_above(run.examples.world.network, {family}) or not base.is_floating_point():
+            examples = range(first, first + len(run.examples))
+            return torch.stack([torch.stack([self.value(n, offset + int(node)) for node in nodes]) for n in examples])
+        member, ground = run.members[family], run.examples.world.ground
+        names = [ground.name(offset + int(node)) for node in nodes]
+        if isinstance(self.intervention, Mean):
+            check_over_words(member.family, names[0])
+            base = base.mean(run.base.layout.word, keepdim=True)
+        own = picked(run, family, base, index_of(run.base, member, nodes)).transpose(0, 1)
+        if isinstance(self.intervention, Noise):
+            own = own + torch.stack([noise_of(name, self.intervention, own[0, 0]) for name in names])
+        return own
+
+    def _shared_value(self, node: int) -> Tensor:
+        world: World = self.corrupt[0]._said.world
+        if not self._constant and isinstance(self.intervention, Mean):
+            self._constant |= means_of(world, self.nodes, self.intervention.sentences, self.memory)
+        if node not in self._constant:
+            found = value_for(world, node, self.intervention)
+            assert isinstance(found, Tensor)
+            self._constant[node] = found
+        return self._constant[node]
+
+
+def means_of(world: World, nodes: Sequence[int], sentences: Sequence[Any], memory: int) -> dict[int, Tensor]:
+    """The means of some nodes' values over sentences, where the sentences can be run in batches; else of no node.
+
+    Sentences of one length are one batch (or as many as fit in half of the memory); all families are of one run.
+    """
+    by_length: dict[tuple[tuple[str, int], ...], list[Any]] = {}
+    for sentence in sentences:
+        said = getattr(sentence, "_said", None)
+        if said is None or said.seen or said.world.network is not world.network:
+            return {}
+        by_length.setdefault(tuple(said.world.ground.words.items()), []).append(sentence)
+    real = [node for node in nodes if _is_function(world, node)]
+    totals = {node: torch.zeros((), dtype=world.network.dtype, device=world.network.device) for node in real}
+    try:
+        for several in by_length.values():
+            there = several[0]._said.world.ground
+            ids = {there.id(world.ground.name(node)): node for node in real}
+            for batch in examples_of("clean", several):
+                size = max(1, memory // (2 * bytes_of(batch, list(ids))[1]))
+                for part in batch.parts(size):
+                    for node, total in _sums(part, list(ids)).items():
+                        totals[ids[node]] = totals[ids[node]] + total
+    except ReadingError:  # open choices above a node: these are refused, node by node
+        return {}
+    return {node: total / len(sentences) for node, total in totals.items()}
+
+
+def _is_function(world: World, node: int) -> bool:
+    """True of a node whose value is real numbers, a function of its parents or given."""
+    tpm = where(world, node)[0].tpm
+    return tpm.kind == "deterministic" and not tpm.reads_by_index
+
+
+def _sums(examples: Examples, nodes: Sequence[int]) -> Mapping[int, Tensor]:
+    """The sum of each node's value over sentences, from one run of all."""
+    ground = examples.world.ground
+    by_family: dict[int, list[int]] = {}
+    for node in nodes:
+        by_family.setdefault(ground.family_of(node).index, []).append(node)
+    course = examples.course(by_family)
+    found: dict[int, Tensor] = {}
+    for index, some in by_family.items():
+        member = examples.world.network.members[index]
+        value = course.values[index].expand(len(examples), *full_shape(course, member), *member.shape).sum(0)
+        at = index_of(course, member, np.array(some) - int(ground.offsets[index]))
+        found |= dict(zip(some, value[at], strict=True))
+    return found
