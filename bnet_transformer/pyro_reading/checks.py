@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,18 @@ def handled() -> Iterator[tuple[str, str]]:
         for kind, what in ((ConditionMessenger, "condition"), (DoMessenger, "do")):
             if isinstance(handler, kind) and isinstance(handler.data, dict):
                 yield from ((name, what) for name in handler.data)
+
+
+def sentences_fixed(members: Mapping[str, Member], nesting: int, least: int) -> list[int]:
+    """`least`, and the number of sentences of each value that `condition` or `do` fixes, where it is the only one."""
+    found = [least]
+    for handler in _PYRO_STACK if least == 1 else ():
+        told = handler.data if isinstance(handler, ConditionMessenger | DoMessenger) else None
+        for name, value in told.items() if isinstance(told, dict) else ():
+            if name in members and isinstance(value, Tensor):
+                own = len(members[name].shape) if value.is_floating_point() else 0
+                found += value.shape[value.dim() - own - nesting :][:1] if value.dim() >= own + nesting else []
+    return found
 
 
 def check_handled(network: Network, sites: frozenset[str], observed: frozenset[str]) -> dict[str, frozenset[str]]:

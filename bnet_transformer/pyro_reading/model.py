@@ -32,6 +32,7 @@ from bnet_transformer.pyro_reading.checks import (
     check_rows,
     check_type,
     meeting,
+    sentences_fixed,
 )
 from bnet_transformer.pyro_reading.shapes import (
     categorical,
@@ -99,7 +100,7 @@ class PyroModel:
         handled = check_handled(self.network, sites, frozenset(self._told(y)))
         inputs, words, batch, device = self._module.inputs(x, given)
         set_ = self._module.told("do", do, words, batch)
-        batch = batch_of(self.network, set_, batch)
+        batch = self._sentences(y, batch_of(self.network, set_, batch))
         present = self._module.present(mask, words, batch)
         layout = Layout((), self.plates)
         stored = {**self.network.parameters, **self._checked(parameters)}
@@ -305,6 +306,12 @@ class PyroModel:
                 raise BNetError(f"y[{name!r}]", expected=f"shape {wanted_shape}", got=tuple(value.shape))
             found[member.family.index] = f"y[{name!r}]", value
         return received_values(course, found)
+
+    def _sentences(self, y: Values | None, least: int) -> int:
+        """How many sentences there are: where the inputs tell of one, as many as there are observations."""
+        members = {m.family.name: m for m in self.random if m.scope != "corpus"}
+        told = {members[name].family.index: (name, v) for name, v in self._told(y).items() if name in members}
+        return max(batch_of(self.network, told, least), *sentences_fixed(members, self.max_plate_nesting, least))
 
     def _told(self, y: Values | None) -> Mapping[str, Tensor]:
         """What is seen, by family: a tensor alone is the only readout's."""
