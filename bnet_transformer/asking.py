@@ -311,7 +311,7 @@ def depth_of(network: Network, stack: str | None = None) -> int:
     depth = network.graph.depth if stack is None else network.graph.slices.get(stack, 0)
     if not depth:
         got = f"none in the stack {stack!r}" if stack else "a net without slices"
-        raise BNetError("slice", expected="a net with slices, in which words read words", got=got)
+        raise BNetError("slice", expected="a net with slices", got=got)
     return depth
 
 

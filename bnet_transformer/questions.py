@@ -312,6 +312,9 @@ class Questions(Structure):
             raise unknown("role", role, families)
         stack = families[role][0].stack if role is not None else next(iter(depths), "")
         depth = asking.depth_of(self._world.network, stack)
+        if stack not in self._world.network.graph.word_stacks:
+            got = f"the stack {stack!r}, without words" if stack else "a net without words"
+            raise BNetError("slice", expected="slices in which words read words", got=got)
         if isinstance(slices, str):
             one_of("slices", slices, ("all",))
             return stack, list(range(depth))

@@ -54,7 +54,8 @@ class PyroModel:
     `x` and `mask` are as for the compiled module. `y` maps families to what is seen of them, `[batch, *plates, word,
     *shape]` (a tensor for the only readout); `seen` says, for a readout, of which words (booleans). `do` sets
     families, deterministic ones too; `want` records deterministic ones under their names. `total` is the number of
-    sentences of the corpus of which `x` is a part; `parameters` replaces some of the net's (by `pyro.param`s, say).
+    sentences of the corpus of which `x` is a part; `batch` is the number of sentences where nothing else tells it, as
+    in a net without words; `parameters` replaces some of the net's (by `pyro.param`s, say).
 
     Every random family is one site under its name, in the plates `sentence`, those of the net, and `word`
     (`enc_word`, ... where stacks have names); a table with a prior has a Dirichlet site `theta_<owner>`. States have
@@ -94,13 +95,14 @@ class PyroModel:
         want: Sequence[str] = (),
         parameters: Mapping[str, Tensor] | None = None,
         total: int | None = None,
+        batch: int | None = None,
     ) -> dict[str, Tensor]:
         """One course of events; returns the value of each site and wanted family, in Pyro's shape."""
         sites = frozenset(name for name in self.sites if name not in mapping("do", do))
         handled = check_handled(self.network, sites, frozenset(self._told(y)))
-        inputs, words, batch, device = self._module.inputs(x, given)
-        set_ = self._module.told("do", do, words, batch)
-        batch = self._sentences(y, batch_of(self.network, set_, batch))
+        inputs, words, told_of, device = self._module.inputs(x, given)
+        set_ = self._module.told("do", do, words, told_of)
+        batch = self._sentences(y, batch_of(self.network, set_, told_of), batch)
         present = self._module.present(mask, words, batch)
         layout = Layout((), self.plates)
         stored = {**self.network.parameters, **self._checked(parameters)}
@@ -307,11 +309,14 @@ class PyroModel:
             found[member.family.index] = f"y[{name!r}]", value
         return received_values(course, found)
 
-    def _sentences(self, y: Values | None, least: int) -> int:
-        """How many sentences there are: where the inputs tell of one, as many as there are observations."""
+    def _sentences(self, y: Values | None, least: int, batch: int | None) -> int:
+        """How many sentences there are: where the inputs tell of one, as many as are observed, or asked for."""
         members = {m.family.name: m for m in self.random if m.scope != "corpus"}
         told = {members[name].family.index: (name, v) for name, v in self._told(y).items() if name in members}
-        return max(batch_of(self.network, told, least), *sentences_fixed(members, self.max_plate_nesting, least))
+        found = max(batch_of(self.network, told, least), *sentences_fixed(members, self.max_plate_nesting, least))
+        if batch is not None and whole("batch", batch) != found > 1:
+            raise BNetError("batch", expected=f"the {found} sentences that are told", got=batch)
+        return found if batch is None else batch
 
     def _told(self, y: Values | None) -> Mapping[str, Tensor]:
         """What is seen, by family: a tensor alone is the only readout's."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from bnet_transformer.errors import BNetError, one_of, room_for, whole, within_memory
 from bnet_transformer.inference.exact import BUDGET
 from bnet_transformer.inference.fit.ascent import Ascent, ascend
-from bnet_transformer.inference.fit.corpus import Corpus, corpus_of, task_of_mixture
+from bnet_transformer.inference.fit.corpus import Corpus, corpus_of
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.inference.fit.recipe import Habits, Recipe
 from bnet_transformer.inference.fit.result import Fit
@@ -93,7 +93,7 @@ def fit(
     one_of("missing", missing, (True, False))
     corpus = corpus_of(network, data, missing=missing)
     judge = None if held_out is None else corpus_of(network, held_out, "held_out", missing=missing)
-    learned = learned_of(network, task_of_mixture(network).readouts, learn, spread)
+    learned = learned_of(network, tuple(network.member(name) for name in corpus.evidence), learn, spread)
     objective = Objective(network, learned, whole("budget", budget))
     _check(objective, recipe, corpus)
     _check_room(objective, recipe)
@@ -235,6 +235,10 @@ def _check(objective: Objective, recipe: Recipe, corpus: Corpus) -> None:
             "per='corpus' is model selection, not a mixture: its log odds grow with the data, and one head takes all",
             stacklevel=4,
         )
+    inner = [family.name for family in objective.selectors if family.name in corpus.evidence]
+    if recipe.choices == "sampled" and inner:
+        wanted = "'exact': a choice that is observed is not drawn"
+        raise BNetError("choices", expected=wanted, got=f"'sampled', with {', '.join(inner)} observed")
     sparse = {name: concentration for name, concentration in learned.tables.items() if concentration < 1}
     if sparse and recipe.method in ("map", "em"):
         name, concentration = next(iter(sparse.items()))
