@@ -370,6 +370,8 @@ def _state(network: Network, stack: str) -> Family:
 
 
 def _title(said: Said) -> str:
+    if not said.tokens:
+        return f"the bnet {said.world.network.declaration.name}"
     return (
         "the bnet of “"
         + " | ".join(" ".join(shown(word, None) for word in words) for words in said.tokens.values())[:300]
