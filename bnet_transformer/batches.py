@@ -17,7 +17,8 @@ from bnet_transformer.network import Network
 class Batch:
     """Sentences as the tensors that a module takes: `x` and `given` padded, `mask` true where a word is.
 
-    Where there are several stacks, `x` and `mask` are mappings from stack; without words, they are empty. What stands at absent words is never read.
+    Where there are several stacks, `x` and `mask` are mappings from stack, which are empty in a net without words. What
+    stands at absent words is never read.
     """
 
     sentences: tuple[Intake, ...]

@@ -103,8 +103,9 @@ class BNet(viz.NetFigures, NetStructure):
     ) -> Sentence:
         """The bnet of a sentence: text, a list of words, ids, or vectors `x=` of shape `[word, dim]`.
 
-        A net with several stacks takes a mapping from stack, a net without words no sentence. `given` fills further nodes that a declaration gives. A
-        pretrained net reads text by its tokenizer, and a second sentence `pair` behind the first.
+        A net with several stacks takes a mapping from stack, a net without words no sentence. `given` fills further
+        nodes that a declaration gives. A pretrained net reads text by its tokenizer, and a second sentence `pair`
+        behind the first.
         """
         return Sentence(self, sentence_to_tensors(self.network, sentence, x, given, pair=pair))
 
@@ -150,10 +151,13 @@ class BNet(viz.NetFigures, NetStructure):
         """The compiled net that answers for its sentences."""
         return self.module().eval()
 
-    def cost(self, words: int | Mapping[str, int] | None = None, *, batch: int = 1, want: Sequence[str] | None = None) -> Cost:
+    def cost(
+        self, words: int | Mapping[str, int] | None = None, *, batch: int = 1, want: Sequence[str] | None = None
+    ) -> Cost:
         """What a forward pass of `module()` costs for sentences of so many words: parameters, FLOPs, bytes, paths.
 
-        `words` is one number, or one for each stack, and nothing for a net without words; `want` names families as `module()` has it.
+        `words` is one number, or one for each stack, and nothing for a net without words; `want` names families as
+        `module()` has it.
 
         >>> import bnet_transformer as bt
         >>> bt.bayesuvius(dim=8).cost(words=6).order

@@ -165,9 +165,9 @@ def sentences_of(told: Sequence[str], source: str | None, model: str | None = No
 
     For a `model` that is the file of a net without words it is one sentence, which is empty.
     """
-    if not told and source is None and model is not None and os.path.isfile(model):
-        if not net_of(model).network.graph.word_stacks:
-            return [""]
+    unsaid = not told and source is None and model is not None and os.path.isfile(model)
+    if model is not None and unsaid and not net_of(model).network.graph.word_stacks:
+        return [""]
     if source is None and tuple(told) == ("-",):
         told, source = (), "-"
     if source is None:

@@ -20,8 +20,9 @@ def cost(
 ) -> Cost:
     """What one forward pass of the compiled reading costs for sentences of so many words.
 
-    `words` is one number, or one for each stack, and nothing for a net without words; `want` names the families that are asked for, as `net.module()` has
-    it. The polynomials are exact for every number of words that the compiled reading treats in the same way.
+    `words` is one number, or one for each stack, and nothing for a net without words; `want` names the families that
+    are asked for, as `net.module()` has it. The polynomials are exact for every number of words that the compiled
+    reading treats in the same way.
     """
     network = network_of(network)
     counted = _words(network, words)

@@ -35,7 +35,9 @@ def add_gradient(
     training.
     """
     _, words, batch, device = module.inputs(x, None)
-    batch = batch_of(module.network, {module.network.graph.family(k).index: (k, v.value) for k, v in evidence.items()}, batch)
+    graph = module.network.graph
+    told = {graph.family(name).index: (name, each.value) for name, each in evidence.items()}
+    batch = batch_of(module.network, told, batch)
     size = _size(module, words, device) or batch
     found = []
     for start in range(0, batch, size):
@@ -73,5 +75,5 @@ def _seen(module: Module, name: str, told: Evidence, words: Mapping[str, int], p
 
 def _of(values: Values, part: slice) -> Values:
     if isinstance(values, Tensor):
-        return values[part]
-    return {stack: value[part] for stack, value in values.items()}
+        return values[part] if len(values) > 1 else values
+    return {stack: value[part] if len(value) > 1 else value for stack, value in values.items()}

@@ -31,8 +31,8 @@ from bnet_transformer.pyro_reading.checks import (
     check_handled,
     check_rows,
     check_type,
+    count_sentences,
     meeting,
-    sentences_fixed,
 )
 from bnet_transformer.pyro_reading.shapes import (
     categorical,
@@ -102,7 +102,8 @@ class PyroModel:
         handled = check_handled(self.network, sites, frozenset(self._told(y)))
         inputs, words, told_of, device = self._module.inputs(x, given)
         set_ = self._module.told("do", do, words, told_of)
-        batch = self._sentences(y, batch_of(self.network, set_, told_of), batch)
+        told_of = batch_of(self.network, set_, told_of)
+        batch = count_sentences(self.network, self._told(y), self.max_plate_nesting, told_of, batch)
         present = self._module.present(mask, words, batch)
         layout = Layout((), self.plates)
         stored = {**self.network.parameters, **self._checked(parameters)}
@@ -308,15 +309,6 @@ class PyroModel:
                 raise BNetError(f"y[{name!r}]", expected=f"shape {wanted_shape}", got=tuple(value.shape))
             found[member.family.index] = f"y[{name!r}]", value
         return received_values(course, found)
-
-    def _sentences(self, y: Values | None, least: int, batch: int | None) -> int:
-        """How many sentences there are: where the inputs tell of one, as many as are observed, or asked for."""
-        members = {m.family.name: m for m in self.random if m.scope != "corpus"}
-        told = {members[name].family.index: (name, v) for name, v in self._told(y).items() if name in members}
-        found = max(batch_of(self.network, told, least), *sentences_fixed(members, self.max_plate_nesting, least))
-        if batch is not None and whole("batch", batch) != found > 1:
-            raise BNetError("batch", expected=f"the {found} sentences that are told", got=batch)
-        return found if batch is None else batch
 
     def _told(self, y: Values | None) -> Mapping[str, Tensor]:
         """What is seen, by family: a tensor alone is the only readout's."""

@@ -44,7 +44,7 @@ class Batch:
     @property
     def sentences(self) -> int:
         """How many sentences there are."""
-        return len(next(iter(self.x.values())))
+        return len(next(iter((*self.x.values(), *self.observed.values()))))
 
     @cached_property
     def count(self) -> int:
@@ -217,7 +217,7 @@ class Reader:
     def check(
         self, readout: Member | None, value: Tensor, words: Mapping[str, Tensor], lead: tuple[int, ...] = ()
     ) -> None:
-        """Refuse what is observed of a readout in another form, or in states that it has not; `lead` dims come first."""
+        """Refuse what is observed of a readout in another form, or states that it has not; `lead` dims come first."""
         if readout is None:
             return
         family, discrete = readout.family, readout.tpm.kind == "discrete"

@@ -16,8 +16,8 @@ from bnet_transformer.training.task import Task
 from bnet_transformer.training.words import real_numbers, whole_numbers
 
 COLUMNS = (
-    "what is observed of the nodes of a net without words: a list of mappings, one for each sentence, or a mapping from "
-    "node to an array [sentence, ...]"
+    "what is observed of the nodes of a net without words: a list of mappings, one for each sentence, or a mapping "
+    "from node to an array [sentence, ...]"
 )
 
 

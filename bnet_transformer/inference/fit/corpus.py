@@ -191,8 +191,7 @@ def _corpus_of_columns(network: Network, task: Task, data: object, what: str, mi
     """The corpus of a net without words."""
     columns = columns_of(network, task, data, what)
     _check_numbers(what, columns.given, columns.observed, missing)
-    given = {k: v.to(network.dtype) if v.is_floating_point() else v for k, v in columns.given.items()}
-    return replace(_corpus(network, columns.batch, what), given=given)
+    return replace(_corpus(network, columns.batch, what), given=columns.given).like(network)
 
 
 def _of_pairs(error: BNetError, what: str, wanted: str) -> BNetError:
@@ -356,7 +355,7 @@ def _inputs_without_words(network: Network, x: object) -> Corpus:
     if columns.observed:
         raise BNetError("x", expected="given nodes alone", got=", ".join(columns.observed))
     _check_numbers("x", columns.given, {}, False)
-    return Corpus({}, None, {}, {k: v.to(network.dtype) if v.is_floating_point() else v for k, v in columns.given.items()})
+    return Corpus({}, None, {}, columns.given).like(network)
 
 
 def _words_of(task: Task, said: object) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.course import Course
-from bnet_transformer.compiler.seeing import count_states, given_value
+from bnet_transformer.compiler.seeing import count_states, states
 from bnet_transformer.errors import BNetError, listed
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
@@ -126,7 +126,7 @@ class Objective(nn.Module):
     def _with_tables(self, course: Course, factors: list[Factor]) -> tuple[Course, list[Factor]]:
         """Kept factors, those of tables made anew."""
         now = {name: self.module.store[name.replace(".", "/")] for name in self.network.parameters}
-        values = {i: value for i in (*course.layout.enumerated, *course.known) if (value := given_value(course, i)) is not None}
+        values = {**course.known, **{i: states(course, i) for i in course.layout.enumerated}}
         course = replace(course, parameters=now, values=values)
         return course, [
             f if f.told is not None else replace(f, table=prior_of(course, f.member.family.index, f.member))

@@ -98,7 +98,7 @@ class Fit(Generic[N]):
 
     @property
     def theta(self) -> dict[str, Tensor]:
-        """The tables of discrete nodes by the node that owns them, `[*states of the parents, state]`; posterior means."""
+        """The tables of discrete nodes by their owner, `[*states of the parents, state]`; posterior means."""
         store = self.network.parameters
         tables = tables_of(self.network) & {*store}
         discrete = [m for m in self.network.members if m.tpm.kind == "discrete"]
@@ -293,10 +293,13 @@ class Fit(Generic[N]):
         of_corpus, total = self.network.member(selector).scope == "corpus", torch.zeros(0)
         with self._summed(), self._shared("responsibilities", corpus, of_corpus, selector=selector) as here:
             own, nets = here.mine(corpus), self._draws(USED, here)
-            asked = [(p.evidence, p.x, p.mask, p.given) for p in ([own] if of_corpus else own.parts(AT_ONCE))]
+            asked = [own] if of_corpus else own.parts(AT_ONCE)
             for k, net in enumerate(nets if len(own) else ()):
                 module = Module(net).eval()
-                parts = [posterior(module, selector, *each, given=g, budget=self.budget) for *each, g in asked]
+                parts = [
+                    posterior(module, selector, p.evidence, p.x, p.mask, given=p.given, budget=self.budget)
+                    for p in asked
+                ]
                 found = torch.cat(parts) / len(nets)
                 total = total + found if k else found
             return self._home(here.gathered(total))
