@@ -193,7 +193,7 @@ def _by_stack(what: str, value: object, stacks: Sequence[str]) -> dict[str, obje
         return {}
     if not stacks:
         allowed = "given=, for the nodes that are given; observe and do, for the others"
-        raise BNetError(what, expected="none: the net has no words", got=shown(value), allowed=allowed)
+        raise BNetError(what, expected="None: the net has no words", got=shown(value), allowed=allowed)
     if isinstance(value, Mapping):
         for stack in value:
             if stack not in stacks:

@@ -147,7 +147,7 @@ def said_to(net: BNet, text: str) -> object:
     """A text as the net takes it."""
     stacks = net.network.graph.word_stacks
     if not stacks and text:
-        raise BNetError("sentence", expected="none: the net has no words", got=text)
+        raise BNetError("sentence", expected="None: the net has no words", got=text)
     if len(stacks) < 2:
         return text or None
     parts = [part.strip() for part in text.split("|")]

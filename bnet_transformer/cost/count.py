@@ -48,7 +48,7 @@ def _words(network: Network, words: object) -> dict[str, int]:
     """How many words each stack has."""
     stacks = network.graph.word_stacks
     if not stacks and words is not None and not (isinstance(words, Mapping) and not words):
-        raise BNetError("words", expected="none: the net has no words", got=words)
+        raise BNetError("words", expected="None: the net has no words", got=words)
     if words is None and not stacks:
         return {}
     if not isinstance(words, Mapping):

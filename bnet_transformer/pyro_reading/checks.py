@@ -43,7 +43,7 @@ def handled() -> Iterator[tuple[str, str]]:
 def count_sentences(
     network: Network, observed: Mapping[str, Tensor], nesting: int, least: int, batch: int | None
 ) -> int:
-    """How many sentences there are: where inputs tell of one (`least`), as many as are observed, or asked for (`batch`).
+    """How many sentences there are: where inputs tell of one (`least`), as many as are observed, or asked for.
 
     Observations are `[batch, *plates, word, *shape]`; what `condition` and `do` fix has Pyro's shape, `nesting` plates.
     """

@@ -50,8 +50,8 @@ def columns_of(network: Network, task: Task, data: object, what: str) -> Columns
             raise unknown(f"node of {what}", name, [*random, *inputs])
         member = random.get(name) or inputs[name]
         if member.scope == "corpus":
-            wanted = "nodes that are drawn for each sentence"
-            raise BNetError(f"{what}, {name}", expected=wanted, got="one that is drawn once for the corpus")
+            got = "one that is drawn once for the corpus"
+            raise BNetError(f"{what}, {name}", expected="nodes that are drawn for each sentence", got=got)
         if name in inputs:
             read = whole_numbers if member.tpm.reads_by_index else real_numbers
             given[name] = read(f"{what}, {name}", column)
@@ -59,8 +59,8 @@ def columns_of(network: Network, task: Task, data: object, what: str) -> Columns
             observed[name] = reader.observed(member, _with_nan(network, member, column))
     counts = {name: len(value) if value.dim() else 0 for name, value in {**given, **observed}.items()}
     if len(set(counts.values())) > 1 or not all(counts.values()):
-        wanted = "columns of one length, at least one sentence"
-        raise BNetError(what, expected=wanted, got=", ".join(f"{n} of {name}" for name, n in counts.items()))
+        got = ", ".join(f"{n} of {name}" for name, n in counts.items())
+        raise BNetError(what, expected="columns of one length, at least one sentence", got=got)
     for name, value in given.items():
         _check_shape(network, inputs[name], value, f"{what}, {name}")
     for name, value in observed.items():

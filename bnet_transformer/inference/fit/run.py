@@ -237,8 +237,8 @@ def _check(objective: Objective, recipe: Recipe, corpus: Corpus) -> None:
         )
     inner = [family.name for family in objective.selectors if family.name in corpus.evidence]
     if recipe.choices == "sampled" and inner:
-        wanted = "'exact': a choice that is observed is not drawn"
-        raise BNetError("choices", expected=wanted, got=f"'sampled', with {', '.join(inner)} observed")
+        got = f"'sampled', with {', '.join(inner)} observed"
+        raise BNetError("choices", expected="'exact': a choice that is observed is not drawn", got=got)
     sparse = {name: concentration for name, concentration in learned.tables.items() if concentration < 1}
     if sparse and recipe.method in ("map", "em"):
         name, concentration = next(iter(sparse.items()))
