@@ -187,8 +187,6 @@ class Declaration:
             object.__setattr__(self, what, listed(what, getattr(self, what), kind))
         if not isinstance(self.name, str):
             raise BNetError("declaration name", expected="a string", got=self.name)
-        if not (self.nodes or any((*stack.prologue, *stack.slice, *stack.epilogue) for stack in self.stacks)):
-            raise BNetError("declaration", expected="at least one node, in a stack or outside", got="none")
 
 
 def as_arrow(parent: object) -> Arrow:
