@@ -125,7 +125,7 @@ def intakes_of(network: Network, sentences: object) -> tuple[list[Intake], set[s
     for k, said in enumerate(sentences):
         words, x = _parted(said)
         if x is not None:
-            vectors |= set(x) if isinstance(x, dict) else {network.declaration.stacks[0].name}
+            vectors |= set(x) if isinstance(x, dict) else {network.graph.word_stacks[0]}
         try:
             found.append(sentence_to_tensors(network, words, x))
         except BNetError as error:
