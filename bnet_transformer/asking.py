@@ -150,7 +150,7 @@ def shared_and_own(world: World, above: Mapping[int, Sequence[int]]) -> tuple[li
 
 def reader(world: World, slice_: int, role: str | None) -> Member:
     """The member that reads words in a slice: the one whose TPM is an attention."""
-    depth = max(world.network.graph.slices.values())
+    depth = depth_of(world.network)
     if whole("slice", slice_, least=0) >= depth:
         raise BNetError("slice", expected=f"a slice from 0 to {depth - 1}", got=slice_)
     found = [m for m in world.network.members if m.family.step == slice_ and reads_words(m)]
@@ -287,8 +287,7 @@ def selection(
 ) -> Selection:
     """A part of the ground graph, from what a person asks for: numbers, or words of the sentence."""
     graph = world.network.graph
-    depth = max(graph.slices.values())
-    chosen = None if slices is None else slices_of(slices, depth)
+    chosen = None if slices is None else slices_of(slices, world.network)
     plates = {}
     if heads is not None:
         if "head" not in graph.sizes:
@@ -304,9 +303,18 @@ def selection(
     return Selection(chosen, kept, plates, weights)
 
 
-def slices_of(wanted: object, depth: int) -> list[int]:
-    """Slices of a net of that many, from one or several."""
-    return _numbers("slices", wanted, depth)
+def slices_of(wanted: object, network: Network) -> list[int]:
+    """Slices of a net, from one or several."""
+    return _numbers("slices", wanted, depth_of(network))
+
+
+def depth_of(network: Network, stack: str | None = None) -> int:
+    """The number of slices of a stack, by default of the deepest; refused where a net has none."""
+    depth = network.graph.depth if stack is None else network.graph.slices.get(stack, 0)
+    if not depth:
+        got = f"none in the stack {stack!r}" if stack else "a net without slices"
+        raise BNetError("slice", expected="a net with slices", got=got)
+    return depth
 
 
 def _words(tokens: Sequence[str], wanted: object) -> list[int]:

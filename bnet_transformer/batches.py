@@ -17,7 +17,8 @@ from bnet_transformer.network import Network
 class Batch:
     """Sentences as the tensors that a module takes: `x` and `given` padded, `mask` true where a word is.
 
-    Where there are several stacks, `x` and `mask` are mappings from stack. What stands at absent words is never read.
+    Where there are several stacks, `x` and `mask` are mappings from stack, which are empty in a net without words. What
+    stands at absent words is never read.
     """
 
     sentences: tuple[Intake, ...]
@@ -40,13 +41,13 @@ def sentences_to_batch(network: Network, sentences: Sequence[object], pairs: Seq
     values = {name: _padded(network, name, [each.given[name] for each in read]) for name in read[0].given}
     x: dict[str, Tensor] = {}
     mask: dict[str, Tensor] = {}
-    for stack in (stack.name for stack in network.declaration.stacks):
+    for stack in network.graph.word_stacks:
         main = family_of_words(network, stack, {})
         if main is not None:
             x[stack] = values.pop(main.family.name)
         counts = torch.tensor([each.words[stack] for each in read])
         mask[stack] = (torch.arange(int(counts.max())) < counts[:, None]).to(network.device)
-    if len(network.declaration.stacks) > 1:
+    if len(mask) != 1:
         return Batch(tuple(read), x, mask, values)
     (stack,) = mask
     if stack not in x:

@@ -103,8 +103,9 @@ class BNet(viz.NetFigures, NetStructure):
     ) -> Sentence:
         """The bnet of a sentence: text, a list of words, ids, or vectors `x=` of shape `[word, dim]`.
 
-        A net with several stacks takes a mapping from stack. `given` fills further nodes that a declaration gives. A
-        pretrained net reads text by its tokenizer, and a second sentence `pair` behind the first.
+        A net with several stacks takes a mapping from stack, a net without words no sentence. `given` fills further
+        nodes that a declaration gives. A pretrained net reads text by its tokenizer, and a second sentence `pair`
+        behind the first.
         """
         return Sentence(self, sentence_to_tensors(self.network, sentence, x, given, pair=pair))
 
@@ -126,6 +127,8 @@ class BNet(viz.NetFigures, NetStructure):
 
     def pyro(self, parameters: str = "prior") -> PyroModel:
         """The net as a Pyro model, `model(x, y)`: plates, and `Categorical` sites that can be enumerated.
+
+        A net without words has no `x`: `model(y=...)`, whose sentences are those of `y`.
 
         With `parameters="prior"` each table that has a prior is drawn from it (a Dirichlet site), as inference of the
         tables needs. With `parameters="own"` all tables are those of the net, as data drawn from this net need.
@@ -156,10 +159,13 @@ class BNet(viz.NetFigures, NetStructure):
         """The compiled net that answers for its sentences."""
         return self.module().eval()
 
-    def cost(self, words: int | Mapping[str, int], *, batch: int = 1, want: Sequence[str] | None = None) -> Cost:
+    def cost(
+        self, words: int | Mapping[str, int] | None = None, *, batch: int = 1, want: Sequence[str] | None = None
+    ) -> Cost:
         """What a forward pass of `module()` costs for sentences of so many words: parameters, FLOPs, bytes, paths.
 
-        `words` is one number, or one for each stack; `want` names families as `module()` has it.
+        `words` is one number, or one for each stack, and nothing for a net without words; `want` names families as
+        `module()` has it.
 
         >>> import bnet_transformer as bt
         >>> bt.bayesuvius(dim=8).cost(words=6).order
@@ -192,10 +198,10 @@ class BNet(viz.NetFigures, NetStructure):
         files.save(self.network, path)
 
     def __repr__(self) -> str:
-        slices = ", ".join(f"{s.name or 'slices'}={s.slices}" for s in self.declaration.stacks)
+        slices = "".join(f"{s.name or 'slices'}={s.slices}, " for s in self.declaration.stacks)
         count = sum(p.numel() for p in self.network.parameters.values())
         families = len(self.network.graph.families)
-        return f"<BNet {self.declaration.name}: {slices}, {families} families of nodes, {count:,} parameters>"
+        return f"<BNet {self.declaration.name}: {slices}{families} families of nodes, {count:,} parameters>"
 
 
 @methods_within_memory
@@ -400,7 +406,7 @@ class Sentence(Questions, viz.SentenceFigures):
             for what, nodes in (("do", self._done), ("seen", self._seen))
             if nodes
         )
-        return f"<Sentence {said!r}: {counts}{extra}>"
+        return f"<Sentence {said!r}: {counts}{extra}>" if self._intake.tokens else f"<Sentence: {counts}{extra}>"
 
 
 def load(path: str | Path, *, trust: Collection[str] | bool = ()) -> Any:

@@ -89,10 +89,10 @@ def sentence_to_tensors(
     """Read a sentence: text, a list of words, ids, or vectors `x`; with several stacks, a mapping from stack.
 
     `given` fills further `Given` nodes, by family name: `[*plates, word, *shape]`. A net with a tokenizer reads text
-    and words by it, and a second sentence `pair` behind the first.
+    and words by it, and a second sentence `pair` behind the first. A net without words takes no sentence.
     """
     network.one_type()
-    stacks = [stack.name for stack in network.declaration.stacks]
+    stacks = network.graph.word_stacks
     extra = dict(mapping("given", given))
     told = _tokenized(network.tokenizer, said, pair, stacks, extra)
     said_by, x_by = _by_stack("sentence", said, stacks), _by_stack("x", x, stacks)
@@ -198,6 +198,9 @@ def word_vector(word: str, dim: int, seed: int) -> Tensor:
 def _by_stack(what: str, value: object, stacks: Sequence[str]) -> dict[str, object]:
     if value is None:
         return {}
+    if not stacks:
+        allowed = "given=, for the nodes that are given; observe and do, for the others"
+        raise BNetError(what, expected="None: the net has no words", got=shown(value), allowed=allowed)
     if isinstance(value, Mapping):
         for stack in value:
             if stack not in stacks:

@@ -249,9 +249,10 @@ class Questions(Structure):
         depths = self._network.graph.slices
         if stack is not None and (not isinstance(stack, str) or stack not in depths):
             raise unknown("stack", stack, depths)
-        most = depths[stack] if stack is not None else max(depths.values())
-        if whole("slice", slice, least=0) >= most:
-            raise BNetError("slice", expected=f"a slice from 0 to {most - 1}", got=slice)
+        if isinstance(boxes, str) or depths:
+            most = asking.depth_of(self._network, stack)
+            if whole("slice", slice, least=0) >= most:
+                raise BNetError("slice", expected=f"a slice from 0 to {most - 1}", got=slice)
         return viz.drawable(inference.tan(self.ground, boxes, slice, class_box, stack), viz.Tan)
 
     def tan_tree(
@@ -310,8 +311,11 @@ class Questions(Structure):
         families = self._world.network.graph.by_stem
         if role is not None and (not isinstance(role, str) or role not in families):
             raise unknown("role", role, families)
-        stack = families[role][0].stack if role is not None else next(iter(depths))
-        depth = depths.get(stack, 0)
+        stack = families[role][0].stack if role is not None else next(iter(depths), "")
+        depth = asking.depth_of(self._world.network, stack)
+        if stack not in self._world.network.graph.word_stacks:
+            got = f"the stack {stack!r}, without words" if stack else "a net without words"
+            raise BNetError("slice", expected="slices in which words read words", got=got)
         if isinstance(slices, str):
             one_of("slices", slices, ("all",))
             return stack, list(range(depth))

@@ -402,6 +402,47 @@ def shared_slices() -> bt.BNet:
     return bt.BNet(bt.Declaration([bt.Stack(nodes, prologue, slices=3)], name="shared slices"))
 
 
+def sprinkler() -> bt.BNet:
+    """A Bayesian network without words or stacks: tables over tables."""
+    states = Categorical(2, labels=("no", "yes"))
+    nodes = [
+        bt.Node("cloudy", states),
+        bt.Node("sprinkler", states, ["cloudy"]),
+        bt.Node("rain", states, ["cloudy"]),
+        bt.Node("wet", Categorical(3), ["sprinkler", "rain"]),
+    ]
+    return bt.BNet(bt.Declaration(nodes=nodes, name="sprinkler"))
+
+
+def sites() -> bt.BNet:
+    """A mixture without words: a plate of choices below one, and a real readout of each."""
+    plates = ["site"]
+    nodes = [
+        bt.Node("z", Categorical(2)),
+        bt.Node("x", Categorical(3), ["z"], plates=plates),
+        bt.Node("mean", Select(2), ["x"], plates=plates),
+        bt.Node("y", Normal(0.5), ["mean"], plates=plates),
+    ]
+    return bt.BNet(bt.Declaration(nodes=nodes, plates=[bt.Plate("site", 2)], name="sites"))
+
+
+def hidden_states() -> bt.BNet:
+    """A hidden Markov model whose time are slices: a stack without words."""
+    steps = [
+        bt.Node("x", Categorical(2), ["x"], shared=True),
+        bt.Node("y", Categorical(3), [bt.Arrow("x", slice="next")], shared=True),
+    ]
+    stack = bt.Stack(steps, [bt.Node("x", Categorical(2))], slices=3)
+    return bt.BNet(bt.Declaration([stack], name="hidden states"))
+
+
+def no_slices() -> bt.BNet:
+    """A stack without slices: a readout of the words as they come."""
+    prologue = [bt.Node("token", Given(states=3), plates=WORD), bt.Node("x", Embed(4), ["token"], plates=WORD)]
+    readout = bt.Node("y", Categorical(2), ["x"], plates=WORD)
+    return bt.BNet(bt.Declaration([bt.Stack([], prologue, [readout], vocabulary=VOCABULARY)], name="no slices"))
+
+
 def chapter(**options: object) -> Callable[[], bt.BNet]:
     """The chapter's net with these options."""
     return lambda: bt.bayesuvius(4, **options)  # type: ignore[arg-type]
@@ -532,6 +573,10 @@ CASES: tuple[Case, ...] = (
         {"enc": "the cat sat", "dec": "le chat"},
         {"dec_y_0": "chat"},
     ),
+    Case("sprinkler", sprinkler, None, {"wet": 1}),
+    Case("sites", sites, None, {"y_1": (0.3, -0.4)}),
+    Case("hidden states", hidden_states, None, {"y_0": 1, "y_2": 2}),
+    Case("no slices", no_slices, evidence={"y_1": 1}),
 )
 
 TPMS = tuple(

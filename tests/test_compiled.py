@@ -54,7 +54,7 @@ def test_every_family_is_the_references(case: Case, dtype, tolerance):
 def test_readouts_are_the_references(case: Case):
     s, module = case.sentence, module_of(case)
     for member in s.net.network.members:
-        if not member.family.role.startswith(("y", "label")):
+        if not member.family.role.startswith(("y", "label")) or member.family.plates:
             continue
         try:
             got = module(given=batch_of(s), want=[member.family.name])[member.family.name]

@@ -72,7 +72,7 @@ def solved(net: bt.BNet, words: dict[str, int], batch: int) -> int:
 
 def words_of(net: bt.BNet, n: int) -> dict[str, int]:
     """So many words, one more in each further stack; fewer where positions are learned, as tables have them."""
-    words = {stack.name: n + k for k, stack in enumerate(net.declaration.stacks)}
+    words = {stack: n + k for k, stack in enumerate(net.network.graph.word_stacks)}
     for member in net.network.members:
         if member.tpm.longest is not None:
             words[member.family.words] = min(words[member.family.words], member.tpm.longest)
@@ -83,7 +83,8 @@ def words_of(net: bt.BNet, n: int) -> dict[str, int]:
     return words
 
 
-COUNTED = [case for case in CASES if case.name != REFUSED]
+WORDLESS = [case for case in CASES if not case.net.network.graph.word_stacks]
+COUNTED = [case for case in CASES if case.name != REFUSED and case not in WORDLESS]
 FREE = [case for case in COUNTED if min(words_of(case.net, 40).values()) == 40]
 """Those for any number of words."""
 
@@ -130,6 +131,18 @@ def test_parameters_and_values_are_those_that_there_are(case):
             assert counting.values[index].exact(symbols) == value.numel(), member.family.name
     bare = {m.family.stem for m in net.network.members if m.family.index in net.network.graph.wordless}
     assert all(row.value_bytes == 0 for row in cost.rows if row.template in bare)
+
+
+@pytest.mark.parametrize("case", WORDLESS, ids=lambda case: case.name)
+def test_a_net_without_words_costs_what_its_tables_hold(case):
+    net = case.net
+    cost = net.cost()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        net.module()()
+    assert cost.flops == counter.get_total_flops() and cost.words == {}
+    assert cost.parameters == sum(value.numel() for value in net.parameters.values())
+    with pytest.raises(bt.BNetError, match="no words"):
+        net.cost(3)
 
 
 def test_what_cannot_be_computed_has_no_cost():

@@ -122,7 +122,7 @@ def test_the_table_is_one_sentence_and_one_setting_at_a_time(name):
 
 def test_cases_without_summed_heads_are_refused():
     for each in CASES:
-        if each.name not in SUMMED:
+        if each.name not in SUMMED and each.said is not None:
             net = each.net
             with pytest.raises(bt.BNetError, match="heads that are summed"):
                 inclusion(net, said_to(each, net)[0][:1])

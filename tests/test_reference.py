@@ -135,13 +135,11 @@ def _barren(s: bt.Sentence, seen: dict) -> set[int]:
 def test_do_is_surgery_and_only_descendants_change(case: Case):
     s = case.sentence
     order = s.topological_order()
-    target = next(
-        n
-        for n in order
-        if s.parents(n)
-        and s.ground.family_of(s.ground.id(n)).words is not None
-        and _kind(s, s.ground.id(n)) == "deterministic"
-    )
+    made = [n for n in order if s.parents(n) and _kind(s, s.ground.id(n)) == "deterministic"]
+    over_words = [n for n in made if s.ground.family_of(s.ground.id(n)).words is not None]
+    if not made:
+        pytest.skip("all nodes are random")
+    target = (over_words or made)[0]
     member = s.net.network.members[s.ground.family_of(s.ground.id(target)).index]
     value = torch.full(member.shape, 0.25, dtype=D)
     done = s.do({target: value})
@@ -182,6 +180,10 @@ NO_TABLE = (
     "three stacks",
     "encoder-decoder",
     "word, two slices",
+    "sprinkler",
+    "sites",
+    "hidden states",
+    "no slices",
     "vanilla encoder-decoder",
     "vanilla encoder-decoder, pre-norm",
 )
@@ -249,7 +251,7 @@ def test_rows_of_attention_sum_to_one_and_respect_the_mask(case: Case):
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.sampled_from([c for c in CASES if not isinstance(c.said, dict)]), st.data())
+@given(st.sampled_from([c for c in CASES if c.said is not None and not isinstance(c.said, dict)]), st.data())
 def test_no_path_no_effect(case: Case, data):
     """A node that does not descend from a word is not moved by it."""
     s = case.sentence

@@ -14,7 +14,6 @@ from bnet_transformer.inference.fit.corpus import Corpus, corpus_of
 from bnet_transformer.inference.fit.objective import Objective as Evidences
 from bnet_transformer.inference.fit.objective import learned_of
 from bnet_transformer.inference.fit.recipe import Recipe as FitRecipe
-from bnet_transformer.inference.fit.run import task_of_mixture
 from bnet_transformer.tpm import Normal
 from bnet_transformer.training import Batch, captured, late, loop
 from bnet_transformer.training.data import Reader, batches
@@ -102,6 +101,8 @@ def test_a_step_of_training_reads_nothing(case):
 def corpus_like(net: bt.BNet) -> Corpus:
     """The same sentences as a corpus."""
     batch, task = batch_of(net), task_of(net.network, likelihood=False)
+    if not batch.x:
+        return corpus_of(net.network, batch.observed)
     rows = range(batch.sentences)
     each = [{**{k: v[r] for k, v in batch.x.items()}, **{k: v[r] for k, v in batch.observed.items()}} for r in rows]
     return corpus_of(net.network, each, task=task)
@@ -109,7 +110,8 @@ def corpus_like(net: bt.BNet) -> Corpus:
 
 def ascent_of(net: bt.BNet, method: str) -> ascent.Ascent:
     network, corpus = net.network, corpus_like(net)
-    objective = Evidences(network, learned_of(network, task_of_mixture(network).readouts, None, None), 10**6)
+    observed = tuple(network.member(name) for name in corpus.evidence)
+    objective = Evidences(network, learned_of(network, observed, None, None), 10**6)
     weightless = objective.choosing == {*objective.learned.names}
     more = {} if (weightless and method == "em") or objective.of_corpus else {"batch": 2}
     more |= {"inner": 1} if method == "em" and not weightless else {}

@@ -186,7 +186,7 @@ def _answered(
     question: str, common: Common, answer: Callable[[Sentence], Answer], formats: Sequence[str] = FORMATS
 ) -> None:
     """Ask each sentence, and write and print what it answers."""
-    texts = shared.sentences_of(common["sentences"], common["source"])
+    texts = shared.sentences_of(common["sentences"], common["source"], common["model"])
     outs = common["outs"]
     outputs.check_outs(outs, formats, 1)
     pictures = [out for out in outs if not out.lower().endswith(outputs.TABLES)]

@@ -43,7 +43,7 @@ def command(
     """
     if words and (sentences or source):
         raise BNetError("cost", expected="sentences, or --words", got="both")
-    texts = [] if words else shared.sentences_of(sentences, source)
+    texts = [] if words else shared.sentences_of(sentences, source, model)
     counts: list[int | dict[str, int]] = [_counts(each) for each in words]
     outputs.check_outs(outs, FORMATS, len(texts) + len(counts))
     net = shared.net_of(model)

@@ -51,7 +51,7 @@ def command(
 
     bnet-transformer draw "the cat sat" -o cat.svg
     """
-    texts = shared.sentences_of(sentences, source)
+    texts = shared.sentences_of(sentences, source, model)
     outputs.check_outs(outs, FORMATS, len(texts))
     options = shared.known(
         slices=shared.numbers("--slices", slices),

@@ -46,7 +46,7 @@ def command(
 
     bnet-transformer explore "the cat sat" -o cat.html
     """
-    texts = shared.sentences_of(sentences, source)
+    texts = shared.sentences_of(sentences, source, model)
     if not outs and not opened:
         raise BNetError("-o", expected="the page to write, or --open", got="neither", allowed="-o cat.html")
     outputs.check_outs(outs, FORMATS, len(texts))

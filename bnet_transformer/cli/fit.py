@@ -115,10 +115,13 @@ def _new(data: lines.Lines, observed: str, declared: dict[str, Any], seed: int) 
 
 def _told(model: str, declared: dict[str, Any], observed: str) -> BNet:
     """The net of a model, which is declared already."""
+    from bnet_transformer.training.task import check_has_words
+
     if declared:
         got = ", ".join(f"--{name.replace('_', '-')}" for name in declared)
         raise BNetError("--model", expected="no option of a new net beside it", got=got)
     net = shared.net_of(model)
+    check_has_words(net.network, "--model", "bt.fit")
     if observed == "next":
         lines.check_words(net)
     return net

@@ -94,7 +94,7 @@ def lines_of(told: Sequence[str], source: str | None) -> Lines:
 
 def check_words(net: BNet) -> None:
     """Refuse to tell next words of text that a tokenizer parts, or that two stacks read."""
-    if net.network.tokenizer is not None or len(net.declaration.stacks) > 1:
+    if net.network.tokenizer is not None or len(net.network.graph.word_stacks) > 1:
         got = "a tokenizer" if net.network.tokenizer is not None else "several stacks"
         raise BNetError("--model", expected="a net of one stack that splits text on spaces", got=got, allowed="bt.fit")
 

@@ -145,9 +145,11 @@ def sentence_of(
 
 def said_to(net: BNet, text: str) -> object:
     """A text as the net takes it."""
-    stacks = [stack.name for stack in net.declaration.stacks]
-    if len(stacks) == 1:
-        return text
+    stacks = net.network.graph.word_stacks
+    if not stacks and text:
+        raise BNetError("sentence", expected="None: the net has no words", got=text)
+    if len(stacks) < 2:
+        return text or None
     parts = [part.strip() for part in text.split("|")]
     if len(parts) != len(stacks):
         wanted = f"{len(stacks)} texts with | between them, for the stacks {', '.join(stacks)}"
@@ -158,8 +160,14 @@ def said_to(net: BNet, text: str) -> object:
 # sentences
 
 
-def sentences_of(told: Sequence[str], source: str | None) -> list[str]:
-    """Sentences from the command line, or from the lines of a file or of the standard input."""
+def sentences_of(told: Sequence[str], source: str | None, model: str | None = None) -> list[str]:
+    """Sentences from the command line, or from the lines of a file or of the standard input.
+
+    For a `model` that is the file of a net without words it is one sentence, which is empty.
+    """
+    unsaid = not told and source is None and model is not None and os.path.isfile(model)
+    if model is not None and unsaid and not net_of(model).network.graph.word_stacks:
+        return [""]
     if source is None and tuple(told) == ("-",):
         told, source = (), "-"
     if source is None:

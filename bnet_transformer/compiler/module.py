@@ -65,6 +65,7 @@ class Module(nn.Module):
         for name, value in network.parameters.items():
             self.store[name.replace(".", "/")] = nn.Parameter(value, requires_grad=name in network.learnable)
         self.output = output_of(network)
+        self._stacks = network.graph.word_stacks
         self.widest = max((n for member in network.members for n in member.shape), default=0)
         self._fitting: set[tuple[tuple[str, int], ...]] = set()
         self._plans: dict[tuple[object, ...], Plan] = {}
@@ -239,7 +240,9 @@ class Module(nn.Module):
 
     def inputs(self, x: Values | None, given: Mapping[str, Tensor] | None) -> Inputs:
         """What a batch gives, checked; `course` takes it in place of `x` and `given`."""
-        stacks = [stack.name for stack in self.network.declaration.stacks]
+        stacks = self._stacks
+        if not stacks and isinstance(x, Tensor):
+            raise BNetError("x", expected="None: the net has no words", got="a tensor", allowed="given=, do=")
         if len(stacks) > 1 and x is not None and not isinstance(x, Mapping):
             raise BNetError("x", expected="a mapping from stack: " + ", ".join(stacks), got="one tensor")
         by_stack = dict(x) if isinstance(x, Mapping) else {} if x is None else {stacks[0]: x}
@@ -282,7 +285,7 @@ class Module(nn.Module):
                 lead = lead_of(self.network, member, words)
                 inputs[member.family.index] = member.family.name, torch.full((1, *lead), default, device=first.device)
         missing = [m.family.name for m in self._given if m.family.index not in inputs]
-        missing += [f"stack {s.name!r}" for s in self.network.declaration.stacks if s.name not in words]
+        missing += [f"stack {stack!r}" for stack in self._stacks if stack not in words]
         if missing:
             raise BNetError(
                 "x", expected="a value for every given node and stack", got="none for " + ", ".join(missing)
@@ -343,7 +346,9 @@ def output_of(network: Network) -> str:
     """The family that a module returns by default: the last readout, else the last state."""
     last = network.members[-1].family
     for stack in network.declaration.stacks:
-        nodes = stack.epilogue or stack.slice
+        nodes = stack.epilogue or stack.slice or stack.prologue
+        if not nodes:
+            continue
         name = f"{stack.name}_{nodes[-1].role}" if stack.name else nodes[-1].role
         families = network.graph.by_stem.get(name, ())
         last = families[-1] if families else last

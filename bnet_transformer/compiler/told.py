@@ -214,6 +214,8 @@ def check_mask(mask: Values | None, words: Mapping[str, int], batch: int, *, loo
     if not isinstance(mask, Mapping) and len(words) > 1:
         got = "one tensor" if isinstance(mask, Tensor) else mask
         raise BNetError("mask", expected="a mapping from stack: " + ", ".join(words), got=got)
+    if not isinstance(mask, Mapping) and not words:
+        raise BNetError("mask", expected="None: the net has no words", got=mask)
     by_stack = dict(mask) if isinstance(mask, Mapping) else {next(iter(words)): mask}
     for stack, present in by_stack.items():
         if stack not in words:

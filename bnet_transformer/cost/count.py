@@ -15,11 +15,14 @@ from bnet_transformer.intake import check_reads
 from bnet_transformer.network import Member, Network, network_of
 
 
-def cost(network: Network, words: int | Mapping[str, int], batch: int = 1, want: Sequence[str] | None = None) -> Cost:
+def cost(
+    network: Network, words: int | Mapping[str, int] | None = None, batch: int = 1, want: Sequence[str] | None = None
+) -> Cost:
     """What one forward pass of the compiled reading costs for sentences of so many words.
 
-    `words` is one number, or one for each stack; `want` names the families that are asked for, as `net.module()` has
-    it. The polynomials are exact for every number of words that the compiled reading treats in the same way.
+    `words` is one number, or one for each stack, and nothing for a net without words; `want` names the families that
+    are asked for, as `net.module()` has it. The polynomials are exact for every number of words that the compiled
+    reading treats in the same way.
     """
     network = network_of(network)
     counted = _words(network, words)
@@ -43,7 +46,11 @@ def cost(network: Network, words: int | Mapping[str, int], batch: int = 1, want:
 
 def _words(network: Network, words: object) -> dict[str, int]:
     """How many words each stack has."""
-    stacks = [stack.name for stack in network.declaration.stacks]
+    stacks = network.graph.word_stacks
+    if not stacks and words is not None and not (isinstance(words, Mapping) and not words):
+        raise BNetError("words", expected="None: the net has no words", got=words)
+    if words is None and not stacks:
+        return {}
     if not isinstance(words, Mapping):
         return dict.fromkeys(stacks, whole("words", words))
     for name in words:

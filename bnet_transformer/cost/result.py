@@ -131,9 +131,9 @@ class Cost:
         return f"<p>{escape(self._head())}</p>{tables}"
 
     def _head(self) -> str:
-        words = ", ".join(f"{n:,} words" + (f" of {stack}" if stack else "") for stack, n in self.words.items())
+        words = "".join(f"{n:,} words" + (f" of {stack}, " if stack else ", ") for stack, n in self.words.items())
         flops = f"{self.flops:,} FLOPs" if self.flops is not None else "FLOPs unknown for " + ", ".join(self.unknown)
-        return f"{self.name}: {words}, batch {self.batch}: {self.parameters:,} parameters, {flops}, {self.order}"
+        return f"{self.name}: {words}batch {self.batch}: {self.parameters:,} parameters, {flops}, {self.order}"
 
     def _table(self) -> list[tuple[str, ...]]:
         head = ("template", "TPM", "slices", "parameters", "FLOPs", "in n", "order", "bytes", "bytes of values")

@@ -67,6 +67,17 @@ class FoldedGraph:
         return FoldedGraph(families, bundles, {}, self.slices, self.groups)
 
     @cached_property
+    def word_stacks(self) -> tuple[str, ...]:
+        """The stacks over whose words some family lies, in their order; none in a net without words."""
+        over = {family.words for family in self.families}
+        return tuple(stack for stack in self.slices if stack in over)
+
+    @property
+    def depth(self) -> int:
+        """The number of slices of the deepest stack; 0 in a net without slices."""
+        return max(self.slices.values(), default=0)
+
+    @cached_property
     def by_name(self) -> dict[str, Family]:
         return {family.name: family for family in self.families}
 
@@ -89,9 +100,12 @@ class FoldedGraph:
 
     @cached_property
     def wordless(self) -> frozenset[int]:
-        """The weights: families that are not over words and descend from none that is (`W_q_0`, `c`)."""
+        """The weights: families that are not over words and descend from none that is (`W_q_0`, `c`).
+
+        A net without words has none: there is nothing that they were the weights of.
+        """
         found: set[int] = set()
-        for family in self.families:
+        for family in self.families if self.word_stacks else ():
             above = (arrow.parent for arrow in self.into[family.index])
             if family.words is None and all(parent in found for parent in above):
                 found.add(family.index)

@@ -326,10 +326,29 @@ def _closure(network: Network, asked: Collection[int], known: Collection[int]) -
 def prior_of(course: Course, index: int, member: Member) -> Tensor:
     """`log P(state | parents)` for every state, along the family's own dim."""
     at, parents = _seen_in_logs(course, member)
-    table = _log_softmax(course, member.tpm.logits(at, *parents))
-    place = course.layout.enumerated.index(index)
-    table = table.transpose(place, -1).squeeze(-1).clamp(min=NEVER)
+    table = _along(course, index, _log_softmax(course, member.tpm.logits(at, *parents))).clamp(min=NEVER)
     return table if index not in course.patched else _set_states(course, index, table)
+
+
+def table_entries(course: Course, factor: Factor) -> Tensor:
+    """The entries of its family's table that a factor holds, not normalised: of every state, or of those seen."""
+    member, told = factor.member, factor.told
+    at, parents = _seen_in_logs(course, member)
+    logits = course.layout.full(member.tpm.logits(at, *parents), 1)
+    if told is None:
+        return _along(course, member.family.index, logits)
+    return where_seen(told, _picked(logits, told))
+
+
+def _along(course: Course, index: int, table: Tensor) -> Tensor:
+    """A table `[*layout, states]` of an enumerated family, its states along the family's own dim."""
+    return table.transpose(course.layout.enumerated.index(index), -1).squeeze(-1)
+
+
+def _picked(table: Tensor, told: Evidence) -> Tensor:
+    """The entries of a table `[*layout, states]` for the states that were seen."""
+    lead = broadcast(table.shape[:-1], told.value.shape)
+    return table.expand(*lead, table.shape[-1]).gather(-1, told.value.expand(lead)[..., None]).squeeze(-1)
 
 
 def _set_states(course: Course, index: int, table: Tensor) -> Tensor:
@@ -356,10 +375,7 @@ def likelihood_of(course: Course, index: int, member: Member, told: Evidence, at
     at, parents = _seen_in_logs(course, member)
     if member.tpm.kind == "continuous":
         return member.tpm.log_prob(at, told.value.to(course.log_dtype), *parents).clamp(min=NEVER)
-    table = _log_softmax(course, member.tpm.logits(at, *parents))
-    lead = broadcast(table.shape[:-1], told.value.shape)
-    picked = table.expand(*lead, table.shape[-1]).gather(-1, told.value.expand(lead)[..., None]).squeeze(-1)
-    return picked.clamp(min=NEVER)
+    return _picked(_log_softmax(course, member.tpm.logits(at, *parents)), told).clamp(min=NEVER)
 
 
 def _agreement(course: Course, index: int, member: Member, told: Evidence, atol: float) -> Tensor:

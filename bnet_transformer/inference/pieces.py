@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.compiler.module import Module, Values
-from bnet_transformer.compiler.told import lead_of
+from bnet_transformer.compiler.told import batch_of, lead_of
 from bnet_transformer.inference.exact import ATOL, BUDGET, log_evidence
 from bnet_transformer.inference.factors import Evidence
 from bnet_transformer.training.apart import with_gradients
@@ -35,6 +35,9 @@ def add_gradient(
     training.
     """
     _, words, batch, device = module.inputs(x, None)
+    graph = module.network.graph
+    told = {graph.family(name).index: (name, each.value) for name, each in evidence.items()}
+    batch = batch_of(module.network, told, batch)
     size = _size(module, words, device) or batch
     found = []
     for start in range(0, batch, size):
@@ -54,7 +57,7 @@ def _size(module: Module, words: Mapping[str, int], device: torch.device) -> int
     if device.type != "cpu" or any(member.scope == "corpus" for member in members):
         return None
     states = max((member.tpm.states or 1 for member in members if member.family.words is None), default=1)
-    return max(1, NUMBERS // (states * max(words.values()) * module.widest))
+    return max(1, NUMBERS // (states * max(words.values(), default=1) * max(1, module.widest)))
 
 
 def _seen(module: Module, name: str, told: Evidence, words: Mapping[str, int], part: slice) -> Evidence:
@@ -72,5 +75,5 @@ def _seen(module: Module, name: str, told: Evidence, words: Mapping[str, int], p
 
 def _of(values: Values, part: slice) -> Values:
     if isinstance(values, Tensor):
-        return values[part]
-    return {stack: value[part] for stack, value in values.items()}
+        return values[part] if len(values) > 1 else values
+    return {stack: value[part] if len(value) > 1 else value for stack, value in values.items()}

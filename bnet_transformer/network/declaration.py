@@ -126,6 +126,7 @@ class Stack:
 
     A role that stands both in the prologue and in `slice` is a *state*: read in slice t it is the state that enters,
     declared there it is the state that leaves (t + 1). A stack among several has a name, which prefixes its nodes.
+    A stack whose `slice` is empty has no slices: its prologue is followed by its epilogue.
 
     >>> import bnet_transformer as bt
     >>> x, W = bt.Node("x", bt.tpm.Given(4), plates=["word"]), bt.Node("W", bt.tpm.Weight((4, 4)))
@@ -134,7 +135,7 @@ class Stack:
     2
     """
 
-    slice: Sequence[Node]
+    slice: Sequence[Node] = ()
     prologue: Sequence[Node] = ()
     epilogue: Sequence[Node] = ()
     slices: int = 1
@@ -146,7 +147,8 @@ class Stack:
             object.__setattr__(self, what, listed(f"stack {what}", getattr(self, what), Node))
         if not isinstance(self.name, str):
             raise BNetError("stack name", expected="a string", got=self.name)
-        object.__setattr__(self, "slices", whole("slices", self.slices))
+        count = whole("slices", self.slices, least=1 if self.slice else 0)
+        object.__setattr__(self, "slices", count if self.slice else 0)
         if self.vocabulary is not None:
             object.__setattr__(self, "vocabulary", vocabulary_of(self.vocabulary))
 
@@ -160,6 +162,8 @@ class Stack:
 class Declaration:
     """An architecture: stacks, nodes outside them (selectors, shared weights, sentence readouts), and plates.
 
+    Without stacks it is a Bayesian network without words: nodes, and plates of a known size.
+
     >>> import torch
     >>> import bnet_transformer as bt
     >>> x, W = bt.Node("x", bt.tpm.Given(4), plates=["word"]), bt.Node("W", bt.tpm.Weight((4, 4)))
@@ -167,9 +171,13 @@ class Declaration:
     >>> net = bt.BNet(bt.Declaration([bt.Stack([W, step], prologue=[x], slices=2)]))
     >>> net.sentence(x=torch.zeros(3, 4)).parents("x_2_1")
     ['W_1', 'x_1_1']
+    >>> rain = bt.Node("rain", bt.tpm.Categorical(2, (0.8, 0.2)))
+    >>> net = bt.BNet(bt.Declaration(nodes=[rain, bt.Node("wet", bt.tpm.Categorical(2), ["rain"])]))
+    >>> net.sentence().posterior("rain", {"wet": 1}).shape
+    torch.Size([2])
     """
 
-    stacks: Sequence[Stack]
+    stacks: Sequence[Stack] = ()
     nodes: Sequence[Node] = ()
     plates: Sequence[Plate] = ()
     name: str = "net"
@@ -179,8 +187,6 @@ class Declaration:
             object.__setattr__(self, what, listed(what, getattr(self, what), kind))
         if not isinstance(self.name, str):
             raise BNetError("declaration name", expected="a string", got=self.name)
-        if not self.stacks:
-            raise BNetError("stacks", expected="at least one stack", got="none")
 
 
 def as_arrow(parent: object) -> Arrow:

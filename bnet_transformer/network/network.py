@@ -174,6 +174,8 @@ def outline(declaration: Declaration, seed: int = 0) -> Network:
     """The net of a declaration, checked, before it has parameters: no size costs memory here."""
     _check_size(declaration)
     templates, faults = declaration_to_templates(declaration)
+    if not templates and not faults:
+        raise BNetError("declaration", expected="at least one node, in a stack or outside", got="none")
     faults += check_reaches(templates, {template.key: template for template in templates})
     order, cycles = templates_to_graph(declaration, templates)
     faults += cycles

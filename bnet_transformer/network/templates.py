@@ -234,7 +234,7 @@ def _resolve(
     stack_name, dot, role = reference.rpartition(".")
     if dot and stack_name not in book.stacks:
         names = ", ".join(repr(name) for name in book.stacks)
-        book.blame(child.name, f"a stack among {names}", f"an arrow from {reference!r}")
+        book.blame(child.name, f"a stack among {names or 'none'}", f"an arrow from {reference!r}")
         return None
     own = child.stack if child.step is not None else None
     home = stack_name if dot else own

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course
-from bnet_transformer.compiler.told import check_states, form, readable
-from bnet_transformer.errors import BNetError, EvidenceError
+from bnet_transformer.compiler.told import batch_of, check_states, form, readable
+from bnet_transformer.errors import BNetError, EvidenceError, whole
 from bnet_transformer.network import Input, Member, Network
 
 
@@ -38,6 +38,27 @@ def handled() -> Iterator[tuple[str, str]]:
         for kind, what in ((ConditionMessenger, "condition"), (DoMessenger, "do")):
             if isinstance(handler, kind) and isinstance(handler.data, dict):
                 yield from ((name, what) for name in handler.data)
+
+
+def count_sentences(
+    network: Network, observed: Mapping[str, Tensor], nesting: int, least: int, batch: int | None
+) -> int:
+    """How many sentences there are: where inputs tell of one (`least`), as many as are observed, or asked for.
+
+    Observations are `[batch, *plates, word, *shape]`; what `condition` and `do` fix has Pyro's shape, `nesting` plates.
+    """
+    members = {m.family.name: m for m in network.members if m.tpm.kind != "deterministic" and m.scope != "corpus"}
+    told = {members[name].family.index: (name, value) for name, value in observed.items() if name in members}
+    found = [batch_of(network, told, least)]
+    for handler in _PYRO_STACK if least == 1 else ():
+        data = handler.data if isinstance(handler, ConditionMessenger | DoMessenger) else None
+        for name, value in data.items() if isinstance(data, dict) else ():
+            if name in members and isinstance(value, Tensor):
+                own = len(members[name].shape) if value.is_floating_point() else 0
+                found += value.shape[value.dim() - own - nesting :][:1] if value.dim() >= own + nesting else []
+    if batch is not None and whole("batch", batch) != max(found) > 1:
+        raise BNetError("batch", expected=f"the {max(found)} sentences that are told", got=batch)
+    return max(found) if batch is None else batch
 
 
 def check_handled(network: Network, sites: frozenset[str], observed: frozenset[str]) -> dict[str, frozenset[str]]:

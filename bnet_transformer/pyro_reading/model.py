@@ -31,6 +31,7 @@ from bnet_transformer.pyro_reading.checks import (
     check_handled,
     check_rows,
     check_type,
+    count_sentences,
     meeting,
 )
 from bnet_transformer.pyro_reading.shapes import (
@@ -53,7 +54,8 @@ class PyroModel:
     `x` and `mask` are as for the compiled module. `y` maps families to what is seen of them, `[batch, *plates, word,
     *shape]` (a tensor for the only readout); `seen` says, for a readout, of which words (booleans). `do` sets
     families, deterministic ones too; `want` records deterministic ones under their names. `total` is the number of
-    sentences of the corpus of which `x` is a part; `parameters` replaces some of the net's (by `pyro.param`s, say).
+    sentences of the corpus of which `x` is a part; `batch` is the number of sentences where nothing else tells it, as
+    in a net without words; `parameters` replaces some of the net's (by `pyro.param`s, say).
 
     Every random family is one site under its name, in the plates `sentence`, those of the net, and `word`
     (`enc_word`, ... where stacks have names). With `parameters="prior"` a table with a prior is a random variable: a
@@ -99,13 +101,15 @@ class PyroModel:
         want: Sequence[str] = (),
         parameters: Mapping[str, Tensor] | None = None,
         total: int | None = None,
+        batch: int | None = None,
     ) -> dict[str, Tensor]:
         """One course of events; returns the value of each site and wanted family, in Pyro's shape."""
         sites = frozenset(name for name in self.sites if name not in mapping("do", do))
         handled = check_handled(self.network, sites, frozenset(self._told(y)))
-        inputs, words, batch, device = self._module.inputs(x, given)
-        set_ = self._module.told("do", do, words, batch)
-        batch = batch_of(self.network, set_, batch)
+        inputs, words, told_of, device = self._module.inputs(x, given)
+        set_ = self._module.told("do", do, words, told_of)
+        told_of = batch_of(self.network, set_, told_of)
+        batch = count_sentences(self.network, self._told(y), self.max_plate_nesting, told_of, batch)
         present = self._module.present(mask, words, batch)
         layout = Layout((), self.plates)
         stored = {**self.network.parameters, **self._checked(parameters)}

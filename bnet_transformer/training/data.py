@@ -44,7 +44,7 @@ class Batch:
     @property
     def sentences(self) -> int:
         """How many sentences there are."""
-        return len(next(iter(self.x.values())))
+        return len(next(iter((*self.x.values(), *self.observed.values()))))
 
     @cached_property
     def count(self) -> int:
@@ -167,7 +167,7 @@ class Reader:
         told = task.next_word
         for name in readouts or [name for name in said if name not in task.words]:
             if name in said:
-                observed[name] = self._observed(readouts.get(name), said[name])
+                observed[name] = self.observed(readouts.get(name), said[name])
             elif told is not None:
                 words[told], observed[name] = self._shifted(told, words[told])
             else:
@@ -175,7 +175,7 @@ class Reader:
         for stack, of in task.words.items():
             of.check_length(len(words[stack]))
         for name, value in observed.items():
-            self._check(readouts.get(name), value, words)
+            self.check(readouts.get(name), value, words)
         return Example(words, observed)
 
     def _shifted(self, stack: str, words: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,7 +187,7 @@ class Reader:
             raise BNetError("example", expected="at least 2 words, the second to be told by the first", got="1")
         return words[:-1], words[1:]
 
-    def _observed(self, readout: Member | None, value: object) -> Tensor:
+    def observed(self, readout: Member | None, value: object) -> Tensor:
         """What is observed of a readout, as a tensor."""
         if readout is None:
             floating = isinstance(value, Tensor) and value.is_floating_point()
@@ -214,12 +214,15 @@ class Reader:
         words = self.task.words.get(readout.family.stack)
         return words.place if words is not None and len(words.place) == readout.tpm.states else {}
 
-    def _check(self, readout: Member | None, value: Tensor, words: Mapping[str, Tensor]) -> None:
+    def check(
+        self, readout: Member | None, value: Tensor, words: Mapping[str, Tensor], lead: tuple[int, ...] = ()
+    ) -> None:
+        """Refuse what is observed of a readout in another form, or states that it has not; `lead` dims come first."""
         if readout is None:
             return
         family, discrete = readout.family, readout.tpm.kind == "discrete"
         sizes = self.task.network.graph.sizes
-        shape = tuple(sizes[plate] for plate in family.plates)
+        shape = (*lead, *(sizes[plate] for plate in family.plates))
         shape += (len(words[family.words]),) if family.words is not None else ()
         shape += () if discrete else readout.shape
         if tuple(value.shape) != shape:

@@ -29,7 +29,7 @@ from bnet_transformer.tpm.arrays import is_plain
 from bnet_transformer.training.data import Example, padded
 from bnet_transformer.training.decoding import Prompts, by_beams, greedy, one_by_one, sampler, speaker_of
 from bnet_transformer.training.incremental import told_by
-from bnet_transformer.training.task import Task, task_of
+from bnet_transformer.training.task import Task, check_has_words, task_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -118,6 +118,7 @@ def generate(
     _check_options(method, options)
     temperature, top_p, penalty = (None if each is None else float(each) for each in (temperature, top_p, penalty))
     seed = seed_of(seed)
+    check_has_words(network, "generate")
     task = task_of(network, generates=True)
     _, stack = told_by(task)
     x, mask, prompts = _read(task, stack, prompt, whole("length", length), start, stop)

@@ -18,7 +18,7 @@ from bnet_transformer.errors import BNetError, one_of, room_for, seed_of, unknow
 from bnet_transformer.network import Member, Network, network_of
 from bnet_transformer.tpm import Given
 from bnet_transformer.training.apart import own_random, reseed
-from bnet_transformer.training.task import Task, above, later, task_of
+from bnet_transformer.training.task import Task, above, check_has_words, later, task_of
 from bnet_transformer.training.words import real_numbers
 
 Values = Mapping[str, Tensor]
@@ -136,6 +136,7 @@ class Teller:
 def teller_of(network: Network) -> Teller:
     """What a net goes on with, or the error that says why it cannot."""
     network.one_type()
+    check_has_words(network, "iterate")
     task = task_of(network, likelihood=False)
     names = [readout.family.name for readout in task.readouts] or [output_of(network)]
     member = network.member(names[0])

@@ -27,7 +27,7 @@ from bnet_transformer.training.parallel import device_of, ranks
 from bnet_transformer.training.result import N, Trained
 from bnet_transformer.training.run import Recipe, Run, settings_of
 from bnet_transformer.training.steps import default_rate
-from bnet_transformer.training.task import task_of
+from bnet_transformer.training.task import check_has_words, task_of
 
 
 @with_gradients()
@@ -90,6 +90,7 @@ def train(
     network = _network(net)
     if loss is not None and not callable(loss):
         raise BNetError("loss", expected="a function loss(module, batch)", got=loss)
+    check_has_words(network, "train", "bt.fit")
     reader = Reader(task_of(network, likelihood=loss is None), start, stop)
     given = batches(reader, data, batch, seed, words)
     held = None if held_out is None else batches(reader, held_out, batch, seed, words, "held_out")

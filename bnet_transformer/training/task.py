@@ -61,9 +61,14 @@ def task_of(network: Network, *, likelihood: bool = True, generates: bool = Fals
             wanted, ways = "each word is chosen from one distribution", other
         wanted = f"no random choice beneath the readouts: {wanted}"
         raise BNetError("net", expected=wanted, got=", ".join(choices[:4]), allowed=ways)
-    stacks = [stack.name for stack in network.declaration.stacks]
-    words = {stack: words_of(network, stack) for stack in stacks}
+    words = {stack: words_of(network, stack) for stack in network.graph.word_stacks}
     return Task(network, readouts, words, _next_word(network, readouts, words))
+
+
+def check_has_words(network: Network, what: str, allowed: str | None = None) -> None:
+    """Refuse a net without words, where all that is asked is of words."""
+    if not network.graph.word_stacks:
+        raise BNetError(what, expected="a net with words", got="a net without words", allowed=allowed)
 
 
 def _next_word(network: Network, readouts: tuple[Member, ...], words: dict[str, Words]) -> str | None:

@@ -117,7 +117,7 @@ def words_of(network: Network, stack: str) -> Words:
     if found is None:
         raise BNetError(f"stack {stack!r}", expected="words that are given with the sentence", got="none")
     bounds = [m.tpm.longest for m in network.members if m.family.words == stack and m.tpm.longest is not None]
-    tokenizer = network.tokenizer if stack == network.declaration.stacks[0].name else None
+    tokenizer = network.tokenizer if stack == network.graph.word_stacks[0] else None
     vocabulary = network.vocabularies.get(stack)
     return Words(stack, found, vocabulary, min(bounds, default=None), tokenizer, _exact(network, stack))
 

@@ -141,7 +141,7 @@ class SentenceFigures(abc.ABC):
 
     def _plain_figure(self) -> str:
         """The figure that stands where no widget runs: of a sentence past a page's words, the folded net."""
-        long = max(map(len, self._said.tokens.values())) > MOST_WORDS
+        long = max(map(len, self._said.tokens.values()), default=0) > MOST_WORDS
         try:
             picture = self.picture(theme="auto", **({"detail": "folded"} if long else {}))
         except BudgetError:

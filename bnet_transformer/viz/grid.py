@@ -42,12 +42,14 @@ class Weight:
 
 @dataclass(frozen=True)
 class Room:
-    """How much room a grid leaves: between rows (more where arrows go far), columns, and weights and words."""
+    """How much room a grid leaves: between rows (more where arrows go far), columns, weights and words, and boxes of
+    one cell (`inside`)."""
 
     gap: float = 30.0
     gutter: float = 20.0
     apart: float = 22.0
     spread: float = 0.22
+    inside: float = INSIDE
 
 
 @dataclass
@@ -160,7 +162,7 @@ class Grid:
         widths: dict[int, float] = defaultdict(float)
         for (_, column), cell in self.cells.items():
             if column is not None:
-                widths[column] = max(widths[column], _wide(cell))
+                widths[column] = max(widths[column], self._wide(cell))
         x = 0.0
         for column in sorted(widths):
             self.columns[column] = (x, x + widths[column])
@@ -168,15 +170,18 @@ class Grid:
             x += widths[column] + self.room.gutter + (LANE * lanes + 12.0 if lanes else 0.0)
         right = max((end for _, end in self.columns.values()), default=0.0)
         if self.columns:
-            most = max((_wide(cell) for (_, column), cell in self.cells.items() if column is None), default=0.0)
+            most = max((self._wide(cell) for (_, column), cell in self.cells.items() if column is None), default=0.0)
             last = max(self.columns)
             self.lanes_from = max(self.columns[last][1], (right + most) / 2)
         for (_, column), cell in self.cells.items():
             low, high = self.columns[column] if column is not None else (0.0, right)
-            at = (low + high) / 2 - _wide(cell) / 2
+            at = (low + high) / 2 - self._wide(cell) / 2
             for item in cell:
                 self.boxes[item.box.name] = replace(item.box, x=at + item.box.width / 2)
-                at += item.box.width + INSIDE
+                at += item.box.width + self.room.inside
+
+    def _wide(self, cell: Sequence[Item]) -> float:
+        return sum(item.box.width for item in cell) + self.room.inside * (len(cell) - 1)
 
     def _place_rows(self) -> None:
         reach: dict[int, float] = defaultdict(float)
@@ -320,10 +325,6 @@ class Grid:
 
 def _order(item: Item) -> tuple[int, ...]:
     return item.order
-
-
-def _wide(cell: Sequence[Item]) -> float:
-    return sum(item.box.width for item in cell) + INSIDE * (len(cell) - 1)
 
 
 def _place(cell: tuple[tuple[int, int | None], Iterable[Item]]) -> tuple[int, int]:

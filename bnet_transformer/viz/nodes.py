@@ -13,11 +13,13 @@ from bnet_transformer.network import Network
 from bnet_transformer.viz.grid import Grid, Item, Room, Weight
 from bnet_transformer.viz.labels import Run, plain, runs, shown, written
 from bnet_transformer.viz.picture import Arrow, Box, Frame, Picture, Text
-from bnet_transformer.viz.rows import depths_of, rows_of
+from bnet_transformer.viz.rows import depths_of, places_in_rows, rows_of
 from bnet_transformer.viz.style import hue, link, node_box, node_label
 
 if TYPE_CHECKING:
     import networkx as nx
+
+WORDLESS = 28.0  # between the boxes of a row in a net without words
 
 Placed = tuple[Grid, tuple[Box, ...], tuple[Arrow, ...]]
 
@@ -86,7 +88,10 @@ def _arranged(
         for name, box in drawn.items()
         if family[name].index in rows
     ]
-    items = _apart(items)
+    if network.graph.word_stacks:
+        items = _apart(items)
+    else:
+        items, room = _crossing_little(items, links), replace(room, inside=WORDLESS)
     weights = [
         Weight(box, *depths[family[name].index], own_slice=family[name].slice is not None)
         for name, box in drawn.items()
@@ -103,6 +108,14 @@ def _apart(items: Sequence[Item]) -> list[Item]:
     shared = {item.row for item in items if item.column is not None}
     right = 1 + max((item.column for item in items if item.column is not None), default=0)
     return [replace(i, column=right) if i.column is None and i.row in shared else i for i in items]
+
+
+def _crossing_little(items: Sequence[Item], links: Sequence[Arrow]) -> list[Item]:
+    """Boxes of a net without words, whose rows have no columns: each row in an order such that arrows cross little."""
+    items = sorted(items, key=lambda item: item.order)
+    rows = {item.box.name: item.row for item in items}
+    place = places_in_rows(rows, [(arrow.source, arrow.target) for arrow in links])
+    return [replace(item, order=(place[item.box.name],)) for item in items]
 
 
 def _family(about: Mapping[str, Any]) -> str:

@@ -128,7 +128,7 @@ def too_many(
 def _filters(ground: Ground) -> list[tuple[str, dict[str, Any]]]:
     """Filters, the mildest first."""
     heads = {"heads": 0} if "head" in ground.folded.sizes else {}
-    few = [{"words": range(n)} for n in (32, 16, 8, 5, 3) if n < min(ground.words.values())]
+    few = [{"words": range(n)} for n in (32, 16, 8, 5, 3) if n < min(ground.words.values(), default=0)]
     tries: list[dict[str, Any]] = [{"slices": 0}, heads, *few, {"slices": 0, **heads}]
     tries += [{"slices": 0, **each} for each in few] + [{"slices": 0, **heads, **each} for each in few]
     tries += [{"weights": False, **each} for each in tries]

@@ -76,11 +76,11 @@ REACHES = {
 def net_picture(network: Network, asked: Options) -> Picture:
     """The folded graph; of a deep net the first slice and what follows the last."""
     graph = export.folded_to_networkx(network)
-    depth = max(network.graph.slices.values())
+    depth = network.graph.depth
     kept = list(graph)
     caption, not_drawn = "", False
     if asked.slices is not None:
-        wanted = set(asking.slices_of(asked.slices, depth))
+        wanted = set(asking.slices_of(asked.slices, network))
         kept = [f.name for f in network.graph.families if _kept(network, f, wanted)]
         gone = len(graph) - len(kept)
         caption = f"{gone} of {len(graph)} families of nodes are not drawn" if gone else ""
@@ -278,6 +278,8 @@ def _arrow_weights(said: Said, asked: Options, selection: Selection) -> tuple[We
     """`P(j | i)` for the arrows, and why it is not there where nobody insists on it."""
     if asked.attention is False and asked.min_weight is None and asked.top is None:
         return None, ""
+    if not any(asking.reads_words(member) for member in said.world.network.members):
+        return None, ""
     if asked.attention is None and asked.min_weight is None and asked.top is None and (count := _open(said)) > OPEN:
         return None, f"P(j | i) is not drawn, for {count:,} joint states are open (attention=True draws it)"
     try:
@@ -393,6 +395,8 @@ def _state(network: Network, stack: str) -> Family:
 
 
 def _title(said: Said) -> str:
+    if not said.tokens:
+        return f"the bnet {said.world.network.declaration.name}"
     return (
         "the bnet of “"
         + " | ".join(" ".join(shown(word, None) for word in words) for words in said.tokens.values())[:300]

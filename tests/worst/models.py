@@ -251,8 +251,12 @@ ROWS = {
     "Stack": [
         ("bt.Stack(None)", "BNetError: stack slice: expected a list of Node"),
         ("bt.Stack([3])", "BNetError: stack slice: expected a list of Node"),
-        ("bt.Stack([], slices=0)", "BNetError: slices: expected a whole number of at least 1"),
-        ("bt.Stack([], slices=2.0)", "BNetError: slices: expected a whole number of at least 1"),
+        ("bt.Stack([], slices=3)", "works: a stack whose slice is empty has no slices", "found.slices == 0"),
+        (
+            'bt.Stack([bt.Node("c", bt.tpm.Categorical(2))], slices=0)',
+            "BNetError: slices: expected a whole number of at least 1",
+        ),
+        ("bt.Stack([], slices=2.0)", "BNetError: slices: expected a whole number of at least 0"),
         ("bt.Stack([], name=3)", "BNetError: stack name: expected a string"),
         ('bt.Stack([], vocabulary=["a", "a"])', "BNetError: vocabulary: expected different words"),
         ('bt.Stack([], vocabulary="abc")', "BNetError: vocabulary: expected a list of different words"),

@@ -4,7 +4,7 @@ ROWS = {
     "BNet": [
         ('bt.BNet("a net")', "BNetError: BNet: expected a Declaration"),
         ("bt.BNet(None)", "BNetError: BNet: expected a Declaration"),
-        ("bt.BNet(bt.Declaration([]))", "BNetError: stacks: expected at least one stack"),
+        ("bt.BNet(bt.Declaration([]))", "BNetError: declaration: expected at least one node, in a stack or outside"),
         ("bt.BNet(net.declaration, seed=2.0)", "BNetError: seed: expected a whole number"),
         (
             "bt.BNet(net.declaration, seed=2**63)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.inference.factors import Evidence
+from bnet_transformer.inference.fit.columns import columns_of
 from bnet_transformer.network import Network
 from bnet_transformer.tpm.arrays import own_tensor
 from bnet_transformer.training.data import Batch, Example, Reader, batches, padded, seen
@@ -26,14 +27,17 @@ SAID = "a list of sentences, or of pairs of them and what is observed; an array 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Sentences as tensors: words, who is present, evidence of each readout. Equal to itself alone."""
+    """Sentences as tensors: words, who is present, evidence of each readout; `given` are the inputs of a net without
+    words. Equal to itself alone."""
 
     x: Mapping[str, Tensor]
     mask: Mapping[str, Tensor] | None
     evidence: Mapping[str, Evidence]
+    given: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(next(iter(self.x.values())))
+        values = (*self.x.values(), *self.given.values(), *(told.value for told in self.evidence.values()))
+        return len(values[0]) if values else 1
 
     @property
     def numbers(self) -> int:
@@ -64,6 +68,7 @@ class Corpus:
                     k: Evidence(told.value[which], None if told.observed is None else told.observed[which])
                     for k, told in self.evidence.items()
                 },
+                {k: v[which] for k, v in self.given.items()},
             )
         except (IndexError, TypeError, ValueError) as error:
             raise BNetError("which", expected=wanted, got=which) from error
@@ -81,9 +86,11 @@ class Corpus:
             return value.to(network.dtype) if value.is_floating_point() else value
 
         told = {k: Evidence(typed(each.value), each.observed) for k, each in self.evidence.items()}
-        if all(typed(value) is value for value in (*self.x.values(), *(each.value for each in self.evidence.values()))):
+        values = (*self.x.values(), *self.given.values(), *(each.value for each in self.evidence.values()))
+        if all(typed(value) is value for value in values):
             return self
-        return Corpus({k: typed(v) for k, v in self.x.items()}, self.mask, told)
+        given = {k: typed(v) for k, v in self.given.items()}
+        return Corpus({k: typed(v) for k, v in self.x.items()}, self.mask, told, given)
 
     def same(self, other: Corpus) -> bool:
         """True for the same sentences in the same order, whatever their floating types."""
@@ -97,7 +104,8 @@ class Corpus:
         told = {f"{k} value": each.value for k, each in self.evidence.items()}
         told |= {f"{k} seen": each.observed for k, each in self.evidence.items() if each.observed is not None}
         there = {f"{k} there": value for k, value in (self.mask or {}).items()}
-        return {**{f"{k} words": value for k, value in self.x.items()}, **told, **there}
+        words = {f"{k} words": value for k, value in self.x.items()}
+        return {**words, **{f"{k} given": value for k, value in self.given.items()}, **told, **there}
 
     def digest(self) -> str:
         """What tells other data: a hash of every number."""
@@ -116,12 +124,18 @@ class Corpus:
                 k: Evidence(told.value.to(device), None if told.observed is None else told.observed.to(device))
                 for k, told in self.evidence.items()
             },
+            {k: v.to(device) for k, v in self.given.items()},
         )
 
 
 def task_of_mixture(network: Network) -> Task:
-    """The readouts of a net that may choose; refused where there is nothing to observe."""
+    """The readouts of a net that may choose; refused where there is nothing to observe.
+
+    Of a net without words every random node can be observed: it may be told which ones are.
+    """
     task = task_of(network, likelihood=False)
+    if not task.words:
+        task = replace(task, readouts=tuple(m for m in network.members if m.tpm.kind != "deterministic"))
     if not task.readouts:
         raise BNetError(
             "net",
@@ -151,6 +165,8 @@ def corpus_of(
     if isinstance(data, Corpus):
         return data.like(network)
     wanted, task = PAIRS if task is None else SAID, task or task_of_mixture(network)
+    if not task.words:
+        return _corpus_of_columns(network, task, data, what, missing, option)
     if isinstance(data, str | Path):
         raise BNetError(what, expected=wanted, got=data)
     batch = _of_arrays(network, task, data, what)
@@ -173,6 +189,15 @@ def corpus_of(
     return _corpus(network, padded(task, examples, told=told), what)
 
 
+def _corpus_of_columns(
+    network: Network, task: Task, data: object, what: str, missing: bool, option: str | None
+) -> Corpus:
+    """The corpus of a net without words."""
+    columns = columns_of(network, task, data, what)
+    _check_numbers(what, columns.given, columns.observed, missing, option)
+    return replace(_corpus(network, columns.batch, what), given=columns.given).like(network)
+
+
 def _of_pairs(error: BNetError, what: str, wanted: str) -> BNetError:
     """An error of the data as a whole says what forms they may have here."""
     whole = error.what == what and not isinstance(error, BudgetError)
@@ -183,6 +208,9 @@ def corpus_of_both(
     network: Network, x: object, y: object, *, missing: bool = False, option: str | None = "missing=True"
 ) -> Corpus:
     """The corpus of sentences and what is observed of them, told apart: arrays or lists."""
+    if not network.graph.word_stacks:
+        _check_no_words(x)
+        return corpus_of(network, y, "y", missing=missing, option=option)
     x, y = (list(part) if isinstance(part, tuple) else part for part in (x, y))
     return corpus_of(network, (x, y), "(x, y)", missing=missing, option=option)
 
@@ -311,6 +339,8 @@ def words_of_corpus(network: Network, x: object, *, told: bool = False) -> Corpu
     """Sentences of which nothing is observed: text, lists, ids or vectors; an array `[sentence, word, ...]`; where a
     net has several stacks, mappings from stack. All padding is `told` by a mask, or that alone which is read."""
     task = task_of(network, likelihood=False)
+    if not task.words:
+        return _inputs_without_words(network, x)
     if isinstance(x, str) or not isinstance(x, Sequence | Tensor | np.ndarray) or not len(x):
         raise BNetError("x", expected="a list of sentences, or an array of them", got=x)
     examples = [_in_numbers(network, task, Example(_words_of(task, said), {})) for said in x]
@@ -321,6 +351,23 @@ def words_of_corpus(network: Network, x: object, *, told: bool = False) -> Corpu
     _check_numbers("x", batch.x, {}, False, None)
     floating = {k: v.to(network.dtype) if v.is_floating_point() else v for k, v in batch.x.items()}
     return Corpus(floating, batch.mask, {})
+
+
+def _check_no_words(x: object) -> None:
+    if x is not None:
+        allowed = "y=, with what is observed and given of its nodes"
+        raise BNetError("x", expected="None: the net has no words", got=x, allowed=allowed)
+
+
+def _inputs_without_words(network: Network, x: object) -> Corpus:
+    """The inputs of a net without words: columns of its given nodes; None where it has none."""
+    if x is None:
+        return Corpus({}, None, {})
+    columns = columns_of(network, task_of_mixture(network), x, "x")
+    if columns.observed:
+        raise BNetError("x", expected="given nodes alone", got=", ".join(columns.observed))
+    _check_numbers("x", columns.given, {}, False, None)
+    return Corpus({}, None, {}, columns.given).like(network)
 
 
 def _words_of(task: Task, said: object) -> dict[str, Tensor]:

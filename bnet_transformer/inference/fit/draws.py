@@ -59,7 +59,7 @@ def _widest(objective: Objective, corpus: Corpus) -> int:
     """The most numbers of one word: of a vector, of the states of a readout, of the words that it reads."""
     worded = [m for m in objective.network.members if m.family.words is not None or m.family.name in corpus.evidence]
     vectors = [m.tpm.states or 1 if m.tpm.kind == "discrete" else math.prod(m.shape) for m in worded]
-    return max(*vectors, *(x.shape[1] for x in corpus.x.values()), 1)
+    return max([*vectors, *(x.shape[1] for x in corpus.x.values()), 1])
 
 
 def likelihoods(objective: Objective, corpus: Corpus, sets: Mapping[str, Tensor]) -> Tensor:

@@ -21,7 +21,7 @@ from bnet_transformer.errors import BNetError, listed
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
 from bnet_transformer.inference.exact import ATOL, keeps
-from bnet_transformer.inference.factors import Evidence, Factor, prior_of, question_to_factors
+from bnet_transformer.inference.factors import Evidence, Factor, prior_of, question_to_factors, table_entries
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.network import Member, Network
 from bnet_transformer.training.task import above
@@ -96,9 +96,8 @@ class Objective(nn.Module):
 
     @property
     def choosing(self) -> frozenset[str]:
-        """The learned tables of families that choose: those whose expected counts are told."""
-        owners = {m.owner for m in self.network.members if m.family in self.selectors}
-        return frozenset(name for name in self.learned.tables if name.rpartition(".")[0] in owners)
+        """The learned tables of discrete families: those whose expected counts are told."""
+        return frozenset(self.learned.tables)
 
     @property
     def of_corpus(self) -> bool:
@@ -110,8 +109,9 @@ class Objective(nn.Module):
         if not self.learned.weights and do is None and corpus in self._kept:
             return ask(*self._with_tables(*self._kept[corpus]))
         evidence, x, mask = corpus.evidence, corpus.x, corpus.mask
+        given = corpus.given
         course, factors = question_to_factors(
-            self.module, evidence, None, x, mask, do=do, atol=ATOL, budget=self.budget
+            self.module, evidence, None, x, mask, do=do, given=given, atol=ATOL, budget=self.budget
         )
         return ask(course, factors)
 
@@ -127,7 +127,8 @@ class Objective(nn.Module):
     def _with_tables(self, course: Course, factors: list[Factor]) -> tuple[Course, list[Factor]]:
         """Kept factors, those of tables made anew."""
         now = {name: self.module.store[name.replace(".", "/")] for name in self.network.parameters}
-        course = replace(course, parameters=now, values={i: states(course, i) for i in course.layout.enumerated})
+        values = {**course.known, **{i: states(course, i) for i in course.layout.enumerated}}
+        course = replace(course, parameters=now, values=values)
         return course, [
             f if f.told is not None else replace(f, table=prior_of(course, f.member.family.index, f.member))
             for f in factors
@@ -206,26 +207,24 @@ class Objective(nn.Module):
     def counts(self, parameters: Parameters, corpus: Corpus, power: float = 1.0) -> tuple[dict[str, Tensor], Tensor]:
         """How often each state of each learned table of choices is expected to have been drawn; the log evidence.
 
-        The counts are the derivative of the log evidence by log probabilities (Darwiche 2003); all factors to a `power`
-        as in `log_evidence`.
+        The counts are the derivative of the log evidence by log probabilities (Darwiche 2003), those of states that
+        evidence tells as well; all factors to a `power` as in `log_evidence`.
         """
 
         def ask(course: Course, factors: list[Factor]) -> tuple[dict[str, Tensor], Tensor]:
-            drawn = [k for k, f in enumerate(factors) if f.told is None and _table(f) in self.learned.tables]
+            drawn = [k for k, f in enumerate(factors) if _table(f) in self.learned.tables and _is_of_table(course, f)]
+            shapes = {_table(factors[k]): course.parameters[_table(factors[k])].shape for k in drawn}
+            zeros = {name: torch.zeros(s, dtype=course.log_dtype, device=course.device) for name, s in shapes.items()}
 
-            def total(tables: list[Tensor]) -> Tensor:
-                tilted = list(factors)
-                for k, table in zip(drawn, tables, strict=True):
-                    tilted[k] = replace(factors[k], table=table)
-                return _flattened(course, tilted, power).sum()
+            def total(tilts: dict[str, Tensor]) -> Tensor:
+                tilted, added = replace(course, parameters={**course.parameters, **tilts}), list(factors)
+                for k in drawn:
+                    added[k] = replace(factors[k], table=factors[k].table + table_entries(tilted, factors[k]))
+                return _flattened(course, added, power).sum()
 
-            found: dict[str, Tensor] = {}
-            shares, evidence = torch.func.grad_and_value(total)([factors[k].table for k in drawn])
-            for k, share in zip(drawn, shares, strict=True):
-                count = _counted(course, factors[k].member, share)
-                if count is not None:
-                    found[_table(factors[k])] = found.get(_table(factors[k]), 0) + count
-            return found, evidence
+            counts: dict[str, Tensor]
+            counts, evidence = torch.func.grad_and_value(total)(zeros)
+            return counts, evidence
 
         return torch.func.functional_call(self, _stored(parameters), (corpus, ask))  # type: ignore[no-any-return]
 
@@ -241,14 +240,9 @@ def _table(factor: Factor) -> str:
     return f"{factor.member.owner}.logits"
 
 
-def _counted(course: Course, member: Member, share: Tensor) -> Tensor | None:
-    """A share of each state in the layout, summed to `[*states of the parents, state]`."""
-    parents = [given.parent for given in member.inputs]
-    if any(parent not in course.layout.enumerated for parent in parents):
-        return None  # a parent that evidence settles: its row differs by sentence
-    places = [course.layout.enumerated.index(index) for index in (*parents, member.family.index)]
-    rest = [d for d in range(share.dim()) if d not in places]
-    return share.permute(*places, *rest).flatten(len(places)).sum(-1)
+def _is_of_table(course: Course, factor: Factor) -> bool:
+    """True for the log probability of a choice, and not for evidence on a choice that is enumerated all the same."""
+    return factor.told is None or factor.member.family.index not in course.layout.enumerated
 
 
 def _stored(parameters: Parameters) -> dict[str, Tensor]:

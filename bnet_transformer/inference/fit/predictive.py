@@ -33,11 +33,12 @@ def predicted(network: Network, name: str, parts: Sequence[Corpus], budget: int)
     """`P(y | x)` of a discrete readout, `[sentence, word, state]`; `E[y | x]` of a real one; choices summed out."""
     module, member = Module(network).eval(), network.member(name)
     if member.tpm.kind == "discrete":
-        return torch.cat([posterior(module, name, {}, part.x, part.mask, budget=budget) for part in parts])
+        each = [posterior(module, name, {}, p.x, p.mask, given=p.given, budget=budget) for p in parts]
+        return torch.cat(each)
     graph = network.graph
     free = [m.family.index for m in above(network, member) if m.tpm.kind == "discrete" and graph.out_of[m.family.index]]
     for part in parts[:1]:
-        _, words, *_ = module.inputs(part.x, None)
+        _, words, *_ = module.inputs(part.x, part.given)
         check_budget(network, member.family.index, {*free}, set(), words, budget)
     return torch.cat([_mean(module, member, free, part) for part in parts])
 
@@ -46,7 +47,7 @@ def _mean(module: Module, member: Member, free: list[int], corpus: Corpus) -> Te
     """`E[y | x]` of a real readout, `[sentence, word, feature]`, the free choices summed out."""
     network, name = module.network, member.family.name
     with torch.no_grad():
-        course, _ = module.course((name,), corpus.x, corpus.mask, enumerate_too=frozenset(free))
+        course, _ = module.course((name,), corpus.x, corpus.mask, given=corpus.given, enumerate_too=frozenset(free))
         at, parents = seen(course, member)
         mean = member.tpm.distribution(at, *parents).mean
         priors = [Factor(network.members[i], prior_of(course, i, network.members[i])) for i in free]
@@ -66,7 +67,8 @@ def drawn(network: Network, name: str, corpus: Corpus, seed: int) -> Tensor:
     """One draw of a readout for each sentence from the net's own parameters, in the form of its evidence."""
     with own_random(network.device), torch.no_grad():
         reseed(seed, network.device)
-        found = pyro_model(network, parameters="own")(corpus.x, mask=corpus.mask)[name]
+        model = pyro_model(network, parameters="own")
+        found = model(corpus.x, mask=corpus.mask, given=corpus.given, batch=len(corpus))[name]
     return found.reshape(corpus.evidence[name].value.shape)
 
 

@@ -102,10 +102,11 @@ class Fit(Generic[N]):
 
     @property
     def theta(self) -> dict[str, Tensor]:
-        """The tables of all choices by the node that owns them, `[*states of the parents, state]`; posterior means."""
+        """The tables of discrete nodes by their owner, `[*states of the parents, state]`; posterior means."""
         store = self.network.parameters
         tables = tables_of(self.network) & {*store}
-        owners = {m.owner: f"{m.owner}.logits" for m in self._choices() if f"{m.owner}.logits" in tables}
+        discrete = [m for m in self.network.members if m.tpm.kind == "discrete"]
+        owners = {m.owner: f"{m.owner}.logits" for m in discrete if f"{m.owner}.logits" in tables}
         return {
             owner: self.samples[name].mean((0, 1)) if name in self.samples else store[name].detach().softmax(-1)
             for owner, name in owners.items()
@@ -173,16 +174,19 @@ class Fit(Generic[N]):
             raise unknown("parameter", name, [*self.samples, *invariants])
         return found
 
-    def responsibilities(self, x: object, y: object, *, selector: str | None = None) -> Tensor:
+    def responsibilities(self, x: object = None, y: object = None, *, selector: str | None = None) -> Tensor:
         """`P(c | x, y)`: of each sentence `[sentence, head]`, or of each of its words `[sentence, word, head]`.
 
-        Of a posterior the mean over its draws.
+        A net without words has no x: `y` is as the data of its fit. Of a posterior the mean over its draws.
         """
         corpus = corpus_of_both(self.network, x, y, missing=self.missing, option=MISSING)
         return self._responsibilities(corpus, self._selector(selector).family.name)
 
-    def predict(self, x: object, *, readout: str | None = None) -> Tensor:
-        """`P(y | x)` of a discrete readout, the mean of a real one: the choices summed out; mean over the samples."""
+    def predict(self, x: object = None, *, readout: str | None = None) -> Tensor:
+        """`P(y | x)` of a discrete readout, the mean of a real one: the choices summed out; mean over the samples.
+
+        For a net without words `x` are the columns of its given nodes; it has none where it has no inputs.
+        """
         member, corpus, total = self._readout(readout), self._words(x), torch.zeros(0)
         with self._summed(), self._shared("predict", corpus, readout=member.family.name) as here:
             own, nets = here.mine(corpus), self._draws(USED, here)
@@ -207,7 +211,8 @@ class Fit(Generic[N]):
 
     def check(self, data: object, statistics: object = None, *, draws: int = 100, readout: str | None = None) -> Check:
         """Posterior predictive checks: statistics of the data beside those of so many draws of as many sentences."""
-        corpus, member = self._corpus(data), self._readout(readout)
+        corpus = self._corpus(data)
+        member = self._readout(readout, corpus)
         nets = self._draws(whole("draws", draws))
         states = member.tpm.states if member.tpm.kind == "discrete" else None
         return checked(lambda k: nets[k % len(nets)], member.family.name, corpus, statistics, draws, states)
@@ -279,22 +284,27 @@ class Fit(Generic[N]):
             raise unknown("selector", name, known)
         return known[name]
 
-    def _readout(self, name: str | None) -> Member:
-        known = {member.family.name: member for member in task_of_mixture(self.network).readouts}
+    def _readout(self, name: str | None, corpus: Corpus | None = None) -> Member:
+        """The readout of that name, of those that a corpus observes; by default the first that nothing reads."""
+        every, reads = task_of_mixture(self.network).readouts, self.network.graph.out_of
+        known = {m.family.name: m for m in every if corpus is None or m.family.name in corpus.evidence}
         if name is not None and (not isinstance(name, str) or name not in known):
             raise unknown("readout", name, known)
-        return known[name] if name is not None else next(iter(known.values()))
+        leaves = [member for member in known.values() if not reads[member.family.index]]
+        return known[name] if name is not None else [*leaves, *known.values()][0]
 
     def _responsibilities(self, corpus: Corpus, selector: str) -> Tensor:
         of_corpus, total = self.network.member(selector).scope == "corpus", torch.zeros(0)
         with self._summed(), self._shared("responsibilities", corpus, of_corpus, selector=selector) as here:
             own, nets = here.mine(corpus), self._draws(USED, here)
-            asked = [(p.evidence, p.x, p.mask) for p in ([own] if of_corpus else own.parts(AT_ONCE))]
+            asked = [own] if of_corpus else own.parts(AT_ONCE)
             for k, net in enumerate(nets if len(own) else ()):
                 module = Module(net).eval()
-                found = torch.cat([posterior(module, selector, *each, budget=self.budget) for each in asked]) / len(
-                    nets
-                )
+                parts = [
+                    posterior(module, selector, p.evidence, p.x, p.mask, given=p.given, budget=self.budget)
+                    for p in asked
+                ]
+                found = torch.cat(parts) / len(nets)
                 total = total + found if k else found
             return self._home(here.gathered(total))
 

@@ -16,7 +16,7 @@ from bnet_transformer.errors import BNetError, BudgetError, ReadingError, one_of
 from bnet_transformer.inference.exact import BUDGET
 from bnet_transformer.inference.factors import OVER_BUDGET
 from bnet_transformer.inference.fit.ascent import Ascent, ascend
-from bnet_transformer.inference.fit.corpus import Corpus, corpus_of, task_of_mixture
+from bnet_transformer.inference.fit.corpus import Corpus, corpus_of
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.inference.fit.recipe import Habits, Recipe
 from bnet_transformer.inference.fit.result import Fit
@@ -101,7 +101,7 @@ def fit(
     one_of("missing", missing, (True, False))
     corpus = corpus_of(network, data, missing=missing)
     judge = None if held_out is None else corpus_of(network, held_out, "held_out", missing=missing)
-    learned = learned_of(network, task_of_mixture(network).readouts, learn, spread)
+    learned = learned_of(network, tuple(network.member(name) for name in corpus.evidence), learn, spread)
     objective = Objective(network, learned, whole("budget", budget))
     _check(objective, recipe, corpus)
     _check_room(objective, recipe)
@@ -251,6 +251,10 @@ def _check(objective: Objective, recipe: Recipe, corpus: Corpus) -> None:
             "per='corpus' is model selection, not a mixture: its log odds grow with the data, and one head takes all",
             stacklevel=4,
         )
+    inner = [family.name for family in objective.selectors if family.name in corpus.evidence]
+    if recipe.choices == "sampled" and inner:
+        got = f"'sampled', with {', '.join(inner)} observed"
+        raise BNetError("choices", expected="'exact': a choice that is observed is not drawn", got=got)
     sparse = {name: concentration for name, concentration in learned.tables.items() if concentration < 1}
     if sparse and recipe.method in ("map", "em"):
         name, concentration = next(iter(sparse.items()))

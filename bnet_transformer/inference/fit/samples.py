@@ -83,7 +83,7 @@ def head_dim(network: Network, selector: Member, name: str) -> int | None:
             continue
         parents = [given.parent for given in member.inputs]
         if index in parents and key in ("logits", "values"):
-            return parents.index(index)
+            return len(member.family.plates) + parents.index(index)
         for other in network.members:
             for given in other.inputs:
                 for plate, by in given.pick:

@@ -46,7 +46,7 @@ def readers_of(network: Network, role: str | None, slices: object) -> Readers:
     """The families that read words in slices ("all", or some), of one role: refused where there are several."""
     own = _by_slice(network, role)
     every = isinstance(slices, str) and slices == "all"
-    wanted = list(own) if every else asking.slices_of(slices, max(network.graph.slices.values()))
+    wanted = list(own) if every else asking.slices_of(slices, network)
     for t in wanted:
         if t not in own:
             got, stem = f"slice {t}", next(iter(own.values())).family.stem
@@ -125,7 +125,7 @@ def intakes_of(network: Network, sentences: object) -> tuple[list[Intake], set[s
     for k, said in enumerate(sentences):
         words, x = _parted(said)
         if x is not None:
-            vectors |= set(x) if isinstance(x, dict) else {network.declaration.stacks[0].name}
+            vectors |= set(x) if isinstance(x, dict) else {network.graph.word_stacks[0]}
         try:
             found.append(sentence_to_tensors(network, words, x))
         except BNetError as error:

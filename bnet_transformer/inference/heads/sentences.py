@@ -12,7 +12,7 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import Evidence
 from bnet_transformer.inference.fit.corpus import Corpus, corpus_of, words_of_corpus
 from bnet_transformer.network import Network
-from bnet_transformer.training.task import task_of
+from bnet_transformer.training.task import check_has_words, task_of
 
 
 def sentences_of(network: Network, data: object, *, seen: bool) -> Corpus:
@@ -20,6 +20,7 @@ def sentences_of(network: Network, data: object, *, seen: bool) -> Corpus:
 
     Pairs tell it, tuples of two or mappings; so do the sentences of a net that tells the next word.
     """
+    check_has_words(network, "sentences")
     task = task_of(network, likelihood=False)
     if isinstance(data, Corpus):
         return data.like(network)

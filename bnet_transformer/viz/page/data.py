@@ -28,7 +28,7 @@ from bnet_transformer.viz.page.included import included
 from bnet_transformer.viz.page.pack import STEPS, bits, quantised
 from bnet_transformer.viz.page.reading import Reading, prepare, read_from, readers_of, reading_of
 from bnet_transformer.viz.picture import DASHES
-from bnet_transformer.viz.rows import depths_of, rows_of
+from bnet_transformer.viz.rows import depths_of, places_in_rows, rows_of
 from bnet_transformer.viz.sentence import Said, ends_of
 from bnet_transformer.viz.style import DASH, OPACITY, WIDTH, hue
 
@@ -98,7 +98,7 @@ def described(said: Said, asked: Asked, clean: Said | None = None) -> Described:
         "look": {"width": WIDTH, "opacity": OPACITY, "dashes": {role: DASHES[dash] for role, dash in DASH.items()}},
         "counts": [len(world.ground), world.ground.count_arrows()],
         **_structure(world),
-        "stacks": [_stack(said, name) for name in said.tokens],
+        "stacks": [_stack(said, name) for name in world.network.graph.slices],
         "done": {world.ground.name(node): _said_value(value) for node, value in world.do.items()}
         | {world.ground.name(node): "a row of attention" for node in world.rows},
         "seen": {world.ground.name(node): _said_value(value, said, node) for node, value in said.seen.items()},
@@ -113,7 +113,7 @@ def described(said: Said, asked: Asked, clean: Said | None = None) -> Described:
 
 
 def _title(said: Said) -> str:
-    return " | ".join(" ".join(words) for words in said.tokens.values())[:300]
+    return " | ".join(" ".join(words) for words in said.tokens.values())[:300] or said.world.network.declaration.name
 
 
 def _check_words(said: Said) -> None:
@@ -171,12 +171,23 @@ def _structure(world: World) -> dict[str, Any]:
     return {
         "sizes": dict(network.graph.sizes),
         "families": [_family(network, member, rows, depths, which) for member in network.members],
+        "order": _order(network, rows),
         "bundles": bundles,
         "reaches": [_reach(reach) for reach in reaches],
         "cut": sorted(ground.cut),
         "rows": kept,
         "equations": equations,
     }
+
+
+def _order(network: Network, rows: Mapping[int, int]) -> list[int]:
+    """The families in the order in which those of a row stand: without words, one in which arrows cross little."""
+    names = [family.name for family in network.graph.families]
+    if network.graph.word_stacks:
+        return list(range(len(names)))
+    arrows = [(names[bundle.parent], names[bundle.child]) for bundle in network.graph.bundles]
+    place = places_in_rows({names[index]: row for index, row in rows.items()}, arrows)
+    return sorted(range(len(names)), key=lambda index: place[names[index]])
 
 
 def _role(network: Network, index: int) -> str:
@@ -233,7 +244,7 @@ def _letter(family: Family) -> list[Any]:
 
 
 def _stack(said: Said, name: str) -> dict[str, Any]:
-    words = said.tokens[name]
+    words = said.tokens.get(name, ())
     return {
         "name": name,
         "slices": said.world.network.graph.slices.get(name, 0),

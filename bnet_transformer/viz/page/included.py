@@ -58,7 +58,7 @@ def _table(network: Network, told: object) -> dict[str, Any]:
         wanted = "probabilities, [slice, head], or what bt.inclusion found"
         raise BNetError("inclusion", expected=wanted, got=told) from error
     graph = network.graph
-    slices = max(graph.slices.values())
+    slices = graph.depth
     states = {m.tpm.states for m in network.members if m.tpm.kind == "discrete" and graph.out_of[m.family.index]}
     heads = {graph.sizes["head"]} if "head" in graph.sizes else states
     if table.ndim != 2 or table.shape[0] not in (1, slices) or table.shape[1] not in heads:

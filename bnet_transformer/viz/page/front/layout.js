@@ -55,7 +55,7 @@ export function layout(net, folds) {
     if (family.depth) return chooses(family) || (folds.weights && (family.step === null ? folds.open.size > 0 : folds.open.has(`${family.stack}:${family.step}`)));
     return family.step === null || folds.open.has(`${family.stack}:${family.step}`);
   };
-  const families = net.families.map((_, k) => k).filter(shown);
+  const families = net.order.filter(shown);
   const inRows = families.filter((k) => !net.families[k].depth), weights = families.filter((k) => net.families[k].depth);
   const size = (/** @type {number} */ k) => boxSize(net, k, roomy);
   const unfolded = (/** @type {number} */ k) => (folds.heads && net.families[k].words !== null ? net.plates(k) : 1);

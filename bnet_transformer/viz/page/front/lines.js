@@ -91,7 +91,16 @@ export class Lines {
       if (!best || (to.row < 0 ? Math.abs(to.y - from.y) > Math.abs(best.y - from.y) : to.x > best.x)) far.set(key, line);
     }
     for (const line of far.values()) line.branch = false;
+    if (net.stacks.every((stack) => !stack.words.length)) this.goAround(found);
     return found;
+  }
+
+  /** Leads arrows that skip a row of a net without words beside the boxes between, not behind them. @param {Line[]} lines */
+  goAround(lines) {
+    lines.filter((line) => line.to.row - line.from.row > 1).forEach((line, lane) => {
+      const between = this.layout.boxes.filter((box) => box.row >= line.from.row && box.row < line.to.row);
+      line.around = Math.max(...between.map((box) => box.x + box.wide / 2)) + 14 + 6 * lane;
+    });
   }
 
   /** P(j | i) of the arrow between two boxes, where one is read along it. @param {number} parent @param {number} child */

@@ -30,6 +30,8 @@ export class Net {
   constructor(about) {
     /** @type {Family[]} */
     this.families = about.families;
+    /** @type {number[]} */
+    this.order = about.order;
     /** @type {Record<string, number>} */
     this.sizes = about.sizes;
     /** @type {Stack[]} */

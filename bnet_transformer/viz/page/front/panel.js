@@ -108,11 +108,11 @@ export function overview(about, host) {
   const notes = about.notes.map((/** @type {string} */ note) => html("p", { class: "note" }, note));
   return [
     html("h2", {}, said(about.title.length > 100 ? `${about.title.slice(0, 99)}…` : about.title)),
-    html("p", { class: "small" }, `${words} words, ${nodes} nodes and ${arrows} arrows; the net ${about.net}.`),
+    html("p", { class: "small" }, `${words ? `${words} words, ` : ""}${nodes} nodes and ${arrows} arrows; the net ${about.net}.`),
     ...posteriors(about), ...inclusion(about), ...switches(about, host), ...settings(about, host), ...notes,
     part("How to read it", "help",
       signs(about),
-      html("p", { class: "small" }, "Point at a word to see what it reads (solid) and who reads it (dashed); click a node for its facts. ", exact),
+      html("p", { class: "small" }, ...(words ? ["Point at a word to see what it reads (solid) and who reads it (dashed); click a node for its facts. ", exact] : ["Click a node for its facts."])),
       html("dl", { class: "keys" }, ...[["arrows", "move"], ["Enter", "select"], ["f", "fold or unfold the slice"], ["h", "fold or unfold heads"], ["/", "search"], ["+ − 0", "zoom, fit"], ["Esc", "let go"]]
         .flatMap(([key, what]) => [html("dt", {}, html("kbd", {}, key)), html("dd", {}, what)]))),
   ];
@@ -121,10 +121,11 @@ export function overview(about, host) {
 /** The signs of the picture. @param {About} about */
 function signs(about) {
   const kinds = new Set(about.families.map((/** @type {any} */ f) => f.kind));
+  const hues = new Set(about.bundles.map((/** @type {any} */ bundle) => bundle[3]));
   const told = [["double", "deterministic", kinds.has("deterministic")], ["", "stochastic", kinds.has("stochastic")],
     ["dashed", "learnable TPM", about.families.some((/** @type {any} */ f) => f.learnable)],
     ["observed", "observed", kinds.has("observed") || Object.keys(about.seen).length], ["do", "set by do", Object.keys(about.done).length],
-    ["line q", "query q", true], ["line k", "key k", true], ["line v", "value v", true], ["line read", "reads", about.readings.length], ["line by", "is read by", about.readings.length]];
+    ["line q", "query q", hues.has("q")], ["line k", "key k", hues.has("k")], ["line v", "value v", hues.has("v")], ["line read", "reads", about.readings.length], ["line by", "is read by", about.readings.length]];
   return html("ul", { class: "signs" }, ...told.filter(([, , there]) => there).map(([kind, text]) => html("li", {}, html("span", { class: `sign ${kind}` }), String(text))));
 }
 

@@ -6,7 +6,7 @@
  * @typedef {import("./layout.js").Box} Box
  * @typedef {import("./layout.js").Layout} Layout
  * @typedef {{width: [number, number], opacity: [number, number], dashes: Record<string, number[]>}} Look
- * @typedef {{from: Box, to: Box, hue: string, share: number|null, kind: string, ends?: [number, number], branch?: boolean}} Line  `ends`: the nodes;  `branch`: of a rail that is drawn
+ * @typedef {{from: Box, to: Box, hue: string, share: number|null, kind: string, ends?: [number, number], branch?: boolean, around?: number}} Line  `ends`: the nodes;  `branch`: of a rail that is drawn
  */
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -99,8 +99,12 @@ export function node(net, box, done, seen, roomy, moved) {
 }
 
 /** The way of an arrow: from row to row one smooth curve, from a weight along a rail, within a row a low arch. @param {Line} line */
-export function way({ from, to, branch }) {
+export function way({ from, to, branch, around }) {
   const r = (/** @type {number} */ value) => Math.round(value * 10) / 10;
+  if (around !== undefined) {
+    const low = from.y + from.tall / 2, high = to.y - to.tall / 2 - 14, side = to.x < around ? -6 : 6;
+    return `M${r(from.x)} ${r(low)}q0 9 6 9H${r(around - 6)}q6 0 6 6V${r(high - 6)}q0 6 ${side} 6H${r(to.x - side)}q${side} 0 ${side} 6V${r(high + 11.5)}`;
+  }
   if (from.row < 0) return rail(from, to, branch ?? false, r);
   const down = to.y > from.y + 1, flat = Math.abs(to.y - from.y) <= 1;
   if (flat) {

@@ -1,0 +1,102 @@
+"""The data of a net without words: for each node a column of values, one for each sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from bnet_transformer.errors import BNetError, unknown
+from bnet_transformer.network import Member, Network
+from bnet_transformer.tpm import Given
+from bnet_transformer.training.data import Batch, Reader
+from bnet_transformer.training.task import Task
+from bnet_transformer.training.words import real_numbers, whole_numbers
+
+COLUMNS = (
+    "what is observed of the nodes of a net without words: a list of mappings, one for each sentence, or a mapping "
+    "from node to an array [sentence, ...]"
+)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The values of nodes that are given, and what is observed of random ones, `[sentence, *plates, *shape]`."""
+
+    given: Mapping[str, Tensor]
+    observed: Mapping[str, Tensor]
+
+    @property
+    def batch(self) -> Batch:
+        """What is observed, as a batch without words."""
+        return Batch({}, None, self.observed)
+
+
+def columns_of(network: Network, task: Task, data: object, what: str) -> Columns:
+    """The columns of data in any form: those of random nodes are observed, those of given ones are inputs.
+
+    The only readout of a net needs no name: its column may stand alone.
+    """
+    told = _by_node(task, data, what)
+    given: dict[str, Tensor] = {}
+    observed: dict[str, Tensor] = {}
+    reader = Reader(task)
+    random = {member.family.name: member for member in task.readouts}
+    inputs = {m.family.name: m for m in network.members if isinstance(m.tpm, Given)}
+    for name, column in told.items():
+        if name not in random and name not in inputs:
+            raise unknown(f"node of {what}", name, [*random, *inputs])
+        member = random.get(name) or inputs[name]
+        if member.scope == "corpus":
+            got = "one that is drawn once for the corpus"
+            raise BNetError(f"{what}, {name}", expected="nodes that are drawn for each sentence", got=got)
+        if name in inputs:
+            read = whole_numbers if member.tpm.reads_by_index else real_numbers
+            given[name] = read(f"{what}, {name}", column)
+        else:
+            observed[name] = reader.observed(member, _with_nan(network, member, column))
+    counts = {name: len(value) if value.dim() else 0 for name, value in {**given, **observed}.items()}
+    if len(set(counts.values())) > 1 or not all(counts.values()):
+        got = ", ".join(f"{n} of {name}" for name, n in counts.items())
+        raise BNetError(what, expected="columns of one length, at least one sentence", got=got)
+    for name, value in given.items():
+        _check_shape(network, inputs[name], value, f"{what}, {name}")
+    for name, value in observed.items():
+        reader.check(random[name], value, {}, lead=(len(value),))
+    return Columns(given, observed)
+
+
+def _by_node(task: Task, data: object, what: str) -> dict[str, object]:
+    """A column for each node."""
+    if isinstance(data, Mapping):
+        found = dict(data)
+    elif isinstance(data, Sequence) and data and all(isinstance(row, Mapping) for row in data):
+        names = dict.fromkeys(name for row in data for name in row)
+        found = {name: [row.get(name) for row in data] for name in names}
+    else:
+        leaves = [m.family.name for m in task.readouts if not task.network.graph.out_of[m.family.index]]
+        alone = isinstance(data, Tensor | np.ndarray | Sequence) and not isinstance(data, str) and len(data)
+        if len(leaves) != 1 or not alone:
+            raise BNetError(what, expected=COLUMNS, got=data)
+        found = {leaves[0]: data}
+    if not found or not all(isinstance(name, str) for name in found):
+        raise BNetError(what, expected=COLUMNS, got=data)
+    return found
+
+
+def _with_nan(network: Network, member: Member, column: object) -> object:
+    """A column of real numbers in which NaN, not None, says that nothing was observed."""
+    if member.tpm.kind == "discrete" or not isinstance(column, list | tuple):
+        return column
+    sizes = [network.graph.sizes[plate] for plate in member.family.plates]
+    return [np.full((*sizes, *member.shape), np.nan) if value is None else value for value in column]
+
+
+def _check_shape(network: Network, member: Member, value: Tensor, what: str) -> None:
+    """Refuse the values of a given node of another form than `[sentence, *plates, *shape]`."""
+    sizes = tuple(network.graph.sizes[plate] for plate in member.family.plates)
+    shape = (len(value), *sizes, *(() if member.tpm.reads_by_index else member.shape))
+    if tuple(value.shape) != shape:
+        raise BNetError(what, expected=f"values of shape {shape}", got=f"shape {tuple(value.shape)}")

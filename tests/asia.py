@@ -1,0 +1,82 @@
+"""Two Bayesian networks without words, and sums over all their states: oracles that are not the package's own."""
+
+import itertools
+
+import numpy as np
+import torch
+from pgmpy.factors.discrete import TabularCPD
+from pgmpy.models import DiscreteBayesianNetwork
+
+import bnet_transformer as bt
+from bnet_transformer.tpm import Categorical
+from tests.cases import jolted
+
+D = torch.float64
+PARENTS = {
+    "asia": (),
+    "smoke": (),
+    "tub": ("asia",),
+    "lung": ("smoke",),
+    "bronc": ("smoke",),
+    "either": ("tub", "lung"),
+    "xray": ("either",),
+    "dysp": ("either", "bronc"),
+}
+
+
+def asia() -> bt.BNet:
+    """The chest clinic of Lauritzen and Spiegelhalter (1988), its tables drawn anew."""
+    nodes = [bt.Node(name, Categorical(2, labels=("no", "yes")), parents) for name, parents in PARENTS.items()]
+    return jolted(bt.BNet(bt.Declaration(nodes=nodes, name="asia")), 1.0).to(D)
+
+
+def tables(net: bt.BNet) -> dict[str, np.ndarray]:
+    """`P(node | parents)`, the state last."""
+    return {name: net.parameters[f"{name}.logits"].softmax(-1).numpy() for name in PARENTS}
+
+
+def in_pgmpy(net: bt.BNet) -> DiscreteBayesianNetwork:
+    """The same net by its tables, not by our export."""
+    found = DiscreteBayesianNetwork([(parent, child) for child, parents in PARENTS.items() for parent in parents])
+    for name, table in tables(net).items():
+        parents = list(PARENTS[name])
+        flat = table.reshape(-1, 2).T
+        found.add_cpds(TabularCPD(name, 2, flat, evidence=parents or None, evidence_card=[2] * len(parents) or None))
+    return found
+
+
+def joint(net: bt.BNet, do: dict[str, int] | None = None) -> np.ndarray:
+    """`P(all nodes)`, an axis for each, by the product of the tables; of a node that is set a delta."""
+    total = np.ones((2,) * len(PARENTS))
+    names = list(PARENTS)
+    for states in itertools.product(range(2), repeat=len(names)):
+        at = dict(zip(names, states, strict=True))
+        for name, table in tables(net).items():
+            if do and name in do:
+                total[states] *= float(at[name] == do[name])
+            else:
+                total[states] *= table[(*(at[parent] for parent in PARENTS[name]), at[name])]
+    return total
+
+
+def marginal(table: np.ndarray, name: str, seen: dict[str, int]) -> np.ndarray:
+    """`P(name, seen)` of a joint table."""
+    names = list(PARENTS)
+    index = tuple(seen.get(each, slice(None)) for each in names)
+    left = [each for each in names if each not in seen]
+    return table[index].sum(tuple(k for k, each in enumerate(left) if each != name))
+
+
+def sampled(net: bt.BNet, count: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    return dict(net.sentence().sample(count, seed=seed).states)
+
+
+def site_density(net: bt.BNet, y: torch.Tensor) -> torch.Tensor:
+    """`log p(y)` of the plate of choices, `[sentence]`, by torch's distributions."""
+    p = net.parameters
+    normal = torch.distributions.Normal(
+        p["mean.values"], p["y.log_sigma"].exp()[:, None, None]
+    )  # [site, state, feature]
+    of_x = normal.log_prob(y[:, :, None]).sum(-1)  # [sentence, site, state]
+    given_z = p["x.logits"].log_softmax(-1)[None] + of_x[:, :, None]  # [sentence, site, z, state]
+    return (p["z.logits"].log_softmax(-1) + given_z.logsumexp(-1).sum(1)).logsumexp(-1)

@@ -1,0 +1,187 @@
+"""Fits of Bayesian networks without words, against counts, sums over all joint states and closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.inference import Evidence, log_evidence
+from bnet_transformer.inference.fit.draws import selectors_of
+from bnet_transformer.inference.fit.samples import head_dim
+from bnet_transformer.tpm import Categorical, Given, Linear, Normal, Weight
+from tests.asia import PARENTS, D, asia, joint, sampled, site_density, tables
+from tests.cases import hidden_states, jolted, sites
+
+
+def counted(data: dict[str, torch.Tensor], name: str) -> np.ndarray:
+    """How often each row of a table was seen in each state."""
+    found = np.zeros((2,) * (len(PARENTS[name]) + 1))
+    np.add.at(found, tuple(data[each].numpy() for each in (*PARENTS[name], name)), 1)
+    return found
+
+
+def test_em_of_complete_data_is_the_share_of_what_was_seen():
+    net, data = asia(), sampled(asia(), 500)
+    found = bt.fit(jolted(net), data, method="em", steps=1, progress=False)
+    for name in PARENTS:
+        counts = counted(data, name)
+        np.testing.assert_allclose(found.theta[name], counts / counts.sum(-1, keepdims=True), atol=1e-6)
+
+
+def test_rows_and_columns_are_the_same_data():
+    net, data = asia(), sampled(asia(), 20)
+    rows = [{name: ("no", "yes")[int(data[name][k])] for name in PARENTS} for k in range(20)]
+    a, b = (bt.fit(net, each, method="em", steps=2, progress=False) for each in (data, rows))
+    assert a.data.same(b.data) and all(a.theta[name].equal(b.theta[name]) for name in PARENTS)
+
+
+def expected_counts(net: bt.BNet, rows: list[dict[str, int]]) -> tuple[dict[str, np.ndarray], float]:
+    """The E-step by sums over all joint states, and the log likelihood."""
+    whole, names = joint(net), list(PARENTS)
+    counts = {name: np.zeros((2,) * (len(PARENTS[name]) + 1)) for name in names}
+    total = 0.0
+    for row in rows:
+        seen = np.zeros_like(whole)
+        index = tuple(row.get(name, slice(None)) for name in names)
+        seen[index] = whole[index]
+        total += math.log(seen.sum())
+        for name in names:
+            axes = [names.index(each) for each in (*PARENTS[name], name)]
+            part = np.moveaxis(seen, axes, range(len(axes)))
+            counts[name] += part.reshape(*part.shape[: len(axes)], -1).sum(-1) / seen.sum()
+    return counts, total
+
+
+@pytest.mark.parametrize("prior", [None, 2.5])
+def test_em_of_incomplete_data_takes_the_steps_of_sums_over_all_states(prior):
+    """Some nodes are never observed, some here and there; with a prior, the step is that of the posterior."""
+    nodes = [bt.Node(name, Categorical(2, prior=prior), parents) for name, parents in PARENTS.items()]
+    start = jolted(bt.BNet(bt.Declaration(nodes=nodes)), 1.0).to(D)
+    data = {name: value.clone() for name, value in sampled(asia(), 60).items() if name not in ("either", "bronc")}
+    data["tub"][::3], data["lung"][1::4] = -1, -1
+    rows = [{name: int(value[k]) for name, value in data.items() if value[k] >= 0} for k in range(60)]
+    net = start
+    for _ in range(3):
+        counts, _ = expected_counts(net, rows)
+        shares = {name: torch.tensor(count) + (prior or 1.0) - 1 for name, count in counts.items()}
+        net = net.replace({f"{k}.logits": (v / v.sum(-1, keepdim=True)).log() for k, v in shares.items()})
+    found = bt.fit(start, data, method="em", steps=3, progress=False)
+    for name in PARENTS:
+        np.testing.assert_allclose(found.theta[name], tables(net)[name], atol=1e-7)
+    assert float(found.log_likelihood(data).sum()) == pytest.approx(expected_counts(net, rows)[1])
+
+
+def test_a_table_below_observed_nodes_is_learned_alone():
+    """The likelihoods are kept, and the rows of the table differ by sentence."""
+    net, data = asia(), sampled(asia(), 80)
+    del data["lung"]
+    rows = [{name: int(value[k]) for name, value in data.items()} for k in range(80)]
+    counts, _ = expected_counts(net, rows)
+    found = bt.fit(net, data, method="em", steps=1, learn=["lung.logits"], progress=False)
+    share = counts["lung"] / counts["lung"].sum(-1, keepdims=True)
+    np.testing.assert_allclose(found.theta["lung"], share, atol=1e-7)
+    assert found.net.parameters["dysp.logits"].equal(net.parameters["dysp.logits"])
+
+
+def test_samples_of_the_posterior_are_dirichlet():
+    """Complete data and a conjugate prior: each row of a table is a Dirichlet."""
+    nodes = [bt.Node("rain", Categorical(3, prior=2.0)), bt.Node("wet", Categorical(2, prior=2.0), ["rain"])]
+    net = bt.BNet(bt.Declaration(nodes=nodes)).to(D)
+    data = {"rain": torch.tensor([0, 0, 0, 1, 1, 2] * 5), "wet": torch.tensor([0, 1, 1, 0, 0, 1] * 5)}
+    rain = torch.bincount(data["rain"]) + 2.0
+    wet = torch.stack([torch.bincount(data["wet"][data["rain"] == k], minlength=2) + 2.0 for k in range(3)])
+    for options in (
+        {"method": "svi", "steps": 300, "draws": 1000},
+        {"method": "nuts", "chains": 1, "warmup": 40, "draws": 120},
+    ):
+        found = bt.fit(net, data, progress=False, **options)
+        torch.testing.assert_close(found.theta["rain"], (rain / rain.sum()).to(D), atol=0.03, rtol=0)
+        torch.testing.assert_close(found.theta["wet"], (wet / wet.sum(-1, keepdim=True)).to(D), atol=0.05, rtol=0)
+
+
+def test_a_mixture_is_fitted_to_an_array_of_observations():
+    truth = jolted(sites(), 1.0).to(D)
+    y = truth.pyro()(batch=300)["y"].squeeze(-2).detach()
+    start = jolted(sites(), 0.3).to(D)
+    found = bt.fit(start, y, method="em", steps=60, restarts=2, progress=False)
+    torch.testing.assert_close(found.log_likelihood(y), site_density(found.net, y), rtol=1e-9, atol=1e-9)
+    assert found.log_likelihood(y).mean() > site_density(start, y).mean()
+    logs = torch.stack(
+        [log_evidence(found.net.module(), {"y": Evidence(y)}, do={"z": torch.tensor(k)}) for k in (0, 1)], 1
+    )
+    shares = (found.pi.log() + logs.detach()).softmax(1)
+    torch.testing.assert_close(found.responsibilities(y=y), shares, rtol=1e-9, atol=1e-9)
+    assert found.predict(readout="y").shape == (1, 2, 2) and set(found.check(y, draws=20).p) == {
+        "mean",
+        "variance",
+        "kurtosis",
+    }
+
+
+def test_inputs_of_a_net_without_words_are_columns_too():
+    """A regression by a given node: least squares."""
+    nodes = [
+        bt.Node("u", Given(2)),
+        bt.Node("W", Weight((1, 2))),
+        bt.Node("m", Linear(), ["W", "u"]),
+        bt.Node("y", Normal(1.0), ["m"]),
+    ]
+    net = bt.BNet(bt.Declaration(nodes=nodes)).to(D)
+    u, noise = torch.randn(50, 2, dtype=D), torch.randn(50, 1, dtype=D)
+    y = u @ torch.tensor([[1.5], [-0.5]], dtype=D) + 0.1 * noise
+    found = bt.fit(net, {"u": u, "y": y}, steps=400, progress=False)
+    least = torch.linalg.lstsq(u, y).solution
+    torch.testing.assert_close(found.net.parameters["W.value"], least.T, atol=1e-3, rtol=0)
+    torch.testing.assert_close(found.predict({"u": u}), u @ found.net.parameters["W.value"].T)
+
+
+def test_time_may_be_slices():
+    """A hidden Markov model over slices: the forward recursion."""
+    net = jolted(hidden_states(), 1.0).to(D)
+    start, move, emit = (net.parameters[f"{name}.logits"].log_softmax(-1) for name in ("x_0", "x", "y"))
+    y = torch.randint(3, (4, 3))
+    alpha = start.expand(4, 2)
+    for t in range(3):
+        alpha = (alpha[:, :, None] + move).logsumexp(1) + emit[:, y[:, t]].T
+    ours = log_evidence(net.module(), {f"y_{t}": Evidence(y[:, t]) for t in range(3)})
+    torch.testing.assert_close(ours, alpha.logsumexp(1))
+    found = bt.fit(net, {f"y_{t}": y[:, t] for t in range(3)}, method="em", steps=5, progress=False)
+    assert set(found.theta) == {"x_0", "x", "y"} and found.bounds[-1] > found.bounds[0]
+
+
+def test_states_of_a_choice_are_turned_in_tables_on_a_plate_as_well():
+    """The order of the states of a choice that is never observed changes no likelihood."""
+    net = jolted(sites(), 1.0).to(D)
+    (selector,) = selectors_of(net.network)
+    dims = {name: head_dim(net.network, selector, name) for name in net.parameters}
+    assert {name: dim for name, dim in dims.items() if dim is not None} == {"z.logits": 0, "x.logits": 1}
+    turned = net.replace({k: v.flip(dims[k]) for k, v in net.parameters.items() if dims[k] is not None})
+    y = torch.randn(4, 2, 2, dtype=D)
+    torch.testing.assert_close(site_density(turned, y), site_density(net, y))
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        ([], "a mapping from"),
+        ("abc", "a mapping from"),
+        ({}, "a mapping from"),
+        ({"rain": [1]}, "rain"),
+        ({"dysp": [1, 2]}, "states from 0 to 1"),
+        ({"dysp": [1, 0], "asia": [1]}, "one length"),
+        ({"dysp": ["maybe"]}, "label"),
+        ({"dysp": [None, None]}, "something observed"),
+        ({"dysp": [[1, 0]]}, "shape"),
+        ([{"dysp": 1}, ("a", "b")], "a mapping from"),
+    ],
+)
+def test_data_that_are_none_are_refused(data, match):
+    with pytest.raises(bt.BNetError, match=match):
+        bt.fit(asia(), data, progress=False)
+
+
+def test_choices_that_are_observed_are_not_drawn():
+    with pytest.raises(bt.BNetError, match="asia"):
+        bt.fit(asia(), sampled(asia(), 5), method="svi", choices="sampled", progress=False)

@@ -1,0 +1,251 @@
+"""Bayesian networks without words: declared, asked, drawn and kept as every other bnet.
+
+The oracles are pgmpy's variable elimination on tables written by hand, sums over all joint states, closed forms.
+"""
+
+import itertools
+import math
+
+import networkx as nx
+import numpy as np
+import pyro
+import pytest
+import torch
+from click.testing import CliRunner
+from pgmpy.inference import VariableElimination
+from pyro.infer import TraceEnum_ELBO
+
+import bnet_transformer as bt
+from bnet_transformer.cli import main
+from bnet_transformer.inference import Evidence, log_evidence
+from bnet_transformer.tpm import Attention, Categorical, Given, Linear, Select, Weight
+from bnet_transformer.viz.rows import places_in_rows
+from tests.asia import PARENTS, D, asia, in_pgmpy, joint, marginal, sampled, site_density
+from tests.cases import hidden_states, jolted, no_slices, sites
+
+# declared
+
+
+def test_a_declaration_needs_no_stack_but_a_node():
+    net = bt.BNet(bt.Declaration(nodes=[bt.Node("rain", Categorical(2))]))
+    assert net.check() and net.sentence().words == () and net.network.graph.word_stacks == ()
+    for empty in (bt.Declaration(), bt.Declaration([bt.Stack()])):
+        with pytest.raises(bt.BNetError, match="at least one node"):
+            bt.BNet(empty)
+    with pytest.raises(bt.BNetError, match="slices"):
+        bt.Stack([bt.Node("x", Categorical(2))], slices=0)
+
+
+def test_a_stack_without_slices_is_its_prologue_and_epilogue():
+    x = bt.Node("x", Given(3), plates=["word"])
+    net = bt.BNet(bt.Declaration([bt.Stack(prologue=[x])]))
+    vectors = torch.randn(2, 5, 3)
+    assert net.declaration.stacks[0].slices == 0 and torch.equal(net.module()(vectors), vectors)
+    net = jolted(no_slices()).to(D)
+    s = net.sentence("cat the")
+    assert s.parents("y_1") == ["x_1"] and list(s.ground.words.values()) == [2]
+    trained = bt.train(net, [("the cat", [0, 1]), ("sat", [1])], steps=30, rate=0.1, progress=False)
+    assert trained.losses[-1] < trained.losses[0]
+
+
+def test_only_stacks_with_words_take_a_sentence():
+    side = bt.Stack(prologue=[bt.Node("z", Categorical(2))], name="side")
+    x, W = bt.Node("x", Given(3), plates=["word"]), bt.Node("W", Select((3, 3)), ["side.z"])
+    enc = bt.Stack([W, bt.Node("x", Linear(), ["W", "x"], plates=["word"])], [x], name="enc")
+    net = bt.BNet(bt.Declaration([enc, side]))
+    assert net.sentence("a b")["enc_x_1_1"].shape == (2, 3)
+    assert net.module()(torch.zeros(4, 2, 3), want=["enc_x_1"])["enc_x_1"].shape == (2, 4, 2, 3)
+    with pytest.raises(bt.UnknownNameError, match="side"):
+        net.sentence({"enc": "a b", "side": "c"})
+
+
+# asked
+
+
+@pytest.mark.parametrize("seen", [{}, {"dysp": 1}, {"xray": 1, "dysp": 0}, {"asia": 1, "either": 1}])
+def test_posteriors_are_those_of_pgmpy(seen):
+    net = asia()
+    s, oracle = net.sentence(), VariableElimination(in_pgmpy(net))
+    for name in PARENTS:
+        if name not in seen:
+            theirs = oracle.query([name], evidence=seen, show_progress=False).values
+            np.testing.assert_allclose(s.posterior(name, seen), theirs, atol=1e-12)
+    both = [name for name in ("lung", "bronc", "tub") if name not in seen]
+    theirs = oracle.query(both, evidence=seen, show_progress=False)
+    order = [theirs.variables.index(name) for name in both]
+    np.testing.assert_allclose(s.posterior(both, seen), theirs.values.transpose(order), atol=1e-12)
+
+
+def test_evidence_surgery_and_counterfactuals_are_sums_over_all_states():
+    net = asia()
+    s, whole = net.sentence(), joint(net)
+    assert float(s.log_prob({"xray": 1, "smoke": 0})) == pytest.approx(
+        math.log(marginal(whole, "xray", {"smoke": 0})[1])
+    )
+    done = marginal(joint(net, {"either": 1}), "lung", {"dysp": 1})
+    np.testing.assert_allclose(s.do(either=1).posterior("lung", {"dysp": 1}), done / done.sum(), atol=1e-12)
+    assert s.do(either="yes").parents("either") == []
+    # of a root that is seen, and nothing below the set node, a counterfactual is the posterior
+    would = s.counterfactual("smoke", {"lung": 1}, {"bronc": 1}).probabilities
+    np.testing.assert_allclose(would, s.posterior("smoke", {"bronc": 1}), atol=1e-12)
+
+
+def test_separation_is_that_of_networkx():
+    s = asia().sentence()
+    graph = s.graph()
+    for x, y in itertools.combinations(PARENTS, 2):
+        for given in ([], ["either"], ["smoke", "dysp"]):
+            if not {x, y} & set(given):
+                assert bool(s.separated(x, y, given)) == nx.is_d_separator(graph, {x}, {y}, set(given))
+    assert set(s.blanket("either")) == {"tub", "lung", "xray", "dysp", "bronc"}
+
+
+def test_samples_follow_the_joint():
+    net = asia()
+    states = torch.stack([sampled(net, 20_000)[name] for name in PARENTS], 1)
+    flat = (states * 2 ** torch.arange(len(PARENTS) - 1, -1, -1)).sum(1)
+    shares = torch.bincount(flat, minlength=2 ** len(PARENTS)) / len(flat)
+    assert np.abs(shares.numpy() - joint(net).reshape(-1)).sum() < 0.1
+
+
+def test_a_plate_and_a_real_readout_have_their_closed_form():
+    net = jolted(sites(), 1.0).to(D)
+    y = torch.randn(5, 2, 2, dtype=D)
+    ours = log_evidence(net.module(), {"y": Evidence(y)})
+    torch.testing.assert_close(ours, site_density(net, y))
+    seen = {f"y_{k}": y[0, k] for k in range(2)}
+    torch.testing.assert_close(net.sentence().log_prob(seen), site_density(net, y)[0])
+
+
+# compiled, and in Pyro
+
+
+def test_a_batch_follows_from_evidence_do_and_given_nodes():
+    net = asia()
+    module, rain = net.module(), torch.tensor([0, 1, 1])
+    ours = log_evidence(module, {"dysp": Evidence(rain), "smoke": Evidence(1 - rain)})
+    whole = marginal(joint(net), "dysp", {})
+    assert ours.shape == (3,) and whole.shape == (2,)
+    theirs = [math.log(marginal(joint(net), "dysp", {"smoke": 1 - int(k)})[int(k)]) for k in rain]
+    np.testing.assert_allclose(ours.detach(), theirs)
+    logits = module(want=["lung"], do={"smoke": rain})["lung"]
+    torch.testing.assert_close(logits, net.parameters["lung.logits"].log_softmax(-1)[rain])
+    given = bt.BNet(
+        bt.Declaration(nodes=[bt.Node("u", Given(3)), bt.Node("W", Weight((2, 3))), bt.Node("m", Linear(), ["W", "u"])])
+    )
+    u = torch.randn(4, 3)
+    torch.testing.assert_close(given.module()(given={"u": u}), u @ given.parameters["W.value"].T)
+    torch.testing.assert_close(given.sentence(given={"u": u[0]})["m"], given.parameters["W.value"] @ u[0])
+
+
+def test_pyro_sums_what_elimination_sums():
+    for net, y in (
+        (asia(), {"dysp": torch.tensor([0, 1, 1]), "asia": torch.tensor([1, 1, 0])}),
+        (jolted(sites()).to(D), {"y": torch.randn(3, 2, 2, dtype=D)}),
+    ):
+        model = net.pyro()
+        elbo = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting)
+        total = log_evidence(net.module(), {name: Evidence(value) for name, value in y.items()}).detach().sum()
+        assert -elbo.loss(model, lambda **_: None, y=y) == pytest.approx(float(total))
+        fixed = pyro.condition(model, data=model.data(y))
+        assert -elbo.loss(fixed, lambda: None) == pytest.approx(float(total))
+
+
+def test_pyro_draws_as_many_sentences_as_are_asked_for():
+    net, count = asia(), 20_000
+    torch.manual_seed(0)
+    drawn = net.pyro()(batch=count)
+    shares = [float(drawn[name].double().mean()) for name in PARENTS]
+    np.testing.assert_allclose(shares, [marginal(joint(net), name, {})[1] for name in PARENTS], atol=0.02)
+    with pytest.raises(bt.BNetError, match="2 sentences"):
+        net.pyro()(y={"asia": torch.tensor([0, 1])}, batch=3)
+
+
+# drawn and kept
+
+
+def crossings(rows: dict[str, int], place: dict[str, int], arrows: list[tuple[str, str]]) -> int:
+    """Pairs of arrows between the same neighbouring rows that cross."""
+    pairs = itertools.combinations([a for a in arrows if rows[a[1]] == rows[a[0]] + 1], 2)
+    return sum(rows[a] == rows[c] and (place[a] - place[c]) * (place[b] - place[d]) < 0 for (a, b), (c, d) in pairs)
+
+
+def test_rows_are_ordered_so_that_arrows_cross_little():
+    rows = {"asia": 0, "smoke": 0, "tub": 1, "lung": 1, "bronc": 2, "either": 2, "xray": 3, "dysp": 3}
+    arrows = [(parent, child) for child, parents in PARENTS.items() for parent in parents]
+    as_declared = {name: list(rows).index(name) for name in rows}
+    assert crossings(rows, as_declared, arrows) > crossings(rows, places_in_rows(rows, arrows), arrows) == 0
+
+
+def test_figures_name_the_net_and_leave_nothing_out(tmp_path):
+    s = asia().sentence().observe(dysp="yes")
+    picture = s.picture()
+    assert {box.name for box in picture.boxes} == set(PARENTS) and "asia" in picture.title and not picture.caption
+    assert {box.name for box in s.picture(weights=False).boxes} == set(PARENTS)
+    for suffix in ("svg", "png", "dot", "tex", "json", "graphml", "bif", "html"):
+        s.draw(tmp_path / f"asia.{suffix}")
+    assert "image/svg+xml" in s._repr_mimebundle_()[0] or s.widget() is not None
+
+
+def test_a_saved_net_is_the_same(tmp_path):
+    for net in (asia(), jolted(sites()), jolted(hidden_states()), jolted(no_slices())):
+        net.save(tmp_path / "net.safetensors")
+        again = bt.load(tmp_path / "net.safetensors")
+        assert again.declaration == net.declaration
+        assert all(value.equal(net.parameters[name]) for name, value in again.parameters.items())
+
+
+def test_commands_need_no_sentence(tmp_path):
+    path = str(tmp_path / "asia.safetensors")
+    net = asia()
+    net.save(path)
+    asked = CliRunner().invoke(main, ["ask", "posterior", "lung", "--model", path, "--given", "dysp=yes", "--json"])
+    assert asked.exit_code == 0, asked.output
+    assert f"{float(net.sentence().posterior('lung', {'dysp': 1})[0]):.6f}"[:7] in asked.output
+    drawn = CliRunner().invoke(main, ["draw", "--model", path, "-o", str(tmp_path / "asia.svg")])
+    assert drawn.exit_code == 0 and (tmp_path / "asia.svg").exists()
+    assert CliRunner().invoke(main, ["ask", "posterior", "lung", "a b", "--model", path]).exit_code
+
+
+# what needs words
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda net, s: s.attention(0),
+        lambda net, s: s.reads(),
+        lambda net, s: s.tan("words"),
+        lambda net, s: s.tan_tree(),
+        lambda net, s: s.graph(slices=0),
+        lambda net, s: s.draw("x.svg", detail="words"),
+        lambda net, s: bt.plot(s),
+        lambda net, s: net.tan([s, s], [0, 1]),
+        lambda net, s: net.sentence("a b"),
+        lambda net, s: net.sentence(x=torch.zeros(2, 2)),
+        lambda net, s: net.batch(["a b"]),
+        lambda net, s: net.cost(6),
+        lambda net, s: net.generate("a"),
+        lambda net, s: net.iterate(torch.zeros(2, 2), 2),
+        lambda net, s: net.module()(torch.zeros(2, 2, 2)),
+        lambda net, s: net.module()(mask=torch.ones(2, 2, dtype=torch.bool)),
+        lambda net, s: bt.train(net, ["a b"]),
+        lambda net, s: bt.roles(net, ["a b"]),
+        lambda net, s: bt.inclusion(net, ["a b"]),
+        lambda net, s: bt.fit(net, {"asia": [1]}, steps=1, progress=False).responsibilities("a", {"asia": [1]}),
+    ],
+)
+def test_what_needs_words_is_refused(ask):
+    net = asia()
+    with pytest.raises(bt.BNetError):
+        ask(net, net.sentence())
+
+
+def test_slices_without_words_read_none():
+    s = hidden_states().sentence()
+    for ask in (s.reads, s.tan_tree, lambda: s.attention(0)):
+        with pytest.raises(bt.BNetError):
+            ask()
+    node = bt.Node("a", Attention(), ["q", bt.Arrow("k", "every"), bt.Arrow("v", "every")])
+    with pytest.raises(bt.DeclarationError, match="a collection"):
+        bt.BNet(bt.Declaration(nodes=[*(bt.Node(r, Weight(2)) for r in "qkv"), node]))
