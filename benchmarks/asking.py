@@ -118,7 +118,11 @@ def posteriors_after_an_ablation() -> list[Figure]:
     """P(next word) of a vocabulary of 50,257 after one head is set to zero at 12 words (decoder, d=64, 4 heads, 2
     slices), beside `tpm` of the same node; every call sets the head in a new sentence. Then a net whose choices meet
     (9 words, 2 heads for each word, 2 slices: 512 joint states of the first slice): `log_prob` and 100 draws of
-    `sample` beside `posterior`."""
+    `sample` beside `posterior`. In a fresh process; memory is its peak resident memory (VmHWM)."""
+    return fresh(_ablated)
+
+
+def _ablated() -> list[Figure]:
     import bnet_transformer as bt
     from bnet_transformer.inference import Zero
     from bnet_transformer.tpm import Categorical
@@ -127,7 +131,9 @@ def posteriors_after_an_ablation() -> list[Figure]:
     net, text = bt.decoder(dim=64, heads=4, slices=2, vocabulary=words), " ".join(words[:12])
     head = {f"v_1_1_{i}": Zero() for i in range(12)}
     ablated = lambda: net.sentence(text).do(head)  # noqa: E731
+    before = peak_memory()
     spent = interleaved({"tpm": lambda: ablated().tpm("y_11"), "P": lambda: ablated().posterior("y_11")}, runs=7)
+    after = peak_memory()
     mixed = bt.bayesuvius(4, slices=2, heads=2, per="word", observe=Categorical(3)).sentence(" ".join("abcabcabc"))
     meeting = interleaved(
         {
@@ -141,6 +147,8 @@ def posteriors_after_an_ablation() -> list[Figure]:
         figure("tpm after an ablation", spent["tpm"], "s"),
         figure("posterior after an ablation", spent["P"], "s"),
         figure("posterior / tpm", ratios(spent["P"], spent["tpm"]), "", target=3.0),
+        figure("ablation: peak memory before", before, "MB"),
+        figure("ablation: peak memory after", after, "MB"),
         figure("choices that meet: posterior", meeting["posterior"], "s"),
         figure("choices that meet: log_prob / posterior", ratios(meeting["log_prob"], meeting["posterior"]), ""),
         figure("choices that meet: sample / posterior", ratios(meeting["sample"], meeting["posterior"]), ""),

@@ -201,6 +201,13 @@ ROWS = {
             "BNetError: evidence['y']: expected Evidence(value, observed)",
         ),
     ],
+    "BNet.pyro": [
+        ('net.pyro("fitted")', "BNetError: parameters: expected one of the allowed values"),
+        ("net.pyro(None)", "BNetError: parameters: expected one of the allowed values"),
+        ("net.pyro(True)", "BNetError: parameters: expected one of the allowed values"),
+        ('net.pyro(["own"])', "BNetError: parameters: expected one of the allowed values"),
+        ('net.pyro("own")', "works: a net without priors has the same sites", "found.sites == net.pyro().sites"),
+    ],
     "pyro_reading.pyro_model": [
         ("pyro_reading.pyro_model(None)", "BNetError: net: expected a net"),
         ("pyro_reading.pyro_model(net)", "works: a net, as its network", "found.network is net.network"),
