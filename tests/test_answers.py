@@ -84,7 +84,7 @@ def test_answers_after_surgery_are_the_references(case):
         agree(s.do(some), whole=False)
 
 
-@pytest.mark.parametrize("name", ["word", "word, codebook", "word, two slices", "marginal"])
+@pytest.mark.parametrize("name", ["word", "word, codebook", "word, two slices", "marginal", "hidden Markov"])
 def test_answers_with_a_choice_of_one_word_set_or_seen_are_the_references(name):
     s = next(case for case in CASES if case.name == name).sentence
     for member in s.net.network.members:

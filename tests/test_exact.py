@@ -5,12 +5,13 @@ from contextlib import contextmanager, suppress
 
 import pytest
 import torch
+from pyro.infer import TraceEnum_ELBO
 
 import bnet_transformer as bt
 from bnet_transformer import reference, tpm
 from bnet_transformer.inference import Attend, Evidence, log_evidence, posterior
-from bnet_transformer.tpm import Add, Categorical, Given, Normal, Select
-from tests.cases import CASES, Case, jolted
+from bnet_transformer.tpm import Add, Categorical, Codebook, Concat, Given, Linear, Normal, Recur, Select
+from tests.cases import CASES, Case, every, jolted
 
 D = torch.float64
 IDS = {"ids": lambda case: case.name}
@@ -209,6 +210,102 @@ def test_after_surgery_on_some_nodes_answers_are_the_references_and_not_by_it(ca
             torch.testing.assert_close(s.log_prob(), total, rtol=1e-10, atol=1e-10)
             for node, posterior_ in zip(asked, expected, strict=True):
                 torch.testing.assert_close(s.posterior(s.ground.name(node)), posterior_, rtol=1e-9, atol=1e-10)
+
+
+def recurrence(selector: bt.Node, weight: bt.Node) -> bt.BNet:
+    """Words whose choices meet in a state that is carried from word to word."""
+    step = [
+        bt.Node("u", Linear(), [weight.role, "x"], plates=["word"]),
+        bt.Node("h", Recur(3), ["u", bt.Arrow("h", "before")], plates=["word"], shape=(3,)),
+        bt.Node("x", Add(), ["h"], plates=["word"]),
+    ]
+    x, y = bt.Node("x", Given(3), plates=["word"]), bt.Node("y", Categorical(3), ["x"], plates=["word"])
+    stack = bt.Stack([selector, weight, *step], [x], [y])
+    return jolted(bt.BNet(bt.Declaration([stack], name="recurrence")), 1.0).to(D)
+
+
+def own_choices() -> bt.BNet:
+    selector = bt.Node("c", Categorical(2), plates=["word"])
+    return recurrence(selector, bt.Node("W", Select((3, 3)), ["c"], plates=["word"]))
+
+
+def switching() -> bt.BNet:
+    """Each choice reads the one before, and the carried state before."""
+    arrows = [bt.Arrow("z", "before"), bt.Arrow("h", "before")]
+    selector = bt.Node("z", Categorical(2), arrows, plates=["word"])
+    return recurrence(selector, bt.Node("W", Codebook(2, (3, 3)), ["z"], plates=["word"]))
+
+
+def below_a_plate() -> bt.BNet:
+    """One readout of a sentence below a choice for each head."""
+    heads, words = ["head"], ["word"]
+    nodes = [
+        bt.Node("A", Codebook(3, (3, 3)), ["c"], plates=heads),
+        bt.Node("q", Linear(), ["A", "x"], plates=[*heads, *words]),
+        bt.Node("m", Concat(mapped=False), ["q"], plates=words),
+        bt.Node("x", Linear(3), ["m"], plates=words),
+    ]
+    label = bt.Node("y", Categorical(2, pool="mean"), [every("x")])
+    stack = bt.Stack(nodes, [bt.Node("x", Given(3), plates=words)], [label])
+    roots = [bt.Node("c", Categorical(2))]
+    return jolted(bt.BNet(bt.Declaration([stack], roots, plates=[bt.Plate("head", 2)], name="plate"))).to(D)
+
+
+@pytest.mark.parametrize(
+    ("make", "do", "evidence"),
+    [
+        (own_choices, {}, {"y_1": 2}),
+        (own_choices, {"c_0_1": 1}, {"y_0": 1, "y_2": 0}),
+        (switching, {"z_0_0": 1}, {"z_0_1": 0, "z_0_2": 0}),
+        (switching, {"W_0_1": 1}, {"y_2": 1}),
+        (below_a_plate, {}, {"y": 1}),
+        (below_a_plate, {"A_0_1": 2}, {"y": 0}),
+    ],
+)
+def test_choices_that_meet_in_a_recurrence_or_below_a_plate(make, do, evidence, without_the_reference):
+    s = make().sentence("the cat sat").do(do).observe(evidence)
+    members = s.net.network.members
+    nodes = [n for m in members if m.tpm.kind == "discrete" for n in s.ground.nodes(m.family).tolist()]
+    nodes = [node for node in nodes if node not in s._seen and node not in s._world.do]
+    values = [s.ground.id(name) for name in ("x_1_0", "x_1_1")]
+    total = reference.log_evidence(s._world, s._seen)
+    expected = [reference.posterior(s._world, node, s._seen) for node in nodes]
+    expected_values = [reference.values(s._world, node, s._seen) for node in values]
+    with without_the_reference():
+        torch.testing.assert_close(s.log_prob(), total, rtol=1e-10, atol=1e-10)
+        for node, share in zip(nodes, expected, strict=True):
+            torch.testing.assert_close(s.posterior(s.ground.name(node)), share, rtol=1e-9, atol=1e-10)
+    for node, value in zip(values, expected_values, strict=True):
+        torch.testing.assert_close(s[s.ground.name(node)], value, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("make", [own_choices, below_a_plate])
+def test_a_batch_refuses_choices_that_meet(make):
+    net = make()
+    x, y = torch.zeros(2, 3, 3, dtype=D), torch.zeros((2, 3) if make is own_choices else 2, dtype=torch.long)
+    with pytest.raises(bt.BNetError, match=r"expected (a choice whose words|choices for each word)"):
+        log_evidence(net.module(), {"y": Evidence(y)}, x)
+    with pytest.raises(bt.BNetError):
+        bt.fit(net, (x, y), steps=1, progress=False)
+    if make is own_choices:
+        elbo = TraceEnum_ELBO(max_plate_nesting=net.pyro().max_plate_nesting)
+        with pytest.raises(bt.BNetError, match="a choice whose words do not meet"):
+            elbo.loss(net.pyro(), lambda *_: None, x, y)
+
+
+def test_a_real_parent_without_a_value_is_no_zero():
+    nodes = [bt.Node("u", Normal(0.7), ["x"], plates=["word"]), bt.Node("x", Add(), ["x"], plates=["word"])]
+    y = bt.Node("y", Categorical(3), [bt.Arrow("u", slice="last")], plates=["word"])
+    stack = bt.Stack(nodes, [bt.Node("x", Given(3), plates=["word"])], [y])
+    s = jolted(bt.BNet(bt.Declaration([stack], name="noisy"))).to(D).sentence("a b")
+    for ask in (lambda: s.posterior("y_0"), lambda: s.tpm("y_0"), lambda: s.log_prob({"y_0": 1})):
+        with pytest.raises(bt.BNetError, match="u_0"):
+            ask()
+    u = (1.0, 2.0, 3.0)
+    done = s.do(u_0_0=u)
+    expected = reference.posterior(done._world, s.ground.id("y_0"), {})
+    torch.testing.assert_close(done.posterior("y_0"), expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(s.observe(u_0_0=u).tpm("y_0").probs, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["word, two slices", "hidden Markov"])

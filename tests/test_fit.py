@@ -16,6 +16,7 @@ from sklearn.metrics import adjusted_rand_score
 import bnet_transformer as bt
 from bnet_transformer import tpm
 from bnet_transformer.inference import Evidence, log_evidence, posterior
+from bnet_transformer.inference.fit import run
 from bnet_transformer.inference.fit.ascent import Ascent
 from bnet_transformer.inference.fit.corpus import corpus_of, task_of_mixture
 from bnet_transformer.inference.fit.descent import begun
@@ -296,6 +297,27 @@ def test_rand_index_and_matching_are_those_of_others():
     best = max(itertools.permutations(range(4)), key=lambda p: float(sum(table[i, j] for i, j in enumerate(p))))
     assert matched(table) == best
     assert sorted(matched(table[:, :2])) == [-1, -1, 0, 1]
+
+
+def test_the_last_phase_gives_nothing_worse_than_it_began_with(monkeypatch):
+    """With a rate that is far too large, its first measure is its best."""
+    begun, plain = {}, run._with_all
+
+    def with_all(objective, recipe, habits, corpus, best, *rest):
+        begun.update(objective=objective, corpus=corpus, best=best)
+        return plain(objective, recipe, habits, corpus, best, *rest)
+
+    monkeypatch.setattr(run, "_with_all", with_all)
+    monkeypatch.setattr(run, "LAST", 60.0)
+    f = fit(mixture(heads=2), vectors(), restarts=2, steps=8, spread=1.0, every=1)
+
+    def log_posterior(parameters):
+        objective = begun["objective"]
+        store = {**objective.network.parameters, **parameters}
+        evidence = objective.log_evidence(store, begun["corpus"]).sum()
+        return float(evidence + objective.log_prior({name: value[None] for name, value in store.items()}))
+
+    assert log_posterior(f.net.parameters) >= log_posterior(begun["best"])
 
 
 @pytest.mark.parametrize("prior", [None, 2.0])

@@ -1,5 +1,6 @@
 """Runs of a fit: data in any form, the steps against torch's own optimiser, checkpoints, what a fit answers."""
 
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -487,6 +488,23 @@ def test_predictions_go_in_parts_and_keep_to_the_budget(observe, monkeypatch):
     with pytest.raises(bt.BudgetError, match=rf"at most {states - 1} joint states.*got {states}"):
         replace(f, budget=states - 1).predict(x)
     torch.testing.assert_close(replace(f, budget=states).predict(x), whole, **CLOSE)
+
+
+def test_the_prediction_of_a_real_readout_sums_over_selectors_and_atoms():
+    """By hand: `sum_m P(m) E[y | x, m]` with `P(m) = sum_c pi_c prod_r theta^r[c, m_r]`."""
+    net, g = mixture(atoms=2), torch.Generator().manual_seed(3)
+    sharp = [name for name in net.parameters if name.endswith("logits") or name == "W_v_0.atoms"]
+    values = {k: net.parameters[k] for k in sharp}
+    net = net.replace({k: v + 2 * torch.randn(v.shape, generator=g, dtype=v.dtype) for k, v in values.items()})
+    x, y = vectors(4)
+    f = fit(net, (x, y), **STILL)
+    pi, *theta = (f.theta[owner] for owner in ("c", "W_q_0", "W_k_0", "W_v_0"))
+    expected = torch.zeros_like(x)
+    for q, k, v in itertools.product(range(2), repeat=3):
+        share = (pi * theta[0][:, q] * theta[1][:, k] * theta[2][:, v]).sum()
+        do = {f"W_{role}_0": torch.full((4,), state) for role, state in zip("qkv", (q, k, v), strict=True)}
+        expected = expected + share * f.net.module()(x, do=do, want=["x_1"])["x_1"].detach()
+    torch.testing.assert_close(f.predict(x), expected, rtol=1e-10, atol=1e-10)
 
 
 def test_the_best_sigma_of_a_sum_is_that_of_a_search():

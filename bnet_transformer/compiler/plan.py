@@ -74,9 +74,7 @@ def network_to_plan(
         if member.tpm.kind == "discrete" and index not in known:
             enumerated.add(index)
         elif member.tpm.kind == "continuous" and index not in known:
-            raise ReadingError(
-                member.family.name, expected="a value (do=), for it is random and real, and others read it", got="none"
-            )
+            raise open_parent(member.family.name)
         else:
             stack.extend(_above(network, index, known, wanted=False))
     for index in sorted(enumerated):
@@ -84,7 +82,7 @@ def network_to_plan(
     groups = _groups(network, needed)
     read = [index for index in wanted if _random(network.members[index]) and index not in known]
     kept = {*wanted, *(bundle.parent for index in read for bundle in network.graph.into[index])}
-    _check_patched(network, groups, patched - enumerated)
+    _check_patched(network, groups, patched, enumerated)
     folded = folds(network, groups, enumerated, kept | patched, known) if fold else {}
     groups = _groups(network, needed - {index for each in folded.values() for index in each.away})
     kept |= {parent for index in left for parent in _read(network, index, folded)}
@@ -93,13 +91,22 @@ def network_to_plan(
     return Plan(groups, done, tuple(sorted(enumerated)), wanted, folded, sides, left, recurrent)
 
 
-def _check_patched(network: Network, groups: Sequence[Sequence[int]], patched: frozenset[int]) -> None:
-    """Nodes of a family may be set apart from the rest where it is no choice; what an attention reads where all its
-    words are computed at once."""
+def open_parent(name: str) -> ReadingError:
+    """The error of a family that is random and real, and has no value."""
+    wanted = "a value (do=), for it is random and real, and others read it"
+    return ReadingError(name, expected=wanted, got="none")
+
+
+def _check_patched(
+    network: Network, groups: Sequence[Sequence[int]], patched: frozenset[int], enumerated: Collection[int]
+) -> None:
+    """Some nodes of a family may be set where its values are computed, or enumerated, for all words at once; word after
+    word where it is neither random nor an attention."""
     for index in patched & {index for group in groups for index in group}:
-        member = network.members[index]
-        waits = index in network.graph.recurrent and isinstance(member.tpm, Attention)
-        if waits or _random(member):
+        member, recurrent = network.members[index], index in network.graph.recurrent
+        if (recurrent and isinstance(member.tpm, Attention)) or (
+            _random(member) and (recurrent or index not in enumerated)
+        ):
             raise ReadingError(
                 member.family.name,
                 expected="all nodes of a family set, or none, where they are random or attend word after word",
@@ -160,14 +167,17 @@ def _check_enumerated(
 def _meeting(network: Network, index: int, computed: set[int], enumerated: set[int]) -> int | None:
     """The first computed family that reads a choice of other words; None where none does."""
     reached = {index} if network.members[index].family.words is not None else set()
-    for child in sorted(computed) if reached else ():
-        inputs = network.members[child].inputs
-        picks = {selector for given in inputs for _, selector in given.pick}
-        reads = [given for given in inputs if given.parent in reached]
-        if not all(given.reach.own for given in reads):
-            return child
-        if child not in enumerated and (reads or picks & reached):
-            reached.add(child)
+    before: set[int] = set()
+    while reached - before:  # once more where families read each other word after word: no order has parents first
+        before = set(reached)
+        for child in sorted(computed):
+            inputs = network.members[child].inputs
+            picks = {selector for given in inputs for _, selector in given.pick}
+            reads = [given for given in inputs if given.parent in reached]
+            if not all(given.reach.own for given in reads):
+                return child
+            if child not in enumerated and (reads or picks & reached):
+                reached.add(child)
     return None
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.places import brought
-from bnet_transformer.compiler.plan import states_in
+from bnet_transformer.compiler.plan import open_parent, states_in
 from bnet_transformer.network import Input, Member
 from bnet_transformer.tpm import At
 
@@ -50,7 +50,11 @@ def seen(course: Course, member: Member, word: int | None = None) -> tuple[At, l
     parents = []
     for given in member.inputs:
         found = course.values.get(given.parent)
+        if found is None:  # a value that is read no more in the plan was dropped
+            found = given_value(course, given.parent)
         if found is None:
+            if given.parent not in course.network.graph.recurrent:  # else it is a word that is not there yet
+                raise open_parent(course.network.members[given.parent].family.name)
             found = nothing(course, given)
         words = course.network.members[given.parent].family.words
         if words is not None and WORD not in dict(given.pick):

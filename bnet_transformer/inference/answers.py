@@ -62,7 +62,7 @@ class Answers:
         except ReadingError:
             pass
         try:
-            return self._in_every_state(self._open_above([node]), lambda answers: answers._value(node))
+            return self._in_every_state(self._where(node)[0], self._open_above([node]), lambda a: a._value(node))
         except ReadingError:
             return reference.values(self.world, node, self.evidence)
 
@@ -75,7 +75,7 @@ class Answers:
             pass
         try:
             free = self._open_above(reference.parents(self.world, node))
-            return _distribution_of(member, self._in_every_state(free, lambda answers: answers._parameters(node)))
+            return _distribution_of(member, self._in_every_state(member, free, lambda a: a._parameters(node)))
         except ReadingError:
             return asking.distribution(self.world, node, self.evidence)
 
@@ -126,9 +126,9 @@ class Answers:
         return self._entry(self._table("logits", member), member, free, index, (tpm.states,))
 
     def _in_every_state(
-        self, free: Sequence[int], ask: Callable[[Answers], Tensor], apart: Sequence[int] = ()
+        self, member: Member, free: Sequence[int], ask: Callable[[Answers], Tensor], apart: Sequence[int] = ()
     ) -> Tensor:
-        """What is asked, in every joint state of the open choices `free`, as one batch: `[*states, ...]`.
+        """What is asked of a family, in every joint state of the open choices `free`, as one batch: `[*states, ...]`.
 
         The choices of the families `apart` stay open: each word has one of its own, whose states are a dim as well.
         """
@@ -138,7 +138,8 @@ class Answers:
         reference.check_joint_states(world, free, BUDGET)
         sizes = [reference.support(world, choice) for choice in free]
         states, module, found = joint_states([range(size) for size in sizes]), of_one_sentence(self.module), []
-        for part in pieces(world, len(states), module.widest):
+        states = states.to(world.network.device)
+        for part in pieces(world, len(states), [member.family.index]):
             batch = dict(zip(free, states[part].unbind(1), strict=True))
             settled = {**reference.settling(world, self.evidence), **world.do}
             do = {**settled, **{choice: state[0] for choice, state in batch.items()}}
@@ -161,7 +162,7 @@ class Answers:
         if choices is None:
             raise _refused(member, "words that depend on the same choices", "others")
         shared, own = choices
-        return self._in_every_state(shared, lambda answers: answers._attention(member), own)
+        return self._in_every_state(member, shared, lambda a: a._attention(member), own)
 
     def _attention(self, member: Member) -> Tensor:
         ground = self.world.ground

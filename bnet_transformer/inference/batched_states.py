@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from bnet_transformer.compiler.module import Module
+from bnet_transformer.compiler.plan import states_in
 from bnet_transformer.reference import World
 
 NUMBERS = 2**21  # of one value of all words and states of a piece of the batch
@@ -22,11 +24,22 @@ def joint_states(supports: Sequence[Sequence[int]]) -> Tensor:
     return torch.stack([grid.reshape(-1) for grid in grids], -1)
 
 
-def pieces(world: World, count: int, widest: int) -> Iterator[slice]:
-    """Parts of a batch of so many states, each small enough to be computed at once."""
-    words = max(world.ground.words.values(), default=1)
-    size = max(1, NUMBERS // (words * (widest + words)))
+def pieces(world: World, count: int, asked: Iterable[int]) -> Iterator[slice]:
+    """Parts of a batch of so many states, each small enough to be computed at once.
+
+    `asked` are the families whose values or distributions are computed; those above them count as well.
+    """
+    families = set(asked)
+    largest = max(_numbers(world, index) for index in families | world.network.graph.above(families))
+    size = max(1, NUMBERS // largest)
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def _numbers(world: World, index: int) -> int:
+    """How many numbers a family holds for one state: its values, the logits of its states, the words that it reads."""
+    member, words = world.network.members[index], max(world.ground.words.values(), default=1)
+    states = states_in(world.network, index, world.ground.words) if member.tpm.kind == "discrete" else 0
+    return math.prod(world.ground.shapes[index]) * (max(math.prod(member.shape), states) + words)
 
 
 def of_one_sentence(module: Module) -> Module:

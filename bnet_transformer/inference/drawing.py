@@ -148,7 +148,8 @@ def _along_a_chain(
         family, index = world.ground.place(node)
         told, which = torch.unique(states, dim=0, return_inverse=True) if k else (states[:1], states.new_zeros(n))
         shares = []
-        for part in pieces(world, len(told), module.widest):
+        asked = {family.index, *(world.ground.family_of(other).index for other in (*nodes[:k], *evidence))}
+        for part in pieces(world, len(told), asked):
             found = exact.posterior(
                 module,
                 family.name,
@@ -225,7 +226,7 @@ def _at_once(
     member, own = world.network.members[family.index], torch.tensor(nodes) - int(world.ground.offsets[family.index])
     done = {**world.do, **{node: value[0] for node, value in drawn.items()}}
     found = []
-    for part in pieces(world, n, module.widest):
+    for part in pieces(world, n, [family.index]):
         states = {node: value[part] for node, value in drawn.items()}
         size = part.stop - part.start
         answers = _Draws(module, replace(world, do=done), {}, states=states)

@@ -49,6 +49,7 @@ def eliminated(course: Course, factors: list[Factor], dtype: torch.dtype | None 
             table = relative
         groups.setdefault(over, []).append(table)
     rest = groups.pop(((), None), [])
+    _refuse_strangers(course, rest, local)
     for (plates, words), tables in groups.items():
         own = {i for i in local if (members[i].family.plates, members[i].family.words) == (plates, words)}
         _refuse_strangers(course, tables, local - own)

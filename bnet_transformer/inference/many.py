@@ -112,8 +112,8 @@ def _log_probs(
 ) -> Tensor:
     """`log P(nodes = states, evidence)` for each row of states."""
     module, relevant = of_one_sentence(module), _relevant(world, [*nodes, *evidence])
-    found = []
-    for part in pieces(world, len(states), module.widest):
+    families, found = {world.ground.family_of(node).index for node in (*nodes, *evidence)}, []
+    for part in pieces(world, len(states), families):
         found.append(
             exact.log_evidence(
                 module,
@@ -127,7 +127,7 @@ def _log_probs(
                 dtype=torch.float64,
             ).detach()
         )
-    logs = torch.cat(found).double()
+    logs = torch.cat(found).double().cpu()
     return torch.where(logs > NEVER / 2, logs, -math.inf) if not bool(logs.isnan().any()) else _named(logs)
 
 
@@ -186,7 +186,8 @@ def many_readings(
         yield slice(0, 1), [each[None] for each in _together(known or Answers(module, world, {}), slices, role)]
         return
     module = of_one_sentence(module)
-    for part in pieces(world, len(states), module.widest):
+    readers = {asking.reader(world, t, role).family.index for t in slices}
+    for part in pieces(world, len(states), readers):
         told = dict(zip(nodes, states[part].unbind(1), strict=True))
         done = {**world.do, **{node: state[0] for node, state in told.items()}}
         try:

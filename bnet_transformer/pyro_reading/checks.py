@@ -188,20 +188,23 @@ def meeting(network: Network, index: int, known: frozenset[int]) -> str | None:
     member = network.members[index]
     own = set(member.family.plates) | ({WORD} if member.family.words is not None else set())
     reached = {index: own}
-    for child in network.members:
-        at = child.family.index
-        if at in known or (at == index and not any(given.parent == index for given in child.inputs)):
-            continue
-        axes: set[str] = set()
-        for given in child.inputs:
-            if given.parent in reached:
-                if any(_meets(child, given, axis) for axis in reached[given.parent]):
-                    return child.family.name
-                axes |= reached[given.parent]
-            axes |= {axis for _, selector in given.pick for axis in reached.get(selector, ())}
-        reads = any(g.parent in reached or any(s in reached for _, s in g.pick) for g in child.inputs)
-        if reads and child.tpm.kind == "deterministic":
-            reached[at] = axes
+    before: dict[int, set[str]] = {}
+    while reached != before:  # once more where families read each other word after word: no order has parents first
+        before = dict(reached)
+        for child in network.members:
+            at = child.family.index
+            if at in known or (at == index and not any(given.parent == index for given in child.inputs)):
+                continue
+            axes: set[str] = set()
+            for given in child.inputs:
+                if given.parent in reached:
+                    if any(_meets(child, given, axis) for axis in reached[given.parent]):
+                        return child.family.name
+                    axes |= reached[given.parent]
+                axes |= {axis for _, selector in given.pick for axis in reached.get(selector, ())}
+            reads = any(g.parent in reached or any(s in reached for _, s in g.pick) for g in child.inputs)
+            if reads and child.tpm.kind == "deterministic":
+                reached[at] = axes
     return None
 
 

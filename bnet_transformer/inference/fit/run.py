@@ -209,6 +209,7 @@ def _with_all(
         if folder is not None and habits.resume and here.first:
             _leave_other(checkpoint.path_of(folder), again.network, began)
         here.meet()
+        last.measure()  # where it begins may be better than where its steps lead
         return last, ascend(last, replace(habits, folder=folder))
 
 
