@@ -93,8 +93,8 @@ def network_to_plan(
 
 def open_parent(name: str) -> ReadingError:
     """The error of a family that is random and real, and has no value."""
-    wanted = "a value (do=), for it is random and real, and others read it"
-    return ReadingError(name, expected=wanted, got="none")
+    expected = "a value (do=), for it is random and real, and others read it"
+    return ReadingError(name, expected=expected, got="none")
 
 
 def _check_patched(

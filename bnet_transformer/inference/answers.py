@@ -137,14 +137,14 @@ class Answers:
             raise ReadingError("batch of states", expected="choices that are enumerated", got="none")
         reference.check_joint_states(world, free, BUDGET)
         sizes = [reference.support(world, choice) for choice in free]
-        states, module, found = joint_states([range(size) for size in sizes]), of_one_sentence(self.module), []
+        states, module, parts = joint_states([range(size) for size in sizes]), of_one_sentence(self.module), []
         states = states.to(world.network.device)
         for part in pieces(world, len(states), [member.family.index]):
             batch = dict(zip(free, states[part].unbind(1), strict=True))
             settled = {**reference.settling(world, self.evidence), **world.do}
             do = {**settled, **{choice: state[0] for choice, state in batch.items()}}
-            found.append(ask(Answers(module, replace(world, do=do), {}, states=batch)))
-        table: Tensor = torch.cat(found, len(apart)).unflatten(len(apart), sizes)
+            parts.append(ask(Answers(module, replace(world, do=do), {}, states=batch)))
+        table: Tensor = torch.cat(parts, len(apart)).unflatten(len(apart), sizes)
         order = [*apart, *(world.ground.family_of(choice).index for choice in free)]
         dims = sorted(range(len(order)), key=order.__getitem__)
         return table.permute(*dims, *range(len(order), table.dim()))

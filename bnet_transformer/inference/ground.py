@@ -107,7 +107,7 @@ def node_values_by_family(
         index = world.ground.family_of(node).index
         if above is None or index in above:
             by_family.setdefault(index, {})[node - int(world.ground.offsets[index])] = value
-    found = {}
+    families = {}
     for index, nodes in by_family.items():
         member, shape = world.network.members[index], world.ground.shapes[index]
         first = next(iter(nodes.values()))
@@ -116,19 +116,19 @@ def node_values_by_family(
         flat = torch.zeros(math.prod(shape), *first.shape, dtype=first.dtype, device=first.device)
         which = torch.zeros(len(flat), dtype=torch.bool, device=first.device)
         flat[list(nodes)], which[list(nodes)] = torch.stack(list(nodes.values())), True
-        found[member.family.name] = flat.reshape(1, *shape, *first.shape), which.reshape(1, *shape)
-    return found
+        families[member.family.name] = flat.reshape(1, *shape, *first.shape), which.reshape(1, *shape)
+    return families
 
 
 def _rows_by_family(world: World, above: Collection[int] | None) -> dict[str, tuple[Tensor, Tensor]]:
     """The rows of attention that are set, by family: `[1, *plates, word, word read]`, and of which nodes."""
-    found: dict[str, tuple[Tensor, Tensor]] = {}
+    rows: dict[str, tuple[Tensor, Tensor]] = {}
     for node, row in world.rows.items():
         family = world.ground.family_of(node)
         if above is None or family.index in above:
             shape = world.ground.shapes[family.index]
             empty = row.new_zeros(1, *shape, len(row)), row.new_zeros(1, *shape, dtype=torch.bool)
-            weights, which = found.setdefault(family.name, empty)
+            weights, which = rows.setdefault(family.name, empty)
             at = (0, *world.ground.place(node)[1])
             weights[at], which[at] = row, True
-    return found
+    return rows

@@ -81,9 +81,9 @@ class Ablation:
         if not self._constant and isinstance(self.intervention, Mean):
             self._constant |= means_of(world, self.nodes, self.intervention.sentences, self.memory)
         if node not in self._constant:
-            found = value_for(world, node, self.intervention)
-            assert isinstance(found, Tensor)
-            self._constant[node] = found
+            value = value_for(world, node, self.intervention)
+            assert isinstance(value, Tensor)
+            self._constant[node] = value
         return self._constant[node]
 
 
@@ -127,10 +127,10 @@ def _sums(examples: Examples, nodes: Sequence[int]) -> Mapping[int, Tensor]:
     for node in nodes:
         by_family.setdefault(ground.family_of(node).index, []).append(node)
     course = examples.course(by_family)
-    found: dict[int, Tensor] = {}
+    values: dict[int, Tensor] = {}
     for index, some in by_family.items():
         member = examples.world.network.members[index]
         value = course.values[index].expand(len(examples), *full_shape(course, member), *member.shape).sum(0)
         at = index_of(course, member, np.array(some) - int(ground.offsets[index]))
-        found |= dict(zip(some, value[at], strict=True))
-    return found
+        values |= dict(zip(some, value[at], strict=True))
+    return values
