@@ -205,7 +205,7 @@ def test_it_has_a_page(name, tmp_path):
 def test_a_net_of_halves_is_shown_as_others(name, tmp_path):
     """numpy has no bfloat16: the page, reads and plots of such a net are in float32."""
     kind, options, sentences = TABLE[name]
-    net = from_pretrained(random_model(kind, options, torch.bfloat16))
+    net = from_pretrained(random_model(kind, options, torch.float32), dtype=torch.bfloat16)
     s, other = (net.sentence(x.bfloat16() if isinstance(x, torch.Tensor) else x) for x in sentences)
     role = None if states(s) == "x" else "dec_a"
     assert s.explore(tmp_path / "s.html").stat().st_size > 20_000

@@ -57,7 +57,7 @@ CHANGES = {  # settings that a model reads when it is built, or whenever it comp
     },
     "vit": {"hidden_act": "relu", "num_attention_heads": 6, "layer_norm_eps": 0.5},
 }
-TURNED = ["llama", "mistral", "qwen2", "gpt_neox"]
+ROTARY = ["llama", "mistral", "qwen2", "gpt_neox"]
 
 
 def read_or_refused(model, sentence):
@@ -113,7 +113,7 @@ def test_settings_of_modules_that_no_config_has_are_refused(name):
     assert not read_or_refused(model, sentence)
 
 
-@pytest.mark.parametrize("name", TURNED)
+@pytest.mark.parametrize("name", ROTARY)
 def test_a_base_of_rotary_positions_changed_after_building_is_refused(name):
     """Angles are buffers that are not saved: a model computes with those that it was built with."""
     model, sentence = held(name)
@@ -122,6 +122,45 @@ def test_a_base_of_rotary_positions_changed_after_building_is_refused(name):
     model, sentence = held(name)
     model.base_model.rotary_emb.inv_freq *= 1.01
     assert read_or_refused(model, sentence)
+
+
+CASTS = {
+    "half": lambda model: model.half(),
+    "bfloat16": lambda model: model.bfloat16(),
+    "half and back": lambda model: model.half().float(),
+    "to": lambda model: model.to(torch.bfloat16).to(D),
+}
+
+
+@pytest.mark.parametrize("cast", list(CASTS))
+@pytest.mark.parametrize("name", ROTARY)
+def test_a_cast_that_rounds_the_angles_is_refused(name, cast):
+    """A cast model computes with rounded angles, in float32: the net's are exact."""
+    kind, options, _ = TABLE[name]
+    if name == "gpt_neox":
+        options = {**options, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "rotary_pct": 1.0}
+    model = CASTS[cast](random_model(kind, options, torch.float32))
+    with pytest.raises(bt.BNetError, match="inv_freq"):
+        from_pretrained(model)
+    exact = random_model(kind, options, torch.float32)
+    model.base_model.rotary_emb.inv_freq = exact.base_model.rotary_emb.inv_freq
+    assert from_pretrained(model).check()
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_types_that_leave_the_angles_are_read(name, tmp_path):
+    """What the refusal of a cast advises: 1,500 words as `transformers` reads them, whose angles are in float32."""
+    kind = getattr(T, TABLE[name][0])
+    random_model(TABLE[name][0], {**TABLE[name][1], "hidden_size": 64}, torch.float32).save_pretrained(tmp_path)
+    words = (torch.arange(1500) * 7 % 13).tolist()
+    loaded, oracle = (kind.from_pretrained(tmp_path, dtype=torch.bfloat16).eval() for _ in range(2))
+    net = from_pretrained(loaded, dtype=torch.float32)
+    check_logits(net, oracle.float(), words, 1e-3)
+    if name in ("llama", "qwen2"):  # whose tiny models show what rounded angles do: others turn less, or read less far
+        with pytest.raises(AssertionError):
+            check_logits(net, oracle.bfloat16().float(), words, 1e-3)
+    cast = from_pretrained(kind.from_pretrained(tmp_path, dtype=torch.float32), dtype=torch.bfloat16)
+    assert cast.network.dtype == torch.bfloat16
 
 
 def test_positions_of_a_buffer_are_those_of_the_words():
@@ -146,7 +185,7 @@ def test_changes_that_compute_the_same_are_read(name):
     model.register_forward_hook(lambda *_: None)
     model.requires_grad_(False)
     assert not read_or_refused(model.eval(), sentence)
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in (torch.float32,) if name in ROTARY else (torch.float32, torch.bfloat16):  # which rounds angles
         from_pretrained(model.to(dtype))
     if name != "vit":
         model = random_model(*TABLE[name][:2], torch.float32)
@@ -188,3 +227,99 @@ def test_what_checks_a_model_leaves_the_state_of_torch():
     from_pretrained(model)
     assert torch.rand(3).equal(wanted)
     assert not torch.nn.Linear(2, 2).weight.is_meta
+
+
+class FancyForMaskedLM(T.BertForMaskedLM):
+    """A class whose constructor takes another argument."""
+
+    def __init__(self, settings, extra):
+        super().__init__(settings)
+        self.extra = extra
+
+
+class FixedModel(T.BertModel):
+    """A class whose constructor takes none."""
+
+    def __init__(self):
+        super().__init__(T.BertConfig(**TABLE["bert"][1]))
+
+
+class GPT2LMHeadModel(T.GPT2LMHeadModel):
+    """A class with the name of its base, whose constructor takes another argument."""
+
+    def __init__(self, settings, extra):
+        super().__init__(settings)
+
+
+def test_classes_whose_constructors_take_other_arguments_are_read():
+    model, sentence = FancyForMaskedLM(T.BertConfig(**TABLE["bert"][1]), 3).to(D).eval(), [3, 4]
+    states = from_pretrained(model, readout=None).sentence(sentence)["x_2_1"]
+    with torch.no_grad():
+        torch.testing.assert_close(states, model.bert(torch.tensor([sentence]))[0][0, 1])
+    fixed = FixedModel().to(D).eval()
+    with torch.no_grad():
+        expected = fixed(torch.tensor([sentence]))[0][0, 1]
+    torch.testing.assert_close(from_pretrained(fixed).sentence(sentence)["x_2_1"], expected)
+    named = GPT2LMHeadModel(T.GPT2Config(**TABLE["gpt2"][1]), 3).to(D).eval()
+    assert not read_or_refused(named, sentence)
+    named.transformer.h[1].mlp.act = Wrong()
+    assert read_or_refused(named, sentence)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_a_compiled_model_is_read(name):
+    model, sentence = held(name)
+    check_logits(from_pretrained(torch.compile(model, backend="eager")), model, sentence, 1e-9)
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_a_longest_sentence_changed_after_building_is_read(name):
+    """Angles that do not depend on the length are those of any length."""
+    model, sentence = held(name)
+    model.config.max_position_embeddings *= 4
+    assert not read_or_refused(model, sentence)
+
+
+@pytest.mark.parametrize("name", ["albert", "bert", "distilbert", "roberta"])
+def test_chunks_of_a_feed_forward_net_are_read(name):
+    model, sentence = held(name)
+    model.config.chunk_size_feed_forward = 5
+    assert not read_or_refused(model, sentence)
+
+
+def test_activations_are_compared_by_their_values():
+    model, sentence = held("gpt2")  # gelu_new
+    for act in (torch.nn.GELU("tanh"), T.activations.GELUTanh(), T.activations.FastGELUActivation()):
+        model.transformer.h[1].mlp.act = act
+        assert not read_or_refused(model, sentence)
+    for act in (torch.nn.GELU(), torch.nn.Softmax(-1), torch.nn.PReLU(), T.activations.ClippedGELUActivation(-9, 9)):
+        model.transformer.h[1].mlp.act = act
+        assert read_or_refused(model, sentence)
+
+
+def test_a_plain_table_is_read_where_the_scale_is_one():
+    model, sentence = held("bart")
+    table = torch.nn.Embedding(13, 12).to(D)
+    model.set_input_embeddings(table)
+    assert not read_or_refused(model, sentence)
+    kind, options, _ = TABLE["bart"]
+    model = random_model(kind, {**options, "scale_embedding": True})
+    model.set_input_embeddings(table)
+    assert read_or_refused(model, sentence)
+    model, sentence = held("bart")
+    positions = model.model.decoder.embed_positions
+    model.model.decoder.embed_positions = torch.nn.Embedding(*positions.weight.shape).to(D)
+    with pytest.raises(bt.BNetError):  # the class adds 2 to a position
+        from_pretrained(model)
+
+
+def test_a_class_of_the_same_name_is_told_apart():
+    class Linear(torch.nn.Linear):
+        pass
+
+    model, _ = held("bert")
+    model.bert.encoder.layer[0].attention.self.query = Linear(12, 12)
+    with pytest.raises(bt.BNetError) as refused:
+        from_pretrained(model)
+    assert refused.value.expected.split(",")[0] != refused.value.got
+    assert Linear.__module__ in refused.value.got

@@ -79,6 +79,7 @@ def from_pretrained(
             wanted = "no tokenizer=, no readout=, no device_map= and no dtype="
             raise BNetError("tiny", expected=wanted, got="one of them")
         return face.load_net(TINY)
+    source = getattr(source, "_orig_mod", source)  # of a model that torch.compile wraps
     found = _source(source, tokenizer)
     if tokenizer is not None:
         found = replace(found, tokenizer=tokenizer_text(tokenizer))

@@ -1,8 +1,8 @@
 """Whether the modules of a model in memory are those that its config makes.
 
 A net is read from the config and the weights of a model, but activations, scales, the eps of norms and angles are in
-its modules, which read the config once, when they are built. So the class of the model builds a second one from the
-config, with parameters that take no memory, and the two are compared module by module.
+its modules, which read the config once, when they are built. So the model's class of `transformers` builds a second
+model from the config, with parameters that take no memory, and the two are compared module by module.
 """
 
 from __future__ import annotations
@@ -21,13 +21,21 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from bnet_transformer.errors import BNetError, shown
 
 PLAIN = (bool, int, float, str, type(None), FunctionType, BuiltinFunctionType, MethodType)
-# Attributes that leave what a model computes in evaluation as it is.
-HARMLESS = {"training", "layer_idx", "gradient_checkpointing", "use_cache", "name_or_path", "vocab_size", "num_labels"}
-HARMLESS |= {"attn_implementation"}
-SIZES = {"in_features", "out_features", "num_embeddings", "embedding_dim"}  # told by the weights, which may be resized
+# Attributes that leave what a model computes in evaluation as it is; the last three serve rotary positions whose angles
+# depend on the length of a sentence, which no family reads.
+IGNORED_ATTRIBUTES = {"training", "layer_idx", "gradient_checkpointing", "use_cache", "name_or_path", "vocab_size"}
+IGNORED_ATTRIBUTES |= {"num_labels", "attn_implementation", "loss_type", "chunk_size_feed_forward"}
+IGNORED_ATTRIBUTES |= {"max_seq_len_cached", "original_max_seq_len", "original_inv_freq"}
+ACTIVATION_MODULES = ("transformers.activations", "torch.nn.modules.activation")
+SIZES = {"in_features", "out_features", "num_embeddings", "embedding_dim"}  # those of the weights, which may be resized
 # Settings that modules read of their config in every pass.
 IN_FORWARD = ("is_causal", "is_decoder", "add_cross_attention", "sliding_window", "layer_types")
-REBUILD = "change the config, then build the model from it"
+REBUILD = "change the config, build the model from it (not quantised, without adapters), load the weights into that"
+# Casting a model rounds its buffers for good; casting back does not restore them.
+CAST = (
+    "load it with {name}.from_pretrained(folder, dtype=...), which keeps buffers in float32, or leave the model in "
+    "float32 and pass dtype= to bt.from_pretrained; if its config was changed, build the model from it"
+)
 
 
 def check_modules(model: Any) -> None:
@@ -35,24 +43,44 @@ def check_modules(model: Any) -> None:
     built = _build(model)
     for name, expected in built.named_modules(remove_duplicate=False):
         actual = _submodule(model, name)
-        difference = None if actual is None else _difference(expected, actual)
-        if difference is not None:
+        if actual is None:
+            continue
+        what = f"module {name!r} of {type(model).__name__}"
+        difference = _difference(expected, actual, whole=not name)
+        if difference is not None and not _is_same_function(expected, actual):
             wanted, got = difference
-            what = f"module {name!r} of {type(model).__name__}"
             raise BNetError(what, expected=f"{wanted}, as its config makes it", got=got, allowed=REBUILD)
+        buffer = _other_buffer(expected, actual)
+        if buffer is not None:
+            cast = expected.get_buffer(buffer).is_floating_point()
+            allowed = CAST.format(name=type(model).__name__) if cast else REBUILD
+            raise BNetError(what, expected=f"{buffer}, as its config makes it", got="other numbers", allowed=allowed)
 
 
 def _build(model: Any) -> nn.Module:
-    """What the class of a model makes of its config; its buffers hold values, its parameters do not."""
+    """The model that `transformers` builds from a config; its buffers hold values, its parameters do not."""
+    kind = _class_of_transformers(type(model))
     try:
         config = copy.deepcopy(model.config)
         config._attn_implementation = "eager"  # another may not be there for a model on the CPU
         with _parameters_without_memory(), torch.device("cpu"):
-            built: nn.Module = type(model)(config)
+            built: nn.Module = kind(config)
     except Exception as error:  # of many kinds, for any class may be asked
-        got = f"{type(model).__name__}, which raised {type(error).__name__}: {' '.join(str(error).split())}"
+        got = f"{kind.__name__}, which raised {type(error).__name__}: {' '.join(str(error).split())}"
         raise BNetError("source", expected="a model that its class builds from its config", got=shown(got)) from error
     return built
+
+
+def _class_of_transformers(kind: type) -> type:
+    """The nearest class of `transformers` that is a whole model, for a subclass may take other arguments.
+
+    It is the class itself where there is none.
+    """
+    for each in kind.__mro__:
+        whole = getattr(each, "forward", None) is not nn.Module.forward  # a PreTrainedModel has no forward of its own
+        if each.__module__.startswith("transformers.models.") and whole:
+            return each
+    return kind
 
 
 @contextlib.contextmanager
@@ -84,12 +112,16 @@ def _submodule(model: Any, name: str) -> nn.Module | None:
     return found if isinstance(found, nn.Module) else None
 
 
-def _difference(expected: nn.Module, actual: nn.Module) -> tuple[str, str] | None:
-    """What a module should be and what it is, where it computes something else than expected."""
+def _difference(expected: nn.Module, actual: nn.Module, *, whole: bool) -> tuple[str, str] | None:
+    """What a module should be and what it is, where it computes something else than expected.
+
+    The `whole` model may be of a subclass.
+    """
     if isinstance(expected, nn.Dropout | nn.Identity) and isinstance(actual, nn.Dropout | nn.Identity):
         return None  # all are the identity in evaluation
-    if type(expected) is not type(actual):
-        return type(expected).__name__, type(actual).__name__
+    same = isinstance(actual, type(expected)) if whole else type(expected) is type(actual)
+    if not same and not _is_unscaled(expected, actual):
+        return _class_names(type(expected), type(actual))
     if isinstance(expected, nn.ModuleList | nn.Sequential) and len(expected) != len(actual):  # type: ignore[arg-type]
         return f"{len(expected)} modules", f"{len(actual)}"  # type: ignore[arg-type]
     pairs = [(name, value, vars(actual).get(name, value)) for name, value in _settings(expected).items()]
@@ -99,24 +131,56 @@ def _difference(expected: nn.Module, actual: nn.Module) -> tuple[str, str] | Non
     for name, value, other in pairs:
         if not _are_same(value, other):
             return f"{name}={_text(value)}", f"{name}={_text(other)}"
-    for name in expected._non_persistent_buffers_set:
-        buffer, held = expected._buffers[name], actual._buffers.get(name)
-        if buffer is not None and held is not None and not held.is_meta and not _are_close(buffer, held):
-            return f"the {name}", "other numbers"
+    return None
+
+
+def _is_unscaled(expected: nn.Module, actual: nn.Module) -> bool:
+    """Whether a plain table stands in place of one that scales its rows by 1."""
+    scale = getattr(expected, "embed_scale", None)
+    return type(actual) is nn.Embedding and isinstance(expected, nn.Embedding) and scale == 1
+
+
+def _class_names(one: type, other: type) -> tuple[str, str]:
+    """The names of two classes, with their modules where the names alone are the same."""
+    if one.__name__ != other.__name__:
+        return one.__name__, other.__name__
+    return f"{one.__module__}.{one.__name__}", f"{other.__module__}.{other.__name__}"
+
+
+def _is_same_function(expected: nn.Module, actual: nn.Module) -> bool:
+    """Whether a module in place of an activation has its values, compared on a grid in float64."""
+    if type(expected).__module__ not in ACTIVATION_MODULES or [*expected.parameters(), *actual.parameters()]:
+        return False
+    far = torch.logspace(1, 4, 100, dtype=torch.float64, device="cpu")
+    grid = torch.cat([-far, torch.linspace(-10, 10, 2001, dtype=torch.float64, device="cpu"), far])
+    try:
+        with torch.no_grad():  # of copies, for a module may depend on its mode; without hooks
+            one, other = (copy.deepcopy(each).eval().forward(grid.clone()) for each in (expected, actual))
+            return torch.allclose(one, other, rtol=1e-9, atol=1e-9)
+    except Exception:  # of many kinds, for a module of any class may be there
+        return False
+
+
+def _other_buffer(expected: nn.Module, actual: nn.Module) -> str | None:
+    """The name of a buffer that is not saved and whose numbers are not those expected."""
+    for name in sorted(expected._non_persistent_buffers_set - IGNORED_ATTRIBUTES):
+        one, other = expected._buffers[name], actual._buffers.get(name)
+        if one is not None and other is not None and not other.is_meta and not _are_close(one, other):
+            return name
     return None
 
 
 def _settings(module: nn.Module) -> dict[str, object]:
     """The plain attributes of a module that say what it computes."""
-    harmless = set(HARMLESS)
+    ignored = set(IGNORED_ATTRIBUTES)
     if isinstance(module, nn.Linear | nn.Embedding):
-        harmless |= SIZES
+        ignored |= SIZES
     if isinstance(module, nn.Embedding) or hasattr(module, "base_model_prefix"):
-        harmless.add("padding_idx")  # which stops gradients alone; in embeddings it tells where positions start
+        ignored.add("padding_idx")  # which stops gradients alone; in embeddings it tells where positions start
     return {
         name: value
         for name, value in vars(module).items()
-        if not name.startswith("_") and name not in harmless and "drop" not in name and _is_plain(value)
+        if not name.startswith("_") and name not in ignored and "drop" not in name and _is_plain(value)
     }
 
 
@@ -134,11 +198,14 @@ def _are_same(one: object, other: object) -> bool:
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:
-    """Whether two buffers hold the same numbers, up to the precision of the second, which may have been cast."""
-    kind = other.dtype if other.is_floating_point() else torch.float32
-    limits, (a, b) = torch.finfo(kind), (each.detach().cpu().double() for each in (one, other))
-    eps = 4 * max(limits.eps, torch.finfo(torch.float32).eps)
-    return a.shape == b.shape and torch.allclose(a, b, rtol=eps, atol=limits.tiny)
+    """Whether two buffers hold the same numbers, up to rounding in float32.
+
+    A buffer that was cast to a type of less precision is not close: a model computes with its rounded numbers, and the
+    angles of rotary positions multiply the error by the position.
+    """
+    a, b = (each.detach().cpu().double() for each in (one, other))
+    limits = torch.finfo(torch.float32)
+    return a.shape == b.shape and torch.allclose(a, b, rtol=4 * limits.eps, atol=limits.tiny)
 
 
 def _text(value: object) -> str:
