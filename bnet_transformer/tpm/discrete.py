@@ -35,8 +35,9 @@ class Categorical(TPM):
     """`P(y | d, x) = softmax(theta[d] + W x)_y`: a table over discrete parents `d`, affine in a vector parent `x`.
 
     A root without parents is a selector. `probabilities` fixes the table of a root; `prior` is the concentration of a
-    Dirichlet on the table's rows. A logit of -inf is a probability of 0. `pool="mean"` reads a sentence (an arrow from every word); `affine=False` takes
-    the vector itself as logits. `labels` names the states, so that evidence can name them.
+    Dirichlet on the table's rows. A logit of -inf is a probability of 0. `pool="mean"` reads a sentence (an arrow from
+    every word); `affine=False` takes the vector itself as logits. `labels` names the states, so that evidence can name
+    them.
 
     >>> Categorical(4).shape(), Categorical(3, probabilities=(0.5, 0.25, 0.25)).states
     ((), 3)
