@@ -69,6 +69,17 @@ def test_nan_is_not_observed_and_booleans_are_states():
         bt.fit(net, {"dysp": [0.5, 1.0]}, progress=False)
 
 
+def test_a_check_names_the_readout_it_is_of():
+    net, data = asia(), sampled(asia(), 40)
+    found = bt.fit(net, data, method="em", steps=1, progress=False)
+    for told, readout in (({}, "xray"), ({"readout": "dysp"}, "dysp")):
+        check = found.check(data, draws=3, **told)
+        share = float(data[readout].double().mean())
+        assert check.readout == readout and check.to_dataframe().index.name == readout
+        assert check.observed["share of 1"] == pytest.approx(share)
+    torch.testing.assert_close(found.predict(readout="dysp").flatten(), found.net.sentence().posterior("dysp"))
+
+
 def expected_counts(net: bt.BNet, rows: list[dict[str, int]]) -> tuple[dict[str, np.ndarray], float]:
     """The E-step by sums over all joint states, and the log likelihood."""
     whole, names = joint(net), list(PARENTS)

@@ -187,6 +187,31 @@ def test_figures_name_the_net_and_leave_nothing_out(tmp_path):
     assert "image/svg+xml" in s._repr_mimebundle_()[0] or s.widget() is not None
 
 
+def test_advice_past_the_limit_of_arrows_can_be_followed(tmp_path):
+    s = asia().sentence()
+    for options in ({"detail": "nodes"}, {}):
+        with pytest.raises(bt.BudgetError) as caught:
+            s.draw(tmp_path / "asia.svg", limit=3, **options)
+        assert "detail=" not in str(caught.value)
+        s.draw(tmp_path / "asia.svg", limit=int(str(caught.value).rpartition("limit=")[2]), **options)
+
+
+def test_advice_over_budget_answers_the_question():
+    nodes = [bt.Node(f"a{k}", Categorical(4)) for k in range(10)]
+    nodes.append(bt.Node("y", Categorical(2), [node.role for node in nodes[:6]]))
+    s = jolted(bt.BNet(bt.Declaration(nodes=nodes))).sentence()
+    for ask in (
+        lambda **how: s.posterior("a0", {"y": 1}, **how),
+        lambda **how: s.log_prob({"y": 1}, **how),
+        lambda **how: s.sample(3, {"y": 1}, **how),
+    ):
+        with pytest.raises(bt.BudgetError) as caught:
+            ask(budget=16)
+        assert "bt.fit" not in str(caught.value) and "budget=" in str(caught.value) and "sample" in str(caught.value)
+        ask(budget=4**6)
+    assert s.sample(3)["y"].shape == (3,)
+
+
 def test_a_saved_net_is_the_same(tmp_path):
     for net in (asia(), jolted(sites()), jolted(hidden_states()), jolted(no_slices())):
         net.save(tmp_path / "net.safetensors")

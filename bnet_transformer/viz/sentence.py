@@ -151,6 +151,8 @@ def sentence_picture(said: Said, asked: Options) -> Picture:
     except ReadingError:
         if asked.detail is not None:
             raise
+        if asked.fits("nodes") and not asked.fits("folded"):
+            return _nodes(said, asked, highlights)
         asked.check_view("folded")
         return net_picture(said.world.network, asked)
 
