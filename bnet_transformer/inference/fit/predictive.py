@@ -91,7 +91,9 @@ class Check:
         return pd.DataFrame(columns).rename_axis(self.readout or None)
 
     def _repr_html_(self) -> str:
-        return f"<div>{html.escape(f'posterior predictive checks of {self.readout}')}{self.to_dataframe().to_html()}</div>"
+        return (
+            f"<div>{html.escape(f'posterior predictive checks of {self.readout}')}{self.to_dataframe().to_html()}</div>"
+        )
 
 
 def usual(states: int | None) -> dict[str, Statistic]:
