@@ -60,7 +60,8 @@ def columns_of(network: Network, task: Task, data: object, what: str) -> Columns
             given[name] = read(f"{what}, {name}", _of_series(member, column))
         else:
             observed[name] = reader.observed(member, _with_missing(network, member, _of_series(member, column)))
-    missing = [name for name, member in inputs.items() if name not in told and member.tpm.default is None]
+    needed = [m.family.name for m in network.members if isinstance(m.tpm, Given) and m.tpm.default is None]
+    missing = [name for name in needed if name not in told]
     if missing:
         raise BNetError(what, expected="a column for every given node", got=f"none for {', '.join(missing)}")
     counts = {name: len(value) if value.dim() else 0 for name, value in {**given, **observed}.items()}
