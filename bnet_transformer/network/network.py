@@ -391,14 +391,12 @@ def check_parameters(
             faults.append(Fault(node, f"{name} of shape {shape}", f"shape {tuple(value.shape)}"))
         elif not value.is_floating_point():
             faults.append(Fault(node, f"{name} in a floating type", str(value.dtype)))
-        elif numbers and not value.is_meta and name in tables and not bool((value.isneginf() | value.isfinite()).all()):
-            faults.append(Fault(node, f"{name} of finite numbers and -inf", "entries that are NaN or +inf"))
-        elif numbers and not value.is_meta and name in tables:
-            if bool(value.isneginf().all(-1).any()):
+        elif numbers and not value.is_meta:
+            zero = value.isneginf() if name in tables else torch.zeros_like(value, dtype=torch.bool)
+            if bad := int((~value.isfinite() & ~zero).sum()):
+                faults.append(Fault(node, f"{name} finite", f"{bad} entries that are NaN or infinite"))
+            elif name in tables and bool(zero.all(-1).any()):
                 faults.append(Fault(node, f"{name} with a finite number in every row", "a row of -inf alone"))
-        elif numbers and not value.is_meta and not bool(torch.isfinite(value).all()):
-            bad = int((~torch.isfinite(value)).sum())
-            faults.append(Fault(node, f"{name} finite", f"{bad} entries that are NaN or infinite"))
     if faults:
         raise DeclarationError(faults)
 
