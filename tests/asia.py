@@ -80,3 +80,21 @@ def site_density(net: bt.BNet, y: torch.Tensor) -> torch.Tensor:
     of_x = normal.log_prob(y[:, :, None]).sum(-1)  # [sentence, site, state]
     given_z = p["x.logits"].log_softmax(-1)[None] + of_x[:, :, None]  # [sentence, site, z, state]
     return (p["z.logits"].log_softmax(-1) + given_z.logsumexp(-1).sum(1)).logsumexp(-1)
+
+
+def textbook() -> bt.BNet:
+    """The chest clinic with its published tables: `either` is a function, its table of zeros and ones."""
+    nodes = [bt.Node(name, Categorical(2, labels=("no", "yes")), parents) for name, parents in PARENTS.items()]
+    chances = {  # P(yes | parents), parents in their order
+        "asia": 0.01,
+        "smoke": 0.5,
+        "tub": [0.01, 0.05],
+        "lung": [0.01, 0.1],
+        "bronc": [0.3, 0.6],
+        "either": [[0.0, 1.0], [1.0, 1.0]],
+        "xray": [0.05, 0.98],
+        "dysp": [[0.1, 0.8], [0.7, 0.9]],
+    }
+    yes = {name: torch.tensor(chance, dtype=D) for name, chance in chances.items()}
+    net = bt.BNet(bt.Declaration(nodes=nodes, name="asia")).to(D)
+    return net.replace({f"{name}.logits": torch.stack([1 - p, p], -1).log() for name, p in yes.items()})

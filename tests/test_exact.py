@@ -336,7 +336,7 @@ def test_impossible_evidence_is_named_where_words_meet():
 def test_past_the_budget_a_sentence_is_told_the_count_and_the_method(name, node, count):
     case = next(c for c in CASES if c.name == name)
     for budget in (1, 7):
-        with pytest.raises(bt.BudgetError, match=r"expected at most . joint states .*got \d+; allowed: .*svi"):
+        with pytest.raises(bt.BudgetError, match=r"expected at most . joint states .*got \d+; allowed: .*sample"):
             case.sentence.posterior(node, case.evidence, budget=budget)
     assert case.sentence.posterior(node, case.evidence, budget=count).sum() == pytest.approx(1)
 

@@ -94,7 +94,8 @@ def test_tensors_that_do_not_fit(saved: Path) -> None:
         ({"c.logits": zeros(2, dtype=torch.bool)}, "got BOOL"),
         ({"c.logits": zeros(2, dtype=torch.float8_e5m2)}, "got F8_E5M2"),
         ({"c.logits": torch.tensor([0.0, float("nan")])}, "c.logits finite; got 1 entries that are NaN"),
-        ({"c.logits": torch.tensor([0.0, -float("inf")])}, "NaN or infinite"),
+        ({"c.logits": torch.tensor([0.0, float("inf")])}, "NaN or infinite"),
+        ({"c.logits": torch.full((2,), -float("inf"))}, "a row of -inf"),
     ):
         with pytest.raises(bt.FileError, match=told):
             files.load(rewrite(saved, **tensors))  # type: ignore[arg-type]

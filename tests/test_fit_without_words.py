@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -35,6 +36,48 @@ def test_rows_and_columns_are_the_same_data():
     rows = [{name: ("no", "yes")[int(data[name][k])] for name in PARENTS} for k in range(20)]
     a, b = (bt.fit(net, each, method="em", steps=2, progress=False) for each in (data, rows))
     assert a.data.same(b.data) and all(a.theta[name].equal(b.theta[name]) for name in PARENTS)
+
+
+@pytest.mark.parametrize("dtype", ["float", "Int64", "object", "boolean", "category"])
+def test_a_dataframe_is_the_same_data_and_its_empty_cells_are_not_observed(dtype):
+    net, data = asia(), sampled(asia(), 30)
+    data = {name: value.where(torch.rand(30) < 0.8, -1) for name, value in data.items()}
+    frame = pd.DataFrame({name: value.numpy() for name, value in data.items()}).replace(-1, np.nan).astype(dtype)
+    if dtype == "category":
+        frame = frame.apply(lambda column: column.map({0: "no", 1: "yes"}))
+    columns = {name: frame[name] for name in PARENTS}
+    a, b, c = (bt.fit(net, each, method="em", steps=2, progress=False) for each in (data, frame, columns))
+    assert a.data.same(b.data) and a.data.same(c.data) and all(a.theta[name].equal(b.theta[name]) for name in PARENTS)
+    torch.testing.assert_close(a.log_likelihood(frame), a.log_likelihood(data))
+
+
+def test_nan_is_not_observed_and_booleans_are_states():
+    net = asia()
+    expected = bt.fit(net, {"dysp": [1, -1, 0], "asia": [1, 0, 0]}, method="em", steps=2, progress=False)
+    for dysp, asia_ in (
+        ([True, None, False], [True, False, False]),
+        ([1, math.nan, 0], torch.tensor([True, False, False])),
+        (np.array([1, np.nan, 0]), np.array([True, False, False])),
+        (torch.tensor([1, math.nan, 0]), (1.0, 0.0, 0.0)),
+        (["yes", math.nan, "no"], [1, 0, 0]),
+    ):
+        found = bt.fit(net, {"dysp": dysp, "asia": asia_}, method="em", steps=2, progress=False)
+        assert found.data.same(expected.data)
+    rows = [{"dysp": True, "asia": 1}, {"dysp": math.nan, "asia": False}, {"dysp": 0.0, "asia": 0}]
+    assert bt.fit(net, rows, method="em", steps=2, progress=False).data.same(expected.data)
+    with pytest.raises(bt.BNetError):
+        bt.fit(net, {"dysp": [0.5, 1.0]}, progress=False)
+
+
+def test_a_check_names_the_readout_it_is_of():
+    net, data = asia(), sampled(asia(), 40)
+    found = bt.fit(net, data, method="em", steps=1, progress=False)
+    for told, readout in (({}, "xray"), ({"readout": "dysp"}, "dysp")):
+        check = found.check(data, draws=3, **told)
+        share = float(data[readout].double().mean())
+        assert check.readout == readout and check.to_dataframe().index.name == readout
+        assert check.observed["share of 1"] == pytest.approx(share)
+    torch.testing.assert_close(found.predict(readout="dysp").flatten(), found.net.sentence().posterior("dysp"))
 
 
 def expected_counts(net: bt.BNet, rows: list[dict[str, int]]) -> tuple[dict[str, np.ndarray], float]:
@@ -135,6 +178,14 @@ def test_inputs_of_a_net_without_words_are_columns_too():
     least = torch.linalg.lstsq(u, y).solution
     torch.testing.assert_close(found.net.parameters["W.value"], least.T, atol=1e-3, rtol=0)
     torch.testing.assert_close(found.predict({"u": u}), u @ found.net.parameters["W.value"].T)
+    for data in ({"y": y}, [{"y": [1.0]}]):
+        with pytest.raises(bt.BNetError, match="got none for u"):
+            bt.fit(net, data, progress=False)
+    narrow = [bt.Node("v", Given(1)), bt.Node("b", Linear(1), ["v"]), bt.Node("y", Normal(1.0), ["b"])]
+    narrow = bt.BNet(bt.Declaration(nodes=narrow)).to(D)
+    frame = pd.DataFrame({"v": u[:, 0], "y": y[:, 0]})
+    a, b = (bt.fit(narrow, each, steps=3, progress=False) for each in (frame, {"v": u[:, :1], "y": y}))
+    assert a.data.same(b.data)
 
 
 def test_time_may_be_slices():

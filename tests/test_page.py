@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pgmpy.inference import VariableElimination
 
 import bnet_transformer as bt
 from bnet_transformer import asking
@@ -33,7 +34,8 @@ from bnet_transformer.viz.page.page import MODULES, script, style
 from bnet_transformer.viz.palette import HEADS, PALETTES
 from bnet_transformer.viz.picture import DASHES
 from bnet_transformer.viz.style import DASH, link
-from tests.cases import CASES
+from tests.asia import PARENTS, in_pgmpy, textbook
+from tests.cases import CASES, hidden_states, jolted
 from tests.test_draw import HOSTILE
 
 FRONT = Path(data.__file__).parent / "front"
@@ -463,3 +465,16 @@ def test_the_wheel_carries_the_front_end(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {f"bnet_transformer/viz/page/front/{file.name}" for file in FRONT.iterdir()} <= names
+
+
+def test_without_words_every_discrete_node_has_its_posterior_and_states_stay_in_view(tmp_path):
+    s = textbook().sentence().observe(dysp="yes")
+    about, _ = explored(s, tmp_path)
+    oracle = VariableElimination(in_pgmpy(textbook()))
+    assert {told["node"] for told in about["posteriors"]} == set(PARENTS) - {"dysp"}
+    for told in about["posteriors"]:
+        shares = oracle.query([told["node"]], evidence={"dysp": 1}, show_progress=False).values
+        np.testing.assert_allclose([state[2] for state in told["states"]], shares, atol=1e-6)
+    about, _ = explored(jolted(hidden_states()).sentence(), tmp_path)
+    assert {each["name"] for each in about["families"] if each["state"]} == {"x_0", "x_1", "x_2", "x_3"}
+    assert {told["node"] for told in about["posteriors"]} == {f"x_{k}" for k in range(4)} | {f"y_{k}" for k in range(3)}

@@ -19,7 +19,7 @@ from bnet_transformer.tpm import Categorical
 from bnet_transformer.viz.labels import shown
 from bnet_transformer.viz.palette import palette
 from tests.browsing import chromium, downloaded, needs_chromium, opened
-from tests.cases import jolted
+from tests.cases import hidden_states, jolted
 
 pytestmark = needs_chromium
 
@@ -312,6 +312,17 @@ def test_slices_and_heads_fold_and_unfold(show):
         assert page.locator("[data-node]").count() == 18
         page.locator('[data-act="unfold"]').click()
         assert page.locator('[data-node="v_0_2_5"]').count() == page.locator('[data-node="a_1_0_0"]').count() == 1
+
+
+def test_states_of_slices_without_words_stay_when_a_slice_is_folded(show):
+    s = jolted(hidden_states()).sentence()
+    with show(s) as page:
+        count = "all => all.reduce((sum, path) => sum + Number(path.dataset.count), 0)"
+        assert page.locator(".back .lines").evaluate_all(count) == len(s.graph().edges)
+        page.get_by_role("button", name="fold slice 1", exact=True).click()
+        shown = set(page.locator("[data-node]").evaluate_all("all => all.map(n => n.dataset.node)"))
+        assert shown == set(s.graph()) - {"y_1"}
+        assert page.locator(".back .lines").evaluate_all(count) == len(s.graph().subgraph(shown).edges)
 
 
 def test_search_marks_words_and_goes_from_one_to_the_next(show):

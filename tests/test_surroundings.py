@@ -264,7 +264,7 @@ def test_a_range_without_an_end_is_refused(net):
             each()
     with pytest.raises(bt.BNetError, match="parent: expected a role or an Arrow; got 0"):
         bt.Node("x", bt.tpm.Add(), endless)
-    with pytest.raises(bt.BNetError, match="probabilities: expected 3 numbers above 0 that sum to 1"):
+    with pytest.raises(bt.BNetError, match="probabilities: expected 3 numbers from 0 to 1 that sum to 1"):
         bt.tpm.Categorical(3, probabilities=iter(int, 1))
 
 

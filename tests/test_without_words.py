@@ -4,6 +4,7 @@ The oracles are pgmpy's variable elimination on tables written by hand, sums ove
 """
 
 import itertools
+import json
 import math
 
 import networkx as nx
@@ -18,7 +19,7 @@ from pyro.infer import TraceEnum_ELBO
 import bnet_transformer as bt
 from bnet_transformer.cli import main
 from bnet_transformer.inference import Evidence, log_evidence
-from bnet_transformer.tpm import Attention, Categorical, Given, Linear, Select, Weight
+from bnet_transformer.tpm import Add, Attention, Categorical, Given, Linear, Normal, Select, Weight
 from bnet_transformer.viz.rows import places_in_rows
 from tests.asia import PARENTS, D, asia, in_pgmpy, joint, marginal, sampled, site_density
 from tests.cases import hidden_states, jolted, no_slices, sites
@@ -157,7 +158,7 @@ def test_pyro_draws_as_many_sentences_as_are_asked_for():
     drawn = net.pyro()(batch=count)
     shares = [float(drawn[name].double().mean()) for name in PARENTS]
     np.testing.assert_allclose(shares, [marginal(joint(net), name, {})[1] for name in PARENTS], atol=0.02)
-    with pytest.raises(bt.BNetError, match="2 sentences"):
+    with pytest.raises(bt.BNetError, match="batch"):
         net.pyro()(y={"asia": torch.tensor([0, 1])}, batch=3)
 
 
@@ -187,6 +188,31 @@ def test_figures_name_the_net_and_leave_nothing_out(tmp_path):
     assert "image/svg+xml" in s._repr_mimebundle_()[0] or s.widget() is not None
 
 
+def test_advice_past_the_limit_of_arrows_can_be_followed(tmp_path):
+    s = asia().sentence()
+    for options in ({"detail": "nodes"}, {}):
+        with pytest.raises(bt.BudgetError) as caught:
+            s.draw(tmp_path / "asia.svg", limit=3, **options)
+        assert "detail=" not in str(caught.value)
+        s.draw(tmp_path / "asia.svg", limit=int(str(caught.value).rpartition("limit=")[2]), **options)
+
+
+def test_advice_over_budget_answers_the_question():
+    nodes = [bt.Node(f"a{k}", Categorical(4)) for k in range(10)]
+    nodes.append(bt.Node("y", Categorical(2), [node.role for node in nodes[:6]]))
+    s = jolted(bt.BNet(bt.Declaration(nodes=nodes))).sentence()
+    for ask in (
+        lambda **how: s.posterior("a0", {"y": 1}, **how),
+        lambda **how: s.log_prob({"y": 1}, **how),
+        lambda **how: s.sample(3, {"y": 1}, **how),
+    ):
+        with pytest.raises(bt.BudgetError) as caught:
+            ask(budget=16)
+        assert "bt.fit" not in str(caught.value) and "budget=" in str(caught.value) and "sample" in str(caught.value)
+        ask(budget=4**6)
+    assert s.sample(3)["y"].shape == (3,)
+
+
 def test_a_saved_net_is_the_same(tmp_path):
     for net in (asia(), jolted(sites()), jolted(hidden_states()), jolted(no_slices())):
         net.save(tmp_path / "net.safetensors")
@@ -205,6 +231,34 @@ def test_commands_need_no_sentence(tmp_path):
     drawn = CliRunner().invoke(main, ["draw", "--model", path, "-o", str(tmp_path / "asia.svg")])
     assert drawn.exit_code == 0 and (tmp_path / "asia.svg").exists()
     assert CliRunner().invoke(main, ["ask", "posterior", "lung", "a b", "--model", path]).exit_code
+
+
+def test_commands_take_the_values_of_given_nodes(tmp_path):
+    nodes = [
+        bt.Node("u", Given(3)),
+        bt.Node("v", Given(1)),
+        bt.Node("z", Categorical(2), ["u"]),
+        bt.Node("m", Select((1,)), ["z"]),
+        bt.Node("b", Add(), ["m", "v"]),
+        bt.Node("y", Normal(1.0), ["b"]),
+    ]
+    net, path = jolted(bt.BNet(bt.Declaration(nodes=nodes)), 1.0), str(tmp_path / "net.safetensors")
+    net.save(path)
+    inputs = ["--input", "u=1,2,3", "--input", "v=0.5", "--model", path]
+    s = net.sentence(given={"u": [1.0, 2.0, 3.0], "v": [0.5]})
+    for options, sentence in (
+        (["--given", "y=1.3"], s.observe(y=[1.3])),
+        (["--given", "y=1"], s.observe(y=[1.0])),
+        (["--do", "b=2", "--given", "y=1,"], s.do(b=[2.0]).observe(y=[1.0])),
+    ):
+        asked = CliRunner().invoke(main, ["ask", "posterior", "z", *inputs, *options, "--json"])
+        assert asked.exit_code == 0, asked.output
+        found = json.loads(asked.output)["sentences"][0]["probabilities"]
+        np.testing.assert_allclose(found, sentence.posterior("z"), atol=1e-6)
+    for command in (["ask", "separated", "z", "u", "--given", "y"], ["draw", "-o", str(tmp_path / "net.svg")]):
+        asked = CliRunner().invoke(main, [*command, *inputs])
+        assert asked.exit_code == 0, asked.output
+    assert CliRunner().invoke(main, ["ask", "posterior", "z", "--model", path]).exit_code
 
 
 # what needs words

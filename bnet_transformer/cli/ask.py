@@ -61,6 +61,7 @@ def _common(suffixes: Sequence[str], *, values: bool = True) -> Callable[[Any], 
         shared.sentences_option(),
         shared.model_option(),
         *([shared.do_options()] if values else [shared.do_option(), names]),
+        shared.input_option(),
         click.option("--pair", help="A second sentence behind the first."),
         shared.out_option(suffixes),
         shared.json_option(),
@@ -193,7 +194,7 @@ def _answered(
     outputs.check_outs(pictures, formats, len(texts))  # tables may hold all sentences
     net, told, answers = shared.net_of(common["model"]), [], []
     for text in shared.along(texts, "sentence"):
-        s = shared.sentence_of(net, text, **{name: common[name] for name in ("pair", "done", "given")})
+        s = shared.sentence_of(net, text, **{name: common[name] for name in ("pair", "inputs", "done", "given")})
         answers.append(answer(s))
         told.append({"sentence": text, "words": s.words, **answers[-1].told})
     whole = {"command": f"ask {question}", "model": common["model"], "sentences": told}

@@ -16,6 +16,7 @@ FORMATS = (".bif", ".dot", ".graphml", ".html", ".json", ".pdf", ".png", ".svg",
 @shared.out_option(FORMATS, required=True)
 @shared.model_option()
 @shared.do_options()
+@shared.input_option()
 @click.option("--pair", help="A second sentence behind the first.")
 @click.option("--weights/--no-weights", default=None, help="Draw selectors and weights, as is done unless told.")
 @click.option("--attention", is_flag=True, help="Put P(j | i) on the arrows of json and graphml; figures have it.")
@@ -38,6 +39,7 @@ def command(
     model: str,
     done: tuple[str, ...],
     given: tuple[str, ...],
+    inputs: tuple[str, ...],
     pair: str | None,
     slices: str | None,
     heads: str | None,
@@ -63,7 +65,7 @@ def command(
     net = shared.net_of(model)
     told: list[dict[str, Any]] = []
     for k, text in enumerate(shared.along(texts, "sentence")):
-        s = shared.sentence_of(net, text, pair=pair, done=done, given=given)
+        s = shared.sentence_of(net, text, pair=pair, inputs=inputs, done=done, given=given)
         files = [outputs.placed(out, k) for out in outs]
         for file in files:
             s._check_options(file, options)

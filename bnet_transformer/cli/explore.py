@@ -20,6 +20,7 @@ FORMATS = (".html",)
 @click.option("--open", "opened", is_flag=True, help="Open the page in a browser; without -o from a temporary folder.")
 @shared.model_option()
 @shared.do_options()
+@shared.input_option()
 @click.option("--pair", help="A second sentence behind the first.")
 @click.option("--detail", type=click.Choice(["nodes", "words"]), help="What comes unfolded; by default what is small.")
 @click.option("--posterior", multiple=True, help="A discrete node whose posterior is told as well; may be repeated.")
@@ -36,6 +37,7 @@ def command(
     model: str,
     done: tuple[str, ...],
     given: tuple[str, ...],
+    inputs: tuple[str, ...],
     pair: str | None,
     slices: str | None,
     heads: str | None,
@@ -55,7 +57,7 @@ def command(
     told: list[dict[str, Any]] = []
     places = outs or (str(Path(tempfile.mkdtemp(prefix="bnet-")) / "sentence-{}.html"),)
     for k, text in enumerate(shared.along(texts, "sentence")):
-        s = shared.sentence_of(net, text, pair=pair, done=done, given=given)
+        s = shared.sentence_of(net, text, pair=pair, inputs=inputs, done=done, given=given)
         files = [str(s.explore(outputs.placed(out, k), **options)) for out in places]
         told.append({"sentence": text, "words": s.words, "files": files})
     if as_json:

@@ -96,6 +96,12 @@ def do_option() -> Callable[[F], F]:
     return click.option("--do", "done", multiple=True, metavar="NAME=VALUE", help=f"{DO} {VALUE}")
 
 
+def input_option() -> Callable[[F], F]:
+    """`--input`: the values of given nodes."""
+    told = f"The value of a given node that the sentence does not have. {VALUE}"
+    return click.option("--input", "inputs", multiple=True, metavar="NAME=VALUE", help=told)
+
+
 def _files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(incomplete, type="file")]
 
@@ -134,13 +140,33 @@ def net_of(model: str) -> BNet:
 
 
 def sentence_of(
-    net: BNet, text: str, *, pair: str | None = None, done: Sequence[str] = (), given: Sequence[str] = ()
+    net: BNet,
+    text: str,
+    *,
+    pair: str | None = None,
+    inputs: Sequence[str] = (),
+    done: Sequence[str] = (),
+    given: Sequence[str] = (),
 ) -> Sentence:
-    """The bnet of a text, with what is set and seen; the stacks of a net with several are parted by |."""
-    s = net.sentence(said_to(net, text), pair=pair)
+    """The bnet of a text, with its inputs, what is set and seen; the stacks of a net with several are parted by |."""
+
+    def told(what: str, of: Sequence[str]) -> dict[str, object]:
+        return {name: _in_shape(net, name, value) for name, value in values(what, of).items()}
+
+    s = net.sentence(said_to(net, text), pair=pair, given=told("--input", inputs) or None)
     if done:
-        s = s.do(values("--do", done))
-    return s.observe(values("--given", given)) if given else s
+        s = s.do(told("--do", done))
+    return s.observe(told("--given", given)) if given else s
+
+
+def _in_shape(net: BNet, name: str, value: object) -> object:
+    """A number of a node of width 1 as its vector."""
+    families = [f for f in net.network.graph.families if name == f.name or name.startswith(f"{f.name}_")]
+    family = max(families, key=lambda f: len(f.name), default=None)
+    if family is None or not isinstance(value, int | float):
+        return value
+    member = net.network.members[family.index]
+    return [value] if member.shape == (1,) and not member.tpm.reads_by_index else value
 
 
 def said_to(net: BNet, text: str) -> object:

@@ -13,8 +13,7 @@ from bnet_transformer.network import Member, Network, network_of
 from bnet_transformer.tpm import Attention, Given
 
 MEETING = (  # what to do where choices of different words meet
-    "do= for that choice; net.sentence(...), which asks about one sentence within a budget; "
-    "bt.fit(method='svi', choices='sampled'), which is approximate"
+    "do= for that choice; net.sentence(...), which asks about one sentence within a budget"
 )
 
 

@@ -56,7 +56,7 @@ def _content(network: Network) -> tuple[dict[str, Tensor], dict[str, str]]:
         if value.dtype not in DTYPES.values():
             allowed = ", ".join(map(str, DTYPES.values()))
             raise BNetError(name, expected="a type that a file can hold", got=value.dtype, allowed=allowed)
-    check_parameters(network.shapes, network.parameters)
+    check_parameters(network.shapes, network.parameters, network.tables)
     tensors = _apart(network.parameters)
     return tensors, {KEY: _header(network, tensors)}
 

@@ -23,7 +23,7 @@ from bnet_transformer.tpm.base import broadcast
 
 SomeNodes = Mapping[str, tuple[Tensor, Tensor]]  # for some nodes of a family: values, and which nodes
 OVER_BUDGET = (
-    "a larger budget=; do= or evidence on some of these; bt.fit(method='svi', choices='sampled'), which is approximate"
+    "a larger budget=; do or evidence on some of these; sample(n) of a sentence, without evidence, which is approximate"
 )
 NEVER = -1e30  # the log probability of what cannot be: finite, so that sums and gradients stay so
 

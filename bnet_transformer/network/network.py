@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -101,6 +101,15 @@ class Network:
         """The shape of every parameter, plates leading."""
         return {name: shape for name, (shape, _) in _wanted(self.members, self.graph).items()}
 
+    @cached_property
+    def tables(self) -> frozenset[str]:
+        """The names of the logits of discrete nodes: an entry of -inf is a probability of 0."""
+        return frozenset(
+            f"{member.owner}.logits"
+            for member in self.members
+            if member.tpm.kind == "discrete" and "logits" in member.parameters
+        )
+
     @property
     def dtype(self) -> torch.dtype:
         """The floating type of the parameters."""
@@ -135,7 +144,7 @@ class Network:
             if name not in self.shapes:
                 raise unknown("parameter", name, self.shapes)
         merged = {**self.parameters, **given}
-        check_parameters(self.shapes, merged, numbers=numbers)
+        check_parameters(self.shapes, merged, self.tables, numbers=numbers)
         for dtype in {value.dtype for value in given.values()} if numbers else ():
             check_held(self.members, dtype)
         return replace(self, parameters=merged)
@@ -359,8 +368,17 @@ def _numbers(thing: Any) -> Iterator[tuple[str, float]]:
             yield name, max(np.ravel(value).tolist(), key=abs, default=0.0)
 
 
-def check_parameters(shapes: Mapping[str, Shape], parameters: Mapping[str, Tensor], *, numbers: bool = True) -> None:
-    """Refuse parameters that are missing, of another shape, not floating, or (where `numbers` matter) not finite."""
+def check_parameters(
+    shapes: Mapping[str, Shape],
+    parameters: Mapping[str, Tensor],
+    tables: Collection[str] = (),
+    *,
+    numbers: bool = True,
+) -> None:
+    """Refuse parameters that are missing, of another shape, not floating, or (where `numbers` matter) not finite.
+
+    Logits (`tables`) may be -inf, but not all logits of a row.
+    """
     faults = []
     for name, shape in shapes.items():
         value = parameters.get(name)
@@ -373,9 +391,12 @@ def check_parameters(shapes: Mapping[str, Shape], parameters: Mapping[str, Tenso
             faults.append(Fault(node, f"{name} of shape {shape}", f"shape {tuple(value.shape)}"))
         elif not value.is_floating_point():
             faults.append(Fault(node, f"{name} in a floating type", str(value.dtype)))
-        elif numbers and not value.is_meta and not bool(torch.isfinite(value).all()):
-            bad = int((~torch.isfinite(value)).sum())
-            faults.append(Fault(node, f"{name} finite", f"{bad} entries that are NaN or infinite"))
+        elif numbers and not value.is_meta:
+            zero = value.isneginf() if name in tables else torch.zeros_like(value, dtype=torch.bool)
+            if bad := int((~value.isfinite() & ~zero).sum()):
+                faults.append(Fault(node, f"{name} finite", f"{bad} entries that are NaN or infinite"))
+            elif name in tables and bool(zero.all(-1).any()):
+                faults.append(Fault(node, f"{name} with a finite number in every row", "a row of -inf alone"))
     if faults:
         raise DeclarationError(faults)
 

@@ -57,7 +57,7 @@ def count_sentences(
                 own = len(members[name].shape) if value.is_floating_point() else 0
                 found += value.shape[value.dim() - own - nesting :][:1] if value.dim() >= own + nesting else []
     if batch is not None and whole("batch", batch) != max(found) > 1:
-        raise BNetError("batch", expected=f"the {max(found)} sentences that are told", got=batch)
+        raise BNetError("batch", expected=f"{max(found)}, the number of sentences in y", got=batch)
     return max(found) if batch is None else batch
 
 

@@ -87,7 +87,8 @@ class Parameter:
         try:
             told = np.asarray(self.fill)
             fill = told.astype(float, casting="safe" if told.dtype.kind == "c" else "unsafe")  # no part of it is lost
-            fits = bool(np.isfinite(fill).all()) and broadcast(fill.shape, self.shape) == self.shape
+            numbers = np.isfinite(fill) | np.isneginf(fill)  # -inf: the logit of a probability of 0
+            fits = bool(numbers.all()) and broadcast(fill.shape, self.shape) == self.shape
         except (TypeError, ValueError, RuntimeError, OverflowError, MemoryError):
             fits = False
         if not fits:

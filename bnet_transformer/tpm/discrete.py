@@ -35,8 +35,9 @@ class Categorical(TPM):
     """`P(y | d, x) = softmax(theta[d] + W x)_y`: a table over discrete parents `d`, affine in a vector parent `x`.
 
     A root without parents is a selector. `probabilities` fixes the table of a root; `prior` is the concentration of a
-    Dirichlet on the table's rows. `pool="mean"` reads a sentence (an arrow from every word); `affine=False` takes
-    the vector itself as logits. `labels` names the states, so that evidence can name them.
+    Dirichlet on the table's rows. A logit of -inf is a probability of 0. `pool="mean"` reads a sentence (an arrow from
+    every word); `affine=False` takes the vector itself as logits. `labels` names the states, so that evidence can name
+    them.
 
     >>> Categorical(4).shape(), Categorical(3, probabilities=(0.5, 0.25, 0.25)).states
     ((), 3)
@@ -312,7 +313,6 @@ def _simplex(values: object, n: int) -> tuple[float, ...]:
         given = tuple(float(value) for value in islice(values, n + 1))  # type: ignore[call-overload]
     except (TypeError, ValueError, RuntimeError) as error:
         raise BNetError("probabilities", expected=f"{n} numbers that sum to 1", got=values) from error
-    if len(given) != n or not all(value > 0 for value in given) or abs(sum(given) - 1) > 1e-6:
-        hint = "leave a state out that cannot be"
-        raise BNetError("probabilities", expected=f"{n} numbers above 0 that sum to 1", got=given, allowed=hint)
+    if len(given) != n or not all(value >= 0 for value in given) or abs(sum(given) - 1) > 1e-6:
+        raise BNetError("probabilities", expected=f"{n} numbers from 0 to 1 that sum to 1", got=given)
     return given

@@ -151,6 +151,8 @@ def sentence_picture(said: Said, asked: Options) -> Picture:
     except ReadingError:
         if asked.detail is not None:
             raise
+        if asked.fits("nodes") and not asked.fits("folded"):
+            return _nodes(said, asked, highlights)
         asked.check_view("folded")
         return net_picture(said.world.network, asked)
 
@@ -164,6 +166,11 @@ def _view(said: Said, asked: Options, highlights: Highlights) -> str:
         grid = grid and not highlights.left_out("words", said.selection(asked))
         return "words" if grid and said.world.ground.count_arrows(said.selection(asked)) > few else "nodes"
     return "folded" if highlights.shown_in("folded") else "nodes"
+
+
+def _others(said: Said, selection: Selection) -> tuple[str, ...]:
+    """The views that can be drawn of a selection in place of its nodes."""
+    return ("words", "folded") if _readers(said.world.network, selection.slices) else ("folded",)
 
 
 def _grid_names(said: Said, selection: Selection) -> dict[str, tuple[str, int]]:
@@ -183,7 +190,7 @@ def _nodes(said: Said, asked: Options, highlights: Highlights) -> Picture:
         selection = _narrowed(ground, selection, named(asked.only))
 
     def refusal() -> BudgetError:
-        views = [view for view in ("words", "folded") if highlights.shown_in(view)]
+        views = [view for view in _others(said, selection) if highlights.shown_in(view)]
         return too_many(ground, selection, views, most or 0, highlights.part_of)
 
     if most is not None and _least(said, asked, selection) > most:

@@ -278,19 +278,19 @@ ROWS = {
         ("bt.tpm.Categorical(2.0)", "BNetError: Categorical states: expected a whole number of at least 1"),
         (
             "bt.tpm.Categorical(2, probabilities=(0.5, 0.6))",
-            "BNetError: probabilities: expected 2 numbers above 0 that sum to 1",
+            "BNetError: probabilities: expected 2 numbers from 0 to 1 that sum to 1",
         ),
         (
             "bt.tpm.Categorical(2, probabilities=(nan, 1.0))",
-            "BNetError: probabilities: expected 2 numbers above 0 that sum to 1",
+            "BNetError: probabilities: expected 2 numbers from 0 to 1 that sum to 1",
         ),
         (
             "bt.tpm.Categorical(2, probabilities=(-0.5, 1.5))",
-            "BNetError: probabilities: expected 2 numbers above 0 that sum to 1",
+            "BNetError: probabilities: expected 2 numbers from 0 to 1 that sum to 1",
         ),
         (
             "bt.tpm.Categorical(3, probabilities=(0.5, 0.5))",
-            "BNetError: probabilities: expected 3 numbers above 0 that sum to 1",
+            "BNetError: probabilities: expected 3 numbers from 0 to 1 that sum to 1",
         ),
         ('bt.tpm.Categorical(2, labels=("a", "a"))', "BNetError: labels: expected 2 different labels, one a state"),
         ("bt.tpm.Categorical(2, prior=0)", "BNetError: prior: expected a finite number above 0"),
@@ -301,7 +301,7 @@ ROWS = {
         ),
         (
             "bt.tpm.Categorical(2, probabilities=range(10**12))",
-            "BNetError: probabilities: expected 2 numbers above 0 that sum to 1",
+            "BNetError: probabilities: expected 2 numbers from 0 to 1 that sum to 1",
         ),
         ("bt.tpm.Categorical(2, learnable=1)", "BNetError: learnable: expected one of the allowed values"),
         ("bt.tpm.Categorical(1).n", "works: one state, which is certain", "found == 1"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 import numpy as np
 from torch import Tensor
@@ -11,13 +13,14 @@ from torch import Tensor
 from bnet_transformer.errors import BNetError, unknown
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm import Given
+from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.training.data import Batch, Reader
 from bnet_transformer.training.task import Task
 from bnet_transformer.training.words import real_numbers, whole_numbers
 
 COLUMNS = (
-    "what is observed of the nodes of a net without words: a list of mappings, one for each sentence, or a mapping "
-    "from node to an array [sentence, ...]"
+    "what is observed of the nodes of a net without words: a list of mappings, one for each sentence, a "
+    "DataFrame, or a mapping from node to an array [sentence, ...]"
 )
 
 
@@ -54,9 +57,13 @@ def columns_of(network: Network, task: Task, data: object, what: str) -> Columns
             raise BNetError(f"{what}, {name}", expected="nodes that are drawn for each sentence", got=got)
         if name in inputs:
             read = whole_numbers if member.tpm.reads_by_index else real_numbers
-            given[name] = read(f"{what}, {name}", column)
+            given[name] = read(f"{what}, {name}", _of_series(member, column))
         else:
-            observed[name] = reader.observed(member, _with_nan(network, member, column))
+            observed[name] = reader.observed(member, _with_missing(network, member, _of_series(member, column)))
+    needed = [m.family.name for m in network.members if isinstance(m.tpm, Given) and m.tpm.default is None]
+    missing = [name for name in needed if name not in told]
+    if missing:
+        raise BNetError(what, expected="a column for every given node", got=f"none for {', '.join(missing)}")
     counts = {name: len(value) if value.dim() else 0 for name, value in {**given, **observed}.items()}
     if len(set(counts.values())) > 1 or not all(counts.values()):
         got = ", ".join(f"{n} of {name}" for name, n in counts.items())
@@ -72,6 +79,8 @@ def _by_node(task: Task, data: object, what: str) -> dict[str, object]:
     """A column for each node."""
     if isinstance(data, Mapping):
         found = dict(data)
+    elif _is_frame(data):
+        found = {name: data[name] for name in data.columns}
     elif isinstance(data, Sequence) and data and all(isinstance(row, Mapping) for row in data):
         names = dict.fromkeys(name for row in data for name in row)
         found = {name: [row.get(name) for row in data] for name in names}
@@ -86,12 +95,43 @@ def _by_node(task: Task, data: object, what: str) -> dict[str, object]:
     return found
 
 
-def _with_nan(network: Network, member: Member, column: object) -> object:
-    """A column of real numbers in which NaN, not None, says that nothing was observed."""
-    if member.tpm.kind == "discrete" or not isinstance(column, list | tuple):
+def _is_frame(data: Any) -> TypeGuard[Any]:
+    """True for a DataFrame of pandas, which is not imported."""
+    return all(hasattr(data, name) for name in ("columns", "isna", "to_numpy"))
+
+
+def _of_series(member: Member, column: Any) -> Any:
+    """A Series of pandas as a list, None where it has no value; a number of a node of width 1 is its vector."""
+    if not hasattr(column, "isna"):
+        return column
+    values = [None if absent else value for value, absent in zip(column, column.isna(), strict=True)]
+    if member.shape != (1,) or member.family.plates:
+        return values
+    return [[value] if isinstance(value, numbers.Real) else value for value in values]
+
+
+def _with_missing(network: Network, member: Member, column: object) -> object:
+    """A column in which None says that a state, and NaN that a real number was not observed."""
+    if member.tpm.kind == "discrete":
+        return _states(column)
+    if not isinstance(column, list | tuple):
         return column
     sizes = [network.graph.sizes[plate] for plate in member.family.plates]
     return [np.full((*sizes, *member.shape), np.nan) if value is None else value for value in column]
+
+
+def _states(column: Any) -> Any:
+    """States with None for NaN, 0 and 1 for booleans, and whole numbers for those in a floating type."""
+    if isinstance(column, Tensor | np.ndarray):
+        array = in_numpy(column) if isinstance(column, Tensor) else column
+        return _states(array.tolist()) if array.dtype.kind in "bfO" else column
+    if isinstance(column, list | tuple):
+        return [_states(value) for value in column]
+    if isinstance(column, bool | np.bool_):
+        return int(column)
+    if isinstance(column, float | np.floating):
+        return None if np.isnan(column) else int(column) if float(column).is_integer() else column
+    return column
 
 
 def _check_shape(network: Network, member: Member, value: Tensor, what: str) -> None:

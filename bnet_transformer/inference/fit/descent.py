@@ -40,11 +40,12 @@ class Sets:
 
 
 def begun(network: Network, names: tuple[str, ...], restarts: int, seed: int, device: torch.device) -> Sets:
-    """The net's own parameters for the first restart, newly drawn ones for the others."""
+    """The net's own parameters for the first restart, newly drawn ones for the others; logits of -inf for all."""
     own = [{name: network.parameters[name] for name in names}]
     for r in range(1, restarts):
         drawn = declare(network.declaration, seed=mixed(seed, "restart", r)).parameters
-        own.append({name: drawn[name].to(network.parameters[name].dtype) for name in names})
+        new = {name: drawn[name].to(own[0][name]) for name in names}
+        own.append({name: value.where(own[0][name] > -torch.inf, -torch.inf) for name, value in new.items()})
     values = {name: torch.stack([each[name].detach().to(device) for each in own]) for name in names}
     zeros = {name: torch.zeros_like(value) for name, value in values.items()}
     return Sets(values, zeros, {k: v.clone() for k, v in zeros.items()}, list(range(restarts)))
@@ -107,5 +108,6 @@ def settle_tables(objective: Objective, sets: Sets, parts: list[Corpus], power: 
     bound, totals = ranks.total(bound), {name: ranks.total(count) for name, count in totals.items()}
     for name, count in totals.items():
         share = (count + objective.learned.tables[name] - 1).clamp(min=SMALL)
+        share = share.where(sets.values[name] > -torch.inf, 0.0)
         sets.values[name] = (share / share.sum(-1, keepdim=True)).log()
     return bound

@@ -74,21 +74,26 @@ def drawn(network: Network, name: str, corpus: Corpus, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Check:
-    """Statistics of the data beside those of draws of the net; `p` is the share of draws above it, ties halved."""
+    """Statistics of a `readout` of the data beside those of draws of the net; `p` is the share of draws above it, ties
+    halved."""
 
     observed: Mapping[str, float]
     mean: Mapping[str, float]
     spread: Mapping[str, float]
     p: Mapping[str, float]
+    readout: str = ""
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row for each statistic."""
         import pandas as pd
 
-        return pd.DataFrame({"observed": self.observed, "mean": self.mean, "spread": self.spread, "p": self.p})
+        columns = {"observed": self.observed, "mean": self.mean, "spread": self.spread, "p": self.p}
+        return pd.DataFrame(columns).rename_axis(self.readout or None)
 
     def _repr_html_(self) -> str:
-        return f"<div>{html.escape('posterior predictive checks')}{self.to_dataframe().to_html()}</div>"
+        return (
+            f"<div>{html.escape(f'posterior predictive checks of {self.readout}')}{self.to_dataframe().to_html()}</div>"
+        )
 
 
 def usual(states: int | None) -> dict[str, Statistic]:
@@ -148,4 +153,5 @@ def checked(
         dict(zip(told, table.mean(0).tolist(), strict=True)),
         dict(zip(told, (table.std(0) if draws > 1 else table[0] * torch.nan).tolist(), strict=True)),
         dict(zip(told, share.tolist(), strict=True)),
+        name,
     )

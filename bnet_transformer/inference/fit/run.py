@@ -239,9 +239,22 @@ def _check_room(objective: Objective, recipe: Recipe) -> None:
     room_for(f"{chains * recipe.draws} draws", chains * recipe.draws * size, "fewer draws=, chains= or names in learn=")
 
 
+def _check_zeros(objective: Objective, recipe: Recipe) -> None:
+    """Refuse to learn a table with probabilities of 0 where its prior has no density there."""
+    for name, concentration in objective.learned.tables.items():
+        if recipe.method in ("map", "em") and concentration == 1.0:
+            continue
+        if bool(objective.network.parameters[name].isneginf().any()):
+            got = f"method={recipe.method!r}" + ("" if concentration == 1.0 else f", prior={concentration:g}")
+            allowed = f"learn= without {name}"
+            wanted = "method='em' or 'map' and no prior for a table with probabilities of 0"
+            raise BNetError(name, expected=wanted, got=got, allowed=allowed)
+
+
 def _check(objective: Objective, recipe: Recipe, corpus: Corpus) -> None:
     """Refuse what does not go with the net."""
     learned = objective.learned
+    _check_zeros(objective, recipe)
     if not learned.weights and objective.choosing == {*learned.names}:
         recipe.refuse_weightless()
     if objective.of_corpus:

@@ -36,6 +36,7 @@ VERSION = 1
 MOST_WORDS = 512  # of a stack
 MOST_BYTES = 40_000_000  # of what is read: 512 words in 12 slices of 12 heads
 MOST_STATES = 24  # of a discrete node whose posterior is told
+MOST_CHOICES, MOST_NODES = 24, 200  # nodes whose posteriors are told unasked, of a net with words and of one without
 DETAILS = (None, "words", "nodes")
 
 
@@ -219,7 +220,7 @@ def _family(
         "words": own.words,
         "row": row,
         "depth": depth,
-        "state": asking.is_state(network, own),
+        "state": _is_state(network, own),
         "kind": "observed" if isinstance(member.tpm, Given) else "deterministic" if _sure(member) else "stochastic",
         "tpm": type(member.tpm).__name__,
         "learnable": member.learnable,
@@ -228,6 +229,14 @@ def _family(
         "selector": member.tpm.kind == "discrete" and bool(network.graph.out_of[own.index]),
         "equation": which[own.index],
     }
+
+
+def _is_state(network: Network, family: Family) -> bool:
+    """True for a state of words, and for a role that passes from slice to slice of a stack without words."""
+    if family.stack is None or family.stack in network.graph.word_stacks:
+        return asking.is_state(network, family)
+    states = {stack.name: stack.states for stack in network.declaration.stacks}
+    return family.role in states.get(family.stack, ())
 
 
 def _sure(member: Member) -> bool:
@@ -311,16 +320,19 @@ def _states_between(network: Network, member: Member) -> tuple[int | None, int |
 
 
 def _posteriors(said: Said, asked: Asked, readings: Sequence[Reading]) -> list[dict[str, Any]]:
-    """Prior and posterior of the choices that decide what is read, and of the nodes that a user names."""
+    """Prior and posterior of the nodes that a user names, and of the choices that decide what is read; of a net without
+    words, of every discrete node."""
     told = () if asked.posterior is None else asked.posterior
     wanted = [told] if isinstance(told, str) else listed("posterior", told, str)
     ids = [said.world.ground.id(name) for name in wanted]
     for node in ids:
         asking.must_be_discrete(said.world, node)
     found = [_posterior(said, node) for node in dict.fromkeys(ids)]
-    selectors = [f for f in said.world.network.graph.families if _is_selector(said.world.network, f)]
-    others = [node for f in selectors for node in said.world.ground.nodes(f).tolist()][:MOST_STATES]
-    for node in others:
+    network, ground = said.world.network, said.world.ground
+    wordless = not network.graph.word_stacks
+    families = [f for f in network.graph.families if (_has_states if wordless else _is_selector)(network, f)]
+    others = [node for f in families for node in ground.nodes(f).tolist()]
+    for node in others[: MOST_NODES if wordless else MOST_CHOICES]:
         if node not in ids and node not in said.world.do and node not in said.seen:
             try:
                 found.append(_posterior(said, node))
@@ -329,8 +341,12 @@ def _posteriors(said: Said, asked: Asked, readings: Sequence[Reading]) -> list[d
     return found
 
 
+def _has_states(network: Network, family: Family) -> bool:
+    return network.members[family.index].tpm.kind == "discrete"
+
+
 def _is_selector(network: Network, family: Family) -> bool:
-    return network.members[family.index].tpm.kind == "discrete" and bool(network.graph.out_of[family.index])
+    return _has_states(network, family) and bool(network.graph.out_of[family.index])
 
 
 def _posterior(said: Said, node: int) -> dict[str, Any]:

@@ -86,7 +86,7 @@ export function layout(net, folds) {
   }
   const words = net.stacks.flatMap((stack) => (columns.at[stack.name] ?? []).map((x, word) => (
     { x: x + shift, text: stack.words[word], whole: stack.whole[word] ?? stack.words[word], stack: stack.name, word })));
-  const states = inRows.filter((k) => net.families[k].state).map((family) => ({ y: rows.middle(net.families[family].row), family }));
+  const states = inRows.filter((k) => net.families[k].state && net.families[k].words !== null).map((family) => ({ y: rows.middle(net.families[family].row), family }));
   const marks = placeSections(net, sections, folds, rows);
   const slant = !roomy;
   const head = slant ? Math.min(96, 22 + 0.72 * Math.max(...words.map((word) => widthOf(word.text, 10.5)))) : 34;

@@ -71,7 +71,7 @@ export class Lines {
     if (this.layout.boxes.filter((box) => !net.families[box.family].state).length > ARROWS / 2) return null;
     for (const bundle of net.bundles) {
       const families = [net.families[bundle.parent], net.families[bundle.child]];
-      if (families.every((family) => family.state) && !this.readings.some((r) => r.told.family === bundle.child && this.open.has(this.sectionOf(r)))) continue;
+      if (families.every((family) => family.state && family.words !== null) && !this.readings.some((r) => r.told.family === bundle.child && this.open.has(this.sectionOf(r)))) continue;
       const parents = this.boxesOf.get(bundle.parent), children = this.boxesOf.get(bundle.child);
       if (!parents || !children) continue;
       const shares = this.shares(bundle.parent, bundle.child);

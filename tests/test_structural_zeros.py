@@ -1,0 +1,138 @@
+"""Tables with probabilities of 0: the chest clinic with its published tables, against pgmpy, sums and counts."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from pgmpy.inference import VariableElimination
+from pgmpy.readwrite import BIFReader
+from pyro.infer import TraceEnum_ELBO
+
+import bnet_transformer as bt
+from bnet_transformer import reference
+from bnet_transformer.inference import Evidence, log_evidence
+from bnet_transformer.tpm import Categorical
+from tests.asia import PARENTS, D, in_pgmpy, joint, marginal, sampled, tables, textbook
+
+GIVEN = [{}, {"dysp": 1}, {"xray": 1, "dysp": 0}, {"asia": 1, "either": 1}, {"either": 0, "smoke": 1}]
+
+
+@pytest.mark.parametrize("evidence", GIVEN)
+def test_posteriors_are_those_of_pgmpy(evidence):
+    net = textbook()
+    oracle = VariableElimination(in_pgmpy(net))
+    s = net.sentence()
+    nodes = {name: s.ground.id(name) for name in PARENTS}
+    known = {nodes[name]: torch.tensor(state) for name, state in evidence.items()}
+    for name in PARENTS:
+        if name not in evidence:
+            theirs = oracle.query([name], evidence=evidence, show_progress=False).values
+            np.testing.assert_allclose(s.posterior(name, evidence), theirs, atol=1e-12)
+            np.testing.assert_allclose(reference.posterior(s._world, nodes[name], known), theirs, atol=1e-12)
+    both = [name for name in ("lung", "bronc", "tub") if name not in evidence]
+    theirs = oracle.query(both, evidence=evidence, show_progress=False)
+    order = [theirs.variables.index(name) for name in both]
+    np.testing.assert_allclose(s.posterior(both, evidence), theirs.values.transpose(order), atol=1e-12)
+
+
+def test_the_probability_of_evidence_is_a_sum_over_all_states():
+    net = textbook()
+    s, whole = net.sentence(), joint(net)
+    expected = marginal(whole, "xray", {"dysp": 1})[1]
+    assert float(s.log_prob({"xray": 1, "dysp": 1})) == pytest.approx(math.log(expected))
+    dysp = torch.tensor([0, 1])
+    ours = log_evidence(net.module(), {"dysp": Evidence(dysp)}).detach()
+    np.testing.assert_allclose(ours.exp(), marginal(whole, "dysp", {}))
+    model = net.pyro()
+    elbo = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting)
+    assert -elbo.loss(model, lambda **_: None, y={"dysp": dysp}) == pytest.approx(float(ours.sum()))
+    done = marginal(joint(net, {"either": 1}), "lung", {"dysp": 1})
+    np.testing.assert_allclose(s.do(either=1).posterior("lung", {"dysp": 1}), done / done.sum(), atol=1e-12)
+    for ask in (s.log_prob, lambda e: s.posterior("smoke", e), lambda e: s.sample(5, e)):
+        with pytest.raises(bt.EvidenceError):
+            ask({"either": 0, "lung": 1})
+
+
+def test_samples_follow_the_joint_and_never_take_an_impossible_state():
+    net = textbook()
+    whole = joint(net)
+    draws = sampled(net, 20_000)
+    given = dict(net.sentence().sample(20_000, {"xray": 1}, seed=0).states)
+    for found in (draws, given):
+        assert torch.equal(found["either"], found["tub"] | found["lung"])
+    np.testing.assert_allclose(
+        [float(draws[name].double().mean()) for name in PARENTS],
+        [marginal(whole, name, {})[1] for name in PARENTS],
+        atol=0.02,
+    )
+    drawn = net.pyro()(batch=500)
+    assert torch.equal(drawn["either"], drawn["tub"] | drawn["lung"])
+
+
+def test_a_counterfactual_of_a_function_follows_from_its_parents():
+    s = textbook().sentence()
+    would = s.counterfactual("either", {"tub": 0}, {"tub": 1, "lung": 0}).probabilities
+    np.testing.assert_allclose(would, [1, 0], atol=1e-12)
+    would = s.counterfactual("either", {"tub": 0}, {"tub": 1, "lung": 1}).probabilities
+    np.testing.assert_allclose(would, [0, 1], atol=1e-12)
+
+
+def test_exports_and_files_have_the_zeros(tmp_path):
+    net = textbook()
+    net.save(tmp_path / "asia.safetensors")
+    again = bt.load(tmp_path / "asia.safetensors")
+    assert all(value.equal(again.parameters[name]) for name, value in net.parameters.items())
+    s = net.sentence()
+    s.draw(tmp_path / "asia.bif")
+    for model in (s.to_pgmpy(), BIFReader(str(tmp_path / "asia.bif")).get_model()):
+        table = model.get_cpds("either")
+        assert table.get_value(either="no", tub="no", lung="yes") == 0
+        assert table.get_value(either="no", tub="no", lung="no") == 1
+    for suffix in ("svg", "json", "html"):
+        s.observe(dysp="yes").draw(tmp_path / f"asia.{suffix}")
+    assert "NaN" not in (tmp_path / "asia.json").read_text()
+
+
+def test_a_root_may_have_a_state_of_probability_zero():
+    root = bt.Node("a", Categorical(3, probabilities=(0.0, 0.25, 0.75)))
+    net = bt.BNet(bt.Declaration(nodes=[root, bt.Node("b", Categorical(2), ["a"])]))
+    np.testing.assert_allclose(net.sentence().posterior("a"), [0, 0.25, 0.75], atol=1e-7)
+    assert net.check()
+    with pytest.raises(bt.EvidenceError):
+        net.sentence().log_prob({"a": 0})
+
+
+@pytest.mark.parametrize("row", [[-math.inf, -math.inf], [math.inf, 0.0], [math.nan, 0.0]])
+def test_a_row_that_is_no_distribution_is_refused(row):
+    with pytest.raises(bt.DeclarationError):
+        textbook().replace({"asia.logits": torch.tensor(row, dtype=D)})
+
+
+@pytest.mark.parametrize("options", [{"method": "em", "steps": 1}, {"steps": 500, "rate": 0.1}])
+def test_a_fit_keeps_zeros_and_counts_the_rest(options):
+    net, data = textbook(), sampled(textbook(), 200)
+    start = net.replace({k: v.clamp(min=-1) for k, v in net.parameters.items() if k != "either.logits"})
+    found = bt.fit(start, data, restarts=1, progress=False, **options)
+    np.testing.assert_allclose(found.theta["either"], tables(net)["either"], atol=1e-12)
+    for name in ("bronc", "smoke"):
+        counts = np.zeros((2,) * (len(PARENTS[name]) + 1))
+        np.add.at(counts, tuple(data[each].numpy() for each in (*PARENTS[name], name)), 1)
+        np.testing.assert_allclose(found.theta[name], counts / counts.sum(-1, keepdims=True), atol=1e-3)
+    free = {name: value for name, value in data.items() if name not in ("tub", "lung")}
+    found = bt.fit(start, free, restarts=3, progress=False, **options)
+    np.testing.assert_allclose(found.theta["either"], tables(net)["either"], atol=1e-12)
+
+
+def test_a_fit_that_cannot_keep_zeros_is_refused():
+    net, data = textbook(), sampled(textbook(), 5)
+    for method in ("svi", "nuts"):
+        with pytest.raises(bt.BNetError, match="either"):
+            bt.fit(net, data, method=method, progress=False)
+    nodes = [bt.Node(name, Categorical(2, prior=2.0), parents) for name, parents in PARENTS.items()]
+    smooth = bt.BNet(bt.Declaration(nodes=nodes)).to(D).replace(net.parameters)
+    with pytest.raises(bt.BNetError, match="either"):
+        bt.fit(smooth, data, method="em", progress=False)
+    learn = [name for name in net.parameters if name != "either.logits"]
+    found = bt.fit(smooth, data, method="em", learn=learn, steps=2, progress=False)
+    assert found.net.parameters["either.logits"].equal(net.parameters["either.logits"])
