@@ -250,7 +250,7 @@ def test_types_of_parameters():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Categorical(2, probabilities=(1.0, 0.0)),
+        lambda: Categorical(2, probabilities=(1.1, -0.1)),
         lambda: Categorical(3, labels=5),
         lambda: Categorical(3, labels=(1, 2, 3)),
         lambda: Attention(bias=True),
