@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,8 @@ from bnet_transformer.network import Input, Member
 from bnet_transformer.reference import BUDGET, World
 from bnet_transformer.tpm import Given, Normal
 from bnet_transformer.tpm.arrays import in_numpy
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -57,40 +60,36 @@ class Answers:
 
     def value(self, node: int) -> Tensor:
         """The value of a node: `[*states, *shape]`."""
-        try:
-            return self._value(node)
-        except ReadingError:
-            pass
-        try:
-            return self._in_every_state(self._where(node)[0], self._open_above([node]), lambda a: a._value(node))
-        except ReadingError:
-            return reference.values(self.world, node, self.evidence)
+        return _first_of(
+            lambda: self._value(node),
+            lambda: self._in_every_state(self._where(node)[0], self._open_above([node]), lambda a: a._value(node)),
+            lambda: reference.values(self.world, node, self.evidence),
+        )
 
     def distribution(self, node: int) -> Distribution:
         """`P(node | parents)`, batched over the open choices that decide the parents."""
         member = self._where(node)[0]
-        try:
-            return _distribution_of(member, self._parameters(node))
-        except ReadingError:
-            pass
-        try:
+
+        def in_every_state() -> Tensor:
             free = self._open_above(reference.parents(self.world, node))
-            return _distribution_of(member, self._in_every_state(member, free, lambda a: a._parameters(node)))
-        except ReadingError:
-            return asking.distribution(self.world, node, self.evidence)
+            return self._in_every_state(member, free, lambda a: a._parameters(node))
+
+        return _first_of(
+            lambda: _distribution_of(member, self._parameters(node)),
+            lambda: _distribution_of(member, in_every_state()),
+            lambda: asking.distribution(self.world, node, self.evidence),
+        )
 
     def attention(self, slice_: int, role: str | None) -> Tensor:
         """`P(j | i)` of the family that reads in a slice: `[*states, *plates, word, word]`."""
         member = asking.reader(self.world, slice_, role)
-        try:
+        if self.states:
             return self._attention(member)
-        except ReadingError:
-            if self.states:
-                raise
-        try:
-            return self._attention_in_every_state(member)
-        except ReadingError:
-            return asking.attention(self.world, slice_, role, self.evidence)
+        return _first_of(
+            lambda: self._attention(member),
+            lambda: self._attention_in_every_state(member),
+            lambda: asking.attention(self.world, slice_, role, self.evidence),
+        )
 
     def prepare(self, members: Sequence[Member]) -> None:
         """Compute what families read in one course of the net, where each were one of its own."""
@@ -98,10 +97,10 @@ class Answers:
 
     def arrow_weights(self, selection: Selection) -> dict[tuple[int, int], float]:
         """`P(j | i)` for each arrow along which a selected node reads another word; averaged over what is open."""
-        try:
-            return self._arrow_weights(selection)
-        except ReadingError:
-            return asking.arrow_weights(self.world, selection, self.evidence)
+        return _first_of(
+            lambda: self._arrow_weights(selection),
+            lambda: asking.arrow_weights(self.world, selection, self.evidence),
+        )
 
     def _value(self, node: int) -> Tensor:
         member, index = self._where(node)
@@ -349,6 +348,15 @@ class Answers:
                 found.add(index)
                 stack.extend(bundle.child for bundle in graph.out_of[index])
         return found
+
+
+def _first_of(*readings: Callable[[], T]) -> T:
+    """The answer of the first reading that does not refuse; the last one is the reference, whose refusal is final."""
+    *compiled, by_reference = readings
+    for reading in compiled:
+        with suppress(ReadingError):
+            return reading()
+    return by_reference()
 
 
 def _distribution_of(member: Member, parameters: Tensor) -> Distribution:

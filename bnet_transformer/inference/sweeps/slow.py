@@ -16,9 +16,9 @@ from bnet_transformer import reference
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import EvidenceError
 from bnet_transformer.graph import ancestors
-from bnet_transformer.inference import ground
 from bnet_transformer.inference.answers import Answers
 from bnet_transformer.inference.ground import choices_above
+from bnet_transformer.inference.joint import joint_posterior
 from bnet_transformer.inference.many import joint_log_probs
 from bnet_transformer.inference.sweeps.cells import Cells
 from bnet_transformer.inference.sweeps.pairs import Examples
@@ -49,7 +49,7 @@ def _outcome(module: Module, world: World, node: int) -> Tensor:
         if member.inputs and not choices_above(world, reference.parents(world, node), {}):
             own: Tensor = answers.distribution(node).logits.double()  # type: ignore[attr-defined]
             return own
-        return ground.posterior(module, world, node, {}).log()
+        return joint_posterior(module, world, [node], {}).log()
     if member.tpm.kind == "deterministic":
         return _averaged(module, world, [node], answers.value(node), len(member.shape))
     mean = answers.distribution(node).mean
