@@ -5,9 +5,11 @@ import itertools
 import numpy as np
 import torch
 from pgmpy.factors.discrete import TabularCPD
+from pgmpy.inference import VariableElimination
 from pgmpy.models import DiscreteBayesianNetwork
 
 import bnet_transformer as bt
+from bnet_transformer import reference
 from bnet_transformer.tpm import Categorical
 from tests.cases import jolted
 
@@ -43,6 +45,21 @@ def in_pgmpy(net: bt.BNet) -> DiscreteBayesianNetwork:
         flat = table.reshape(-1, 2).T
         found.add_cpds(TabularCPD(name, 2, flat, evidence=parents or None, evidence_card=[2] * len(parents) or None))
     return found
+
+
+def check_posteriors(net: bt.BNet, evidence: dict[str, int]) -> None:
+    """Posteriors of every node and of three together, also those of the reference, are pgmpy's."""
+    s, oracle = net.sentence(), VariableElimination(in_pgmpy(net))
+    known = {s.ground.id(name): torch.tensor(state) for name, state in evidence.items()}
+    for name in PARENTS:
+        if name not in evidence:
+            theirs = oracle.query([name], evidence=evidence, show_progress=False).values
+            np.testing.assert_allclose(s.posterior(name, evidence), theirs, atol=1e-12)
+            np.testing.assert_allclose(reference.posterior(s._world, s.ground.id(name), known), theirs, atol=1e-12)
+    both = [name for name in ("lung", "bronc", "tub") if name not in evidence]
+    theirs = oracle.query(both, evidence=evidence, show_progress=False)
+    order = [theirs.variables.index(name) for name in both]
+    np.testing.assert_allclose(s.posterior(both, evidence), theirs.values.transpose(order), atol=1e-12)
 
 
 def joint(net: bt.BNet, do: dict[str, int] | None = None) -> np.ndarray:

@@ -5,35 +5,20 @@ import math
 import numpy as np
 import pytest
 import torch
-from pgmpy.inference import VariableElimination
 from pgmpy.readwrite import BIFReader
 from pyro.infer import TraceEnum_ELBO
 
 import bnet_transformer as bt
-from bnet_transformer import reference
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.tpm import Categorical
-from tests.asia import PARENTS, D, in_pgmpy, joint, marginal, sampled, tables, textbook
+from tests.asia import PARENTS, D, check_posteriors, joint, marginal, sampled, tables, textbook
 
 GIVEN = [{}, {"dysp": 1}, {"xray": 1, "dysp": 0}, {"asia": 1, "either": 1}, {"either": 0, "smoke": 1}]
 
 
 @pytest.mark.parametrize("evidence", GIVEN)
 def test_posteriors_are_those_of_pgmpy(evidence):
-    net = textbook()
-    oracle = VariableElimination(in_pgmpy(net))
-    s = net.sentence()
-    nodes = {name: s.ground.id(name) for name in PARENTS}
-    known = {nodes[name]: torch.tensor(state) for name, state in evidence.items()}
-    for name in PARENTS:
-        if name not in evidence:
-            theirs = oracle.query([name], evidence=evidence, show_progress=False).values
-            np.testing.assert_allclose(s.posterior(name, evidence), theirs, atol=1e-12)
-            np.testing.assert_allclose(reference.posterior(s._world, nodes[name], known), theirs, atol=1e-12)
-    both = [name for name in ("lung", "bronc", "tub") if name not in evidence]
-    theirs = oracle.query(both, evidence=evidence, show_progress=False)
-    order = [theirs.variables.index(name) for name in both]
-    np.testing.assert_allclose(s.posterior(both, evidence), theirs.values.transpose(order), atol=1e-12)
+    check_posteriors(textbook(), evidence)
 
 
 def test_the_probability_of_evidence_is_a_sum_over_all_states():

@@ -13,7 +13,6 @@ import pyro
 import pytest
 import torch
 from click.testing import CliRunner
-from pgmpy.inference import VariableElimination
 from pyro.infer import TraceEnum_ELBO
 
 import bnet_transformer as bt
@@ -21,7 +20,7 @@ from bnet_transformer.cli import main
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.tpm import Add, Attention, Categorical, Given, Linear, Normal, Select, Weight
 from bnet_transformer.viz.rows import places_in_rows
-from tests.asia import PARENTS, D, asia, in_pgmpy, joint, marginal, sampled, site_density
+from tests.asia import PARENTS, D, asia, check_posteriors, joint, marginal, sampled, site_density
 from tests.cases import hidden_states, jolted, no_slices, sites
 
 # declared
@@ -65,16 +64,7 @@ def test_only_stacks_with_words_take_a_sentence():
 
 @pytest.mark.parametrize("seen", [{}, {"dysp": 1}, {"xray": 1, "dysp": 0}, {"asia": 1, "either": 1}])
 def test_posteriors_are_those_of_pgmpy(seen):
-    net = asia()
-    s, oracle = net.sentence(), VariableElimination(in_pgmpy(net))
-    for name in PARENTS:
-        if name not in seen:
-            theirs = oracle.query([name], evidence=seen, show_progress=False).values
-            np.testing.assert_allclose(s.posterior(name, seen), theirs, atol=1e-12)
-    both = [name for name in ("lung", "bronc", "tub") if name not in seen]
-    theirs = oracle.query(both, evidence=seen, show_progress=False)
-    order = [theirs.variables.index(name) for name in both]
-    np.testing.assert_allclose(s.posterior(both, seen), theirs.values.transpose(order), atol=1e-12)
+    check_posteriors(asia(), seen)
 
 
 def test_evidence_surgery_and_counterfactuals_are_sums_over_all_states():
