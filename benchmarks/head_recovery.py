@@ -25,9 +25,9 @@ from torch import Tensor
 from torch.nn import functional
 
 import bnet_transformer as bt
+from bnet_transformer.files import checkpoint
 from bnet_transformer.inference.fit.matching import matched, rand_index
 from bnet_transformer.tpm import Normal
-from bnet_transformer.training import checkpoint
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "head_recovery.md"
 DIM, KEY, WORDS, HEADS, LEARN, JUDGE = 8, 4, 8, 4, 2000, 1000

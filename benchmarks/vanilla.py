@@ -11,8 +11,8 @@ from torch.nn import functional
 import bnet_transformer as bt
 from benchmarks.harness import Figure, figure, interleaved, ratios
 from benchmarks.limits import of_the_limit
+from bnet_transformer._core.distributed import Ranks
 from bnet_transformer.training.data import Batch
-from bnet_transformer.training.parallel import Ranks
 from bnet_transformer.training.run import Recipe, Run
 from bnet_transformer.training.task import task_of
 

@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from bnet_transformer import asking, graph, inference, reference, viz
+from bnet_transformer._core.distributed import device_of, ranks
 from bnet_transformer.errors import BNetError, mapping, one_of, room_for, seed_of, tolerance, unknown, whole
 from bnet_transformer.graph import Ground, Selection
 from bnet_transformer.inference import CorpusTan, Counterfactual, Inclusion, Samples
@@ -21,7 +22,6 @@ from bnet_transformer.intake import Intake
 from bnet_transformer.network import Network
 from bnet_transformer.structure import Names, Separation, Structure, several
 from bnet_transformer.tpm.arrays import own_tensor
-from bnet_transformer.training.parallel import device_of, ranks
 
 if TYPE_CHECKING:
     from bnet_transformer.reference import World
@@ -354,9 +354,9 @@ def tan_of_corpus(
     network = sentences[0].net.network
     with ranks(device_of(None, network)) as here:
         data = [(s._intake.given, s._seen) for s in sentences]
-        here.agree("tan of a corpus", net=network, data=data, settings=(told, node, slice_, head, role))
-        mine = here.mine([*zip(sentences, told, strict=True)])
-        every = here.collected([_class_and_codes(s, node, label, slice_, head, role) for s, label in mine])
+        here.assert_same("tan of a corpus", net=network, data=data, settings=(told, node, slice_, head, role))
+        mine = here.shard([*zip(sentences, told, strict=True)])
+        every = here.all_gather_object([_class_and_codes(s, node, label, slice_, head, role) for s, label in mine])
     found = [every[k % len(every)][k // len(every)] for k in range(len(sentences))]
     labels = told if node is None else [label for label, _ in found]  # those told are this rank's own objects
     place = {label: k for k, label in enumerate(dict.fromkeys(labels))}

@@ -14,10 +14,11 @@ import torch
 from torch import distributed
 
 import bnet_transformer as bt
+from bnet_transformer._core import distributed as parallel
 from bnet_transformer.inference import damage
 from bnet_transformer.inference.fit.ascent import Ascent
 from bnet_transformer.tpm import Categorical, Normal
-from bnet_transformer.training import alone, parallel
+from bnet_transformer.training import alone
 
 D = torch.float64
 WORDS = ["the", "cat", "sat", "on", "a", "mat"]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import bnet_transformer as bt
+from bnet_transformer._core.torch_context import own_random
 from bnet_transformer.tpm.arrays import own_tensor
-from bnet_transformer.training.apart import own_random
 
 WORDS = ["the", "cat", "sat"]
 PAIRS = [("the cat sat", "cat the sat"), ("sat the cat", "the sat cat")]

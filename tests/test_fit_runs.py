@@ -13,14 +13,14 @@ from sklearn.metrics import adjusted_rand_score
 
 import bnet_transformer as bt
 from benchmarks.head_recovery import at_best_sigma
+from bnet_transformer._core.distributed import Ranks
+from bnet_transformer._core.hashing import derive_seed
+from bnet_transformer.files import checkpoint
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.inference.fit import predictive, result, run
 from bnet_transformer.inference.fit.objective import Objective
 from bnet_transformer.inference.fit.recipe import TAKEN_BY
 from bnet_transformer.tpm import Categorical, Normal
-from bnet_transformer.training import checkpoint
-from bnet_transformer.training.data import mixed
-from bnet_transformer.training.parallel import Ranks
 from bnet_transformer.training.steps import schedule_of
 
 ARVIZ = pytest.mark.filterwarnings("ignore:\nArviZ is undergoing:FutureWarning")
@@ -127,7 +127,7 @@ def own_steps(net, x, y, names, *, steps, batch, rate, spread, clip, decay):
     rates, bounds, prior_rows = schedule_of("cosine", rate, max(1, steps // 20), steps, None), [], 2.0
     for step in range(steps):
         epoch, place = divmod(step, -(-len(x) // batch))
-        g = torch.Generator().manual_seed(mixed(0, "order", epoch))
+        g = torch.Generator().manual_seed(derive_seed(0, "order", epoch))
         which = torch.randperm(len(x), generator=g)[place * batch : (place + 1) * batch]
         prior = (prior_rows - 1) * leaves["c.logits"].log_softmax(-1).sum()
         prior = prior - sum(leaves[name].square().sum() for name in names if name != "c.logits") / (2 * spread**2)

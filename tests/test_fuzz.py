@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer import files
+from bnet_transformer.files import checkpoint
 from bnet_transformer.pretrained.vocabulary import folder_tokenizer
 from bnet_transformer.tokens import Tokenizer
-from bnet_transformer.training import checkpoint
 from bnet_transformer.training.words import tokens_of
 from tests import fuzzing
 from tests.soak.fuzz import NEEDS

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import bnet_transformer as bt
+from bnet_transformer._core import distributed as parallel
+from bnet_transformer._core.distributed import ALONE, Ranks, alone, digest_of
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.tpm import Categorical
-from bnet_transformer.training import parallel
-from bnet_transformer.training.parallel import ALONE, Ranks, alone, digest_of
 from tests import parallel_jobs as jobs
 
 pytestmark = pytest.mark.skipif(
@@ -119,13 +119,13 @@ def test_three_processes_with_two_sentences_and_what_they_refuse(tmp_path):
 
 def test_shares_are_put_together_in_the_order_of_one_process():
     sentences = torch.arange(7)
-    shares = [Ranks(rank, 3, torch.device("cpu")).mine(sentences) for rank in range(3)]
+    shares = [Ranks(rank, 3, torch.device("cpu")).shard(sentences) for rank in range(3)]
     assert [share.tolist() for share in shares] == [[0, 3, 6], [1, 4], [2, 5]]
     for rank, share in enumerate(shares):
         here = Ranks(rank, 3, torch.device("cpu"))
         assert here.places(torch.arange(len(share))).tolist() == share.tolist()
-        assert here.mine([*range(7)]) == share.tolist()
-    assert ALONE.mine(sentences) is sentences and ALONE.gathered(sentences) is sentences
+        assert here.shard([*range(7)]) == share.tolist()
+    assert ALONE.shard(sentences) is sentences and ALONE.all_gather(sentences) is sentences
 
 
 def test_a_digest_tells_every_number_and_every_name():

@@ -9,16 +9,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bnet_transformer as bt
+from bnet_transformer._core import deferred_scalars as late
+from bnet_transformer._core.distributed import Ranks
 from bnet_transformer.inference.fit import ascent, descent
 from bnet_transformer.inference.fit.corpus import Corpus, corpus_of
 from bnet_transformer.inference.fit.objective import Objective as Evidences
 from bnet_transformer.inference.fit.objective import learned_of
 from bnet_transformer.inference.fit.recipe import Recipe as FitRecipe
 from bnet_transformer.tpm import Normal
-from bnet_transformer.training import Batch, captured, late, loop
+from bnet_transformer.training import Batch, captured, loop
 from bnet_transformer.training.data import Reader, batches
 from bnet_transformer.training.objective import Objective
-from bnet_transformer.training.parallel import Ranks
 from bnet_transformer.training.run import Recipe, Run
 from bnet_transformer.training.task import task_of
 from tests.cases import CASES, vanilla
@@ -140,7 +141,7 @@ def test_losses_that_come_late_are_the_same(lag, tmp_path, monkeypatch):
     net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS)
     options = {"steps": 12, "batch": 2, "rate": 0.01, "held_out": TEXT, "every": 4}
     at_once = train(net, TEXT, **options)
-    monkeypatch.setattr(late.Late, "on", classmethod(lambda cls, device: cls(lag)))
+    monkeypatch.setattr(late.DeferredScalars, "on", classmethod(lambda cls, device: cls(lag)))
     later = train(net, TEXT, folder=tmp_path, **{**options, "steps": 8})
     later = train(net, TEXT, folder=tmp_path, resume=True, **options)
     assert later.losses == at_once.losses and later.held_out == at_once.held_out
@@ -159,7 +160,7 @@ def test_a_run_that_diverges_writes_nothing_of_it(lag, tmp_path, monkeypatch):
     def loss(module, batch):
         return module(batch.x).square().mean() * batch.observed["observed"].mean()
 
-    monkeypatch.setattr(late.Late, "on", classmethod(lambda cls, device: cls(lag)))
+    monkeypatch.setattr(late.DeferredScalars, "on", classmethod(lambda cls, device: cls(lag)))
     with pytest.raises(bt.BNetError, match=r"step 8: .*got loss nan.*keeps the last good checkpoint, of step 6"):
         train(net, data, steps=100, loss=loss, folder=tmp_path, every=3)
     assert max(asked) == 7 + min(lag, 2)  # a checkpoint that is due after step 9 hears of all
@@ -186,7 +187,7 @@ def test_fits_that_are_heard_of_late_are_the_same(lag, method, monkeypatch):
 
     monkeypatch.setattr(ascent, "begun", spoilt)
     at_once = fit()
-    monkeypatch.setattr(late.Late, "on", classmethod(lambda cls, device: cls(lag)))
+    monkeypatch.setattr(late.DeferredScalars, "on", classmethod(lambda cls, device: cls(lag)))
     later = fit()
     assert later.bounds == pytest.approx(at_once.bounds, abs=1e-12)
     assert {who for _, who, _ in later.measured} == {who for _, who, _ in at_once.measured} and 2 not in {

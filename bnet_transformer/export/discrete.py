@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import reference
+from bnet_transformer._core.torch_context import same_random
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, whole
 from bnet_transformer.graph import topological_order
 from bnet_transformer.network import Member
 from bnet_transformer.reference import ATOL, BUDGET, Run, World
 from bnet_transformer.tpm.arrays import in_numpy
-from bnet_transformer.training.apart import same_random
 
 if TYPE_CHECKING:
     from pgmpy.models import DiscreteBayesianNetwork

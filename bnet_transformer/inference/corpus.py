@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from bnet_transformer._core.torch_context import same_random
 from bnet_transformer.errors import BNetError
-from bnet_transformer.training.apart import same_random
 
 if TYPE_CHECKING:
     import pandas as pd

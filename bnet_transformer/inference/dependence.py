@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from bnet_transformer import reference
+from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.graph import topological_order
 from bnet_transformer.inference.drawing import normal_of
 from bnet_transformer.network import Member
 from bnet_transformer.reference import ATOL, BUDGET, Run, World
 from bnet_transformer.tpm import Given
-from bnet_transformer.training.apart import with_gradients
 
 LEAST = 1e-7  # what is left of a derivative, relative to it, once what is given is told: below, the node is determined
 RANK = 1e-10

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.module import Module, Values
 from bnet_transformer.compiler.seeing import count_states
@@ -16,7 +17,6 @@ from bnet_transformer.graph import Family
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
 from bnet_transformer.inference.factors import Evidence, Factor, SomeNodes, question_to_factors
 from bnet_transformer.inference.possible import check_possible
-from bnet_transformer.training.apart import with_gradients
 
 BUDGET = 2**16
 ATOL = 1e-6

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.compiler.module import Module, Values
 from bnet_transformer.compiler.told import batch_of, lead_of
 from bnet_transformer.inference.exact import ATOL, BUDGET, log_evidence
 from bnet_transformer.inference.factors import Evidence
-from bnet_transformer.training.apart import with_gradients
 
 NUMBERS = (
     2**19

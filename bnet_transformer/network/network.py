@@ -149,6 +149,12 @@ class Network:
             check_held(self.members, dtype)
         return replace(self, parameters=merged)
 
+    def parts_to_hash(self) -> tuple[object, ...]:
+        """What a hash of the net is made of: all else that it holds follows from these."""
+        reader = self.tokenizer
+        told = None if reader is None else (reader.text, reader.segments, reader.start, reader.apart)
+        return self.declaration, dict(self.parameters), told, self.seed
+
     def to(self, *where: object) -> Network:
         """The same net in another floating type, on another device, or both."""
         dtype, device = None, None

@@ -4,11 +4,11 @@ Both work on any declaration. `task` says what a net is trained for, `data` make
 `run` and `loop` the steps and checkpoints; `incremental` computes one word at a time, and `decoding` chooses it.
 """
 
+from bnet_transformer._core.distributed import alone
 from bnet_transformer.training.data import Batch
 from bnet_transformer.training.generate import Generated, generate
 from bnet_transformer.training.iterate import iterate, windows
 from bnet_transformer.training.loop import kept, train
-from bnet_transformer.training.parallel import alone
 from bnet_transformer.training.result import Trained
 
 __all__ = ["Batch", "Generated", "Trained", "alone", "generate", "iterate", "kept", "train", "windows"]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.errors import BNetError, not_endless, unknown, whole
 from bnet_transformer.network import Member
 from bnet_transformer.tpm.arrays import is_plain
@@ -301,12 +302,7 @@ class Batches:
 
 @lru_cache(maxsize=4)
 def _order(size: int, seed: int, epoch: int) -> Tensor:
-    return torch.randperm(size, generator=torch.Generator().manual_seed(mixed(seed, "order", epoch)))
-
-
-def mixed(*parts: object) -> int:
-    """A seed from several things."""
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
+    return torch.randperm(size, generator=torch.Generator().manual_seed(derive_seed(seed, "order", epoch)))
 
 
 def batches(reader: Reader, data: object, batch: int, seed: int, words: int | None, what: str = "data") -> Batches:

@@ -15,15 +15,15 @@ from typing import Any, cast
 import torch
 from tqdm import tqdm
 
+from bnet_transformer._core.distributed import device_of, ranks
+from bnet_transformer._core.torch_context import own_random, with_gradients
 from bnet_transformer.errors import BNetError, FileError, number, one_of, whole, within_memory
 from bnet_transformer.files import as_path
+from bnet_transformer.files.checkpoint import CHANGEABLE, NAME, diverged, kept_by, path_of, read
 from bnet_transformer.network import Network
-from bnet_transformer.training.apart import own_random, with_gradients
 from bnet_transformer.training.captured import recorder_of
-from bnet_transformer.training.checkpoint import CHANGEABLE, NAME, diverged, kept_by, path_of, read
 from bnet_transformer.training.data import Batch, Batches, Reader, batches
 from bnet_transformer.training.objective import Loss
-from bnet_transformer.training.parallel import device_of, ranks
 from bnet_transformer.training.result import N, Trained
 from bnet_transformer.training.run import Recipe, Run, settings_of
 from bnet_transformer.training.steps import default_rate
@@ -141,7 +141,7 @@ def _trained(
         if here.world > 1:
             first, begun = given(0), habits.folder is not None and path_of(habits.folder).exists()
             told = {**settings, "net": network, "batch": (first.x, first.observed), "checkpoint": begun}
-            here.agree("train", **told, steps=steps, habits=habits.together, ways=replace(ways, device=None))
+            here.assert_same("train", **told, steps=steps, habits=habits.together, ways=replace(ways, device=None))
         recorder = recorder_of(here.device, here.world) if ways.recorded else None
         with nullcontext() if recorder is None else recorder.stage():
             run = Run(
@@ -229,7 +229,7 @@ def _follow(run: Run, given: Batches, held_out: list[Batch], habits: Habits, ste
         if run.step > steps:
             got, allowed = f"{steps}", "training.kept(net, folder), for the net of the checkpoint"
             raise BNetError("steps", expected=f"at least the {run.step} of {path}", got=got, allowed=allowed)
-    run.ranks.meet()
+    run.ranks.barrier()
     hide = True if not run.ranks.first or habits.progress is False else False if habits.progress else None
     bar = tqdm(total=steps, initial=run.step, disable=hide, unit="step", leave=False)
     batch, due, stop = None, False, False  # due: a checkpoint that waits for the next loss of its parameters

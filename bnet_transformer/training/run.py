@@ -11,19 +11,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from bnet_transformer._core.deferred_scalars import DeferredScalars
+from bnet_transformer._core.distributed import Ranks
+from bnet_transformer._core.hashing import code_of, derive_seed
+from bnet_transformer._core.torch_context import reseed
 from bnet_transformer.compiler import Module
 from bnet_transformer.errors import BNetError, number, one_of, put, seed_of, whole
+from bnet_transformer.files import checkpoint
 from bnet_transformer.network import Member
 from bnet_transformer.tpm import Dropout
-from bnet_transformer.training import checkpoint
-from bnet_transformer.training.apart import reseed
 from bnet_transformer.training.captured import Fed, Recorder, Replayed
-from bnet_transformer.training.data import Batch, Batches, Reader, mixed
-from bnet_transformer.training.digest import code_of
-from bnet_transformer.training.late import Late
+from bnet_transformer.training.data import Batch, Batches, Reader
 from bnet_transformer.training.objective import Loss, Objective
-from bnet_transformer.training.parallel import Ranks, laid_like, spread
-from bnet_transformer.training.parallel import whole as put_together
+from bnet_transformer.training.sharding import laid_like, spread
+from bnet_transformer.training.sharding import whole as put_together
 from bnet_transformer.training.steps import SCHEDULES, optimiser_of, schedule_of, set_rate, width_of
 from bnet_transformer.training.task import Task, above
 
@@ -127,7 +128,9 @@ class Run:
         self._step = self._made_step if recorder is None else Replayed(self._made_step, recorder)
         self.draws = loss is not None or any(map(_draws, network.members))
         self.step = 0  # how many steps are done
-        self.late = Late.on(ranks.device)  # the loss and length of the gradient of steps that were not heard of yet
+        self.late = DeferredScalars.on(
+            ranks.device
+        )  # the loss and length of the gradient of steps that were not heard of yet
         self.losses: list[float] = []  # of a step that is done, or more: its gradient comes first
         self.held_out: list[tuple[int, float]] = []
         self.best: dict[str, Tensor] = {}
@@ -153,7 +156,7 @@ class Run:
     def gradient(self, fed: Fed) -> None:
         """The gradient of what was fed, clipped where that is asked for; no parameter changes."""
         if self.draws:
-            reseed(mixed(self.recipe.seed, "dropout", self.step, self.ranks.rank), self.ranks.device)
+            reseed(derive_seed(self.recipe.seed, "dropout", self.step, self.ranks.rank), self.ranks.device)
         if not self.spread.training:
             self.spread.train()
         self.late.put(self._gradient(fed))
@@ -192,7 +195,7 @@ class Run:
             self._kept_gradient(mean, parameters)
         else:
             (mean * world).backward()
-        told = self.ranks.total(torch.stack([mean.detach(), fed.get("asked", torch.zeros_like(mean))]))
+        told = self.ranks.all_reduce(torch.stack([mean.detach(), fed.get("asked", torch.zeros_like(mean))]))
         length = get_total_norm([value.grad for value in parameters if value.grad is not None])
         if self.recipe.clip is not None:
             clip_grads_with_norm_(parameters, self.recipe.clip, length)
@@ -251,7 +254,7 @@ class Run:
             found = checkpoint.Checkpoint(self.step, tensors, losses, tuple(self.held_out), self.settings)
             checkpoint.write(path, self.network, found)
         self.kept = self.step
-        self.ranks.meet()
+        self.ranks.barrier()
 
     def restore(self, path: Path, *, free: Collection[str] = ()) -> None:
         """Go on where a checkpoint stands; settings that are `free` may be others than those that it was made with."""

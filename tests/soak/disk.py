@@ -184,7 +184,7 @@ class _Enough(Exception):
 @contextmanager
 def _after(count: int) -> Iterator[None]:
     """A run ends after so many checkpoints."""
-    from bnet_transformer.training import checkpoint
+    from bnet_transformer.files import checkpoint
 
     before, done = checkpoint.write, []
 

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from bnet_transformer._core.deferred_scalars import DeferredScalars
+from bnet_transformer._core.distributed import Ranks
+from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.errors import BNetError, FileError
-from bnet_transformer.files import reading
+from bnet_transformer.files import checkpoint, reading
 from bnet_transformer.inference.factors import NEVER
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.fit.descent import (
@@ -26,11 +29,8 @@ from bnet_transformer.inference.fit.descent import (
 )
 from bnet_transformer.inference.fit.objective import LOG_EVIDENCE, LOG_POSTERIOR, Objective
 from bnet_transformer.inference.fit.recipe import Habits, Recipe
-from bnet_transformer.training import checkpoint
-from bnet_transformer.training.data import mixed, sent
-from bnet_transformer.training.late import Late
+from bnet_transformer.training.data import sent
 from bnet_transformer.training.loop import asked_to_stop
-from bnet_transformer.training.parallel import Ranks
 from bnet_transformer.training.steps import schedule_of
 
 USUAL = 256  # sentences of a minibatch, where none is told
@@ -55,7 +55,7 @@ class Ascent:
         self.sets = begun(objective.network, objective.learned.names, recipe.restarts, recipe.seed, ranks.device)
         self.rate = schedule_of("cosine", recipe.highest, max(1, recipe.total // 20), recipe.total, None)
         self.step = 0  # how many steps are done
-        self.late = Late.on(ranks.device)  # bounds of steps that were not heard of yet
+        self.late = DeferredScalars.on(ranks.device)  # bounds of steps that were not heard of yet
         self.whose: deque[list[int]] = deque()  # of which restarts they are
         self.alive = torch.ones(len(self.sets.who), dtype=torch.bool, device=ranks.device)  # whose bounds were good
         self.first: Tensor | None = None  # the bound of the first step
@@ -86,7 +86,7 @@ class Ascent:
         if size >= count:
             return None
         epoch, place = divmod(step, -(-count // size))
-        generator = torch.Generator().manual_seed(mixed(self.recipe.seed, "order", epoch))
+        generator = torch.Generator().manual_seed(derive_seed(self.recipe.seed, "order", epoch))
         order = torch.randperm(count, generator=generator)
         return sent(order[place * size : (place + 1) * size].clone(), self.ranks.device)
 
@@ -101,7 +101,7 @@ class Ascent:
             self.alive = self.alive & sound
         highest = bound.where(self.alive, -math.inf).max().double()
         self.first = highest if self.first is None else self.first
-        asked = self.ranks.total(torch.full((), float(self.asked), dtype=torch.float64, device=self.ranks.device))
+        asked = self.ranks.all_reduce(torch.full((), float(self.asked), dtype=torch.float64, device=self.ranks.device))
         self.late.put(torch.cat([torch.stack([highest, bound.max().double(), asked]), self.alive.double()]))
         self.whose.append(self.sets.who)
         self.step += 1
@@ -168,7 +168,7 @@ class Ascent:
         with torch.no_grad():
             for part in self.judges:
                 total = total + self.objective.log_evidences(self.sets.values, part).sum(1)
-        total = self.ranks.total(total)  # the prior counts once, and not once for each rank
+        total = self.ranks.all_reduce(total)  # the prior counts once, and not once for each rank
         if self.judged_by == LOG_POSTERIOR:
             total = total + self.objective.log_prior(self.sets.values).detach()
         return [float(score) for score in total / len(self.judge)]
@@ -222,7 +222,7 @@ class Ascent:
         if self.ranks.first:
             checkpoint.write(path, self.objective.network, found)
         self.kept = found.step
-        self.ranks.meet()
+        self.ranks.barrier()
 
     def restore(self, path: Path, free: Collection[str] = ()) -> None:
         """Go on where a checkpoint stands; settings that are `free` may be others than those that it was made with."""
@@ -264,7 +264,7 @@ def ascend(run: Ascent, habits: Habits) -> bool:
         if not habits.resume:
             raise FileError(str(path), expected="no checkpoint yet", got="one", allowed="resume=True, another folder=")
         run.restore(path, habits.free)
-    run.ranks.meet()
+    run.ranks.barrier()
     steps = run.recipe.total
     hide = True if not run.ranks.first or habits.progress is False else False if habits.progress else None
     bar = tqdm(total=steps, initial=run.step, disable=hide, unit="step", leave=False)

@@ -13,17 +13,16 @@ from pyro.ops.integrator import potential_grad
 from torch import Tensor
 from torch.distributions import biject_to
 
+from bnet_transformer._core.distributed import Ranks
+from bnet_transformer._core.hashing import derive_seed
+from bnet_transformer._core.torch_context import reseed
 from bnet_transformer.errors import BNetError
-from bnet_transformer.files import reading
+from bnet_transformer.files import checkpoint, reading
 from bnet_transformer.inference.factors import NEVER
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.fit.recipe import Recipe
 from bnet_transformer.inference.fit.variational import SIMPLEX, Model, site
 from bnet_transformer.network import Network
-from bnet_transformer.training import checkpoint
-from bnet_transformer.training.apart import reseed
-from bnet_transformer.training.data import mixed
-from bnet_transformer.training.parallel import Ranks
 
 TRIED = 100  # draws of the prior among which a start with a finite density is looked for
 JITTER = 0.1  # by how much the first chain's start lies off the net's own parameters
@@ -38,7 +37,7 @@ class Chain:
         self.drawn: list[dict[str, Tensor]] = []
         self.told: list[tuple[float, ...]] = []
         self.evaluations = self.divergences = 0
-        self.random = _seeded(mixed(recipe.seed, "chain", number), model.device)
+        self.random = _seeded(derive_seed(recipe.seed, "chain", number), model.device)
         self.kernel = NUTS(potential_fn=self._potential)
         with self._own_random():
             self.z = started(model, corpus, number)
@@ -182,12 +181,12 @@ def _set_random(state: list[Tensor], device: torch.device) -> None:
 def keep(path: Path, network: Network, chains: list[Chain], settings: Mapping[str, Any], ranks: Ranks) -> None:
     """Write a checkpoint of the chains of all ranks."""
     own = {f"{c.number}/{k}": v.detach().cpu() for c in chains for k, v in c.state().items()}
-    told = ranks.collected(own)
+    told = ranks.all_gather_object(own)
     if ranks.first:
         tensors = {f"net/{name}": value for name, value in network.parameters.items()}
         tensors |= {name: value for each in told for name, value in each.items()}
         checkpoint.write(path, network, checkpoint.Checkpoint(chains[0].step, tensors, (), (), settings))
-    ranks.meet()
+    ranks.barrier()
 
 
 def go_on(path: Path, network: Network, chains: list[Chain], settings: Mapping[str, Any], free: Collection[str]) -> int:

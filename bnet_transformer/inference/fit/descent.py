@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.distributed import Ranks
+from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.fit.objective import Objective
 from bnet_transformer.network import Network
 from bnet_transformer.network.network import declare
-from bnet_transformer.training.data import mixed
-from bnet_transformer.training.parallel import Ranks
 
 FIRST, SECOND, SMALL = 0.9, 0.99, 1e-8  # of Adam: how long means last, and what keeps division sound
 
@@ -43,7 +43,7 @@ def begun(network: Network, names: tuple[str, ...], restarts: int, seed: int, de
     """The net's own parameters for the first restart, newly drawn ones for the others; logits of -inf for all."""
     own = [{name: network.parameters[name] for name in names}]
     for r in range(1, restarts):
-        drawn = declare(network.declaration, seed=mixed(seed, "restart", r)).parameters
+        drawn = declare(network.declaration, seed=derive_seed(seed, "restart", r)).parameters
         new = {name: drawn[name].to(own[0][name]) for name in names}
         own.append({name: value.where(own[0][name] > -torch.inf, -torch.inf) for name, value in new.items()})
     values = {name: torch.stack([each[name].detach().to(device) for each in own]) for name in names}
@@ -67,7 +67,7 @@ def bound_and_gradient(
             bound = bound + objective.log_evidences(leaves, part, power).sum(1) / size
     gradients = torch.autograd.grad(bound.sum(), list(leaves.values()), allow_unused=True)
     slopes = [torch.zeros_like(v) if g is None else g for g, v in zip(gradients, leaves.values(), strict=True)]
-    found = [ranks.total(each) for each in (bound.detach(), *slopes)]
+    found = [ranks.all_reduce(each) for each in (bound.detach(), *slopes)]
     return found[0], dict(zip(leaves, found[1:], strict=True))
 
 
@@ -105,7 +105,7 @@ def settle_tables(objective: Objective, sets: Sets, parts: list[Corpus], power: 
         bound = bound + evidence
         for name, count in counts.items():
             totals[name] = totals[name] + count
-    bound, totals = ranks.total(bound), {name: ranks.total(count) for name, count in totals.items()}
+    bound, totals = ranks.all_reduce(bound), {name: ranks.all_reduce(count) for name, count in totals.items()}
     for name, count in totals.items():
         share = (count + objective.learned.tables[name] - 1).clamp(min=SMALL)
         share = share.where(sets.values[name] > -torch.inf, 0.0)

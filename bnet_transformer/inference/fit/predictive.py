@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.torch_context import own_random, reseed, with_gradients
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import BNetError, mapping
@@ -19,7 +20,6 @@ from bnet_transformer.inference.factors import Factor, check_budget, prior_of
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.network import Member, Network
 from bnet_transformer.pyro_reading import pyro_model
-from bnet_transformer.training.apart import own_random, reseed, with_gradients
 from bnet_transformer.training.task import above
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from bnet_transformer.errors import BNetError, number, one_of, put, seed_of, whole
-from bnet_transformer.training import checkpoint
+from bnet_transformer.files import checkpoint
 
 METHODS = ("map", "em", "svi", "nuts")
 STEPS = {"map": 300, "em": 300, "svi": 1000, "nuts": 0}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.distributed import Ranks, by_itself, device_of, ranks, several
 from bnet_transformer.compiler import Module
 from bnet_transformer.errors import BNetError, BudgetError, ReadingError, methods_within_memory, unknown, whole
 from bnet_transformer.errors import share as check_share
@@ -34,7 +35,6 @@ from bnet_transformer.inference.fit.matching import Comparison, words_present
 from bnet_transformer.inference.fit.objective import LOG_EVIDENCE, Objective, learned_of
 from bnet_transformer.inference.fit.predictive import Check, checked, predicted
 from bnet_transformer.network import Member, Network
-from bnet_transformer.training.parallel import Ranks, by_itself, device_of, ranks, several
 from bnet_transformer.training.result import N
 
 if TYPE_CHECKING:
@@ -153,10 +153,10 @@ class Fit(Generic[N]):
             return None
         with self._shared("log_likelihoods", self.data) as here:
             sets = {k: v.to(here.device) for k, v in stored(self.samples, learned.tables).items()}
-            own = here.mine(self.data)
+            own = here.shard(self.data)
             objective.to(here.device)
             found = likelihoods(objective, own, sets).T if len(own) else torch.zeros(0)
-            return self._home(here.gathered(found)).T.reshape(*lead, -1)
+            return self._home(here.all_gather(found)).T.reshape(*lead, -1)
 
     def interval(self, name: str, share: float = 0.9) -> tuple[Tensor, Tensor]:
         """Between which values a parameter, or `A x_1` or `OV x_1` of the heads, lies with a probability.
@@ -189,11 +189,11 @@ class Fit(Generic[N]):
         """
         member, corpus, total = self._readout(readout), self._words(x), torch.zeros(0)
         with self._summed(), self._shared("predict", corpus, readout=member.family.name) as here:
-            own, nets = here.mine(corpus), self._draws(USED, here)
+            own, nets = here.shard(corpus), self._draws(USED, here)
             for k, net in enumerate(nets if len(own) else ()):
                 found = predicted(net, member.family.name, own.parts(AT_ONCE), self.budget) / len(nets)
                 total = total + found if k else found
-            return self._home(here.gathered(total))
+            return self._home(here.all_gather(total))
 
     def log_likelihood(self, data: object) -> Tensor:
         """`log P(y | x)` of each sentence, under the net; of a posterior, the log of the mean over its draws."""
@@ -201,13 +201,13 @@ class Fit(Generic[N]):
         learned = learned_of(self.network, task_of_mixture(self.network).readouts, None, None)
         objective = Objective(self.network, learned, self.budget)
         with torch.no_grad(), self._summed(), self._shared("log_likelihood", corpus, objective.of_corpus) as here:
-            own = here.mine(corpus)
+            own = here.shard(corpus)
             objective.to(here.device)
             parts, found = [own] if objective.of_corpus else own.parts(AT_ONCE), []
             for net in self._draws(USED, here) if len(own) else ():
                 found.append(torch.cat([objective.log_evidence(net.parameters, part) for part in parts]))
             mean = torch.stack(found).logsumexp(0) - math.log(len(found)) if found else torch.zeros(0)
-            return self._home(here.gathered(mean))
+            return self._home(here.all_gather(mean))
 
     def check(self, data: object, statistics: object = None, *, draws: int = 100, readout: str | None = None) -> Check:
         """Posterior predictive checks: statistics of the data beside those of so many draws of as many sentences."""
@@ -296,7 +296,7 @@ class Fit(Generic[N]):
     def _responsibilities(self, corpus: Corpus, selector: str) -> Tensor:
         of_corpus, total = self.network.member(selector).scope == "corpus", torch.zeros(0)
         with self._summed(), self._shared("responsibilities", corpus, of_corpus, selector=selector) as here:
-            own, nets = here.mine(corpus), self._draws(USED, here)
+            own, nets = here.shard(corpus), self._draws(USED, here)
             asked = [own] if of_corpus else own.parts(AT_ONCE)
             for k, net in enumerate(nets if len(own) else ()):
                 module = Module(net).eval()
@@ -306,7 +306,7 @@ class Fit(Generic[N]):
                 ]
                 found = torch.cat(parts) / len(nets)
                 total = total + found if k else found
-            return self._home(here.gathered(total))
+            return self._home(here.all_gather(total))
 
     @contextmanager
     def _shared(self, what: str, corpus: Corpus, of_corpus: bool = False, **settings: object) -> Iterator[Ranks]:
@@ -317,7 +317,7 @@ class Fit(Generic[N]):
             return
         with ranks(self._device) as here:
             told = {"budget": self.budget, **settings}
-            here.agree(what, net=self.network, samples=self.samples, data=corpus, **told)
+            here.assert_same(what, net=self.network, samples=self.samples, data=corpus, **told)
             yield here
 
     @property
@@ -355,7 +355,7 @@ class Fit(Generic[N]):
     def _draws(self, most: int, here: Ranks | None = None) -> list[Network]:
         """Nets of the posterior, evenly taken from its samples; the net itself where it has none."""
         if here is not None:
-            return [here.hold(net) for net in self._draws(most)]
+            return [here.to_device(net) for net in self._draws(most)]
         if not self.samples:
             return [self.network]
         sets, own = stored(self.samples, tables_of(self.network)), self.network.parameters

@@ -11,8 +11,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.distributed import Ranks, device_of, ranks
+from bnet_transformer._core.hashing import derive_seed, digest_of
+from bnet_transformer._core.torch_context import own_random, with_gradients
 from bnet_transformer.compiler.plan import MEETING
 from bnet_transformer.errors import BNetError, BudgetError, ReadingError, one_of, room_for, whole, within_memory
+from bnet_transformer.files import checkpoint
 from bnet_transformer.inference.exact import BUDGET
 from bnet_transformer.inference.factors import OVER_BUDGET
 from bnet_transformer.inference.fit.ascent import Ascent, ascend
@@ -22,11 +26,6 @@ from bnet_transformer.inference.fit.recipe import Habits, Recipe
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.sampling import sampled
 from bnet_transformer.network import Network
-from bnet_transformer.training import checkpoint
-from bnet_transformer.training.apart import own_random, with_gradients
-from bnet_transformer.training.data import mixed
-from bnet_transformer.training.digest import digest_of
-from bnet_transformer.training.parallel import Ranks, device_of, ranks
 from bnet_transformer.training.result import N
 
 WAYS = {  # what a fit can do about choices that cannot be summed, for what other questions can do
@@ -144,7 +143,7 @@ def _fitted(
             wanted = "choices of sentences or words: a share of a corpus with one draw has no evidence of its own"
             raise BNetError("torchrun", expected=wanted, got="per='corpus'", allowed="one process")
         alike = {"net": objective.network, "budget": objective.budget, "habits": habits.together}
-        here.agree("fit", **settings, **alike, checkpoint=habits.kept)
+        here.assert_same("fit", **settings, **alike, checkpoint=habits.kept)
         objective.to(here.device)
         corpus = corpus.to(here.device)
         if recipe.method in ("svi", "nuts"):
@@ -208,7 +207,7 @@ def _with_all(
     with checkpoint.kept_by(folder, here.first):
         if folder is not None and habits.resume and here.first:
             _leave_other(checkpoint.path_of(folder), again.network, began)
-        here.meet()
+        here.barrier()
         last.measure()  # where it begins may be better than where its steps lead
         return last, ascend(last, replace(habits, folder=folder))
 
@@ -224,7 +223,7 @@ def _split(corpus: Corpus, recipe: Recipe, of_corpus: bool) -> tuple[Corpus, Cor
     count = min(MOST, int(SHARE * len(corpus)))
     if recipe.restarts == 1 or of_corpus or not count:
         return corpus, corpus, "the sentences learned from"
-    order = torch.randperm(len(corpus), generator=torch.Generator().manual_seed(mixed(recipe.seed, "held out")))
+    order = torch.randperm(len(corpus), generator=torch.Generator().manual_seed(derive_seed(recipe.seed, "held out")))
     return corpus.take(order[count:]), corpus.take(order[:count]), f"{count} held-out sentences"
 
 

@@ -12,7 +12,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from bnet_transformer._core.distributed import Ranks
+from bnet_transformer._core.hashing import derive_seed
+from bnet_transformer._core.torch_context import reseed
 from bnet_transformer.errors import BNetError, FileError
+from bnet_transformer.files import checkpoint
 from bnet_transformer.inference.fit.ascent import ascend
 from bnet_transformer.inference.fit.chains import TOLD, Chain, go_on, keep
 from bnet_transformer.inference.fit.corpus import Corpus
@@ -23,11 +27,7 @@ from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.samples import aligned
 from bnet_transformer.inference.fit.variational import Drawn, Model, Variational
 from bnet_transformer.network import Network
-from bnet_transformer.training import checkpoint
-from bnet_transformer.training.apart import reseed
-from bnet_transformer.training.data import mixed
 from bnet_transformer.training.loop import asked_to_stop
-from bnet_transformer.training.parallel import Ranks
 
 NARROW = "mean-field: the posterior is taken as independent by parameter, and its spread comes out too small"
 DRAWN = "; choices are drawn, not summed, and taken as independent of each other given the sentence"
@@ -92,7 +92,7 @@ def _by_svi(
     drawn = recipe.choices == "sampled"
     run = (Drawn if drawn else Variational)(objective, recipe, corpus, corpus, ranks, settings)
     finished = ascend(run, habits)
-    reseed(mixed(recipe.seed, "posterior"), ranks.device)
+    reseed(derive_seed(recipe.seed, "posterior"), ranks.device)
     samples = {name: of.sample((1, recipe.draws)) for name, of in run.guide(run.sets.one(0)).items()}
     return Found(
         samples,
@@ -117,13 +117,13 @@ def _by_nuts(
     there = path is not None and path.exists()
     if there and not habits.resume:
         raise FileError(str(path), expected="no checkpoint yet", got="one", allowed="resume=True, another folder=")
-    ranks.meet()
+    ranks.barrier()
     objective.keep(corpus)
     model, steps, done = Model(objective), recipe.warmup + recipe.draws, 0
     hide = True if not ranks.first or habits.progress is False else False if habits.progress else None
     with pyro.validation_enabled(False), warnings.catch_warnings(), asked_to_stop() as asked:
         warnings.simplefilter("ignore", UserWarning)  # Pyro's own, of torch interfaces that go away
-        chains = [Chain(model, recipe, corpus, number) for number in ranks.mine(range(recipe.chains))]
+        chains = [Chain(model, recipe, corpus, number) for number in ranks.shard(range(recipe.chains))]
         if path is not None and there:
             done = go_on(path, objective.network, chains, settings, habits.free)
         with tqdm(total=steps, initial=done, disable=hide, unit="draw", leave=False) as bar:
@@ -160,7 +160,7 @@ def _of_all(
         drawn = {k: torch.stack([each[k] for each in chain.drawn]).cpu() for k in (chain.drawn or [{}])[0]}
         stands = {name: value.cpu() for name, value in chain.parameters().items()}
         own[chain.number] = drawn, torch.tensor(chain.told, dtype=torch.float64), chain.density, stands
-    found = {number: each for part in ranks.collected(own) for number, each in part.items()}
+    found = {number: each for part in ranks.all_gather_object(own) for number, each in part.items()}
     every = [found[number] for number in range(count)]
     _, _, _, best = max(every, key=lambda each: each[2])
 

@@ -14,13 +14,13 @@ from pyro.infer import TraceMeanField_ELBO
 from torch import Tensor
 from torch.distributions import biject_to, constraints, kl_divergence
 
+from bnet_transformer._core.hashing import derive_seed
+from bnet_transformer._core.torch_context import reseed
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.fit.ascent import USUAL, Ascent
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.fit.descent import Sets
 from bnet_transformer.inference.fit.objective import Objective
-from bnet_transformer.training.apart import reseed
-from bnet_transformer.training.data import mixed
 
 SIMPLEX = constraints.simplex
 DRAWS = 8  # of the choices of each sentence, for one gradient
@@ -86,7 +86,7 @@ class Variational(Ascent):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.own = self.full[0] if len(self.full) == 1 else self.ranks.mine(self.corpus)
+        self.own = self.full[0] if len(self.full) == 1 else self.ranks.shard(self.corpus)
         self.model = Model(self.objective)
         values: dict[str, Tensor] = {}
         for name, value in self.sets.values.items():
@@ -118,7 +118,7 @@ class Variational(Ascent):
         Under torchrun all ranks draw the same; each has the likelihood of its share of the sentences, and its part of
         the divergence from the prior, which is one part in so many.
         """
-        reseed(mixed(self.recipe.seed, "draw", step), self.ranks.device)
+        reseed(derive_seed(self.recipe.seed, "draw", step), self.ranks.device)
         leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
         told = {name: value[0] for name, value in leaves.items()}
 
@@ -146,13 +146,13 @@ class Variational(Ascent):
     def share(self, step: int) -> Corpus:
         """This rank's share of the sentences of a step."""
         which = self.which(step)
-        return self.own if which is None else self.corpus.take(self.ranks.mine(which))
+        return self.own if which is None else self.corpus.take(self.ranks.shard(which))
 
     def whole_rise(self, bound: Tensor, leaves: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The bound and its gradient, `[set]`, from this rank's part of the bound."""
         gradients = torch.autograd.grad(bound, list(leaves.values()))
-        whole = {name: self.ranks.total(each) for name, each in zip(leaves, gradients, strict=True)}
-        return self.ranks.total(bound.detach()[None]), whole
+        whole = {name: self.ranks.all_reduce(each) for name, each in zip(leaves, gradients, strict=True)}
+        return self.ranks.all_reduce(bound.detach()[None]), whole
 
     @property
     def judged_by(self) -> str:
@@ -166,7 +166,7 @@ class Variational(Ascent):
         with torch.no_grad():
             for part in self.judges:
                 total = total + self.objective.log_evidence(means, part).sum()
-        return [float(self.ranks.total(total)) / len(self.judge)]
+        return [float(self.ranks.all_reduce(total)) / len(self.judge)]
 
     def shares(self) -> list[Tensor]:
         """The shares of heads of each selector at the mean of the guide, `[set, head]`."""
@@ -208,7 +208,7 @@ class Drawn(Variational):
 
     def rise(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The evidence lower bound per sentence by a few draws, and its gradient."""
-        reseed(mixed(self.recipe.seed, "draw", step), self.ranks.device)
+        reseed(derive_seed(self.recipe.seed, "draw", step), self.ranks.device)
         leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
         told = {name: value[0] for name, value in leaves.items()}
         guide = self.guide(told)
@@ -223,7 +223,7 @@ class Drawn(Variational):
         climbed = (joint + (signal - others) * guess).sum() / (DRAWS * len(which)) - kl
         _, gradient = self.whole_rise(climbed, leaves)
         bound = signal.sum() / (DRAWS * len(which)) - kl.detach()
-        return self.ranks.total(bound[None]), gradient
+        return self.ranks.all_reduce(bound[None]), gradient
 
     @property
     def judged_by(self) -> str:
@@ -234,11 +234,11 @@ class Drawn(Variational):
         """The mean of the bound of a sentence at the mean of the guide, by the same draws every time."""
         told = self.sets.one(0)
         means = {name: of.mean for name, of in self.guide(told).items()}
-        reseed(mixed(self.recipe.seed, "judge"), self.ranks.device)
+        reseed(derive_seed(self.recipe.seed, "judge"), self.ranks.device)
         with torch.no_grad():
             places = torch.arange(len(self.corpus), device=self.ranks.device).split(USUAL)
             parts = [torch.sub(*self._draw(means, told, which)).mean(0) for which in places]
-        return [float(self.ranks.total(torch.cat(parts).sum())) / len(self.corpus)]
+        return [float(self.ranks.all_reduce(torch.cat(parts).sum())) / len(self.corpus)]
 
     def choices(self) -> dict[str, Tensor]:
         """The approximate posterior of every choice, `[sentence, *plates, word, state]`."""
@@ -251,7 +251,7 @@ class Drawn(Variational):
 
         Under torchrun all ranks draw for all of these sentences, and each tells of its share.
         """
-        network, share = self.objective.network, self.ranks.mine(which)
+        network, share = self.objective.network, self.ranks.shard(which)
         tables = self.model.learned.tables
         parameters = {name: value.log() if name in tables else value for name, value in drawn.items()}
         part = self.corpus.take(share)
@@ -260,7 +260,7 @@ class Drawn(Variational):
         for family in self.objective.selectors:
             logits = told[f"choice/{family.name}"]
             s = torch.distributions.Categorical(logits=logits[which], validate_args=False).sample((DRAWS,))
-            s = self.ranks.mine(s.transpose(0, 1)).transpose(0, 1)
+            s = self.ranks.shard(s.transpose(0, 1)).transpose(0, 1)
             log_q = torch.distributions.Categorical(logits=logits[share], validate_args=False).log_prob(s)
             present = None if part.mask is None or family.words is None else part.mask.get(family.words)
             if present is not None:  # log P(choices) has no terms of absent words; with theirs, log q is too low

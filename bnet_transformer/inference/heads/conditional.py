@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from bnet_transformer.training.parallel import ALONE, Ranks
+from bnet_transformer._core.distributed import ALONE, Ranks
 
 COARSE, FINE = 33, 81  # points of [0, 1] at which it is looked for, and then reckoned
 SOME = 4  # coarse points, at least, where it is high
@@ -54,7 +54,7 @@ def density(ratio: Tensor, ranks: Ranks = ALONE) -> tuple[Tensor, Tensor]:
     narrow = True
     while narrow:
         grid = _points(low, top, COARSE)
-        log = ranks.total(_log_density(ratio, grid))
+        log = ranks.all_reduce(_log_density(ratio, grid))
         high = log >= log.amax(1, keepdim=True) - LOW
         place = torch.arange(COARSE).expand_as(high)
         first = torch.where(high, place, COARSE).amin(1, keepdim=True).sub(1).clamp(min=0)
@@ -62,7 +62,7 @@ def density(ratio: Tensor, ranks: Ranks = ALONE) -> tuple[Tensor, Tensor]:
         low, top = grid.gather(1, first), grid.gather(1, last)
         narrow = bool((last - first < SOME).any()) and bool((top - low > 1e-12).all())
     grid = _points(low, top, FINE)
-    return grid, ranks.total(_log_density(ratio, grid))
+    return grid, ranks.all_reduce(_log_density(ratio, grid))
 
 
 def _points(low: Tensor, high: Tensor, count: int) -> Tensor:

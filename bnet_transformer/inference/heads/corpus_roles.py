@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.distributed import device_of, ranks
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import BNetError, number, one_of, room_for, seed_of, unknown, whole, within_memory
 from bnet_transformer.inference.heads.reading import Readers, allowed, intakes_of, readers_of, readings
@@ -29,7 +30,6 @@ from bnet_transformer.inference.heads.shares import Tally
 from bnet_transformer.intake import Intake
 from bnet_transformer.network import Network
 from bnet_transformer.tpm.arrays import in_numpy
-from bnet_transformer.training.parallel import device_of, ranks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -199,9 +199,9 @@ def roles(
     marks = _separators(network, separators)
     with ranks(device_of(None, network)) as here:
         told = found.names, relations, role, slices, unit, weight, draws, seed, sorted(marks or ())
-        here.agree("roles", net=network, data=[each.given for each in intakes], settings=told)
+        here.assert_same("roles", net=network, data=[each.given for each in intakes], settings=told)
         tally = Tally(shape, weight, draws, seed, here)
-        for share, tables in readings(Module(here.hold(network)).eval(), readers, here.mine(intakes)):
+        for share, tables in readings(Module(here.to_device(network)).eval(), readers, here.shard(intakes)):
             which = here.places(torch.tensor(share)).tolist()
             pairs = [_pair(network, readers, intakes[k], marks) for k in which]
             codes = np.stack([found.codes(pair, f"sentence {k}") for k, pair in zip(which, pairs, strict=True)])

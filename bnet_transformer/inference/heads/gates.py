@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from bnet_transformer._core.distributed import Ranks, ranks
+from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import BNetError, BudgetError, number, one_of, room_for, seed_of, whole, within_memory
 from bnet_transformer.inference.fit.corpus import Corpus
@@ -23,8 +25,6 @@ from bnet_transformer.inference.heads.runs import Runs
 from bnet_transformer.inference.heads.sentences import sentences_of
 from bnet_transformer.inference.heads.sites import sites_of
 from bnet_transformer.network import Network
-from bnet_transformer.training.apart import with_gradients
-from bnet_transformer.training.parallel import Ranks, ranks
 
 MOST = 12  # heads of a slice, for all settings of their gates
 BUDGET = 2**17  # runs of one slice: sentences times settings
@@ -84,7 +84,7 @@ def inclusion(
         _check_budget(runs, whole("budget", budget))
     with ranks(runs.like.device) as here, _Bar(progress, here) as told:
         told_by = method, sigma, output, role, interval, draws, rounds, seed, runs.likelihood.families
-        here.agree("inclusion", net=network, data=runs.corpus, settings=told_by)
+        here.assert_same("inclusion", net=network, data=runs.corpus, settings=told_by)
         shared = _shared(runs, here)
         asked = _Asked(network, runs.corpus, shared, sigma, float(interval), draws, rounds, memory, seed, told)
         return asked.exactly() if method == "exact" else asked.jointly()
@@ -220,7 +220,7 @@ def damage(
             for at in heads[:off]:
                 gates[(m, k, *at)] = 0.0
     with ranks(runs.like.device) as here, _Bar(progress, here) as told, torch.no_grad():
-        here.agree("damage", net=found.network, data=runs.corpus, settings=(counts, order, around))
+        here.assert_same("damage", net=found.network, data=runs.corpus, settings=(counts, order, around))
         shared = _shared(runs, here)
         told.begin("sentences", len(shared.corpus))
         losses = torch.zeros(len(shared.corpus), len(MEASURES) * len(numbers), dtype=torch.float64)
@@ -229,7 +229,7 @@ def damage(
             each = [shared.gated(part, g.expand(len(part), -1, -1).to(shared.like)) for g in gates.flatten(0, 1)]
             losses[part.which] = (scale * (full - torch.stack(each)).double().cpu()).T
             told(len(part))
-        loss = here.gathered(losses).T
+        loss = here.all_gather(losses).T
     shape = gates.shape[:2]
     labels = {"measure": MEASURES, "heads off": tuple(map(str, numbers))}
     count = loss.shape[1]
@@ -250,10 +250,10 @@ def _shared(runs: Runs, here: Ranks) -> Runs:
     """The runs of this rank's share of the sentences, on its device."""
     if here.world == 1:
         return runs
-    module = Module(here.hold(runs.module.network)).eval()
+    module = Module(here.to_device(runs.module.network)).eval()
     for value in module.store.values():
         value.requires_grad_(False)
-    return replace(runs, module=module, corpus=here.mine(runs.corpus).to(here.device), ranks=here)
+    return replace(runs, module=module, corpus=here.shard(runs.corpus).to(here.device), ranks=here)
 
 
 def runs_of(

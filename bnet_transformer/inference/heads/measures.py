@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.inference.heads.runs import Part, Runs
-from bnet_transformer.training.data import mixed
 
 DRAWS = 8  # of y, for each sentence of which nothing is observed
 
@@ -52,7 +52,7 @@ def importance(runs: Runs, sigma: float | None, seed: int, told: Callable[[int],
             each = [slopes(runs, other).abs() for other in _drawn(runs, part, sigma, seed)]
             found[part.which] = torch.stack(each).mean(0) / sigma**2
         told(len(part))
-    found = runs.ranks.gathered(found)
+    found = runs.ranks.all_gather(found)
     return Importance(found.mean(0), found.std(0) / len(found) ** 0.5 if len(found) > 1 else found[0] * torch.nan)
 
 
@@ -70,7 +70,7 @@ def _drawn(runs: Runs, part: Part, sigma: float, seed: int) -> Iterator[Part]:
     full = part.full.expand(len(part), *part.full.shape[1:])
     noise = []
     for sentence in runs.ranks.places(part.which).tolist():
-        own = torch.Generator().manual_seed(mixed(seed, "output", sentence))
+        own = torch.Generator().manual_seed(derive_seed(seed, "output", sentence))
         noise.append(torch.randn(DRAWS, *full.shape[1:], generator=own, dtype=torch.float64))
     for each in torch.stack(noise, 1):
         yield replace(part, full=full + sigma * each.to(full))

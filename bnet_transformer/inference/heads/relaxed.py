@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.distributed import Ranks
 from bnet_transformer.inference.heads.conditional import drawn, draws_of
 from bnet_transformer.inference.heads.runs import Part, Runs
-from bnet_transformer.training.parallel import Ranks
 
 TOGETHER = 12  # one in so many gates is relaxed at a time, or a single one
 WARM = 1 / 2  # of the rounds, in which the power of the likelihood rises, and no estimate counts
@@ -82,14 +82,14 @@ def relaxed(
     once in every sentence. Random numbers are drawn for the sentences of all ranks, so that each has its own."""
     shape, ranks = (len(runs.corpus), len(runs.sites), runs.heads), runs.ranks
     worth, parts = _Worth(shape), list(runs.parts(runs.fitting(memory)))
-    count = sum(ranks.collected(shape[0]))
+    count = sum(ranks.all_gather_object(shape[0]))
     warm = max(1, round(WARM * rounds))
     for turn in range(rounds):
         power = min(1.0, (turn + 1) / warm) ** 2
         for place in range(passes_of(shape[1] * shape[2])):
             rho = drawn(power * worth.now.flatten(1).T, generator, ranks)[0].reshape(shape[1:])
             random = torch.rand(2, count, *shape[1:], generator=generator, dtype=torch.float64).transpose(0, 1)
-            random = ranks.mine(random)
+            random = ranks.shard(random)
             for part in parts:
                 likely = torch.sigmoid(torch.logit(rho) + power * worth.now[part.which])
                 there, slope = _slopes(runs, part, likely, place, random[part.which])
@@ -113,10 +113,10 @@ def _found(worth: Tensor, variance: Tensor, draws: int, generator: torch.Generat
     sites, heads = worth.shape[1:]
     rho, log_bayes = draws_of(worth.flatten(1).T, draws, generator, ranks)
     each = torch.sigmoid(torch.logit(rho[:, :64].T)[:, None] + worth.flatten(1)).mean(0)  # [sentence, site * head]
-    error = ranks.total((each.square() * variance.flatten(1)).sum(0)).sqrt()
+    error = ranks.all_reduce((each.square() * variance.flatten(1)).sum(0)).sqrt()
     return Relaxed(
         rho.T.reshape(draws, sites, heads),
         log_bayes.reshape(sites, heads),
         error.reshape(sites, heads),
-        ranks.gathered(each.reshape(worth.shape)),
+        ranks.all_gather(each.reshape(worth.shape)),
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.distributed import ALONE, Ranks
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.plan import Plan
@@ -19,7 +20,6 @@ from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.heads.likelihood import Around, Likelihood
 from bnet_transformer.inference.heads.sentences import parts, repeated
 from bnet_transformer.inference.heads.sites import Site
-from bnet_transformer.training.parallel import ALONE, Ranks
 
 ROWS = 4096  # words that are computed at once: enough to keep a processor busy
 
@@ -125,7 +125,7 @@ class Runs:
                     some = slice(start, start + most)
                     found[k, part.which, some] = self.settings(site, part, gates[some]).cpu()
                     told(len(part) * len(gates[some]))
-        return self.ranks.gathered(found.transpose(0, 1)).transpose(0, 1) if self.ranks.world > 1 else found
+        return self.ranks.all_gather(found.transpose(0, 1)).transpose(0, 1) if self.ranks.world > 1 else found
 
     @staticmethod
     def words(gates: Tensor) -> int:

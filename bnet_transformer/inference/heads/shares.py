@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from scipy import special
 from torch import Tensor
 
+from bnet_transformer._core.distributed import ALONE, Ranks
+from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.tpm.arrays import in_numpy
-from bnet_transformer.training.data import mixed
-from bnet_transformer.training.parallel import ALONE, Ranks
 
 Numbers = NDArray[np.float64]
 
@@ -83,7 +83,7 @@ class Tally:
 
     def _weights(self, sentence: int, units: int) -> Numbers:
         """The weights of a sentence's units in each draw, `[unit, draw]`."""
-        own = np.random.default_rng(mixed(self.seed, "reading", sentence))
+        own = np.random.default_rng(derive_seed(self.seed, "reading", sentence))
         return own.standard_exponential((units, self.draws))
 
     def together(self) -> Tally:
@@ -91,8 +91,8 @@ class Tally:
         if self.ranks.world == 1:
             return self
         for name in ("total", "squares", "chance", "weight", "drawn"):
-            setattr(self, name, self.ranks.total(torch.from_numpy(getattr(self, name))).numpy())
-        self.units = sum(self.ranks.collected(self.units))
+            setattr(self, name, self.ranks.all_reduce(torch.from_numpy(getattr(self, name))).numpy())
+        self.units = sum(self.ranks.all_gather_object(self.units))
         return self
 
     def posterior(self, interval: float) -> dict[str, Tensor]:

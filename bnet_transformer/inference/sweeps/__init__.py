@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.errors import BNetError, one_of, whole, within_memory
 from bnet_transformer.inference.surgery import Mean, Noise, Zero
 from bnet_transformer.inference.sweeps.ablation import Ablation
@@ -25,7 +26,6 @@ from bnet_transformer.inference.sweeps.results import Mediation, Sweep
 from bnet_transformer.inference.sweeps.sizes import bytes_of
 from bnet_transformer.inference.sweeps.slopes import sloped
 from bnet_transformer.inference.sweeps.sweeping import Swept, swept
-from bnet_transformer.training.apart import with_gradients
 
 __all__ = ["Mediation", "Sweep", "mediation", "sweep"]
 

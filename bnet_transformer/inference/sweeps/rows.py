@@ -97,7 +97,7 @@ class Changes:
         own = tuple(found.shape[-1:]) if member.tpm.kind == "discrete" else member.shape
         return course.layout.full(found, len(own)) if cells is None else self._picked(found, rows, cells, own)
 
-    def mixed(self, member: Member, rows: Rows, told: Setting) -> Tensor:
+    def derive_seed(self, member: Member, rows: Rows, told: Setting) -> Tensor:
         """The rows of an attention, some of whose `P(j | i)` are set."""
         course, cells = self._of_cells(member, rows)
         at, parents = seen(course, member)

@@ -169,7 +169,7 @@ class Run:
         some = table & ~whole
         random = member.tpm.kind != "deterministic" and index not in self.base.known
         if weights is not None:
-            found = changes.mixed(member, rows, weights)
+            found = changes.derive_seed(member, rows, weights)
         elif some.any():
             mine = rows if len(rows) == int(some.sum()) else Rows.of(some)
             made = changes.outcome(member, mine) if random else changes.value(member, mine)

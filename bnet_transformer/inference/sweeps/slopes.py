@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.inference.sweeps.cells import Cells
@@ -21,7 +22,6 @@ from bnet_transformer.inference.sweeps.metric import Metric
 from bnet_transformer.inference.sweeps.rows import Setting, full_shape
 from bnet_transformer.inference.sweeps.run import Run, picked
 from bnet_transformer.inference.sweeps.sweeping import Start, Swept, both_runs
-from bnet_transformer.training.apart import with_gradients
 
 Outcomes = dict[int, Tensor]
 

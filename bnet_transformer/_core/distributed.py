@@ -9,25 +9,35 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 
+from bnet_transformer._core.hashing import digest_of
 from bnet_transformer.errors import BNetError, shown
-from bnet_transformer.network import Network
-from bnet_transformer.training.digest import digest_of
-from bnet_transformer.training.objective import Objective
 
 S = TypeVar("S")
+N = TypeVar("N", bound="HasParameters")
 PATIENCE = timedelta(minutes=10)  # for a rank that lives and does not come; one that died is missed at once
 LOST = "it was killed, or its machine was lost"
 _BY_ITSELF: ContextVar[bool] = ContextVar("by itself", default=False)
+
+
+class HasParameters(Protocol):
+    """A net: named parameters, and a copy of it on another device."""
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """A tensor for each name."""
+
+    def to(self: N, *where: torch.dtype | torch.device | str) -> N:
+        """The same net elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +53,7 @@ class Ranks:
         """True in the process that writes and shows."""
         return self.rank == 0
 
-    def mine(self, sentences: S) -> S:
+    def shard(self, sentences: S) -> S:
         """This rank's share of a list, a tensor or a corpus: every `world`-th, from its own number on."""
         if self.world == 1:
             return sentences
@@ -54,7 +64,7 @@ class Ranks:
         """Where sentences of the share stand among all."""
         return self.rank + self.world * which
 
-    def hold(self, network: Network) -> Network:
+    def to_device(self, network: N) -> N:
         """The net on the device of this rank."""
         return network if device_of(None, network) == self.device else network.to(self.device)
 
@@ -65,7 +75,7 @@ class Ranks:
             distributed.all_reduce(total)
         return [float(number) for number in total]
 
-    def total(self, value: Tensor) -> Tensor:
+    def all_reduce(self, value: Tensor) -> Tensor:
         """A tensor, summed over all ranks."""
         if self.world == 1:
             return value
@@ -79,7 +89,7 @@ class Ranks:
             return flag
         return self.summed(torch.tensor(float(flag), device=self.device))[0] > 0
 
-    def collected(self, thing: S) -> list[S]:
+    def all_gather_object(self, thing: S) -> list[S]:
         """A small thing of each rank, by rank."""
         if self.world == 1:
             return [thing]
@@ -87,14 +97,14 @@ class Ranks:
         distributed.all_gather_object(found, thing)
         return found
 
-    def gathered(self, rows: Tensor) -> Tensor:
+    def all_gather(self, rows: Tensor) -> Tensor:
         """What each rank has of its share, `[sentence, ...]`, put together in the order of one process.
 
         A rank without a sentence gives anything of length zero.
         """
         if self.world == 1:
             return rows
-        told = self.collected((len(rows), tuple(rows.shape[1:]), rows.dtype))
+        told = self.all_gather_object((len(rows), tuple(rows.shape[1:]), rows.dtype))
         longest, shape, dtype = max(told, key=lambda each: each[0])
         mine = torch.zeros(longest, *shape, dtype=dtype, device=self.device)
         if len(rows):
@@ -106,11 +116,11 @@ class Ranks:
             found[rank :: self.world] = each[:count]
         return found.to(rows.device)
 
-    def agree(self, what: str, **told: object) -> None:
+    def assert_same(self, what: str, **told: object) -> None:
         """Refuse a question that some rank does not ask, or asks of other data, settings or parameters."""
         if self.world == 1:
             return
-        each = self.collected({"question": what, **{name: digest_of(value) for name, value in told.items()}})
+        each = self.all_gather_object({"question": what, **{name: digest_of(value) for name, value in told.items()}})
         for rank, other in enumerate(each):
             apart = sorted(name for name in each[0] if each[0][name] != other.get(name))
             if apart:
@@ -122,7 +132,7 @@ class Ranks:
                     allowed="the same script and data for all; training.alone() for what one rank asks by itself",
                 )
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait for all processes."""
         if self.world > 1:
             distributed.barrier()
@@ -131,7 +141,7 @@ class Ranks:
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
-def device_of(device: str | torch.device | None, network: Network) -> torch.device:
+def device_of(device: str | torch.device | None, network: HasParameters) -> torch.device:
     """The device that is asked for, if this machine has it; by default that of the net."""
     if device is None:
         return next((value.device for value in network.parameters.values()), torch.device("cpu"))
@@ -347,42 +357,3 @@ def _is_of_another(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and (
         isinstance(error, distributed.DistError) or "gloo" in str(error) or "onnection closed" in str(error)
     )
-
-
-def spread(objective: Objective, ranks: Ranks, *, shard: bool, known_use: bool) -> nn.Module:
-    """The objective for all processes: its gradients averaged (DDP), or parameters and gradients split (FSDP2).
-
-    `known_use` says that every parameter with a gradient is read by every batch.
-    """
-    if shard and ranks.world == 1:
-        raise BNetError("shard", expected="several processes (torchrun --nproc-per-node 2)", got="one")
-    if shard:
-        from torch.distributed.fsdp import fully_shard
-
-        flat = [name for name, value in objective.module.store.items() if value.requires_grad and not value.dim()]
-        if flat:
-            raise BNetError("shard", expected="parameters with a dim to split", got=f"a number: {flat[0]}")
-        rest = {value for value in objective.parameters() if not value.dim()}
-        fully_shard(objective, ignored_params=rest)
-        return objective
-    if ranks.world == 1:
-        return objective
-    devices = [ranks.device.index] if ranks.device.type == "cuda" else None
-    return nn.parallel.DistributedDataParallel(objective, device_ids=devices, find_unused_parameters=not known_use)
-
-
-def whole(value: Tensor) -> Tensor:
-    """A tensor put together from its shards; every process calls it."""
-    full = getattr(value, "full_tensor", None)
-    return value.detach() if full is None else full().detach()
-
-
-def laid_like(value: Tensor, other: Tensor) -> Tensor:
-    """A whole tensor, split as another one is."""
-    mesh = getattr(other, "device_mesh", None)
-    value = value.to(other.device)
-    if mesh is None:
-        return value
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(value, mesh, other.placements)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What tells another thing: a hash of all that it holds, the same in every process."""
+"""Hashes of nested Python objects, the same in every process, and seeds made of several things."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError
-from bnet_transformer.network import Network
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))  # told in full by their repr
 Held = tuple[str, Iterable[Any]]
@@ -64,10 +63,8 @@ def _held(thing: Any) -> Held:
 def _of_object(thing: Any) -> Held:
     """By its fields, or by what it would be made of again (as `pickle` asks)."""
     name = f"{type(thing).__module__}.{type(thing).__qualname__}"
-    if isinstance(thing, Network):  # what else it holds is made of these
-        reader = thing.tokenizer
-        told = None if reader is None else (reader.text, reader.segments, reader.start, reader.apart)
-        return "net", map(_digest, (thing.declaration, dict(thing.parameters), told, thing.seed))
+    if hasattr(type(thing), "parts_to_hash"):
+        return name, map(_digest, thing.parts_to_hash())
     if is_dataclass(thing):
         own = [field.name for field in fields(thing) if field.compare]
         return f"{name} {own}", [_digest(getattr(thing, each)) for each in own]
@@ -100,6 +97,15 @@ def _untold(got: str, thing: object) -> BNetError:
         got=f"{got}, a {type(thing).__name__}",
         allowed="tensors, arrays, mappings, lists, strings, numbers, dataclasses, functions, what can be pickled",
     )
+
+
+def derive_seed(*parts: object) -> int:
+    """A seed that depends on every part.
+
+    >>> derive_seed(0, "order", 1) == derive_seed(0, "order", 1) != derive_seed(0, "order", 2)
+    True
+    """
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
 
 
 def code_of(function: Any) -> str:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.hashing import digest_of
 from bnet_transformer.errors import BNetError, FileError, mapping, whole
 from bnet_transformer.files import alone, as_path, read_tensors, reading, write_tensors
 from bnet_transformer.network import Network
-from bnet_transformer.training.digest import digest_of
 
 WANTED = "a checkpoint of train"
 HEADINGS = ("net", "first", "second", "count", "best")  # of the tensors of a run

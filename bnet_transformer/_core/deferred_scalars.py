@@ -12,10 +12,10 @@ from torch import Tensor
 LAG = 8  # steps that an accelerator may be ahead of what is read of it
 
 
-class Late:
+class DeferredScalars:
     """Numbers as they are put in, given out once `lag` more came; on the CPU there is nothing to wait for.
 
-    >>> late = Late(lag=1)
+    >>> late = DeferredScalars(lag=1)
     >>> for step in range(3):
     ...     late.put(torch.tensor([float(step)]))
     >>> list(late.ripe()), list(late.all())
@@ -27,7 +27,7 @@ class Late:
         self._waiting: deque[tuple[Tensor, Any]] = deque()
 
     @classmethod
-    def on(cls, device: torch.device) -> Late:
+    def on(cls, device: torch.device) -> DeferredScalars:
         """What suits a device."""
         return cls(LAG if device.type == "cuda" else 0)
 
