@@ -1,0 +1,68 @@
+"""Which algorithm answers a question, why, how exact it is and what it costs.
+
+Routes are made from the structure of the net, the evidence and the interventions, before any number is computed.
+"""
+
+from __future__ import annotations
+
+import html
+import warnings
+from dataclasses import dataclass
+
+SLOW = 2**16  # node evaluations one by one, some 10 s, from which a slow route warns before it starts
+ALGORITHMS = {
+    "compiled": "one batched pass of the compiled net",
+    "elimination": "the choices are eliminated from the factors of the compiled net",
+    "enumeration": "all joint states of the choices are the batch of the compiled net",
+    "sampling": "draws, which are approximate",
+    "reference": "node by node in Python, slow",
+}
+
+
+class PerformanceWarning(UserWarning):
+    """A question takes a slow algorithm; the message names the node that is the reason, and the cost."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a question is answered. `print` it, or read the fields.
+
+    Args:
+        question: The question, such as `"posterior of c"`.
+        algorithm: A key of `ALGORITHMS`.
+        reason: The rule that applied, in words.
+        node: The node or family that rules out a faster algorithm; None where the fastest one applies.
+        states: Joint states of the choices that are computed.
+        flops: Floating-point operations of the compiled passes; None where no compiled pass answers.
+        evaluations: Nodes that are evaluated one by one in Python.
+        is_exact: False for draws and for first-order effects.
+    """
+
+    question: str
+    algorithm: str
+    reason: str
+    node: str | None = None
+    states: int = 1
+    flops: int | None = None
+    evaluations: int = 0
+    is_exact: bool = True
+
+    @property
+    def is_slow(self) -> bool:
+        """True where nodes are evaluated one by one, often enough to notice."""
+        return self.evaluations > SLOW
+
+    def warn_if_slow(self) -> None:
+        """Warn, before it starts, of what will take long."""
+        if self.is_slow:
+            warnings.warn(str(self), PerformanceWarning, stacklevel=3)
+
+    def __str__(self) -> str:
+        cost = [f"{self.states:,} joint states"] if self.states > 1 else []
+        cost += [f"{self.flops:,} FLOPs"] if self.flops is not None else []
+        cost += [f"{self.evaluations:,} node evaluations in Python"] if self.evaluations else []
+        exact = "exact" if self.is_exact else "approximate"
+        return f"{self.question}: {self.algorithm} ({exact}; {', '.join(cost) or 'one state'}), because {self.reason}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(str(self))}</p>"
