@@ -135,7 +135,7 @@ def task_of_mixture(network: Network) -> Task:
     """
     task = task_of(network, likelihood=False)
     if not task.words:
-        task = replace(task, readouts=tuple(m for m in network.members if m.tpm.kind != "deterministic"))
+        task = replace(task, readouts=tuple(m for m in network.members if m.tpm.is_random))
     if not task.readouts:
         raise BNetError(
             "net",

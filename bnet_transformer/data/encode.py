@@ -15,7 +15,6 @@ from bnet_transformer._core.tokenizer import Span, TokenizedText, Tokenizer, is_
 from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, mapping, not_endless, shown, unknown
 from bnet_transformer.network import Member, Network
-from bnet_transformer.tpm import Given
 from bnet_transformer.tpm.arrays import is_plain, own_tensor
 from bnet_transformer.world import World, support, words_read
 
@@ -45,7 +44,7 @@ class EncodedSentence:
         for stack, tokens in self.tokens.items():
             ids = None
             main = family_of_words(network, stack, {})
-            image = main is not None and isinstance(main.tpm, Given) and main.tpm.image is not None
+            image = main is not None and main.tpm.image is not None
             reader = network.tokenizer
             if reader is not None and (stack in self.told or not reader.reads(stack, next(iter(self.tokens)))):
                 reader = None
@@ -99,8 +98,8 @@ def encode_sentence(
     tokens: Tokens = {}
     values: dict[str, Tensor] = {}
     for name in extra:
-        if name not in network.graph.by_name or not isinstance(network.member(name).tpm, Given):
-            raise unknown("given", name, [m.family.name for m in network.members if isinstance(m.tpm, Given)])
+        if name not in network.graph.by_name or network.member(name).tpm.kind != "input":
+            raise unknown("given", name, [m.family.name for m in network.members if m.tpm.kind == "input"])
     for stack in stacks:
         main = _filled(network, stack, extra)
         said_here = said_by.get(stack)
@@ -112,7 +111,7 @@ def encode_sentence(
     tokens |= {stack: each.tokens for stack, each in told.items()}
     intake = EncodedSentence(tokens, values, told)
     for member in network.members:
-        if isinstance(member.tpm, Given) and member.family.name not in values:
+        if member.tpm.kind == "input" and member.family.name not in values:
             values[member.family.name] = _given(network, member, extra, intake.words)
     for stack, here in said_by.items():
         _check_said(network, stack, here, extra, values)
@@ -142,7 +141,7 @@ def encode_value(world: World, node: int, value: object, *, evidence: bool) -> T
     name = world.ground.name(node)
     family = world.ground.family_of(node)
     member = world.network.members[family.index]
-    discrete = member.tpm.kind == "discrete" or (isinstance(member.tpm, Given) and member.tpm.reads_by_index)
+    discrete = member.tpm.kind == "discrete" or member.tpm.reads_by_index
     if isinstance(value, str):
         value = _state_of_label(world.network, member, name, value)
     if discrete and (member.tpm.reads_by_index or _is_index(value)):
@@ -216,7 +215,7 @@ def family_of_words(network: Network, stack: str, extra: Mapping[str, object]) -
     over = [
         member
         for member in network.members
-        if isinstance(member.tpm, Given) and member.family.words == stack and not member.family.plates
+        if member.tpm.kind == "input" and member.family.words == stack and not member.family.plates
     ]
     open_ones = [member for member in over if member.family.name not in extra]
     return main_of(open_ones)
@@ -224,14 +223,14 @@ def family_of_words(network: Network, stack: str, extra: Mapping[str, object]) -
 
 def main_of(members: Sequence[Member]) -> Member | None:
     """Of a stack's `Given` families over words, the one that its words fill: the discrete one, none with a default."""
-    needed = [m for m in members if not isinstance(m.tpm, Given) or m.tpm.default is None]
+    needed = [m for m in members if m.tpm.default is None]
     return next(iter([m for m in needed if m.tpm.reads_by_index] or needed or members), None)
 
 
 def _filled(network: Network, stack: str, extra: Mapping[str, object]) -> Member | None:
     """The family that what is said fills: none that has a default, where the words' own is given."""
     main = family_of_words(network, stack, extra)
-    spare = main is not None and isinstance(main.tpm, Given) and main.tpm.default is not None
+    spare = main is not None and main.tpm.default is not None
     return None if spare and main is not family_of_words(network, stack, {}) else main
 
 
@@ -268,7 +267,7 @@ def _words(
 ) -> tuple[tuple[str, ...], Tensor | None]:
     """A stack's tokens, and the value of its main family."""
     where = f"sentence of stack {stack!r}" if stack else "sentence"
-    image = main.tpm.image if main is not None and isinstance(main.tpm, Given) else None
+    image = main.tpm.image if main is not None else None
     if image is not None and said is not None:
         if isinstance(said, str) or x is not None:
             wanted = "an image [channel, row, column], or its words as vectors (x=)"
@@ -346,7 +345,7 @@ def _ids(network: Network, main: Member, where: str, tokens: tuple[str, ...], id
 
 def _given(network: Network, member: Member, extra: Mapping[str, object], words: Mapping[str, int]) -> Tensor:
     family = member.family
-    default = member.tpm.default if isinstance(member.tpm, Given) else None
+    default = member.tpm.default
     if family.name not in extra and default is not None:
         lead = tuple(network.graph.sizes[plate] for plate in family.plates)
         return torch.full((*lead, *(() if family.words is None else (words[family.words],))), default)
@@ -401,7 +400,7 @@ def _state_of_label(network: Network, member: Member, name: str, label: str) -> 
     """The state that a label names: one of the TPM's own labels, or a word of the stack's vocabulary."""
     labels = getattr(member.tpm, "labels", None)
     readout = member.family.step == network.graph.slices.get(member.family.stack) and member.tpm.kind == "discrete"
-    if labels is None and (readout or isinstance(member.tpm, Given)):
+    if labels is None and (readout or member.tpm.kind == "input"):
         labels = network.vocabularies.get(member.family.stack)
     if labels is None or len(labels) != member.tpm.states:
         raise EvidenceError(name, expected="a state or a tensor: its states have no labels", got=label)

@@ -19,7 +19,7 @@ from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, Readi
 from bnet_transformer.inference.readout import attentions_below, log_likelihood
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import fits
-from bnet_transformer.tpm import At, Given
+from bnet_transformer.tpm import At
 from bnet_transformer.tpm.base import broadcast
 
 SomeNodes = Mapping[str, tuple[Tensor, Tensor]]  # for some nodes of a family: values, and which nodes
@@ -138,7 +138,7 @@ def _worked_out(
     asked = [network.graph.family(name).index for name in (*evidence, *([query] if query else []))]
     above = _closure(network, asked, known)
     inner = {bundle.parent for index in above for bundle in network.graph.into[index] if index not in known}
-    random = {i for i in above if network.members[i].tpm.kind != "deterministic" and i not in known}
+    random = {i for i in above if network.members[i].tpm.is_random and i not in known}
     tops = {asked[-1]} if query else set()
     tops |= {
         i for i in random - {*tops} if network.members[i].tpm.kind == "discrete" and _is_tensor(network, i, evidence)
@@ -164,7 +164,7 @@ def _check_names(network: Network, evidence: object, do: Mapping[str, Tensor]) -
         member = network.member(name)
         if name in do:
             raise EvidenceError(name, expected="do or evidence on a node, not both", got="both")
-        if isinstance(member.tpm, Given):
+        if member.tpm.kind == "input":
             raise EvidenceError(
                 name, expected="evidence on a node that is not given with the sentence", got="a given one"
             )
@@ -209,7 +209,7 @@ def _above_settled(network: Network, settled: Collection[int], known: Collection
     """The families that the probability of settled ones hangs on."""
     found = {bundle.parent for index in settled for bundle in network.graph.into[index]}
     for index in found - set(known):
-        if network.members[index].tpm.kind != "deterministic":
+        if network.members[index].tpm.is_random:
             raise ReadingError(
                 network.members[index].family.name,
                 expected="a value (evidence or do=) for all of it, for it is random and real, and others read it",
@@ -311,7 +311,7 @@ def _closure(network: Network, asked: Collection[int], known: Collection[int]) -
         index = stack.pop()
         if index not in found:
             found.add(index)
-            if index not in known and not isinstance(network.members[index].tpm, Given):
+            if index not in known and network.members[index].tpm.kind != "input":
                 stack.extend(bundle.parent for bundle in network.graph.into[index])
     return found
 
@@ -363,7 +363,7 @@ def _match(course: Course, index: int, member: Member, told: Evidence, atol: flo
 
 def likelihood_of(course: Course, index: int, member: Member, told: Evidence, atol: float) -> Tensor:
     """`log P(evidence | parents)` of a family that is not enumerated, or that is a function of its parents."""
-    if member.tpm.kind == "deterministic":
+    if not member.tpm.is_random:
         return _agreement(course, index, member, told, atol)
     at, parents = _seen_in_logs(course, member)
     if member.tpm.kind == "continuous":

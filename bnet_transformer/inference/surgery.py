@@ -227,9 +227,9 @@ def _settled(world: World, node: int, value: Tensor) -> Tensor:
 
 def _own(world: World, sentence: Valued, node: int) -> Tensor:
     """The value that a node has."""
-    name, kind = world.ground.name(node), where(world, node)[0].tpm.kind
-    if kind != "deterministic" and node not in world.do:
-        raise EvidenceError(name, expected="a node with a value: a function of its parents", got=f"a {kind} one")
+    name, tpm = world.ground.name(node), where(world, node)[0].tpm
+    if tpm.is_random and node not in world.do:
+        raise EvidenceError(name, expected="a node with a value: a function of its parents", got=f"a {tpm.kind} one")
     return _settled(world, node, sentence[name])
 
 

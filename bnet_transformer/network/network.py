@@ -250,8 +250,8 @@ def _members(declaration: Declaration, order: Order) -> tuple[list[Member], list
 def _asked(tpm: TPM, parents: Sequence[Parent]) -> tuple[Shape, Mapping[str, Parameter]]:
     """What a TPM says of its shape and parameters, a stranger's mistakes told as such."""
     name = type(tpm).__name__
-    if tpm.kind not in ("deterministic", "discrete", "continuous"):
-        raise BNetError(name, expected="a kind: deterministic, discrete or continuous", got=tpm.kind)
+    if tpm.kind not in ("input", "deterministic", "discrete", "continuous"):
+        raise BNetError(name, expected="a kind: input, deterministic, discrete or continuous", got=tpm.kind)
     try:
         shape, parameters = tpm.shape(*parents), tpm.parameters(*parents)
     except BNetError:

@@ -72,6 +72,6 @@ def likelihood_for(network: Network, corpus: Corpus, output: str | None) -> Like
         return Observed(tuple(corpus.evidence))
     name = output_of(network) if output is None else output
     member = network.member(name)
-    if not member.shape and member.tpm.kind == "deterministic":
+    if not member.shape and not member.tpm.is_random:
         raise BNetError("output", expected="a family of vectors, or a readout", got=name)
     return Around((name,))
