@@ -14,6 +14,7 @@ from bnet_transformer.compiler.module import Module, Values
 from bnet_transformer.compiler.plan import states_in
 from bnet_transformer.compiler.seeing import seen, states
 from bnet_transformer.compiler.told import batch_of, by_family, check_states, check_value, laid_out, lead_of, there_of
+from bnet_transformer.data import Evidence
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, ReadingError, mapping
 from bnet_transformer.inference.readout import attentions_below, log_likelihood
 from bnet_transformer.network import Member, Network
@@ -26,14 +27,6 @@ OVER_BUDGET = (
     "a larger budget=; do or evidence on some of these; sample(n) of a sentence, without evidence, which is approximate"
 )
 NEVER = -1e30  # the log probability of what cannot be: finite, so that sums and gradients stay so
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What was seen of a family: values `[batch, *plates, word, *shape]`, and where (`observed`; all by default)."""
-
-    value: Tensor
-    observed: Tensor | None = None
 
 
 @dataclass(frozen=True)
