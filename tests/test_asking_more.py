@@ -224,8 +224,8 @@ def test_many_states_at_once_are_what_they_are_one_by_one(options):
         names = list(found.choices[0])
         ids = [t.ground.id(name) for name in names]
         logs = []
-        for states in itertools.product(*(range(reference.support(t._world, node)) for node in ids)):
-            world = t._world
+        for states in itertools.product(*(range(reference.support(t.state.world, node)) for node in ids)):
+            world = t.state.world
             told = dict(zip(names, states, strict=True))
             log = reference.log_evidence(
                 world,
@@ -242,7 +242,7 @@ def test_many_states_at_once_are_what_they_are_one_by_one(options):
 
 
 def _row(s, name):
-    words, shares = reference.Run(s._world, {}).reading(s.ground.id(name))
+    words, shares = reference.Run(s.state.world, {}).reading(s.ground.id(name))
     return torch.zeros(2, dtype=D).index_add(0, torch.tensor(words), shares)
 
 

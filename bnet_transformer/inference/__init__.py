@@ -13,6 +13,7 @@ from bnet_transformer.inference.heads import Damage, Inclusion, damage
 from bnet_transformer.inference.joint import joint_log_evidence, joint_posterior
 from bnet_transformer.inference.paths import Path, Reads, reads
 from bnet_transformer.inference.pieces import add_gradient
+from bnet_transformer.inference.sentence_state import SentenceState
 from bnet_transformer.inference.surgery import (
     Attend,
     Mean,
@@ -39,6 +40,7 @@ __all__ = [
     "Path",
     "Reads",
     "Samples",
+    "SentenceState",
     "Tan",
     "TanTree",
     "Zero",
