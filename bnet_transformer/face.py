@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from bnet_transformer import asking, export, files, inference, viz
-from bnet_transformer.batches import Batch, sentences_to_batch
+from bnet_transformer.data.batch import Batch, sentences_to_batch
+from bnet_transformer.data.encode import encode_sentence, once
 from bnet_transformer.equations import Equations, equations
 from bnet_transformer.errors import (
     BNetError,
@@ -29,7 +30,6 @@ from bnet_transformer.errors import (
 )
 from bnet_transformer.graph import Ground
 from bnet_transformer.inference import SentenceState
-from bnet_transformer.intake import once, sentence_to_tensors
 from bnet_transformer.network import Declaration, Network, declare
 from bnet_transformer.questions import Questions, tan_of_corpus
 from bnet_transformer.structure import NetStructure
@@ -107,7 +107,7 @@ class BNet(viz.NetFigures, NetStructure):
         nodes that a declaration gives. A pretrained net reads text by its tokenizer, and a second sentence `pair`
         behind the first.
         """
-        encoded = sentence_to_tensors(self.network, sentence, x, given, pair=pair)
+        encoded = encode_sentence(self.network, sentence, x, given, pair=pair)
         return Sentence(self, SentenceState(self._evaluated, encoded))
 
     def batch(self, sentences: Sequence[object], *, pairs: Sequence[object] | None = None) -> Batch:

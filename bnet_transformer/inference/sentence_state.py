@@ -11,11 +11,11 @@ from torch import Tensor
 
 from bnet_transformer import asking
 from bnet_transformer.compiler.module import Module
+from bnet_transformer.data.encode import EncodedSentence, Tokens, encode_value
 from bnet_transformer.errors import BNetError, EvidenceError
 from bnet_transformer.graph import Ground, Selection
 from bnet_transformer.inference.answers import Answers
 from bnet_transformer.inference.surgery import OwnValues, expanded, is_own, matching, value_for
-from bnet_transformer.intake import Intake, Tokens, value_of
 from bnet_transformer.network import Network
 from bnet_transformer.world import Row, World
 
@@ -41,7 +41,7 @@ class SentenceState:
     """
 
     module: Module
-    encoded: Intake
+    encoded: EncodedSentence
     interventions: Mapping[int, Tensor | Row] = field(default_factory=dict)
     evidence: Mapping[int, Tensor] = field(default_factory=dict)
     before: Answers | None = None
@@ -144,7 +144,7 @@ class SentenceState:
         ids = {self.ground.id(name): value for name, value in nodes.items()}
         for node in ids.keys() & self.interventions.keys():
             raise EvidenceError(self.ground.name(node), expected="do or evidence on a node, not both", got="both")
-        evidence = {node: value_of(self.world, node, value, evidence=True) for node, value in ids.items()}
+        evidence = {node: encode_value(self.world, node, value, evidence=True) for node, value in ids.items()}
         for node, value in evidence.items():
             if node in self.evidence and not torch.equal(value, self.evidence[node]):
                 got = f"{value.tolist()} beside {self.evidence[node].tolist()}"
