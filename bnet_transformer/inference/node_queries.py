@@ -411,9 +411,7 @@ class Answers:
         """The values of families, with the interventions and the evidence above them."""
         world, network = self.world, self.world.network
         want = tuple(network.members[index].family.name for index in wanted)
-        settled = reference.settling(
-            world, self.evidence
-        )
+        settled = reference.settling(world, self.evidence)
         arguments = interventions(replace(world, do={**settled, **world.do}), above)
         closed, patched = arguments["do"], arguments["patched"]
         for name, value in states_by_family(world, self.states).items():
