@@ -221,7 +221,7 @@ def test_words_of_a_vocabulary_train_and_go_on():
 def test_its_sentences_answer():
     label = bt.recurrent(3, vocabulary=("a", "b"), readout=Categorical(2), pool="last", transform="tanh")
     assert label.sentence("a b b").parents("pool") == ["x_1_2"]
-    torch.testing.assert_close(label.sentence("a b b").posterior("y").sum(), torch.tensor(1.0, dtype=D))
+    torch.testing.assert_close(label.sentence("a b b").posterior("y").sum(), torch.tensor(1.0))
     s = jolted(bt.recurrent(3, features=2, readout=Normal(0.5, dim=2))).sentence(x=torch.randn(3, 2))
     assert s.tpm("y_2").mean.shape == (2,) and s.net.pyro() is not None
     assert r"\mathrm{cell}_{i-1}^t" in str(s.net.equations())

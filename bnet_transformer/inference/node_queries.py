@@ -20,9 +20,9 @@ from bnet_transformer import asking, cost, reference
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course, Layout
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.compiler.plan import states_in
+from bnet_transformer.compiler.plan import open_parent, states_in
 from bnet_transformer.compiler.seeing import seen
-from bnet_transformer.errors import BNetError, ReadingError
+from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.batched_states import joint_states, of_one_sentence, pieces
 from bnet_transformer.inference.query import (
     choices_above,
@@ -31,7 +31,7 @@ from bnet_transformer.inference.query import (
     set_families,
     word_counts,
 )
-from bnet_transformer.inference.route import Route, Rule, always, choose
+from bnet_transformer.inference.route import Fault, Obstacle, Route, Rule, always, choose
 from bnet_transformer.network import Input, Member
 from bnet_transformer.reference import BUDGET, World
 from bnet_transformer.tpm import Normal
@@ -84,24 +84,24 @@ class NodeQuery:
         return [] if shared_and_own is None else shared_and_own[1]
 
 
-def kind_fault(query: NodeQuery) -> ReadingError | None:
+def kind_fault(query: NodeQuery) -> Fault | None:
     """Why the compiled net has no such table of the family."""
     member, tpm = query.member, query.member.tpm
     name, world = member.family.name, query.answers.world
     if query.table == "value" and tpm.kind not in ("deterministic", "input"):
-        return ReadingError(name, expected="a node that is a function of its parents", got="a random one")
+        return Obstacle(name, "random: its value is one of its own states")
     if query.table == "logits" and (tpm.kind != "discrete" or tpm.states is None):
-        return ReadingError(name, expected="a Normal, or a node with a number of states", got="another")
+        return Obstacle(name, "neither a Normal nor a choice with a number of states")
     if query.table == "reading" and not tpm.has_reading:
-        return ReadingError(name, expected="attention P(j | i)", got=tpm.why_no_reading())
+        return Obstacle(name, f"without P(j | i): {tpm.why_no_reading()}")
     if query.table != "value" and tpm.kind == "input":
-        return ReadingError(name, expected="a node with parents", got="an input")
+        return Obstacle(name, "an input")
     if query.table != "value" and query.node in world.do:
-        return ReadingError(name, expected="a node with parents", got="one that is set")
+        return Obstacle(name, "set")
     return None
 
 
-def pass_fault(query: NodeQuery) -> ReadingError | None:
+def pass_fault(query: NodeQuery) -> Fault | None:
     """Why one pass of the compiled net, each open choice enumerated, does not answer."""
     fault, answers = kind_fault(query), query.answers
     if fault is not None:
@@ -111,19 +111,18 @@ def pass_fault(query: NodeQuery) -> ReadingError | None:
         own = {world.ground.family_of(choice).index for choice in choices}
         count = math.prod(reference.support(world, choice) for choice in choices)
         if len(own) < len(choices) or count > BUDGET:
-            got, wanted = f"{len(choices)} choices", "one choice of each family, within the budget"
-            return ReadingError(query.member.family.name, expected=wanted, got=got)
+            return Obstacle(query.member.family.name, f"below {len(choices)} choices, some of one family or too many")
         families |= own
     return answers.table_fault(query.table, [query.member], families)
 
 
-def batch_fault(query: NodeQuery) -> ReadingError | None:
+def batch_fault(query: NodeQuery) -> Fault | None:
     """Why a pass of the compiled net whose batch are the joint states of the open choices does not answer."""
     fault, answers, name = kind_fault(query), query.answers, query.member.family.name
     if fault is not None:
         return fault
     if not query.shared or answers.states:
-        return ReadingError(name, expected="open choices", got="none")
+        return Obstacle(name, "below no open choices that all its nodes share")
     states = {choice: torch.zeros(1, dtype=torch.long) for choice in query.shared}
     return answers.of_states(states, answers.module).table_fault(query.table, [query.member], set(query.own))
 
@@ -242,7 +241,7 @@ class Answers:
         do = {**settled, **{choice: state[0] for choice, state in states.items()}}
         return Answers(module, replace(self.world, do=do), {}, states=states)
 
-    def table_fault(self, table: str, members: Sequence[Member], families: Collection[int]) -> ReadingError | None:
+    def table_fault(self, table: str, members: Sequence[Member], families: Collection[int]) -> Fault | None:
         """Why one pass of the compiled net cannot compute a table of some families, found from the structure.
 
         Args:
@@ -262,15 +261,18 @@ class Answers:
             network = world.network
             is_open = {i for i in want if i not in closed and network.members[i].tpm.kind == "discrete"}
             names = [network.members[index].family.name for index in want]
+            for index in want:
+                if index not in closed and network.members[index].tpm.kind == "continuous":
+                    return open_parent(network.members[index].family.name)
             needs = self.module.find_needs(names, closed, is_open, some, world.ground.words)
             if needs.fault is not None:
                 return needs.fault
             if math.prod(states_in(network, index, world.ground.words) for index in needs.enumerated) > BUDGET:
-                return ReadingError(names[0], expected=f"at most {BUDGET} joint states", got="more")
+                return Obstacle(names[0], f"below more than {BUDGET} joint states")
             enumerated = needs.enumerated
         if not set(families) <= set(enumerated):
             name = members[0].family.name
-            return ReadingError(name, expected="choices that are enumerated", got="others")
+            return Obstacle(name, "below choices that the compiled net does not enumerate for it")
         return None
 
     def flops(self, route: Route, query: NodeQuery) -> int | None:
@@ -289,7 +291,7 @@ class Answers:
         plan = self.module.plan(tuple(network.members[i].family.name for i in want), closed, is_open, patched=some)
         return cost.plan_flops(network, plan, self.world.ground.words, closed, batch)
 
-    def _closed(self, above: set[int]) -> tuple[frozenset[int], frozenset[int], ReadingError | None]:
+    def _closed(self, above: set[int]) -> tuple[frozenset[int], frozenset[int], Fault | None]:
         """The families above some whose value is known, those of which some nodes have one, and the fault of a family
         of which some nodes have states and others tensors."""
         world = self.world

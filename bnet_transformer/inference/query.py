@@ -18,8 +18,8 @@ from torch import Tensor
 from bnet_transformer import reference
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.data import Evidence
-from bnet_transformer.errors import ReadingError
 from bnet_transformer.graph import ancestors
+from bnet_transformer.inference.route import Obstacle
 from bnet_transformer.reference import ATOL, BUDGET, World, fits
 from bnet_transformer.world import where
 
@@ -165,13 +165,13 @@ def evidence_forms(
 
 def mixed_fault(
     world: World, values: Mapping[int, Tensor], states: Iterable[int] = (), above: Collection[int] | None = None
-) -> ReadingError | None:
+) -> Obstacle | None:
     """The fault of a family of which some nodes have states and others tensors: no tensor holds both."""
     is_real = {node: value.is_floating_point() for node, value in values.items()} | dict.fromkeys(states, False)
     for index, nodes in _by_family(world, is_real, above).items():
         if len({is_real[node] for node in nodes}) > 1:
             name = world.network.members[index].family.name
-            return ReadingError(name, expected="states for its nodes, or tensors", got="both")
+            return Obstacle(name, "in a state at some nodes and a tensor at others")
     return None
 
 

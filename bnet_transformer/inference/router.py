@@ -16,11 +16,10 @@ import torch
 
 from bnet_transformer import cost, reference
 from bnet_transformer.compiler.plan import states_in
-from bnet_transformer.errors import ReadingError
 from bnet_transformer.inference.batched_states import of_one_sentence
 from bnet_transformer.inference.factors import Question, analyse_question
 from bnet_transformer.inference.query import Query, choices_above, evidence_forms, mixed_fault, set_families
-from bnet_transformer.inference.route import Route, Rule, always, choose
+from bnet_transformer.inference.route import Fault, Obstacle, Route, Rule, always, choose
 from bnet_transformer.reference import World
 from bnet_transformer.world import where
 
@@ -40,44 +39,44 @@ def route_log_evidence(query: Query) -> Route:
     return _with_states(query, choose("log probability of the evidence", LOG_EVIDENCE, query))
 
 
-def own_tpm_fault(query: Query) -> ReadingError | None:
+def own_tpm_fault(query: Query) -> Fault | None:
     """Why the posterior of a node is not its TPM at the values of its parents."""
     node, *others = query.nodes
     name = query.world.ground.name(node)
     if others or query.evidence:
-        return ReadingError(name, expected="one node and no evidence", got="several nodes" if others else "evidence")
+        return Obstacle(name, "asked for with others, or given evidence")
     if where(query.world, node)[0].tpm.states is None:
-        return ReadingError(name, expected="a node with a number of states", got="one whose states are words")
+        return Obstacle(name, "a choice of a word of the sentence")
     above = choices_above(query.world, reference.parents(query.world, node), {})
     if above:
-        return ReadingError(query.world.ground.name(above[0]), expected="no open choice above", got="one")
+        return Obstacle(query.world.ground.name(above[0]), f"an open choice above {name}")
     return None
 
 
-def elimination_fault(query: Query) -> ReadingError | None:
+def elimination_fault(query: Query) -> Fault | None:
     """Why the choices cannot be eliminated, family by family, for one node (or none) that is asked for."""
     node, *others = query.nodes or (None,)
     if others:
-        return ReadingError(query.names(), expected="one node", got=f"{len(others) + 1}")
+        return Obstacle(query.names(), "more than one node")
     question = find_question(query, node)
-    return question if isinstance(question, ReadingError) else question.fault
+    return question.fault if isinstance(question, Question) else question
 
 
-def conditioning_fault(query: Query) -> ReadingError | None:
+def conditioning_fault(query: Query) -> Fault | None:
     """Why the rest cannot be eliminated where each joint state of the nodes is evidence on a sentence of a batch."""
     evidence = {node: value for node, value in query.evidence.items() if node not in query.nodes}
     question = find_question(replace(query, evidence=evidence), None, query.nodes)
-    return question if isinstance(question, ReadingError) else question.fault
+    return question.fault if isinstance(question, Question) else question
 
 
-def enumeration_fault(query: Query) -> ReadingError | None:
+def enumeration_fault(query: Query) -> Fault | None:
     """Why not even all choices above, each in a state, can be the batch of a pass of the compiled net."""
     choices = enumerated_choices(query)
     world = without_barren_choices(query.world, {*choices, *query.nodes, *query.evidence})
     states = dict.fromkeys([*query.nodes, *choices])
     evidence = {node: value for node, value in query.evidence.items() if node not in query.nodes}
     question = find_question(replace(query, world=world, evidence=evidence), None, [*states])
-    return question if isinstance(question, ReadingError) else question.fault
+    return question.fault if isinstance(question, Question) else question
 
 
 JOINT: Sequence[Rule[Query]] = (
@@ -96,7 +95,7 @@ LOG_EVIDENCE: Sequence[Rule[Query]] = (
 )
 
 
-def find_question(query: Query, node: int | None, states: Collection[int] = ()) -> Question | ReadingError:
+def find_question(query: Query, node: int | None, states: Collection[int] = ()) -> Question | Fault:
     """What elimination needs, or the fault of nodes that no tensor of a family holds.
 
     Args:
