@@ -389,11 +389,11 @@ class Sentence(Questions, viz.SentenceFigures):
     def _said(self) -> viz.Said:
         return viz.Said(self.net._evaluated, self._world, self._intake.tokens, self._seen, self._answers)
 
-    def to_pgmpy(self, *, limit: int = 10_000_000, runs: int = 2**16) -> DiscreteBayesianNetwork:
+    def to_pgmpy(self, *, limit: int = 10_000_000, runs: int = reference.BUDGET) -> DiscreteBayesianNetwork:
         """The discrete part, given the words, as a pgmpy network, of at most `limit` table entries."""
         return export.to_pgmpy(self._world, evidence=self._seen, limit=limit, runs=runs)
 
-    def to_bif(self, *, limit: int = 10_000_000, runs: int = 2**16) -> str:
+    def to_bif(self, *, limit: int = 10_000_000, runs: int = reference.BUDGET) -> str:
         """The discrete part, given the words, in the BIF format."""
         return export.to_bif(self._world, evidence=self._seen, limit=limit, runs=runs)
 

@@ -17,9 +17,7 @@ from bnet_transformer.graph import Family
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
 from bnet_transformer.inference.factors import Evidence, Factor, SomeNodes, question_to_factors
 from bnet_transformer.inference.possible import check_possible
-
-BUDGET = 2**16
-ATOL = 1e-6
+from bnet_transformer.reference import ATOL, BUDGET
 
 
 def log_evidence(

@@ -20,10 +20,11 @@ from bnet_transformer.compiler.seeing import count_states, states
 from bnet_transformer.errors import BNetError, listed
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
-from bnet_transformer.inference.exact import ATOL, keeps
+from bnet_transformer.inference.exact import keeps
 from bnet_transformer.inference.factors import Evidence, Factor, prior_of, question_to_factors, table_entries
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.network import Member, Network
+from bnet_transformer.reference import ATOL
 from bnet_transformer.training.task import above
 
 LOG_EVIDENCE, LOG_POSTERIOR = "log evidence", "log posterior density"  # what the parameters of a fit are judged by
