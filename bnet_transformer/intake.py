@@ -14,7 +14,7 @@ from torch import Tensor
 from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, mapping, not_endless, shown, unknown
 from bnet_transformer.network import Member, Network
-from bnet_transformer.reference import World, support
+from bnet_transformer.reference import World
 from bnet_transformer.tokens import Span, Tokenizer, Told, is_text
 from bnet_transformer.tpm.arrays import is_plain, own_tensor
 from bnet_transformer.world import words_read
@@ -146,7 +146,7 @@ def value_of(world: World, node: int, value: object, *, evidence: bool) -> Tenso
     if isinstance(value, str):
         value = _state_of_label(world.network, member, name, value)
     if discrete and (member.tpm.reads_by_index or _is_index(value)):
-        count = support(world, node)
+        count = world.count_states(node)
         state = _index(name, value, f"a state from 0 to {count - 1}")
         if not 0 <= state < count:
             raise EvidenceError(name, expected=f"a state from 0 to {count - 1}", got=value)

@@ -41,6 +41,10 @@ class World:
     do: Mapping[int, Tensor] = field(default_factory=dict)
     rows: Mapping[int, Tensor] = field(default_factory=dict)
 
+    def count_states(self, node: int) -> int:
+        """How many states a discrete node has."""
+        return self.network.count_states(self.ground.family_of(node).index, self.ground.words)
+
     def surgery(self, done: Done) -> World:
         """The same sentence with more nodes set; of what is told of one node, the last counts."""
         do = {node: value for node, value in self.do.items() if node not in done}
@@ -160,21 +164,11 @@ def choices(world: World, nodes: Iterable[int], settled: Mapping[int, Tensor], *
     return sorted(found)
 
 
-def support(world: World, node: int) -> int:
-    """How many states a discrete node has."""
-    member, _ = where(world, node)
-    if member.tpm.states is not None:
-        return member.tpm.states
-    read = next(given for given in member.inputs if WORD in given.over)
-    words = world.network.members[read.parent].family.words
-    return world.ground.words[words or ""]
-
-
 def words_read(world: World, node: int) -> list[int]:
     """The words that a node may read whose state is a word."""
     member, index = where(world, node)
-    read = next(given for given in member.inputs if WORD in given.over)
-    words = world.ground.words[world.network.members[read.parent].family.words or ""]
+    read = member.word_inputs[0]
+    words = world.ground.words[world.network.stack_read(member)]
     row = index[-1] if member.family.words is not None else 0
     found: list[int] = np.flatnonzero(read.reach.matrix(_count(world, member), words)[row]).tolist()
     return found

@@ -79,6 +79,10 @@ class Course:
         """The type of log probabilities: a half is too coarse for them, and too narrow."""
         return torch.promote_types(self.dtype, torch.float32)
 
+    def count_states(self, index: int) -> int:
+        """How many states a discrete family has; the words that it may read, where its state is a word."""
+        return self.network.count_states(index, self.words)
+
     def count(self, n: int) -> Tensor:
         """The numbers `0 .. n - 1`."""
         if n not in self._counted:

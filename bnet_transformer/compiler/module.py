@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course, Layout
 from bnet_transformer.compiler.plan import Needs, Plan, find_needs, network_to_plan
-from bnet_transformer.compiler.seeing import count_states, seen
+from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.compiler.told import (
     Values,
     batch_of,
@@ -31,7 +30,6 @@ from bnet_transformer.compiler.values import plan_to_values
 from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown, whole
 from bnet_transformer.intake import check_reads, main_of
 from bnet_transformer.network import Member, Network, network_of
-from bnet_transformer.tpm import TPM
 from bnet_transformer.tpm.arrays import is_plain
 
 __all__ = ["Module", "Values", "laid_out", "output_of"]
@@ -114,7 +112,7 @@ class Module(nn.Module):
 
         A reading is `[*states, batch, *plates, word, word read]`.
         """
-        readers = {m.family.name: m.family.index for m in self.network.members if _reads(m)}
+        readers = {m.family.name: m.family.index for m in self.network.members if m.reads_words and not m.tpm.is_random}
         for name in wanted([] if of is None else of):
             if name not in readers:
                 raise unknown("family that reads words", name, readers)
@@ -354,12 +352,6 @@ class Module(nn.Module):
         return check_mask(mask, words, batch, looks=self.looks)
 
 
-def _reads(member: Member) -> bool:
-    """True for a deterministic family whose TPM has a distribution over words that it reads."""
-    own = type(member.tpm).reading is not TPM.reading and member.tpm.kind == "deterministic"
-    return own and any(WORD in given.over for given in member.inputs)
-
-
 def output_of(network: Network) -> str:
     """The family that a module returns by default: the last readout, else the last state."""
     last = network.members[-1].family
@@ -376,7 +368,7 @@ def output_of(network: Network) -> str:
 def _bare(course: Course, member: Member, value: Tensor) -> Tensor:
     """A value without the dims that its family has not, and without the states on which it does not depend."""
     layout, family = course.layout, member.family
-    drop = {k for k in range(layout.batch) if value.shape[k] == 1 and count_states(course, layout.enumerated[k]) > 1}
+    drop = {k for k in range(layout.batch) if value.shape[k] == 1 and course.count_states(layout.enumerated[k]) > 1}
     drop |= {layout.axis(plate) for plate in layout.plates if plate not in family.plates}
     drop |= {layout.word} if family.words is None else set()
     full = list(value.shape)

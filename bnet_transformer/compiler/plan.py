@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.products import Fold, folds, together
 from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.network import Member, Network, network_of
@@ -227,16 +226,7 @@ def _joint_states(network: Network, computed: set[int], enumerated: set[int], wo
         nodes = math.prod(network.graph.sizes[plate] for plate in member.family.plates)
         if _meeting(network, index, computed, enumerated) is not None:
             nodes *= words[member.family.words or ""]
-        total *= states_in(network, index, words) ** nodes
+        total *= network.count_states(index, words) ** nodes
     told = f"{total}" if total < 10**12 else f"about 10^{math.log10(total):.0f}"
     most = ", ".join(f"{count} words" for count in words.values())
     return f"up to {told} joint states ({most})"
-
-
-def states_in(network: Network, index: int, words: Mapping[str, int]) -> int:
-    """How many states a discrete family has in sentences of so many words."""
-    member = network.members[index]
-    if member.tpm.states is not None:
-        return member.tpm.states
-    read = next(given for given in member.inputs if WORD in given.over)
-    return words[network.members[read.parent].family.words or ""]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course
-from bnet_transformer.compiler.seeing import count_states, present_in
+from bnet_transformer.compiler.seeing import present_in
 from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown
 from bnet_transformer.network import Input, Member, Network
 from bnet_transformer.tpm.arrays import is_plain
@@ -190,15 +190,10 @@ def check_states(course: Course, index: int, what: str, value: Tensor) -> None:
     if value.is_floating_point() or not value.numel() or not (course.looks and readable(value)):
         return
     low, high = (int(end) for end in value.aminmax())
-    states = _states(course, index)
+    states = course.count_states(index)
     if not 0 <= low <= high < states:
         kind = "ids" if course.network.members[index].tpm.kind == "input" else "states"
         raise BNetError(what, expected=f"{kind} from 0 to {states - 1}", got=low if low < 0 else high)
-
-
-def _states(course: Course, index: int) -> int:
-    tpm = course.network.members[index].tpm
-    return (tpm.states or 0) if tpm.kind == "input" else count_states(course, index)
 
 
 def readable(value: Tensor) -> bool:

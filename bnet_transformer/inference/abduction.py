@@ -184,7 +184,7 @@ def _told(twins: _Twins, query: int, found: list[_Branch]) -> Counterfactual:
     state = other.do.get(query)
     if _kind(other, query) == "discrete" and (state is None or not state.is_floating_point()):
         states = torch.stack([branch.states[query] if state is None else state for branch in found])
-        share = torch.zeros(reference.support(other, query), dtype=torch.float64)
+        share = torch.zeros(other.count_states(query), dtype=torch.float64)
         return Counterfactual(name, share.index_add(0, states, weights), convention=convention)
     values, sigmas = [], []
     for branch in found:

@@ -20,7 +20,6 @@ from bnet_transformer import asking, reference
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course, Layout
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.compiler.plan import states_in
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.graph import Selection
@@ -135,7 +134,7 @@ class Answers:
         if self.states or not free:
             raise ReadingError("batch of states", expected="choices that are enumerated", got="none")
         reference.check_joint_states(world, free, BUDGET)
-        sizes = [reference.support(world, choice) for choice in free]
+        sizes = [world.count_states(choice) for choice in free]
         states, module, parts = joint_states([range(size) for size in sizes]), of_one_sentence(self.module), []
         states = states.to(world.network.device)
         for part in pieces(world, len(states), [member.family.index]):
@@ -187,10 +186,10 @@ class Answers:
         read: dict[int, set[int]] = {}
         reading: list[Member] = []
         for member in self.world.network.members:
-            if not asking.reads_words(member) or not ground.kept(member.family, selection):
+            if not member.reads_words or not ground.kept(member.family, selection):
                 continue
             reading.append(member)
-            over = {given.parent for given in member.inputs if WORD in given.over}
+            over = {given.parent for given in member.word_inputs}
             if self._open(member) or over & {given.parent for given in member.inputs if WORD not in given.over}:
                 raise _refused(member, "words read in one way, and no open choice above", "another")
             read[member.family.index] = over
@@ -211,8 +210,7 @@ class Answers:
 
     def _width(self, member: Member) -> int:
         """How many words there are to read."""
-        given = next(given for given in member.inputs if WORD in given.over)
-        return self.world.ground.words[self.world.network.members[given.parent].family.words or ""]
+        return self.world.ground.words[self.world.network.stack_read(member)]
 
     def _above(self, member: Member) -> set[int]:
         """The families above one, itself included."""
@@ -230,7 +228,7 @@ class Answers:
         settled = reference.settling(self.world, self.evidence)
         free = choices_above(self.world, nodes, settled)
         families = {self.world.ground.family_of(choice).index for choice in free}
-        if len(families) < len(free) or math.prod(reference.support(self.world, c) for c in free) > BUDGET:
+        if len(families) < len(free) or math.prod(self.world.count_states(c) for c in free) > BUDGET:
             raise _refused(member, "one choice of each family, within the budget", f"{len(free)} choices")
         return free
 
@@ -241,7 +239,7 @@ class Answers:
         layout, values, family = table.layout, table.values, member.family
         if tuple(values.shape[layout.rank :]) != own:
             raise _refused(member, f"a value of shape {own}", f"{tuple(values.shape[layout.rank :])}")
-        states = {self.world.ground.family_of(c).index: reference.support(self.world, c) for c in free}
+        states = {self.world.ground.family_of(c).index: self.world.count_states(c) for c in free}
         if not states.keys() <= set(layout.enumerated):
             raise _refused(member, "choices that are enumerated", "others")
         axes = [layout.axis(axis) for axis in self.world.ground.axes(family)]
@@ -292,7 +290,7 @@ class Answers:
         known = frozenset(network.graph.family(name).index for name in set_)
         open_ = frozenset(i for i in set(wanted) - known if network.members[i].tpm.kind == "discrete")
         plan = self.module.plan(want, known, open_)
-        if math.prod(states_in(network, index, world.ground.words) for index in plan.enumerated) > BUDGET:
+        if math.prod(network.count_states(index, world.ground.words) for index in plan.enumerated) > BUDGET:
             raise ReadingError(want[0], expected=f"at most {BUDGET} joint states", got="more")
         return self.module.course(
             want,

@@ -124,7 +124,7 @@ def _above_evidence(
     """Draws of the choices above evidence from their posterior: from the whole of it, or along a chain."""
     if not nodes:
         return {}
-    if math.prod(reference.support(world, node) for node in nodes) > FEW:
+    if math.prod(world.count_states(node) for node in nodes) > FEW:
         with contextlib.suppress(ReadingError):
             return _along_a_chain(module, world, nodes, evidence, n, generator, limits)
     share = joint_posterior(module, world, nodes, evidence, *limits)

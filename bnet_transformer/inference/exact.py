@@ -10,7 +10,6 @@ from torch import Tensor
 from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.module import Module, Values
-from bnet_transformer.compiler.seeing import count_states
 from bnet_transformer.compiler.told import readable
 from bnet_transformer.errors import BNetError, mapping, tolerance, whole
 from bnet_transformer.graph import Family
@@ -107,7 +106,7 @@ def posterior(
     place = course.layout.enumerated.index(index)
     batch = 1 if member.scope == "corpus" else batch_of(factors, course)
     shape = full_shape(course, member.family.plates, member.family.words, batch)
-    shape[place] = count_states(course, index)
+    shape[place] = course.count_states(index)
     tilt = torch.zeros(shape, dtype=course.log_dtype, device=course.device, requires_grad=True)
     total = eliminated(course, [*factors, Factor(member, tilt)])
     (share,) = torch.autograd.grad(total.sum(), tilt)

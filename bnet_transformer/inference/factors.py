@@ -11,7 +11,6 @@ from torch import Tensor
 
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.module import Module, Values
-from bnet_transformer.compiler.plan import states_in
 from bnet_transformer.compiler.seeing import seen, states
 from bnet_transformer.compiler.told import batch_of, by_family, check_states, check_value, laid_out, lead_of, there_of
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, ReadingError, mapping
@@ -299,7 +298,7 @@ def _choices_above(network: Network, index: int, free: set[int], known: set[int]
 
 def check_count(network: Network, index: int, choices: Collection[int], words: Mapping[str, int], budget: int) -> None:
     """Refuse evidence of which these choices have more joint states than the budget."""
-    count = math.prod(states_in(network, i, words) for i in choices)
+    count = math.prod(network.count_states(i, words) for i in choices)
     if count > budget:
         names = ", ".join(network.members[i].family.name for i in choices)
         raise BudgetError(

@@ -37,7 +37,7 @@ def joint_posterior(
     """
     if len(set(nodes)) < len(nodes):
         raise BNetError("nodes", expected="different nodes", got=", ".join(map(world.ground.name, nodes)))
-    sizes = [reference.support(world, node) for node in nodes]
+    sizes = [world.count_states(node) for node in nodes]
     if len(nodes) > 1 and math.prod(sizes) > budget:
         names = ", ".join(map(world.ground.name, nodes))
         got, allowed = f"{math.prod(sizes)}", "do or evidence on some; fewer nodes, or slices; a larger budget="

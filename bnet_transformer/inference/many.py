@@ -33,7 +33,7 @@ def joint_log_probs(
     for node in nodes:
         told = rest.pop(node, None)
         supports.append(_possible(module, world, node, told, budget, atol))
-    found = torch.full([reference.support(world, node) for node in nodes], -math.inf, dtype=torch.float64)
+    found = torch.full([world.count_states(node) for node in nodes], -math.inf, dtype=torch.float64)
     place = torch.meshgrid(*(torch.tensor(each) for each in supports), indexing="ij")
     try:
         logs = _log_probs(module, world, nodes, joint_states(supports), rest, budget, atol)
@@ -46,7 +46,7 @@ def joint_log_probs(
 def _possible(module: Module, world: World, node: int, told: Tensor | None, budget: int, atol: float) -> list[int]:
     """The states of a choice that evidence on it leaves: a tensor may fit several."""
     if told is None:
-        return list(range(reference.support(world, node)))
+        return list(range(world.count_states(node)))
     if not told.is_floating_point():
         return [int(told)]
     return torch.nonzero(ground.posterior(module, world, node, {node: told}, budget, atol)).flatten().tolist()
@@ -83,7 +83,7 @@ def _beside_the_others(
     settled = reference.settling(world, evidence)
     free = reference.choices(world, [*nodes, *evidence], settled, beyond=True)
     others = [node for node in free if node not in nodes]
-    every = [*supports, *(range(reference.support(world, node)) for node in others)]
+    every = [*supports, *(range(world.count_states(node)) for node in others)]
     shape = [len(each) for each in every]
     if math.prod(shape) > budget:
         reference.check_joint_states(world, free, budget)

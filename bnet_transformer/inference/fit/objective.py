@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.course import Course
-from bnet_transformer.compiler.seeing import count_states, states
+from bnet_transformer.compiler.seeing import states
 from bnet_transformer.errors import BNetError, listed
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
@@ -196,7 +196,7 @@ class Objective(nn.Module):
             place = course.layout.enumerated.index(family.index)
             batch = 1 if selector.scope == "corpus" else batch_of(factors, course)
             shape = full_shape(course, family.plates, family.words, batch)
-            shape[place] = count_states(course, family.index)
+            shape[place] = course.count_states(family.index)
             tilt = torch.zeros(shape, dtype=course.log_dtype, device=course.device)
             share: Tensor
             share = torch.func.grad(lambda tilt: eliminated(course, [*factors, Factor(selector, tilt)]).sum())(tilt)

@@ -18,7 +18,6 @@ from bnet_transformer import asking
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.compiler.plan import states_in
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import BNetError, BudgetError, ReadingError, unknown
 from bnet_transformer.inference.factors import prior_of
@@ -68,7 +67,7 @@ def _by_slice(network: Network, role: str | None) -> dict[int, Member]:
     for member in network.members:
         step = member.family.step
         within = step is not None and 0 <= step < network.graph.slices[member.family.stack]
-        if step is not None and within and member.family.words is not None and asking.reads_words(member):
+        if step is not None and within and member.family.words is not None and member.reads_words:
             found.setdefault(member.family.stem, {})[step] = member
     if not found:
         kinds = sorted({type(m.tpm).__name__ for m in network.members if (m.family.step or -1) >= 0})
@@ -104,7 +103,7 @@ def _selector(network: Network, member: Member) -> int | None:
     while stack:
         index = stack.pop()
         family, above = network.members[index].family, [bundle.parent for bundle in network.graph.into[index]]
-        if index not in passed and not asking.is_state(network, family):
+        if index not in passed and not network.is_word_state(family):
             passed.add(index)
             choices |= {index} if network.members[index].tpm.kind == "discrete" else set()
             stack.extend(i for i in above if network.members[i].family.stem != family.stem)  # no selector's own past
@@ -180,7 +179,7 @@ def _states(network: Network, readers: Readers, words: Mapping[str, int]) -> int
     for member, selector in zip(readers.members, readers.selectors, strict=True):
         above = network.graph.above([member.family.index]) - {selector}
         free = [i for i in above if network.members[i].tpm.kind == "discrete"]
-        count = math.prod(states_in(network, i, words) for i in free)
+        count = math.prod(network.count_states(i, words) for i in free)
         if count > BUDGET:
             names = ", ".join(network.members[i].family.name for i in sorted(free)[:6])
             wanted = f"at most {BUDGET} joint states of what is drawn above them ({names})"

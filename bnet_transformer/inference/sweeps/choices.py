@@ -17,7 +17,7 @@ from bnet_transformer.inference.ground import choices_above
 from bnet_transformer.inference.many import joint_log_probs
 from bnet_transformer.inference.sweeps.pairs import Examples
 from bnet_transformer.reference import BUDGET
-from bnet_transformer.world import World, support, where
+from bnet_transformer.world import World, where
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
     for node in found.intersection(outcomes):
         wanted, name = "a node that hangs on what is swept", world.ground.name(node)
         raise BNetError(f"metric of {name}", expected=wanted, got="a choice that is the same in both runs")
-    count = math.prod(support(world, node) for node in free)
+    count = math.prod(world.count_states(node) for node in free)
     if count > BUDGET:
         raise BudgetError(
             "sweep",
@@ -73,9 +73,7 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
                 got="one set in corrupt alone",
                 allowed=allowed,
             )
-    states = (
-        joint_states([range(support(world, node)) for node in free]) if free else torch.zeros(1, 0, dtype=torch.long)
-    )
+    states = joint_states([range(world.count_states(node)) for node in free])
     logs = [
         joint_log_probs(corrupt.module, each, free, {}).reshape(-1) if free else torch.zeros(1)
         for each in corrupt.worlds

@@ -183,13 +183,12 @@ def labels_of(s: Said, name: str) -> list[str]:
     """What the states of a node are called: by their labels or words, else by their numbers."""
     node = s._world.ground.id(name)
     found = asking.labels(s._world, s._intake.tokens, node)
-    return list(found) if found is not None else [str(k) for k in range(reference.support(s._world, node))]
+    return list(found) if found is not None else [str(k) for k in range(s._world.count_states(node))]
 
 
 def _stacks(world: World, member: Member) -> tuple[str, str]:
     """The stacks of the words that read, and of those that are read."""
-    given = next(given for given in member.inputs if WORD in given.over)
-    return member.family.words or "", world.network.members[given.parent].family.words or ""
+    return member.family.words or "", world.network.stack_read(member)
 
 
 def _words(s: Said, stack: str, words: str) -> tuple[str, ...]:
