@@ -169,7 +169,7 @@ def reader(world: World, slice_: int, role: str | None) -> Member:
 
 def choice_above(network: Network, families: Collection[int]) -> bool:
     """True where a discrete family stands above some families."""
-    return any(network.members[index].tpm.kind == "discrete" for index in network.graph.above(families))
+    return any(network.members[index].tpm.kind == "discrete" for index in network.graph.ancestors(families))
 
 
 def state_of(network: Network, stack: str) -> Family | None:

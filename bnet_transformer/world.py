@@ -12,6 +12,7 @@ from torch import Tensor
 from bnet_transformer.axes import WORD, Reach
 from bnet_transformer.errors import EvidenceError
 from bnet_transformer.graph.ground import Ground, Kept
+from bnet_transformer.graph.walk import ancestors
 from bnet_transformer.network import Input, Member, Network
 from bnet_transformer.tpm import Attention
 
@@ -148,20 +149,12 @@ def reading_parents(world: World, node: int) -> list[int]:
 def choices(world: World, nodes: Iterable[int], settled: Mapping[int, Tensor], *, beyond: bool = False) -> list[int]:
     """The discrete random nodes, not settled, that decide the values of `nodes`; `beyond` adds those that decide
     their distributions in turn."""
-    found: set[int] = set()
-    seen: set[int] = set()
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        if node in seen or node in world.do:
-            continue
-        seen.add(node)
-        discrete = where(world, node)[0].tpm.kind == "discrete" and node not in settled
-        if discrete:
-            found.add(node)
-        if beyond or not (discrete or node in settled):
-            stack.extend(parents(world, node))
-    return sorted(found)
+    discrete = frozenset(m.family.index for m in world.network.members if m.tpm.kind == "discrete")
+    start = [node for node in nodes if node not in world.do]
+    ends, stops = ((), ()) if beyond else (discrete, settled)
+    found = {*start, *ancestors(world.ground, start, ends, stops)}
+    open_ = (node for node in found if node not in settled and node not in world.do)
+    return sorted(node for node in open_ if world.ground.family_of(node).index in discrete)
 
 
 def words_read(world: World, node: int) -> list[int]:

@@ -63,11 +63,11 @@ def network_to_plan(
     if needs.fault is not None:
         raise needs.fault
     needed, enumerated = set(needs.needed), set(needs.enumerated)
-    groups = _groups(network, needed)
+    groups = network.graph.groups_of(needed)
     read = [index for index in wanted if _random(network.members[index]) and index not in known]
     kept = {*wanted, *(bundle.parent for index in read for bundle in network.graph.into[index])}
     folded = folds(network, groups, enumerated, kept | patched, known) if fold else {}
-    groups = _groups(network, needed - {index for each in folded.values() for index in each.away})
+    groups = network.graph.groups_of(needed - {index for each in folded.values() for index in each.away})
     kept |= {parent for index in left for parent in _read(network, index, folded)}
     sides = together(network, [group[0] for group in groups if len(group) == 1], {*known, *folded})
     done, recurrent = _done(network, groups, kept, folded), network.graph.recurrent
@@ -148,11 +148,6 @@ def _patched_fault(network: Network, patched: Collection[int], enumerated: Colle
                 got="some of them",
             )
     return None
-
-
-def _groups(network: Network, needed: set[int]) -> tuple[tuple[int, ...], ...]:
-    """The needed families, in order."""
-    return tuple(kept for group in network.graph.groups if (kept := tuple(i for i in group if i in needed)))
 
 
 def _read(network: Network, index: int, folded: Mapping[int, Fold]) -> set[int]:

@@ -24,11 +24,12 @@ from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.graph import Selection
 from bnet_transformer.inference.batched_states import joint_states, of_one_sentence, pieces
-from bnet_transformer.inference.ground import choices_above, counted, interventions
+from bnet_transformer.inference.ground import counted, interventions
 from bnet_transformer.network import Input, Member
 from bnet_transformer.reference import BUDGET, World
 from bnet_transformer.tpm import Normal
 from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.world import choices
 
 T = TypeVar("T")
 
@@ -149,7 +150,7 @@ class Answers:
 
     def _open_above(self, nodes: Sequence[int]) -> list[int]:
         """The open choices that decide some nodes."""
-        return choices_above(self.world, nodes, reference.settling(self.world, self.evidence))
+        return choices(self.world, nodes, reference.settling(self.world, self.evidence))
 
     def _attention_in_every_state(self, member: Member) -> Tensor:
         """The readings of a family below choices of which all its nodes share some, and each word has others alone."""
@@ -214,7 +215,7 @@ class Answers:
 
     def _above(self, member: Member) -> set[int]:
         """The families above one, itself included."""
-        return {member.family.index, *self.world.network.graph.above([member.family.index])}
+        return self.world.network.graph.ancestral_set([member.family.index])
 
     def _open(self, member: Member) -> bool:
         """True where a choice stands above a family."""
@@ -226,7 +227,7 @@ class Answers:
         if not self._open(member):
             return []
         settled = reference.settling(self.world, self.evidence)
-        free = choices_above(self.world, nodes, settled)
+        free = choices(self.world, nodes, settled)
         families = {self.world.ground.family_of(choice).index for choice in free}
         if len(families) < len(free) or math.prod(self.world.count_states(c) for c in free) > BUDGET:
             raise _refused(member, "one choice of each family, within the budget", f"{len(free)} choices")
@@ -337,15 +338,8 @@ class Answers:
         assert self.before is not None
         mine, theirs = ({**world.do, **world.rows} for world in (self.world, self.before.world))
         nodes = {n for n in {**mine, **theirs} if n not in mine or n not in theirs or not mine[n].equal(theirs[n])}
-        graph = self.world.network.graph
-        found: set[int] = set()
-        stack = [self.world.ground.family_of(node).index for node in nodes]
-        while stack:
-            index = stack.pop()
-            if index not in found:
-                found.add(index)
-                stack.extend(bundle.child for bundle in graph.out_of[index])
-        return found
+        families = {self.world.ground.family_of(node).index for node in nodes}
+        return families | self.world.network.graph.descendants(families)
 
 
 def _first_of(*readings: Callable[[], T]) -> T:

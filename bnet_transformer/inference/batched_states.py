@@ -29,7 +29,7 @@ def pieces(world: World, count: int, asked: Iterable[int]) -> Iterator[slice]:
     `asked` are the families whose values or distributions are computed; those above them count as well.
     """
     families = set(asked)
-    largest = max(_numbers(world, index) for index in families | world.network.graph.above(families))
+    largest = max(_numbers(world, index) for index in world.network.graph.ancestral_set(families))
     size = max(1, NUMBERS // largest)
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 

@@ -142,7 +142,7 @@ def _worked_out(
     """What a question needs of a net, from what its evidence says (`_says`); of the families `some` nodes are set."""
     known = {network.graph.family(name).index for name in do}
     asked = [network.graph.family(name).index for name in (*evidence, *([query] if query else []))]
-    above = _closure(network, asked, known)
+    above = network.graph.ancestral_set(asked, known)
     inner = {bundle.parent for index in above for bundle in network.graph.into[index] if index not in known}
     random = {i for i in above if network.members[i].tpm.is_random and i not in known}
     tops = {asked[-1]} if query else set()
@@ -281,19 +281,8 @@ def check_budget(
 
 def _choices_above(network: Network, index: int, free: set[int], known: set[int]) -> list[int]:
     """The choices on which the value of a family hangs, itself among them."""
-    found = {index} & free
-    stack = [bundle.parent for bundle in network.graph.into[index]]
-    passed: set[int] = set()
-    while stack:
-        at = stack.pop()
-        if at in passed or at in known:
-            continue
-        passed.add(at)
-        if at in free:
-            found.add(at)
-        else:
-            stack.extend(bundle.parent for bundle in network.graph.into[at])
-    return sorted(found)
+    parents = {bundle.parent for bundle in network.graph.into[index]}
+    return sorted(free & {index, *(network.graph.ancestral_set(parents, free | known) - known)})
 
 
 def check_count(network: Network, index: int, choices: Collection[int], words: Mapping[str, int], budget: int) -> None:
@@ -307,19 +296,6 @@ def check_count(network: Network, index: int, choices: Collection[int], words: M
             got=f"{count}",
             allowed=OVER_BUDGET,
         )
-
-
-def _closure(network: Network, asked: Collection[int], known: Collection[int]) -> set[int]:
-    """The asked families and all above them, after surgery."""
-    found: set[int] = set()
-    stack = list(asked)
-    while stack:
-        index = stack.pop()
-        if index not in found:
-            found.add(index)
-            if index not in known and network.members[index].tpm.kind != "input":
-                stack.extend(bundle.parent for bundle in network.graph.into[index])
-    return found
 
 
 def prior_of(course: Course, index: int, member: Member) -> Tensor:

@@ -5,7 +5,7 @@ forbids that (choices of words that meet).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from torch import Tensor
 from bnet_transformer import reference
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import ReadingError
-from bnet_transformer.graph import ancestors
 from bnet_transformer.inference import exact
 from bnet_transformer.inference.factors import Evidence
 from bnet_transformer.reference import ATOL, BUDGET, World
@@ -52,17 +51,6 @@ def eliminated(
     )
     share = found[(0, *index)].double()
     return share / share.sum()  # in float32 the sum is 1 to 1e-7
-
-
-def choices_above(world: World, nodes: Iterable[int], settled: Mapping[int, Tensor]) -> list[int]:
-    """The discrete random nodes, not settled, that decide the values of `nodes`: `choices`, a family at a time."""
-    members, start = world.network.members, [node for node in nodes if node not in world.do]
-    discrete = frozenset(member.family.index for member in members if member.tpm.kind == "discrete")
-    if any(world.ground.family_of(node).index not in discrete for node in settled):
-        return reference.choices(world, start, settled)
-    found = {*start, *ancestors(world.ground, start, ends=discrete)}
-    open_ = (node for node in found if node not in settled and node not in world.do)
-    return sorted(node for node in open_ if world.ground.family_of(node).index in discrete)
 
 
 def counted(world: World) -> dict[str, Tensor]:

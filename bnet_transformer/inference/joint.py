@@ -60,7 +60,7 @@ def joint_posterior(
 
 def _is_its_tpm(world: World, node: int) -> bool:
     """True where `P(node)` is the node's TPM at the values of its parents: no choice above it is open."""
-    return where(world, node)[0].tpm.states is not None and not ground.choices_above(
+    return where(world, node)[0].tpm.states is not None and not reference.choices(
         world, reference.parents(world, node), {}
     )
 

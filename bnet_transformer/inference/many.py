@@ -100,7 +100,7 @@ def _beside_the_others(
 def _without_barren_choices(world: World, relevant: Collection[int]) -> World:
     """The sentence with state 0 for each choice that is above nothing relevant: what it is changes no probability."""
     families = {world.ground.family_of(node).index for node in relevant}
-    above = families | world.network.graph.above(families)
+    above = world.network.graph.ancestral_set(families)
     choices = [m.family for m in world.network.members if m.tpm.kind == "discrete" and m.family.index in above]
     nodes = [node for family in choices for node in world.ground.nodes(family).tolist()]
     zero = torch.zeros((), dtype=torch.long, device=world.network.device)
@@ -138,7 +138,7 @@ def _named(logs: Tensor) -> Tensor:
 def _relevant(world: World, nodes: Sequence[int]) -> World:
     """The world with no more set than stands above some nodes."""
     families = {world.ground.family_of(node).index for node in nodes}
-    above = families | world.network.graph.above(families)
+    above = world.network.graph.ancestral_set(families)
     do, rows = (
         {n: v for n, v in told.items() if world.ground.family_of(n).index in above} for told in (world.do, world.rows)
     )

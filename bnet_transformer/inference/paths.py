@@ -24,13 +24,13 @@ from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import BNetError, in_unicode, number, one_of, whole
 from bnet_transformer.inference.answers import Answers
 from bnet_transformer.inference.chain import check_chain
-from bnet_transformer.inference.ground import choices_above
 from bnet_transformer.inference.heads.result import Inclusion
 from bnet_transformer.inference.joint import joint_posterior
 from bnet_transformer.inference.many import many_readings
 from bnet_transformer.inference.walks import best_paths, max_flow, path_shares, product, with_residual
 from bnet_transformer.network import Member
 from bnet_transformer.reference import BUDGET, World
+from bnet_transformer.world import choices
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -236,7 +236,7 @@ def open_states(
     if asking.choice_above(world.network, {family.index for family in families}):
         nodes = [node for family in families for node in world.ground.nodes(family).tolist()]
         above = {parent for node in nodes for parent in reference.reading_parents(world, node)}
-        free = choices_above(world, above, {})
+        free = choices(world, above, {})
     if not free:
         return [], torch.zeros(1, 0, dtype=torch.long), torch.ones(1, dtype=torch.float64)
     share = joint_posterior(module, world, free, evidence, budget)

@@ -151,6 +151,11 @@ class Network:
         """The stack whose words a family with a collection of words reads."""
         return self.members[member.word_inputs[0].parent].family.words or ""
 
+    def ancestral_members(self, member: Member) -> list[Member]:
+        """A member and all its ancestors, parents first."""
+        needed = self.graph.ancestral_set([member.family.index])
+        return [self.members[index] for group in self.graph.groups_of(needed) for index in group]
+
     def is_state(self, family: Family) -> bool:
         """True where the role of a family passes from each slice of its stack to the next."""
         return (family.stack, family.role) in self._states

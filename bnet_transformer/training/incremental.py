@@ -20,7 +20,7 @@ from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import BNetError
 from bnet_transformer.network import Input, Member
 from bnet_transformer.tpm import Affine, At, Attention, Concat, Dot, Linear
-from bnet_transformer.training.task import Task, above, decided_by, later
+from bnet_transformer.training.task import Task, decided_by, later
 
 
 @dataclass
@@ -52,7 +52,7 @@ class WordByWord:
     ) -> None:
         self.readout, self.stack = told_by(task)
         self.network = module.network
-        needed = above(self.network, self.readout)
+        needed = self.network.ancestral_members(self.readout)
         decided = decided_by(self.network, needed)
         self.moving = [m for m in needed if self.stack in decided[m.family.index]]
         self.here = {member.family.index for member in self.moving}

@@ -17,7 +17,7 @@ from bnet_transformer.compiler.module import output_of
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import BNetError, one_of, room_for, seed_of, unknown, whole, within_memory
 from bnet_transformer.network import Member, Network, network_of
-from bnet_transformer.training.task import Task, above, check_has_words, later, task_of
+from bnet_transformer.training.task import Task, check_has_words, later, task_of
 from bnet_transformer.training.words import real_numbers
 
 Values = Mapping[str, Tensor]
@@ -145,7 +145,7 @@ def teller_of(network: Network) -> Teller:
         wanted = "a net with one real-valued readout, or state, that tells a word"
         told = ", ".join(f"{each} ({type(network.member(each).tpm).__name__})" for each in names)
         raise BNetError("iterate", expected=wanted, got=told, allowed="generate, for words of a vocabulary")
-    needed = above(network, member)
+    needed = network.ancestral_members(member)
     _check_inputs(task, needed)
     if member.shape != task.words[home].member.shape:
         expected = f"words of shape {task.words[home].member.shape}, as are read"

@@ -26,7 +26,7 @@ from bnet_transformer.training.objective import Loss, Objective
 from bnet_transformer.training.sharding import laid_like, spread
 from bnet_transformer.training.sharding import whole as put_together
 from bnet_transformer.training.steps import SCHEDULES, optimiser_of, schedule_of, set_rate, width_of
-from bnet_transformer.training.task import Task, above
+from bnet_transformer.training.task import Task
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -109,7 +109,7 @@ class Run:
         self.network, self.recipe, self.ranks, self.settings = network, recipe, ranks, dict(settings)
         self.module = Module(network.with_parameters(own))
         if loss is None:
-            read = {m.owner for readout in task.readouts for m in above(network, readout)}
+            read = {m.owner for readout in task.readouts for m in network.ancestral_members(readout)}
             for name, value in self.module.store.items():
                 value.requires_grad_(value.requires_grad and name.rpartition("/")[0] in read)
         self.objective = Objective(self.module, task, recipe.smoothing, loss)

@@ -25,7 +25,6 @@ from bnet_transformer.inference.factors import Evidence, Factor, prior_of, quest
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import ATOL
-from bnet_transformer.training.task import above
 
 LOG_EVIDENCE, LOG_POSTERIOR = "log evidence", "log posterior density"  # what the parameters of a fit are judged by
 Parameters = Mapping[str, Tensor]
@@ -48,7 +47,7 @@ class Learned:
 
 def learned_of(network: Network, readouts: tuple[Member, ...], learn: object, spread: float | None) -> Learned:
     """The parameters above the readouts that may be learned, those of `learn` where it names some."""
-    read = {member.owner: member for readout in readouts for member in above(network, readout)}
+    read = {member.owner: member for readout in readouts for member in network.ancestral_members(readout)}
     known = [name for name in network.parameters if name in network.learnable and name.rpartition(".")[0] in read]
     if learn is not None:
         wanted = listed("learn", learn, str)

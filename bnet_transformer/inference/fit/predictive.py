@@ -20,7 +20,6 @@ from bnet_transformer.inference.factors import Factor, check_budget, prior_of
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.network import Member, Network
 from bnet_transformer.pyro_reading import pyro_model
-from bnet_transformer.training.task import above
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +35,11 @@ def predicted(network: Network, name: str, parts: Sequence[Corpus], budget: int)
         each = [posterior(module, name, {}, p.x, p.mask, given=p.given, budget=budget) for p in parts]
         return torch.cat(each)
     graph = network.graph
-    free = [m.family.index for m in above(network, member) if m.tpm.kind == "discrete" and graph.out_of[m.family.index]]
+    free = [
+        m.family.index
+        for m in network.ancestral_members(member)
+        if m.tpm.kind == "discrete" and graph.out_of[m.family.index]
+    ]
     for part in parts[:1]:
         _, words, *_ = module.inputs(part.x, part.given)
         check_budget(network, member.family.index, {*free}, set(), words, budget)

@@ -107,7 +107,7 @@ def _selector(network: Network, member: Member) -> int | None:
             passed.add(index)
             choices |= {index} if network.members[index].tpm.kind == "discrete" else set()
             stack.extend(i for i in above if network.members[i].family.stem != family.stem)  # no selector's own past
-    tops = [i for i in sorted(choices) if not network.graph.above([i]) & choices]
+    tops = [i for i in sorted(choices) if not network.graph.ancestors([i]) & choices]
     if len(tops) > 1:
         names = ", ".join(network.members[i].family.name for i in tops)
         raise BNetError(member.family.name, expected="heads that one selector draws", got=f"choices {names}")
@@ -177,7 +177,7 @@ def _states(network: Network, readers: Readers, words: Mapping[str, int]) -> int
     """How many joint states of choices a reading hangs on, beside its heads; refused past the budget."""
     most = 1
     for member, selector in zip(readers.members, readers.selectors, strict=True):
-        above = network.graph.above([member.family.index]) - {selector}
+        above = network.graph.ancestors([member.family.index]) - {selector}
         free = [i for i in above if network.members[i].tpm.kind == "discrete"]
         count = math.prod(network.count_states(i, words) for i in free)
         if count > BUDGET:
@@ -193,7 +193,7 @@ def _read(module: Module, readers: Readers, intakes: Sequence[Intake]) -> list[T
     """`P(j | i)` of sentences of one length, slice by slice."""
     network, device = module.network, next((p.device for p in module.parameters()), torch.device("cpu"))
     indices = {member.family.index for member in readers.members}
-    above = network.graph.above(indices)
+    above = network.graph.ancestors(indices)
     free = {i for i in above if network.members[i].tpm.kind == "discrete"}
     drawn = {m.family.index for m in readers.members if m.tpm.kind == "discrete"}
     parents = {given.parent for i in drawn for given in network.members[i].inputs}
@@ -247,10 +247,10 @@ def _shares(course: Course, reading: Tensor, selector: int | None) -> Tensor | N
     """`P(other choices | head)`, of the choices on which a reading hangs; None where there are no others."""
     layout, graph, members = course.layout, course.network.graph, course.network.members
     own = {i for k, i in enumerate(layout.enumerated) if reading.shape[k] > 1}
-    needed = {i for i in layout.enumerated if i in own | graph.above(own)}
+    needed = {i for i in layout.enumerated if i in graph.ancestral_set(own)}
     if needed <= {selector}:
         return None
-    root = selector is not None and not graph.above([selector]) & needed
+    root = selector is not None and not graph.ancestors([selector]) & needed
     logs = [prior_of(course, i, members[i]) for i in sorted(needed) if not (root and i == selector)]
     total = torch.stack(torch.broadcast_tensors(*logs)).sum(0)
     if root or selector is None:

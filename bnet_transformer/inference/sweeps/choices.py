@@ -13,11 +13,10 @@ from bnet_transformer import reference
 from bnet_transformer.asking import choice_above
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.inference.batched_states import joint_states
-from bnet_transformer.inference.ground import choices_above
 from bnet_transformer.inference.many import joint_log_probs
 from bnet_transformer.inference.sweeps.pairs import Examples
 from bnet_transformer.reference import BUDGET
-from bnet_transformer.world import World, where
+from bnet_transformer.world import World, choices, where
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
         asked = [parent for node in outcomes for parent in _decided_by(world, node)] + list(nodes)
         if not _may_hang_on_choices(world, asked):  # cheaper to tell than which nodes are open
             continue
-        found |= {node for node in choices_above(world, asked, {}) if not _decided(world, node)}
+        found |= {node for node in choices(world, asked, {}) if not _decided(world, node)}
     free = sorted(found)
     world = corrupt.world
     for node in found.intersection(outcomes):

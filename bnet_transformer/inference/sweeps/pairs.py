@@ -76,7 +76,7 @@ class Examples:
     ) -> Course:
         graph = self.world.network.graph
         want = tuple(graph.families[index].name for index in sorted(families))
-        above = {*families, *readings, *graph.above([*families, *readings])}
+        above = {*families, *readings, *graph.ancestors([*families, *readings])}
         done = [interventions(world, above) for world in self.worlds]
         whole = {name: torch.cat([each["do"][name] for each in done]) for name in done[0]["do"]}
         course, plan = self.module.course(
