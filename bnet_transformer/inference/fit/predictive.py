@@ -35,11 +35,8 @@ def predicted(network: Network, name: str, parts: Sequence[Corpus], budget: int)
         each = [posterior(module, name, {}, p.x, p.mask, given=p.given, budget=budget) for p in parts]
         return torch.cat(each)
     graph = network.graph
-    free = [
-        m.family.index
-        for m in network.ancestral_members(member)
-        if m.tpm.kind == "discrete" and graph.out_of[m.family.index]
-    ]
+    above = network.ancestral_members(member)
+    free = [m.family.index for m in above if m.tpm.kind == "discrete" and graph.out_of[m.family.index]]
     for part in parts[:1]:
         _, words, *_ = module.inputs(part.x, part.given)
         check_budget(network, member.family.index, {*free}, set(), words, budget)
