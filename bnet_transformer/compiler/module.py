@@ -27,8 +27,8 @@ from bnet_transformer.compiler.told import (
     wanted,
 )
 from bnet_transformer.compiler.values import plan_to_values
+from bnet_transformer.data.encode import check_reads, main_of
 from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown, whole
-from bnet_transformer.intake import check_reads, main_of
 from bnet_transformer.network import Member, Network, network_of
 from bnet_transformer.tpm.arrays import is_plain
 

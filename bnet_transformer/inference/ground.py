@@ -13,9 +13,9 @@ from torch import Tensor
 
 from bnet_transformer import reference
 from bnet_transformer.compiler.module import Module
+from bnet_transformer.data import Evidence
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.inference import exact
-from bnet_transformer.inference.factors import Evidence
 from bnet_transformer.reference import ATOL, BUDGET, World
 
 

@@ -17,10 +17,10 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.course import Course, Layout
 from bnet_transformer.compiler.seeing import seen
+from bnet_transformer.data.task import Task, decided_by, later
 from bnet_transformer.errors import BNetError
 from bnet_transformer.network import Input, Member
 from bnet_transformer.tpm import Affine, At, Attention, Concat, Dot, Linear
-from bnet_transformer.training.task import Task, decided_by, later
 
 
 @dataclass

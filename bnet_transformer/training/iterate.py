@@ -15,10 +15,10 @@ from bnet_transformer._core.torch_context import own_random, reseed
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.module import output_of
 from bnet_transformer.compiler.seeing import seen
+from bnet_transformer.data.task import Task, check_has_words, later, task_of
+from bnet_transformer.data.words import real_numbers
 from bnet_transformer.errors import BNetError, one_of, room_for, seed_of, unknown, whole, within_memory
 from bnet_transformer.network import Member, Network, network_of
-from bnet_transformer.training.task import Task, check_has_words, later, task_of
-from bnet_transformer.training.words import real_numbers
 
 Values = Mapping[str, Tensor]
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from bnet_transformer.data.task import decided_by
 from bnet_transformer.errors import BNetError, unknown
 from bnet_transformer.network import Member, Network
-from bnet_transformer.training.task import decided_by
 
 
 @dataclass(frozen=True)

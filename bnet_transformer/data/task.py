@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bnet_transformer.axes import Reach
+from bnet_transformer.data.words import Words, words_of
 from bnet_transformer.errors import BNetError
 from bnet_transformer.network import Member, Network
-from bnet_transformer.training.words import Words, words_of
 
 
 def backward(reach: Reach) -> bool:

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.tokenizer import Tokenizer
+from bnet_transformer.data.encode import main_of
 from bnet_transformer.errors import BNetError, FileError, unknown
-from bnet_transformer.intake import main_of
 from bnet_transformer.network import Member, Network
-from bnet_transformer.tokens import Tokenizer
 from bnet_transformer.tpm.arrays import own_tensor
 
 

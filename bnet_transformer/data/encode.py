@@ -11,19 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.tokenizer import Span, TokenizedText, Tokenizer, is_text
 from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, mapping, not_endless, shown, unknown
 from bnet_transformer.network import Member, Network
-from bnet_transformer.reference import World
-from bnet_transformer.tokens import Span, Tokenizer, Told, is_text
 from bnet_transformer.tpm.arrays import is_plain, own_tensor
-from bnet_transformer.world import words_read
+from bnet_transformer.world import World, words_read
 
 Tokens = dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Intake:
+class EncodedSentence:
     """A sentence as tensors: the token of each word of each stack, and the value of each `Given` family.
 
     `told` is what the net's tokenizer made of a stack's text, where it has one; a stack that was said in words or ids
@@ -32,7 +31,7 @@ class Intake:
 
     tokens: Tokens
     given: dict[str, Tensor]
-    told: dict[str, Told] = field(default_factory=dict)
+    told: dict[str, TokenizedText] = field(default_factory=dict)
 
     @property
     def words(self) -> dict[str, int]:
@@ -77,14 +76,14 @@ class Intake:
         return tuple(found)
 
 
-def sentence_to_tensors(
+def encode_sentence(
     network: Network,
     said: object = None,
     x: object = None,
     given: Mapping[str, object] | None = None,
     *,
     pair: object = None,
-) -> Intake:
+) -> EncodedSentence:
     """Read a sentence: text, a list of words, ids, or vectors `x`; with several stacks, a mapping from stack.
 
     `given` fills further `Given` nodes, by family name: `[*plates, word, *shape]`. A net with a tokenizer reads text
@@ -110,7 +109,7 @@ def sentence_to_tensors(
         if main is not None and value is not None:
             values[main.family.name] = value
     tokens |= {stack: each.tokens for stack, each in told.items()}
-    intake = Intake(tokens, values, told)
+    intake = EncodedSentence(tokens, values, told)
     for member in network.members:
         if member.tpm.kind == "input" and member.family.name not in values:
             values[member.family.name] = _given(network, member, extra, intake.words)
@@ -123,7 +122,7 @@ def sentence_to_tensors(
 
 def _tokenized(
     tokenizer: Tokenizer | None, said: object, pair: object, stacks: Sequence[str], extra: dict[str, object]
-) -> dict[str, Told]:
+) -> dict[str, TokenizedText]:
     """What the tokenizer makes of what is said, if it is text; the segments go to their node among `extra`."""
     several = len(stacks) > 1
     if tokenizer is None or several or not is_text(said):
@@ -137,7 +136,7 @@ def _tokenized(
     return {stacks[0]: found}
 
 
-def value_of(world: World, node: int, value: object, *, evidence: bool) -> Tensor:
+def encode_value(world: World, node: int, value: object, *, evidence: bool) -> Tensor:
     """The tensor for `do` or evidence on a node: a state, a label, or a value of the node's shape."""
     name = world.ground.name(node)
     family = world.ground.family_of(node)

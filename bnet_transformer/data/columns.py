@@ -10,12 +10,12 @@ from typing import Any, TypeGuard
 import numpy as np
 from torch import Tensor
 
+from bnet_transformer.data.dataset import Batch, Reader
+from bnet_transformer.data.task import Task
+from bnet_transformer.data.words import real_numbers, whole_numbers
 from bnet_transformer.errors import BNetError, unknown
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm.arrays import in_numpy
-from bnet_transformer.training.data import Batch, Reader
-from bnet_transformer.training.task import Task
-from bnet_transformer.training.words import real_numbers, whole_numbers
 
 COLUMNS = (
     "what is observed of the nodes of a net without words: a list of mappings, one for each sentence, a "
