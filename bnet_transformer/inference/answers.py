@@ -18,7 +18,7 @@ from torch.distributions import Normal as TorchNormal
 
 from bnet_transformer import asking, reference
 from bnet_transformer.axes import WORD
-from bnet_transformer.compiler.course import Course, Layout
+from bnet_transformer.compiler.course import Course, Layout, Request
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import ReadingError
@@ -293,7 +293,7 @@ class Answers:
         plan = self.module.plan(want, known, open_)
         if math.prod(network.count_states(index, world.ground.words) for index in plan.enumerated) > BUDGET:
             raise ReadingError(want[0], expected=f"at most {BUDGET} joint states", got="more")
-        return self.module.course(
+        request = Request(
             want,
             counted(world),
             do=set_,
@@ -301,7 +301,8 @@ class Answers:
             rows=done["rows"],
             given={name: value[None] for name, value in world.given.items()},
             enumerate_too=open_,
-        )[0]
+        )
+        return self.module.run(request)[0]
 
     def _untouched(self, wanted: set[int], set_: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The values that families have from before the surgery: those that it did not touch, and touched ones read."""

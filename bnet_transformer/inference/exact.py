@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.torch_context import with_gradients
-from bnet_transformer.compiler.course import Course
+from bnet_transformer.compiler.course import Course, SomeNodes
 from bnet_transformer.compiler.module import Module, Values
 from bnet_transformer.compiler.told import readable
 from bnet_transformer.data import Evidence
 from bnet_transformer.errors import BNetError, mapping, tolerance, whole
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
-from bnet_transformer.inference.factors import Factor, SomeNodes, question_to_factors
+from bnet_transformer.inference.factors import Factor, question_to_factors
 from bnet_transformer.inference.possible import check_possible
 from bnet_transformer.reference import ATOL, BUDGET
 
@@ -118,7 +118,7 @@ def posterior(
 
 def _check_asked(module: object, budget: object, atol: object) -> None:
     """Refuse a net in place of its module, and a budget and a tolerance that are none."""
-    if not hasattr(module, "course"):
+    if not isinstance(module, Module):
         raise BNetError("module", expected="a compiled net", got=type(module).__name__, allowed="net.module()")
     whole("budget", budget)
     tolerance("atol", atol)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnet_transformer.compiler.course import Course
+from bnet_transformer.compiler.course import Course, Request, SomeNodes
 from bnet_transformer.compiler.module import Module, Values
 from bnet_transformer.compiler.seeing import seen, states
 from bnet_transformer.compiler.told import batch_of, by_family, check_states, check_value, laid_out, lead_of, there_of
@@ -21,7 +21,6 @@ from bnet_transformer.reference import fits
 from bnet_transformer.tpm import At
 from bnet_transformer.tpm.base import broadcast
 
-SomeNodes = Mapping[str, tuple[Tensor, Tensor]]  # for some nodes of a family: values, and which nodes
 OVER_BUDGET = (
     "a larger budget=; do or evidence on some of these; sample(n) of a sentence, without evidence, which is approximate"
 )
@@ -64,10 +63,12 @@ def question_to_factors(
     given: Mapping[str, Tensor] | None = None,
     atol: float,
     budget: int,
+    check_values: bool | None = None,
 ) -> tuple[Course, list[Factor]]:
     """The factors that evidence and a query need, every choice among them enumerated along a dim of its own.
 
     `do` sets whole families, `patched` some nodes of a family, `rows` the attention weights of some nodes.
+    `check_values` is that of `Request`.
     """
     network = module.network
     evidence, do = mapping("evidence", evidence), mapping("do", do)
@@ -81,18 +82,20 @@ def question_to_factors(
     for index, choices in question.choices.items():
         check_count(network, index, choices, inputs.words, budget)
     _check_forms(module, evidence, do, inputs.words, inputs.batch)
-    course, plan = module.course(
+    request = Request(
         question.want,
         inputs,
         mask,
         do=do,
-        seen={name: _every_state(evidence[name], patched.get(name)) for name in question.settled},
+        observed={name: _every_state(evidence[name], patched.get(name)) for name in question.settled},
         patched={name: some for name, some in patched.items() if name not in question.settled},
         rows=rows,
         training=False,
         enumerate_too=question.free,
         left=frozenset(question.below.values()),
+        check_values=check_values,
     )
+    course, plan = module.run(request)
     factors = []
     for index in question.needed:
         member = network.members[index]
@@ -126,10 +129,7 @@ def analyse_question(
         some: Families of which some nodes, or the attention rows of some nodes, are set.
     """
     key = tuple(forms.items()), query, tuple(do), tuple(some), _is_half(module)
-    if key not in module.questions:
-        module.questions[key] = _analysed(module, forms, query, do, some, half=_is_half(module))
-    question: Question = module.questions[key]
-    return question
+    return module.memoize(("question", *key), lambda: _analysed(module, forms, query, do, some, half=_is_half(module)))
 
 
 def _analysed(

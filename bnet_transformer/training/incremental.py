@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler import Module
-from bnet_transformer.compiler.course import Course, Layout
+from bnet_transformer.compiler.course import Course, Layout, Request
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.data.task import Task, decided_by, later
 from bnet_transformer.errors import BNetError
@@ -63,7 +63,7 @@ class WordByWord:
         want = [self.network.members[index].family.name for index in sorted(self.kept | fixed)]
         self.rows, words = x[self.stack].shape
         x = {**x, self.stack: filled(x[self.stack], task.words[self.stack].exact)}
-        course, _ = module.course((*want, self.readout.family.name), x, mask)
+        course, _ = module.run(Request((*want, self.readout.family.name), x, mask))
         self.course, self.layout = course, course.layout
         at, parents = seen(course, self.readout)
         self.log_probs = _log_softmax(self.readout.tpm.logits(at, *parents).select(self.layout.word, words - 1))

@@ -115,7 +115,7 @@ class Run:
         self.objective = Objective(self.module, task, recipe.smoothing, loss)
         if compile:
             self.objective.compile()
-        self.looks = loss is not None and not (compile and ranks.device.type == "cuda")  # no second code is made then
+        self.checks = not (compile and ranks.device.type == "cuda")  # what is compiled is compiled once
         self.spread: nn.Module = spread(self.objective, ranks, shard=shard, known_use=loss is None)
         self.named = [(k.replace("/", "."), v) for k, v in self.module.store.items() if v.requires_grad]
         if not self.named:
@@ -144,9 +144,9 @@ class Run:
         count, device = self.objective.count(batch), self.ranks.device
         if not count:
             raise BNetError("data", expected="something that is observed in every batch", got="nothing")
-        self.module.looks = self.looks and (device.type == "cpu" or not self.step)
+        self.module.check_values = self.checks and (device.type == "cpu" or not self.step)  # for a loss of the user
         if batch.mask is not None and self.objective.loss is None:
-            self.module.look(self.objective.wanted, batch.x, batch.mask)
+            self.module.check_mask(self.objective.wanted, batch.x, batch.mask)
         if self.ranks.world > 1:
             batch = batch.share(self.ranks.rank, self.ranks.world)
         numbers = {"count": count, "asked": asked} if self.ranks.world > 1 else {"count": count}

@@ -79,6 +79,7 @@ class Objective(nn.Module):
             value.requires_grad_(False)
         self.module.eval()
         self.network, self.learned, self.budget = network, learned, budget
+        self.check_values = True
         self._kept: WeakKeyDictionary[Corpus, tuple[Course, list[Factor]]] = WeakKeyDictionary()
 
     @property
@@ -112,7 +113,16 @@ class Objective(nn.Module):
         evidence, x, mask = corpus.evidence, corpus.x, corpus.mask
         given = corpus.given
         course, factors = question_to_factors(
-            self.module, evidence, None, x, mask, do=do, given=given, atol=ATOL, budget=self.budget
+            self.module,
+            evidence,
+            None,
+            x,
+            mask,
+            do=do,
+            given=given,
+            atol=ATOL,
+            budget=self.budget,
+            check_values=self.check_values,
         )
         return ask(course, factors)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.torch_context import own_random, reseed, with_gradients
-from bnet_transformer.compiler import Module
+from bnet_transformer.compiler import Module, Request
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.data.corpus import Corpus
 from bnet_transformer.errors import BNetError, mapping
@@ -47,7 +47,7 @@ def _mean(module: Module, member: Member, free: list[int], corpus: Corpus) -> Te
     """`E[y | x]` of a real readout, `[sentence, word, feature]`, the free choices summed out."""
     network, name = module.network, member.family.name
     with torch.no_grad():
-        course, _ = module.course((name,), corpus.x, corpus.mask, given=corpus.given, enumerate_too=frozenset(free))
+        course, _ = module.run(Request((name,), corpus.x, corpus.mask, corpus.given, enumerate_too=frozenset(free)))
         at, parents = seen(course, member)
         mean = member.tpm.distribution(at, *parents).mean
         priors = [Factor(network.members[i], prior_of(course, i, network.members[i])) for i in free]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bnet_transformer import asking
 from bnet_transformer.axes import WORD
-from bnet_transformer.compiler.course import Course
+from bnet_transformer.compiler.course import Course, Request
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.data.encode import EncodedSentence, encode_sentence
@@ -201,7 +201,7 @@ def _read(module: Module, readers: Readers, intakes: Sequence[EncodedSentence]) 
     parents = {given.parent for i in drawn for given in network.members[i].inputs}
     given = {name: torch.stack([each.given[name] for each in intakes]).to(device) for name in intakes[0].given}
     told = {network.member(name).family.words for name in given}
-    course, _ = module.course(
+    request = Request(
         tuple(network.members[i].family.name for i in sorted(free | parents)),
         {s: torch.zeros(len(intakes), n, device=device) for s, n in intakes[0].words.items() if s not in told},
         given=given,
@@ -209,6 +209,7 @@ def _read(module: Module, readers: Readers, intakes: Sequence[EncodedSentence]) 
         enumerate_too=frozenset(free),
         training=False,
     )
+    course, _ = module.run(request)
     pairs = zip(readers.members, readers.selectors, strict=True)
     return [_by_head(course, member, selector, len(intakes)) for member, selector in pairs]
 
