@@ -92,15 +92,9 @@ def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Te
     width = world.ground.words[world.network.members[given.parent].family.words or ""]
     rows = []
     above: dict[int, list[int]] = {}  # of a row that was set nothing is above: it is the same in every state
+    check_all_read(world, member)
     for offset in range(len(world.ground.nodes(member.family))):
         node = base + offset
-        if node in world.do:
-            raise BNetError(
-                f"attention of {member.family.name}",
-                expected="nodes that read",
-                got=f"{world.ground.name(node)}, which is set",
-                allowed="another slice; the sentence before that do; Attend(row), which sets what is read",
-            )
         free = choices(world, reading_parents(world, node), seen)
         if node not in world.rows:
             above[node] = free
@@ -113,6 +107,26 @@ def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Te
             row[reading[0]] = reading[1]
             table.append(row)
         rows.append(torch.stack(table).reshape((*(world.count_states(choice) for choice in free), width)))
+    check_choices_shared(world, member, above)
+    states = max((row.shape[:-1] for row in rows), key=len)
+    stacked = torch.stack([row.expand(*states, width) for row in rows], -2)
+    return stacked.reshape((*stacked.shape[:-2], *shape, width))
+
+
+def check_all_read(world: World, member: Member) -> None:
+    """Refuse the attention of a family of which a node is set: it reads nothing."""
+    for node in world.ground.nodes(member.family).tolist():
+        if node in world.do:
+            raise BNetError(
+                f"attention of {member.family.name}",
+                expected="nodes that read",
+                got=f"{world.ground.name(node)}, which is set",
+                allowed="another slice; the sentence before that do; Attend(row), which sets what is read",
+            )
+
+
+def check_choices_shared(world: World, member: Member, above: Mapping[int, Sequence[int]]) -> None:
+    """Refuse attention whose words depend on different open choices: no tensor has a dim for each."""
     if shared_and_own(world, above) is None:
         raise BNetError(
             f"attention of {member.family.name}",
@@ -120,9 +134,6 @@ def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Te
             got="words that depend on others",
             allowed="do(...) or observe(...) on these choices first",
         )
-    states = max((row.shape[:-1] for row in rows), key=len)
-    stacked = torch.stack([row.expand(*states, width) for row in rows], -2)
-    return stacked.reshape((*stacked.shape[:-2], *shape, width))
 
 
 def grouped(reading: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:

@@ -1,18 +1,17 @@
 """Inference on the compiled reading: exact elimination of the discrete choices, for a batch of sentences at once."""
 
 from bnet_transformer.data import Evidence
-from bnet_transformer.inference import ground
 from bnet_transformer.inference.abduction import Counterfactual, counterfactual
-from bnet_transformer.inference.answers import Answers
 from bnet_transformer.inference.boxes import Tan, TanTree, tan, tan_tree
 from bnet_transformer.inference.corpus import CorpusTan, corpus_tan
 from bnet_transformer.inference.dependence import dependences
-from bnet_transformer.inference.drawing import Samples, sample
 from bnet_transformer.inference.exact import log_evidence, posterior
 from bnet_transformer.inference.heads import Damage, Inclusion, damage
-from bnet_transformer.inference.joint import joint_log_evidence, joint_posterior
+from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
+from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.paths import Path, Reads, reads
 from bnet_transformer.inference.pieces import add_gradient
+from bnet_transformer.inference.sampling import Samples, sample
 from bnet_transformer.inference.surgery import (
     Attend,
     Mean,
@@ -48,7 +47,6 @@ __all__ = [
     "damage",
     "dependences",
     "expanded",
-    "ground",
     "is_own",
     "joint_log_evidence",
     "joint_posterior",

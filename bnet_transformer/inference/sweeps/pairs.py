@@ -12,7 +12,7 @@ from torch import Tensor
 from bnet_transformer.compiler.course import Course, Request
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import BNetError, EvidenceError, ReadingError
-from bnet_transformer.inference.ground import counted, interventions
+from bnet_transformer.inference.query import interventions, word_counts
 from bnet_transformer.world import World
 
 MEMORY = 2**29  # bytes that are used at once, unless a user says otherwise
@@ -81,7 +81,7 @@ class Examples:
         whole = {name: torch.cat([each["do"][name] for each in done]) for name in done[0]["do"]}
         request = Request(
             want,
-            counted(self.world),
+            word_counts(self.world),
             do=whole,
             patched=_stacked([each["patched"] for each in done]),
             rows=_stacked([each["rows"] for each in done]),
