@@ -13,7 +13,7 @@ from torch.distributions import Categorical
 from bnet_transformer import reference
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.inference import exact, router
-from bnet_transformer.inference.batched_states import joint_states, of_one_sentence, pieces, states_as_evidence
+from bnet_transformer.inference.batched_states import joint_states, of_one_sentence, pieces
 from bnet_transformer.inference.factors import NEVER
 from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.query import Query, evidence_by_family, sentence_arguments
@@ -162,7 +162,7 @@ def _log_probs(query: Query, nodes: Sequence[int], states: Tensor) -> Tensor:
     families = {relevant.ground.family_of(node).index for node in (*nodes, *query.evidence)}
     arguments, logs = sentence_arguments(relevant), []
     for part in pieces(relevant, len(states), families):
-        evidence = states_as_evidence(relevant, nodes, states[part], query.evidence)
+        evidence = evidence_by_family(relevant, query.evidence, dict(zip(nodes, states[part].unbind(1), strict=True)))
         batch = exact.log_evidence(
             module,
             evidence,

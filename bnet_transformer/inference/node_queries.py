@@ -25,6 +25,7 @@ from bnet_transformer.inference.batched_states import joint_states, of_one_sente
 from bnet_transformer.inference.query import (
     interventions,
     mixed_fault,
+    node_values_by_family,
     set_families,
     word_counts,
 )
@@ -409,7 +410,8 @@ class Answers:
         settled = reference.settling(world, self.evidence)
         arguments = interventions(replace(world, do={**settled, **world.do}), above)
         closed, patched = arguments["do"], arguments["patched"]
-        for name, value in states_by_family(world, self.states).items():
+        drawn = {world.ground.family_of(node).index for node in self.states}
+        for name, (value, _) in node_values_by_family(world, world.do, drawn, self.states).items():
             patched.pop(name, None)
             closed[name] = value
         closed |= self._untouched(set(wanted), closed)
@@ -505,20 +507,3 @@ def _table_of(table: str, member: Member, course: Course) -> FamilyTable:
         rows, which = course.rows[member.family.index]
         entries = torch.where(which[..., None], rows, entries)
     return FamilyTable(course.layout, entries)
-
-
-def states_by_family(world: World, states: Mapping[int, Tensor]) -> dict[str, Tensor]:
-    """Families of random nodes in many states, `[S, *plates, word, ...]`, as `do` takes them; state 0 of nodes without
-    one, which are above nothing that is asked."""
-    columns: dict[int, dict[int, Tensor]] = {}
-    for node, value in {**world.do, **states}.items():
-        columns.setdefault(world.ground.family_of(node).index, {})[node] = value
-    families = {}
-    for index in {world.ground.family_of(node).index for node in states}:
-        member, shape, base = world.network.members[index], world.ground.shapes[index], int(world.ground.offsets[index])
-        first = next(value for node, value in columns[index].items() if node in states)
-        flat = torch.zeros(len(first), math.prod(shape), *first.shape[1:], dtype=first.dtype, device=first.device)
-        for node, value in columns[index].items():
-            flat[:, node - base] = value
-        families[member.family.name] = flat.reshape(-1, *shape, *first.shape[1:])
-    return families

@@ -20,10 +20,10 @@ from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.graph import topological_order
 from bnet_transformer.inference import exact, router
-from bnet_transformer.inference.batched_states import of_one_sentence, pieces, states_as_evidence
+from bnet_transformer.inference.batched_states import of_one_sentence, pieces
 from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
 from bnet_transformer.inference.node_queries import Answers
-from bnet_transformer.inference.query import Query, sentence_arguments
+from bnet_transformer.inference.query import Query, evidence_by_family, sentence_arguments
 from bnet_transformer.network import Member
 from bnet_transformer.reference import Run, World
 from bnet_transformer.tpm.arrays import in_numpy
@@ -150,7 +150,8 @@ def _along_a_chain(query: Query, n: int, generator: torch.Generator) -> Drawn:
         shares = []
         asked = {family.index, *(world.ground.family_of(other).index for other in (*nodes[:k], *query.evidence))}
         for part in pieces(world, len(known), asked):
-            evidence = states_as_evidence(world, nodes[:k], known[part], query.evidence)
+            before = dict(zip(nodes[:k], known[part].unbind(1), strict=True))
+            evidence = evidence_by_family(world, query.evidence, before)
             share = exact.posterior(module, family.name, evidence, **arguments, budget=query.budget, atol=query.atol)
             shares.append(share.movedim(0, -2)[index].expand(len(known[part]), -1))
         new = torch.multinomial(torch.cat(shares)[which], 1, generator=generator)
