@@ -18,7 +18,7 @@ from torch.distributions import Categorical, Distribution, Independent
 from torch.distributions import Normal as TorchNormal
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.errors import BNetError, unknown, whole
+from bnet_transformer.errors import BNetError, one_of, unknown, whole
 from bnet_transformer.graph import Family
 from bnet_transformer.graph.ground import Selection
 from bnet_transformer.network import Member, Network
@@ -233,7 +233,7 @@ def arrow_weights(
             if reading is None:
                 continue
             share = dict(zip(reading[0], reading[1].tolist(), strict=True))
-            alone = _single_parents(world, node)
+            alone = single_parents(world, node)
             for given in member.inputs:
                 parent = world.network.members[given.parent].family
                 if WORD in given.over:
@@ -266,7 +266,7 @@ def expected_reading(
     return words, torch.einsum("s,sm->m", share, torch.stack(found))
 
 
-def _single_parents(world: World, node: int) -> set[int]:
+def single_parents(world: World, node: int) -> set[int]:
     """The parents of a node that fill a slot of a single parent (its query, its residual)."""
     family, index = world.ground.place(node)
     member = world.network.members[family.index]
@@ -303,6 +303,31 @@ def selection(
 def slices_of(wanted: object, network: Network) -> list[int]:
     """Slices of a net, from one or several."""
     return _numbers("slices", wanted, depth_of(network))
+
+
+def slices_that_read(network: Network, slices: object, role: str | None) -> tuple[str, list[int]]:
+    """The stack and the numbers of the slices in which words read words.
+
+    Args:
+        network: The net.
+        slices: One slice, several, or `"all"`.
+        role: The role that reads; its stack is meant. By default the first stack.
+    """
+    graph = network.graph
+    if role is not None and (not isinstance(role, str) or role not in graph.by_stem):
+        raise unknown("role", role, graph.by_stem)
+    stack = graph.by_stem[role][0].stack if role is not None else next(iter(graph.slices), "")
+    depth = depth_of(network, stack)
+    if stack not in graph.word_stacks:
+        got = f"the stack {stack!r}, without words" if stack else "a net without words"
+        raise BNetError("slice", expected="slices in which words read words", got=got)
+    if isinstance(slices, str):
+        one_of("slices", slices, ("all",))
+        return stack, list(range(depth))
+    numbers = sorted({whole("slice", item, least=0) for item in items(slices)})
+    if not numbers or numbers[-1] >= depth:
+        raise BNetError("slices", expected=f"slices from 0 to {depth - 1}", got=slices)
+    return stack, numbers
 
 
 def depth_of(network: Network, stack: str | None = None) -> int:

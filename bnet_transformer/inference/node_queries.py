@@ -90,6 +90,8 @@ def kind_fault(query: NodeQuery) -> ReadingError | None:
         return ReadingError(name, expected="a node that is a function of its parents", got="a random one")
     if query.table == "logits" and (tpm.kind != "discrete" or tpm.states is None):
         return ReadingError(name, expected="a Normal, or a node with a number of states", got="another")
+    if query.table == "reading" and not tpm.has_reading:
+        return ReadingError(name, expected="attention P(j | i)", got=tpm.why_no_reading())
     if query.table != "value" and tpm.kind == "input":
         return ReadingError(name, expected="a node with parents", got="an input")
     if query.table != "value" and query.node in world.do:
@@ -336,7 +338,7 @@ class Answers:
         family, index = self.world.ground.place(node)
         return self.world.network.members[family.index], index
 
-    def _width(self, member: Member) -> int:
+    def words_read(self, member: Member) -> int:
         """How many words there are to read."""
         given = member.word_inputs[0]
         return self.world.ground.words[self.world.network.members[given.parent].family.words or ""]
@@ -350,7 +352,7 @@ class Answers:
         member, free = query.member, next(iter(query.choices.values()), [])
         index = None if query.node is None else self.world.ground.place(query.node)[1]
         shape = {"value": member.shape, "normal": (2, *member.shape), "logits": (member.tpm.states,)}.get(query.table)
-        shape = (self._width(member),) if shape is None else shape
+        shape = (self.words_read(member),) if shape is None else shape
         table = self._table(query.table, member)
         states = {self.world.ground.family_of(choice).index: self.world.count_states(choice) for choice in free}
         return self._narrowed(table, member, states, index, shape)
@@ -450,8 +452,9 @@ class Answers:
         if self.before.table_fault("value", kept, ()) is not None:
             return {}
         self.before._compute("value", kept)
-        tables = {m: self.before._tables["value", m.family.index] for m in kept}
-        values = {m.family.name: self._narrowed(table, m, {}, None, m.shape)[None] for m, table in tables.items()}
+        tables = [self.before._tables["value", member.family.index] for member in kept]
+        each = (self._narrowed(t, m, {}, None, m.shape)[None] for t, m in zip(tables, kept, strict=True))
+        values = {member.family.name: value for member, value in zip(kept, each, strict=True)}
         # What is no number is computed again, so that the error names the node.
         return {} if any(bool(value.isnan().any()) for value in values.values()) else values
 

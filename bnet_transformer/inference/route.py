@@ -18,6 +18,7 @@ from bnet_transformer.errors import ReadingError
 S = TypeVar("S")
 SLOW = 2**16  # node evaluations one by one, some 10 s, from which a slow route warns before it starts
 ALGORITHMS = {
+    "graph": "the structure of the graph; no number is computed",
     "compiled": "one batched pass of the compiled net",
     "elimination": "the choices are eliminated from the factors of the compiled net",
     "conditioning": "the states of the nodes that are asked for are a batch; the other choices are eliminated",

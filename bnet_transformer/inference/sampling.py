@@ -24,6 +24,7 @@ from bnet_transformer.inference.batched_states import of_one_sentence, pieces
 from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
 from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.query import Query, evidence_by_family, sentence_arguments
+from bnet_transformer.inference.route import Route
 from bnet_transformer.network import Member
 from bnet_transformer.reference import Run, World
 from bnet_transformer.tpm.arrays import in_numpy
@@ -96,6 +97,24 @@ def sample(query: Query, n: int, seed: int) -> Samples:
     return Samples({world.ground.name(node): drawn[node].clone() for node in order if node in drawn}, n)
 
 
+def route_sample(query: Query, n: int) -> Route:
+    """How n draws of every random node are made: the choices above the evidence first, the rest from their TPMs."""
+    question, query = f"{n} draws", query.without_input_evidence()
+    above = replace(query, nodes=tuple(router.enumerated_choices(query) if query.evidence else ()))
+    if not above.nodes:
+        return Route(question, "compiled", "nothing is observed: every node is drawn from its TPM")
+    if _is_chain(above):
+        reason = "the choices above the evidence are drawn one by one, each from its posterior given those before it"
+        return Route(question, "elimination", reason, choices=above.nodes)
+    return replace(router.explain(above, router.route_posterior(above)), question=question)
+
+
+def _is_chain(query: Query) -> bool:
+    """True where the choices are too many for one table, and elimination gives them one after another."""
+    count = math.prod(query.world.count_states(node) for node in query.nodes)
+    return count > FEW and all(_chain_fault(query, k) is None for k in range(len(query.nodes)))
+
+
 def _batch_fault(module: Module, world: World, group: Sequence[int], drawn: Drawn) -> ReadingError | None:
     """Why the nodes of a group of families cannot be drawn in one batch: they read each other, or their parameters
     cannot be computed so."""
@@ -126,8 +145,7 @@ def _above_evidence(query: Query, n: int, generator: torch.Generator) -> Drawn:
     """Draws of the choices above evidence from their posterior: from the whole of it, or along a chain."""
     if not query.nodes:
         return {}
-    count = math.prod(query.world.count_states(node) for node in query.nodes)
-    if count > FEW and all(_chain_fault(query, k) is None for k in range(len(query.nodes))):
+    if _is_chain(query):
         return _along_a_chain(query, n, generator)
     share = joint_posterior(query)
     states = torch.unravel_index(torch.multinomial(share.flatten(), n, True, generator=generator), share.shape)
