@@ -63,11 +63,11 @@ def network_to_plan(
     if needs.fault is not None:
         raise needs.fault
     needed, enumerated = set(needs.needed), set(needs.enumerated)
-    groups = network.graph.groups_of(needed)
+    groups = network.groups_of(needed)
     read = [index for index in wanted if _random(network.members[index]) and index not in known]
     kept = {*wanted, *(bundle.parent for index in read for bundle in network.graph.into[index])}
     folded = folds(network, groups, enumerated, kept | patched, known) if fold else {}
-    groups = network.graph.groups_of(needed - {index for each in folded.values() for index in each.away})
+    groups = network.groups_of(needed - {index for each in folded.values() for index in each.away})
     kept |= {parent for index in left for parent in _read(network, index, folded)}
     sides = together(network, [group[0] for group in groups if len(group) == 1], {*known, *folded})
     done, recurrent = _done(network, groups, kept, folded), network.graph.recurrent

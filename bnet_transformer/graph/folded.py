@@ -134,10 +134,6 @@ class FoldedGraph:
         """Some families and all their ancestors: see `ancestors`."""
         return {*families, *self.ancestors(families, ends)}
 
-    def groups_of(self, families: Collection[int]) -> tuple[tuple[int, ...], ...]:
-        """The groups in order, parents first, with no other families than some."""
-        return tuple(some for group in self.groups if (some := tuple(i for i in group if i in families)))
-
     def _closure(self, families: Iterable[int], arrows: Sequence[Sequence[Bundle]], ends: Collection[int]) -> set[int]:
         found: set[int] = set()
         stack = list(families)

@@ -156,10 +156,14 @@ class Network:
         """The stack whose words a family with a collection of words reads."""
         return self.members[member.word_inputs[0].parent].family.words or ""
 
+    def groups_of(self, families: Collection[int]) -> tuple[tuple[int, ...], ...]:
+        """The groups of the graph in order, parents first, with no other families than some."""
+        return tuple(some for group in self.graph.groups if (some := tuple(i for i in group if i in families)))
+
     def ancestral_members(self, member: Member) -> list[Member]:
         """A member and all its ancestors, parents first."""
         needed = self.graph.ancestral_set([member.family.index])
-        return [self.members[index] for group in self.graph.groups_of(needed) for index in group]
+        return [self.members[index] for group in self.groups_of(needed) for index in group]
 
     def is_state(self, family: Family) -> bool:
         """True where the role of a family passes from each slice of its stack to the next."""

@@ -230,7 +230,7 @@ class PyroModel:
         output = () if self.random or want else (output_of(self.network),)
         graph = self.network.graph
         asked = [*(member.family.index for member in self.random), *(graph.family(n).index for n in (*want, *output))]
-        return graph.groups_of(graph.ancestral_set(asked))
+        return self.network.groups_of(graph.ancestral_set(asked))
 
     def _record(self, course: Course, member: Member) -> Tensor:
         value = course.values[member.family.index]
