@@ -181,7 +181,7 @@ def without_the_reference(monkeypatch):
 def surgeries(s: bt.Sentence):
     """Sentences with some nodes of a family set: of a deterministic one, of a choice, and an attention row."""
     torch.manual_seed(1)
-    members = [m for m in s.net.network.members if not isinstance(m.tpm, tpm.Given)]
+    members = [m for m in s.net.network.members if m.tpm.kind != "input"]
     values = [m for m in members if m.tpm.kind == "deterministic" and not m.tpm.reads_by_index]
     for member in values[len(values) // 3 :: max(1, len(values) // 3)]:
         names = list(s.ground.family_names(member.family))

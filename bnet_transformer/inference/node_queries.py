@@ -17,17 +17,16 @@ from torch.distributions import Categorical, Distribution, Independent
 from torch.distributions import Normal as TorchNormal
 
 from bnet_transformer import asking, cost, reference
-from bnet_transformer.axes import WORD
-from bnet_transformer.compiler.course import Course, Layout
+from bnet_transformer.compiler.course import Course, Layout, Request
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.compiler.plan import open_parent, states_in
+from bnet_transformer.compiler.plan import open_parent
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.batched_states import joint_states, of_one_sentence, pieces
 from bnet_transformer.inference.query import (
-    choices_above,
     interventions,
     mixed_fault,
+    node_values_by_family,
     set_families,
     word_counts,
 )
@@ -109,7 +108,7 @@ def pass_fault(query: NodeQuery) -> Fault | None:
     world, families = answers.world, set[int]()
     for choices in query.choices.values():
         own = {world.ground.family_of(choice).index for choice in choices}
-        count = math.prod(reference.support(world, choice) for choice in choices)
+        count = math.prod(world.count_states(choice) for choice in choices)
         if len(own) < len(choices) or count > BUDGET:
             return Obstacle(query.member.family.name, f"below {len(choices)} choices, some of one family or too many")
         families |= own
@@ -228,7 +227,7 @@ class Answers:
 
     def open_choices(self, nodes: Sequence[int]) -> list[int]:
         """The open choices that decide some nodes."""
-        return choices_above(self.world, nodes, reference.settling(self.world, self.evidence))
+        return reference.choices(self.world, nodes, reference.settling(self.world, self.evidence))
 
     def has_choice_above(self, member: Member) -> bool:
         """True where a discrete family is above a family."""
@@ -267,7 +266,7 @@ class Answers:
             needs = self.module.find_needs(names, closed, is_open, some, world.ground.words)
             if needs.fault is not None:
                 return needs.fault
-            if math.prod(states_in(network, index, world.ground.words) for index in needs.enumerated) > BUDGET:
+            if math.prod(network.count_states(index, world.ground.words) for index in needs.enumerated) > BUDGET:
                 return Obstacle(names[0], f"below more than {BUDGET} joint states")
             enumerated = needs.enumerated
         if not set(families) <= set(enumerated):
@@ -281,7 +280,7 @@ class Answers:
             return None
         answers, batch = self, 1
         if route.algorithm == "enumeration":
-            batch = math.prod(reference.support(self.world, choice) for choice in query.shared)
+            batch = math.prod(self.world.count_states(choice) for choice in query.shared)
             states = {choice: torch.zeros(1, dtype=torch.long) for choice in query.shared}
             answers = self.of_states(states, self.module)
         network = self.world.network
@@ -308,7 +307,7 @@ class Answers:
         if route.algorithm == "compiled":
             return route
         choices = tuple(dict.fromkeys(choice for above in query.choices.values() for choice in above))
-        count = math.prod(reference.support(self.world, choice) for choice in choices)
+        count = math.prod(self.world.count_states(choice) for choice in choices)
         nodes = len(query.above) * len(self._above(query.member)) if route.algorithm == "reference" else 0
         return replace(route, states=count, evaluations=count * nodes, choices=choices)
 
@@ -327,7 +326,7 @@ class Answers:
         """
         world, free, own = self.world, query.shared, query.own
         reference.check_joint_states(world, free, BUDGET)
-        sizes = [reference.support(world, choice) for choice in free]
+        sizes = [world.count_states(choice) for choice in free]
         states, module, parts = joint_states([range(size) for size in sizes]), of_one_sentence(self.module), []
         states = states.to(world.network.device)
         for part in pieces(world, len(states), [query.member.family.index]):
@@ -344,12 +343,12 @@ class Answers:
 
     def words_read(self, member: Member) -> int:
         """How many words there are to read."""
-        given = next(given for given in member.inputs if WORD in given.over)
+        given = member.word_inputs[0]
         return self.world.ground.words[self.world.network.members[given.parent].family.words or ""]
 
     def _above(self, member: Member) -> set[int]:
         """The families above one, itself included."""
-        return {member.family.index, *self.world.network.graph.above([member.family.index])}
+        return {member.family.index, *self.world.network.graph.ancestors([member.family.index])}
 
     def _entry(self, query: NodeQuery) -> Tensor:
         """The entry of one node, or of all nodes of its family: `[*states, *shape]`, NaN and all."""
@@ -358,7 +357,7 @@ class Answers:
         shape = {"value": member.shape, "normal": (2, *member.shape), "logits": (member.tpm.states,)}.get(query.table)
         shape = (self.words_read(member),) if shape is None else shape
         table = self._table(query.table, member)
-        states = {self.world.ground.family_of(choice).index: reference.support(self.world, choice) for choice in free}
+        states = {self.world.ground.family_of(choice).index: self.world.count_states(choice) for choice in free}
         return self._narrowed(table, member, states, index, shape)
 
     def _narrowed(
@@ -416,13 +415,14 @@ class Answers:
         settled = reference.settling(world, self.evidence)
         arguments = interventions(replace(world, do={**settled, **world.do}), above)
         closed, patched = arguments["do"], arguments["patched"]
-        for name, value in states_by_family(world, self.states).items():
+        drawn = {world.ground.family_of(node).index for node in self.states}
+        for name, (value, _) in node_values_by_family(world, world.do, drawn, self.states).items():
             patched.pop(name, None)
             closed[name] = value
         closed |= self._untouched(set(wanted), closed)
         known = frozenset(network.graph.family(name).index for name in closed)
         is_open = frozenset(i for i in set(wanted) - known if network.members[i].tpm.kind == "discrete")
-        return self.module.course(
+        request = Request(
             want,
             word_counts(world),
             do=closed,
@@ -430,7 +430,8 @@ class Answers:
             rows=arguments["rows"],
             given={name: value[None] for name, value in world.given.items()},
             enumerate_too=is_open,
-        )[0]
+        )
+        return self.module.run(request)[0]
 
     def _untouched(self, wanted: set[int], closed: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The values of families from before the intervention, of those that it left as they were and touched ones
@@ -470,15 +471,8 @@ class Answers:
         assert self.before is not None
         mine, theirs = ({**world.do, **world.rows} for world in (self.world, self.before.world))
         nodes = {n for n in {**mine, **theirs} if n not in mine or n not in theirs or not mine[n].equal(theirs[n])}
-        graph = self.world.network.graph
-        found: set[int] = set()
-        stack = [self.world.ground.family_of(node).index for node in nodes]
-        while stack:
-            index = stack.pop()
-            if index not in found:
-                found.add(index)
-                stack.extend(bundle.child for bundle in graph.out_of[index])
-        return found
+        families = {self.world.ground.family_of(node).index for node in nodes}
+        return families | self.world.network.graph.descendants(families)
 
 
 def _distribution_of(member: Member, parameters: Tensor) -> Distribution:
@@ -519,20 +513,3 @@ def _table_of(table: str, member: Member, course: Course) -> FamilyTable:
         rows, which = course.rows[member.family.index]
         entries = torch.where(which[..., None], rows, entries)
     return FamilyTable(course.layout, entries)
-
-
-def states_by_family(world: World, states: Mapping[int, Tensor]) -> dict[str, Tensor]:
-    """Families of random nodes in many states, `[S, *plates, word, ...]`, as `do` takes them; state 0 of nodes without
-    one, which are above nothing that is asked."""
-    columns: dict[int, dict[int, Tensor]] = {}
-    for node, value in {**world.do, **states}.items():
-        columns.setdefault(world.ground.family_of(node).index, {})[node] = value
-    families = {}
-    for index in {world.ground.family_of(node).index for node in states}:
-        member, shape, base = world.network.members[index], world.ground.shapes[index], int(world.ground.offsets[index])
-        first = next(value for node, value in columns[index].items() if node in states)
-        flat = torch.zeros(len(first), math.prod(shape), *first.shape[1:], dtype=first.dtype, device=first.device)
-        for node, value in columns[index].items():
-            flat[:, node - base] = value
-        families[member.family.name] = flat.reshape(-1, *shape, *first.shape[1:])
-    return families

@@ -15,13 +15,12 @@ from dataclasses import replace
 import torch
 
 from bnet_transformer import cost, reference
-from bnet_transformer.compiler.plan import states_in
 from bnet_transformer.inference.batched_states import of_one_sentence
 from bnet_transformer.inference.factors import Question, analyse_question
-from bnet_transformer.inference.query import Query, choices_above, evidence_forms, mixed_fault, set_families
+from bnet_transformer.inference.query import Query, evidence_forms, mixed_fault, set_families
 from bnet_transformer.inference.route import Fault, Obstacle, Route, Rule, always, choose
 from bnet_transformer.reference import World
-from bnet_transformer.world import where
+from bnet_transformer.world import choices, where
 
 
 def route_posterior(query: Query) -> Route:
@@ -47,7 +46,7 @@ def own_tpm_fault(query: Query) -> Fault | None:
         return Obstacle(name, "asked for with others, or given evidence")
     if where(query.world, node)[0].tpm.states is None:
         return Obstacle(name, "a choice of a word of the sentence")
-    above = choices_above(query.world, reference.parents(query.world, node), {})
+    above = choices(query.world, reference.parents(query.world, node), {})
     if above:
         return Obstacle(query.world.ground.name(above[0]), f"an open choice above {name}")
     return None
@@ -121,7 +120,7 @@ def enumerated_choices(query: Query) -> list[int]:
 def relevant_world(world: World, nodes: Collection[int]) -> World:
     """The sentence with only the interventions above some nodes."""
     families = {world.ground.family_of(node).index for node in nodes}
-    above = families | world.network.graph.above(families)
+    above = world.network.graph.ancestral_set(families)
     do, rows = (
         {node: value for node, value in values.items() if world.ground.family_of(node).index in above}
         for values in (world.do, world.rows)
@@ -132,7 +131,7 @@ def relevant_world(world: World, nodes: Collection[int]) -> World:
 def without_barren_choices(world: World, relevant: Collection[int]) -> World:
     """The sentence with state 0 for each choice that is above nothing relevant: its state changes no probability."""
     families = {world.ground.family_of(node).index for node in relevant}
-    above = families | world.network.graph.above(families)
+    above = world.network.graph.ancestral_set(families)
     choices = [m.family for m in world.network.members if m.tpm.kind == "discrete" and m.family.index in above]
     nodes = [node for family in choices for node in world.ground.nodes(family).tolist()]
     zero = torch.zeros((), dtype=torch.long, device=world.network.device)
@@ -144,11 +143,11 @@ def _with_states(query: Query, route: Route) -> Route:
     world = query.world
     if route.algorithm in ("enumeration", "reference"):
         choices = enumerated_choices(query)
-        states = math.prod(reference.support(world, node) for node in dict.fromkeys([*query.nodes, *choices]))
+        states = math.prod(world.count_states(node) for node in dict.fromkeys([*query.nodes, *choices]))
         evaluations = states * len(world.ground) if route.algorithm == "reference" else 0
         return replace(route, states=states, evaluations=evaluations, choices=tuple(choices))
     if route.algorithm == "conditioning":
-        states = math.prod(reference.support(world, node) for node in query.nodes)
+        states = math.prod(world.count_states(node) for node in query.nodes)
         return replace(route, states=states, choices=query.nodes)
     return route
 
@@ -166,7 +165,7 @@ def explain(query: Query, route: Route) -> Route:
     assert isinstance(question, Question)
     members, words = world.network.members, world.ground.words
     if route.algorithm == "elimination":
-        counts = [math.prod(states_in(world.network, i, words) for i in above) for above in question.choices.values()]
+        counts = [math.prod(world.network.count_states(i, words) for i in above) for above in question.choices.values()]
         route = replace(route, states=max(counts, default=1))
     want = tuple(dict.fromkeys([*question.want, *(members[index].family.name for index in question.needed)]))
     closed = {*set_families(world)[0], *question.settled}

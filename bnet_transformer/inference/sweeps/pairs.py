@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bnet_transformer.compiler.course import Course
+from bnet_transformer.compiler.course import Course, Request
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import BNetError, EvidenceError, ReadingError
 from bnet_transformer.inference.query import interventions, word_counts
@@ -76,10 +76,10 @@ class Examples:
     ) -> Course:
         graph = self.world.network.graph
         want = tuple(graph.families[index].name for index in sorted(families))
-        above = {*families, *readings, *graph.above([*families, *readings])}
+        above = {*families, *readings, *graph.ancestors([*families, *readings])}
         done = [interventions(world, above) for world in self.worlds]
         whole = {name: torch.cat([each["do"][name] for each in done]) for name in done[0]["do"]}
-        course, plan = self.module.course(
+        request = Request(
             want,
             word_counts(self.world),
             do=whole,
@@ -90,6 +90,7 @@ class Examples:
             nudges=nudges,
             training=False,
         )
+        course, plan = self.module.run(request)
         if plan.enumerated:
             name = graph.families[plan.enumerated[0]].name
             raise ReadingError(name, expected="a choice that no value decides", got="one that values decide")
