@@ -86,7 +86,7 @@ def test_sentences_of_several_lengths_are_asked_about():
     ([torch.tensor(X), torch.tensor(Y)], "could be two pairs.*tuple of two"),
     ((X, Y[:1]), "as many observations as sentences; got 2 and 1"),
     (("a b", ["b", "a"]), r"\[\(sentence, observed\)\] for a single one"),
-    (([0, 1], [1, 0]), "data.*at least one word"),
+    (([0, 1], [1, 0]), "data.*text, a list of words"),
 ])  # fmt: skip
 def test_forms_of_two_meanings_are_refused(data, message):
     with pytest.raises(bt.BNetError, match=message):

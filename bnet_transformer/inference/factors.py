@@ -48,7 +48,8 @@ class Question:
     free: frozenset[int]  # choices that are enumerated
     needed: tuple[int, ...]  # those that have a factor
     below: Mapping[int, int]  # readout -> the attention right below it, which is left to its likelihood
-    choices: Mapping[int, Collection[int]]  # asked for -> the choices on which its value hangs
+    choices: Mapping[int, Collection[int]]  # asked for -> the choices on which its value depends
+    fault: ReadingError | None  # why the choices cannot be eliminated family by family; not raised here
 
 
 def question_to_factors(
@@ -73,7 +74,10 @@ def question_to_factors(
     evidence, do = mapping("evidence", evidence), mapping("do", do)
     patched, rows = mapping("patched", patched), mapping("rows", rows)
     _check_names(network, evidence, do)
-    question = _question(module, evidence, query, do, patched, rows)
+    forms = {name: _says(told, patched.get(name)) for name, told in evidence.items()}
+    question = analyse_question(module, forms, query, do, {**patched, **rows})
+    if question.fault is not None:
+        raise question.fault
     inputs = module.inputs(x, given)
     for index, choices in question.choices.items():
         check_count(network, index, choices, inputs.words, budget)
@@ -106,26 +110,31 @@ def question_to_factors(
     return course, factors
 
 
-def _question(
+def analyse_question(
     module: Module,
-    evidence: Mapping[str, Evidence],
+    forms: Mapping[str, tuple[bool, bool]],
     query: str | None,
-    do: Mapping[str, Tensor],
-    patched: SomeNodes,
-    rows: SomeNodes,
+    do: Collection[str],
+    some: Collection[str],
 ) -> Question:
-    """What a question needs of a net; worked out once, for a fit asks the same at every step."""
-    forms = tuple((name, _says(told, patched.get(name))) for name, told in evidence.items())
-    some = tuple({**patched, **rows})
-    key = forms, query, tuple(do), some, _is_half(module)
+    """What a question needs of a net, and whether elimination can answer it; worked out once for each structure.
+
+    Args:
+        module: The compiled net.
+        forms: Family -> whether its evidence is of all its nodes, and whether it is in real numbers.
+        query: The discrete family that is asked for, if any.
+        do: Families that are set.
+        some: Families of which some nodes, or the attention rows of some nodes, are set.
+    """
+    key = tuple(forms.items()), query, tuple(do), tuple(some), _is_half(module)
     if key not in module.questions:
-        module.questions[key] = _worked_out(module.network, dict(forms), query, do, some, half=_is_half(module))
-    found: Question = module.questions[key]
-    return found
+        module.questions[key] = _analysed(module, forms, query, do, some, half=_is_half(module))
+    question: Question = module.questions[key]
+    return question
 
 
-def _worked_out(
-    network: Network,
+def _analysed(
+    module: Module,
     evidence: Mapping[str, tuple[bool, bool]],
     query: str | None,
     do: Collection[str],
@@ -133,7 +142,7 @@ def _worked_out(
     *,
     half: bool,
 ) -> Question:
-    """What a question needs of a net, from what its evidence says (`_says`); of the families `some` nodes are set."""
+    network = module.network
     known = {network.graph.family(name).index for name in do}
     asked = [network.graph.family(name).index for name in (*evidence, *([query] if query else []))]
     above = _closure(network, asked, known)
@@ -147,15 +156,55 @@ def _worked_out(
     free = {i for i in random - settled if network.members[i].tpm.kind == "discrete" and i in inner | tops}
     needed = random | set(asked) - known
     told_of = {network.graph.family(name).index for name in evidence} - known
-    kept = {*known, *settled, *tops, *(told_of - random), *(network.graph.family(name).index for name in some)}
+    partly = {network.graph.family(name).index for name in some}
+    kept = {*known, *settled, *tops, *(told_of - random), *partly}
+    below = {} if half else attentions_below(network, told_of, above, kept, free)
+    closed = known | settled
+    above_settled = {bundle.parent for index in settled for bundle in network.graph.into[index]}
+    want = _names(network, (needed - settled) | above_settled)
+    choices = {index: _choices_above(network, index, free, closed) for index in free | told_of}
+    fault = _open_fault(network, above_settled - closed)
+    fault = fault or module.find_needs(want, closed, free, partly - settled).fault
     return Question(
-        want=_names(network, (needed - settled) | _above_settled(network, settled, free | known | settled)),
+        want=want,
         settled=_names(network, settled),
         free=frozenset(free),
         needed=tuple(sorted(needed)),
-        below={} if half else attentions_below(network, told_of, above, kept, free),
-        choices={index: _choices_above(network, index, free, known | settled) for index in asked},
+        below=below,
+        choices={index: choices.get(index, ()) for index in asked},
+        fault=fault or _elimination_fault(network, choices, below),
     )
+
+
+def _open_fault(network: Network, families: Collection[int]) -> ReadingError | None:
+    """The fault of a random real family without a value, on which the probability of others depends."""
+    for index in sorted(families):
+        if network.members[index].tpm.kind == "continuous":
+            return ReadingError(
+                network.members[index].family.name,
+                expected="a value (evidence or do=) for all of it, for it is random and real, and others read it",
+                got="none",
+            )
+    return None
+
+
+def _elimination_fault(
+    network: Network, choices: Mapping[int, Collection[int]], below: Collection[int]
+) -> ReadingError | None:
+    """The choices of plates or words are summed out node by node, among factors over the same plates and words."""
+    for index, above in sorted(choices.items()):
+        family = network.members[index].family
+        group = ((), None) if index in below else (family.plates, family.words)
+        for choice in above:
+            other = network.members[choice].family
+            if (other.words is not None or other.plates) and (other.plates, other.words) != group:
+                return ReadingError(
+                    other.name,
+                    expected="choices for each word that meet no other plate",
+                    got=f"{family.name}, of another plate, which depends on one",
+                    allowed="net.sentence(...), which asks about one sentence within a budget",
+                )
+    return None
 
 
 def _check_names(network: Network, evidence: object, do: Mapping[str, Tensor]) -> None:
@@ -203,19 +252,6 @@ def _is_tensor(network: Network, index: int, evidence: Mapping[str, tuple[bool, 
     """True where evidence on a choice is the tensor that its children receive, not its state."""
     _, real = evidence.get(network.graph.families[index].name, (False, False))
     return real
-
-
-def _above_settled(network: Network, settled: Collection[int], known: Collection[int]) -> set[int]:
-    """The families that the probability of settled ones hangs on."""
-    found = {bundle.parent for index in settled for bundle in network.graph.into[index]}
-    for index in found - set(known):
-        if network.members[index].tpm.is_random:
-            raise ReadingError(
-                network.members[index].family.name,
-                expected="a value (evidence or do=) for all of it, for it is random and real, and others read it",
-                got="none",
-            )
-    return found
 
 
 def _names(network: Network, indices: Collection[int]) -> tuple[str, ...]:
@@ -269,7 +305,7 @@ def where_seen(told: Evidence, table: Tensor) -> Tensor:
 def check_budget(
     network: Network, index: int, free: set[int], known: set[int], words: Mapping[str, int], budget: int
 ) -> None:
-    """Refuse evidence whose value hangs on more joint states than the budget, before any is computed."""
+    """Refuse evidence whose value depends on more joint states than the budget, before any is computed."""
     check_count(network, index, _choices_above(network, index, free, known), words, budget)
 
 

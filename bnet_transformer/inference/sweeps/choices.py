@@ -13,8 +13,8 @@ from bnet_transformer import reference
 from bnet_transformer.asking import choice_above
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.inference.batched_states import joint_states
-from bnet_transformer.inference.ground import choices_above
-from bnet_transformer.inference.many import joint_log_probs
+from bnet_transformer.inference.joint_posterior import joint_log_probs
+from bnet_transformer.inference.query import Query, choices_above
 from bnet_transformer.inference.sweeps.pairs import Examples
 from bnet_transformer.reference import BUDGET
 from bnet_transformer.world import World, support, where
@@ -77,7 +77,7 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
         joint_states([range(support(world, node)) for node in free]) if free else torch.zeros(1, 0, dtype=torch.long)
     )
     logs = [
-        joint_log_probs(corrupt.module, each, free, {}).reshape(-1) if free else torch.zeros(1)
+        joint_log_probs(Query(corrupt.module, each, nodes=tuple(free))).reshape(-1) if free else torch.zeros(1)
         for each in corrupt.worlds
     ]
     return Choices(tuple(free), states, torch.stack(logs, -1))
