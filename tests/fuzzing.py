@@ -37,7 +37,7 @@ import bnet_transformer as bt
 from bnet_transformer import axes, files
 from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.cli import main, shared
-from bnet_transformer.data.dataset import map_tokens
+from bnet_transformer.data.arrays import map_tokens
 from bnet_transformer.export.text import from_json, to_json
 from bnet_transformer.files import checkpoint, plain, store
 from bnet_transformer.inference.surgery import matching

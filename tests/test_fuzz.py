@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import bnet_transformer as bt
 from bnet_transformer import files
 from bnet_transformer._core.tokenizer import Tokenizer
-from bnet_transformer.data.dataset import map_tokens
+from bnet_transformer.data.arrays import map_tokens
 from bnet_transformer.files import checkpoint
 from bnet_transformer.pretrained.vocabulary import folder_tokenizer
 from tests import fuzzing

@@ -2,7 +2,8 @@
 
 `words` encodes the words of one stack, `encode` one sentence and the values of `do` and evidence. `batch` holds many
 sentences as tensors. `task` says what words and readouts a net has, `examples` reads one sentence with what is observed
-of it, `columns` the data of a net without words, and `dataset` data of any form.
+of it, `arrays` whole arrays and streams of tokens, `columns` the data of a net without words, and `dataset` data of any
+form.
 """
 
 from bnet_transformer.data.batch import Batch, Evidence

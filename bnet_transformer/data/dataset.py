@@ -14,25 +14,32 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.hashing import derive_seed
+from bnet_transformer.data.arrays import (
+    PAIRS,
+    check_numbers,
+    first_bad_row,
+    map_tokens,
+    read_arrays,
+    read_windows,
+    to_batch,
+    to_host,
+)
 from bnet_transformer.data.batch import Batch, split_gaps
 from bnet_transformer.data.columns import is_frame, read_columns
 from bnet_transformer.data.encode import EncodedSentence, encode_sentence
-from bnet_transformer.data.examples import Example, ExampleReader, pad_examples
+from bnet_transformer.data.examples import Example, ExampleReader, in_row, pad_examples, read_example
 from bnet_transformer.data.task import Task, infer_fit_task, infer_task
-from bnet_transformer.data.words import is_text_array, to_integers
-from bnet_transformer.errors import BNetError, FileError, not_endless
+from bnet_transformer.data.words import is_text_array
+from bnet_transformer.errors import BNetError, not_endless
 from bnet_transformer.network import Network
-from bnet_transformer.tpm.arrays import is_plain, own_tensor
 
 WAYS = "a list of sentences or of pairs, an array [sentence, word], a pair of arrays, a file of tokens"
-PAIRS = "pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists"
 Needs = Literal["required", "optional", "none"]
 FORMS: dict[Needs, str] = {
     "required": PAIRS,
     "optional": "a list of sentences, or of pairs of them and what is observed; an array [sentence, word]",
     "none": "a list of sentences, or an array of them",
 }
-Arrays = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -153,10 +160,10 @@ def read_batch(
     if isinstance(data, str | Path) or callable(data):
         raise BNetError(what, expected=wanted, got="a function" if callable(data) else data)
     reader = ExampleReader(task, inputs_only=observed == "none")
-    arrays = _read_arrays(reader, data, what, copy=True)
+    arrays = read_arrays(reader, data, what, copy=True)
     if arrays is not None:
-        _check_numbers(what, *arrays, missing, option)
-        return _check_observed(_to_batch(arrays), what).like(network)
+        check_numbers(what, *arrays, missing, option)
+        return _check_observed(to_batch(arrays), what).like(network)
     try:
         dataset = read_dataset(reader, data, what=what)
     except BNetError as error:
@@ -166,7 +173,7 @@ def read_batch(
     examples = [cast(Callable[[int], Example], dataset.example)(k) for k in range(dataset.size or 0)]
     for k, example in enumerate(examples):
         words, seen = ({n: v[None] for n, v in each.items()} for each in (example.words, example.observed))
-        _check_numbers(what, words, seen, missing, option, k)
+        check_numbers(what, words, seen, missing, option, k)
     return _check_observed(pad_examples(task, examples, mask_padding=mask_padding), what)
 
 
@@ -192,7 +199,7 @@ def encode_sentences(network: Network, data: object, what: str = "sentences") ->
         try:
             encoded.append(encode_sentence(network, stacks))
         except BNetError as error:
-            raise _in_row(error, what, k) from error
+            raise in_row(error, what, k) from error
     return encoded
 
 
@@ -203,7 +210,7 @@ def _read_columns(
     if data is None and observed == "none":
         return Batch({})
     given, seen = read_columns(network, infer_fit_task(network), data, what)
-    _check_numbers(what, given, seen, missing, option)
+    check_numbers(what, given, seen, missing, option)
     evidence = {} if observed == "none" else {name: split_gaps(value) for name, value in seen.items()}
     return _check_observed(Batch({}, None, evidence, given), what).like(network)
 
@@ -245,10 +252,11 @@ def read_dataset(
 
         return Dataset(task, None, reader, batch, seed, fresh)
     name = str(data) if isinstance(data, str | Path) else what
-    data = map_tokens(data) if isinstance(data, str | Path) else _to_rows(_to_host(what, data), what)
+    data = map_tokens(data) if isinstance(data, str | Path) else _to_rows(to_host(what, data), what)
     if isinstance(data, Tensor | np.ndarray) and data.ndim == 1 and data.dtype != object and not is_text_array(data):
         reader.without_ends("a stream is cut into windows as it is")
-        return replace(_read_windows(task, data, words, name), batch=batch, seed=seed)
+        size, window = read_windows(task, data, words, name)
+        return Dataset(task, size, window, batch, seed)
     if words is not None:
         raise BNetError("words", expected="None: only a stream of tokens is cut in windows", got=words)
     return replace(_read_rows(reader, data, what), batch=batch, seed=seed)
@@ -265,37 +273,23 @@ def _read_rows(reader: ExampleReader, data: object, what: str) -> Dataset:
             raise BNetError(what, expected="at least one example", got="arrays of none")
 
         def example(k: int) -> Example:
-            return _read_example(reader, k, tuple(part[k] for part in parts), what)
+            return read_example(reader, k, tuple(part[k] for part in parts), what)
 
-        arrays = _read_arrays(reader, data, what)
+        arrays = read_arrays(reader, data, what)
         if arrays is None:
-            of_words = [k < len(task.stacks) for k in range(len(parts))]
-            pairs = zip(parts, of_words, strict=True)
-            bad = [_bad_row(_view(part), None, is_words=words) for part, words in pairs if _is_in_memory(part)]
-            example(min((k for k in bad if k is not None), default=0))
-        return Dataset(task, len(parts[0]), example, whole=None if arrays is None else _to_batch(arrays))
+            example(first_bad_row(parts, len(task.stacks)))
+        return Dataset(task, len(parts[0]), example, whole=None if arrays is None else to_batch(arrays))
     if isinstance(data, Tensor | np.ndarray) and data.ndim and len(data):
         rows = data
-        return Dataset(task, len(rows), lambda k: _read_example(reader, k, rows[k], what))
+        return Dataset(task, len(rows), lambda k: read_example(reader, k, rows[k], what))
     data = data if task.next_word is not None or reader.inputs_only else _pair_lists(task, data, what)
     if not isinstance(data, Sequence) or not data:
         raise BNetError(what, expected=WAYS, got=data)
     not_endless(what, data)
     if all(isinstance(word, int) for word in data):
         raise BNetError(what, expected=WAYS, got="a list of ids", allowed="[ids], for a single sentence")
-    read = [_read_example(reader, k, row, what) for k, row in enumerate(data)]
+    read = [read_example(reader, k, row, what) for k, row in enumerate(data)]
     return Dataset(task, len(read), read.__getitem__)
-
-
-def _to_host(what: str, data: object) -> object:
-    """Arrays where minibatches are made and looked at; other data as they are."""
-    if isinstance(data, tuple) and all(isinstance(part, Tensor) for part in data):
-        return tuple(_to_host(what, part) for part in data)
-    if not isinstance(data, Tensor):
-        return data
-    if data.is_meta or not is_plain(data):
-        raise BNetError(what, expected="arrays with a number in each place", got=data)
-    return data.cpu()
 
 
 def _to_rows(data: object, what: str) -> object:
@@ -310,19 +304,6 @@ def _to_rows(data: object, what: str) -> object:
         got = lengths or data
         raise BNetError(what, expected="columns of one length, a list for each stack and readout", got=got)
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _read_example(reader: ExampleReader, k: int, row: object, what: str) -> Example:
-    """An example, or the error that says which one it is."""
-    try:
-        return reader(row)
-    except BNetError as error:
-        raise _in_row(error, what, k) from error
-
-
-def _in_row(error: BNetError, what: str, k: int) -> BNetError:
-    """An error of a part of a row, with the number of the row."""
-    return type(error)(f"{what}[{k}], {error.what}", expected=error.expected, got=error.got, allowed=error.allowed)
 
 
 def has_observed(task: Task, data: object) -> bool:
@@ -379,155 +360,9 @@ def _pair_lists(task: Task, data: object, what: str) -> object:
     return list(zip(x, y, strict=True))
 
 
-def _read_arrays(reader: ExampleReader, data: object, what: str, *, copy: bool = False) -> Arrays | None:
-    """Words and what is observed as whole arrays, without a look at each example; None of data that need it.
-
-    All rows of an array have one form, so that of one is read by the reader: the first row that has a number which no
-    example may have, for its error, or else the first. Arrays of a file stay there until their examples are wanted.
-    """
-    task = reader.task
-    names = [*task.stacks, *(readout.family.name for readout in task.readouts)]
-    if not isinstance(data, tuple) or len(task.stacks) != 1 or len(data) != len(names):
-        return None
-    if not all(isinstance(part, Tensor | np.ndarray) and (copy or _is_in_memory(part)) for part in data):
-        return None
-    if any(part.dtype == object or is_text_array(part) for part in data):
-        return None
-    try:
-        tensors = [own_tensor(part) if copy else _view(part) for part in data]
-    except (TypeError, ValueError) as problem:
-        raise BNetError(what, expected=PAIRS, got=str(problem)) from problem
-    if any(not value.dim() for value in tensors) or not len(tensors[0]):
-        raise BNetError(what, expected="at least one sentence", got=f"arrays of shape {_shapes(tensors)}")
-    if len({len(value) for value in tensors}) > 1:
-        raise BNetError(what, expected="as many observations as sentences", got=f"shapes {_shapes(tensors)}")
-    states = [task.words[task.stacks[0]].states, *(readout.tpm.states for readout in task.readouts)]
-    bad = [_bad_row(value, top, is_words=not k) for k, (value, top) in enumerate(zip(tensors, states, strict=True))]
-    row = min((k for k in bad if k is not None), default=0)
-    example = _read_example(reader, row, tuple(value[row] for value in tensors), what)
-    forms = [*example.words.values(), *example.observed.values()]
-    if any(value.shape[1:] != form.shape for value, form in zip(tensors, forms, strict=True)):
-        return None  # images, whose words are patches
-    whole = {
-        name: value if value.is_floating_point() else value.to(form.dtype)
-        for name, value, form in zip(names, tensors, forms, strict=True)
-    }
-    return {name: whole[name] for name in names[:1]}, {name: whole[name] for name in names[1:]}
-
-
-def _bad_row(value: Tensor, states: int | None, *, is_words: bool) -> int | None:
-    """The first row with a number that no example may have; None where all are sound, or no number can be told."""
-    if value.is_floating_point():
-        bad = ~value.isfinite() if is_words else value.isinf()
-    elif states is None or value.dtype == torch.bool or value.is_complex():
-        return None
-    else:
-        bad = (value < (0 if is_words else -1)) | (value >= states)
-    rows = bad.reshape(len(bad), -1).any(1).nonzero()[:1]
-    return int(rows[0]) if len(rows) else None
-
-
-def _is_in_memory(array: Tensor | np.ndarray) -> bool:
-    """True for numbers in memory that torch can look at as they lie."""
-    if isinstance(array, Tensor):
-        return True
-    return (
-        not isinstance(array, np.memmap) and array.dtype in (np.float32, np.float64, np.int64) and array.flags.writeable
-    )
-
-
-def _view(array: Tensor | np.ndarray) -> Tensor:
-    return array.detach() if isinstance(array, Tensor) else torch.from_numpy(array)
-
-
-def _shapes(tensors: Sequence[Tensor]) -> str:
-    return " and ".join(str(tuple(value.shape)) for value in tensors)
-
-
-def _to_batch(arrays: Arrays) -> Batch:
-    words, observed = arrays
-    return Batch(words, None, {name: split_gaps(value) for name, value in observed.items()})
-
-
 def _check_observed(batch: Batch, what: str) -> Batch:
     """Refuse data in which nothing is observed of a readout."""
     for name, evidence in batch.evidence.items():
         if evidence.observed is not None and not bool(evidence.observed.any()):
             raise BNetError(what, expected=f"something observed of {name}", got="nothing")
     return batch
-
-
-def _check_numbers(
-    what: str,
-    x: Mapping[str, Tensor],
-    observed: Mapping[str, Tensor],
-    missing: bool,
-    option: str | None,
-    first: int = 0,
-) -> None:
-    """Refuse numbers that are not finite, with the sentence where they are."""
-    for name, value in (*x.items(), *observed.items()):
-        if not value.is_floating_point():
-            continue
-        finite, absent = value.isfinite().all(-1), value.isnan().all(-1)
-        may_be_absent = missing and name in observed
-        accepted = finite | absent if may_be_absent else finite
-        if not bool(accepted.all()):
-            which = first + int((~accepted.reshape(len(finite), -1).all(1)).nonzero()[0, 0])
-            helps = option is not None and not missing and name in observed and bool((finite | absent).all())
-            raise BNetError(
-                f"{what}, {name or 'x'}, sentence {which}",
-                expected="finite numbers, or NaN in every number of a word" if may_be_absent else "finite numbers",
-                got="NaN or infinity",
-                allowed=f"{option}, where NaN says that nothing of a word was observed" if helps else None,
-            )
-
-
-def map_tokens(path: str | Path) -> np.ndarray:
-    """Map a stream of tokens on disk into memory: `.npy`, or `.bin` of uint16.
-
-    Raises:
-        FileError: for a file of another kind.
-    """
-    name, wanted = str(path), "a file of tokens: .npy, or .bin of uint16"
-    if Path(path).suffix not in (".npy", ".bin"):
-        got = f"the suffix {Path(path).suffix!r}"
-        raise FileError(name, expected=wanted, got=got, allowed="a sentence is told in a list")
-    try:
-        if Path(path).suffix == ".npy":
-            tokens: np.ndarray = np.lib.format.open_memmap(path, mode="r")  # an array alone: no pickle, no archive
-        else:
-            tokens = np.memmap(path, dtype=np.uint16, mode="r")
-    except Exception as error:  # numpy reads the header by Python's own tokenizer, which fails in ways of its own
-        raise FileError(name, expected=wanted, got=str(error) or type(error).__name__) from error
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise FileError(name, expected=wanted, got=f"{tokens.dtype} of shape {tokens.shape}")
-    return tokens
-
-
-def _read_windows(task: Task, stream: Tensor | np.ndarray, words: int | None, name: str) -> Dataset:
-    """A stream of tokens, cut into windows of `words` words and the one after them; the last has what is left."""
-    stack = task.next_word
-    if stack is None or len(task.stacks) > 1:
-        wanted = "sentences: a stream is for a net of one stack that tells the next word"
-        raise BNetError("data", expected=wanted, got=f"a stream of {len(stream)} tokens")
-    if words is None:
-        raise BNetError("words", expected="how many words a window of the stream has", got="None")
-    of, readout = task.words[stack], task.readouts[0].family.name
-    states = of.states or 0
-    of.check_length(words)
-    if len(stream) < 2:
-        raise BNetError(name, expected="at least 2 tokens, the second to be told by the first", got=len(stream))
-    if of.exact is not None and (len(stream) - 1) % words:
-        got = f"{len(stream)} tokens: the last window would have {(len(stream) - 1) % words} words"
-        raise BNetError(name, expected=f"windows of {words} words, for the mask is a table for so many", got=got)
-
-    def window(k: int) -> Example:
-        ids = to_integers(name, stream[k * words : (k + 1) * words + 1])
-        strange = torch.nonzero((ids < 0) | (ids >= states)).flatten().tolist()
-        if strange:
-            what, got = f"{name}, token {k * words + strange[0]} (window {k})", int(ids[strange[0]])
-            raise BNetError(what, expected=f"ids from 0 to {states - 1}", got=got)
-        return Example({stack: ids[:-1]}, {readout: ids[1:]})
-
-    return Dataset(task, -(-(len(stream) - 1) // words), window)

@@ -193,6 +193,19 @@ def _states(what: str, labels: Mapping[str, int], value: object) -> object:
     return [_states(what, labels, part) for part in value] if isinstance(value, list | tuple) else value
 
 
+def read_example(reader: ExampleReader, k: int, row: object, what: str) -> Example:
+    """An example, or the error that says which one it is."""
+    try:
+        return reader(row)
+    except BNetError as error:
+        raise in_row(error, what, k) from error
+
+
+def in_row(error: BNetError, what: str, k: int) -> BNetError:
+    """An error of a part of a row, with the number of the row."""
+    return type(error)(f"{what}[{k}], {error.what}", expected=error.expected, got=error.got, allowed=error.allowed)
+
+
 def pad_examples(task: Task, examples: Sequence[Example], *, mask_padding: bool = False) -> Batch:
     """Put examples together, padded behind their ends.
 
