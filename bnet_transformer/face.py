@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from bnet_transformer import asking, export, files, inference, viz
-from bnet_transformer.data.batch import Batch, sentences_to_batch
+from bnet_transformer.data.batch import Batch, encode_batch
 from bnet_transformer.data.encode import encode_sentence, once
 from bnet_transformer.equations import Equations, equations
 from bnet_transformer.errors import (
@@ -113,7 +113,7 @@ class BNet(viz.NetFigures, NetStructure):
 
     def batch(self, sentences: Sequence[object], *, pairs: Sequence[object] | None = None) -> Batch:
         """Sentences of any lengths as tensors for `module(batch.x, batch.mask, given=batch.given)`."""
-        return sentences_to_batch(self.network, sentences, pairs)
+        return encode_batch(self.network, sentences, pairs)
 
     def module(self) -> Module:
         """The compiled net: an `nn.Module` in batched tensor operations.

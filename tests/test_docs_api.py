@@ -28,7 +28,7 @@ SOME = {
     "structure": ["Separation"],
     "viz": ["Picture", "Quotient"],
     "graph": ["Trail"],
-    "batches": ["Batch"],
+    "data": ["Batch", "Dataset"],
 }
 # Their examples would need a file of Julia's, a model of a library that is not in the core, or an open notebook.
 ELSEWHERE = {"load_geometric", "Sentence.widget"}
