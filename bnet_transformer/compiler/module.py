@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course, Layout
-from bnet_transformer.compiler.plan import Plan, network_to_plan
+from bnet_transformer.compiler.plan import Needs, Plan, find_needs, network_to_plan
 from bnet_transformer.compiler.seeing import count_states, seen
 from bnet_transformer.compiler.told import (
     Values,
@@ -69,6 +68,7 @@ class Module(nn.Module):
         self.widest = max((n for member in network.members for n in member.shape), default=0)
         self._fitting: set[tuple[tuple[str, int], ...]] = set()
         self._plans: dict[tuple[object, ...], Plan] = {}
+        self._needs: dict[tuple[object, ...], Needs] = {}
         self._given = [member for member in network.members if isinstance(member.tpm, Given)]
         self.questions: dict[tuple[object, ...], Any] = {}  # what each needs of the net, worked out once
         self.compiled: dict[str, Callable[..., Tensor]] = {}  # what torch.compile made of uses of it
@@ -77,7 +77,7 @@ class Module(nn.Module):
         self._tables = {reach: f"table_{k}" for k, reach in enumerate(sorted(tables, key=repr))}
         for reach, name in self._tables.items():
             self.register_buffer(name, torch.tensor(reach.table), persistent=False)
-        with contextlib.suppress(BNetError):  # a default that cannot be computed is refused when it is asked for
+        if self.find_needs((self.output,), ()).fault is None:  # else it is refused when it is asked for
             for fold in (False, True):
                 self.plan((self.output,), frozenset(), fold=fold)
 
@@ -214,6 +214,24 @@ class Module(nn.Module):
                 self.network, want, known | given, enumerate_too, fold=fold, words=words, **sets
             )
         return self._plans[key]
+
+    def find_needs(
+        self,
+        want: Sequence[str],
+        known: Collection[int],
+        enumerate_too: Collection[int] = (),
+        patched: Collection[int] = (),
+        words: Mapping[str, int] | None = None,
+    ) -> Needs:
+        """What a question needs and why it cannot be planned, found once: `compiler.plan.find_needs`, inputs known."""
+        key = (tuple(want), frozenset(known), frozenset(enumerate_too), frozenset(patched))
+        if key not in self._needs:
+            indices = [self.network.graph.family(name).index for name in want]
+            known = {*known, *(member.family.index for member in self._given)}
+            self._needs[key] = find_needs(
+                self.network, indices, known, enumerate_too, patched=frozenset(patched), words=words
+            )
+        return self._needs[key]
 
     def wanted(self, course: Course, name: str, index: int) -> Tensor:
         """The value of a family in a course, of a random one its logits or its mean, without dims that it has not."""
