@@ -1,8 +1,10 @@
 """Sweeps: many interventions as one batch, for their effect on a metric; along nodes, attention rows, arrows and paths.
 
-`pairs` holds the sentences, `metric` and `cells` what is asked; `reach` says what is computed again, `rows` and `run`
-compute it, `arrows` sends values along paths, `choices` averages over what is open, `slopes` is all to first order,
-`slow` is one run at a time, `ablation` the values that replace clean ones, and `sizes` how much memory is needed.
+In the order in which data flows: `examples` holds the sentences, `metric` the question, `cell_spec` turns `at` and
+`over` into `cells`, `choices` finds the open choices that outcomes are averaged over, `needed_positions` says which nodes
+are computed again; `engine` runs the cells, many at once by `patched_run` (on the changed values alone, `sparse_update`)
+or one at a time by `sequential`. `arrows` sends values along paths, `ablation` makes the values of ablations,
+`attribution` estimates all effects to first order.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.errors import BNetError, one_of, whole, within_memory
 from bnet_transformer.inference.surgery import Mean, Noise, Zero
 from bnet_transformer.inference.sweeps.ablation import Ablation
-from bnet_transformer.inference.sweeps.asked import cells_of
+from bnet_transformer.inference.sweeps.attribution import sloped
+from bnet_transformer.inference.sweeps.cell_spec import cells_of
 from bnet_transformer.inference.sweeps.cells import Cells
+from bnet_transformer.inference.sweeps.engine import Swept, swept
+from bnet_transformer.inference.sweeps.examples import MEMORY, Examples, examples_of, pair
 from bnet_transformer.inference.sweeps.metric import metric_of
-from bnet_transformer.inference.sweeps.pairs import MEMORY, Examples, examples_of, pair
+from bnet_transformer.inference.sweeps.needed_positions import bytes_of
 from bnet_transformer.inference.sweeps.results import Mediation, Sweep
-from bnet_transformer.inference.sweeps.sizes import bytes_of
-from bnet_transformer.inference.sweeps.slopes import sloped
-from bnet_transformer.inference.sweeps.sweeping import Swept, swept
 
 __all__ = ["Mediation", "Sweep", "mediation", "sweep"]
 

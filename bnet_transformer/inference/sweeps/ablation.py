@@ -23,10 +23,10 @@ from bnet_transformer.inference.surgery import (
     value_for,
 )
 from bnet_transformer.inference.sweeps.cells import Ids
-from bnet_transformer.inference.sweeps.pairs import Examples, examples_of
-from bnet_transformer.inference.sweeps.rows import full_shape, index_of
-from bnet_transformer.inference.sweeps.run import Run, picked
-from bnet_transformer.inference.sweeps.sizes import bytes_of
+from bnet_transformer.inference.sweeps.examples import Examples, examples_of
+from bnet_transformer.inference.sweeps.needed_positions import bytes_of
+from bnet_transformer.inference.sweeps.patched_run import Run, picked
+from bnet_transformer.inference.sweeps.sparse_update import full_shape, index_of
 from bnet_transformer.world import World, where
 
 

@@ -13,8 +13,8 @@ from bnet_transformer.compiler.course import Course, Layout
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.compiler.values import computed
 from bnet_transformer.inference.sweeps.cells import Ids, Route
-from bnet_transformer.inference.sweeps.rows import CELLS, Setting, full_shape, index_of
-from bnet_transformer.inference.sweeps.run import Run, picked
+from bnet_transformer.inference.sweeps.patched_run import Run, picked
+from bnet_transformer.inference.sweeps.sparse_update import CELLS, Setting, full_shape, index_of
 
 Sent = Mapping[int, Tensor]  # what the arrows from some parents carry, `[example, *shape]` each
 

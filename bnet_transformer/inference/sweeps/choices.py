@@ -15,7 +15,7 @@ from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.inference.batched_states import joint_states
 from bnet_transformer.inference.ground import choices_above
 from bnet_transformer.inference.many import joint_log_probs
-from bnet_transformer.inference.sweeps.pairs import Examples
+from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.reference import BUDGET
 from bnet_transformer.tpm import Given
 from bnet_transformer.world import World, support, where

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bnet_transformer.asking import must_be_discrete
 from bnet_transformer.errors import BNetError, EvidenceError
-from bnet_transformer.inference.sweeps.pairs import Examples
+from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.intake import value_of
 from bnet_transformer.world import World
 

@@ -14,15 +14,15 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bnet_transformer.errors import ReadingError
-from bnet_transformer.inference.sweeps import arrows, slow
+from bnet_transformer.inference.sweeps import arrows, sequential
 from bnet_transformer.inference.sweeps.ablation import Ablation
 from bnet_transformer.inference.sweeps.cells import Cells, Entries, Ids
 from bnet_transformer.inference.sweeps.choices import Choices, choices_of
+from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.inference.sweeps.metric import Metric
-from bnet_transformer.inference.sweeps.pairs import Examples
-from bnet_transformer.inference.sweeps.rows import Setting
-from bnet_transformer.inference.sweeps.run import Run, setting_of
-from bnet_transformer.inference.sweeps.sizes import bytes_of, numbers_in
+from bnet_transformer.inference.sweeps.needed_positions import bytes_of, numbers_in
+from bnet_transformer.inference.sweeps.patched_run import Run, setting_of
+from bnet_transformer.inference.sweeps.sparse_update import Setting
 from bnet_transformer.world import where
 
 
@@ -114,8 +114,8 @@ class Swept:
             return self.averaged([Run(examples.set_to(states), self.nodes).corrupt() for states in self.choices])
         except ReadingError:
             several = (examples.set_to(states).worlds for states in self.choices)
-            each = [[slow.outcomes(examples.module, world, self.nodes) for world in worlds] for worlds in several]
-            return self.averaged([slow.stacked(self.nodes, [rows]) for rows in each])
+            each = [[sequential.outcomes(examples.module, world, self.nodes) for world in worlds] for worlds in several]
+            return self.averaged([sequential.stacked(self.nodes, [rows]) for rows in each])
 
     def averaged(self, found: Sequence[Mapping[int, Tensor]]) -> dict[int, Tensor]:
         """The outcomes over the states of the choices."""
@@ -167,9 +167,11 @@ class Swept:
     def _one_by_one(self, states: Mapping[int, Tensor], cells: Ids) -> dict[int, Tensor]:
         corrupt = self.corrupt.set_to(states)
         clean = None if self.clean is None else self.clean.set_to(states)
-        each = slow.Cases(clean, corrupt, self.cells, None if self.ablation is None else self._ablated_value)
-        rows = [[slow.outcomes(corrupt.module, world, self.nodes) for world in each.worlds(int(c))] for c in cells]
-        return slow.stacked(self.nodes, rows)
+        each = sequential.Cases(clean, corrupt, self.cells, None if self.ablation is None else self._ablated_value)
+        rows = [
+            [sequential.outcomes(corrupt.module, world, self.nodes) for world in each.worlds(int(c))] for c in cells
+        ]
+        return sequential.stacked(self.nodes, rows)
 
 
 def _check_reads(examples: Examples, families: Collection[int]) -> None:

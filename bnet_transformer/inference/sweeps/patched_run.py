@@ -13,9 +13,9 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.inference.sweeps.cells import Entries
-from bnet_transformer.inference.sweeps.pairs import Examples
-from bnet_transformer.inference.sweeps.reach import Table, count_words, cut_words, leads, reached
-from bnet_transformer.inference.sweeps.rows import Changed, Changes, Rows, Setting, full_shape, index_of
+from bnet_transformer.inference.sweeps.examples import Examples
+from bnet_transformer.inference.sweeps.needed_positions import Table, count_words, cut_words, leads, reached
+from bnet_transformer.inference.sweeps.sparse_update import Changed, Changes, Rows, Setting, full_shape, index_of
 from bnet_transformer.network import Member
 from bnet_transformer.tpm.base import broadcast
 

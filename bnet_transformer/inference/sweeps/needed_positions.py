@@ -6,15 +6,20 @@ carries them along its reach.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bnet_transformer.compiler.plan import states_in
+from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.network import Input, Member
+from bnet_transformer.tpm import Given
 from bnet_transformer.world import World
 
 Table = NDArray[np.bool_]
+COPIES = 8  # of the widest value of a cell that are there at once
 
 
 def count_words(world: World, index: int) -> int:
@@ -93,3 +98,28 @@ def _pairs(world: World, member: Member, given: Input) -> Table:
 def _own(world: World, selector: int, below: Table) -> Table:
     """The words of a selector: it stands beside the word that it picks for."""
     return below if count_words(world, selector) == len(below) else np.array([bool(below.any())])
+
+
+def bytes_of(examples: Examples, nodes: Sequence[int]) -> tuple[int, int]:
+    """What one cell of one example takes while it is computed, and what the run of one example takes that is kept."""
+    most, kept, world = 1, 1, examples.world
+    for index, table in leads(world, nodes).items():
+        member, count, shape = world.network.members[index], int(table.sum()), world.ground.shapes[index]
+        if isinstance(member.tpm, Given) or member.family.words is None:
+            continue
+        plates = int(np.prod(shape[:-1], dtype=np.int64))
+        own = numbers_in(world, member)
+        inner = max([n for each in member.parameters.values() for n in each.shape[:1]], default=1)
+        stacks = [world.network.members[given.parent].family.words for given in member.inputs]
+        read = max([world.ground.words[stack] for stack in stacks if stack is not None], default=1)
+        most = max(most, count * max(plates * own, plates * read, inner))
+        kept += 2 * plates * own * (shape[-1] if table.all() else count)
+    size = world.network.dtype.itemsize
+    return size * COPIES * most, size * kept
+
+
+def numbers_in(world: World, member: Member) -> int:
+    """How many numbers are told of a node: its value's, or the probabilities of its states."""
+    if member.tpm.kind == "discrete":
+        return states_in(world.network, member.family.index, world.ground.words)
+    return math.prod(member.shape)

@@ -21,7 +21,7 @@ from bnet_transformer.inference.ground import choices_above
 from bnet_transformer.inference.joint import joint_posterior
 from bnet_transformer.inference.many import joint_log_probs
 from bnet_transformer.inference.sweeps.cells import Cells
-from bnet_transformer.inference.sweeps.pairs import Examples
+from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.world import Row, World, where
 
 

@@ -18,10 +18,10 @@ from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.inference.sweeps.cells import Cells
+from bnet_transformer.inference.sweeps.engine import Start, Swept, both_runs
 from bnet_transformer.inference.sweeps.metric import Metric
-from bnet_transformer.inference.sweeps.rows import Setting, full_shape
-from bnet_transformer.inference.sweeps.run import Run, picked
-from bnet_transformer.inference.sweeps.sweeping import Start, Swept, both_runs
+from bnet_transformer.inference.sweeps.patched_run import Run, picked
+from bnet_transformer.inference.sweeps.sparse_update import Setting, full_shape
 
 Outcomes = dict[int, Tensor]
 
