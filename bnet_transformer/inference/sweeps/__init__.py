@@ -1,10 +1,10 @@
 """Sweeps: many interventions as one batch, for their effect on a metric; along nodes, attention rows, arrows and paths.
 
 In the order in which data flows: `examples` holds the sentences, `metric` the question, `cell_spec` turns `at` and
-`over` into `cells`, `choices` finds the open choices that outcomes are averaged over, `needed_positions` says which nodes
-are computed again; `engine` runs the cells, many at once by `patched_run` (on the changed values alone, `sparse_update`)
-or one at a time by `sequential`. `arrows` sends values along paths, `ablation` makes the values of ablations,
-`attribution` estimates all effects to first order.
+`over` into `cells`, `choices` finds the open choices that outcomes are averaged over, `needed_positions` says which
+nodes are computed again; `engine` runs the cells, many at once by `patched_run` (on the changed values alone,
+`sparse_update`) or one at a time by `sequential`. `arrows` sends values along paths, `ablation` makes the values of
+ablations, `attribution` estimates all effects to first order.
 """
 
 from __future__ import annotations
