@@ -35,7 +35,7 @@ from bnet_transformer.reference import (
     sources,
     support,
 )
-from bnet_transformer.tpm import TPM, Given
+from bnet_transformer.tpm import TPM
 
 
 def must_be_discrete(world: World, node: int) -> None:
@@ -218,7 +218,7 @@ def labels(world: World, tokens: Mapping[str, Sequence[str]], node: int) -> tupl
         read = next(given for given in member.inputs if WORD in given.over)
         return tuple(tokens[network.members[read.parent].family.words or ""])
     found = getattr(member.tpm, "labels", None)
-    if found is None and (not network.graph.out_of[member.family.index] or isinstance(member.tpm, Given)):
+    if found is None and not network.graph.out_of[member.family.index]:
         found = network.vocabularies.get(member.family.stack)
     return None if found is None or len(found) != member.tpm.states else tuple(found)
 

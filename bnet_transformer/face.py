@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from bnet_transformer import asking, export, files, inference, reference, viz
-from bnet_transformer.batches import Batch, sentences_to_batch
+from bnet_transformer.data.batch import Batch, sentences_to_batch
+from bnet_transformer.data.encode import EncodedSentence, encode_sentence, encode_value, once
 from bnet_transformer.equations import Equations, equations
 from bnet_transformer.errors import (
     BNetError,
@@ -29,7 +30,6 @@ from bnet_transformer.errors import (
     within_memory,
 )
 from bnet_transformer.graph import Ground
-from bnet_transformer.intake import Intake, once, sentence_to_tensors, value_of
 from bnet_transformer.network import Declaration, Network, declare
 from bnet_transformer.questions import Questions, tan_of_corpus
 from bnet_transformer.structure import NetStructure
@@ -107,7 +107,7 @@ class BNet(viz.NetFigures, NetStructure):
         nodes that a declaration gives. A pretrained net reads text by its tokenizer, and a second sentence `pair`
         behind the first.
         """
-        return Sentence(self, sentence_to_tensors(self.network, sentence, x, given, pair=pair))
+        return Sentence(self, encode_sentence(self.network, sentence, x, given, pair=pair))
 
     def batch(self, sentences: Sequence[object], *, pairs: Sequence[object] | None = None) -> Batch:
         """Sentences of any lengths as tensors for `module(batch.x, batch.mask, given=batch.given)`."""
@@ -220,7 +220,7 @@ class Sentence(Questions, viz.SentenceFigures):
     def __init__(
         self,
         net: BNet,
-        intake: Intake,
+        intake: EncodedSentence,
         done: reference.Done | None = None,
         seen: Mapping[int, Tensor] | None = None,
         before: inference.Answers | None = None,
@@ -336,7 +336,7 @@ class Sentence(Questions, viz.SentenceFigures):
         for node in ids:
             if node in self._done:
                 raise EvidenceError(self.ground.name(node), expected="do or evidence on a node, not both", got="both")
-        seen = {node: value_of(self._world, node, value, evidence=True) for node, value in ids.items()}
+        seen = {node: encode_value(self._world, node, value, evidence=True) for node, value in ids.items()}
         for node, value in seen.items():
             if node in self._seen and not torch.equal(value, self._seen[node]):
                 got = f"{value.tolist()} beside {self._seen[node].tolist()}"

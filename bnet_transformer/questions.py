@@ -15,10 +15,10 @@ from torch import Tensor
 
 from bnet_transformer import asking, graph, inference, reference, viz
 from bnet_transformer._core.distributed import device_of, ranks
+from bnet_transformer.data.encode import EncodedSentence
 from bnet_transformer.errors import BNetError, mapping, one_of, room_for, seed_of, tolerance, unknown, whole
 from bnet_transformer.graph import Ground, Selection
 from bnet_transformer.inference import CorpusTan, Counterfactual, Inclusion, Samples
-from bnet_transformer.intake import Intake
 from bnet_transformer.network import Network
 from bnet_transformer.structure import Names, Separation, Structure, several
 from bnet_transformer.tpm.arrays import own_tensor
@@ -31,7 +31,7 @@ class Questions(Structure):
     """Questions of the ground graph, and of numbers: exact, with a stated budget of joint states."""
 
     net: Any
-    _intake: Intake
+    _intake: EncodedSentence
     _seen: dict[int, Tensor]
 
     @property

@@ -83,7 +83,7 @@ class Slow:
 
     def _random(self, node):
         member = self.world.network.members[self.ground.family_of(node).index]
-        return member.tpm.kind != "deterministic" and node not in self.world.do
+        return member.tpm.is_random and node not in self.world.do
 
 
 def differing(slow):

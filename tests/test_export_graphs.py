@@ -27,7 +27,7 @@ from bnet_transformer.export import (
     to_json,
 )
 from bnet_transformer.graph import Ground, Selection
-from bnet_transformer.tpm import Categorical, Given
+from bnet_transformer.tpm import Categorical
 from tests.cases import CASES, Case
 
 ATTRIBUTES = {
@@ -76,7 +76,7 @@ def test_ground_is_the_ground_graph(case: Case) -> None:
         said = sentence._intake.tokens.get(family.words or "", ())
         assert data["token"] == (said[data["word"]] if family.words is not None else None)
         kinds = {"deterministic": "deterministic", "discrete": "stochastic", "continuous": "stochastic"}
-        assert data["kind"] == ("observed" if isinstance(member.tpm, Given) else kinds[member.tpm.kind])
+        assert data["kind"] == ("observed" if member.tpm.kind == "input" else kinds[member.tpm.kind])
     for parent, _, data in graph.edges(data=True):
         assert data == {"role": graph.nodes[parent]["role"]}
     first = next(iter(graph.edges(data=True)))[2]

@@ -9,7 +9,7 @@ from torch.distributions import biject_to, constraints
 
 import bnet_transformer as bt
 from benchmarks.calibration import chi_square, exact_ranks, nuts_ranks
-from bnet_transformer.inference.fit.corpus import corpus_of, task_of_mixture
+from bnet_transformer.data.corpus import corpus_of, task_of_mixture
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.inference.fit.sampling import Model
 from bnet_transformer.tpm import Categorical, Normal

@@ -233,7 +233,7 @@ def test_real_words_of_an_attention_net():
         found = net(4, heads=2, slices=1, features=3, dropout=0.0, readout="word")
         s = found.sentence(x=torch.randn(2, 3))
         assert s.parents("embed_1") == ["value_1"] and s.tpm("y_1").mean.shape == (3,)
-        assert isinstance(found.network.member("value").tpm, Given)
+        assert found.network.member("value").tpm.kind == "input"
     both = bt.encoder_decoder(4, heads=2, slices=1, features=2, dropout=0.0, positions=None)
     s = both.sentence(x={"enc": torch.randn(3, 2), "dec": torch.randn(2, 2)})
     assert s.parents("dec_x_0_1") == ["dec_value_1"] and s.tpm("dec_y_1").mean.shape == (2,)

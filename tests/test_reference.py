@@ -123,7 +123,7 @@ def test_posteriors_agree_with_a_loop_over_all_states(case: Case):
 
 def _kind(s: bt.Sentence, node: int) -> str:
     member = s.net.network.members[s.ground.family_of(node).index]
-    return "given" if isinstance(member.tpm, bt.tpm.Given) else member.tpm.kind
+    return "given" if member.tpm.kind == "input" else member.tpm.kind
 
 
 def _barren(s: bt.Sentence, seen: dict) -> set[int]:

@@ -28,10 +28,10 @@ from bnet_transformer.compiler.told import (
     wanted,
 )
 from bnet_transformer.compiler.values import plan_to_values
+from bnet_transformer.data.encode import check_reads, main_of
 from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown, whole
-from bnet_transformer.intake import check_reads, main_of
 from bnet_transformer.network import Member, Network, network_of
-from bnet_transformer.tpm import TPM, Given
+from bnet_transformer.tpm import TPM
 from bnet_transformer.tpm.arrays import is_plain
 
 __all__ = ["Module", "Values", "laid_out", "output_of"]
@@ -69,7 +69,7 @@ class Module(nn.Module):
         self._fitting: set[tuple[tuple[str, int], ...]] = set()
         self._plans: dict[tuple[object, ...], Plan] = {}
         self._needs: dict[tuple[object, ...], Needs] = {}
-        self._given = [member for member in network.members if isinstance(member.tpm, Given)]
+        self._given = [member for member in network.members if member.tpm.kind == "input"]
         self.questions: dict[tuple[object, ...], Any] = {}  # what each needs of the net, worked out once
         self.compiled: dict[str, Callable[..., Tensor]] = {}  # what torch.compile made of uses of it
         self.looks = True  # at the numbers of what it is told, to refuse what they should not be
@@ -266,7 +266,7 @@ class Module(nn.Module):
         by_stack = dict(x) if isinstance(x, Mapping) else {} if x is None else {stacks[0]: x}
         inputs = by_family(self.network, "given", given)
         for index, (what, _) in inputs.items():
-            if not isinstance(self.network.members[index].tpm, Given):
+            if self.network.members[index].tpm.kind != "input":
                 hint = ", ".join(m.family.name for m in self._given) + "; do= sets any node"
                 raise BNetError(what, expected="a node that is given", got="one that is not", allowed=hint)
         words: dict[str, int] = {}
@@ -297,7 +297,7 @@ class Module(nn.Module):
         given = [*by_stack.values(), *(value for _, value in inputs.values())]
         first = given[0] if given else torch.zeros(1)
         for member in self._given:
-            default = member.tpm.default if isinstance(member.tpm, Given) else None
+            default = member.tpm.default
             words_known = member.family.words is None or member.family.words in words
             if default is not None and words_known and member.family.index not in inputs:
                 lead = lead_of(self.network, member, words)
@@ -331,7 +331,7 @@ class Module(nn.Module):
         """The family that `x` fills: what `given` leaves open of a stack's; both for one family are refused."""
         over = [member for member in self._given if member.family.words == stack and not member.family.plates]
         found = main_of([member for member in over if member.family.name not in given])
-        rest = found is None or (isinstance(found.tpm, Given) and found.tpm.default is not None)
+        rest = found is None or found.tpm.default is not None
         main = main_of(over)
         if rest and main is not None and main.family.name in given:
             name = main.family.name

@@ -10,7 +10,7 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.products import Fold, folds, together
 from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.network import Member, Network, network_of
-from bnet_transformer.tpm import Attention, Given
+from bnet_transformer.tpm import Attention
 
 MEETING = (  # what to do where choices of different words meet
     "do= for that choice; net.sentence(...), which asks about one sentence within a budget"
@@ -175,13 +175,13 @@ def _done(
 
 
 def _random(member: Member) -> bool:
-    return member.tpm.kind != "deterministic"
+    return member.tpm.is_random
 
 
 def _above(network: Network, index: int, known: Collection[int], *, wanted: bool) -> list[int]:
     """The families whose values one family needs: none where its value comes from outside or is enumerated."""
     member = network.members[index]
-    if index in known or isinstance(member.tpm, Given) or (_random(member) and not wanted):
+    if index in known or member.tpm.kind == "input" or (_random(member) and not wanted):
         return []
     return [bundle.parent for bundle in network.graph.into[index]]
 

@@ -10,8 +10,8 @@ from bnet_transformer.cost.counting import Counting, Sizes
 from bnet_transformer.cost.paths import links, longest_path, steps
 from bnet_transformer.cost.polynomial import Amount, Size, number
 from bnet_transformer.cost.result import Cost, Row, SliceCost
+from bnet_transformer.data.encode import check_reads
 from bnet_transformer.errors import BNetError, unknown, whole
-from bnet_transformer.intake import check_reads
 from bnet_transformer.network import Member, Network, network_of
 
 

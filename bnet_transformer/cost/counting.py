@@ -18,7 +18,7 @@ from bnet_transformer.compiler.products import Fold
 from bnet_transformer.cost.polynomial import Amount, Size, number
 from bnet_transformer.cost.spread import BATCH, NONE, Dims, Seen, Spread
 from bnet_transformer.network import Member, Network
-from bnet_transformer.tpm import TPM, Attention, Dot, Given, Parent, Product
+from bnet_transformer.tpm import TPM, Attention, Dot, Parent, Product
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Sizes:
     @cached_property
     def features(self) -> dict[int, str]:
         """The symbol of each width of words that are given: whose it is."""
-        given = [m for m in self.network.members if isinstance(m.tpm, Given) and m.family.words is not None]
+        given = [m for m in self.network.members if m.tpm.kind == "input" and m.family.words is not None]
         return {width: f"|{m.family.name}|" for m in reversed(given) for width in m.shape}
 
     @cached_property
@@ -131,7 +131,7 @@ class Counting:
             else:
                 self._scan([network.members[index] for index in group])
         for index in self.plan.wanted:
-            if network.members[index].tpm.kind != "deterministic":
+            if network.members[index].tpm.is_random:
                 self._readout(network.members[index])
 
     def _made(self, member: Member) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.network import Input, Member, Network
-from bnet_transformer.tpm import Given, Weight
+from bnet_transformer.tpm import Weight
 
 BATCH = "*batch"
 Dims = frozenset[object]
@@ -40,7 +40,7 @@ class Spread:
         own: Dims = frozenset(family.plates)
         if family.index in self.enumerated:
             return frozenset({family.index}) | (NONE if tpm.reads_by_index else own)
-        if isinstance(tpm, Given):
+        if tpm.kind == "input":
             return own | {BATCH} | self._word(member)
         found = frozenset(dim for each in seen for dim in each.dims) | (own if member.parameters else NONE)
         placed = not member.inputs and not isinstance(tpm, Weight)

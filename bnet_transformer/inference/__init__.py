@@ -1,5 +1,6 @@
 """Inference on the compiled reading: exact elimination of the discrete choices, for a batch of sentences at once."""
 
+from bnet_transformer.data import Evidence
 from bnet_transformer.inference import ground
 from bnet_transformer.inference.abduction import Counterfactual, counterfactual
 from bnet_transformer.inference.answers import Answers
@@ -8,7 +9,6 @@ from bnet_transformer.inference.corpus import CorpusTan, corpus_tan
 from bnet_transformer.inference.dependence import dependences
 from bnet_transformer.inference.drawing import Samples, sample
 from bnet_transformer.inference.exact import log_evidence, posterior
-from bnet_transformer.inference.factors import Evidence
 from bnet_transformer.inference.heads import Damage, Inclusion, damage
 from bnet_transformer.inference.joint import joint_log_evidence, joint_posterior
 from bnet_transformer.inference.paths import Path, Reads, reads

@@ -28,7 +28,7 @@ from bnet_transformer.inference.batched_states import joint_states, of_one_sente
 from bnet_transformer.inference.ground import choices_above, counted, interventions
 from bnet_transformer.network import Input, Member
 from bnet_transformer.reference import BUDGET, World
-from bnet_transformer.tpm import Given, Normal
+from bnet_transformer.tpm import Normal
 from bnet_transformer.tpm.arrays import in_numpy
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class Answers:
 
     def _value(self, node: int) -> Tensor:
         member, index = self._where(node)
-        if member.tpm.kind != "deterministic":
+        if member.tpm.is_random:
             raise _refused(member, "a node that is a function of its parents", "a random one")
         free = self._free(member, [node])
         return self._entry(self._table("value", member), member, free, index, member.shape)
@@ -113,7 +113,7 @@ class Answers:
         """What `_distribution_of` makes a node's distribution of: its value, its mean and sigma, or its logits."""
         member, index = self._where(node)
         tpm = member.tpm
-        if node in self.world.do or isinstance(tpm, Given):
+        if node in self.world.do or tpm.kind == "input":
             raise _refused(member, "a node with parents", "one that is set")
         if tpm.kind == "deterministic":
             return self._value(node)
@@ -361,7 +361,7 @@ def _first_of(*readings: Callable[[], T]) -> T:
 
 def _distribution_of(member: Member, parameters: Tensor) -> Distribution:
     """The distribution of a node: of its value, of its mean and sigma, or of its logits."""
-    if member.tpm.kind == "deterministic":
+    if not member.tpm.is_random:
         from pyro.distributions import Delta
 
         return Delta(parameters, event_dim=len(member.shape))

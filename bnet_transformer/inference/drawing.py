@@ -108,7 +108,7 @@ def sample(
 def _random(world: World, index: int) -> list[int]:
     """The nodes of a family that are random."""
     member = world.network.members[index]
-    nodes: list[int] = world.ground.nodes(member.family).tolist() if member.tpm.kind != "deterministic" else []
+    nodes: list[int] = world.ground.nodes(member.family).tolist() if member.tpm.is_random else []
     return [node for node in nodes if node not in world.do]
 
 

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from bnet_transformer import reference
 from bnet_transformer.compiler.module import Module
+from bnet_transformer.data import Evidence
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.graph import ancestors
 from bnet_transformer.inference import exact
-from bnet_transformer.inference.factors import Evidence
 from bnet_transformer.reference import ATOL, BUDGET, World
-from bnet_transformer.tpm import Given
 
 
 def posterior(
@@ -77,7 +76,7 @@ def seen_families(world: World, evidence: Mapping[int, Tensor]) -> dict[str, Evi
     """Evidence on nodes as evidence on families, for a batch of one sentence."""
     families = node_values_by_family(world, evidence)
     for name in families:
-        if isinstance(world.network.member(name).tpm, Given):
+        if world.network.member(name).tpm.kind == "input":
             wanted = "evidence on a node that is not given with the sentence"
             raise ReadingError(name, expected=wanted, got="a given one")
     return {name: Evidence(value, None if bool(which.all()) else which) for name, (value, which) in families.items()}
@@ -91,7 +90,7 @@ def interventions(world: World, above: Collection[int] | None = None) -> dict[st
     whole: dict[str, Tensor] = {}
     patched: dict[str, tuple[Tensor, Tensor]] = {}
     for name, (value, which) in node_values_by_family(world, world.do, above).items():
-        if bool(which.all()) and not isinstance(world.network.member(name).tpm, Given):
+        if bool(which.all()) and world.network.member(name).tpm.kind != "input":
             whole[name] = value
         else:
             patched[name] = value, which

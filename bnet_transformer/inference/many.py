@@ -15,11 +15,12 @@ from torch import Tensor
 
 from bnet_transformer import asking, reference
 from bnet_transformer.compiler.module import Module
+from bnet_transformer.data import Evidence
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.inference import exact, ground
 from bnet_transformer.inference.answers import Answers
 from bnet_transformer.inference.batched_states import joint_states, of_one_sentence, pieces
-from bnet_transformer.inference.factors import NEVER, Evidence
+from bnet_transformer.inference.factors import NEVER
 from bnet_transformer.reference import ATOL, BUDGET, World
 
 Seen = Mapping[int, Tensor]

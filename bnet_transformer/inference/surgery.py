@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.axes import WORD
+from bnet_transformer.data.encode import encode_value, way_to_one_value
 from bnet_transformer.errors import BNetError, EvidenceError, number, put, seed_of, unknown
 from bnet_transformer.graph import Family, Ground
-from bnet_transformer.intake import value_of, way_to_one_value
 from bnet_transformer.tpm import Attention
 from bnet_transformer.tpm.arrays import own_tensor
 from bnet_transformer.world import Row, World, sources, where
@@ -170,7 +170,7 @@ def value_for(world: World, node: int, value: object) -> Tensor | Row:
             return torch.stack([_settled(world, node, other[name]) for other in others]).mean(0)
         case Attend(weights=weights):
             return _row(world, node, weights)
-    return value_of(world, node, value[name] if _has_values(value) else value, evidence=False)  # type: ignore[index]
+    return encode_value(world, node, value[name] if _has_values(value) else value, evidence=False)  # type: ignore[index]
 
 
 @dataclass
@@ -227,9 +227,9 @@ def _settled(world: World, node: int, value: Tensor) -> Tensor:
 
 def _own(world: World, sentence: Valued, node: int) -> Tensor:
     """The value that a node has."""
-    name, kind = world.ground.name(node), where(world, node)[0].tpm.kind
-    if kind != "deterministic" and node not in world.do:
-        raise EvidenceError(name, expected="a node with a value: a function of its parents", got=f"a {kind} one")
+    name, tpm = world.ground.name(node), where(world, node)[0].tpm
+    if tpm.is_random and node not in world.do:
+        raise EvidenceError(name, expected="a node with a value: a function of its parents", got=f"a {tpm.kind} one")
     return _settled(world, node, sentence[name])
 
 

@@ -5,7 +5,7 @@ Both work on any declaration. `task` says what a net is trained for, `data` make
 """
 
 from bnet_transformer._core.distributed import alone
-from bnet_transformer.training.data import Batch
+from bnet_transformer.data.dataset import Batch
 from bnet_transformer.training.generate import Generated, generate
 from bnet_transformer.training.iterate import iterate, windows
 from bnet_transformer.training.loop import kept, train

@@ -17,17 +17,17 @@ from tqdm import tqdm
 
 from bnet_transformer._core.distributed import device_of, ranks
 from bnet_transformer._core.torch_context import own_random, with_gradients
+from bnet_transformer.data.dataset import Batch, Batches, Reader, batches
+from bnet_transformer.data.task import check_has_words, task_of
 from bnet_transformer.errors import BNetError, FileError, number, one_of, whole, within_memory
 from bnet_transformer.files import as_path
 from bnet_transformer.files.checkpoint import CHANGEABLE, NAME, diverged, kept_by, path_of, read
 from bnet_transformer.network import Network
 from bnet_transformer.training.captured import recorder_of
-from bnet_transformer.training.data import Batch, Batches, Reader, batches
 from bnet_transformer.training.objective import Loss
 from bnet_transformer.training.result import N, Trained
 from bnet_transformer.training.run import Recipe, Run, settings_of
 from bnet_transformer.training.steps import default_rate
-from bnet_transformer.training.task import check_has_words, task_of
 
 
 @with_gradients()

@@ -16,17 +16,17 @@ from bnet_transformer._core.distributed import Ranks
 from bnet_transformer._core.hashing import code_of, derive_seed
 from bnet_transformer._core.torch_context import reseed
 from bnet_transformer.compiler import Module
+from bnet_transformer.data.dataset import Batch, Batches, Reader
+from bnet_transformer.data.task import Task, above
 from bnet_transformer.errors import BNetError, number, one_of, put, seed_of, whole
 from bnet_transformer.files import checkpoint
 from bnet_transformer.network import Member
 from bnet_transformer.tpm import Dropout
 from bnet_transformer.training.captured import Fed, Recorder, Replayed
-from bnet_transformer.training.data import Batch, Batches, Reader
 from bnet_transformer.training.objective import Loss, Objective
 from bnet_transformer.training.sharding import laid_like, spread
 from bnet_transformer.training.sharding import whole as put_together
 from bnet_transformer.training.steps import SCHEDULES, optimiser_of, schedule_of, set_rate, width_of
-from bnet_transformer.training.task import Task, above
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 

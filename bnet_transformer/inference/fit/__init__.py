@@ -1,11 +1,10 @@
 """Fitting nets with choices: MAP, EM, SVI and NUTS over one objective, the exact log evidence.
 
-`corpus` makes data into tensors, `objective` is what all methods make large, `recipe` how; `descent` and `ascent`
-follow many restarts at once, `sampling` gives posteriors; `result` is what comes out, with `heads`, `matching`,
-`predictive`, `samples`, and `saved`.
+`objective` is what all methods make large, `recipe` how; `descent` and `ascent` follow many restarts at once,
+`sampling` gives posteriors; `result` is what comes out, with `heads`, `matching`, `predictive`, `samples`, `saved`.
 """
 
-from bnet_transformer.inference.fit.corpus import Corpus
+from bnet_transformer.data.corpus import Corpus
 from bnet_transformer.inference.fit.heads import Heads
 from bnet_transformer.inference.fit.matching import Comparison
 from bnet_transformer.inference.fit.predictive import Check

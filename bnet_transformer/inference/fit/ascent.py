@@ -15,10 +15,11 @@ from tqdm import tqdm
 from bnet_transformer._core.deferred_scalars import DeferredScalars
 from bnet_transformer._core.distributed import Ranks
 from bnet_transformer._core.hashing import derive_seed
+from bnet_transformer.data.corpus import Corpus
+from bnet_transformer.data.dataset import sent
 from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.files import checkpoint, reading
 from bnet_transformer.inference.factors import NEVER
-from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.fit.descent import (
     Sets,
     begun,
@@ -29,7 +30,6 @@ from bnet_transformer.inference.fit.descent import (
 )
 from bnet_transformer.inference.fit.objective import LOG_EVIDENCE, LOG_POSTERIOR, Objective
 from bnet_transformer.inference.fit.recipe import Habits, Recipe
-from bnet_transformer.training.data import sent
 from bnet_transformer.training.loop import asked_to_stop
 from bnet_transformer.training.steps import schedule_of
 

@@ -15,12 +15,12 @@ from bnet_transformer._core.distributed import Ranks, device_of, ranks
 from bnet_transformer._core.hashing import derive_seed, digest_of
 from bnet_transformer._core.torch_context import own_random, with_gradients
 from bnet_transformer.compiler.plan import MEETING
+from bnet_transformer.data.corpus import Corpus, corpus_of
 from bnet_transformer.errors import BNetError, BudgetError, ReadingError, one_of, room_for, whole, within_memory
 from bnet_transformer.files import checkpoint
 from bnet_transformer.inference.exact import BUDGET
 from bnet_transformer.inference.factors import OVER_BUDGET
 from bnet_transformer.inference.fit.ascent import Ascent, ascend
-from bnet_transformer.inference.fit.corpus import Corpus, corpus_of
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.inference.fit.recipe import Habits, Recipe
 from bnet_transformer.inference.fit.result import Fit

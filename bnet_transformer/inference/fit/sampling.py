@@ -15,11 +15,11 @@ from tqdm import tqdm
 from bnet_transformer._core.distributed import Ranks
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.torch_context import reseed
+from bnet_transformer.data.corpus import Corpus
 from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.files import checkpoint
 from bnet_transformer.inference.fit.ascent import ascend
 from bnet_transformer.inference.fit.chains import TOLD, Chain, go_on, keep
-from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.fit.draws import representative
 from bnet_transformer.inference.fit.objective import LOG_EVIDENCE, Objective
 from bnet_transformer.inference.fit.recipe import Habits, Recipe

@@ -117,7 +117,7 @@ def means_of(world: World, nodes: Sequence[int], sentences: Sequence[Any], memor
 def _is_function(world: World, node: int) -> bool:
     """True of a node whose value is real numbers, a function of its parents or given."""
     tpm = where(world, node)[0].tpm
-    return tpm.kind == "deterministic" and not tpm.reads_by_index
+    return not tpm.is_random and not tpm.reads_by_index
 
 
 def _sums(examples: Examples, nodes: Sequence[int]) -> Mapping[int, Tensor]:

@@ -17,7 +17,6 @@ from bnet_transformer.inference.ground import choices_above
 from bnet_transformer.inference.many import joint_log_probs
 from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.reference import BUDGET
-from bnet_transformer.tpm import Given
 from bnet_transformer.world import World, support, where
 
 
@@ -93,7 +92,7 @@ def _may_hang_on_choices(world: World, nodes: Sequence[int]) -> bool:
 
 def _decided_by(world: World, node: int) -> list[int]:
     """What decides an outcome: the parents of a random node, or the node itself."""
-    random = where(world, node)[0].tpm.kind != "deterministic" and node not in world.do
+    random = where(world, node)[0].tpm.is_random and node not in world.do
     return reference.parents(world, node) if random else [node]
 
 
@@ -106,7 +105,7 @@ def _decided(world: World, node: int) -> bool:
         if parent not in seen:
             seen.add(parent)
             member = where(world, parent)[0]
-            if member.tpm.kind != "discrete" and (member.inputs or isinstance(member.tpm, Given)):
+            if member.tpm.kind != "discrete" and (member.inputs or member.tpm.kind == "input"):
                 return True
             above.extend(reference.parents(world, parent))
     return False

@@ -50,7 +50,7 @@ def _outcome(module: Module, world: World, node: int) -> Tensor:
             own: Tensor = answers.distribution(node).logits.double()  # type: ignore[attr-defined]
             return own
         return joint_posterior(module, world, [node], {}).log()
-    if member.tpm.kind == "deterministic":
+    if not member.tpm.is_random:
         return _averaged(module, world, [node], answers.value(node), len(member.shape))
     mean = answers.distribution(node).mean
     return _averaged(module, world, reference.parents(world, node), mean, len(member.shape))
@@ -126,7 +126,7 @@ class Cases:
     def _made(self, n: int, child: int, sent: dict[int, Tensor]) -> Tensor:
         """What a node comes to when its arrows from some parents carry what is sent."""
         world = self.corrupt.worlds[n]
-        others = [p for p in reference.parents(world, child) if where(world, p)[0].tpm.kind == "deterministic"]
+        others = [p for p in reference.parents(world, child) if not where(world, p)[0].tpm.is_random]
         told = {parent: self._value(False, n, parent) for parent in others if parent not in sent}
         return Answers(self.corrupt.module, world.surgery({**told, **sent}), {}).value(child)
 

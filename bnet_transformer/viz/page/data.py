@@ -16,11 +16,11 @@ from torch import Tensor
 from bnet_transformer import asking
 from bnet_transformer.axes import WORD, Reach
 from bnet_transformer.errors import BNetError, BudgetError, listed, one_of, unknown
+from bnet_transformer.export.graphs import drawn_kind
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.joint import joint_posterior
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import BUDGET, World
-from bnet_transformer.tpm import Given
 from bnet_transformer.viz.labels import shown, visible
 from bnet_transformer.viz.options import THEMES
 from bnet_transformer.viz.page.formulas import formulas
@@ -221,7 +221,7 @@ def _family(
         "row": row,
         "depth": depth,
         "state": _is_state(network, own),
-        "kind": "observed" if isinstance(member.tpm, Given) else "deterministic" if _sure(member) else "stochastic",
+        "kind": drawn_kind(member),
         "tpm": type(member.tpm).__name__,
         "learnable": member.learnable,
         "shape": list(member.shape),
@@ -237,10 +237,6 @@ def _is_state(network: Network, family: Family) -> bool:
         return asking.is_state(network, family)
     states = {stack.name: stack.states for stack in network.declaration.stacks}
     return family.role in states.get(family.stack, ())
-
-
-def _sure(member: Member) -> bool:
-    return member.tpm.kind == "deterministic"
 
 
 def _letter(family: Family) -> list[Any]:
