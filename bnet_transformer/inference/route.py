@@ -15,6 +15,7 @@ ALGORITHMS = {
     "elimination": "the choices are eliminated from the factors of the compiled net",
     "enumeration": "all joint states of the choices are the batch of the compiled net",
     "sampling": "draws, which are approximate",
+    "sequential": "one run for each cell of a sweep, slow",
     "reference": "node by node in Python, slow",
 }
 
@@ -36,6 +37,7 @@ class Route:
         flops: Floating-point operations of the compiled passes; None where no compiled pass answers.
         evaluations: Nodes that are evaluated one by one in Python.
         is_exact: False for draws and for first-order effects.
+        parts: The routes of parts of the question, where they are answered in different ways.
     """
 
     question: str
@@ -46,6 +48,7 @@ class Route:
     flops: int | None = None
     evaluations: int = 0
     is_exact: bool = True
+    parts: tuple[Route, ...] = ()
 
     @property
     def is_slow(self) -> bool:
@@ -62,7 +65,8 @@ class Route:
         cost += [f"{self.flops:,} FLOPs"] if self.flops is not None else []
         cost += [f"{self.evaluations:,} node evaluations in Python"] if self.evaluations else []
         exact = "exact" if self.is_exact else "approximate"
-        return f"{self.question}: {self.algorithm} ({exact}; {', '.join(cost) or 'one state'}), because {self.reason}"
+        told = f"{self.question}: {self.algorithm} ({exact}; {', '.join(cost) or 'one state'}), because {self.reason}"
+        return "\n  ".join([told, *map(str, self.parts)])
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(str(self))}</p>"

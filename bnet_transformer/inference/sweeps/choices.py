@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -22,12 +23,18 @@ from bnet_transformer.world import World, support, where
 
 @dataclass(frozen=True)
 class Choices:
-    """Choices that no value decides (a selector, atoms), every joint state of them, and its log probability for each
-    example, `[state, example]`."""
+    """Choices that no value decides (a selector, atoms) and every joint state of them, `[state, node]`."""
 
     nodes: tuple[int, ...]
     states: Tensor
-    log_probs: Tensor
+    examples: Examples = field(repr=False)
+
+    @cached_property
+    def log_probs(self) -> Tensor:
+        """The log probability of each joint state in each example, `[state, example]`."""
+        module, nodes = self.examples.module, self.nodes
+        each = [joint_log_probs(module, world, nodes, {}).reshape(-1) for world in self.examples.worlds]
+        return torch.stack(each, -1)
 
     def __iter__(self) -> Iterator[dict[int, Tensor]]:
         for row in self.states:
@@ -76,11 +83,7 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
     states = (
         joint_states([range(support(world, node)) for node in free]) if free else torch.zeros(1, 0, dtype=torch.long)
     )
-    logs = [
-        joint_log_probs(corrupt.module, each, free, {}).reshape(-1) if free else torch.zeros(1)
-        for each in corrupt.worlds
-    ]
-    return Choices(tuple(free), states, torch.stack(logs, -1))
+    return Choices(tuple(free), states, corrupt)
 
 
 def _may_hang_on_choices(world: World, nodes: Sequence[int]) -> bool:

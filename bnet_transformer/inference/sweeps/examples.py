@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -25,21 +25,31 @@ class Told(Protocol):
     def _said(self) -> Any: ...
 
 
+def state_of(sentence: object) -> Any:
+    """What a sentence holds (`module`, `world`, `tokens`, `seen`), None of what is no sentence.
+
+    Sweeps and circuits read sentences here alone.
+    """
+    return getattr(sentence, "_said", None)
+
+
 @dataclass(frozen=True)
 class Examples:
-    """Sentences of one net, all of as many words, with as much set in each: what one batch can hold."""
+    """Sentences of one net, all of as many words, with as much set in each: what one batch can hold.
+
+    `world` is the first sentence: its names, its arrows and its words are those of all.
+    """
 
     module: Module
     worlds: tuple[World, ...]
     tokens: tuple[Mapping[str, Sequence[str]], ...]
+    world: World = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "world", self.worlds[0])
 
     def __len__(self) -> int:
         return len(self.worlds)
-
-    @property
-    def world(self) -> World:
-        """The first sentence: its names, its arrows, the words that there are, are those of all."""
-        return self.worlds[0]
 
     def set_to(self, states: Mapping[int, Tensor]) -> Examples:
         """The same sentences with choices set that are open in them."""
@@ -64,32 +74,30 @@ class Examples:
         readings: Collection[int] = (),
         nudges: Mapping[int, Tensor] | None = None,
     ) -> Course:
-        """The values of families (and `P(j | i)` of some) in all sentences: `[1 or N, *plates, word, *shape]`.
+        """Run all sentences at once. No family may need a choice that is open (`routing` finds those).
 
-        With `nudges`, which are added to the values of some, they have a gradient.
+        Args:
+            families: The families whose values are kept, `[1 or N, *plates, word, *shape]`.
+            readings: The families whose attention `P(j | i)` is kept.
+            nudges: Zeros that are added to the values of some families, so that they have a gradient.
         """
-        with torch.set_grad_enabled(bool(nudges)):
-            return self._course(families, readings, nudges)
-
-    def _course(
-        self, families: Collection[int], readings: Collection[int], nudges: Mapping[int, Tensor] | None
-    ) -> Course:
         graph = self.world.network.graph
         want = tuple(graph.families[index].name for index in sorted(families))
         above = {*families, *readings, *graph.above([*families, *readings])}
         done = [interventions(world, above) for world in self.worlds]
         whole = {name: torch.cat([each["do"][name] for each in done]) for name in done[0]["do"]}
-        course, plan = self.module.course(
-            want,
-            counted(self.world),
-            do=whole,
-            patched=_stacked([each["patched"] for each in done]),
-            rows=_stacked([each["rows"] for each in done]),
-            given={name: torch.stack([world.given[name] for world in self.worlds]) for name in self.world.given},
-            readings=frozenset(readings),
-            nudges=nudges,
-            training=False,
-        )
+        with torch.set_grad_enabled(bool(nudges)):
+            course, plan = self.module.course(
+                want,
+                counted(self.world),
+                do=whole,
+                patched=_stacked([each["patched"] for each in done]),
+                rows=_stacked([each["rows"] for each in done]),
+                given={name: torch.stack([world.given[name] for world in self.worlds]) for name in self.world.given},
+                readings=frozenset(readings),
+                nudges=nudges,
+                training=False,
+            )
         if plan.enumerated:
             name = graph.families[plan.enumerated[0]].name
             raise ReadingError(name, expected="a choice that no value decides", got="one that values decide")
@@ -105,12 +113,10 @@ def _stacked(each: Sequence[Mapping[str, tuple[Tensor, Tensor]]]) -> dict[str, t
 def examples_of(what: str, sentences: object) -> tuple[Examples, ...]:
     """The examples of one sentence or of several, checked: one batch, or one for each where not all can share one."""
     several: list[Any] = list(sentences) if isinstance(sentences, list | tuple) else [sentences]
-    for each in several:
-        if not hasattr(each, "_said"):
-            raise BNetError(what, expected="a Sentence, or a list of them", got=each)
-    if not several:
-        raise BNetError(what, expected="a Sentence, or a list of them", got="none")
-    said = [each._said for each in several]
+    said = [state_of(each) for each in several]
+    if not said or None in said:
+        got = "none" if not said else several[said.index(None)]
+        raise BNetError(what, expected="a Sentence, or a list of them", got=got)
     first = said[0]
     for k, each in enumerate(said):
         name = f"{what}[{k}]" if isinstance(sentences, list | tuple) else what
