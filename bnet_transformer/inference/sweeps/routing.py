@@ -173,7 +173,7 @@ def _obstacles_of_changes(
     rows = {entries.family for entries in cells.entries if entries.rows}
     suspects = {
         member.family.index: member
-        for member in (network.members[index] for index in needed.leads)
+        for member in (network.members[index] for index in sorted(needed.leads))
         if member.family.index in network.graph.recurrent
         or any(given.pick for given in member.inputs)
         or world.ground.rows_in(member.family.index)
@@ -193,7 +193,8 @@ def _obstacles_of_changes(
                     descends = both
                 marked += _obstacles_of_family(world, member, descends, both)
             for obstacle, table in marked:
-                obstacles |= dict.fromkeys(numbers[np.any(table, axis=-1)].tolist(), obstacle)
+                for cell in numbers[np.any(table, axis=-1)].tolist():
+                    obstacles.setdefault(cell, obstacle)
     return obstacles
 
 
