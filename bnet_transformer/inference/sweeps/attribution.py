@@ -33,8 +33,8 @@ def estimate_cells(
     """As `run_cells`, to first order: no cell is run."""
     for batch in batches:
         for obstacle in batch.alone.values():
-            wanted, allowed = "cells that one batch can hold", "first_order=False, which runs each cell"
-            raise BNetError("first_order", expected=wanted, got=f"{obstacle}", allowed=allowed)
+            allowed = "first_order=False, which runs each cell"
+            raise BNetError("first_order", expected="cells that one batch can hold", got=f"{obstacle}", allowed=allowed)
     clean, corrupt = metric_of_base_runs(batches, metric)
     effects = torch.zeros(int(np.prod(cells.shape, dtype=np.int64)), len(corrupt), dtype=torch.float64)
     first = 0
