@@ -24,7 +24,7 @@ def module_of(case: Case) -> Module:
 
 
 def batch_of(s: bt.Sentence) -> dict[str, torch.Tensor]:
-    return {name: value[None] for name, value in s._intake.given.items()}
+    return {name: value[None] for name, value in s.state.encoded.given.items()}
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(D, 1e-10), (torch.float32, 1e-5)], ids=["float64", "float32"])
@@ -98,7 +98,7 @@ def test_padding_changes_nothing(options):
 def test_do_is_an_argument():
     net = bt.bayesuvius(4, slices=2, heads=3).to(D)
     s, module = net.sentence("the cat sat"), net.module()
-    x = s._intake.given["x_0"][None]
+    x = s.state.encoded.given["x_0"][None]
     state = module(x, do={"c": torch.tensor(2)})
     torch.testing.assert_close(state[0, 1], s.do(c=2)["x_2_1"], rtol=1e-12, atol=1e-12)
     patch = torch.randn(3, 4, dtype=D)

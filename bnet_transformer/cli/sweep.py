@@ -178,7 +178,7 @@ def _head(found: Sweep, metric: dict[str, object], s: Sentence) -> list[str]:
 
 def _named(s: Sentence, node: str, state: object) -> str:
     """A state by its number, and by its word where it has one."""
-    labels = s._labels(s.ground.id(node))
+    labels = s.state.labels(s.ground.id(node))
     if not labels:
         return f"state {state}"
     number = labels.index(state) if isinstance(state, str) else int(str(state))

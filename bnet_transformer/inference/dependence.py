@@ -21,7 +21,7 @@ from torch import Tensor
 from bnet_transformer import reference
 from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.graph import topological_order
-from bnet_transformer.inference.drawing import normal_of
+from bnet_transformer.inference.sampling import normal_of
 from bnet_transformer.network import Member
 from bnet_transformer.reference import ATOL, BUDGET, Run, World
 

@@ -17,7 +17,7 @@ from bnet_transformer.errors import BNetError, mapping, tolerance, whole
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
 from bnet_transformer.inference.factors import Factor, SomeNodes, question_to_factors
-from bnet_transformer.inference.possible import check_possible
+from bnet_transformer.inference.impossible_evidence import check_possible
 
 BUDGET = 2**16
 ATOL = 1e-6

@@ -116,6 +116,11 @@ class Network:
         return next((p.dtype for p in self.parameters.values()), self.floating)
 
     @property
+    def log_dtype(self) -> torch.dtype:
+        """The type of probabilities and their logs: that of the parameters, float32 where it is half precision."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+    @property
     def device(self) -> torch.device:
         """The device of the parameters."""
         return next((p.device for p in self.parameters.values()), torch.device("cpu"))

@@ -50,8 +50,8 @@ class Ablation:
         if not is_own(self.intervention):
             return self._shared_value(node)
         if example not in self._own:
-            sentence = self.corrupt[example]
-            self._own[example] = OwnValues(state_of(sentence).world, sentence)
+            state = self.corrupt[example].state
+            self._own[example] = OwnValues(state.world, state.answers.value)
         return self._own[example](node, self.intervention)
 
     def values(self, run: PatchedRun, first: int, family: int, nodes: Ids) -> Tensor:
@@ -77,7 +77,7 @@ class Ablation:
         return own
 
     def _shared_value(self, node: int) -> Tensor:
-        world: World = state_of(self.corrupt[0]).world
+        world: World = self.corrupt[0].state.world
         if not self._constant and isinstance(self.intervention, Mean):
             self._constant |= means_of(world, self.nodes, self.intervention.sentences, self.memory)
         if node not in self._constant:
@@ -94,14 +94,14 @@ def means_of(world: World, nodes: Sequence[int], sentences: Sequence[Any], memor
     """
     by_length: dict[tuple[tuple[str, int], ...], list[Any]] = {}
     for sentence in sentences:
-        said = state_of(sentence)
-        if said is None or said.seen or said.world.network is not world.network:
+        state = state_of(sentence)
+        if state is None or state.evidence or state.network is not world.network:
             return {}
-        by_length.setdefault(tuple(said.world.ground.words.items()), []).append(sentence)
+        by_length.setdefault(tuple(state.ground.words.items()), []).append(sentence)
     real = [node for node in nodes if _is_function(world, node)]
     totals = {node: torch.zeros((), dtype=world.network.dtype, device=world.network.device) for node in real}
     for several in by_length.values():
-        there = state_of(several[0]).world.ground
+        there = several[0].state.ground
         ids = {there.id(world.ground.name(node)): node for node in real}
         families = {there.family_of(node).index for node in ids}
         for batch in examples_of("clean", several):

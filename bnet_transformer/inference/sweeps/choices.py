@@ -14,8 +14,8 @@ from bnet_transformer import reference
 from bnet_transformer.asking import choice_above
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.inference.batched_states import joint_states
-from bnet_transformer.inference.ground import choices_above
-from bnet_transformer.inference.many import joint_log_probs
+from bnet_transformer.inference.joint_posterior import joint_log_probs
+from bnet_transformer.inference.query import Query, choices_above
 from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.reference import BUDGET
 from bnet_transformer.world import World, support, where
@@ -33,7 +33,7 @@ class Choices:
     def log_probs(self) -> Tensor:
         """The log probability of each joint state in each example, `[state, example]`."""
         module, nodes = self.examples.module, self.nodes
-        each = [joint_log_probs(module, world, nodes, {}).reshape(-1) for world in self.examples.worlds]
+        each = [joint_log_probs(Query(module, world, nodes=nodes)).reshape(-1) for world in self.examples.worlds]
         return torch.stack(each, -1)
 
     def __iter__(self) -> Iterator[dict[int, Tensor]]:

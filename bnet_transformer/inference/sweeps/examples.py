@@ -12,25 +12,25 @@ from torch import Tensor
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import BNetError, EvidenceError, ReadingError
-from bnet_transformer.inference.ground import counted, interventions
+from bnet_transformer.inference.query import interventions, word_counts
+from bnet_transformer.inference.sentence_state import SentenceState
 from bnet_transformer.world import World
 
 MEMORY = 2**29  # bytes that are used at once, unless a user says otherwise
 
 
-class Told(Protocol):
-    """A sentence, as `Sentence` tells it to other rooms."""
+class HasState(Protocol):
+    """A sentence: what has a public `state`."""
 
     @property
-    def _said(self) -> Any: ...
+    def state(self) -> SentenceState:
+        """The state of the sentence."""
 
 
-def state_of(sentence: object) -> Any:
-    """What a sentence holds (`module`, `world`, `tokens`, `seen`), None of what is no sentence.
-
-    Sweeps and circuits read sentences here alone.
-    """
-    return getattr(sentence, "_said", None)
+def state_of(sentence: object) -> SentenceState | None:
+    """The state of a sentence, None of what is no sentence."""
+    state = getattr(sentence, "state", None)
+    return state if isinstance(state, SentenceState) else None
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Examples:
         with torch.set_grad_enabled(bool(nudges)):
             course, plan = self.module.course(
                 want,
-                counted(self.world),
+                word_counts(self.world),
                 do=whole,
                 patched=_stacked([each["patched"] for each in done]),
                 rows=_stacked([each["rows"] for each in done]),
@@ -113,22 +113,22 @@ def _stacked(each: Sequence[Mapping[str, tuple[Tensor, Tensor]]]) -> dict[str, t
 def examples_of(what: str, sentences: object) -> tuple[Examples, ...]:
     """The examples of one sentence or of several, checked: one batch, or one for each where not all can share one."""
     several: list[Any] = list(sentences) if isinstance(sentences, list | tuple) else [sentences]
-    said = [state_of(each) for each in several]
-    if not said or None in said:
-        got = "none" if not said else several[said.index(None)]
+    states = [state for each in several if (state := state_of(each)) is not None]
+    if not states or len(states) < len(several):
+        got = next((each for each in several if state_of(each) is None), "none")
         raise BNetError(what, expected="a Sentence, or a list of them", got=got)
-    first = said[0]
-    for k, each in enumerate(said):
+    first = states[0]
+    for k, each in enumerate(states):
         name = f"{what}[{k}]" if isinstance(sentences, list | tuple) else what
         if each.world.network is not first.world.network:
             raise BNetError(name, expected="a sentence of the same net as the first", got="one of another net")
         if each.world.ground.words != first.world.ground.words:
             wanted = f"a sentence of {_words(first.world)}, as {what}[0]"
             raise BNetError(name, expected=wanted, got=f"one of {_words(each.world)}")
-        if each.seen:
-            seen = ", ".join(each.world.ground.name(node) for node in each.seen)
+        if each.evidence:
+            seen = ", ".join(each.world.ground.name(node) for node in each.evidence)
             raise EvidenceError(name, expected="a sentence without evidence", got=seen, allowed="do() sets a node")
-    found = Examples(first.module, tuple(s.world for s in said), tuple(s.tokens for s in said))
+    found = Examples(first.module, tuple(s.world for s in states), tuple(s.tokens for s in states))
     return (found,) if _alike(found) else tuple(found.alone())
 
 
