@@ -21,7 +21,6 @@ from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.inference.sweeps.metric import Metric
 from bnet_transformer.inference.sweeps.needed_positions import (
     NeededPositions,
-    Table,
     bytes_of,
     find_needed_positions,
     numbers_in,
@@ -95,6 +94,7 @@ class ExampleBatch:
     clean_needed: NeededPositions = field(init=False)
     obstacles: Obstacles = field(init=False)
     alone: dict[int, Obstacle] = field(init=False)
+    _sequential: Ids = field(init=False)
     _kept: list[Start] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -109,10 +109,11 @@ class ExampleBatch:
         sides_needed = list(zip(sides, needed, strict=True))
         self.obstacles = find_obstacles(sides_needed, self.cells, first_order=self.first_order)
         self.alone = self.obstacles.of_cells(self.cells)
+        self._sequential = np.array(sorted(self.alone), dtype=np.int64)
 
     def outcomes(self, cells: Ids) -> Outcomes:
         """The outcomes of some cells, choices averaged: `[cell, example, *shape]` of each node."""
-        alone = self._run_alone(cells)
+        alone = np.isin(cells, self._sequential)
         if not alone.any():
             return self.averaged([start.outcomes(cells) for start in self.starts()])
         apart = self.averaged([self._one_by_one(states, cells[alone]) for states in self.choices])
@@ -120,17 +121,7 @@ class ExampleBatch:
             return apart
         joint = self.averaged([start.outcomes(cells[~alone]) for start in self.starts()])
         order = torch.from_numpy(np.argsort(np.concatenate([np.flatnonzero(alone), np.flatnonzero(~alone)])))
-        return {node: torch.cat([apart[node], joint[node]])[order] for node in self.nodes}
-
-    def _run_alone(self, cells: Ids) -> Table:
-        """Which of some cells run alone. What a cell changes is no obstacle if it sets nothing to another value."""
-        if self.obstacles.everywhere is not None:
-            return np.ones(len(cells), dtype=np.bool_)
-        alone = list(self.obstacles.sources)
-        if self.obstacles.changes:
-            busy = np.concatenate([start.busy for start in self.starts()])
-            alone += [cell for cell in self.obstacles.changes if cell in set(busy.tolist())]
-        return np.isin(cells, alone)
+        return {n: torch.cat([apart[n].to(joint[n].device), joint[n]])[order] for n in self.nodes}
 
     def starts(self) -> Iterator[Start]:
         """Where the runs start from, for each state of the choices: made once, if memory holds them."""
@@ -150,9 +141,15 @@ class ExampleBatch:
         if self.obstacles.everywhere is not None:
             clean = None if self.clean is None else self._of_each(self.clean)
             return self._of_each(self.corrupt), clean
-        both = [(start.run.base_outcomes(), start.clean) for start in self.starts()]
-        corrupt = self.averaged([outcomes for outcomes, _ in both])
-        return corrupt, None if self.clean is None else self.averaged([clean for _, clean in both if clean is not None])
+        corrupts, cleans, busy = [], [], set[int]()
+        for start in self.starts():
+            corrupts.append(start.run.base_outcomes())
+            cleans += [] if start.clean is None else [start.clean]
+            busy.update(start.busy.tolist())
+        # What a cell changes is no obstacle if it sets nothing to another value.
+        alone = self.obstacles.sources.keys() | (self.obstacles.changes.keys() & busy)
+        self._sequential = np.array(sorted(alone), dtype=np.int64)
+        return self.averaged(corrupts), self.averaged(cleans) if cleans else None
 
     def averaged(self, outcomes: Sequence[Mapping[int, Tensor]]) -> Outcomes:
         """The outcomes over the states of the choices."""
