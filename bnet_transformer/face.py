@@ -32,6 +32,7 @@ from bnet_transformer.graph import Ground
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.network import Declaration, Network, declare
 from bnet_transformer.questions import Questions, tan_of_corpus
+from bnet_transformer.reference import BUDGET
 from bnet_transformer.structure import NetStructure
 
 if TYPE_CHECKING:
@@ -334,11 +335,11 @@ class Sentence(Questions, viz.SentenceFigures):
             limit=limit,
         )
 
-    def to_pgmpy(self, *, limit: int = 10_000_000, runs: int = 2**16) -> DiscreteBayesianNetwork:
+    def to_pgmpy(self, *, limit: int = 10_000_000, runs: int = BUDGET) -> DiscreteBayesianNetwork:
         """The discrete part, given the words, as a pgmpy network, of at most `limit` table entries."""
         return export.to_pgmpy(self.state.world, evidence=self.state.evidence, limit=limit, runs=runs)
 
-    def to_bif(self, *, limit: int = 10_000_000, runs: int = 2**16) -> str:
+    def to_bif(self, *, limit: int = 10_000_000, runs: int = BUDGET) -> str:
         """The discrete part, given the words, in the BIF format."""
         return export.to_bif(self.state.world, evidence=self.state.evidence, limit=limit, runs=runs)
 

@@ -26,10 +26,11 @@ from bnet_transformer.inference.chain import check_chain
 from bnet_transformer.inference.heads.result import Inclusion
 from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.inference.node_queries import Answers
-from bnet_transformer.inference.query import Query, choices_above
+from bnet_transformer.inference.query import Query
 from bnet_transformer.inference.walks import best_paths, max_flow, path_shares, product, with_residual
 from bnet_transformer.network import Member
 from bnet_transformer.reference import World
+from bnet_transformer.world import choices
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -227,7 +228,7 @@ def open_states(query: Query, slices: Sequence[int], role: str | None) -> tuple[
     if asking.choice_above(world.network, {family.index for family in families}):
         nodes = [node for family in families for node in world.ground.nodes(family).tolist()]
         above = {parent for node in nodes for parent in reference.reading_parents(world, node)}
-        free = choices_above(world, above, {})
+        free = choices(world, above, {})
     if not free:
         return [], torch.zeros(1, 0, dtype=torch.long), torch.ones(1, dtype=torch.float64)
     share = joint_posterior(replace(query, nodes=tuple(free)))

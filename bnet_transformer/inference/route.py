@@ -84,6 +84,20 @@ class Route:
 
 
 @dataclass(frozen=True)
+class Obstacle:
+    """Why an algorithm cannot answer, where it is no error to ask it: the next rule applies."""
+
+    what: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.what} is {self.reason}"
+
+
+Fault = Obstacle | ReadingError  # a ReadingError is what the algorithm raises to whoever asks it directly
+
+
+@dataclass(frozen=True)
 class Rule(Generic[S]):
     """One line of a table of rules.
 
@@ -95,7 +109,7 @@ class Rule(Generic[S]):
 
     algorithm: str
     reason: str
-    fault: Callable[[S], ReadingError | None]
+    fault: Callable[[S], Fault | None]
 
 
 def choose(question: str, rules: Sequence[Rule[S]], subject: S) -> Route:
@@ -103,7 +117,7 @@ def choose(question: str, rules: Sequence[Rule[S]], subject: S) -> Route:
 
     The last rule has to apply to everything.
     """
-    first: ReadingError | None = None
+    first: Fault | None = None
     for rule in rules:
         fault = rule.fault(subject)
         if fault is None:

@@ -15,10 +15,10 @@ from bnet_transformer.asking import choice_above
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.inference.batched_states import joint_states
 from bnet_transformer.inference.joint_posterior import joint_log_probs
-from bnet_transformer.inference.query import Query, choices_above
+from bnet_transformer.inference.query import Query
 from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.reference import BUDGET
-from bnet_transformer.world import World, support, where
+from bnet_transformer.world import World, choices, where
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
         asked = [parent for node in outcomes for parent in _decided_by(world, node)] + list(nodes)
         if not _may_hang_on_choices(world, asked):  # cheaper to tell than which nodes are open
             continue
-        found |= {node for node in choices_above(world, asked, {}) if not _decided(world, node)}
+        found |= {node for node in choices(world, asked, {}) if not _decided(world, node)}
     free = sorted(found)
     world = corrupt.world
     for node in found.intersection(outcomes):
         wanted, name = "a node that hangs on what is swept", world.ground.name(node)
         raise BNetError(f"metric of {name}", expected=wanted, got="a choice that is the same in both runs")
-    count = math.prod(support(world, node) for node in free)
+    count = math.prod(world.count_states(node) for node in free)
     if count > BUDGET:
         raise BudgetError(
             "sweep",
@@ -80,9 +80,7 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
                 got="one set in corrupt alone",
                 allowed=allowed,
             )
-    states = (
-        joint_states([range(support(world, node)) for node in free]) if free else torch.zeros(1, 0, dtype=torch.long)
-    )
+    states = joint_states([range(world.count_states(node)) for node in free])
     return Choices(tuple(free), states, corrupt)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bnet_transformer.compiler.course import Course
+from bnet_transformer.compiler.course import Course, Request
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import BNetError, EvidenceError, ReadingError
 from bnet_transformer.inference.query import interventions, word_counts
@@ -83,21 +83,22 @@ class Examples:
         """
         graph = self.world.network.graph
         want = tuple(graph.families[index].name for index in sorted(families))
-        above = {*families, *readings, *graph.above([*families, *readings])}
+        above = {*families, *readings, *graph.ancestors([*families, *readings])}
         done = [interventions(world, above) for world in self.worlds]
         whole = {name: torch.cat([each["do"][name] for each in done]) for name in done[0]["do"]}
+        request = Request(
+            want,
+            word_counts(self.world),
+            do=whole,
+            patched=_stacked([each["patched"] for each in done]),
+            rows=_stacked([each["rows"] for each in done]),
+            given={name: torch.stack([world.given[name] for world in self.worlds]) for name in self.world.given},
+            readings=frozenset(readings),
+            nudges=nudges,
+            training=False,
+        )
         with torch.set_grad_enabled(bool(nudges)):
-            course, plan = self.module.course(
-                want,
-                word_counts(self.world),
-                do=whole,
-                patched=_stacked([each["patched"] for each in done]),
-                rows=_stacked([each["rows"] for each in done]),
-                given={name: torch.stack([world.given[name] for world in self.worlds]) for name in self.world.given},
-                readings=frozenset(readings),
-                nudges=nudges,
-                training=False,
-            )
+            course, plan = self.module.run(request)
         if plan.enumerated:
             name = graph.families[plan.enumerated[0]].name
             raise ReadingError(name, expected="a choice that no value decides", got="one that values decide")

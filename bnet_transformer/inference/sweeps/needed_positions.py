@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer.compiler.plan import states_in
 from bnet_transformer.network import Input, Member
 from bnet_transformer.world import World
 
@@ -166,5 +165,5 @@ def bytes_of(world: World, needed: NeededPositions) -> tuple[int, int]:
 def numbers_in(world: World, member: Member) -> int:
     """How many numbers an outcome of a node has: its value's, or the probabilities of its states."""
     if member.tpm.kind == "discrete":
-        return states_in(world.network, member.family.index, world.ground.words)
+        return world.network.count_states(member.family.index, world.ground.words)
     return math.prod(member.shape)

@@ -133,7 +133,7 @@ def find_obstacle_of_a_run(examples: Examples, families: Collection[int]) -> Obs
     set_nodes: dict[int, list[int]] = {}
     for node in world.do:
         set_nodes.setdefault(ground.family_of(node).index, []).append(node)
-    above = {*families, *network.graph.above(families)}
+    above = {*families, *network.graph.ancestors(families)}
     for index in set_nodes.keys() & above:
         if len({(world.do[node].shape, world.do[node].dtype) for node in set_nodes[index]}) > 1:
             return Obstacle(network.members[index].family.name, "has nodes set to states and others set to tensors")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer import asking
-from bnet_transformer.axes import WORD, Reach
+from bnet_transformer.axes import Reach
 from bnet_transformer.errors import BNetError, BudgetError, listed, one_of, unknown
 from bnet_transformer.export.graphs import drawn_kind
 from bnet_transformer.graph import Family
@@ -235,9 +235,8 @@ def _family(
 def _is_state(network: Network, family: Family) -> bool:
     """True for a state of words, and for a role that passes from slice to slice of a stack without words."""
     if family.stack is None or family.stack in network.graph.word_stacks:
-        return asking.is_state(network, family)
-    states = {stack.name: stack.states for stack in network.declaration.stacks}
-    return family.role in states.get(family.stack, ())
+        return network.is_word_state(family)
+    return network.is_state(family)
 
 
 def _letter(family: Family) -> list[Any]:
@@ -276,7 +275,7 @@ def _packed(world: World, readings: Sequence[Reading]) -> tuple[list[dict[str, A
             {
                 "family": family.index,
                 "from": read_from(member),
-                "over": sorted({given.parent for given in member.inputs if WORD in given.over}),
+                "over": sorted({given.parent for given in member.word_inputs}),
                 "into": into,
                 "out": out,
                 "choices": [list(choice) for choice in reading.choices],
@@ -380,7 +379,7 @@ def _moved(state: SentenceState, clean: SentenceState | None) -> dict[str, list[
     found: dict[str, list[float]] = {}
     network = state.network
     for family in network.graph.families:
-        if not asking.is_state(network, family):
+        if not network.is_word_state(family):
             continue
         own: list[float] = []
         for node in state.ground.nodes(family).tolist():
