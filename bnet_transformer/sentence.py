@@ -203,12 +203,10 @@ class Sentence:
         nodes = [self.ground.id(each) for each in names_of("name", name)]
         if not nodes:
             raise BNetError("name", expected="a node, or several", got="none")
-        state = self.state.with_evidence(mapping("evidence", evidence))
+        query = self.state.with_evidence(mapping("evidence", evidence)).query(nodes, budget, atol)
         for node in nodes:
-            asking.must_be_discrete(state.world, node)
-        known = None if state.evidence else self.state.answers
-        limits = whole("budget", budget), tolerance("atol", atol)
-        return inference.joint_posterior(state.module, state.world, nodes, state.evidence, *limits, known)
+            asking.must_be_discrete(self.state.world, node)
+        return inference.joint_posterior(query, self.state.answers).to(self.state.network.log_dtype)
 
     @within_memory("sample")
     def sample(
@@ -239,12 +237,11 @@ class Sentence:
         >>> samples.states["c"].shape, samples.states["y_0"].shape
         (torch.Size([5]), torch.Size([5]))
         """
-        state = self.state.with_evidence(mapping("evidence", evidence))
+        query = self.state.with_evidence(mapping("evidence", evidence)).query((), budget, atol)
         count, start = whole("n", n), seed_of(seed)
         room_for("draws", 8 * count * len(self.ground), "a smaller n=")
-        limits = whole("budget", budget), tolerance("atol", atol)
-        result = inference.sample(state.module, state.world, state.evidence, count, start, *limits)
-        labels = {name: state.labels(self.ground.id(name)) for name in result.states}
+        result = inference.sample(query, count, start)
+        labels = {name: self.state.labels(self.ground.id(name)) for name in result.states}
         return replace(result, labels={name: each for name, each in labels.items() if each is not None})
 
     @within_memory("log_prob")
@@ -272,9 +269,8 @@ class Sentence:
         >>> both, one = s.log_prob({"y_0": "cat", "y_2": "cat"}), s.log_prob({"y_2": "cat"})
         >>> torch.testing.assert_close((both - one).exp(), s.posterior("y_0", {"y_2": "cat"})[1])
         """
-        state = self.state.with_evidence(mapping("evidence", evidence))
-        limits = whole("budget", budget), tolerance("atol", atol)
-        return inference.joint_log_evidence(state.module, state.world, state.evidence, *limits)
+        query = self.state.with_evidence(mapping("evidence", evidence)).query((), budget, atol)
+        return inference.joint_log_evidence(query)
 
     @within_memory("counterfactual")
     def counterfactual(
@@ -348,20 +344,17 @@ class Sentence:
         (('the', 'cat', 'sat'), torch.Size([3, 3]), [0.0, 0.0])
         """
         stack, numbers = asking.slices_that_read(self.state.network, slices, role)
-        state = self.state.with_evidence(mapping("evidence", evidence))
+        query = self.state.with_evidence(mapping("evidence", evidence)).query((), budget)
         return inference.reads(
-            state.module,
-            state.world,
-            state.evidence,
-            state.tokens[stack],
+            query,
+            self.state.tokens[stack],
             numbers,
             role=role,
             residual=residual,
             head=head,
             method=method,
-            budget=whole("budget", budget),
             inclusion=inclusion,
-            known=None if self.state.evidence else self.state.answers,
+            answers=None if self.state.evidence else self.state.answers,
         )
 
     def tan(
@@ -753,7 +746,7 @@ class Sentence:
         return notebook.widget_of(self, options)
 
     @within_memory("to_pgmpy")
-    def to_pgmpy(self, *, limit: int = 10_000_000, runs: int = 2**16) -> DiscreteBayesianNetwork:
+    def to_pgmpy(self, *, limit: int = 10_000_000, runs: int = reference.BUDGET) -> DiscreteBayesianNetwork:
         """The discrete part, given the words, as a pgmpy network.
 
         Args:
@@ -763,7 +756,7 @@ class Sentence:
         return export.to_pgmpy(self.state.world, evidence=self.state.evidence, limit=limit, runs=runs)
 
     @within_memory("to_bif")
-    def to_bif(self, *, limit: int = 10_000_000, runs: int = 2**16) -> str:
+    def to_bif(self, *, limit: int = 10_000_000, runs: int = reference.BUDGET) -> str:
         """The discrete part, given the words, in the BIF format.
 
         Args:

@@ -70,8 +70,7 @@ class Sizes:
         assert isinstance(dim, int)
         choice = self.network.members[dim]
         if choice.tpm.states is None:
-            read = next(given for given in choice.inputs if WORD in given.over)
-            return self.word(self.network.members[read.parent].family.words)
+            return self.word(self.network.stack_read(choice))
         return Size(f"|{choice.family.name}|", choice.tpm.states)
 
     def of(self, member: Member, dims: Dims, widths: Sequence[int], axes: Sequence[Size] = ()) -> list[Size]:
@@ -115,13 +114,14 @@ class Counting:
 
     plan: Plan
     sizes: Sizes
+    known: frozenset[int] = frozenset()  # families whose values come from outside
     spread: Spread = field(init=False)
     products: dict[int, Amount | None] = field(default_factory=dict)
     values: dict[int, Amount] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         network = self.sizes.network
-        self.spread = Spread(network, frozenset(self.plan.enumerated))
+        self.spread = Spread(network, frozenset(self.plan.enumerated), self.known)
         for group in self.plan.groups:
             member = network.members[group[0]]
             if group[0] in self.plan.folds:
@@ -141,8 +141,8 @@ class Counting:
         self._valued(member, self.spread.of(member, seen))
 
     def _comes(self, index: int) -> bool:
-        """True where a value is not computed: its states are enumerated."""
-        return index in self.spread.enumerated
+        """True where a value is not computed: its states are enumerated, or it is known."""
+        return index in self.spread.enumerated or index in self.known
 
     def _valued(self, member: Member, dims: Dims) -> None:
         self.spread.dims[member.family.index] = dims

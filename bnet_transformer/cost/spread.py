@@ -32,6 +32,7 @@ class Spread:
 
     network: Network
     enumerated: frozenset[int]
+    known: frozenset[int] = frozenset()
     dims: dict[int, Dims] = field(default_factory=dict)
 
     def of(self, member: Member, seen: Iterable[Seen]) -> Dims:
@@ -40,11 +41,11 @@ class Spread:
         own: Dims = frozenset(family.plates)
         if family.index in self.enumerated:
             return frozenset({family.index}) | (NONE if tpm.reads_by_index else own)
-        if tpm.kind == "input":
+        if tpm.kind == "input" or family.index in self.known:
             return own | {BATCH} | self._word(member)
         found = frozenset(dim for each in seen for dim in each.dims) | (own if member.parameters else NONE)
         placed = not member.inputs and not isinstance(tpm, Weight)
-        collects = any(WORD in given.over for given in member.inputs)
+        collects = bool(member.word_inputs)
         return found | (self._word(member) if placed or collects else NONE)
 
     def seen(self, member: Member) -> list[Seen]:

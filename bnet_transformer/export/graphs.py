@@ -17,7 +17,7 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.axes import label as label
 from bnet_transformer.errors import BNetError, BudgetError, number, one_of, unknown, whole
 from bnet_transformer.graph import Ground, Selection
-from bnet_transformer.inference import SentenceState
+from bnet_transformer.inference import SentenceState, arrow_weights
 from bnet_transformer.network import Member, Network
 
 if TYPE_CHECKING:
@@ -136,13 +136,15 @@ def sentence_to_networkx(
         if not 0.0 <= number("min_weight", min_weight) <= 1.0:
             raise BNetError("min_weight", expected="a probability from 0 to 1", got=min_weight)
         check_weighed(state.ground, selection, limit)
+    needs_weights = attention or min_weight is not None
+    weighed = arrow_weights(state.query(), state.answers, selection) if needs_weights else None
     return ground_to_networkx(
         state.network,
         state.ground,
         selection=selection,
         tokens=state.tokens,
         observed=state.evidence.keys(),
-        weights=state.answers.arrow_weights(selection) if attention or min_weight is not None else None,
+        weights=weighed,
         min_weight=min_weight,
         limit=limit,
     )

@@ -6,7 +6,7 @@ from bnet_transformer.graph.queries import Separation, StructureQueries
 from bnet_transformer.graph.separation import Question, reaches, separated
 from bnet_transformer.graph.shrink import Quotient, shrink
 from bnet_transformer.graph.trails import Trail, active_trail, minimal_cut, minimal_separator
-from bnet_transformer.graph.walk import ancestors, blanket, descendants, topological_order
+from bnet_transformer.graph.walk import ancestors, ancestral_order, blanket, descendants, topological_order
 
 __all__ = [
     "Bundle",
@@ -21,6 +21,7 @@ __all__ = [
     "Trail",
     "active_trail",
     "ancestors",
+    "ancestral_order",
     "blanket",
     "descendants",
     "minimal_cut",

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.compiler.plan import states_in
 from bnet_transformer.reference import World
 
 NUMBERS = 2**21  # of one value of all words and states of a piece of the batch
@@ -30,7 +29,7 @@ def pieces(world: World, count: int, asked: Iterable[int]) -> Iterator[slice]:
     `asked` are the families whose values or distributions are computed; those above them count as well.
     """
     families = set(asked)
-    largest = max(_numbers(world, index) for index in families | world.network.graph.above(families))
+    largest = max(_numbers(world, index) for index in world.network.graph.ancestral_set(families))
     size = max(1, NUMBERS // largest)
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
@@ -38,7 +37,7 @@ def pieces(world: World, count: int, asked: Iterable[int]) -> Iterator[slice]:
 def _numbers(world: World, index: int) -> int:
     """How many numbers a family holds for one state: its values, the logits of its states, the words that it reads."""
     member, words = world.network.members[index], max(world.ground.words.values(), default=1)
-    states = states_in(world.network, index, world.ground.words) if member.tpm.kind == "discrete" else 0
+    states = world.network.count_states(index, world.ground.words) if member.tpm.kind == "discrete" else 0
     return math.prod(world.ground.shapes[index]) * (max(math.prod(member.shape), states) + words)
 
 

@@ -12,11 +12,13 @@ from torch import Tensor
 from bnet_transformer import asking
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.data.encode import EncodedSentence, Tokens, encode_value
-from bnet_transformer.errors import BNetError, EvidenceError
+from bnet_transformer.errors import BNetError, EvidenceError, tolerance, whole
 from bnet_transformer.graph import Ground, Selection
-from bnet_transformer.inference.answers import Answers
+from bnet_transformer.inference.node_queries import Answers
+from bnet_transformer.inference.query import Query
 from bnet_transformer.inference.surgery import OwnValues, expanded, is_own, matching, value_for
 from bnet_transformer.network import Network
+from bnet_transformer.reference import ATOL, BUDGET
 from bnet_transformer.world import Row, World
 
 
@@ -150,6 +152,17 @@ class SentenceState:
                 got = f"{value.tolist()} beside {self.evidence[node].tolist()}"
                 raise EvidenceError(self.ground.name(node), expected="one piece of evidence for a node", got=got)
         return replace(self, evidence={**self.evidence, **evidence}, before=None)
+
+    def query(self, nodes: Collection[int] = (), budget: int = BUDGET, atol: float = ATOL) -> Query:
+        """A question about probabilities, given the evidence of this state.
+
+        Args:
+            nodes: The ground ids of the nodes that are asked for.
+            budget: The most joint states of choices that are computed.
+            atol: The tolerance of evidence on nodes that are functions of their parents.
+        """
+        limits = whole("budget", budget), tolerance("atol", atol)
+        return Query(self.module, self.world, self.evidence, tuple(nodes), *limits)
 
     def selection(
         self,

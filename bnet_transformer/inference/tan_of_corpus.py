@@ -12,10 +12,9 @@ from bnet_transformer import asking
 from bnet_transformer._core.distributed import device_of, ranks
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.corpus import CorpusTan, corpus_tan
-from bnet_transformer.inference.joint import joint_posterior
+from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.inference.paths import reads
 from bnet_transformer.inference.sentence_state import SentenceState
-from bnet_transformer.reference import BUDGET
 from bnet_transformer.tpm.arrays import own_tensor
 
 
@@ -65,15 +64,14 @@ def _class_and_codes(
     state: SentenceState, node: str | None, label: Hashable, slice_: int, head: int | None, role: str | None
 ) -> tuple[Hashable, list[int]]:
     """The class of a sentence, and the word that each of its words reads most."""
-    evidence = state.evidence
     if node is not None:
         number = state.ground.id(node)
         asking.must_be_discrete(state.world, number)
-        label = int(joint_posterior(state.module, state.world, [number], evidence, BUDGET).argmax())
-        evidence = state.with_evidence({} if number in evidence else {node: label}).evidence
+        label = int(joint_posterior(state.query([number])).argmax())
+        state = state if number in state.evidence else state.with_evidence({node: label})
     stack, slices = _slices(state, slice_, role)
     options: dict[str, Any] = {"role": role, "residual": 0.0, "head": head, "method": "rollout"}
-    result = reads(state.module, state.world, evidence, state.tokens[stack], slices, **options)
+    result = reads(state.query(), state.tokens[stack], slices, **options)
     codes: list[int] = result.matrix.argmax(-1).tolist()
     return label, codes
 

@@ -232,6 +232,11 @@ class TPM(abc.ABC):
         """The attention distribution `P(j | i)`, `[..., m]`, where the TPM has one."""
         return None
 
+    @property
+    def has_reading(self) -> bool:
+        """True where the TPM has `P(j | i)`, a distribution over the words that it reads."""
+        return type(self).reading is not TPM.reading
+
     def why_no_reading(self) -> str:
         """What to tell someone who asks for `P(j | i)` and there is none."""
         return f"{type(self).__name__} has no attention distribution"

@@ -15,12 +15,10 @@ from bnet_transformer import asking, export
 from bnet_transformer.axes import WORD, join, stem_of
 from bnet_transformer.errors import BNetError, BudgetError, ReadingError
 from bnet_transformer.graph import Family, Ground, Selection
-from bnet_transformer.inference import SentenceState
-from bnet_transformer.inference.answers import Answers
+from bnet_transformer.inference import Answers, SentenceState, arrow_weights
 from bnet_transformer.inference.boxes import box_namer
 from bnet_transformer.inference.paths import settled_choices
 from bnet_transformer.network import Member, Network
-from bnet_transformer.reference import BUDGET, support
 from bnet_transformer.viz.highlights import Highlights, check_families
 from bnet_transformer.viz.labels import shown, written
 from bnet_transformer.viz.marks import marks_of, meant, named, part, part_of, with_words
@@ -236,7 +234,7 @@ def _least(state: SentenceState, asked: Options, selection: Selection) -> int:
         return 0 if count <= WEIGHED else count
     if (asked.min_weight is None and asked.top is None) or count > WEIGHED:
         return count
-    over = [{g.parent for g in m.inputs if WORD in g.over} if asking.reads_words(m) else () for m in members]
+    over = [{g.parent for g in m.inputs if WORD in g.over} if m.reads_words else () for m in members]
     found = ((bundle, len(sources)) for bundle, sources, _ in ground.arrows(selection))
     return sum(size for bundle, size in found if bundle.parent not in over[bundle.child])
 
@@ -277,11 +275,11 @@ def _arrow_weights(state: SentenceState, asked: Options, selection: Selection) -
     """`P(j | i)` for the arrows, and why it is not there where nobody insists on it."""
     if asked.attention is False and asked.min_weight is None and asked.top is None:
         return None, ""
-    if not any(asking.reads_words(member) for member in state.network.members):
+    if not any(member.reads_words for member in state.network.members):
         return None, ""
     if asked.attention is None and asked.min_weight is None and asked.top is None and (count := _open(state)) > OPEN:
         return None, f"P(j | i) is not drawn, for {count:,} joint states are open (attention=True draws it)"
-    return state.answers.arrow_weights(selection), ""
+    return arrow_weights(state.query(), state.answers, selection), ""
 
 
 def _open(state: SentenceState) -> int:
@@ -290,7 +288,7 @@ def _open(state: SentenceState) -> int:
     for member in state.network.members:
         if member.tpm.kind == "discrete" and ground.folded.out_of[member.family.index]:
             for node in ground.nodes(member.family).tolist():
-                count *= 1 if node in state.world.do or node in state.evidence else support(state.world, node)
+                count *= 1 if node in state.world.do or node in state.evidence else state.world.count_states(node)
     return count
 
 
@@ -350,7 +348,7 @@ def _heads(network: Network, asked: Options) -> str:
 
 def _readers(network: Network, slices: Any) -> list[Member]:
     """The members that read words, of some slices."""
-    found = [member for member in network.members if asking.reads_words(member)]
+    found = [member for member in network.members if member.reads_words]
     depths = network.graph.slices
     return [m for m in found if m.family.step in (slices or range(depths[m.family.stack]))]
 
@@ -358,8 +356,7 @@ def _readers(network: Network, slices: Any) -> list[Member]:
 def ends_of(network: Network, member: Member) -> tuple[tuple[str, int], tuple[str, int]]:
     """The states between which a member reads: of the words that are read, and of those that read."""
     step = member.family.step or 0
-    given = next(given for given in member.inputs if WORD in given.over)
-    source = network.graph.families[given.parent].words or ""
+    source = network.stack_read(member)
     out = step if source == member.family.stack else network.graph.slices[source]
     return (source, out), (member.family.stack, step + 1)
 
@@ -369,7 +366,7 @@ def _matrix(state: SentenceState, member: Member, selection: Selection) -> NDArr
     family, step = member.family, member.family.step or 0
     heads = selection.plates.get("head")
     total: Any = 0.0
-    for done, share in settled_choices(state.module, state.world, state.evidence, [step], family.stem, BUDGET):
+    for done, share in settled_choices(state.query(), [step], family.stem):
         answers = (
             Answers(state.module, replace(state.world, do={**state.world.do, **done}), {}) if done else state.answers
         )

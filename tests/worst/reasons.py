@@ -41,7 +41,7 @@ REASONS = {
         ERROR,
     ),
     "Sentence": "`net.sentence` makes it",
-    "compiler.Module.course": "a step of the package's own readings, with what `forward` has checked",
+    "compiler.Module.run": "a step of the package's own readings, with what `forward` has checked",
     "pretrained.Family": "a table of an adapter's own; `register` reads it",
     "pretrained.Where": "a table of an adapter's own; `register` reads it",
     "equations.Equations": RESULT,

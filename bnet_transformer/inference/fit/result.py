@@ -34,7 +34,8 @@ from bnet_transformer.inference.fit.heads import Heads, heads_of, parted, source
 from bnet_transformer.inference.fit.matching import Comparison, words_present
 from bnet_transformer.inference.fit.objective import LOG_EVIDENCE, Objective, learned_of
 from bnet_transformer.inference.fit.predictive import Check, checked, predicted
-from bnet_transformer.network import Member, Network
+from bnet_transformer.network import Member, Network, network_of
+from bnet_transformer.reference import BUDGET
 from bnet_transformer.training.result import N
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Fit(Generic[N]):
     finished: bool = True
     approximate: str | None = None
     learned: tuple[str, ...] = field(default=(), repr=False)
-    budget: int = field(default=2**16, repr=False)
+    budget: int = field(default=BUDGET, repr=False)
     bounds: tuple[float, ...] = field(default=(), repr=False)
     measured: tuple[tuple[int, int, float], ...] = field(default=(), repr=False)
     samples: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
@@ -87,7 +88,7 @@ class Fit(Generic[N]):
     @property
     def network(self) -> Network:
         """The declaration with the fitted parameters."""
-        return self.net if isinstance(self.net, Network) else self.net.network
+        return network_of(self.net)
 
     @property
     def selectors(self) -> tuple[str, ...]:

@@ -13,11 +13,11 @@ from bnet_transformer import reference
 from bnet_transformer.asking import choice_above
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.inference.batched_states import joint_states
-from bnet_transformer.inference.ground import choices_above
-from bnet_transformer.inference.many import joint_log_probs
+from bnet_transformer.inference.joint_posterior import joint_log_probs
+from bnet_transformer.inference.query import Query
 from bnet_transformer.inference.sweeps.pairs import Examples
 from bnet_transformer.reference import BUDGET
-from bnet_transformer.world import World, support, where
+from bnet_transformer.world import World, choices, where
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
         asked = [parent for node in outcomes for parent in _decided_by(world, node)] + list(nodes)
         if not _may_hang_on_choices(world, asked):  # cheaper to tell than which nodes are open
             continue
-        found |= {node for node in choices_above(world, asked, {}) if not _decided(world, node)}
+        found |= {node for node in choices(world, asked, {}) if not _decided(world, node)}
     free = sorted(found)
     world = corrupt.world
     for node in found.intersection(outcomes):
         wanted, name = "a node that hangs on what is swept", world.ground.name(node)
         raise BNetError(f"metric of {name}", expected=wanted, got="a choice that is the same in both runs")
-    count = math.prod(support(world, node) for node in free)
+    count = math.prod(world.count_states(node) for node in free)
     if count > BUDGET:
         raise BudgetError(
             "sweep",
@@ -73,11 +73,9 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
                 got="one set in corrupt alone",
                 allowed=allowed,
             )
-    states = (
-        joint_states([range(support(world, node)) for node in free]) if free else torch.zeros(1, 0, dtype=torch.long)
-    )
+    states = joint_states([range(world.count_states(node)) for node in free])
     logs = [
-        joint_log_probs(corrupt.module, each, free, {}).reshape(-1) if free else torch.zeros(1)
+        joint_log_probs(Query(corrupt.module, each, nodes=tuple(free))).reshape(-1) if free else torch.zeros(1)
         for each in corrupt.worlds
     ]
     return Choices(tuple(free), states, torch.stack(logs, -1))

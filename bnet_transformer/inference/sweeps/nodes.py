@@ -71,7 +71,7 @@ def readers_of(world: World) -> dict[str, tuple[Family, ...]]:
     """The families whose rows of attention can be set, by how the word that they read is called: `j`, `dec_cross_j`."""
     found: dict[str, list[Family]] = {}
     for member in world.network.members:
-        if asking.reads_words(member) and member.tpm.kind == "deterministic":
+        if member.reads_words and member.tpm.kind == "deterministic":
             family = member.family
             role = {"a": "j", "x": "j"}.get(family.role, f"{family.role.removesuffix('_a')}_j")
             found.setdefault(f"{family.stack}_{role}" if family.stack else role, []).append(family)
@@ -105,5 +105,4 @@ def _check_attention(world: World, member: Member) -> None:
 def _width(world: World, family: Family) -> int:
     """How many words a family reads."""
     member = world.network.members[family.index]
-    given = next(given for given in member.inputs if WORD in given.over)
-    return world.ground.words[world.network.members[given.parent].family.words or ""]
+    return world.ground.words[world.network.stack_read(member)]

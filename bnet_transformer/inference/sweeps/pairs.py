@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bnet_transformer.compiler.course import Course
+from bnet_transformer.compiler.course import Course, Request
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import BNetError, EvidenceError, ReadingError
-from bnet_transformer.inference.ground import counted, interventions
+from bnet_transformer.inference.query import interventions, word_counts
 from bnet_transformer.world import World
 
 MEMORY = 2**29  # bytes that are used at once, unless a user says otherwise
@@ -76,12 +76,12 @@ class Examples:
     ) -> Course:
         graph = self.world.network.graph
         want = tuple(graph.families[index].name for index in sorted(families))
-        above = {*families, *readings, *graph.above([*families, *readings])}
+        above = {*families, *readings, *graph.ancestors([*families, *readings])}
         done = [interventions(world, above) for world in self.worlds]
         whole = {name: torch.cat([each["do"][name] for each in done]) for name in done[0]["do"]}
-        course, plan = self.module.course(
+        request = Request(
             want,
-            counted(self.world),
+            word_counts(self.world),
             do=whole,
             patched=_stacked([each["patched"] for each in done]),
             rows=_stacked([each["rows"] for each in done]),
@@ -90,6 +90,7 @@ class Examples:
             nudges=nudges,
             training=False,
         )
+        course, plan = self.module.run(request)
         if plan.enumerated:
             name = graph.families[plan.enumerated[0]].name
             raise ReadingError(name, expected="a choice that no value decides", got="one that values decide")

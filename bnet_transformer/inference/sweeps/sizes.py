@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bnet_transformer.compiler.plan import states_in
 from bnet_transformer.inference.sweeps.pairs import Examples
 from bnet_transformer.inference.sweeps.reach import leads
 from bnet_transformer.network import Member
@@ -37,5 +36,5 @@ def bytes_of(examples: Examples, nodes: Sequence[int]) -> tuple[int, int]:
 def numbers_in(world: World, member: Member) -> int:
     """How many numbers are told of a node: its value's, or the probabilities of its states."""
     if member.tpm.kind == "discrete":
-        return states_in(world.network, member.family.index, world.ground.words)
+        return world.network.count_states(member.family.index, world.ground.words)
     return math.prod(member.shape)

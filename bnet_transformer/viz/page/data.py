@@ -6,7 +6,7 @@ The description holds the folded graph, from which the front end makes names, ar
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from bnet_transformer import asking
-from bnet_transformer.axes import WORD, Reach
+from bnet_transformer.axes import Reach
 from bnet_transformer.errors import BNetError, BudgetError, listed, one_of, unknown
 from bnet_transformer.export.graphs import drawn_kind
 from bnet_transformer.graph import Family
 from bnet_transformer.inference import SentenceState
-from bnet_transformer.inference.joint import joint_posterior
+from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.network import Member, Network
-from bnet_transformer.reference import BUDGET, World
+from bnet_transformer.reference import World
 from bnet_transformer.viz.labels import shown, visible
 from bnet_transformer.viz.options import THEMES
 from bnet_transformer.viz.page.formulas import formulas
@@ -235,9 +235,8 @@ def _family(
 def _is_state(network: Network, family: Family) -> bool:
     """True for a state of words, and for a role that passes from slice to slice of a stack without words."""
     if family.stack is None or family.stack in network.graph.word_stacks:
-        return asking.is_state(network, family)
-    states = {stack.name: stack.states for stack in network.declaration.stacks}
-    return family.role in states.get(family.stack, ())
+        return network.is_word_state(family)
+    return network.is_state(family)
 
 
 def _letter(family: Family) -> list[Any]:
@@ -276,7 +275,7 @@ def _packed(world: World, readings: Sequence[Reading]) -> tuple[list[dict[str, A
             {
                 "family": family.index,
                 "from": read_from(member),
-                "over": sorted({given.parent for given in member.inputs if WORD in given.over}),
+                "over": sorted({given.parent for given in member.word_inputs}),
                 "into": into,
                 "out": out,
                 "choices": [list(choice) for choice in reading.choices],
@@ -348,8 +347,8 @@ def _is_selector(network: Network, family: Family) -> bool:
 
 def _posterior(state: SentenceState, node: int) -> dict[str, Any]:
     world = state.world
-    after = joint_posterior(state.module, world, [node], state.evidence, BUDGET).double()
-    before = joint_posterior(state.module, world, [node], {}, BUDGET).double() if state.evidence else after
+    after = joint_posterior(state.query([node]))
+    before = joint_posterior(replace(state.query([node]), evidence={})) if state.evidence else after
     labels = state.labels(node) or tuple(map(str, range(len(after))))
     kept = torch.argsort(after, descending=True, stable=True)[:MOST_STATES].sort().values.tolist()
     states = [[shown(labels[k]), round(float(before[k]), 6), round(float(after[k]), 6), k] for k in kept]
@@ -381,7 +380,7 @@ def _moved(state: SentenceState) -> dict[str, list[float]] | None:
     found: dict[str, list[float]] = {}
     network = state.network
     for family in network.graph.families:
-        if not asking.is_state(network, family):
+        if not network.is_word_state(family):
             continue
         own: list[float] = []
         for node in state.ground.nodes(family).tolist():

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import asking, reference
 from bnet_transformer.axes import WORD
-from bnet_transformer.errors import BNetError, BudgetError, ReadingError
+from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.inference import SentenceState
-from bnet_transformer.inference.joint import joint_posterior
+from bnet_transformer.inference.expected_reading import expected_reading, route_expected_reading
 from bnet_transformer.network import Member, Network
-from bnet_transformer.reference import BUDGET, World
+from bnet_transformer.reference import World
 from bnet_transformer.tpm.arrays import in_numpy
 
 OPEN = 64  # joint states of open choices that are told one by one; of more, the mean alone
@@ -46,8 +44,7 @@ class Reading:
 def prepare(state: SentenceState, members: Sequence[Member]) -> None:
     """Compute what these members read in one course of the net, where that can be."""
     set_ = {state.ground.family_of(node).index for node in state.world.do}
-    with contextlib.suppress(ReadingError):
-        state.answers.prepare([member for member in members if member.family.index not in set_])
+    state.answers.prepare([member for member in members if member.family.index not in set_])
 
 
 def reading_of(state: SentenceState, member: Member, heads: Collection[int] | None = None) -> Reading | str:
@@ -87,7 +84,7 @@ def _slots(
         return (None if values is None else in_numpy(values)[None]), (), False, ""
     mean, why = None, ""
     try:
-        mean = _mean(state, member, choices, own, values)
+        mean = _mean(state, member)
     except BudgetError as error:
         why = str(error)
     parts = [] if mean is None else [mean[None]]
@@ -121,7 +118,7 @@ def _choices(state: SentenceState, member: Member) -> tuple[dict[str, int], bool
         if node not in world.do and node not in world.rows
     }
     every = sorted(set().union(*above.values()))
-    sizes = {choice: reference.support(world, choice) for choice in every}
+    sizes = {choice: world.count_states(choice) for choice in every}
     choices = asking.shared_and_own(world, above)
     if choices is None or not choices[1]:
         return {world.ground.name(choice): size for choice, size in sizes.items()}, False
@@ -132,25 +129,12 @@ def _choices(state: SentenceState, member: Member) -> tuple[dict[str, int], bool
     return named, True
 
 
-def _mean(state: SentenceState, member: Member, choices: Mapping[str, int], own: bool, values: Tensor | None) -> Table:
+def _mean(state: SentenceState, member: Member) -> Table:
     """The reading averaged over the posterior of the choices: `[*plates, word, word]`."""
-    world = state.world
-    if values is not None and not own:
-        nodes = [world.ground.id(name) for name in choices]
-        share = joint_posterior(state.module, world, nodes, state.evidence, BUDGET)
-        flat = values.double().reshape(-1, *values.shape[len(choices) :])
-        return np.asarray(torch.tensordot(share.double().reshape(-1), flat, dims=1))
-    nodes = world.ground.nodes(member.family).tolist()
-    if len(nodes) > SLOW:
-        raise BudgetError(member.family.name, expected=f"at most {SLOW} nodes for a mean", got=len(nodes))
-    shape = world.ground.shapes[member.family.index]
-    width = asking.readable(world, member).shape[1]
-    table = np.zeros((len(nodes), width))
-    for k, node in enumerate(nodes):
-        found = asking.expected_reading(world, node, state.evidence)
-        if found is not None:
-            table[k, found[0]] = found[1]
-    return table.reshape(*shape, width)
+    nodes = len(state.ground.nodes(member.family))
+    if nodes > SLOW and route_expected_reading(state.answers, member).algorithm == "reference":
+        raise BudgetError(member.family.name, expected=f"at most {SLOW} nodes for a mean", got=nodes)
+    return in_numpy(expected_reading(state.query(), state.answers, member))
 
 
 def _emptied(world: World, table: Table, nodes: Sequence[int]) -> Table:
@@ -175,9 +159,7 @@ def _states(choices: Mapping[str, int]) -> int:
 def readers_of(network: Network, slices: Collection[int] | None) -> list[Member]:
     """The members that read words, of some slices (None: of all)."""
     return [
-        member
-        for member in network.members
-        if asking.reads_words(member) and (slices is None or member.family.step in slices)
+        member for member in network.members if member.reads_words and (slices is None or member.family.step in slices)
     ]
 
 

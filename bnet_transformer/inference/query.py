@@ -1,0 +1,198 @@
+"""A question about the probabilities of nodes of a sentence, and its translation from nodes to families of nodes.
+
+Inference computes with whole families of nodes in batches; a person asks about single nodes. `evidence_by_family`,
+`interventions` and `sentence_arguments` turn the one into the other; `evidence_forms` and `set_families` do so for the
+structure alone, without tensors, so that the router can decide before anything is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bnet_transformer import reference
+from bnet_transformer.compiler.module import Module
+from bnet_transformer.data import Evidence
+from bnet_transformer.inference.route import Obstacle
+from bnet_transformer.reference import ATOL, BUDGET, World, fits
+from bnet_transformer.world import where
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which nodes of a sentence are asked for, given what evidence, within what limits.
+
+    Args:
+        module: The compiled net.
+        world: The sentence after its interventions: network, ground graph, inputs, nodes that are set.
+        evidence: Node -> observed state (a whole number) or value, `[*shape]`.
+        nodes: The nodes that are asked for, by their ground ids.
+        budget: The most joint states of choices that are computed.
+        atol: The tolerance of evidence on nodes that are functions of their parents.
+    """
+
+    module: Module
+    world: World
+    evidence: Mapping[int, Tensor] = field(default_factory=dict)
+    nodes: tuple[int, ...] = ()
+    budget: int = BUDGET
+    atol: float = ATOL
+
+    def names(self) -> str:
+        """The names of the nodes that are asked for."""
+        return ", ".join(map(self.world.ground.name, self.nodes))
+
+    def settled(self) -> dict[int, Tensor]:
+        """The evidence that says outright which state or value a random node has."""
+        return reference.settling(self.world, self.evidence)
+
+    def without_input_evidence(self) -> Query:
+        """The same query without evidence on inputs, which either repeats the input or is impossible.
+
+        Raises:
+            EvidenceError: Where evidence differs from the input.
+        """
+        rest = dict(self.evidence)
+        for k, (node, observed) in enumerate(self.evidence.items()):
+            member, index = where(self.world, node)
+            if member.tpm.kind == "input":
+                value = self.world.given[member.family.name][index]
+                if not bool(fits(value, observed, self.atol, value.dim())):
+                    raise reference.impossible(self.world, self.evidence, k)
+                del rest[node]
+        return self if len(rest) == len(self.evidence) else replace(self, evidence=rest)
+
+
+def word_counts(world: World) -> dict[str, Tensor]:
+    """What says how many words a stack has, `[1, word]`, for the stacks whose words no input fills."""
+    filled = {world.network.member(name).family.words for name in world.given}
+    device, words = world.network.device, world.ground.words
+    return {stack: torch.zeros(1, count, device=device) for stack, count in words.items() if stack not in filled}
+
+
+def sentence_arguments(world: World) -> dict[str, Any]:
+    """A sentence after its interventions as the arguments `x`, `do`, `patched`, `rows`, `given` of a batch of one."""
+    given = {name: value[None] for name, value in world.given.items()}
+    return {"x": word_counts(world), "given": given, **interventions(world)}
+
+
+def evidence_by_family(
+    world: World, evidence: Mapping[int, Tensor], states: Mapping[int, Tensor] | None = None
+) -> dict[str, Evidence]:
+    """Evidence on nodes as evidence on families.
+
+    Args:
+        world: The sentence.
+        evidence: Node -> observed state or value, the same in each row of a batch.
+        states: Node -> its state in each row, `[row]`; a batch of one row without.
+    """
+    states = {node: state.to(world.network.device) for node, state in (states or {}).items()}
+    families = node_values_by_family(world, evidence, states=states)
+    return {name: Evidence(value, None if bool(which.all()) else which) for name, (value, which) in families.items()}
+
+
+def interventions(world: World, above: Collection[int] | None = None) -> dict[str, Any]:
+    """The nodes that are set, as `do`, `patched` and `rows`: whole families, some nodes of a family, attention rows.
+
+    Args:
+        world: The sentence.
+        above: The families that matter; all by default.
+    """
+    whole: dict[str, Tensor] = {}
+    patched: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, (value, which) in node_values_by_family(world, world.do, above).items():
+        if bool(which.all()) and world.network.member(name).tpm.kind != "input":
+            whole[name] = value
+        else:
+            patched[name] = value, which
+    return {"do": whole, "patched": patched, "rows": node_values_by_family(world, world.rows, above)}
+
+
+def node_values_by_family(
+    world: World,
+    values: Mapping[int, Tensor],
+    above: Collection[int] | None = None,
+    states: Mapping[int, Tensor] | None = None,
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Values of nodes as tensors of their families, which the compiled net computes with.
+
+    Args:
+        world: The sentence.
+        values: Node -> its value, `[*shape]`, the same in each row of a batch.
+        above: The families that matter; all by default.
+        states: Node -> its value in each row, `[row, *shape]`; it counts where `values` has one too.
+
+    Returns:
+        Family -> values `[row, *plates, word, *shape]`, zero for nodes without one (one row where no node has
+        `states`), and which nodes have one, `[1, *plates, word]`.
+    """
+    columns = {**{node: value[None] for node, value in values.items()}, **(states or {})}
+    families = {}
+    for index, nodes in _by_family(world, columns, above).items():
+        shape, places = world.ground.shapes[index], [node - int(world.ground.offsets[index]) for node in nodes]
+        first = next((columns[node] for node in nodes if node in (states or {})), columns[nodes[0]])
+        flat = first.new_zeros(len(first), math.prod(shape), *first.shape[1:])
+        which = torch.zeros(math.prod(shape), dtype=torch.bool, device=first.device)
+        flat[:, places] = torch.stack([columns[node].expand_as(first) for node in nodes], 1)
+        which[places] = True
+        name = world.network.members[index].family.name
+        families[name] = flat.reshape(-1, *shape, *first.shape[1:]), which.reshape(1, *shape)
+    return families
+
+
+def set_families(world: World, above: Collection[int] | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The families of which all nodes are set, and those of which some nodes or rows are: names, without values."""
+    whole, some = list[str](), list[str]()
+    for index, nodes in _by_family(world, world.do, above).items():
+        family = world.network.members[index].family
+        is_whole = len(nodes) == math.prod(world.ground.shapes[index])
+        (whole if is_whole and world.network.members[index].tpm.kind != "input" else some).append(family.name)
+    rows = (world.network.members[index].family.name for index in _by_family(world, world.rows, above))
+    return tuple(whole), tuple(dict.fromkeys([*some, *rows]))
+
+
+def evidence_forms(
+    world: World, evidence: Mapping[int, Tensor], states: Iterable[int] = ()
+) -> dict[str, tuple[bool, bool]]:
+    """Family -> whether evidence and set nodes are all its nodes, and whether the evidence is in real numbers.
+
+    Args:
+        world: The sentence.
+        evidence: Node -> observed state or value.
+        states: Further nodes, of which a state will be observed.
+    """
+    is_real = {node: value.is_floating_point() for node, value in evidence.items()} | dict.fromkeys(states, False)
+    forms = {}
+    for index, nodes in _by_family(world, is_real).items():
+        base, real = int(world.ground.offsets[index]), is_real[nodes[0]]
+        others = [node for node in range(base, base + math.prod(world.ground.shapes[index])) if node not in is_real]
+        alike = all(node in world.do and world.do[node].is_floating_point() == real for node in others)
+        forms[world.network.members[index].family.name] = alike, real
+    return forms
+
+
+def mixed_fault(
+    world: World, values: Mapping[int, Tensor], states: Iterable[int] = (), above: Collection[int] | None = None
+) -> Obstacle | None:
+    """The fault of a family of which some nodes have states and others tensors: no tensor holds both."""
+    is_real = {node: value.is_floating_point() for node, value in values.items()} | dict.fromkeys(states, False)
+    for index, nodes in _by_family(world, is_real, above).items():
+        if len({is_real[node] for node in nodes}) > 1:
+            name = world.network.members[index].family.name
+            return Obstacle(name, "in a state at some nodes and a tensor at others")
+    return None
+
+
+def _by_family(world: World, nodes: Iterable[int], above: Collection[int] | None = None) -> dict[int, list[int]]:
+    """Nodes by their family."""
+    families: dict[int, list[int]] = {}
+    for node in nodes:
+        index = world.ground.family_of(node).index
+        if above is None or index in above:
+            families.setdefault(index, []).append(node)
+    return families
