@@ -2,6 +2,7 @@
 
 from bnet_transformer.graph.folded import Bundle, Family, FoldedGraph
 from bnet_transformer.graph.ground import Ground, Selection
+from bnet_transformer.graph.queries import Separation, StructureQueries
 from bnet_transformer.graph.separation import Question, reaches, separated
 from bnet_transformer.graph.shrink import Quotient, shrink
 from bnet_transformer.graph.trails import Trail, active_trail, minimal_cut, minimal_separator
@@ -15,6 +16,8 @@ __all__ = [
     "Question",
     "Quotient",
     "Selection",
+    "Separation",
+    "StructureQueries",
     "Trail",
     "active_trail",
     "ancestors",

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer import asking, reference
+from bnet_transformer._core.drawing import Drawable
 from bnet_transformer.axes import stem_of
 from bnet_transformer.errors import BNetError, in_unicode, number, one_of, whole
 from bnet_transformer.inference.batched_states import of_one_sentence, pieces
@@ -59,7 +60,7 @@ class Path:
 
 
 @dataclass(frozen=True)
-class Reads:
+class Reads(Drawable):
     """`P(source word | output word)` in the chain of attention TPMs: `matrix[i, j]`.
 
     `attention[s, t]` is the TPM of slice `slices[t]` under state s of the open choices (`P(j | i)`, heads averaged

@@ -107,6 +107,11 @@ class Network:
         )
 
     @cached_property
+    def functional_families(self) -> frozenset[int]:
+        """The numbers of the families whose nodes are functions of their parents."""
+        return frozenset(m.family.index for m in self.members if m.tpm.kind == "deterministic")
+
+    @cached_property
     def shapes(self) -> dict[str, Shape]:
         """The shape of every parameter, plates leading."""
         return {name: shape for name, (shape, _) in _wanted(self.members, self.graph).items()}

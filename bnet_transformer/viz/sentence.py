@@ -131,15 +131,7 @@ def sentence_picture(state: SentenceState, asked: Options) -> Picture:
     highlights.check(view)
     if view == "nodes":
         return _nodes(state, asked, highlights)
-    try:
-        return net_picture(state.network, asked) if view == "folded" else _words(state, asked, highlights)
-    except ReadingError:
-        if asked.detail is not None:
-            raise
-        if asked.fits("nodes") and not asked.fits("folded"):
-            return _nodes(state, asked, highlights)
-        asked.check_view("folded")
-        return net_picture(state.network, asked)
+    return net_picture(state.network, asked) if view == "folded" else _words(state, asked, highlights)
 
 
 def _view(state: SentenceState, asked: Options, highlights: Highlights) -> str:
@@ -149,8 +141,21 @@ def _view(state: SentenceState, asked: Options, highlights: Highlights) -> str:
     grid = replace(asked, weights=True).fits("words")  # no weight is in the reading grid
     if not highlights.left_out("nodes", Selection()):
         grid = grid and not highlights.left_out("words", selection_of(state, asked))
-        return "words" if grid and state.ground.count_arrows(selection_of(state, asked)) > few else "nodes"
+        if not grid or state.ground.count_arrows(selection_of(state, asked)) <= few:
+            return "nodes"
+        if _has_grid(state, selection_of(state, asked)):
+            return "words"
+        if asked.fits("nodes") and not asked.fits("folded"):
+            return "nodes"
+        asked.check_view("folded")
+        return "folded"
     return "folded" if highlights.shown_in("folded") else "nodes"
+
+
+def _has_grid(state: SentenceState, selection: Selection) -> bool:
+    """True where a reading grid can be drawn: some words are read, and each stack of them has a state over words."""
+    ends = [end for member in _readers(state.network, selection.slices) for end in ends_of(state.network, member)]
+    return bool(ends) and all(asking.state_of(state.network, stack) is not None for stack, _ in ends)
 
 
 def _others(state: SentenceState, selection: Selection) -> tuple[str, ...]:
@@ -274,12 +279,7 @@ def _arrow_weights(state: SentenceState, asked: Options, selection: Selection) -
         return None, ""
     if asked.attention is None and asked.min_weight is None and asked.top is None and (count := _open(state)) > OPEN:
         return None, f"P(j | i) is not drawn, for {count:,} joint states are open (attention=True draws it)"
-    try:
-        return arrow_weights(state.query(), state.answers, selection), ""
-    except (BudgetError, ReadingError):
-        if asked.attention or asked.min_weight is not None or asked.top is not None:
-            raise
-        return None, "P(j | i) is not drawn: too many choices are open"
+    return arrow_weights(state.query(), state.answers, selection), ""
 
 
 def _open(state: SentenceState) -> int:

@@ -77,8 +77,8 @@ class Described:
     block: bytes
 
 
-def described(state: SentenceState, asked: Asked, clean: SentenceState | None = None) -> Described:
-    """The description of a sentence; `clean` is the sentence before its `do`, to tell how far its states moved."""
+def described(state: SentenceState, asked: Asked) -> Described:
+    """The description of a sentence."""
     world = state.world
     selection = state.selection(slices=asked.slices, heads=asked.heads)
     heads = selection.plates.get("head")
@@ -108,7 +108,7 @@ def described(state: SentenceState, asked: Asked, clean: SentenceState | None = 
         "readings": told,
         "posteriors": _posteriors(state, asked, readings),
         "inclusion": included(world.network, asked.inclusion),
-        "moved": _moved(state, clean),
+        "moved": _moved(state),
         "notes": list(dict.fromkeys(notes)),
     }
     return Described(about, block)
@@ -369,13 +369,14 @@ def _said_value(value: Tensor, state: SentenceState | None = None, node: int = -
     return shown(labels[int(value)]) if labels else str(int(value))
 
 
-def _moved(state: SentenceState, clean: SentenceState | None) -> dict[str, list[float]] | None:
+def _moved(state: SentenceState) -> dict[str, list[float]] | None:
     """How far the states are from what they were before `do`: the norm of the change over that of the state, by family.
 
     Only where no choice is open, for then a state is one vector.
     """
-    if clean is None:
+    if not state.interventions:
         return None
+    clean = state.without_interventions()
     found: dict[str, list[float]] = {}
     network = state.network
     for family in network.graph.families:
