@@ -43,7 +43,7 @@ def own_tpm_fault(query: Query) -> Fault | None:
     node, *others = query.nodes
     name = query.world.ground.name(node)
     if others or query.evidence:
-        return Obstacle(name, "asked for with others, or given evidence")
+        return Obstacle(name, "asked for together with others" if others else "asked for given evidence")
     if where(query.world, node)[0].tpm.states is None:
         return Obstacle(name, "a choice of a word of the sentence")
     above = choices(query.world, reference.parents(query.world, node), {})
