@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import export, files, inference
-from bnet_transformer.data.batch import Batch, sentences_to_batch
+from bnet_transformer.data.batch import Batch, encode_batch
 from bnet_transformer.data.encode import encode_sentence
 from bnet_transformer.equations import Equations, equations
 from bnet_transformer.errors import BNetError, mapping, unknown, within_memory
@@ -150,7 +150,7 @@ class BNet:
             sentences: As `sentence` takes them.
             pairs: A second sentence behind each.
         """
-        return sentences_to_batch(self.network, sentences, pairs)
+        return encode_batch(self.network, sentences, pairs)
 
     @within_memory("module")
     def module(self) -> Module:

@@ -27,7 +27,7 @@ SOME = {
     "equations": ["Equation", "Equations", "equations"],
     "viz": ["Picture"],
     "graph": ["Quotient", "Separation", "Trail"],
-    "data.batch": ["Batch"],
+    "data": ["Batch", "Dataset"],
 }
 # Their examples would need a file of Julia's, a model of a library that is not in the core, or an open notebook.
 ELSEWHERE = {"load_geometric", "Sentence.widget"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -23,15 +24,15 @@ class Layout:
     enumerated: tuple[int, ...]
     plates: tuple[str, ...]
 
-    @property
+    @cached_property
     def batch(self) -> int:
         return len(self.enumerated)
 
-    @property
+    @cached_property
     def word(self) -> int:
         return len(self.enumerated) + 1 + len(self.plates)
 
-    @property
+    @cached_property
     def rank(self) -> int:
         return self.word + 1
 

@@ -26,7 +26,8 @@ from bnet_transformer.compiler.told import (
     wanted,
 )
 from bnet_transformer.compiler.values import plan_to_values
-from bnet_transformer.data.encode import check_reads, main_of
+from bnet_transformer.data.encode import check_reads
+from bnet_transformer.data.words import main_input
 from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown, whole
 from bnet_transformer.network import Member, Network, network_of
 from bnet_transformer.tpm.arrays import is_plain
@@ -332,9 +333,9 @@ class Module(nn.Module):
     def _main(self, stack: str, what: str, given: Mapping[str, Tensor]) -> Member | None:
         """The family that `x` fills: what `given` leaves open of a stack's; both for one family are refused."""
         over = [member for member in self._given if member.family.words == stack and not member.family.plates]
-        found = main_of([member for member in over if member.family.name not in given])
+        found = main_input([member for member in over if member.family.name not in given])
         rest = found is None or found.tpm.default is not None
-        main = main_of(over)
+        main = main_input(over)
         if rest and main is not None and main.family.name in given:
             name = main.family.name
             raise BNetError(f"{what} and given[{name!r}]", expected=f"one value for {name}", got="two")

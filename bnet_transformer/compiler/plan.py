@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from bnet_transformer.compiler.products import Fold, folds, together
 from bnet_transformer.errors import BNetError, ReadingError
-from bnet_transformer.network import Member, Network, network_of
+from bnet_transformer.network import Network, network_of
 from bnet_transformer.tpm import Attention
 
 MEETING = (  # what to do where choices of different words meet
@@ -64,7 +64,7 @@ def network_to_plan(
         raise needs.fault
     needed, enumerated = set(needs.needed), set(needs.enumerated)
     groups = network.groups_of(needed)
-    read = [index for index in wanted if _random(network.members[index]) and index not in known]
+    read = [index for index in wanted if network.members[index].tpm.is_random and index not in known]
     kept = {*wanted, *(bundle.parent for index in read for bundle in network.graph.into[index])}
     folded = folds(network, groups, enumerated, kept | patched, known) if fold else {}
     groups = network.groups_of(needed - {index for each in folded.values() for index in each.away})
@@ -108,7 +108,7 @@ def find_needs(
     enumerated: set[int] = set(enumerate_too)
     fault: ReadingError | None = None
     stack = [parent for index in wanted for parent in _above(network, index, known, wanted=True)]
-    stack += [index for index in (*wanted, *passed) if not _random(network.members[index]) or index in known]
+    stack += [index for index in (*wanted, *passed) if not network.members[index].tpm.is_random or index in known]
     while stack:
         index = stack.pop()
         if index in needed:
@@ -140,7 +140,7 @@ def _patched_fault(network: Network, patched: Collection[int], enumerated: Colle
     for index in sorted(patched):
         member, recurrent = network.members[index], index in network.graph.recurrent
         if (recurrent and isinstance(member.tpm, Attention)) or (
-            _random(member) and (recurrent or index not in enumerated)
+            member.tpm.is_random and (recurrent or index not in enumerated)
         ):
             return ReadingError(
                 member.family.name,
@@ -168,14 +168,10 @@ def _done(
     return tuple(tuple(i for i, at in last.items() if at == k and i not in kept) for k in range(len(groups)))
 
 
-def _random(member: Member) -> bool:
-    return member.tpm.is_random
-
-
 def _above(network: Network, index: int, known: Collection[int], *, wanted: bool) -> list[int]:
     """The families whose values one family needs: none where its value comes from outside or is enumerated."""
     member = network.members[index]
-    if index in known or member.tpm.kind == "input" or (_random(member) and not wanted):
+    if index in known or member.tpm.kind == "input" or (member.tpm.is_random and not wanted):
         return []
     return [bundle.parent for bundle in network.graph.into[index]]
 

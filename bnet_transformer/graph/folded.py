@@ -29,11 +29,11 @@ class Family:
     words: str | None
     step: int | None = None
 
-    @property
+    @cached_property
     def stem(self) -> str:
         return stem_of(self.stack, self.role)
 
-    @property
+    @cached_property
     def name(self) -> str:
         return join(self.stem, () if self.slice is None else (self.slice,))
 

@@ -5,10 +5,9 @@ Both work on any declaration. `task` says what a net is trained for, `data` make
 """
 
 from bnet_transformer._core.distributed import alone
-from bnet_transformer.data.dataset import Batch
 from bnet_transformer.training.generate import Generated, generate
 from bnet_transformer.training.iterate import iterate, windows
 from bnet_transformer.training.loop import kept, train
 from bnet_transformer.training.result import Trained
 
-__all__ = ["Batch", "Generated", "Trained", "alone", "generate", "iterate", "kept", "train", "windows"]
+__all__ = ["Generated", "Trained", "alone", "generate", "iterate", "kept", "train", "windows"]

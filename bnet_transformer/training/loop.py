@@ -17,8 +17,10 @@ from tqdm import tqdm
 
 from bnet_transformer._core.distributed import device_of, ranks
 from bnet_transformer._core.torch_context import own_random, with_gradients
-from bnet_transformer.data.dataset import Batch, Batches, Reader, batches
-from bnet_transformer.data.task import check_has_words, task_of
+from bnet_transformer.data import Batch, Dataset
+from bnet_transformer.data.dataset import read_dataset
+from bnet_transformer.data.examples import ExampleReader
+from bnet_transformer.data.task import check_has_words, infer_task
 from bnet_transformer.errors import BNetError, FileError, number, one_of, whole, within_memory
 from bnet_transformer.files import as_path
 from bnet_transformer.files.checkpoint import CHANGEABLE, NAME, diverged, kept_by, path_of, read
@@ -28,6 +30,7 @@ from bnet_transformer.training.objective import Loss
 from bnet_transformer.training.result import N, Trained
 from bnet_transformer.training.run import Recipe, Run, settings_of
 from bnet_transformer.training.steps import default_rate
+from bnet_transformer.training.task import infer_trainable_task
 
 
 @with_gradients()
@@ -91,9 +94,9 @@ def train(
     if loss is not None and not callable(loss):
         raise BNetError("loss", expected="a function loss(module, batch)", got=loss)
     check_has_words(network, "train", "bt.fit")
-    reader = Reader(task_of(network, likelihood=loss is None), start, stop)
-    given = batches(reader, data, batch, seed, words)
-    held = None if held_out is None else batches(reader, held_out, batch, seed, words, "held_out")
+    reader = ExampleReader(infer_trainable_task(network) if loss is None else infer_task(network), start, stop)
+    given = read_dataset(reader, data, batch, seed, words)
+    held = None if held_out is None else read_dataset(reader, held_out, batch, seed, words, "held_out")
     ways = Ways(device, shard, compile, recorded)
     return _held_as(net, _trained(network, recipe, habits, given, held, reader, loss, ways))
 
@@ -120,9 +123,9 @@ def _trained(
     network: Network,
     recipe: Recipe,
     habits: Habits,
-    given: Batches,
-    held_out: Batches | None,
-    reader: Reader,
+    given: Dataset,
+    held_out: Dataset | None,
+    reader: ExampleReader,
     loss: Loss | None,
     ways: Ways,
 ) -> Trained[Network]:
@@ -193,7 +196,7 @@ class Habits:
         if self.resume and self.folder is None:
             raise BNetError("resume", expected="a folder= with a checkpoint", got="none")
 
-    def total(self, given: Batches) -> int:
+    def total(self, given: Dataset) -> int:
         """How many steps there are in all."""
         if (self.steps is None) == (self.epochs is None):
             got = f"steps={self.steps}, epochs={self.epochs}"
@@ -218,7 +221,7 @@ class Habits:
         return step % (self.every or max(1, steps // 10)) == 0 or step == steps
 
 
-def _follow(run: Run, given: Batches, held_out: list[Batch], habits: Habits, steps: int) -> None:
+def _follow(run: Run, given: Dataset, held_out: list[Batch], habits: Habits, steps: int) -> None:
     """The steps that are left."""
     path = None if habits.folder is None else path_of(habits.folder)
     if path is not None and path.exists():

@@ -16,7 +16,8 @@ from bnet_transformer._core.distributed import Ranks
 from bnet_transformer._core.hashing import code_of, derive_seed
 from bnet_transformer._core.torch_context import reseed
 from bnet_transformer.compiler import Module
-from bnet_transformer.data.dataset import Batch, Batches, Reader
+from bnet_transformer.data import Batch, Dataset
+from bnet_transformer.data.examples import ExampleReader
 from bnet_transformer.data.task import Task
 from bnet_transformer.errors import BNetError, number, one_of, put, seed_of, whole
 from bnet_transformer.files import checkpoint
@@ -148,7 +149,7 @@ class Run:
         if batch.mask is not None and self.objective.loss is None:
             self.module.check_mask(self.objective.wanted, batch.x, batch.mask)
         if self.ranks.world > 1:
-            batch = batch.share(self.ranks.rank, self.ranks.world)
+            batch = batch.shard(self.ranks.rank, self.ranks.world)
         numbers = {"count": count, "asked": asked} if self.ranks.world > 1 else {"count": count}
         scalars = {k: torch.full((), float(n), dtype=torch.float64, device=device) for k, n in numbers.items()}
         return {**batch.to(device, self.network.dtype).flat(), **scalars}
@@ -225,7 +226,7 @@ class Run:
 
     def _sum(self, fed: Fed) -> Tensor:
         """This process's share of the loss."""
-        batch = Batch.of({name: value for name, value in fed.items() if name not in ("count", "asked")})
+        batch = Batch.of_flat({name: value for name, value in fed.items() if name not in ("count", "asked")})
         with torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.recipe.precision == "bfloat16"):
             found: Tensor = self.spread(batch)
         return found
@@ -284,7 +285,7 @@ class Run:
 
 
 def settings_of(
-    recipe: Recipe, reader: Reader, data: Batches, held_out: Batches | None, loss: Loss | None, steps: int
+    recipe: Recipe, reader: ExampleReader, data: Dataset, held_out: Dataset | None, loss: Loss | None, steps: int
 ) -> dict[str, Any]:
     """What a resumed run must share with the run that it goes on with."""
     told = {name: getattr(recipe, name) for name in recipe.__dataclass_fields__}

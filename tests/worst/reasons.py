@@ -20,8 +20,8 @@ REASONS = {
     ),
     **dict.fromkeys(
         [
-            *("batches.Batch", "compiler.Plan", "training.Batch", "training.Batch.share", "training.Batch.to"),
-            *("inference.fit.Corpus", "tpm.At", "tpm.Parent"),
+            *("data.Batch", "data.Dataset", "compiler.Plan", "tpm.At", "tpm.Parent"),
+            *(f"data.Batch.{name}" for name in ("parts", "repeat", "to")),
         ],
         RECORD,
     ),

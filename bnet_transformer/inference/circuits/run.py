@@ -17,9 +17,9 @@ from bnet_transformer.errors import ReadingError
 from bnet_transformer.graph import ancestors
 from bnet_transformer.inference.circuits.arrows import Arrows, Marks, needed_above, span
 from bnet_transformer.inference.circuits.masked import Masked
+from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.inference.sweeps.metric import Metric
-from bnet_transformer.inference.sweeps.pairs import Examples
-from bnet_transformer.inference.sweeps.rows import CELLS, full_shape, summary
+from bnet_transformer.inference.sweeps.sparse_update import CELLS, full_shape, summary
 from bnet_transformer.network import Member
 
 Values = dict[int, Tensor]

@@ -4,11 +4,10 @@
 `sampling` gives posteriors; `result` is what comes out, with `heads`, `matching`, `predictive`, `samples`, `saved`.
 """
 
-from bnet_transformer.data.corpus import Corpus
 from bnet_transformer.inference.fit.heads import Heads
 from bnet_transformer.inference.fit.matching import Comparison
 from bnet_transformer.inference.fit.predictive import Check
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.run import fit
 
-__all__ = ["Check", "Comparison", "Corpus", "Fit", "Heads", "fit"]
+__all__ = ["Check", "Comparison", "Fit", "Heads", "fit"]

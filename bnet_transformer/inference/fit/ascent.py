@@ -15,8 +15,8 @@ from tqdm import tqdm
 from bnet_transformer._core.deferred_scalars import DeferredScalars
 from bnet_transformer._core.distributed import Ranks
 from bnet_transformer._core.hashing import derive_seed
-from bnet_transformer.data.corpus import Corpus
-from bnet_transformer.data.dataset import sent
+from bnet_transformer.data import Batch
+from bnet_transformer.data.batch import send
 from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.files import checkpoint, reading
 from bnet_transformer.inference.factors import NEVER
@@ -45,8 +45,8 @@ class Ascent:
         self,
         objective: Objective,
         recipe: Recipe,
-        corpus: Corpus,
-        judge: Corpus,
+        corpus: Batch,
+        judge: Batch,
         ranks: Ranks,
         settings: dict[str, object],
     ) -> None:
@@ -75,7 +75,7 @@ class Ascent:
             objective.keep(part)
         self.batch = len(corpus) if objective.of_corpus else min(recipe.batch or USUAL, len(corpus))
 
-    def minibatch(self, step: int) -> Corpus:
+    def minibatch(self, step: int) -> Batch:
         """The sentences of a step, each once in an epoch."""
         which = self.which(step)
         return self.corpus if which is None else self.corpus.take(which)
@@ -88,7 +88,7 @@ class Ascent:
         epoch, place = divmod(step, -(-count // size))
         generator = torch.Generator().manual_seed(derive_seed(self.recipe.seed, "order", epoch))
         order = torch.randperm(count, generator=generator)
-        return sent(order[place * size : (place + 1) * size].clone(), self.ranks.device)
+        return send(order[place * size : (place + 1) * size].clone(), self.ranks.device)
 
     def advance(self) -> None:
         """One step of every restart, of which nothing is read; what it came to is heard of in `listen`."""
@@ -173,7 +173,7 @@ class Ascent:
             total = total + self.objective.log_prior(self.sets.values).detach()
         return [float(score) for score in total / len(self.judge)]
 
-    def whole(self, corpus: Corpus) -> list[Corpus]:
+    def whole(self, corpus: Batch) -> list[Batch]:
         """This process's share of a corpus, in the parts of a full pass; one part where sentences share a draw."""
         if self.objective.of_corpus:
             return [corpus]

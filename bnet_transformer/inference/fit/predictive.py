@@ -13,7 +13,7 @@ from torch import Tensor
 from bnet_transformer._core.torch_context import own_random, reseed, with_gradients
 from bnet_transformer.compiler import Module, Request
 from bnet_transformer.compiler.seeing import seen
-from bnet_transformer.data.corpus import Corpus
+from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError, mapping
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
 from bnet_transformer.inference.exact import keeps, posterior
@@ -28,7 +28,7 @@ Statistic = Callable[[Tensor], Tensor]
 
 
 @with_gradients()
-def predicted(network: Network, name: str, parts: Sequence[Corpus], budget: int) -> Tensor:
+def predicted(network: Network, name: str, parts: Sequence[Batch], budget: int) -> Tensor:
     """`P(y | x)` of a discrete readout, `[sentence, word, state]`; `E[y | x]` of a real one; choices summed out."""
     module, member = Module(network).eval(), network.member(name)
     if member.tpm.kind == "discrete":
@@ -43,7 +43,7 @@ def predicted(network: Network, name: str, parts: Sequence[Corpus], budget: int)
     return torch.cat([_mean(module, member, free, part) for part in parts])
 
 
-def _mean(module: Module, member: Member, free: list[int], corpus: Corpus) -> Tensor:
+def _mean(module: Module, member: Member, free: list[int], corpus: Batch) -> Tensor:
     """`E[y | x]` of a real readout, `[sentence, word, feature]`, the free choices summed out."""
     network, name = module.network, member.family.name
     with torch.no_grad():
@@ -63,7 +63,7 @@ def _mean(module: Module, member: Member, free: list[int], corpus: Corpus) -> Te
     return found.reshape(*kept, *member.shape)
 
 
-def drawn(network: Network, name: str, corpus: Corpus, seed: int) -> Tensor:
+def drawn(network: Network, name: str, corpus: Batch, seed: int) -> Tensor:
     """One draw of a readout for each sentence from the net's own parameters, in the form of its evidence."""
     with own_random(network.device), torch.no_grad():
         reseed(seed, network.device)
@@ -128,7 +128,7 @@ def _number(what: str, of: Any, y: Tensor) -> float:
 
 
 def checked(
-    draw: Callable[[int], Network], name: str, corpus: Corpus, statistics: object, draws: int, states: int | None
+    draw: Callable[[int], Network], name: str, corpus: Batch, statistics: object, draws: int, states: int | None
 ) -> Check:
     """Posterior predictive checks: each draw takes a net of the posterior, and sentences of that net.
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from bnet_transformer._core.distributed import Ranks, by_itself, device_of, ranks, several
 from bnet_transformer.compiler import Module
-from bnet_transformer.data.corpus import Corpus, corpus_of, corpus_of_both, task_of_mixture, words_of_corpus
+from bnet_transformer.data import Batch, read_batch
+from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.errors import BNetError, BudgetError, ReadingError, unknown, whole, within_memory
 from bnet_transformer.errors import share as check_share
 from bnet_transformer.inference.exact import posterior
@@ -78,7 +79,7 @@ class Fit(Generic[N]):
     divergent: tuple[int, ...] = field(default=(), repr=False)
     choices: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     missing: bool = field(default=False, repr=False)
-    data: Corpus | None = field(default=None, repr=False, compare=False)
+    data: Batch | None = field(default=None, repr=False, compare=False)
     statistics: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     matched: tuple[str, ...] = field(default=(), repr=False)
     judged_by: str = LOG_EVIDENCE
@@ -147,7 +148,7 @@ class Fit(Generic[N]):
         """The same, made."""
         if self.known_likelihoods is not None or self.data is None or not self.samples or self.choices:
             return self.known_likelihoods
-        learned = learned_of(self.network, task_of_mixture(self.network).readouts, self.learned, None)
+        learned = learned_of(self.network, infer_fit_task(self.network).readouts, self.learned, None)
         objective = Objective(self.network, learned, self.budget)
         lead = next(iter(self.samples.values())).shape[:2]
         if objective.of_corpus or lead.numel() * len(self.data) > MOST:
@@ -177,21 +178,34 @@ class Fit(Generic[N]):
         return found
 
     @within_memory("responsibilities")
-    def responsibilities(self, x: object = None, y: object = None, *, selector: str | None = None) -> Tensor:
-        """`P(c | x, y)`: of each sentence `[sentence, head]`, or of each of its words `[sentence, word, head]`.
+    def responsibilities(self, data: object, *, selector: str | None = None) -> Tensor:
+        """The probability of each head given a sentence and what is observed of it, `P(c | x, y)`.
 
-        A net without words has no x: `y` is as the data of its fit. Of a posterior the mean over its draws.
+        Args:
+            data: sentences and what is observed of them, in any form that `fit` takes.
+            selector: the choice whose states are the heads; by default the first one.
+
+        Returns:
+            `[sentence, head]`, or `[sentence, word, head]` where a head is drawn for each word; of a posterior the
+            mean over its draws.
         """
-        corpus = corpus_of_both(self.network, x, y, missing=self.missing, option=MISSING)
-        return self._responsibilities(corpus, self._selector(selector).family.name)
+        return self._responsibilities(self._corpus(data), self._selector(selector).family.name)
 
     @within_memory("predict")
-    def predict(self, x: object = None, *, readout: str | None = None) -> Tensor:
-        """`P(y | x)` of a discrete readout, the mean of a real one: the choices summed out; mean over the samples.
+    def predict(self, data: object = None, *, readout: str | None = None) -> Tensor:
+        """Predict a readout from sentences alone: the choices are summed out.
 
-        For a net without words `x` are the columns of its given nodes; it has none where it has no inputs.
+        Args:
+            data: sentences, in any form that `fit` takes; what they say of readouts is left out. For a net without
+                words the columns of its given nodes, or None where it has no inputs.
+            readout: the readout; by default the first that nothing reads.
+
+        Returns:
+            `P(y | x)` of a discrete readout `[sentence, word, state]`, the mean of a real one; of a posterior the mean
+            over its draws.
         """
-        member, corpus, total = self._readout(readout), self._words(x), torch.zeros(0)
+        member, total = self._readout(readout), torch.zeros(0)
+        corpus = read_batch(self.network, data, observed="none")
         with self._summed(), self._shared("predict", corpus, readout=member.family.name) as here:
             own, nets = here.shard(corpus), self._draws(USED, here)
             for k, net in enumerate(nets if len(own) else ()):
@@ -203,7 +217,7 @@ class Fit(Generic[N]):
     def log_likelihood(self, data: object) -> Tensor:
         """`log P(y | x)` of each sentence, under the net; of a posterior, the log of the mean over its draws."""
         corpus = self._corpus(data)
-        learned = learned_of(self.network, task_of_mixture(self.network).readouts, None, None)
+        learned = learned_of(self.network, infer_fit_task(self.network).readouts, None, None)
         objective = Objective(self.network, learned, self.budget)
         with torch.no_grad(), self._summed(), self._shared("log_likelihood", corpus, objective.of_corpus) as here:
             own = here.shard(corpus)
@@ -292,16 +306,16 @@ class Fit(Generic[N]):
             raise unknown("selector", name, known)
         return known[name]
 
-    def _readout(self, name: str | None, corpus: Corpus | None = None) -> Member:
+    def _readout(self, name: str | None, corpus: Batch | None = None) -> Member:
         """The readout of that name, of those that a corpus observes; by default the first that nothing reads."""
-        every, reads = task_of_mixture(self.network).readouts, self.network.graph.out_of
+        every, reads = infer_fit_task(self.network).readouts, self.network.graph.out_of
         known = {m.family.name: m for m in every if corpus is None or m.family.name in corpus.evidence}
         if name is not None and (not isinstance(name, str) or name not in known):
             raise unknown("readout", name, known)
         leaves = [member for member in known.values() if not reads[member.family.index]]
         return known[name] if name is not None else [*leaves, *known.values()][0]
 
-    def _responsibilities(self, corpus: Corpus, selector: str) -> Tensor:
+    def _responsibilities(self, corpus: Batch, selector: str) -> Tensor:
         of_corpus, total = self.network.member(selector).scope == "corpus", torch.zeros(0)
         with self._summed(), self._shared("responsibilities", corpus, of_corpus, selector=selector) as here:
             own, nets = here.shard(corpus), self._draws(USED, here)
@@ -317,7 +331,7 @@ class Fit(Generic[N]):
             return self._home(here.all_gather(total))
 
     @contextmanager
-    def _shared(self, what: str, corpus: Corpus, of_corpus: bool = False, **settings: object) -> Iterator[Ranks]:
+    def _shared(self, what: str, corpus: Batch, of_corpus: bool = False, **settings: object) -> Iterator[Ranks]:
         """The ranks that share the sentences of a question and agree on its settings; this one alone where sentences
         share a draw."""
         if of_corpus:
@@ -352,13 +366,9 @@ class Fit(Generic[N]):
                 "choices can be summed (per='sentence', fewer slices or atoms, a larger budget=)",
             ) from error
 
-    def _corpus(self, data: object) -> Corpus:
+    def _corpus(self, data: object) -> Batch:
         """Data in any form, as the fit took it."""
-        return corpus_of(self.network, data, missing=self.missing, option=MISSING)
-
-    def _words(self, x: object) -> Corpus:
-        """Sentences of which nothing is observed."""
-        return x if isinstance(x, Corpus) else words_of_corpus(self.network, x)
+        return read_batch(self.network, data, missing=self.missing, option=MISSING)
 
     def _draws(self, most: int, here: Ranks | None = None) -> list[Network]:
         """Nets of the posterior, evenly taken from its samples; the net itself where it has none."""

@@ -15,7 +15,7 @@ from bnet_transformer._core.distributed import Ranks, device_of, ranks
 from bnet_transformer._core.hashing import derive_seed, digest_of
 from bnet_transformer._core.torch_context import own_random, with_gradients
 from bnet_transformer.compiler.plan import MEETING
-from bnet_transformer.data.corpus import Corpus, corpus_of
+from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.errors import BNetError, BudgetError, ReadingError, one_of, room_for, whole, within_memory
 from bnet_transformer.files import checkpoint
 from bnet_transformer.inference.factors import OVER_BUDGET
@@ -99,8 +99,8 @@ def fit(
     habits, network = Habits(every, patience, folder, resume, progress), network_of(net)
     network.one_type()
     one_of("missing", missing, (True, False))
-    corpus = corpus_of(network, data, missing=missing)
-    judge = None if held_out is None else corpus_of(network, held_out, "held_out", missing=missing)
+    corpus = read_batch(network, data, missing=missing)
+    judge = None if held_out is None else read_batch(network, held_out, "held_out", missing=missing)
     learned = learned_of(network, tuple(network.member(name) for name in corpus.evidence), learn, spread)
     objective = Objective(network, learned, whole("budget", budget))
     _check(objective, recipe, corpus)
@@ -119,8 +119,8 @@ def _fitted(
     objective: Objective,
     recipe: Recipe,
     habits: Habits,
-    corpus: Corpus,
-    judge: Corpus | None,
+    corpus: Batch,
+    judge: Batch | None,
     device: torch.device,
 ) -> Fit[Network]:
     settings = {**recipe.told(), "learn": list(objective.learned.names), "sentences": len(corpus)}
@@ -180,7 +180,7 @@ def _with_all(
     objective: Objective,
     recipe: Recipe,
     habits: Habits,
-    corpus: Corpus,
+    corpus: Batch,
     best: Mapping[str, Tensor],
     settings: dict[str, Any],
     here: Ranks,
@@ -211,7 +211,7 @@ def _leave_other(path: Path, network: Network, began: Mapping[str, str]) -> None
         path.unlink()
 
 
-def _split(corpus: Corpus, recipe: Recipe, of_corpus: bool) -> tuple[Corpus, Corpus, str]:
+def _split(corpus: Batch, recipe: Recipe, of_corpus: bool) -> tuple[Batch, Batch, str]:
     """Sentences to learn from, and those by which restarts are judged: the same where there is nothing to choose."""
     count = min(MOST, int(SHARE * len(corpus)))
     if recipe.restarts == 1 or of_corpus or not count:
@@ -243,7 +243,7 @@ def _check_zeros(objective: Objective, recipe: Recipe) -> None:
             raise BNetError(name, expected=wanted, got=got, allowed=allowed)
 
 
-def _check(objective: Objective, recipe: Recipe, corpus: Corpus) -> None:
+def _check(objective: Objective, recipe: Recipe, corpus: Batch) -> None:
     """Refuse what does not go with the net."""
     learned = objective.learned
     _check_zeros(objective, recipe)

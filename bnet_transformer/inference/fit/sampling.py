@@ -15,7 +15,7 @@ from tqdm import tqdm
 from bnet_transformer._core.distributed import Ranks
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.torch_context import reseed
-from bnet_transformer.data.corpus import Corpus
+from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.files import checkpoint
 from bnet_transformer.inference.fit.ascent import ascend
@@ -51,7 +51,7 @@ class Found:
 
 
 def sampled(
-    objective: Objective, recipe: Recipe, habits: Habits, corpus: Corpus, settings: dict[str, Any], ranks: Ranks
+    objective: Objective, recipe: Recipe, habits: Habits, corpus: Batch, settings: dict[str, Any], ranks: Ranks
 ) -> Fit[Network]:
     """A fit with a posterior."""
     if recipe.method == "nuts" and recipe.batch is not None and recipe.batch < len(corpus):
@@ -87,7 +87,7 @@ def _home(network: Network, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _by_svi(
-    objective: Objective, recipe: Recipe, habits: Habits, corpus: Corpus, settings: dict[str, Any], ranks: Ranks
+    objective: Objective, recipe: Recipe, habits: Habits, corpus: Batch, settings: dict[str, Any], ranks: Ranks
 ) -> Found:
     drawn = recipe.choices == "sampled"
     run = (Drawn if drawn else Variational)(objective, recipe, corpus, corpus, ranks, settings)
@@ -107,7 +107,7 @@ def _by_svi(
 
 
 def _by_nuts(
-    objective: Objective, recipe: Recipe, habits: Habits, corpus: Corpus, settings: dict[str, Any], ranks: Ranks
+    objective: Objective, recipe: Recipe, habits: Habits, corpus: Batch, settings: dict[str, Any], ranks: Ranks
 ) -> Found:
     """All chains, a draw of each in turn: whenever they end, each has as many draws.
 

@@ -13,8 +13,9 @@ from tqdm import tqdm
 from bnet_transformer._core.distributed import Ranks, ranks
 from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.data.corpus import Corpus
-from bnet_transformer.data.lengths import sentences_of
+from bnet_transformer.data import Batch, read_batch
+from bnet_transformer.data.dataset import Needs, has_observed
+from bnet_transformer.data.task import check_has_words, infer_task
 from bnet_transformer.errors import BNetError, BudgetError, number, one_of, room_for, seed_of, whole, within_memory
 from bnet_transformer.inference.heads.annealing import settings
 from bnet_transformer.inference.heads.likelihood import Around, likelihood_for
@@ -95,7 +96,7 @@ class _Asked:
     """A question about heads, with all that its answer needs: `data` are all sentences, `runs` this rank's share."""
 
     network: Network
-    data: Corpus
+    data: Batch
     runs: Runs
     sigma: float | None
     interval: float
@@ -267,7 +268,12 @@ def runs_of(
 ) -> Runs:
     """The runs of a net whose heads are gated: its sites, the sentences, how likely they are."""
     network.one_type()
-    corpus: Corpus = sentences_of(network, sentences, seen=seen)
+    check_has_words(network, "sentences")
+    if not seen and not isinstance(sentences, Batch) and has_observed(infer_task(network), sentences):
+        raise BNetError("sentences", expected="sentences alone, where sigma= or output= asks for the output of the net",
+                        got="pairs of sentences and what is observed of them")  # fmt: skip
+    needs: Needs = "optional" if seen else "none"
+    corpus = read_batch(network, sentences, "sentences", observed=needs, option=None, mask_padding=True)
     likelihood = likelihood_for(network, corpus, output)
     wanted = [network.graph.family(name).index for name in likelihood.families]
     found = sites_of(network, role, wanted)

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course, Request
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.seeing import seen
-from bnet_transformer.data.encode import EncodedSentence, encode_sentence
+from bnet_transformer.data import EncodedSentence
 from bnet_transformer.errors import BNetError, BudgetError, ReadingError, unknown
 from bnet_transformer.inference.factors import prior_of
 from bnet_transformer.network import Input, Member, Network
@@ -112,41 +111,6 @@ def _selector(network: Network, member: Member) -> int | None:
         names = ", ".join(network.members[i].family.name for i in tops)
         raise BNetError(member.family.name, expected="heads that one selector draws", got=f"choices {names}")
     return tops[0] if tops else None
-
-
-def intakes_of(network: Network, sentences: object) -> tuple[list[EncodedSentence], set[str]]:
-    """Sentences (text, lists of words, ids, vectors; mappings from stack), and the stacks that are said in vectors."""
-    if isinstance(sentences, str | Mapping) or not isinstance(sentences, Sequence | Tensor | np.ndarray):
-        raise BNetError("sentences", expected="a list of sentences, at least one", got=sentences)
-    if not len(sentences):
-        raise BNetError("sentences", expected="a list of sentences, at least one", got="none")
-    found, vectors = [], set[str]()
-    for k, said in enumerate(sentences):
-        words, x = _parted(said)
-        if x is not None:
-            vectors |= set(x) if isinstance(x, dict) else {network.graph.word_stacks[0]}
-        try:
-            found.append(encode_sentence(network, words, x))
-        except BNetError as error:
-            what = f"sentences[{k}], {error.what}"
-            raise type(error)(what, expected=error.expected, got=error.got, allowed=error.allowed) from error
-    return found, vectors
-
-
-def _parted(said: object) -> tuple[object, object]:
-    """What of a sentence is said in words or ids, and what in vectors."""
-    if not isinstance(said, Mapping):
-        return (None, said) if _is_vectors(said) else (said, None)
-    x = {stack: each for stack, each in said.items() if _is_vectors(each)}
-    return {stack: each for stack, each in said.items() if stack not in x} or None, x or None
-
-
-def _is_vectors(said: object) -> bool:
-    """True for a table of numbers, a row for each word."""
-    if isinstance(said, Tensor | np.ndarray):
-        return said.ndim > 1
-    first = said[0] if isinstance(said, Sequence) and not isinstance(said, str) and len(said) else None
-    return isinstance(first, Sequence | Tensor | np.ndarray) and not isinstance(first, str)
 
 
 def allowed(network: Network, member: Member, words: Mapping[str, int]) -> Tensor:

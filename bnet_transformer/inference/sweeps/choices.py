@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,19 +16,25 @@ from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.inference.batched_states import joint_states
 from bnet_transformer.inference.joint_posterior import joint_log_probs
 from bnet_transformer.inference.query import Query
-from bnet_transformer.inference.sweeps.pairs import Examples
+from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.reference import BUDGET
 from bnet_transformer.world import World, choices, where
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Choices that no value decides (a selector, atoms), every joint state of them, and its log probability for each
-    example, `[state, example]`."""
+    """Choices that no value decides (a selector, atoms) and every joint state of them, `[state, node]`."""
 
     nodes: tuple[int, ...]
     states: Tensor
-    log_probs: Tensor
+    examples: Examples = field(repr=False)
+
+    @cached_property
+    def log_probs(self) -> Tensor:
+        """The log probability of each joint state in each example, `[state, example]`."""
+        module, nodes = self.examples.module, self.nodes
+        each = [joint_log_probs(Query(module, world, nodes=nodes)).reshape(-1) for world in self.examples.worlds]
+        return torch.stack(each, -1)
 
     def __iter__(self) -> Iterator[dict[int, Tensor]]:
         for row in self.states:
@@ -74,11 +81,7 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
                 allowed=allowed,
             )
     states = joint_states([range(world.count_states(node)) for node in free])
-    logs = [
-        joint_log_probs(Query(corrupt.module, each, nodes=tuple(free))).reshape(-1) if free else torch.zeros(1)
-        for each in corrupt.worlds
-    ]
-    return Choices(tuple(free), states, torch.stack(logs, -1))
+    return Choices(tuple(free), states, corrupt)
 
 
 def _may_hang_on_choices(world: World, nodes: Sequence[int]) -> bool:

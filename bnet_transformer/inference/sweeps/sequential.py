@@ -20,7 +20,7 @@ from bnet_transformer.inference.joint_posterior import joint_log_probs, joint_po
 from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.query import Query
 from bnet_transformer.inference.sweeps.cells import Cells
-from bnet_transformer.inference.sweeps.pairs import Examples
+from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.world import Row, World, choices, where
 
 
