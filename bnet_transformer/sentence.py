@@ -267,7 +267,7 @@ class Sentence:
         >>> net = bt.bayesuvius(dim=4, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
         >>> s = net.sentence("the cat sat")
         >>> both, one = s.log_prob({"y_0": "cat", "y_2": "cat"}), s.log_prob({"y_2": "cat"})
-        >>> torch.testing.assert_close((both - one).exp(), s.posterior("y_0", {"y_2": "cat"})[1])
+        >>> torch.testing.assert_close((both - one).exp(), s.posterior("y_0", {"y_2": "cat"})[1], check_dtype=False)
         """
         query = self.state.with_evidence(mapping("evidence", evidence)).query((), budget, atol)
         return inference.joint_log_evidence(query)
