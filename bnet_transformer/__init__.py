@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from bnet_transformer.errors import ReadingError as ReadingError
     from bnet_transformer.errors import UnknownNameError as UnknownNameError
     from bnet_transformer.inference.circuits import circuit as circuit
+    from bnet_transformer.inference.explain import explain as explain
     from bnet_transformer.inference.fit import fit as fit
     from bnet_transformer.inference.heads import inclusion as inclusion
     from bnet_transformer.inference.heads import roles as roles
@@ -73,6 +74,7 @@ __all__ = [
     "decoder",
     "encoder",
     "encoder_decoder",
+    "explain",
     "fit",
     "from_pretrained",
     "geometric",
@@ -111,6 +113,7 @@ _HOME = {
     "decoder": "models",
     "encoder": "models",
     "encoder_decoder": "models",
+    "explain": "inference.explain",
     "fit": "inference.fit",
     "from_pretrained": "pretrained",
     "geometric": "models",
