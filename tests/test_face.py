@@ -47,7 +47,7 @@ def test_a_new_file_in_models_is_a_new_architecture(tmp_path):
     package = Path(bt.__file__).parent
     shutil.copytree(package, tmp_path / "bnet_transformer", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "bnet_transformer" / "models" / "plain.py").write_text(
-        "from bnet_transformer.face import BNet\n"
+        "from bnet_transformer.bnet import BNet\n"
         "from bnet_transformer.network import Declaration, Node, Stack\n"
         "from bnet_transformer.tpm import Add, Given\n"
         "def plain(dim):\n"

@@ -13,8 +13,9 @@ from bnet_transformer.errors import BNetError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bnet_transformer.face import BNet, Sentence
+    from bnet_transformer.bnet import BNet
     from bnet_transformer.inference.sweeps import Sweep
+    from bnet_transformer.sentence import Sentence
 
 FORMATS = (*outputs.PICTURES, *outputs.TABLES)
 

@@ -16,7 +16,7 @@ from bnet_transformer.data.words import name_of_sentence, split_words, to_intege
 from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, mapping, shown, unknown
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm.arrays import is_plain, own_tensor
-from bnet_transformer.world import World, support, words_read
+from bnet_transformer.world import World, words_read
 
 Tokens = dict[str, tuple[str, ...]]
 
@@ -284,7 +284,7 @@ def encode_value(world: World, node: int, value: object, *, evidence: bool) -> T
     if isinstance(value, str):
         value = _state_of_label(world.network, member, name, value)
     if discrete and (member.tpm.reads_by_index or _is_index(value)):
-        count = support(world, node)
+        count = world.count_states(node)
         state = _index(name, value, f"a state from 0 to {count - 1}")
         if not 0 <= state < count:
             raise EvidenceError(name, expected=f"a state from 0 to {count - 1}", got=value)

@@ -116,7 +116,7 @@ def _tells_words(readout: Member, words: WordEncoder, among: int) -> bool:
 
 def later(network: Network, member: Member, stack: str) -> str | None:
     """The first arrow above a node by which a word learns of later words of a stack; None if there is none."""
-    needed = above(network, member)
+    needed = network.ancestral_members(member)
     decided = decided_by(network, needed)
     for child in needed:
         for given in child.inputs:
@@ -126,18 +126,6 @@ def later(network: Network, member: Member, stack: str) -> str | None:
             if child.family.words != stack or parent.words != stack or not backward(given.reach):
                 return f"{parent.name} -> {child.family.name} ({given.reach})"
     return None
-
-
-def above(network: Network, member: Member) -> list[Member]:
-    """A node and all its ancestors, in order."""
-    ancestors = {member.family.index}
-    todo = [member.family.index]
-    while todo:
-        parents = {bundle.parent for bundle in network.graph.into[todo.pop()]} - ancestors
-        ancestors |= parents
-        todo += parents
-    order = [index for group in network.graph.groups for index in group if index in ancestors]
-    return [network.members[index] for index in order]
 
 
 def decided_by(network: Network, members: list[Member]) -> dict[int, frozenset[str]]:

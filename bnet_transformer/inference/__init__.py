@@ -25,6 +25,7 @@ from bnet_transformer.inference.surgery import (
     matching,
     value_for,
 )
+from bnet_transformer.inference.tan_of_corpus import tan_of_corpus
 
 __all__ = [
     "Answers",
@@ -60,6 +61,7 @@ __all__ = [
     "reads",
     "sample",
     "tan",
+    "tan_of_corpus",
     "tan_tree",
     "value_for",
 ]

@@ -78,7 +78,7 @@ def arrow_weights(query: Query, answers: Answers, selection: Selection) -> dict[
     reading = {
         member.family.index: member
         for member in members
-        if asking.reads_words(member) and member.tpm.has_reading and ground.kept(member.family, selection)
+        if member.reads_words and member.tpm.has_reading and ground.kept(member.family, selection)
     }
     answers.prepare([m for m in reading.values() if answers.route_reading(m).algorithm == "compiled"])
     rows, weights = {}, dict[tuple[int, int], float]()

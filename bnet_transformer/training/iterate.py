@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.torch_context import own_random, reseed
-from bnet_transformer.compiler import Module
+from bnet_transformer.compiler import Module, Request
 from bnet_transformer.compiler.module import output_of
 from bnet_transformer.compiler.seeing import seen
-from bnet_transformer.data.task import Task, above, check_has_words, infer_task, later
+from bnet_transformer.data.task import Task, check_has_words, infer_task, later
 from bnet_transformer.data.words import to_reals
 from bnet_transformer.errors import BNetError, one_of, room_for, seed_of, unknown, whole, within_memory
 from bnet_transformer.network import Member, Network, network_of
@@ -145,7 +145,7 @@ def teller_of(network: Network) -> Teller:
         wanted = "a net with one real-valued readout, or state, that tells a word"
         told = ", ".join(f"{each} ({type(network.member(each).tpm).__name__})" for each in names)
         raise BNetError("iterate", expected=wanted, got=told, allowed="generate, for words of a vocabulary")
-    needed = above(network, member)
+    needed = network.ancestral_members(member)
     _check_inputs(task, needed)
     if member.shape != task.words[home].member.shape:
         expected = f"words of shape {task.words[home].member.shape}, as are read"
@@ -233,9 +233,7 @@ def _telling(module: Module, teller: Teller, *, sample: bool, compile: bool) -> 
     if not compile:
         return tell
     name = "drawn" if sample else "mean"
-    if name not in module.compiled:
-        module.compiled[name] = torch.compile(tell)
-    return module.compiled[name]
+    return module.memoize(("rollout", name), lambda: torch.compile(tell))
 
 
 def _mean(module: Module, teller: Teller, x: Values) -> Tensor:
@@ -249,7 +247,7 @@ def _mean(module: Module, teller: Teller, x: Values) -> Tensor:
 def _drawn(module: Module, teller: Teller, x: Values) -> Tensor:
     """The words that are told, drawn from their distributions."""
     member = teller.member
-    course, _ = module.course((member.family.name,), x)
+    course, _ = module.run(Request((member.family.name,), x))
     at, parents = seen(course, member)
     distribution = member.tpm.distribution(at, *parents)
     lead = [len(x[teller.stack]), *[1] * (course.layout.rank - 1)]  # no open choices: the batch leads

@@ -24,7 +24,7 @@ from bnet_transformer.data.task import check_has_words, infer_task
 from bnet_transformer.errors import BNetError, FileError, number, one_of, whole, within_memory
 from bnet_transformer.files import as_path
 from bnet_transformer.files.checkpoint import CHANGEABLE, NAME, diverged, kept_by, path_of, read
-from bnet_transformer.network import Network
+from bnet_transformer.network import Network, network_of
 from bnet_transformer.training.captured import recorder_of
 from bnet_transformer.training.objective import Loss
 from bnet_transformer.training.result import N, Trained
@@ -90,7 +90,7 @@ def train(
         batch, smoothing, rate, schedule, warmup, dim, betas, eps, weight_decay, clip, precision, words, seed
     )
     habits = Habits(steps, epochs, every, patience, folder, resume, bound, progress)
-    network = _network(net)
+    network = network_of(net)
     if loss is not None and not callable(loss):
         raise BNetError("loss", expected="a function loss(module, batch)", got=loss)
     check_has_words(network, "train", "bt.fit")
@@ -103,7 +103,7 @@ def train(
 
 def kept(net: N, folder: str | Path, *, best: bool = False) -> Trained[N]:
     """What the checkpoint in a folder holds: the net as it was then, or the `best` by its held-out loss; the losses."""
-    network, path = _network(net), as_path(folder)
+    network, path = network_of(net), as_path(folder)
     one_of("best", best, (True, False))
     found = read(path / NAME if path.is_dir() else path, network)
     parameters = found.part("best" if best else "net")
@@ -320,10 +320,3 @@ def asked_to_stop() -> Iterator[list[int]]:
         yield asked
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _network(net: object) -> Network:
-    found = net if isinstance(net, Network) else getattr(net, "network", None)
-    if not isinstance(found, Network):
-        raise BNetError("net", expected="a net", got=net)
-    return found

@@ -18,7 +18,7 @@ from bnet_transformer._core.torch_context import reseed
 from bnet_transformer.compiler import Module
 from bnet_transformer.data import Batch, Dataset
 from bnet_transformer.data.examples import ExampleReader
-from bnet_transformer.data.task import Task, above
+from bnet_transformer.data.task import Task
 from bnet_transformer.errors import BNetError, number, one_of, put, seed_of, whole
 from bnet_transformer.files import checkpoint
 from bnet_transformer.network import Member
@@ -110,13 +110,13 @@ class Run:
         self.network, self.recipe, self.ranks, self.settings = network, recipe, ranks, dict(settings)
         self.module = Module(network.with_parameters(own))
         if loss is None:
-            read = {m.owner for readout in task.readouts for m in above(network, readout)}
+            read = {m.owner for readout in task.readouts for m in network.ancestral_members(readout)}
             for name, value in self.module.store.items():
                 value.requires_grad_(value.requires_grad and name.rpartition("/")[0] in read)
         self.objective = Objective(self.module, task, recipe.smoothing, loss)
         if compile:
             self.objective.compile()
-        self.looks = loss is not None and not (compile and ranks.device.type == "cuda")  # no second code is made then
+        self.checks = not (compile and ranks.device.type == "cuda")  # what is compiled is compiled once
         self.spread: nn.Module = spread(self.objective, ranks, shard=shard, known_use=loss is None)
         self.named = [(k.replace("/", "."), v) for k, v in self.module.store.items() if v.requires_grad]
         if not self.named:
@@ -145,9 +145,9 @@ class Run:
         count, device = self.objective.count(batch), self.ranks.device
         if not count:
             raise BNetError("data", expected="something that is observed in every batch", got="nothing")
-        self.module.looks = self.looks and (device.type == "cpu" or not self.step)
+        self.module.check_values = self.checks and (device.type == "cpu" or not self.step)  # for a loss of the user
         if batch.mask is not None and self.objective.loss is None:
-            self.module.look(self.objective.wanted, batch.x, batch.mask)
+            self.module.check_mask(self.objective.wanted, batch.x, batch.mask)
         if self.ranks.world > 1:
             batch = batch.shard(self.ranks.rank, self.ranks.world)
         numbers = {"count": count, "asked": asked} if self.ranks.world > 1 else {"count": count}

@@ -8,9 +8,10 @@ ERROR = "raised by the package"
 REASONS = {
     **dict.fromkeys(
         [
-            *("inference.Samples", "structure.Separation", "graph.Trail", "inference.Counterfactual", "inference.Path"),
+            *("inference.Samples", "graph.Separation", "graph.Trail", "inference.Counterfactual", "inference.Path"),
             *("inference.Reads", "inference.Tan", "inference.TanTree", "inference.CorpusTan", "inference.Inclusion"),
-            *("inference.Damage", "inference.heads.Roles", "inference.circuits.Circuit", "viz.Quotient", "viz.Picture"),
+            *("inference.Damage", "inference.heads.Roles", "inference.circuits.Circuit", "graph.Quotient"),
+            "viz.Picture",
             *("inference.sweeps.Sweep", "inference.sweeps.Mediation", "training.Trained", "training.Generated"),
             *("inference.fit.Fit", "inference.fit.Heads", "inference.fit.Comparison", "inference.fit.Check"),
             *("cost.Cost", "cost.SliceCost", "cost.Row", "cost.Polynomial", "equations.Equation"),
@@ -40,7 +41,7 @@ REASONS = {
         ERROR,
     ),
     "Sentence": "`net.sentence` makes it",
-    "compiler.Module.course": "a step of the package's own readings, with what `forward` has checked",
+    "compiler.Module.run": "a step of the package's own readings, with what `forward` has checked",
     "pretrained.Family": "a table of an adapter's own; `register` reads it",
     "pretrained.Where": "a table of an adapter's own; `register` reads it",
     "equations.Equations": RESULT,

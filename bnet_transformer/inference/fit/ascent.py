@@ -69,8 +69,8 @@ class Ascent:
         self.judges = self.full if judge is corpus else self.whole(judge)
         for part in (corpus, judge):
             if part.mask is not None:
-                objective.module.look(tuple(part.evidence), part.x, part.mask)
-        objective.module.looks = False  # all else was looked at when it became a corpus
+                objective.module.check_mask(tuple(part.evidence), part.x, part.mask)
+        objective.check_values = False  # all else was looked at when it became a corpus
         for part in (*self.full, *self.judges) if recipe.choices == "exact" else ():
             objective.keep(part)
         self.batch = len(corpus) if objective.of_corpus else min(recipe.batch or USUAL, len(corpus))

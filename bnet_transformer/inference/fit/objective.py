@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.course import Course
-from bnet_transformer.compiler.seeing import count_states, states
+from bnet_transformer.compiler.seeing import states
 from bnet_transformer.data import Batch, Evidence
-from bnet_transformer.data.task import above
 from bnet_transformer.errors import BNetError, listed
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
-from bnet_transformer.inference.exact import ATOL, keeps
+from bnet_transformer.inference.exact import keeps
 from bnet_transformer.inference.factors import Factor, prior_of, question_to_factors, table_entries
 from bnet_transformer.network import Member, Network
+from bnet_transformer.reference import ATOL
 
 LOG_EVIDENCE, LOG_POSTERIOR = "log evidence", "log posterior density"  # what the parameters of a fit are judged by
 Parameters = Mapping[str, Tensor]
@@ -47,7 +47,7 @@ class Learned:
 
 def learned_of(network: Network, readouts: tuple[Member, ...], learn: object, spread: float | None) -> Learned:
     """The parameters above the readouts that may be learned, those of `learn` where it names some."""
-    read = {member.owner: member for readout in readouts for member in above(network, readout)}
+    read = {member.owner: member for readout in readouts for member in network.ancestral_members(readout)}
     known = [name for name in network.parameters if name in network.learnable and name.rpartition(".")[0] in read]
     if learn is not None:
         wanted = listed("learn", learn, str)
@@ -78,6 +78,7 @@ class Objective(nn.Module):
             value.requires_grad_(False)
         self.module.eval()
         self.network, self.learned, self.budget = network, learned, budget
+        self.check_values = True
         self._kept: WeakKeyDictionary[Batch, tuple[Course, list[Factor]]] = WeakKeyDictionary()
 
     @property
@@ -111,7 +112,16 @@ class Objective(nn.Module):
         evidence, x, mask = corpus.evidence, corpus.x, corpus.mask
         given = corpus.given
         course, factors = question_to_factors(
-            self.module, evidence, None, x, mask, do=do, given=given, atol=ATOL, budget=self.budget
+            self.module,
+            evidence,
+            None,
+            x,
+            mask,
+            do=do,
+            given=given,
+            atol=ATOL,
+            budget=self.budget,
+            check_values=self.check_values,
         )
         return ask(course, factors)
 
@@ -195,7 +205,7 @@ class Objective(nn.Module):
             place = course.layout.enumerated.index(family.index)
             batch = 1 if selector.scope == "corpus" else batch_of(factors, course)
             shape = full_shape(course, family.plates, family.words, batch)
-            shape[place] = count_states(course, family.index)
+            shape[place] = course.count_states(family.index)
             tilt = torch.zeros(shape, dtype=course.log_dtype, device=course.device)
             share: Tensor
             share = torch.func.grad(lambda tilt: eliminated(course, [*factors, Factor(selector, tilt)]).sum())(tilt)

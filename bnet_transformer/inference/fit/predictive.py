@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.torch_context import own_random, reseed, with_gradients
-from bnet_transformer.compiler import Module
+from bnet_transformer.compiler import Module, Request
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.data import Batch
-from bnet_transformer.data.task import above
 from bnet_transformer.errors import BNetError, mapping
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
 from bnet_transformer.inference.exact import keeps, posterior
@@ -36,7 +35,8 @@ def predicted(network: Network, name: str, parts: Sequence[Batch], budget: int) 
         each = [posterior(module, name, {}, p.x, p.mask, given=p.given, budget=budget) for p in parts]
         return torch.cat(each)
     graph = network.graph
-    free = [m.family.index for m in above(network, member) if m.tpm.kind == "discrete" and graph.out_of[m.family.index]]
+    above = network.ancestral_members(member)
+    free = [m.family.index for m in above if m.tpm.kind == "discrete" and graph.out_of[m.family.index]]
     for part in parts[:1]:
         _, words, *_ = module.inputs(part.x, part.given)
         check_budget(network, member.family.index, {*free}, set(), words, budget)
@@ -47,7 +47,7 @@ def _mean(module: Module, member: Member, free: list[int], corpus: Batch) -> Ten
     """`E[y | x]` of a real readout, `[sentence, word, feature]`, the free choices summed out."""
     network, name = module.network, member.family.name
     with torch.no_grad():
-        course, _ = module.course((name,), corpus.x, corpus.mask, given=corpus.given, enumerate_too=frozenset(free))
+        course, _ = module.run(Request((name,), corpus.x, corpus.mask, corpus.given, enumerate_too=frozenset(free)))
         at, parents = seen(course, member)
         mean = member.tpm.distribution(at, *parents).mean
         priors = [Factor(network.members[i], prior_of(course, i, network.members[i])) for i in free]

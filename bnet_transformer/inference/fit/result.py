@@ -17,7 +17,7 @@ from bnet_transformer._core.distributed import Ranks, by_itself, device_of, rank
 from bnet_transformer.compiler import Module
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.task import infer_fit_task
-from bnet_transformer.errors import BNetError, BudgetError, ReadingError, methods_within_memory, unknown, whole
+from bnet_transformer.errors import BNetError, BudgetError, ReadingError, unknown, whole, within_memory
 from bnet_transformer.errors import share as check_share
 from bnet_transformer.inference.exact import posterior
 from bnet_transformer.inference.fit.comparing import compared, gains, held_by_both
@@ -35,7 +35,8 @@ from bnet_transformer.inference.fit.heads import Heads, heads_of, parted, source
 from bnet_transformer.inference.fit.matching import Comparison, words_present
 from bnet_transformer.inference.fit.objective import LOG_EVIDENCE, Objective, learned_of
 from bnet_transformer.inference.fit.predictive import Check, checked, predicted
-from bnet_transformer.network import Member, Network
+from bnet_transformer.network import Member, Network, network_of
+from bnet_transformer.reference import BUDGET
 from bnet_transformer.training.result import N
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ MISSING = "bt.fit(..., missing=True)"  # its questions take NaN as it does
 MOST = 2**26  # numbers of a table of log likelihoods that is still made
 
 
-@methods_within_memory
 @dataclass(frozen=True)
 class Fit(Generic[N]):
     """A fitted net, and how it came to be.
@@ -72,7 +72,7 @@ class Fit(Generic[N]):
     finished: bool = True
     approximate: str | None = None
     learned: tuple[str, ...] = field(default=(), repr=False)
-    budget: int = field(default=2**16, repr=False)
+    budget: int = field(default=BUDGET, repr=False)
     bounds: tuple[float, ...] = field(default=(), repr=False)
     measured: tuple[tuple[int, int, float], ...] = field(default=(), repr=False)
     samples: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
@@ -89,7 +89,7 @@ class Fit(Generic[N]):
     @property
     def network(self) -> Network:
         """The declaration with the fitted parameters."""
-        return self.net if isinstance(self.net, Network) else self.net.network
+        return network_of(self.net)
 
     @property
     def selectors(self) -> tuple[str, ...]:
@@ -124,6 +124,7 @@ class Fit(Generic[N]):
         """The heads of the first selector."""
         return self.heads_of()
 
+    @within_memory("heads_of")
     def heads_of(self, selector: str | None = None) -> Heads:
         """The heads of a selector: usage, effective and dead heads, invariants; of a posterior their means."""
         chosen = self._selector(selector)
@@ -159,6 +160,7 @@ class Fit(Generic[N]):
             found = likelihoods(objective, own, sets).T if len(own) else torch.zeros(0)
             return self._home(here.all_gather(found)).T.reshape(*lead, -1)
 
+    @within_memory("interval")
     def interval(self, name: str, share: float = 0.9) -> tuple[Tensor, Tensor]:
         """Between which values a parameter, or `A x_1` or `OV x_1` of the heads, lies with a probability.
 
@@ -175,6 +177,7 @@ class Fit(Generic[N]):
             raise unknown("parameter", name, [*self.samples, *invariants])
         return found
 
+    @within_memory("responsibilities")
     def responsibilities(self, data: object, *, selector: str | None = None) -> Tensor:
         """The probability of each head given a sentence and what is observed of it, `P(c | x, y)`.
 
@@ -188,6 +191,7 @@ class Fit(Generic[N]):
         """
         return self._responsibilities(self._corpus(data), self._selector(selector).family.name)
 
+    @within_memory("predict")
     def predict(self, data: object = None, *, readout: str | None = None) -> Tensor:
         """Predict a readout from sentences alone: the choices are summed out.
 
@@ -209,6 +213,7 @@ class Fit(Generic[N]):
                 total = total + found if k else found
             return self._home(here.all_gather(total))
 
+    @within_memory("log_likelihood")
     def log_likelihood(self, data: object) -> Tensor:
         """`log P(y | x)` of each sentence, under the net; of a posterior, the log of the mean over its draws."""
         corpus = self._corpus(data)
@@ -223,6 +228,7 @@ class Fit(Generic[N]):
             mean = torch.stack(found).logsumexp(0) - math.log(len(found)) if found else torch.zeros(0)
             return self._home(here.all_gather(mean))
 
+    @within_memory("check")
     def check(self, data: object, statistics: object = None, *, draws: int = 100, readout: str | None = None) -> Check:
         """Posterior predictive checks: statistics of the data beside those of so many draws of as many sentences."""
         corpus = self._corpus(data)
@@ -231,6 +237,7 @@ class Fit(Generic[N]):
         states = member.tpm.states if member.tpm.kind == "discrete" else None
         return checked(lambda k: nets[k % len(nets)], member.family.name, corpus, statistics, draws, states)
 
+    @within_memory("compare")
     def compare(self, other: Any, data: object = None, *, selector: str | None = None) -> Comparison:
         """This fit beside another on the same (held-out) sentences: heads matched, ARI, difference of likelihoods.
 
@@ -249,6 +256,7 @@ class Fit(Generic[N]):
         by, gain = gains(self, other, corpora, told=told)
         return compared(shares, words_present(chosen[0], corpora[0]), heads, by, gain)
 
+    @within_memory("to_arviz")
     def to_arviz(self) -> az.InferenceData:
         """The samples as ArviZ's InferenceData: posterior, invariants of the labels of heads, log likelihoods."""
         from bnet_transformer.inference.fit.samples import to_arviz

@@ -18,14 +18,14 @@ from bnet_transformer.compiler.plan import MEETING
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.errors import BNetError, BudgetError, ReadingError, one_of, room_for, whole, within_memory
 from bnet_transformer.files import checkpoint
-from bnet_transformer.inference.exact import BUDGET
 from bnet_transformer.inference.factors import OVER_BUDGET
 from bnet_transformer.inference.fit.ascent import Ascent, ascend
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.inference.fit.recipe import Habits, Recipe
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.sampling import sampled
-from bnet_transformer.network import Network
+from bnet_transformer.network import Network, network_of
+from bnet_transformer.reference import BUDGET
 from bnet_transformer.training.result import N
 
 WAYS = {  # what a fit can do about choices that cannot be summed, for what other questions can do
@@ -96,7 +96,8 @@ def fit(
         draws, warmup, choices, seed,
     )  # fmt: skip
     recipe.refuse_untaken([k for k, v in (("patience", patience), ("held_out", held_out)) if v is not None])
-    habits, network = Habits(every, patience, folder, resume, progress), _network(net)
+    habits, network = Habits(every, patience, folder, resume, progress), network_of(net)
+    network.one_type()
     one_of("missing", missing, (True, False))
     corpus = read_batch(network, data, missing=missing)
     judge = None if held_out is None else read_batch(network, held_out, "held_out", missing=missing)
@@ -112,14 +113,6 @@ def fit(
         raise type(error)(error.what, expected=error.expected, got=error.got, allowed=WAYS[error.allowed]) from error
     made = found.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(found.net)
     return replace(found, net=made, missing=missing, data=corpus)  # type: ignore[return-value]
-
-
-def _network(net: object) -> Network:
-    network = net if isinstance(net, Network) else getattr(net, "network", None)
-    if not isinstance(network, Network):
-        raise BNetError("net", expected="a net", got=net)
-    network.one_type()
-    return network
 
 
 def _fitted(

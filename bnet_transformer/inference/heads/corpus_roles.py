@@ -29,7 +29,7 @@ from bnet_transformer.errors import BNetError, number, one_of, room_for, seed_of
 from bnet_transformer.inference.heads.reading import Readers, allowed, readers_of, readings
 from bnet_transformer.inference.heads.relations import ONE_STACK, SEPARATORS, TOKENS, Pair, relations_of
 from bnet_transformer.inference.heads.shares import Tally
-from bnet_transformer.network import Network
+from bnet_transformer.network import Network, network_of
 from bnet_transformer.tpm.arrays import in_numpy
 
 if TYPE_CHECKING:
@@ -184,9 +184,7 @@ def roles(
     >>> found.relations, found.mean.shape
     (('same', 'previous', 'next', 'other'), torch.Size([1, 2, 4]))
     """
-    network = net if isinstance(net, Network) else getattr(net, "network", None)
-    if not isinstance(network, Network):
-        raise BNetError("net", expected="a net", got=net)
+    network = network_of(net)
     one_of("unit", unit, UNITS)
     if not number("interval", interval, above=0) < 1:
         raise BNetError("interval", expected="a share between 0 and 1", got=interval)

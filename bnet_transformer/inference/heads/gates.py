@@ -25,7 +25,7 @@ from bnet_transformer.inference.heads.relaxed import passes_of, relaxed
 from bnet_transformer.inference.heads.result import MEASURES, Damage, Inclusion, counts_of, order_by
 from bnet_transformer.inference.heads.runs import Runs
 from bnet_transformer.inference.heads.sites import sites_of
-from bnet_transformer.network import Network
+from bnet_transformer.network import Network, network_of
 
 MOST = 12  # heads of a slice, for all settings of their gates
 BUDGET = 2**17  # runs of one slice: sentences times settings
@@ -78,7 +78,7 @@ def inclusion(
     whole("rounds", rounds, least=3)
     whole("memory", memory)
     seed_of(seed)
-    network = _network(net)
+    network = network_of(net)
     runs = runs_of(network, sentences, output, role, seen=sigma is None and output is None)
     room_for(f"{draws} draws", 8 * draws * len(runs.sites) * runs.heads, "fewer draws=")
     if method == "exact":
@@ -283,13 +283,6 @@ def runs_of(
         value.requires_grad_(False)
     runs = Runs(module, found, corpus, likelihood, found[0].heads)
     return replace(runs, corpus=corpus.to(runs.like.device))
-
-
-def _network(net: object) -> Network:
-    network = net if isinstance(net, Network) else getattr(net, "network", None)
-    if not isinstance(network, Network):
-        raise BNetError("net", expected="a net", got=net)
-    return network
 
 
 def _check_budget(runs: Runs, budget: int) -> None:

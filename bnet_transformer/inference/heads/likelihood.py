@@ -14,9 +14,9 @@ from bnet_transformer.compiler.module import Module, output_of
 from bnet_transformer.compiler.plan import Plan
 from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError, ReadingError
-from bnet_transformer.inference.exact import ATOL
 from bnet_transformer.inference.factors import evidence_in, likelihood_of, where_seen
 from bnet_transformer.network import Network
+from bnet_transformer.reference import ATOL
 
 
 @dataclass(frozen=True)

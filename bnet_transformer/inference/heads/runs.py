@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.distributed import ALONE, Ranks
-from bnet_transformer.compiler.course import Course
+from bnet_transformer.compiler.course import Course, Request
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.plan import Plan
 from bnet_transformer.data import Batch
@@ -73,7 +73,7 @@ class Runs:
             yield Part(which, corpus, {name: found[name] for name in kept}, full)
 
     def _values(self, names: list[str], corpus: Batch) -> dict[str, Tensor]:
-        course, plan = self.module.course(tuple(names), corpus.x, training=False)
+        course, plan = self.module.run(Request(tuple(names), corpus.x, training=False))
         self.likelihood.check(plan, self.module.network)
         own = zip(names, plan.wanted, strict=True)
         return {name: self.module.wanted(course, name, index) for name, index in own}
@@ -108,7 +108,7 @@ class Runs:
 
     def course(self, corpus: Batch, **options: Mapping[str, Tensor]) -> tuple[Course, Plan]:
         """A run as the likelihood asks for it."""
-        course, plan = self.module.course(self.likelihood.families, corpus.x, training=False, **options)  # type: ignore[arg-type]
+        course, plan = self.module.run(Request(self.likelihood.families, corpus.x, training=False, **options))  # type: ignore[arg-type]
         self.likelihood.check(plan, self.module.network)
         return course, plan
 
