@@ -39,13 +39,13 @@ def read_columns(network: Network, task: Task, data: object, what: str) -> tuple
         BNetError: where a column is missing, of another length or of another shape.
         UnknownNameError: for a node that the net does not have.
     """
-    told = _by_node(task, data, what)
+    by_node = _by_node(task, data, what)
     given: dict[str, Tensor] = {}
     observed: dict[str, Tensor] = {}
     reader = ExampleReader(task)
     random = {member.family.name: member for member in task.readouts}
     inputs = {m.family.name: m for m in network.members if m.tpm.kind == "input"}
-    for name, column in told.items():
+    for name, column in by_node.items():
         if name not in random and name not in inputs:
             raise unknown(f"node of {what}", name, [*random, *inputs])
         member = random.get(name) or inputs[name]
@@ -58,7 +58,7 @@ def read_columns(network: Network, task: Task, data: object, what: str) -> tuple
         else:
             observed[name] = reader.observed(member, _with_missing(network, member, _of_series(member, column)))
     needed = [m.family.name for m in network.members if m.tpm.kind == "input" and m.tpm.default is None]
-    missing = [name for name in needed if name not in told]
+    missing = [name for name in needed if name not in by_node]
     if missing:
         raise BNetError(what, expected="a column for every given node", got=f"none for {', '.join(missing)}")
     counts = {name: len(value) if value.dim() else 0 for name, value in {**given, **observed}.items()}
@@ -75,21 +75,21 @@ def read_columns(network: Network, task: Task, data: object, what: str) -> tuple
 def _by_node(task: Task, data: object, what: str) -> dict[str, object]:
     """A column for each node."""
     if isinstance(data, Mapping):
-        found = dict(data)
+        by_node = dict(data)
     elif is_frame(data):
-        found = {name: data[name] for name in data.columns}
+        by_node = {name: data[name] for name in data.columns}
     elif isinstance(data, Sequence) and data and all(isinstance(row, Mapping) for row in data):
         names = dict.fromkeys(name for row in data for name in row)
-        found = {name: [row.get(name) for row in data] for name in names}
+        by_node = {name: [row.get(name) for row in data] for name in names}
     else:
         leaves = [m.family.name for m in task.readouts if not task.network.graph.out_of[m.family.index]]
         alone = isinstance(data, Tensor | np.ndarray | Sequence) and not isinstance(data, str) and len(data)
         if len(leaves) != 1 or not alone:
             raise BNetError(what, expected=COLUMNS, got=data)
-        found = {leaves[0]: data}
-    if not found or not all(isinstance(name, str) for name in found):
+        by_node = {leaves[0]: data}
+    if not by_node or not all(isinstance(name, str) for name in by_node):
         raise BNetError(what, expected=COLUMNS, got=data)
-    return found
+    return by_node
 
 
 def is_frame(data: Any) -> TypeGuard[Any]:

@@ -172,8 +172,8 @@ def read_batch(
         raise BNetError(what, expected=wanted, got=error.got, allowed=error.allowed) from error
     examples = [cast(Callable[[int], Example], dataset.example)(k) for k in range(dataset.size or 0)]
     for k, example in enumerate(examples):
-        words, seen = ({n: v[None] for n, v in each.items()} for each in (example.words, example.observed))
-        check_numbers(what, words, seen, missing, option, k)
+        words, values = ({n: v[None] for n, v in each.items()} for each in (example.words, example.observed))
+        check_numbers(what, words, values, missing, option, k)
     return _check_observed(pad_examples(task, examples, mask_padding=mask_padding), what)
 
 
@@ -209,9 +209,9 @@ def _read_columns(
     """The batch of a net without words: columns of its nodes; None where it has no inputs."""
     if data is None and observed == "none":
         return Batch({})
-    given, seen = read_columns(network, infer_fit_task(network), data, what)
-    check_numbers(what, given, seen, missing, option)
-    evidence = {} if observed == "none" else {name: split_gaps(value) for name, value in seen.items()}
+    given, values = read_columns(network, infer_fit_task(network), data, what)
+    check_numbers(what, given, values, missing, option)
+    evidence = {} if observed == "none" else {name: split_gaps(value) for name, value in values.items()}
     return _check_observed(Batch({}, None, evidence, given), what).like(network)
 
 

@@ -108,13 +108,13 @@ class ExampleReader:
             if stack not in row:
                 raise BNetError("example", expected=f"words of stack {stack!r}", got=f"only {', '.join(row)}")
             words[stack] = of.encode(row[stack])
-        told = task.next_word
+        next_word = task.next_word
         expected = () if self.inputs_only else readouts or [name for name in row if name not in task.words]
         for name in expected:
             if name in row:
                 observed[name] = self.observed(readouts.get(name), row[name])
-            elif told is not None:
-                words[told], observed[name] = self._shifted(told, words[told])
+            elif next_word is not None:
+                words[next_word], observed[name] = self._shifted(next_word, words[next_word])
             else:
                 raise BNetError("example", expected=f"what is observed of {name}", got=f"only {', '.join(row)}")
         for stack, of in task.words.items():

@@ -100,18 +100,18 @@ def _next_word(network: Network, readouts: tuple[Member, ...], words: dict[str, 
     """The stack whose next word the one readout tells, having read no later word."""
     if len(readouts) != 1:
         return None
-    (told,) = readouts
-    stack = told.family.words
-    if stack is None or told.family.plates or not _tells_words(told, words[stack], among=len(words)):
+    (readout,) = readouts
+    stack = readout.family.words
+    if stack is None or readout.family.plates or not _tells_words(readout, words[stack], among=len(words)):
         return None
-    return stack if later(network, told, stack) is None else None
+    return stack if later(network, readout, stack) is None else None
 
 
-def _tells_words(told: Member, words: WordEncoder, among: int) -> bool:
+def _tells_words(readout: Member, words: WordEncoder, among: int) -> bool:
     """True for a readout whose values are words of a stack; of real-valued words, where there are several stacks."""
-    if told.tpm.kind == "discrete":
-        return told.tpm.states is not None and told.tpm.states == words.states
-    return among > 1 and words.states is None and told.shape == words.member.shape
+    if readout.tpm.kind == "discrete":
+        return readout.tpm.states is not None and readout.tpm.states == words.states
+    return among > 1 and words.states is None and readout.shape == words.member.shape
 
 
 def later(network: Network, member: Member, stack: str) -> str | None:
@@ -130,9 +130,9 @@ def later(network: Network, member: Member, stack: str) -> str | None:
 
 def decided_by(network: Network, members: list[Member]) -> dict[int, frozenset[str]]:
     """For each family the stacks whose words decide its value; families in order, their ancestors among them."""
-    found: dict[int, frozenset[str]] = {}
+    stacks: dict[int, frozenset[str]] = {}
     for member in members:
         index, words = member.family.index, member.family.words
-        parents = (found.get(bundle.parent, frozenset()) for bundle in network.graph.into[index])
-        found[index] = frozenset(({words} if words is not None else set()).union(*parents))
-    return found
+        parents = (stacks.get(bundle.parent, frozenset()) for bundle in network.graph.into[index])
+        stacks[index] = frozenset(({words} if words is not None else set()).union(*parents))
+    return stacks
