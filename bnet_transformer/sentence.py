@@ -18,7 +18,7 @@ from bnet_transformer.errors import BNetError, mapping, one_of, room_for, seed_o
 from bnet_transformer.graph import Ground, Quotient, Selection, Separation, StructureQueries, Trail
 from bnet_transformer.graph.queries import Names, names_of
 from bnet_transformer.graph.trails import LIMIT
-from bnet_transformer.inference import Counterfactual, Inclusion, Reads, Samples, SentenceState, Tan, TanTree
+from bnet_transformer.inference import Counterfactual, Inclusion, Reads, Route, Samples, SentenceState, Tan, TanTree
 from bnet_transformer.viz import Picture, figures
 from bnet_transformer.viz.figures import Path
 from bnet_transformer.viz.page import notebook
@@ -267,7 +267,7 @@ class Sentence:
         >>> net = bt.bayesuvius(dim=4, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
         >>> s = net.sentence("the cat sat")
         >>> both, one = s.log_prob({"y_0": "cat", "y_2": "cat"}), s.log_prob({"y_2": "cat"})
-        >>> torch.testing.assert_close((both - one).exp(), s.posterior("y_0", {"y_2": "cat"})[1])
+        >>> torch.testing.assert_close((both - one).exp(), s.posterior("y_0", {"y_2": "cat"})[1], check_dtype=False)
         """
         query = self.state.with_evidence(mapping("evidence", evidence)).query((), budget, atol)
         return inference.joint_log_evidence(query)
@@ -307,6 +307,27 @@ class Sentence:
         return replace(result, labels=state.labels(node))
 
     # what is read
+
+    def explain(self, question: str, *arguments: Any, **options: Any) -> Route:
+        """How a question would be answered: the algorithm, why, joint states and FLOPs; nothing is computed.
+
+        Args:
+            question: The name of the method: `"value"` (for `s[name]`), `"tpm"`, `"attention"`, `"posterior"`,
+                `"log_prob"`, `"sample"`, `"counterfactual"`, `"reads"`, `"tan_tree"`, `"separated"`, `"graph"` or
+                `"draw"`.
+            *arguments: The arguments of that method.
+            **options: The keyword arguments of that method.
+
+        Returns:
+            The route; `print` it. `route.node` names what rules out a faster algorithm.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4, observe=bt.tpm.Categorical(3)).sentence("the cat sat")
+        >>> route = s.explain("posterior", "c", evidence={"y_2": 1})
+        >>> route.algorithm, route.states, route.is_exact
+        ('elimination', 2, True)
+        """
+        return inference.explain(self.state, question, *arguments, **options)
 
     @within_memory("reads")
     def reads(

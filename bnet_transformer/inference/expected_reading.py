@@ -47,7 +47,7 @@ def expected_reading(query: Query, answers: Answers, member: Member) -> Tensor:
             table[places] = flat[0, places]
             continue
         share = joint_posterior(replace(query, nodes=choices))
-        table[places] = torch.einsum("s,snm->nm", share.reshape(-1), flat[:, places])
+        table[places] = torch.einsum("s,snm->nm", share.reshape(-1).double(), flat[:, places])
     return table.reshape(shape)
 
 

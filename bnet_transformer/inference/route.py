@@ -113,18 +113,24 @@ class Rule(Generic[S]):
 
 
 def choose(question: str, rules: Sequence[Rule[S]], subject: S) -> Route:
-    """The route by the first rule without a fault; the faults of those before it are its reason.
+    """The route by the first rule without a fault; the fault of the rule before it is its reason.
 
     The last rule has to apply to everything.
     """
-    first: Fault | None = None
+    before: Fault | None = None
     for rule in rules:
         fault = rule.fault(subject)
         if fault is None:
-            reason = rule.reason if first is None else f"{rule.reason}; no faster algorithm: {first}"
-            return Route(question, rule.algorithm, reason, None if first is None else first.what)
-        first = first or fault
+            reason = rule.reason if before is None else f"{rule.reason}; not faster, for {_text(before)}"
+            return Route(question, rule.algorithm, reason, None if before is None else before.what)
+        before = fault
     raise AssertionError(f"no rule for {question}")
+
+
+def _text(fault: Fault) -> str:
+    if isinstance(fault, Obstacle):
+        return str(fault)
+    return f"{fault.what} would need {fault.expected}, and there is {fault.got}"
 
 
 def always(_: object) -> None:
