@@ -155,7 +155,8 @@ class Answers:
 
     def value(self, node: int) -> Tensor:
         """The value of a node: `[*states, *shape]`."""
-        query, route = self.value_query(node), self.route_value(node)
+        query = self.value_query(node)
+        route = self._route("value", query)
         route.warn_if_slow()
         if route.algorithm == "reference":
             return reference.values(self.world, node, self.evidence)
@@ -163,7 +164,8 @@ class Answers:
 
     def distribution(self, node: int) -> Distribution:
         """`P(node | parents)`, batched over the open choices that decide the parents."""
-        query, route = self.distribution_query(node), self.route_distribution(node)
+        query = self.distribution_query(node)
+        route = self._route("TPM", query)
         route.warn_if_slow()
         if route.algorithm == "reference":
             return asking.distribution(self.world, node, self.evidence)
@@ -180,7 +182,7 @@ class Answers:
         asking.check_all_read(self.world, member)
         query = self.reading_query(member)
         asking.check_choices_shared(self.world, member, query.choices)
-        route = self.route_reading(member)
+        route = self._route("attention", query)
         route.warn_if_slow()
         if route.algorithm == "reference":
             return asking.attention(self.world, slice_, role, self.evidence)
@@ -188,15 +190,15 @@ class Answers:
 
     def route_value(self, node: int) -> Route:
         """How the value of a node is computed."""
-        return self._route(f"value of {self.world.ground.name(node)}", self.value_query(node))
+        return self._route("value", self.value_query(node))
 
     def route_distribution(self, node: int) -> Route:
         """How the distribution of a node is computed."""
-        return self._route(f"TPM of {self.world.ground.name(node)}", self.distribution_query(node))
+        return self._route("TPM", self.distribution_query(node))
 
     def route_reading(self, member: Member) -> Route:
         """How `P(j | i)` of a family is computed."""
-        return self._route(f"attention of {member.family.name}", self.reading_query(member))
+        return self._route("attention", self.reading_query(member))
 
     def value_query(self, node: int) -> NodeQuery:
         """What is asked for the value of a node."""
@@ -212,8 +214,10 @@ class Answers:
 
     def reading_query(self, member: Member) -> NodeQuery:
         """What is asked for `P(j | i)` of a family: of the nodes that read by their TPM."""
-        nodes = [n for n in self.world.ground.nodes(member.family).tolist() if n not in self.world.do]
-        above = {n: reference.reading_parents(self.world, n) for n in nodes if n not in self.world.rows}
+        above = {}
+        if self.has_choice_above(member):  # else no node depends on a choice
+            nodes = [n for n in self.world.ground.nodes(member.family).tolist() if n not in self.world.do]
+            above = {n: reference.reading_parents(self.world, n) for n in nodes if n not in self.world.rows}
         return NodeQuery(self, "reading", member, None, above)
 
     def reading(self, member: Member, route: Route) -> Tensor:
@@ -303,8 +307,9 @@ class Answers:
         closed = batched | {graph.family(name).index for name in whole}
         return frozenset(closed), frozenset({graph.family(name).index for name in some} - batched), fault
 
-    def _route(self, question: str, query: NodeQuery) -> Route:
-        route = choose(question, RULES, query)
+    def _route(self, table: str, query: NodeQuery) -> Route:
+        name = query.member.family.name if query.node is None else self.world.ground.name(query.node)
+        route = choose(f"{table} of {name}", RULES, query)
         if route.algorithm == "compiled":
             return route
         choices = tuple(dict.fromkeys(choice for above in query.choices.values() for choice in above))
