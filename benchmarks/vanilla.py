@@ -12,8 +12,9 @@ import bnet_transformer as bt
 from benchmarks.harness import Figure, figure, interleaved, ratios
 from benchmarks.limits import of_the_limit
 from bnet_transformer._core.distributed import Ranks
+from bnet_transformer.training.configs import TrainConfig
 from bnet_transformer.training.data import Batch
-from bnet_transformer.training.run import Recipe, Run
+from bnet_transformer.training.run import Run
 from bnet_transformer.training.task import task_of
 
 DIM, HEADS, SLICES, VOCABULARY, BATCH, WORDS, NEW = 256, 8, 3, 1000, 16, 32, 32
@@ -46,8 +47,8 @@ def training_step() -> list[Figure]:
     heads, against the same step written out for `torch.nn.Transformer` with the same weights."""
     ours, theirs, source, target = _pair()
     adam = torch.optim.AdamW(theirs.parameters(), 1e-3, betas=(0.9, 0.98), eps=1e-9)
-    recipe = Recipe(batch=BATCH, rate=1e-3, clip=1.0)
-    run = Run(task_of(ours.network), recipe, 1, Ranks(0, 1, torch.device("cpu")), None, False, {})
+    config = TrainConfig(batch=BATCH, optimizer=bt.AdamW(rate=1e-3, clip=1.0))
+    run = Run(task_of(ours.network), config, 1, Ranks(0, 1, torch.device("cpu")), None, {})
     batch = Batch({"enc": source, "dec": target[:, :-1]}, None, {"dec_y": target[:, 1:]})
 
     def step() -> float:

@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from bnet_transformer.face import BNet as BNet
     from bnet_transformer.face import Sentence as Sentence
     from bnet_transformer.face import load as load
+    from bnet_transformer.files.checkpoint import Checkpoints as Checkpoints
     from bnet_transformer.inference.circuits import circuit as circuit
+    from bnet_transformer.inference.fit import EM as EM
+    from bnet_transformer.inference.fit import MAP as MAP
+    from bnet_transformer.inference.fit import NUTS as NUTS
+    from bnet_transformer.inference.fit import SVI as SVI
+    from bnet_transformer.inference.fit import Fit as Fit
     from bnet_transformer.inference.fit import fit as fit
     from bnet_transformer.inference.heads import inclusion as inclusion
     from bnet_transformer.inference.heads import roles as roles
@@ -47,20 +53,32 @@ if TYPE_CHECKING:
     from bnet_transformer.network import Stack as Stack
     from bnet_transformer.pretrained import from_pretrained as from_pretrained
     from bnet_transformer.pretrained.geometric_file import load_geometric as load_geometric
+    from bnet_transformer.training import AdamW as AdamW
+    from bnet_transformer.training import EarlyStopping as EarlyStopping
+    from bnet_transformer.training import Execution as Execution
     from bnet_transformer.training import train as train
     from bnet_transformer.viz.plots import plot as plot
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "EM",
+    "MAP",
+    "NUTS",
+    "SVI",
+    "AdamW",
     "Arrow",
     "BNet",
     "BNetError",
     "BudgetError",
+    "Checkpoints",
     "Declaration",
     "DeclarationError",
+    "EarlyStopping",
     "EvidenceError",
+    "Execution",
     "FileError",
+    "Fit",
     "Node",
     "Plate",
     "Reach",
@@ -91,18 +109,27 @@ __all__ = [
 ]
 
 _HOME = {
+    "AdamW": "training",
     "Arrow": "network",
     "BNet": "face",
     "BNetError": "errors",
     "BudgetError": "errors",
+    "Checkpoints": "files.checkpoint",
     "Declaration": "network",
     "DeclarationError": "errors",
+    "EM": "inference.fit",
+    "EarlyStopping": "training",
     "EvidenceError": "errors",
+    "Execution": "training",
     "FileError": "errors",
+    "Fit": "inference.fit",
+    "MAP": "inference.fit",
+    "NUTS": "inference.fit",
     "Node": "network",
     "Plate": "network",
     "Reach": "axes",
     "ReadingError": "errors",
+    "SVI": "inference.fit",
     "Sentence": "face",
     "Stack": "network",
     "UnknownNameError": "errors",

@@ -4,6 +4,7 @@ RESULT = "a result: the package makes it"
 RECORD = "a record that the package makes and hands out"
 CALLED = "called by the package, with values that it has checked; what one of one's own gives back: rows of `tpm.TPM`"
 ERROR = "raised by the package"
+CONFIG = "options of `fit` and `train`, where they have rows"
 
 REASONS = {
     **dict.fromkeys(
@@ -38,6 +39,10 @@ REASONS = {
             "FileError",
         ],
         ERROR,
+    ),
+    **dict.fromkeys(
+        ["MAP", "EM", "SVI", "NUTS", "AdamW", "EarlyStopping", "Execution", "Checkpoints"],
+        CONFIG,
     ),
     "Sentence": "`net.sentence` makes it",
     "compiler.Module.course": "a step of the package's own readings, with what `forward` has checked",

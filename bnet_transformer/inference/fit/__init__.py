@@ -1,15 +1,17 @@
 """Fitting nets with choices: MAP, EM, SVI and NUTS over one objective, the exact log evidence.
 
-`corpus` makes data into tensors, `objective` is what all methods make large, `recipe` how; `descent` and `ascent`
-follow many restarts at once, `sampling` gives posteriors; `result` is what comes out, with `heads`, `matching`,
-`predictive`, `samples`, and `saved`.
+`corpus` makes data into tensors, and `objective` is what all methods make large. `methods` has their options, and `run`
+the table of the functions that solve a problem by them: `point` (with `ascent` and `descent`, which take steps of many
+restarts at once) and `sampling` (with `variational` and `chains`). `result` is what comes out, with `heads`,
+`matching`, `predictive`, `samples`, and `saved`.
 """
 
 from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.fit.heads import Heads
 from bnet_transformer.inference.fit.matching import Comparison
+from bnet_transformer.inference.fit.methods import EM, MAP, NUTS, SVI
 from bnet_transformer.inference.fit.predictive import Check
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.run import fit
 
-__all__ = ["Check", "Comparison", "Corpus", "Fit", "Heads", "fit"]
+__all__ = ["EM", "MAP", "NUTS", "SVI", "Check", "Comparison", "Corpus", "Fit", "Heads", "fit"]
