@@ -218,5 +218,5 @@ def test_choices_of_words_over_slices_are_drawn_where_they_cannot_be_summed(tmp_
     torch.testing.assert_close(f.theta["c_1"], torch.tensor([0.7, 0.3]).double(), atol=0.12, rtol=0)
     f.save(tmp_path / "f.safetensors")
     assert torch.equal(bt.load(tmp_path / "f.safetensors").choices["c_1"], f.choices["c_1"])
-    with pytest.raises(bt.BNetError, match="bt.SVI"):
+    with pytest.raises(bt.BNetError, match=r"bt\.SVI"):
         bt.fit(net, (x, y), choices="sampled")
