@@ -10,7 +10,7 @@ from torch import Tensor
 import bnet_transformer as bt
 from benchmarks.harness import Figure, figure, interleaved, ratios
 from benchmarks.limits import of_the_limit
-from bnet_transformer.inference.fit.corpus import Corpus, corpus_of, task_of_mixture
+from bnet_transformer.data.corpus import Corpus, corpus_of, task_of_mixture
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.tpm import Normal
 

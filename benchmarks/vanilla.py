@@ -12,10 +12,10 @@ import bnet_transformer as bt
 from benchmarks.harness import Figure, figure, interleaved, ratios
 from benchmarks.limits import of_the_limit
 from bnet_transformer._core.distributed import Ranks
+from bnet_transformer.data.dataset import Batch
+from bnet_transformer.data.task import task_of
 from bnet_transformer.training.configs import TrainConfig
-from bnet_transformer.training.data import Batch
 from bnet_transformer.training.run import Run
-from bnet_transformer.training.task import task_of
 
 DIM, HEADS, SLICES, VOCABULARY, BATCH, WORDS, NEW = 256, 8, 3, 1000, 16, 32, 32
 

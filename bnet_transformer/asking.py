@@ -18,7 +18,7 @@ from torch.distributions import Categorical, Distribution, Independent
 from torch.distributions import Normal as TorchNormal
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.errors import BNetError, unknown, whole
+from bnet_transformer.errors import BNetError, one_of, unknown, whole
 from bnet_transformer.graph import Family
 from bnet_transformer.graph.ground import Selection
 from bnet_transformer.network import Member, Network
@@ -35,7 +35,7 @@ from bnet_transformer.reference import (
     sources,
     support,
 )
-from bnet_transformer.tpm import TPM, Given
+from bnet_transformer.tpm import TPM
 
 
 def must_be_discrete(world: World, node: int) -> None:
@@ -94,15 +94,9 @@ def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Te
     width = world.ground.words[world.network.members[given.parent].family.words or ""]
     rows = []
     above: dict[int, list[int]] = {}  # of a row that was set nothing is above: it is the same in every state
+    check_all_read(world, member)
     for offset in range(len(world.ground.nodes(member.family))):
         node = base + offset
-        if node in world.do:
-            raise BNetError(
-                f"attention of {member.family.name}",
-                expected="nodes that read",
-                got=f"{world.ground.name(node)}, which is set",
-                allowed="another slice; the sentence before that do; Attend(row), which sets what is read",
-            )
         free = choices(world, reading_parents(world, node), seen)
         if node not in world.rows:
             above[node] = free
@@ -115,6 +109,26 @@ def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Te
             row[reading[0]] = reading[1]
             table.append(row)
         rows.append(torch.stack(table).reshape((*(support(world, choice) for choice in free), width)))
+    check_choices_shared(world, member, above)
+    states = max((row.shape[:-1] for row in rows), key=len)
+    stacked = torch.stack([row.expand(*states, width) for row in rows], -2)
+    return stacked.reshape((*stacked.shape[:-2], *shape, width))
+
+
+def check_all_read(world: World, member: Member) -> None:
+    """Refuse the attention of a family of which a node is set: it reads nothing."""
+    for node in world.ground.nodes(member.family).tolist():
+        if node in world.do:
+            raise BNetError(
+                f"attention of {member.family.name}",
+                expected="nodes that read",
+                got=f"{world.ground.name(node)}, which is set",
+                allowed="another slice; the sentence before that do; Attend(row), which sets what is read",
+            )
+
+
+def check_choices_shared(world: World, member: Member, above: Mapping[int, Sequence[int]]) -> None:
+    """Refuse attention whose words depend on different open choices: no tensor has a dim for each."""
     if shared_and_own(world, above) is None:
         raise BNetError(
             f"attention of {member.family.name}",
@@ -122,9 +136,6 @@ def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Te
             got="words that depend on others",
             allowed="do(...) or observe(...) on these choices first",
         )
-    states = max((row.shape[:-1] for row in rows), key=len)
-    stacked = torch.stack([row.expand(*states, width) for row in rows], -2)
-    return stacked.reshape((*stacked.shape[:-2], *shape, width))
 
 
 def grouped(reading: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
@@ -218,7 +229,7 @@ def labels(world: World, tokens: Mapping[str, Sequence[str]], node: int) -> tupl
         read = next(given for given in member.inputs if WORD in given.over)
         return tuple(tokens[network.members[read.parent].family.words or ""])
     found = getattr(member.tpm, "labels", None)
-    if found is None and (not network.graph.out_of[member.family.index] or isinstance(member.tpm, Given)):
+    if found is None and not network.graph.out_of[member.family.index]:
         found = network.vocabularies.get(member.family.stack)
     return None if found is None or len(found) != member.tpm.states else tuple(found)
 
@@ -236,7 +247,7 @@ def arrow_weights(
             if reading is None:
                 continue
             share = dict(zip(reading[0], reading[1].tolist(), strict=True))
-            alone = _single_parents(world, node)
+            alone = single_parents(world, node)
             for given in member.inputs:
                 parent = world.network.members[given.parent].family
                 if WORD in given.over:
@@ -269,7 +280,7 @@ def expected_reading(
     return words, torch.einsum("s,sm->m", share, torch.stack(found))
 
 
-def _single_parents(world: World, node: int) -> set[int]:
+def single_parents(world: World, node: int) -> set[int]:
     """The parents of a node that fill a slot of a single parent (its query, its residual)."""
     family, index = world.ground.place(node)
     member = world.network.members[family.index]
@@ -306,6 +317,31 @@ def selection(
 def slices_of(wanted: object, network: Network) -> list[int]:
     """Slices of a net, from one or several."""
     return _numbers("slices", wanted, depth_of(network))
+
+
+def slices_that_read(network: Network, slices: object, role: str | None) -> tuple[str, list[int]]:
+    """The stack and the numbers of the slices in which words read words.
+
+    Args:
+        network: The net.
+        slices: One slice, several, or `"all"`.
+        role: The role that reads; its stack is meant. By default the first stack.
+    """
+    graph = network.graph
+    if role is not None and (not isinstance(role, str) or role not in graph.by_stem):
+        raise unknown("role", role, graph.by_stem)
+    stack = graph.by_stem[role][0].stack if role is not None else next(iter(graph.slices), "")
+    depth = depth_of(network, stack)
+    if stack not in graph.word_stacks:
+        got = f"the stack {stack!r}, without words" if stack else "a net without words"
+        raise BNetError("slice", expected="slices in which words read words", got=got)
+    if isinstance(slices, str):
+        one_of("slices", slices, ("all",))
+        return stack, list(range(depth))
+    numbers = sorted({whole("slice", item, least=0) for item in items(slices)})
+    if not numbers or numbers[-1] >= depth:
+        raise BNetError("slices", expected=f"slices from 0 to {depth - 1}", got=slices)
+    return stack, numbers
 
 
 def depth_of(network: Network, stack: str | None = None) -> int:

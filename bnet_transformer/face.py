@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from bnet_transformer import asking, export, files, inference, reference, viz
-from bnet_transformer.batches import Batch, sentences_to_batch
+from bnet_transformer import asking, export, files, inference, viz
+from bnet_transformer.data.batch import Batch, sentences_to_batch
+from bnet_transformer.data.encode import encode_sentence, once
 from bnet_transformer.equations import Equations, equations
 from bnet_transformer.errors import (
     BNetError,
-    EvidenceError,
     mapping,
     methods_within_memory,
     number,
@@ -29,7 +29,7 @@ from bnet_transformer.errors import (
     within_memory,
 )
 from bnet_transformer.graph import Ground
-from bnet_transformer.intake import Intake, once, sentence_to_tensors, value_of
+from bnet_transformer.inference import SentenceState
 from bnet_transformer.network import Declaration, Network, declare
 from bnet_transformer.questions import Questions, tan_of_corpus
 from bnet_transformer.structure import NetStructure
@@ -107,7 +107,8 @@ class BNet(viz.NetFigures, NetStructure):
         nodes that a declaration gives. A pretrained net reads text by its tokenizer, and a second sentence `pair`
         behind the first.
         """
-        return Sentence(self, sentence_to_tensors(self.network, sentence, x, given, pair=pair))
+        encoded = encode_sentence(self.network, sentence, x, given, pair=pair)
+        return Sentence(self, SentenceState(self._evaluated, encoded))
 
     def batch(self, sentences: Sequence[object], *, pairs: Sequence[object] | None = None) -> Batch:
         """Sentences of any lengths as tensors for `module(batch.x, batch.mask, given=batch.given)`."""
@@ -217,51 +218,29 @@ class Sentence(Questions, viz.SentenceFigures):
     (['W_q_0', 'x_0_2'], torch.Size([8]))
     """
 
-    def __init__(
-        self,
-        net: BNet,
-        intake: Intake,
-        done: reference.Done | None = None,
-        seen: Mapping[int, Tensor] | None = None,
-        before: inference.Answers | None = None,
-    ) -> None:
+    def __init__(self, net: BNet, state: SentenceState) -> None:
         self.net = net
-        self._intake = intake
-        self._done = dict(done or {})
-        self._seen = dict(seen or {})
-        self._before = before
+        self.state = state
 
-    @cached_property
+    @property
     def ground(self) -> Ground:
         """The ground graph on integers, after surgery: counts, arrow arrays, names."""
-        return self._world.ground
-
-    @cached_property
-    def _world(self) -> reference.World:
-        ground = Ground(self.net.network.graph, self._intake.words)
-        return reference.World(self.net.network, ground, self._intake.given).surgery(self._done)
-
-    @cached_property
-    def _answers(self) -> inference.Answers:
-        values = self.net.network.parameters.values()
-        if values and all(value.is_meta for value in values):
-            raise BNetError("net", expected="parameters with values", got="a net on the device meta, which has none")
-        return inference.Answers(self.net._evaluated, self._world, self._seen, self._before)
+        return self.state.ground
 
     @property
     def words(self) -> tuple[str, ...]:
         """The words; with several stacks, those of all stacks in order."""
-        return tuple(token for tokens in self._intake.tokens.values() for token in tokens)
+        return tuple(token for tokens in self.state.tokens.values() for token in tokens)
 
     @property
     def special(self) -> tuple[bool, ...]:
         """Which words are special tokens of a pretrained model, such as `[CLS]`."""
-        return self._intake.special(self.net.network)
+        return self.state.encoded.special(self.net.network)
 
     @property
     def spans(self) -> tuple[tuple[int, int] | None, ...]:
         """Where each token stands in its text, from and up to; None for special tokens, and for words not from text."""
-        return self._intake.spans()
+        return self.state.encoded.spans()
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
@@ -269,17 +248,17 @@ class Sentence(Questions, viz.SentenceFigures):
 
         A punctuation mark is a word, and so is a special token; without a tokenizer each token is one.
         """
-        return self._intake.groups()
+        return self.state.encoded.groups()
 
     # values and distributions
 
     def __getitem__(self, name: str) -> Tensor:
         """The value of a node: `[*states, *shape]`, with a dim for each open choice that decides it (`c` first)."""
-        return self._answers.value(self.ground.id(name))
+        return self.state.answers.value(self.ground.id(name))
 
     def tpm(self, name: str) -> Distribution:
         """The distribution of a node given its parents' values, for each state of the open choices that decide them."""
-        return self._answers.distribution(self.ground.id(name))
+        return self.state.answers.distribution(self.ground.id(name))
 
     def attention(self, slice: int, *, role: str | None = None, words: str = "tokens") -> Tensor:
         """The attention TPMs of a slice, `P(j | i)`: `[*states, *plates, word, word]`, zero where i cannot read j.
@@ -289,10 +268,10 @@ class Sentence(Questions, viz.SentenceFigures):
         """
         one_of("words", words, ("tokens", "words"))
         if words == "words":
-            if len(self._intake.tokens) > 1:
+            if len(self.state.tokens) > 1:
                 raise BNetError("words", expected="'tokens', in a net with several stacks", got=words)
             return asking.grouped(self.attention(slice, role=role), self.groups)
-        return self._answers.attention(slice, role)
+        return self.state.answers.attention(slice, role)
 
     # a sentence like this one
 
@@ -303,45 +282,15 @@ class Sentence(Questions, viz.SentenceFigures):
         label, to what it is in another sentence, or to what `Zero()`, `Mean(sentences)`, `Mean()`, `Noise(sigma)` or
         `Attend(row)` say. Noise and the mean over words are of the sentence in which all else of this call is done.
         """
-        done = self._set(once("do", mapping("do", nodes), named))
-        for node in done.keys() & self._seen.keys():
-            raise EvidenceError(self.ground.name(node), expected="do or evidence on a node, not both", got="both")
-        return Sentence(self.net, self._intake, {**self._done, **done}, self._seen, self._answers)
+        return Sentence(self.net, self.state.with_interventions(once("do", mapping("do", nodes), named)))
 
     def undo(self, *names: str) -> Sentence:
         """A new sentence without what `do` set: these nodes (names, families, roles, patterns), or all of them."""
-        gone = {node for name in names for node in inference.matching(self.ground, name)} or set(self._done)
-        if not gone & set(self._done):
-            raise BNetError("undo", expected="a node that do set", got=", ".join(names) or "none is set")
-        return Sentence(self.net, self._intake, {n: v for n, v in self._done.items() if n not in gone}, self._seen)
-
-    def _set(self, wanted: Mapping[str, object]) -> dict[int, Tensor | reference.Row]:
-        """What each node that `do` names is set to."""
-        ids = inference.expanded(self.ground, wanted)
-        own = {node: value for node, value in ids.items() if inference.is_own(value)}
-        done = {n: inference.value_for(self._world, n, value) for n, value in ids.items() if n not in own}
-        if own:
-            seen = {node: value for node, value in self._seen.items() if node not in done}
-            s = Sentence(self.net, self._intake, {**self._done, **done}, seen, self._answers)
-            own_value = inference.OwnValues(s._world, s)
-            done |= {node: own_value(node, value) for node, value in own.items()}
-        return done
+        return Sentence(self.net, self.state.without_interventions(names))
 
     def observe(self, nodes: Mapping[str, object] | None = None, /, **named: object) -> Sentence:
         """A new sentence in which nodes are seen to have a value: evidence, which changes no arrow."""
-        return self._with(once("observe", mapping("observe", nodes), named))
-
-    def _with(self, evidence: Mapping[str, object]) -> Sentence:
-        ids = {self.ground.id(name): value for name, value in evidence.items()}
-        for node in ids:
-            if node in self._done:
-                raise EvidenceError(self.ground.name(node), expected="do or evidence on a node, not both", got="both")
-        seen = {node: value_of(self._world, node, value, evidence=True) for node, value in ids.items()}
-        for node, value in seen.items():
-            if node in self._seen and not torch.equal(value, self._seen[node]):
-                got = f"{value.tolist()} beside {self._seen[node].tolist()}"
-                raise EvidenceError(self.ground.name(node), expected="one piece of evidence for a node", got=got)
-        return Sentence(self.net, self._intake, self._done, {**self._seen, **seen})
+        return Sentence(self.net, self.state.with_evidence(once("observe", mapping("observe", nodes), named)))
 
     # structure
 
@@ -364,7 +313,7 @@ class Sentence(Questions, viz.SentenceFigures):
         """
         one_of("weights", weights, (True, False))
         one_of("attention", attention, (True, False))
-        selection = asking.selection(self._world, self._intake.tokens, weights, slices, words, heads)
+        selection = self.state.selection(weights=weights, slices=slices, words=words, heads=heads)
         weighed = None
         if min_weight is None:
             export.check_size(self.ground, selection, limit)
@@ -373,40 +322,36 @@ class Sentence(Questions, viz.SentenceFigures):
                 raise BNetError("min_weight", expected="a probability from 0 to 1", got=min_weight)
             export.check_weighed(self.ground, selection, limit)
         if attention or min_weight is not None:
-            weighed = self._answers.arrow_weights(selection)
+            weighed = inference.arrow_weights(self.state.query(), self.state.answers, selection)
         return export.ground_to_networkx(
             self.net.network,
             self.ground,
             selection=selection,
-            tokens=self._intake.tokens,
-            observed=set(self._seen),
+            tokens=self.state.tokens,
+            observed=set(self.state.evidence),
             weights=weighed,
             min_weight=min_weight,
             limit=limit,
         )
 
-    @property
-    def _said(self) -> viz.Said:
-        return viz.Said(self.net._evaluated, self._world, self._intake.tokens, self._seen, self._answers)
-
     def to_pgmpy(self, *, limit: int = 10_000_000, runs: int = 2**16) -> DiscreteBayesianNetwork:
         """The discrete part, given the words, as a pgmpy network, of at most `limit` table entries."""
-        return export.to_pgmpy(self._world, evidence=self._seen, limit=limit, runs=runs)
+        return export.to_pgmpy(self.state.world, evidence=self.state.evidence, limit=limit, runs=runs)
 
     def to_bif(self, *, limit: int = 10_000_000, runs: int = 2**16) -> str:
         """The discrete part, given the words, in the BIF format."""
-        return export.to_bif(self._world, evidence=self._seen, limit=limit, runs=runs)
+        return export.to_bif(self.state.world, evidence=self.state.evidence, limit=limit, runs=runs)
 
     def __repr__(self) -> str:
-        said = " | ".join(" ".join(tokens) for tokens in self._intake.tokens.values())
+        said = " | ".join(" ".join(tokens) for tokens in self.state.tokens.values())
         said = said if len(said) <= 60 else said[:59] + "…"
         counts = f"{len(self.ground):,} nodes, {self.ground.count_arrows():,} arrows"
         extra = "".join(
             f", {what} {', '.join(self._named(list(nodes)))}"
-            for what, nodes in (("do", self._done), ("seen", self._seen))
+            for what, nodes in (("do", self.state.interventions), ("seen", self.state.evidence))
             if nodes
         )
-        return f"<Sentence {said!r}: {counts}{extra}>" if self._intake.tokens else f"<Sentence: {counts}{extra}>"
+        return f"<Sentence {said!r}: {counts}{extra}>" if self.state.tokens else f"<Sentence: {counts}{extra}>"
 
 
 def load(path: str | Path, *, trust: Collection[str] | bool = ()) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -17,22 +17,17 @@ from bnet_transformer import asking, graph, inference, reference, viz
 from bnet_transformer._core.distributed import device_of, ranks
 from bnet_transformer.errors import BNetError, mapping, one_of, room_for, seed_of, tolerance, unknown, whole
 from bnet_transformer.graph import Ground, Selection
-from bnet_transformer.inference import CorpusTan, Counterfactual, Inclusion, Samples
-from bnet_transformer.intake import Intake
+from bnet_transformer.inference import CorpusTan, Counterfactual, Inclusion, Samples, SentenceState
 from bnet_transformer.network import Network
 from bnet_transformer.structure import Names, Separation, Structure, several
 from bnet_transformer.tpm.arrays import own_tensor
-
-if TYPE_CHECKING:
-    from bnet_transformer.reference import World
 
 
 class Questions(Structure):
     """Questions of the ground graph, and of numbers: exact, with a stated budget of joint states."""
 
     net: Any
-    _intake: Intake
-    _seen: dict[int, Tensor]
+    state: SentenceState
 
     @property
     @abc.abstractmethod
@@ -40,20 +35,12 @@ class Questions(Structure):
         """The ground graph on integers, after surgery: counts, arrow arrays, names."""
 
     @property
-    @abc.abstractmethod
-    def _world(self) -> World: ...
-
-    @property
-    @abc.abstractmethod
-    def _answers(self) -> inference.Answers: ...
-
-    @property
     def _asked(self) -> Ground:
         return self.ground
 
     @property
     def _network(self) -> Network:
-        return self._world.network
+        return self.state.world.network
 
     def topological_order(self) -> list[str]:
         """All nodes, parents before children.
@@ -105,7 +92,7 @@ class Questions(Structure):
         if not verify:
             return told
         left, right, known = ([self.ground.id(name) for name in part] for part in (told.x, told.y, told.given))
-        over_choices, over_roots = inference.dependences(self._world, left, right, known, budget)
+        over_choices, over_roots = inference.dependences(self.state.world, left, right, known, budget)
         return replace(told, over_choices=over_choices, over_roots=over_roots)
 
     def posterior(
@@ -134,12 +121,10 @@ class Questions(Structure):
         nodes = [self.ground.id(each) for each in several("name", name)]
         if not nodes:
             raise BNetError("name", expected="a node, or several", got="none")
-        seen = self._with(mapping("evidence", evidence))._seen
+        query = self.state.with_evidence(mapping("evidence", evidence)).query(nodes, budget, atol)
         for node in nodes:
-            asking.must_be_discrete(self._world, node)
-        module, limit = self.net._evaluated, whole("budget", budget)
-        known = None if seen else self._answers
-        return inference.joint_posterior(module, self._world, nodes, seen, limit, tolerance("atol", atol), known)
+            asking.must_be_discrete(self.state.world, node)
+        return inference.joint_posterior(query, self.state.answers).to(self.state.network.log_dtype)
 
     def sample(
         self,
@@ -159,13 +144,12 @@ class Questions(Structure):
         >>> drawn.states["c"].shape, drawn.states["y_0"].shape
         (torch.Size([5]), torch.Size([5]))
         """
-        seen = self._with(mapping("evidence", evidence))._seen
+        query = self.state.with_evidence(mapping("evidence", evidence)).query((), budget, atol)
         count, start = whole("n", n), seed_of(seed)
         room_for("draws", 8 * count * len(self.ground), "a smaller n=")
-        limits = whole("budget", budget), tolerance("atol", atol)
-        found = inference.sample(self.net._evaluated, self._world, seen, count, start, *limits)
-        named = {name: self._labels(self.ground.id(name)) for name in found.states}
-        return replace(found, labels={name: labels for name, labels in named.items() if labels is not None})
+        samples = inference.sample(query, count, start)
+        named = {name: self.state.labels(self.ground.id(name)) for name in samples.states}
+        return replace(samples, labels={name: labels for name, labels in named.items() if labels is not None})
 
     def log_prob(
         self,
@@ -183,9 +167,8 @@ class Questions(Structure):
         >>> both, one = s.log_prob({"y_0": "cat", "y_2": "cat"}), s.log_prob({"y_2": "cat"})
         >>> torch.testing.assert_close((both - one).exp(), s.posterior("y_0", {"y_2": "cat"})[1])
         """
-        seen = self._with(mapping("evidence", evidence))._seen
-        limit = whole("budget", budget)
-        return inference.joint_log_evidence(self.net._evaluated, self._world, seen, limit, tolerance("atol", atol))
+        query = self.state.with_evidence(mapping("evidence", evidence)).query((), budget, atol)
+        return inference.joint_log_evidence(query)
 
     def reads(
         self,
@@ -211,21 +194,18 @@ class Questions(Structure):
         >>> read.tokens, read.matrix.shape, read.matrix[0, 1:].tolist()   # the first word read nothing behind it
         (('the', 'cat', 'sat'), torch.Size([3, 3]), [0.0, 0.0])
         """
-        stack, chosen = self._slices(slices, role)
-        seen = self._with(mapping("evidence", evidence))._seen
+        stack, chosen = asking.slices_that_read(self._network, slices, role)
+        query = self.state.with_evidence(mapping("evidence", evidence)).query((), budget)
         found = inference.reads(
-            self.net._evaluated,
-            self._world,
-            seen,
-            self._intake.tokens[stack],
+            query,
+            self.state.tokens[stack],
             chosen,
             role=role,
             residual=residual,
             head=head,
             method=method,
-            budget=whole("budget", budget),
             inclusion=inclusion,
-            known=None if self._seen else self._answers,
+            answers=None if self.state.evidence else self.state.answers,
         )
         return viz.drawable(found, viz.Reads)
 
@@ -295,44 +275,12 @@ class Questions(Structure):
         >>> s.counterfactual("y_2", do={"c": 1}, evidence={"y_2": "cat"}).probabilities.shape
         torch.Size([3])
         """
-        seen = self._with(mapping("evidence", evidence))._seen
-        done = self._set(mapping("do", do))
+        seen = self.state.with_evidence(mapping("evidence", evidence)).evidence
+        done = self.state.resolve_interventions(mapping("do", do))
         limits = whole("budget", budget), tolerance("atol", atol)
         node = self.ground.id(name)
-        found = inference.counterfactual(self._world, done, seen, node, *limits)
-        return replace(found, labels=self._labels(node))
-
-    def _labels(self, node: int) -> tuple[str, ...] | None:
-        return asking.labels(self._world, self._intake.tokens, node)
-
-    def _slices(self, slices: object, role: str | None) -> tuple[str, list[int]]:
-        """The stack of which slices are meant, and their numbers."""
-        depths = self._world.network.graph.slices
-        families = self._world.network.graph.by_stem
-        if role is not None and (not isinstance(role, str) or role not in families):
-            raise unknown("role", role, families)
-        stack = families[role][0].stack if role is not None else next(iter(depths), "")
-        depth = asking.depth_of(self._world.network, stack)
-        if stack not in self._world.network.graph.word_stacks:
-            got = f"the stack {stack!r}, without words" if stack else "a net without words"
-            raise BNetError("slice", expected="slices in which words read words", got=got)
-        if isinstance(slices, str):
-            one_of("slices", slices, ("all",))
-            return stack, list(range(depth))
-        found = sorted({whole("slice", each, least=0) for each in asking.items(slices)})
-        if not found or found[-1] >= depth:
-            raise BNetError("slices", expected=f"slices from 0 to {depth - 1}", got=slices)
-        return stack, found
-
-    @abc.abstractmethod
-    def do(self, nodes: Mapping[str, object] | None = None, /, **named: object) -> Questions:
-        """A new sentence in which nodes are set."""
-
-    @abc.abstractmethod
-    def _set(self, wanted: Mapping[str, object]) -> dict[int, Tensor | reference.Row]: ...
-
-    @abc.abstractmethod
-    def _with(self, evidence: Mapping[str, object]) -> Questions: ...
+        found = inference.counterfactual(self.state.world, done, seen, node, *limits)
+        return replace(found, labels=self.state.labels(node))
 
 
 def tan_of_corpus(
@@ -343,17 +291,17 @@ def tan_of_corpus(
     `classes` is a label for each sentence, or a discrete node: its most probable state, given what a sentence observes,
     which is then seen as well.
     """
-    if len({len(s._intake.tokens[s._slices(slice_, role)[0]]) for s in sentences}) != 1:
+    if len({len(s.state.tokens[asking.slices_that_read(s.state.network, slice_, role)[0]]) for s in sentences}) != 1:
         raise BNetError("sentences", expected="sentences of one length, at least one", got="others, or none")
     node = classes if isinstance(classes, str) else None
     for s in sentences if node is not None else ():
-        if not s._seen:
+        if not s.state.evidence:
             wanted = f"evidence (observe) on each sentence, for {classes} is its class"
             raise BNetError("sentences", expected=wanted, got="one without", allowed="classes=, a list of labels")
     told = _labels(classes, len(sentences)) if node is None else [None] * len(sentences)
     network = sentences[0].net.network
     with ranks(device_of(None, network)) as here:
-        data = [(s._intake.given, s._seen) for s in sentences]
+        data = [(s.state.encoded.given, s.state.evidence) for s in sentences]
         here.assert_same("tan of a corpus", net=network, data=data, settings=(told, node, slice_, head, role))
         mine = here.shard([*zip(sentences, told, strict=True)])
         every = here.all_gather_object([_class_and_codes(s, node, label, slice_, head, role) for s, label in mine])
@@ -370,7 +318,7 @@ def _class_and_codes(
 ) -> tuple[Hashable, list[int]]:
     """The class of a sentence, told or the most probable state of a node, and the word that each word reads most."""
     label = label if node is None else int(s.posterior(node).argmax())
-    seen = {node: label} if node is not None and s.ground.id(node) not in s._seen else {}
+    seen = {node: label} if node is not None and s.ground.id(node) not in s.state.evidence else {}
     codes: list[int] = s.reads(slice_, seen, residual=0.0, head=head, role=role).matrix.argmax(-1).tolist()
     return label, codes
 

@@ -18,7 +18,7 @@ from torch.distributions import Distribution
 from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.network import Member
-from bnet_transformer.tpm import At, Attention, Given
+from bnet_transformer.tpm import At, Attention
 from bnet_transformer.world import Done as Done
 from bnet_transformer.world import Row as Row
 from bnet_transformer.world import World as World
@@ -57,9 +57,9 @@ class Run:
         if settled is not None:
             whole_state = member.tpm.kind == "discrete" and not settled.is_floating_point()
             return member.tpm.emit(self._at(member, index), settled) if whole_state else settled
-        if isinstance(member.tpm, Given):
+        if member.tpm.kind == "input":
             return self.world.given[member.family.name][index]
-        if member.tpm.kind != "deterministic":
+        if member.tpm.is_random:
             name = self.world.ground.name(node)
             raise EvidenceError(name, expected="a state or evidence, for it is random", got="neither")
         value = self._mixed(node) if node in self.world.rows else member.tpm.value(*self._seen(member, index))
@@ -83,7 +83,7 @@ class Run:
         from pyro.distributions import Delta
 
         member, index = where(self.world, node)
-        if node in {**self.world.do, **self.world.rows} or isinstance(member.tpm, Given):
+        if node in {**self.world.do, **self.world.rows} or member.tpm.kind == "input":
             value = self.value(node)
             return Delta(value, event_dim=value.dim())
         at, *parents = self._seen(member, index)

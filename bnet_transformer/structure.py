@@ -19,7 +19,6 @@ from bnet_transformer.errors import BNetError, listed, one_of, whole
 from bnet_transformer.graph import Ground, Question, Trail
 from bnet_transformer.graph.trails import LIMIT
 from bnet_transformer.network import Network
-from bnet_transformer.tpm import Given
 
 Names = str | Collection[str]
 
@@ -224,7 +223,7 @@ class Structure(abc.ABC):
     def _functions(self, deterministic: bool) -> frozenset[int]:
         """The families that are functions of their parents, where they count."""
         members = self._network.members if deterministic else ()
-        kept = (m for m in members if m.tpm.kind == "deterministic" and not isinstance(m.tpm, Given))
+        kept = (m for m in members if m.tpm.kind == "deterministic")
         return frozenset(member.family.index for member in kept)
 
     def _named(self, nodes: Sequence[int]) -> list[str]:

@@ -13,7 +13,7 @@ from bnet_transformer.axes import WORD, Reach
 from bnet_transformer.errors import EvidenceError
 from bnet_transformer.graph.ground import Ground, Kept
 from bnet_transformer.network import Input, Member, Network
-from bnet_transformer.tpm import Attention, Given
+from bnet_transformer.tpm import Attention
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _picked(
             node = _selector(world, member, index, selector)
             state = world.do.get(node, states.get(node))
             chooser, at = where(world, node)
-            if state is None and isinstance(chooser.tpm, Given):
+            if state is None and chooser.tpm.kind == "input":
                 state = world.given[chooser.family.name][at]
             if state is None:
                 raise EvidenceError(world.ground.name(node), expected="a state, for it is random", got="none")

@@ -35,14 +35,14 @@ from safetensors.torch import save as save_bytes
 
 import bnet_transformer as bt
 from bnet_transformer import axes, files
+from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.cli import main, shared
+from bnet_transformer.data.words import tokens_of
 from bnet_transformer.export.text import from_json, to_json
 from bnet_transformer.files import checkpoint, plain, store
 from bnet_transformer.inference.surgery import matching
 from bnet_transformer.pretrained import from_hugging_face, from_lens, to_hugging_face, to_lens
-from bnet_transformer.tokens import Tokenizer
 from bnet_transformer.training import kept
-from bnet_transformer.training.words import tokens_of
 from tests import flat_options
 from tests.keeping import same
 

@@ -67,13 +67,13 @@ class Slow:
     def __post_init__(self):
         nodes = [self.corrupt.ground.id(name) for name in self.names]
         found = set()
-        for world in (self.clean._world, self.corrupt._world):
+        for world in (self.clean.state.world, self.corrupt.state.world):
             found |= set(reference.choices(world, range(len(world.ground)), {}, beyond=True)) - set(nodes)
         above = set()
         for node in (*nodes, *found):  # of the other discrete nodes, those that nothing told hangs on are left out
             above |= set(self.corrupt.ancestors(self.corrupt.ground.name(node)))
         found = sorted(n for n in found if self.corrupt.ground.name(n) in above)
-        sizes = [reference.support(self.corrupt._world, n) for n in found]
+        sizes = [reference.support(self.corrupt.state.world, n) for n in found]
         states = [
             {n: torch.tensor(k) for n, k in zip(found, at, strict=True)} for at in itertools.product(*map(range, sizes))
         ]
@@ -82,7 +82,7 @@ class Slow:
         object.__setattr__(self, "runs", [self._both(at) for at in states])
 
     def _both(self, states):
-        return [reference.Run(each._world, states) for each in (self.clean, self.corrupt)]
+        return [reference.Run(each.state.world, states) for each in (self.clean, self.corrupt)]
 
     def told(self, patch=lambda clean, corrupt: {}, base=1):
         """What a metric is told of each node: log P, or the mean or the value, averaged over P(choices).
@@ -112,7 +112,7 @@ class Slow:
         return float(curved(*self.told(patch, base)))
 
     def _kind(self, node):
-        world = self.corrupt._world
+        world = self.corrupt.state.world
         return world.network.members[world.ground.family_of(node).index].tpm.kind
 
     def _log_prob(self, node, run, other):

@@ -7,7 +7,8 @@ import bnet_transformer as bt
 from bnet_transformer import asking, reference
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.graph import Selection
-from bnet_transformer.inference.ground import counted
+from bnet_transformer.inference import arrow_weights
+from bnet_transformer.inference.query import word_counts
 from tests.cases import CASES
 
 HEAVY = {"codebook, two slices", "slice, codebook"}  # thousands of joint states for the reference
@@ -50,17 +51,20 @@ def agree(s: bt.Sentence, *, whole: bool = True):
     families = families if whole else [[names[-1]] for names in families[::-3]]
     for name in dict.fromkeys(name for names in families for name in (names[0], names[-1])):
         node = s.ground.id(name)
-        same(outcome(lambda n=name: s[n]), outcome(lambda k=node: reference.values(s._world, k, s._seen)))
-        same(outcome(lambda n=name: s.tpm(n)), outcome(lambda k=node: asking.distribution(s._world, k, s._seen)))
+        same(outcome(lambda n=name: s[n]), outcome(lambda k=node: reference.values(s.state.world, k, s.state.evidence)))
+        same(
+            outcome(lambda n=name: s.tpm(n)),
+            outcome(lambda k=node: asking.distribution(s.state.world, k, s.state.evidence)),
+        )
     if not whole:
         return
     for slice_ in range(s.net.network.graph.depth):
         roles = {m.family.stem for m in s.net.network.members if asking.reads_words(m)} | {None}
         for role in sorted(roles, key=str):
-            theirs = outcome(lambda t=slice_, r=role: asking.attention(s._world, t, r, s._seen))
+            theirs = outcome(lambda t=slice_, r=role: asking.attention(s.state.world, t, r, s.state.evidence))
             same(outcome(lambda t=slice_, r=role: s.attention(t, role=r)), theirs)
-    theirs = outcome(lambda: asking.arrow_weights(s._world, Selection(), s._seen))
-    same(outcome(lambda: s._answers.arrow_weights(Selection())), theirs)
+    theirs = outcome(lambda: asking.arrow_weights(s.state.world, Selection(), s.state.evidence))
+    same(outcome(lambda: arrow_weights(s.state.query(), s.state.answers, Selection())), theirs)
 
 
 @pytest.mark.parametrize("case", LIGHT, ids=lambda case: case.name)
@@ -98,7 +102,7 @@ def test_answers_with_a_choice_of_one_word_set_or_seen_are_the_references(name):
 def test_heavy_answers_are_the_references(case):
     s = case.sentence
     for name in ("x_1_2", "W_q_0"):
-        same(s[name], reference.values(s._world, s.ground.id(name), {}))
+        same(s[name], reference.values(s.state.world, s.ground.id(name), {}))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -108,26 +112,23 @@ def test_answers_are_compiled(case):
     for member in s.net.network.members:
         if member.tpm.kind == "deterministic":
             node = s.ground.id(next(s.ground.family_names(member.family)))
-            if case.name == "word, two slices" and member.family.name == "x_2":  # words whose choices meet
-                with pytest.raises(ReadingError):
-                    s._answers._value(node)
-            else:
-                s._answers._value(node)
+            meet = case.name == "word, two slices" and member.family.name == "x_2"  # the choices of words
+            assert s.state.answers.route_value(node).algorithm == ("enumeration" if meet else "compiled")
 
 
 @pytest.mark.parametrize("case", LIGHT, ids=lambda case: case.name)
 def test_readings_of_a_batch_are_the_sentences(case):
     """`P(j | i)` of all families at once, against one after the other."""
     s = case.sentence
-    module = s.net._evaluated
-    inputs = {name: value[None] for name, value in s._intake.given.items()}
+    module = s.state.module
+    inputs = {name: value[None] for name, value in s.state.encoded.given.items()}
     try:
-        readings, _ = module.readings(counted(s._world), given=inputs)
+        readings, _ = module.readings(word_counts(s.state.world), given=inputs)
     except ReadingError:
         return
     for name, found in readings.items():
         member = s.net.network.member(name)
-        table = s._answers._attention(member)
+        table = s.state.answers.reading(member, s.state.answers.route_reading(member))
         batch = table.dim() - len(member.family.plates) - 2
         torch.testing.assert_close(found.select(batch, 0), table, **EXACT)
 
@@ -138,5 +139,5 @@ def test_set_nodes_count_where_maps_are_folded_into_attention():
     done = s.do(c=1, q_0_3=torch.randn(4, dtype=torch.float64))
     agree_on = [done.ground.id(name) for name in ("x_1_3", "x_1_4")]
     for node in agree_on:
-        same(done._answers._value(node), reference.values(done._world, node, {}))
+        same(done.state.answers.value(node), reference.values(done.state.world, node, {}))
     assert not done["x_1_3"].allclose(s.do(c=1)["x_1_3"])

@@ -38,10 +38,10 @@ def chapter(**options):
 )
 def test_joint_posteriors_and_log_probabilities_are_pgmpys_and_the_references(case):
     s = case.sentence.observe(case.evidence)
-    close(s.log_prob(), reference.log_evidence(s._world, s._seen))
+    close(s.log_prob(), reference.log_evidence(s.state.world, s.state.evidence))
     names = [m.family.name for m in s.net.network.members if m.tpm.kind == "discrete"]
     nodes = [s.ground.name(int(s.ground.offsets[s.net.network.member(name).family.index])) for name in names]
-    nodes = [name for name in nodes if s.ground.id(name) not in s._seen][:3]
+    nodes = [name for name in nodes if s.ground.id(name) not in s.state.evidence][:3]
     if len(nodes) < 2:
         return
     from pgmpy.inference import VariableElimination
@@ -140,10 +140,10 @@ def test_what_is_read_is_inferred_in_the_marginal_net_alone():
 
 def test_patterns_families_and_roles_name_nodes():
     s = bt.bayesuvius(4, heads=3, slices=2, combine="concat", observe=Categorical(2)).to(D).sentence("the cat sat")
-    assert set(s._named(s._set({"q_1_*_2": Zero()}))) == {f"q_1_{h}_2" for h in range(3)}
-    assert (
-        len(s._set({"q_1": Zero()})) == 9 and len(s._set({"q": Zero()})) == 18 and len(s._set({"q_*_1_*": Zero()})) == 6
-    )
+    assert set(map(s.ground.name, s.state.resolve_interventions({"q_1_*_2": Zero()}))) == {
+        f"q_1_{h}_2" for h in range(3)
+    }
+    assert [len(s.state.resolve_interventions({nodes: Zero()})) for nodes in ("q_1", "q", "q_*_1_*")] == [9, 18, 6]
     cut = s.do({"q_1_*_2": Zero()})
     assert cut.parents("q_1_0_2") == [] and cut.parents("q_1_0_1") and cut["q_1_2_2"].tolist() == [0] * 4
     close(cut.attention(1)[:, 2], torch.full((3, 3), 1 / 3, dtype=D))
@@ -168,7 +168,7 @@ def test_patching_means_noise_and_undoing():
     close(noisy["x_1_2"], s.do(x_1_2=Noise(0.1, seed=4))["x_1_2"])
     assert not torch.equal(noisy["x_1_0"] - s["x_1_0"], noisy["x_1_1"] - s["x_1_1"])
     back = patched.do(q_1_0_0=Zero()).undo("x_1_*")
-    assert back._done.keys() == {s.ground.id("q_1_0_0")}
+    assert back.state.interventions.keys() == {s.ground.id("q_1_0_0")}
     close(back.undo()["x_2_1"], s["x_2_1"])
     with pytest.raises(bt.BNetError, match="undo"):
         s.undo()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.graph import Ground, Question, active_trail, minimal_separator, separated
-from bnet_transformer.inference import corpus_tan, drawing
+from bnet_transformer.inference import corpus_tan, sampling
 from bnet_transformer.inference.walks import best_paths, max_flow
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import CASES, jolted
@@ -224,8 +224,8 @@ def test_many_states_at_once_are_what_they_are_one_by_one(options):
         names = list(found.choices[0])
         ids = [t.ground.id(name) for name in names]
         logs = []
-        for states in itertools.product(*(range(reference.support(t._world, node)) for node in ids)):
-            world = t._world
+        for states in itertools.product(*(range(reference.support(t.state.world, node)) for node in ids)):
+            world = t.state.world
             told = dict(zip(names, states, strict=True))
             log = reference.log_evidence(
                 world,
@@ -242,7 +242,7 @@ def test_many_states_at_once_are_what_they_are_one_by_one(options):
 
 
 def _row(s, name):
-    words, shares = reference.Run(s._world, {}).reading(s.ground.id(name))
+    words, shares = reference.Run(s.state.world, {}).reading(s.ground.id(name))
     return torch.zeros(2, dtype=D).index_add(0, torch.tensor(words), shares)
 
 
@@ -254,7 +254,7 @@ def _row(s, name):
     "options", [{"per": "word"}, {"atoms": 2, "slices": 2}, {"per": "word", "slices": 2, "heads": 2}]
 )
 def test_draws_along_a_chain_and_from_the_whole_have_the_joint_frequencies(few, options, monkeypatch):
-    monkeypatch.setattr(drawing, "FEW", few)
+    monkeypatch.setattr(sampling, "FEW", few)
     s, n = chapter(**options).sentence("the cat"), 6000
     evidence = {"y_0": 1}
     drawn = s.sample(n, evidence, seed=5)

@@ -31,9 +31,9 @@ def doubled(**options):
 
 def both(s, name, evidence):
     """A posterior by elimination and by the reference."""
-    seen = s.observe(evidence)._seen
+    seen = s.observe(evidence).state.evidence
     yield s.posterior(name, evidence)
-    yield reference.posterior(s._world, s.ground.id(name), seen)
+    yield reference.posterior(s.state.world, s.ground.id(name), seen)
 
 
 # evidence on values
@@ -64,9 +64,9 @@ def test_a_nets_own_values_fit_again(dim):
     net = bt.bayesuvius(dim=dim, heads=4, slices=3, residual=True)
     s, wanted = net.sentence("the cat sat"), torch.tensor([0.0, 0.0, 1.0, 0.0])
     told = [s["x_3_1"][2], s.do(c=2)["x_3_1"]]
-    told.append(reference.Run(s._world, {s.ground.id("c"): torch.tensor(2)}).value(s.ground.id("x_3_1")))
+    told.append(reference.Run(s.state.world, {s.ground.id("c"): torch.tensor(2)}).value(s.ground.id("x_3_1")))
     with torch.no_grad():
-        told.append(net.module()(s._intake.given["x_0"].expand(8, 3, dim))[2, 5, 1])
+        told.append(net.module()(s.state.encoded.given["x_0"].expand(8, 3, dim))[2, 5, 1])
     part = s.do(x_1_0=torch.zeros(dim))  # which the elimination leaves to the reference
     for sentence, values in ((s, told), (part, [part["x_3_1"][2]])):
         for value in values:
@@ -129,7 +129,7 @@ def test_a_later_do_counts_and_undoing_it_does_not_bring_the_earlier_back():
     close(s.do(a_0_0_1=one).do(a_0_0_1=row)["a_0_0_1"], s["v_0_0_0"])
     set_ = s.do(a_0_0_1=row).do(a_0_0_1=one)
     close(set_["a_0_0_1"], one)
-    assert set_.parents("a_0_0_1") == [] and not set_._world.rows
+    assert set_.parents("a_0_0_1") == [] and not set_.state.world.rows
     close(set_.undo("a_0_0_1")["x_1_1"], s["x_1_1"])
 
 
@@ -239,7 +239,7 @@ def row_for(s, name, seed=0):
     """A random row of attention over the words that a node reads."""
     member, index = place(s, name)
     values = next(given for given in member.inputs if given.slot == "v.")
-    words = reference.sources(s._world, member, index, values, {})[2]
+    words = reference.sources(s.state.world, member, index, values, {})[2]
     row = torch.zeros(s.ground.words[s.net.network.members[values.parent].family.words], dtype=D)
     row[words] = torch.rand(len(words), generator=torch.Generator().manual_seed(seed), dtype=D) + 0.1
     return Attend(row / row.sum())
@@ -278,7 +278,7 @@ def test_a_row_is_the_same_for_every_open_choice(options):
     states = ("c",) if "atoms" not in options else tuple(f"W_{r}_{t}" for t in (0, 1) for r in "qkv")
     for chosen in itertools.product((0, 1), repeat=len(states)):
         at = done.do(dict(zip(states, chosen, strict=True)))
-        run = reference.Run(at._world, {})
+        run = reference.Run(at.state.world, {})
         for name in ("x_1_1", "x_2_0"):
             close(at[name], run.value(at.ground.id(name)))
     if "atoms" not in options:
@@ -322,8 +322,8 @@ def test_the_graph_keeps_the_arrows_of_values_alone(name):
     for node in NETS[name]:
         member, index = place(s, node)
         kept = [given for given in member.inputs if given.slot in ("v.", "x")]
-        wanted = {n for given in kept for n in reference.sources(s._world, member, index, given, {})[1]}
-        assert set(graph.predecessors(node)) == set(s._named(sorted(wanted)))
+        wanted = {n for given in kept for n in reference.sources(s.state.world, member, index, given, {})[1]}
+        assert set(graph.predecessors(node)) == set(map(s.ground.name, wanted))
     gone = set(before.edges) - set(graph.edges)
     assert gone and {child for _, child in gone} <= set(NETS[name]) and set(graph.edges) < set(before.edges)
     assert done.ground.count_arrows() == graph.number_of_edges()
@@ -338,15 +338,15 @@ def test_the_graph_keeps_the_arrows_of_values_alone(name):
 def test_the_compiled_reading_the_reference_and_the_graph_agree_on_rows(name):
     """A row mixes the values by hand; and what is no ancestor any more moves nothing."""
     s, done = with_rows(name)
-    free = reference.choices(done._world, range(len(done.ground)), {})
+    free = reference.choices(done.state.world, range(len(done.ground)), {})
     s, done = (each.do({done.ground.name(n): 0 for n in free}) for each in (s, done))
-    run = reference.Run(done._world, {})
+    run = reference.Run(done.state.world, {})
     for member in done.net.network.members:
         for node in done.ground.nodes(member.family).tolist() if member.tpm.kind == "deterministic" else ():
             close(done[done.ground.name(node)], run.value(node))
     for k, node in enumerate(NETS[name]):
         member, index = place(s, node)
-        slots = {given.slot: reference.sources(s._world, member, index, given, {}) for given in member.inputs}
+        slots = {given.slot: reference.sources(s.state.world, member, index, given, {}) for given in member.inputs}
         _, ids, words = slots["v."]
         row = row_for(s, node, k).weights
         wanted = sum(row[j] * done[done.ground.name(n)] for j, n in zip(words, ids, strict=True))
@@ -411,7 +411,7 @@ def test_a_chain_that_do_cuts_is_refused(name, role):
     start = "enc_" if role else ""
     graph = s.graph()
     graph.remove_nodes_from([n for n in s.ground.names if n.startswith((f"{start}q_", f"{start}k_"))])
-    words, depth = len(s._intake.tokens[stack]), s.net.network.graph.slices[stack]
+    words, depth = len(s.state.tokens[stack]), s.net.network.graph.slices[stack]
     s = s.do(c=0) if "c" in s.ground.names else s
     for slices in ("all", *range(depth)):
         first, last = (0, depth) if slices == "all" else (slices, slices + 1)

@@ -51,8 +51,8 @@ class Slow:
     """One example: runs of both sentences, and of any circuit, as dictionaries of the values of nodes."""
 
     def __init__(self, clean, corrupt):
-        self.world, self.ground = clean._world, clean.ground
-        self.clean, self.corrupt = (reference.Run(each._world, {}) for each in (clean, corrupt))
+        self.world, self.ground = clean.state.world, clean.ground
+        self.clean, self.corrupt = (reference.Run(each.state.world, {}) for each in (clean, corrupt))
         self.order = topological_order(self.ground).tolist()
         self.parents = {node: reference.parents(self.world, node) for node in self.order}
         self.known = {}
@@ -83,7 +83,7 @@ class Slow:
 
     def _random(self, node):
         member = self.world.network.members[self.ground.family_of(node).index]
-        return member.tpm.kind != "deterministic" and node not in self.world.do
+        return member.tpm.is_random and node not in self.world.do
 
 
 def differing(slow):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import bnet_transformer as bt
 from bnet_transformer.compiler import Module
 from bnet_transformer.inference import Evidence, log_evidence
-from bnet_transformer.tpm import Categorical, Given, Normal
+from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import CASES, Case
 
 D = torch.float64
@@ -24,7 +24,7 @@ def module_of(case: Case) -> Module:
 
 
 def batch_of(s: bt.Sentence) -> dict[str, torch.Tensor]:
-    return {name: value[None] for name, value in s._intake.given.items()}
+    return {name: value[None] for name, value in s.state.encoded.given.items()}
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(D, 1e-10), (torch.float32, 1e-5)], ids=["float64", "float32"])
@@ -34,7 +34,7 @@ def test_every_family_is_the_references(case: Case, dtype, tolerance):
     s, module = net.sentence(case.said), net.module().eval()
     for member in net.network.members:
         family = member.family
-        if member.tpm.kind != "deterministic" or isinstance(member.tpm, Given):
+        if member.tpm.is_random or member.tpm.kind == "input":
             continue
         try:
             got = module(given=batch_of(s), want=[family.name])[family.name]
@@ -98,7 +98,7 @@ def test_padding_changes_nothing(options):
 def test_do_is_an_argument():
     net = bt.bayesuvius(4, slices=2, heads=3).to(D)
     s, module = net.sentence("the cat sat"), net.module()
-    x = s._intake.given["x_0"][None]
+    x = s.state.encoded.given["x_0"][None]
     state = module(x, do={"c": torch.tensor(2)})
     torch.testing.assert_close(state[0, 1], s.do(c=2)["x_2_1"], rtol=1e-12, atol=1e-12)
     patch = torch.randn(3, 4, dtype=D)

@@ -47,7 +47,7 @@ def drawn(net: bt.BNet, words: dict[str, int], batch: int) -> Tensor | dict[str,
     """Input for a module: vectors or ids for each stack."""
     x = {}
     for stack, n in words.items():
-        over = [m for m in net.network.members if isinstance(m.tpm, Given) and m.family.words == stack]
+        over = [m for m in net.network.members if m.tpm.kind == "input" and m.family.words == stack]
         member = next(iter([m for m in over if m.tpm.reads_by_index] or over))
         if member.tpm.reads_by_index:
             x[stack] = torch.randint(0, member.tpm.states, (batch, n))

@@ -9,6 +9,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.compiler import Module
+from bnet_transformer.data.task import task_of
 from bnet_transformer.tpm import (
     Add,
     Attention,
@@ -28,7 +29,6 @@ from bnet_transformer.tpm import (
 )
 from bnet_transformer.training.decoding import Anew, sampler
 from bnet_transformer.training.incremental import WordByWord
-from bnet_transformer.training.task import task_of
 
 D = torch.float64
 WORD, EACH = ["word"], ["head", "word"]

@@ -22,7 +22,7 @@ ROOMS = [
 SOME = {
     "inference": [
         *("Attend", "CorpusTan", "Counterfactual", "Damage", "Evidence", "Inclusion", "Mean", "Noise", "Path", "Reads"),
-        *("Samples", "Tan", "TanTree", "Zero", "damage", "log_evidence", "posterior"),
+        *("Samples", "SentenceState", "Tan", "TanTree", "Zero", "damage", "log_evidence", "posterior"),
     ],
     "equations": ["Equation", "Equations", "equations"],
     "structure": ["Separation"],

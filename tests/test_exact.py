@@ -38,8 +38,8 @@ def gathered(s: bt.Sentence, seen: dict[int, torch.Tensor]) -> dict[str, Evidenc
 
 def ask(case: Case, evidence: dict[str, object]):
     s = case.sentence
-    seen = s.observe(evidence)._seen
-    given = {name: value[None] for name, value in s._intake.given.items()}
+    seen = s.observe(evidence).state.evidence
+    given = {name: value[None] for name, value in s.state.encoded.given.items()}
     return s, seen, {"module": s.net.module().eval(), "evidence": gathered(s, seen), "given": given}
 
 
@@ -51,7 +51,7 @@ def test_log_evidence_is_the_references(case: Case):
             log_evidence(**question)
         return
     got = log_evidence(**question)
-    expected = reference.log_evidence(s._world, seen)
+    expected = reference.log_evidence(s.state.world, seen)
     torch.testing.assert_close(got.flatten()[0], expected, rtol=1e-10, atol=1e-10)
 
 
@@ -65,7 +65,7 @@ def test_posteriors_are_the_references(case: Case):
         got = posterior(query=family.name, **question)
         shape = s.ground.shapes[family.index]
         for k, node in enumerate(s.ground.nodes(family).tolist()):
-            expected = reference.posterior(s._world, node, seen)
+            expected = reference.posterior(s.state.world, node, seen)
             one = got.reshape(-1, got.shape[-1])[k]
             torch.testing.assert_close(one, expected, rtol=1e-10, atol=1e-10)
             asked = s.observe(case.evidence).posterior(s.ground.name(node))
@@ -83,10 +83,10 @@ def test_evidence_on_choices_and_values(name):
     got = posterior(query=choices[0].family.name, **question)
     node = int(s.ground.offsets[choices[0].family.index])
     torch.testing.assert_close(
-        got.reshape(-1, got.shape[-1])[0], reference.posterior(s._world, node, seen), rtol=1e-8, atol=1e-10
+        got.reshape(-1, got.shape[-1])[0], reference.posterior(s.state.world, node, seen), rtol=1e-8, atol=1e-10
     )
     asked = s.posterior(s.ground.name(node), {**case.evidence, first: 1})
-    torch.testing.assert_close(asked, reference.posterior(s._world, node, seen), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(asked, reference.posterior(s.state.world, node, seen), rtol=1e-10, atol=1e-10)
 
 
 def test_responsibilities_of_a_batch_by_hand():
@@ -145,7 +145,7 @@ def asked_the_reference(monkeypatch) -> list[str]:
 def test_where_words_meet_states_are_answered_one_by_one(name, node):
     case = next(c for c in CASES if c.name == name)
     s = case.sentence.observe(case.evidence)
-    exact = reference.posterior(s._world, s.ground.id(node), s._seen)
+    exact = reference.posterior(s.state.world, s.ground.id(node), s.state.evidence)
     torch.testing.assert_close(s.posterior(node), exact, rtol=1e-10, atol=1e-12)
     with pytest.raises(bt.BudgetError, match="budget="):
         s.posterior(node, budget=3)
@@ -154,10 +154,12 @@ def test_where_words_meet_states_are_answered_one_by_one(name, node):
 def test_surgery_on_some_words_and_on_all():
     s = next(c for c in CASES if c.name == "chapter, two slices").sentence.observe(y_2=1)
     some = s.do(x_1_0=s.do(c=1)["x_1_2"])
-    torch.testing.assert_close(some.posterior("c"), reference.posterior(some._world, s.ground.id("c"), s._seen))
+    torch.testing.assert_close(
+        some.posterior("c"), reference.posterior(some.state.world, s.ground.id("c"), s.state.evidence)
+    )
     every = s.do({f"x_1_{i}": s.do(c=1)[f"x_1_{i}"] for i in range(3)}).do(W_v_1=torch.eye(4))
     got = every.posterior("c")
-    torch.testing.assert_close(got, reference.posterior(every._world, s.ground.id("c"), s._seen))
+    torch.testing.assert_close(got, reference.posterior(every.state.world, s.ground.id("c"), s.state.evidence))
 
 
 @pytest.fixture
@@ -199,13 +201,13 @@ def surgeries(s: bt.Sentence):
 def test_after_surgery_on_some_nodes_answers_are_the_references_and_not_by_it(case: Case, without_the_reference):
     for done in surgeries(case.sentence):
         s = done.observe(
-            {name: value for name, value in case.evidence.items() if done.ground.id(name) not in done._world.do}
+            {name: value for name, value in case.evidence.items() if done.ground.id(name) not in done.state.world.do}
         )
         open_ = [m for m in s.net.network.members if m.tpm.kind == "discrete"]
         ends = [node for m in open_ for node in s.ground.nodes(m.family).tolist()[::2]]
-        asked = [node for node in ends if node not in s._seen and node not in s._world.do][:4]
-        total = reference.log_evidence(s._world, s._seen)
-        expected = [reference.posterior(s._world, node, s._seen) for node in asked]
+        asked = [node for node in ends if node not in s.state.evidence and node not in s.state.world.do][:4]
+        total = reference.log_evidence(s.state.world, s.state.evidence)
+        expected = [reference.posterior(s.state.world, node, s.state.evidence) for node in asked]
         with without_the_reference():
             torch.testing.assert_close(s.log_prob(), total, rtol=1e-10, atol=1e-10)
             for node, posterior_ in zip(asked, expected, strict=True):
@@ -266,11 +268,11 @@ def test_choices_that_meet_in_a_recurrence_or_below_a_plate(make, do, evidence, 
     s = make().sentence("the cat sat").do(do).observe(evidence)
     members = s.net.network.members
     nodes = [n for m in members if m.tpm.kind == "discrete" for n in s.ground.nodes(m.family).tolist()]
-    nodes = [node for node in nodes if node not in s._seen and node not in s._world.do]
+    nodes = [node for node in nodes if node not in s.state.evidence and node not in s.state.world.do]
     values = [s.ground.id(name) for name in ("x_1_0", "x_1_1")]
-    total = reference.log_evidence(s._world, s._seen)
-    expected = [reference.posterior(s._world, node, s._seen) for node in nodes]
-    expected_values = [reference.values(s._world, node, s._seen) for node in values]
+    total = reference.log_evidence(s.state.world, s.state.evidence)
+    expected = [reference.posterior(s.state.world, node, s.state.evidence) for node in nodes]
+    expected_values = [reference.values(s.state.world, node, s.state.evidence) for node in values]
     with without_the_reference():
         torch.testing.assert_close(s.log_prob(), total, rtol=1e-10, atol=1e-10)
         for node, share in zip(nodes, expected, strict=True):
@@ -303,7 +305,7 @@ def test_a_real_parent_without_a_value_is_no_zero():
             ask()
     u = (1.0, 2.0, 3.0)
     done = s.do(u_0_0=u)
-    expected = reference.posterior(done._world, s.ground.id("y_0"), {})
+    expected = reference.posterior(done.state.world, s.ground.id("y_0"), {})
     torch.testing.assert_close(done.posterior("y_0"), expected, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(s.observe(u_0_0=u).tpm("y_0").probs, expected, rtol=1e-10, atol=1e-12)
 
@@ -312,12 +314,12 @@ def test_a_real_parent_without_a_value_is_no_zero():
 def test_where_words_meet_joint_states_are_one_batch(name, without_the_reference):
     case = next(c for c in CASES if c.name == name)
     s = case.sentence.observe(case.evidence)
-    total = reference.log_evidence(s._world, s._seen)
+    total = reference.log_evidence(s.state.world, s.state.evidence)
     with without_the_reference():
         torch.testing.assert_close(s.log_prob(), total, rtol=1e-10, atol=1e-10)
         draws = s.sample(2000, seed=1)
         for member in s.net.network.members:
-            if member.tpm.kind == "discrete" and s.ground.nodes(member.family)[0] not in s._seen:
+            if member.tpm.kind == "discrete" and s.ground.nodes(member.family)[0] not in s.state.evidence:
                 node = s.ground.name(int(s.ground.nodes(member.family)[0]))
                 share = s.posterior(node)
                 frequency = torch.bincount(draws[node], minlength=len(share)) / 2000

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bnet_transformer as bt
+from bnet_transformer.data.corpus import corpus_of, task_of_mixture
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.inference.exact import ATOL
 from bnet_transformer.inference.factors import question_to_factors
-from bnet_transformer.inference.fit.corpus import corpus_of, task_of_mixture
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.tpm import Categorical, Normal
 

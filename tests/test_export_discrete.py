@@ -51,7 +51,7 @@ GRID = [
 
 
 def world_of(sentence: bt.Sentence) -> World:
-    return sentence._world
+    return sentence.state.world
 
 
 def variables(world: World) -> list[int]:
@@ -102,7 +102,7 @@ def test_posteriors_are_the_references(case: Case) -> None:
     if not case.evidence or states_of(world) <= 16:
         agree(world, {}, (model, {}))
     if case.evidence:
-        seen = sentence.observe(case.evidence)._seen
+        seen = sentence.observe(case.evidence).state.evidence
         model = to_pgmpy(world, evidence=seen)
         assert model.check_model()
         assert model.graph["evidence"].keys() == set(case.evidence)
@@ -113,7 +113,7 @@ def test_posteriors_are_the_references(case: Case) -> None:
 def test_do_is_surgery_in_both(case: Case) -> None:
     sentence = case.sentence
     world = world_of(sentence)
-    seen = sentence.observe(case.evidence)._seen
+    seen = sentence.observe(case.evidence).state.evidence
     if not variables(world):
         return
     plain = to_pgmpy(world, evidence=seen)
@@ -165,7 +165,7 @@ def test_evidence_that_is_no_state() -> None:
         ({"y_0": torch.zeros(4)}, "y_0"),
         ({"x_0_1": sentence["x_0_1"]}, "x_0_1"),
     ):
-        seen = sentence.observe(evidence)._seen
+        seen = sentence.observe(evidence).state.evidence
         model = to_pgmpy(world_of(sentence), evidence=seen)
         assert model.graph["evidence"] == {name: "seen"} and model.check_model()
         agree(world_of(sentence), seen, (model, {name: "seen"}))
@@ -174,7 +174,7 @@ def test_evidence_that_is_no_state() -> None:
 def test_a_density_above_one_is_no_probability() -> None:
     net = bt.bayesuvius(4, heads=3, observe=Normal(0.01)).to(torch.float64)
     sentence = net.sentence("the cat")
-    seen = sentence.observe(y_0=sentence.do(c=1)["x_1_0"])._seen
+    seen = sentence.observe(y_0=sentence.do(c=1)["x_1_0"]).state.evidence
     model = to_pgmpy(world_of(sentence), evidence=seen)
     assert model.check_model() and model.get_cpds("y_0").values.max() == 1
     agree(world_of(sentence), seen, (model, {"y_0": "seen"}))
@@ -192,7 +192,7 @@ def test_a_continuous_node_above_a_discrete_one() -> None:
     sentence = net.sentence("a")
     with pytest.raises(bt.EvidenceError, match="x_1_0"):
         to_pgmpy(world_of(sentence))
-    seen = sentence.observe(x_1_0=(0.3, -0.1))._seen
+    seen = sentence.observe(x_1_0=(0.3, -0.1)).state.evidence
     model = to_pgmpy(world_of(sentence), evidence=seen)
     agree(world_of(sentence), seen, (model, model.graph["evidence"]))
     assert not model.get_parents("y_0")
@@ -201,7 +201,7 @@ def test_a_continuous_node_above_a_discrete_one() -> None:
 @pytest.mark.parametrize("case", SOME, ids=lambda case: case.name)  # pgmpy's reader takes a second
 def test_bif_reads_back_to_the_last_digit(case: Case) -> None:
     sentence = case.sentence
-    seen = sentence.observe(case.evidence)._seen
+    seen = sentence.observe(case.evidence).state.evidence
     tables, _ = world_to_tables(world_of(sentence), evidence=seen)
     model = BIFReader(string=to_bif(world_of(sentence), evidence=seen)).get_model()
     assert set(model) == {table.name for table in tables} and model.check_model()
@@ -222,7 +222,7 @@ def test_labels_survive_bif() -> None:
     assert tuple(map(label_of, by_name["y_0"].states)) == words
     model = BIFReader(string=to_bif(world_of(sentence))).get_model()
     assert tuple(map(label_of, model.get_cpds("y_1").state_names["y_1"])) == words
-    model = to_pgmpy(world_of(sentence), evidence=sentence.observe(y_0="don't")._seen)
+    model = to_pgmpy(world_of(sentence), evidence=sentence.observe(y_0="don't").state.evidence)
     assert model.graph["evidence"] == {"y_0": "don_27_t"}
 
 
@@ -274,7 +274,7 @@ def test_bad_input_is_told() -> None:
     net = bt.bayesuvius(4, observe=Categorical(2))
     sentence = net.sentence("a b")
     with pytest.raises(bt.EvidenceError, match=r"x_1_0: .*possible; got .*of probability zero"):
-        to_pgmpy(world_of(sentence), evidence=sentence.observe(x_1_0=torch.full((4,), 9.0))._seen)
+        to_pgmpy(world_of(sentence), evidence=sentence.observe(x_1_0=torch.full((4,), 9.0)).state.evidence)
     c = sentence.ground.id("c")
     with pytest.raises(bt.EvidenceError, match="c: expected do or evidence"):
         to_pgmpy(world_of(sentence.do(c=1)), evidence={c: torch.tensor(1)})

@@ -27,7 +27,7 @@ from bnet_transformer.export import (
     to_json,
 )
 from bnet_transformer.graph import Ground, Selection
-from bnet_transformer.tpm import Categorical, Given
+from bnet_transformer.tpm import Categorical
 from tests.cases import CASES, Case
 
 ATTRIBUTES = {
@@ -50,7 +50,7 @@ ATTRIBUTES = {
 
 def parts(case: Case) -> tuple[bt.Sentence, nx.DiGraph]:
     sentence = case.sentence
-    tokens = sentence._intake.tokens
+    tokens = sentence.state.tokens
     return sentence, ground_to_networkx(sentence.net.network, sentence.ground, tokens=tokens)
 
 
@@ -73,10 +73,10 @@ def test_ground_is_the_ground_graph(case: Case) -> None:
         at = dict(zip(data["plates"], data["index"], strict=True))
         assert name == "_".join([family.name, *map(str, data["index"])])
         assert (data["word"], data["head"]) == (at.get(WORD), at.get("head"))
-        said = sentence._intake.tokens.get(family.words or "", ())
+        said = sentence.state.tokens.get(family.words or "", ())
         assert data["token"] == (said[data["word"]] if family.words is not None else None)
         kinds = {"deterministic": "deterministic", "discrete": "stochastic", "continuous": "stochastic"}
-        assert data["kind"] == ("observed" if isinstance(member.tpm, Given) else kinds[member.tpm.kind])
+        assert data["kind"] == ("observed" if member.tpm.kind == "input" else kinds[member.tpm.kind])
     for parent, _, data in graph.edges(data=True):
         assert data == {"role": graph.nodes[parent]["role"]}
     first = next(iter(graph.edges(data=True)))[2]
@@ -309,15 +309,15 @@ def test_bad_json_is_a_file_error(text: str) -> None:
 
 def test_write_by_suffix(tmp_path: Path) -> None:
     sentence, graph = parts(next(case for case in CASES if case.name == "codebook"))
-    what = Exportable(lambda: graph, sentence._world)
+    what = Exportable(lambda: graph, sentence.state.world)
     export.write(tmp_path / "a.json", what)
     assert nx.utils.graphs_equal(from_json((tmp_path / "a.json").read_bytes()), graph)
     export.write(str(tmp_path / "a.GraphML"), what)
     assert set(nx.read_graphml(tmp_path / "a.GraphML")) == set(graph)
     export.write(tmp_path / "a.bif", what)
-    assert (tmp_path / "a.bif").read_text() == export.to_bif(sentence._world)
-    seen = sentence.observe(x_1_0=sentence.do(W_q_0=0, W_k_0=0, W_v_0=1)["x_1_0"])._seen
-    export.write(tmp_path / "b.bif", Exportable(lambda: graph, sentence._world, seen))
+    assert (tmp_path / "a.bif").read_text() == export.to_bif(sentence.state.world)
+    seen = sentence.observe(x_1_0=sentence.do(W_q_0=0, W_k_0=0, W_v_0=1)["x_1_0"]).state.evidence
+    export.write(tmp_path / "b.bif", Exportable(lambda: graph, sentence.state.world, seen))
     assert "variable x_1_0 {" in (tmp_path / "b.bif").read_text()
     for name in ("a.txt", "a", "a.json.gz", "json"):
         with pytest.raises(bt.BNetError, match=r"allowed: \.bif, \.graphml, \.json"):

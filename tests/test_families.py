@@ -156,7 +156,7 @@ def test_its_values_are_the_references(name):
             node = list(names)[-1]
             member = net.network.members[asked.ground.family_of(asked.ground.id(node)).index]
             if member.tpm.kind == "deterministic":
-                (slow,) = reference.values(asked._world, asked.ground.id(node), {})[None]
+                (slow,) = reference.values(asked.state.world, asked.ground.id(node), {})[None]
                 torch.testing.assert_close(asked[node], slow, rtol=1e-9, atol=1e-9)
 
 

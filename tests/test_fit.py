@@ -15,10 +15,10 @@ from sklearn.metrics import adjusted_rand_score
 
 import bnet_transformer as bt
 from bnet_transformer import tpm
+from bnet_transformer.data.corpus import corpus_of, task_of_mixture
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.inference.fit import point
 from bnet_transformer.inference.fit.ascent import RestartOptimizer
-from bnet_transformer.inference.fit.corpus import corpus_of, task_of_mixture
 from bnet_transformer.inference.fit.descent import init_restarts
 from bnet_transformer.inference.fit.matching import matched, rand_index
 from bnet_transformer.inference.fit.objective import Objective, learned_of

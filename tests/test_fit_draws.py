@@ -14,10 +14,10 @@ from torch.distributions import biject_to, constraints, kl_divergence
 import bnet_transformer as bt
 from bnet_transformer._core.distributed import ranks
 from bnet_transformer._core.hashing import derive_seed
+from bnet_transformer.data.corpus import corpus_of, task_of_mixture
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.inference.fit import draws, result
 from bnet_transformer.inference.fit.chains import Chain, started
-from bnet_transformer.inference.fit.corpus import corpus_of, task_of_mixture
 from bnet_transformer.inference.fit.matching import overlap_of
 from bnet_transformer.inference.fit.methods import FitProblem
 from bnet_transformer.inference.fit.objective import Objective, learned_of

@@ -9,7 +9,7 @@ from torch.distributions import biject_to, constraints
 
 import bnet_transformer as bt
 from benchmarks.calibration import chi_square, exact_ranks, nuts_ranks
-from bnet_transformer.inference.fit.corpus import corpus_of, task_of_mixture
+from bnet_transformer.data.corpus import corpus_of, task_of_mixture
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.inference.fit.sampling import Model
 from bnet_transformer.tpm import Categorical, Normal
@@ -219,4 +219,4 @@ def test_choices_of_words_over_slices_are_drawn_where_they_cannot_be_summed(tmp_
     f.save(tmp_path / "f.safetensors")
     assert torch.equal(bt.load(tmp_path / "f.safetensors").choices["c_1"], f.choices["c_1"])
     with pytest.raises(bt.BNetError, match=r"bt\.SVI"):
-        bt.fit(net, (x, y), choices="sampled")
+        bt.fit(net, (x, y), method=bt.MAP(choices="sampled"))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.inference.fit.corpus import corpus_of, task_of_mixture
+from bnet_transformer.data.corpus import corpus_of, task_of_mixture
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.tpm import Categorical, Given
 from tests import flat_options

@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer import files
+from bnet_transformer._core.tokenizer import Tokenizer
+from bnet_transformer.data.words import tokens_of
 from bnet_transformer.files import checkpoint
 from bnet_transformer.pretrained.vocabulary import folder_tokenizer
-from bnet_transformer.tokens import Tokenizer
-from bnet_transformer.training.words import tokens_of
 from tests import flat_options, fuzzing
 from tests.soak.fuzz import NEEDS
 
@@ -214,7 +214,7 @@ def test_the_work_of_a_list_of_words_is_linear() -> None:
             Counted.asked += 1
             return super().__getitem__(at)
 
-    from bnet_transformer.tokens import _entry
+    from bnet_transformer._core.tokenizer import _entry
 
     ends = Counted(range(4, 40_004, 4))
     assert [_entry(ends, (at, at + 3)) for at in (0, 3, 4, 20_000, 39_999, 50_000)] == [0, 0, 1, 5000, 9999, 9999]

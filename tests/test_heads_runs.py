@@ -77,12 +77,12 @@ def said_to(each, net):
         said, told = {}, {}
         for m in network.members:
             lead = () if m.family.words is None else (words[m.family.words],)
-            if isinstance(m.tpm, Given):
+            if m.tpm.kind == "input":
                 own = (*lead, *m.shape)
                 said[m.family.words] = (
                     torch.from_numpy(rng.normal(size=own)) if m.shape else rng.integers(m.tpm.states, size=own).tolist()
                 )
-            elif m.tpm.kind != "deterministic" and not network.graph.out_of[m.family.index]:
+            elif m.tpm.is_random and not network.graph.out_of[m.family.index]:
                 own = (*lead, *(m.shape if m.tpm.kind == "continuous" else ()))
                 drawn = rng.normal(size=own) if m.tpm.kind == "continuous" else rng.integers(m.tpm.states, size=own)
                 told[m.family.name] = drawn.tolist()

@@ -138,7 +138,7 @@ def test_the_first_word_is_of_no_patch():
     assert made.equal(torch.tensor([[9.0, 8.0], [2.0, 3.0], [4.0, 5.0]]))
     net = from_pretrained(random_model("ViTModel", VIT))
     first = net.sentence(images(net)[0])
-    words = first._intake.given["patch"].clone()
+    words = first.state.encoded.given["patch"].clone()
     words[0] = 5.0
     changed = net.sentence(x=words)
     assert changed["x_2_1"].equal(first["x_2_1"]) and changed["x_0_0"].equal(first["x_0_0"])

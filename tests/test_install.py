@@ -14,8 +14,8 @@ import torch
 from click.testing import CliRunner
 
 import bnet_transformer as bt
+from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.cli import main
-from bnet_transformer.tokens import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -388,7 +388,7 @@ def test_the_class_of_a_sentence(pool):
     expected = (p["y.weight"] @ hidden + p["y.logits"]).softmax(0)
     torch.testing.assert_close(s.tpm("y").probs, expected, rtol=1e-12, atol=1e-12)
     assert s.observe(y="bad") is not None
-    x = s._intake.given["embed"][None]
+    x = s.state.encoded.given["embed"][None]
     torch.testing.assert_close(net.module().eval()(x)[0].exp(), expected, rtol=1e-10, atol=1e-10)
 
 

@@ -236,7 +236,7 @@ def test_ablating_a_head_is_zeroing_it_before_the_output_map(minilm):
 
     model = T.AutoModel.from_pretrained(package_folder("minilm")).eval()
     s = minilm.sentence("The cat sat on the mat")
-    ids = torch.tensor([s._intake.given["token"].tolist()])
+    ids = torch.tensor([s.state.encoded.given["token"].tolist()])
 
     def zeroed(module, inputs):
         kept = inputs[0].clone()
@@ -284,7 +284,7 @@ def test_words_are_tokens_with_spans(minilm):
 def test_pairs_have_segments_and_batches_do_not_leak(minilm):
     pair = minilm.sentence("a cat", pair="the dog sat")
     assert pair.words == ("[CLS]", "a", "cat", "[SEP]", "the", "dog", "sat", "[SEP]")
-    assert pair._intake.given["segment"].tolist() == [0] * 4 + [1] * 4
+    assert pair.state.encoded.given["segment"].tolist() == [0] * 4 + [1] * 4
     batch = minilm.batch(["a cat", "one"], pairs=["the dog sat", "two three four five six"])
     found = minilm.module().eval()(batch.x, batch.mask, given=batch.given)
     torch.testing.assert_close(found[0, 7], pair["x_6_7"], rtol=1e-4, atol=1e-5)

@@ -44,7 +44,7 @@ def asked(case: Case, dtype: torch.dtype = D) -> Asked:
     s = case.net.to(dtype).sentence(case.said).observe(case.evidence)
     y: dict[str, Tensor] = {}
     seen: dict[str, Tensor] = {}
-    for node, value in s._seen.items():
+    for node, value in s.state.evidence.items():
         family = s.ground.family_of(node)
         shape = (1, *s.ground.shapes[family.index])
         y.setdefault(family.name, torch.zeros((*shape, *value.shape), dtype=value.dtype))
@@ -52,7 +52,7 @@ def asked(case: Case, dtype: torch.dtype = D) -> Asked:
         at = node - int(s.ground.offsets[family.index])
         y[family.name].view(-1, *value.shape)[at] = value
         seen[family.name].view(-1)[at] = True
-    given = {name: value[None] for name, value in s._intake.given.items()}
+    given = {name: value[None] for name, value in s.state.encoded.given.items()}
     return Asked(s, pyro_model(s.net.network), {"given": given, "y": y, "seen": seen})
 
 
@@ -88,7 +88,7 @@ def test_the_joint_is_the_references(case: Case, dtype, tolerance):
     told = asked(case, dtype)
     model, prior = with_tables(told)
     trace = poutine.trace(model).get_trace(**_drawable(told))
-    ground, states = told.sentence.ground, dict(told.sentence._seen)
+    ground, states = told.sentence.ground, dict(told.sentence.state.evidence)
     for member in told.sentence.net.network.members:
         family = member.family
         if family.name in told.model.sites and family.name not in told.arguments["y"]:
@@ -96,7 +96,7 @@ def test_the_joint_is_the_references(case: Case, dtype, tolerance):
             shape = () if member.tpm.kind == "discrete" else member.shape
             flat = value.reshape(-1, *shape)
             states |= {int(ground.offsets[family.index]) + k: state for k, state in enumerate(flat)}
-    run = reference.Run(told.sentence._world, states)
+    run = reference.Run(told.sentence.state.world, states)
     expected = sum(float(run.log_prob(node)) for node in states)
     assert float(trace.log_prob_sum()) - prior == pytest.approx(expected, rel=tolerance, abs=tolerance)
 
@@ -105,7 +105,7 @@ def test_the_joint_is_the_references(case: Case, dtype, tolerance):
 def test_the_evidence_is_the_references(case: Case):
     told = asked(case)
     model, prior = with_tables(told)
-    expected = float(reference.log_evidence(told.sentence._world, told.sentence._seen))
+    expected = float(reference.log_evidence(told.sentence.state.world, told.sentence.state.evidence))
     if any(m.tpm.kind == "discrete" and m.family.name not in told.arguments["y"] for m in told.model.random):
         found = log_marginal(model, told)
     else:
@@ -144,7 +144,7 @@ def test_a_batch_is_its_sentences_and_a_corpus_selector_is_one():
         elbo = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting)
         each = torch.stack(
             [
-                reference.log_evidence(s._world, s._seen, s.ground.id("c"))
+                reference.log_evidence(s.state.world, s.state.evidence, s.ground.id("c"))
                 for x_, y_ in zip(x, y, strict=True)
                 for s in [net.sentence(x=x_).observe({f"y_{i}": int(v) for i, v in enumerate(y_)})]
             ]
@@ -178,14 +178,16 @@ def test_do_and_condition_on_a_selector_and_a_readout():
     sentences = [
         net.sentence(x=x_).observe({f"y_{i}": int(v) for i, v in enumerate(y_)}) for x_, y_ in zip(x, y, strict=True)
     ]
-    done = sum(float(reference.log_evidence(s._world, s._seen)) for s in (s.do(c=1) for s in sentences))
+    done = sum(float(reference.log_evidence(s.state.world, s.state.evidence)) for s in (s.do(c=1) for s in sentences))
     for model_, more in [
         (poutine.do(model, data={"c": torch.tensor(1)}), {}),
         (poutine.do(model, data=model.data({"c": torch.ones(2, dtype=torch.long)})), {}),
         (model, {"do": {"c": torch.ones(2, dtype=torch.long)}}),
     ]:
         assert -elbo.loss(model_, nothing, x, y, **more) == pytest.approx(done, abs=1e-10)
-    seen = sum(float(reference.log_evidence(s._world, s._seen)) for s in (s.observe(W_q_0=0) for s in sentences))
+    seen = sum(
+        float(reference.log_evidence(s.state.world, s.state.evidence)) for s in (s.observe(W_q_0=0) for s in sentences)
+    )
     data = model.data({"W_q_0": torch.zeros(2, dtype=torch.long), "y": y})
     assert -elbo.loss(pyro.condition(model, data=data), nothing, x) == pytest.approx(seen, abs=1e-10)
 
@@ -464,8 +466,8 @@ def test_infer_discrete(temperature):
         states = {name: int(found[name][0]) for name in ("c", "W_q_0", "W_k_0", "W_v_0")}
         s = net.sentence(x=x[0])
         free = [s.ground.id(name) for name in states]
-        known = s.observe({f"y_{i}": int(v) for i, v in enumerate(y[0])})._seen
-        runs = list(reference.runs(s._world, free, known))
+        known = s.observe({f"y_{i}": int(v) for i, v in enumerate(y[0])}).state.evidence
+        runs = list(reference.runs(s.state.world, free, known))
         best = max(runs, key=lambda run: sum(float(run.log_prob(node)) for node in [*free, *known]))
         assert states == {name: int(best.states[s.ground.id(name)]) for name in states}
 

@@ -104,7 +104,7 @@ def test_a_codebook_by_hand():
 def test_posteriors_agree_with_a_loop_over_all_states(case: Case):
     """Elimination over what matters = the whole joint, every discrete node of the net enumerated."""
     s = case.sentence
-    world, seen = s._world, s.observe(dict(case.evidence))._seen
+    world, seen = s.state.world, s.observe(dict(case.evidence)).state.evidence
     everything = [
         n for n in range(len(s.ground)) if _kind(s, n) == "discrete" and n not in seen and n not in _barren(s, seen)
     ]
@@ -123,7 +123,7 @@ def test_posteriors_agree_with_a_loop_over_all_states(case: Case):
 
 def _kind(s: bt.Sentence, node: int) -> str:
     member = s.net.network.members[s.ground.family_of(node).index]
-    return "given" if isinstance(member.tpm, bt.tpm.Given) else member.tpm.kind
+    return "given" if member.tpm.kind == "input" else member.tpm.kind
 
 
 def _barren(s: bt.Sentence, seen: dict) -> set[int]:

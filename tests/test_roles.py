@@ -96,7 +96,7 @@ def looped(net, corpus, readings, relations, *, unit="sentence", stacks=("", "")
     counts = 0
     for said in corpus:
         s = net.sentence(said)
-        tokens = [s._intake.tokens[stack] for stack in stacks]
+        tokens = [s.state.tokens[stack] for stack in stacks]
         marks = special(s) or [False] * len(tokens[1])
         names = naive(*tokens, marks, stacks[0] == stacks[1])
         table = readings(s)
@@ -224,7 +224,7 @@ def test_a_pretrained_net_knows_its_separators():
     torch.testing.assert_close(found.counts, wanted, rtol=1e-5, atol=1e-6)
     told = bt.roles(net, corpus, separators=["cat"], slices=1)
     wanted = looped(
-        net, corpus, stacked(2), found.relations, special=lambda s: [t == "cat" for t in s._intake.tokens[""]]
+        net, corpus, stacked(2), found.relations, special=lambda s: [t == "cat" for t in s.state.tokens[""]]
     )
     torch.testing.assert_close(told.counts, wanted[1:], rtol=1e-5, atol=1e-6)
 
@@ -279,7 +279,7 @@ def test_separators_are_those_of_the_stack_that_is_read():
             stacked(1, role),
             found.relations,
             stacks=stacks,
-            special=lambda s, read=stacks[1]: [t == "[S]" for t in s._intake.tokens[read]],
+            special=lambda s, read=stacks[1]: [t == "[S]" for t in s.state.tokens[read]],
         )
         torch.testing.assert_close(found.counts, wanted, msg=role)
 

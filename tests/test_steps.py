@@ -11,19 +11,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bnet_transformer as bt
 from bnet_transformer._core import deferred_scalars as late
 from bnet_transformer._core.distributed import Ranks
+from bnet_transformer.data.corpus import Corpus, corpus_of
+from bnet_transformer.data.dataset import Reader, batches
+from bnet_transformer.data.task import task_of
 from bnet_transformer.inference.fit import ascent, descent, point
-from bnet_transformer.inference.fit.corpus import Corpus, corpus_of
 from bnet_transformer.inference.fit.methods import FitProblem
 from bnet_transformer.inference.fit.objective import Objective as Evidences
 from bnet_transformer.inference.fit.objective import learned_of
 from bnet_transformer.tpm import Normal
 from bnet_transformer.training import Batch, captured, loop
 from bnet_transformer.training.configs import TrainConfig
-from bnet_transformer.training.data import Reader, batches
 from bnet_transformer.training.loop_config import LoopConfig
 from bnet_transformer.training.objective import Objective
 from bnet_transformer.training.run import Run
-from bnet_transformer.training.task import task_of
 from tests import flat_options
 from tests.cases import CASES, vanilla
 

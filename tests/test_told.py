@@ -112,7 +112,7 @@ def test_one_sentence_for_many_values_of_do():
 def test_several_stacks_are_told_apart():
     three = next(c for c in CASES if c.name == "three stacks")
     module, s = three.net.module(), three.sentence
-    x = {stack: s._intake.given[f"{stack}_x_0"][None] for stack in ("enc", "side", "dec")}
+    x = {stack: s.state.encoded.given[f"{stack}_x_0"][None] for stack in ("enc", "side", "dec")}
     assert module(x).shape == module(given={f"{stack}_x_0": value for stack, value in x.items()}).shape
     with pytest.raises(bt.BNetError, match=r"x\['side'\]: expected torch.float64"):
         module({**x, "side": x["side"].float()})
@@ -167,7 +167,7 @@ def test_checks_cost_no_graph_break():
 def padded(s: bt.Sentence, more: int = 2) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The given values of a sentence with more words, nonsense in them, and the mask that says so."""
     given, mask = {}, {}
-    for name, value in s._intake.given.items():
+    for name, value in s.state.encoded.given.items():
         family = s.net.network.graph.by_name[name]
         if family.words is not None:
             axis, count = len(family.plates), s.ground.words[family.words]
@@ -186,7 +186,7 @@ def test_padding_changes_no_value(case: Case):
         family = member.family
         want = [family.name]
         try:
-            short = module(given={k: v[None] for k, v in s._intake.given.items()}, want=want)[family.name]
+            short = module(given={k: v[None] for k, v in s.state.encoded.given.items()}, want=want)[family.name]
         except bt.BNetError:
             continue  # what it cannot compute it refuses, which others test
         long = module(given=given, mask=mask, want=want)[family.name]
@@ -206,7 +206,7 @@ def test_padding_changes_no_value(case: Case):
 )
 def test_padding_changes_no_evidence_and_no_posterior(case: Case):
     s = case.sentence.observe(case.evidence)
-    seen, graph = gathered(s, s._seen), s.net.network.graph
+    seen, graph = gathered(s, s.state.evidence), s.net.network.graph
     longer = {}
     for name, told in seen.items():
         value, observed = told.value, told.observed
@@ -217,7 +217,7 @@ def test_padding_changes_no_evidence_and_no_posterior(case: Case):
             observed = torch.cat([observed, *[torch.ones_like(observed.narrow(axis, 0, 1))] * 2], axis)
         longer[name] = Evidence(value, observed)
     module = s.net.module().eval()
-    short = {"given": {k: v[None] for k, v in s._intake.given.items()}, "evidence": seen}
+    short = {"given": {k: v[None] for k, v in s.state.encoded.given.items()}, "evidence": seen}
     given, mask = padded(s)
     long = {"given": given, "mask": mask, "evidence": longer}
     torch.testing.assert_close(log_evidence(module, **long), log_evidence(module, **short), rtol=1e-10, atol=1e-10)
@@ -381,10 +381,10 @@ def test_impossible_evidence_under_a_selector_of_the_corpus_names_its_sentence()
 def test_evidence_that_settles_a_choice_is_the_references():
     """All of a family seen: its state is known to what lies below, and its own probability counts."""
     s = next(c for c in CASES if c.name == "codebook").sentence.observe({"W_q_0": 1, "c": 0, "y_1": 2})
-    given = {k: v[None] for k, v in s._intake.given.items()}
-    seen = {name: Evidence(told.value) if name != "y" else told for name, told in gathered(s, s._seen).items()}
+    given = {k: v[None] for k, v in s.state.encoded.given.items()}
+    seen = {name: Evidence(told.value) if name != "y" else told for name, told in gathered(s, s.state.evidence).items()}
     got = log_evidence(s.net.module(), seen, given=given)
-    torch.testing.assert_close(got[0], reference.log_evidence(s._world, s._seen), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(got[0], reference.log_evidence(s.state.world, s.state.evidence), rtol=1e-10, atol=1e-10)
 
 
 def test_a_real_choice_that_others_read_must_be_seen_whole():
@@ -396,9 +396,9 @@ def test_a_real_choice_that_others_read_must_be_seen_whole():
     )
     net = bt.BNet(bt.Declaration([stack])).to(D)
     s = net.sentence(x=[[0.1, 0.2], [0.3, -0.4]]).observe(z_0_0=(1.0, 0.5), z_0_1=(0.0, 0.1), y_0=1)
-    seen, x = gathered(s, s._seen), s._intake.given["x_0"][None]
+    seen, x = gathered(s, s.state.evidence), s.state.encoded.given["x_0"][None]
     with pytest.raises(bt.BNetError, match="z_0"):
         log_evidence(net.module(), seen, x)
     seen["z_0"] = Evidence(seen["z_0"].value)
-    expected = reference.log_evidence(s._world, s._seen)
+    expected = reference.log_evidence(s.state.world, s.state.evidence)
     torch.testing.assert_close(log_evidence(net.module(), seen, x)[0], expected, rtol=1e-10, atol=1e-10)

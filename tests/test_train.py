@@ -17,13 +17,13 @@ from torch.nn import functional
 
 import bnet_transformer as bt
 from bnet_transformer import training
+from bnet_transformer.data.dataset import Reader, batches
+from bnet_transformer.data.task import task_of
 from bnet_transformer.files.checkpoint import NAME
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.tpm import Categorical, Normal
 from bnet_transformer.training import Batch, toy
-from bnet_transformer.training.data import Reader, batches
 from bnet_transformer.training.steps import schedule_of
-from bnet_transformer.training.task import task_of
 from tests import flat_options
 
 D = torch.float64

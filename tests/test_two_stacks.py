@@ -259,7 +259,7 @@ def test_the_words_of_a_decoder_are_outputs_shifted_right(folder, tmp_path):
     assert s.spans == (None, (0, 3), (4, 7), None, None, None, (0, 3), (4, 9))
     assert s.groups == tuple((k,) for k in range(8))
     outputs_ = torch.tensor([theirs("die Katze")["input_ids"]])
-    assert s._intake.given["dec_token"].equal(shift_tokens_right(outputs_, 0, 1)[0])
+    assert s.state.encoded.given["dec_token"].equal(shift_tokens_right(outputs_, 0, 1)[0])
     assert net.sentence({"enc": [2, 4, 5, 1], "dec": "die Katze"})["dec_x_3_2"].equal(s["dec_x_3_2"])
     assert s.observe(dec_y_1="die")
     net.save(tmp_path / "net.safetensors")

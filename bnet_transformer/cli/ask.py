@@ -241,7 +241,7 @@ def _plot(result: object, **options: Any) -> Any:
 
 def _labels(s: Sentence, name: str, states: int) -> list[str]:
     """What the states of a node are called; numbers where they have no names."""
-    return list(s._labels(s.ground.id(name)) or map(str, range(states)))
+    return list(s.state.labels(s.ground.id(name)) or map(str, range(states)))
 
 
 def _word(told: str, tokens: list[str]) -> int:

@@ -128,7 +128,7 @@ def _new(data: lines.Lines, observed: str, declared: dict[str, Any], seed: int) 
 
 def _told(model: str, declared: dict[str, Any], observed: str) -> BNet:
     """The net of a model, which is declared already."""
-    from bnet_transformer.training.task import check_has_words
+    from bnet_transformer.data.task import check_has_words
 
     if declared:
         got = ", ".join(f"--{name.replace('_', '-')}" for name in declared)

@@ -129,7 +129,7 @@ def _states(what: str, told: str) -> object:
 
 def _answer(net: BNet, s: Sentence, told: str) -> dict[str, object]:
     """The metric of the answer: the readout of the last word, or of the sentence."""
-    from bnet_transformer.training.task import task_of
+    from bnet_transformer.data.task import task_of
 
     readouts = [m.family for m in task_of(net.network, likelihood=False).readouts if m.tpm.kind == "discrete"]
     if len(readouts) != 1:
@@ -178,7 +178,7 @@ def _head(found: Sweep, metric: dict[str, object], s: Sentence) -> list[str]:
 
 def _named(s: Sentence, node: str, state: object) -> str:
     """A state by its number, and by its word where it has one."""
-    labels = s._labels(s.ground.id(node))
+    labels = s.state.labels(s.ground.id(node))
     if not labels:
         return f"state {state}"
     number = labels.index(state) if isinstance(state, str) else int(str(state))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course, Layout
-from bnet_transformer.compiler.plan import Plan, network_to_plan
+from bnet_transformer.compiler.plan import Needs, Plan, find_needs, network_to_plan
 from bnet_transformer.compiler.seeing import count_states, seen
 from bnet_transformer.compiler.told import (
     Values,
@@ -29,10 +28,10 @@ from bnet_transformer.compiler.told import (
     wanted,
 )
 from bnet_transformer.compiler.values import plan_to_values
+from bnet_transformer.data.encode import check_reads, main_of
 from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown, whole
-from bnet_transformer.intake import check_reads, main_of
 from bnet_transformer.network import Member, Network, network_of
-from bnet_transformer.tpm import TPM, Given
+from bnet_transformer.tpm import TPM
 from bnet_transformer.tpm.arrays import is_plain
 
 __all__ = ["Module", "Values", "laid_out", "output_of"]
@@ -69,7 +68,8 @@ class Module(nn.Module):
         self.widest = max((n for member in network.members for n in member.shape), default=0)
         self._fitting: set[tuple[tuple[str, int], ...]] = set()
         self._plans: dict[tuple[object, ...], Plan] = {}
-        self._given = [member for member in network.members if isinstance(member.tpm, Given)]
+        self._needs: dict[tuple[object, ...], Needs] = {}
+        self._given = [member for member in network.members if member.tpm.kind == "input"]
         self.questions: dict[tuple[object, ...], Any] = {}  # what each needs of the net, worked out once
         self.compiled: dict[str, Callable[..., Tensor]] = {}  # what torch.compile made of uses of it
         self.looks = True  # at the numbers of what it is told, to refuse what they should not be
@@ -77,7 +77,7 @@ class Module(nn.Module):
         self._tables = {reach: f"table_{k}" for k, reach in enumerate(sorted(tables, key=repr))}
         for reach, name in self._tables.items():
             self.register_buffer(name, torch.tensor(reach.table), persistent=False)
-        with contextlib.suppress(BNetError):  # a default that cannot be computed is refused when it is asked for
+        if self.find_needs((self.output,), ()).fault is None:  # else it is refused when it is asked for
             for fold in (False, True):
                 self.plan((self.output,), frozenset(), fold=fold)
 
@@ -215,6 +215,24 @@ class Module(nn.Module):
             )
         return self._plans[key]
 
+    def find_needs(
+        self,
+        want: Sequence[str],
+        known: Collection[int],
+        enumerate_too: Collection[int] = (),
+        patched: Collection[int] = (),
+        words: Mapping[str, int] | None = None,
+    ) -> Needs:
+        """What a question needs and why it cannot be planned, found once: `compiler.plan.find_needs`, inputs known."""
+        key = (tuple(want), frozenset(known), frozenset(enumerate_too), frozenset(patched))
+        if key not in self._needs:
+            indices = [self.network.graph.family(name).index for name in want]
+            known = {*known, *(member.family.index for member in self._given)}
+            self._needs[key] = find_needs(
+                self.network, indices, known, enumerate_too, patched=frozenset(patched), words=words
+            )
+        return self._needs[key]
+
     def wanted(self, course: Course, name: str, index: int) -> Tensor:
         """The value of a family in a course, of a random one its logits or its mean, without dims that it has not."""
         member = self.network.members[index]
@@ -248,7 +266,7 @@ class Module(nn.Module):
         by_stack = dict(x) if isinstance(x, Mapping) else {} if x is None else {stacks[0]: x}
         inputs = by_family(self.network, "given", given)
         for index, (what, _) in inputs.items():
-            if not isinstance(self.network.members[index].tpm, Given):
+            if self.network.members[index].tpm.kind != "input":
                 hint = ", ".join(m.family.name for m in self._given) + "; do= sets any node"
                 raise BNetError(what, expected="a node that is given", got="one that is not", allowed=hint)
         words: dict[str, int] = {}
@@ -279,7 +297,7 @@ class Module(nn.Module):
         given = [*by_stack.values(), *(value for _, value in inputs.values())]
         first = given[0] if given else torch.zeros(1)
         for member in self._given:
-            default = member.tpm.default if isinstance(member.tpm, Given) else None
+            default = member.tpm.default
             words_known = member.family.words is None or member.family.words in words
             if default is not None and words_known and member.family.index not in inputs:
                 lead = lead_of(self.network, member, words)
@@ -313,7 +331,7 @@ class Module(nn.Module):
         """The family that `x` fills: what `given` leaves open of a stack's; both for one family are refused."""
         over = [member for member in self._given if member.family.words == stack and not member.family.plates]
         found = main_of([member for member in over if member.family.name not in given])
-        rest = found is None or (isinstance(found.tpm, Given) and found.tpm.default is not None)
+        rest = found is None or found.tpm.default is not None
         main = main_of(over)
         if rest and main is not None and main.family.name in given:
             name = main.family.name

@@ -10,7 +10,7 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.products import Fold, folds, together
 from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.network import Member, Network, network_of
-from bnet_transformer.tpm import Attention, Given
+from bnet_transformer.tpm import Attention
 
 MEETING = (  # what to do where choices of different words meet
     "do= for that choice; net.sentence(...), which asks about one sentence within a budget"
@@ -60,8 +60,54 @@ def network_to_plan(
             wanted_numbers = f"numbers of families, from 0 to {len(network.members) - 1}"
             raise BNetError("known, enumerate_too", expected=wanted_numbers, got=index)
     wanted = tuple(network.graph.family(name).index for name in want)
+    needs = find_needs(network, wanted, known, enumerate_too, patched=patched, passed=passed, words=words)
+    if needs.fault is not None:
+        raise needs.fault
+    needed, enumerated = set(needs.needed), set(needs.enumerated)
+    groups = _groups(network, needed)
+    read = [index for index in wanted if _random(network.members[index]) and index not in known]
+    kept = {*wanted, *(bundle.parent for index in read for bundle in network.graph.into[index])}
+    folded = folds(network, groups, enumerated, kept | patched, known) if fold else {}
+    groups = _groups(network, needed - {index for each in folded.values() for index in each.away})
+    kept |= {parent for index in left for parent in _read(network, index, folded)}
+    sides = together(network, [group[0] for group in groups if len(group) == 1], {*known, *folded})
+    done, recurrent = _done(network, groups, kept, folded), network.graph.recurrent
+    return Plan(groups, done, tuple(sorted(enumerated)), wanted, folded, sides, left, recurrent)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The families that a question needs, the choices among them that are enumerated, and why it cannot be planned."""
+
+    needed: frozenset[int]
+    enumerated: frozenset[int]
+    fault: ReadingError | None
+
+
+def find_needs(
+    network: Network,
+    wanted: Sequence[int],
+    known: Collection[int],
+    enumerate_too: Collection[int] = (),
+    *,
+    patched: frozenset[int] = frozenset(),
+    passed: frozenset[int] = frozenset(),
+    words: Mapping[str, int] | None = None,
+) -> Needs:
+    """What `network_to_plan` plans for, or the fault for which it refuses, which is not raised here.
+
+    Args:
+        network: The net.
+        wanted: Families whose values, or whose parents' values, are asked for.
+        known: Families whose value comes from outside (inputs, `do`, evidence).
+        enumerate_too: Choices that are enumerated though no value depends on them.
+        patched: Families of which some nodes are set.
+        passed: Deterministic families that are computed and not kept.
+        words: How many words each stack has, for the message alone.
+    """
     needed: set[int] = set(enumerate_too)
     enumerated: set[int] = set(enumerate_too)
+    fault: ReadingError | None = None
     stack = [parent for index in wanted for parent in _above(network, index, known, wanted=True)]
     stack += [index for index in (*wanted, *passed) if not _random(network.members[index]) or index in known]
     while stack:
@@ -73,44 +119,36 @@ def network_to_plan(
         if member.tpm.kind == "discrete" and index not in known:
             enumerated.add(index)
         elif member.tpm.kind == "continuous" and index not in known:
-            raise open_parent(member.family.name)
+            fault = fault or open_parent(member.family.name)
         else:
             stack.extend(_above(network, index, known, wanted=False))
     for index in sorted(enumerated):
-        _check_enumerated(network, index, (needed - enumerated) | set(wanted), enumerated, words)
-    groups = _groups(network, needed)
-    read = [index for index in wanted if _random(network.members[index]) and index not in known]
-    kept = {*wanted, *(bundle.parent for index in read for bundle in network.graph.into[index])}
-    _check_patched(network, groups, patched, enumerated)
-    folded = folds(network, groups, enumerated, kept | patched, known) if fold else {}
-    groups = _groups(network, needed - {index for each in folded.values() for index in each.away})
-    kept |= {parent for index in left for parent in _read(network, index, folded)}
-    sides = together(network, [group[0] for group in groups if len(group) == 1], {*known, *folded})
-    done, recurrent = _done(network, groups, kept, folded), network.graph.recurrent
-    return Plan(groups, done, tuple(sorted(enumerated)), wanted, folded, sides, left, recurrent)
+        computed = (needed - enumerated) | set(wanted)
+        fault = fault or _meeting_fault(network, index, computed, enumerated, words)
+    fault = fault or _patched_fault(network, needed & patched, enumerated)
+    return Needs(frozenset(needed), frozenset(enumerated), fault)
 
 
 def open_parent(name: str) -> ReadingError:
-    """The error of a family that is random and real, and has no value."""
+    """The fault of a family that is random and real, and has no value."""
     expected = "a value (do=), for it is random and real, and others read it"
     return ReadingError(name, expected=expected, got="none")
 
 
-def _check_patched(
-    network: Network, groups: Sequence[Sequence[int]], patched: frozenset[int], enumerated: Collection[int]
-) -> None:
+def _patched_fault(network: Network, patched: Collection[int], enumerated: Collection[int]) -> ReadingError | None:
     """Some nodes of a family may be set where its values are computed, or enumerated, for all words at once; word after
     word where it is neither random nor an attention."""
-    for index in patched & {index for group in groups for index in group}:
+    for index in sorted(patched):
         member, recurrent = network.members[index], index in network.graph.recurrent
         if (recurrent and isinstance(member.tpm, Attention)) or (
             _random(member) and (recurrent or index not in enumerated)
         ):
-            raise ReadingError(
+            return ReadingError(
                 member.family.name,
                 expected="all nodes of a family set, or none, where they are random or attend word after word",
                 got="some of them",
             )
+    return None
 
 
 def _groups(network: Network, needed: set[int]) -> tuple[tuple[int, ...], ...]:
@@ -137,30 +175,31 @@ def _done(
 
 
 def _random(member: Member) -> bool:
-    return member.tpm.kind != "deterministic"
+    return member.tpm.is_random
 
 
 def _above(network: Network, index: int, known: Collection[int], *, wanted: bool) -> list[int]:
     """The families whose values one family needs: none where its value comes from outside or is enumerated."""
     member = network.members[index]
-    if index in known or isinstance(member.tpm, Given) or (_random(member) and not wanted):
+    if index in known or member.tpm.kind == "input" or (_random(member) and not wanted):
         return []
     return [bundle.parent for bundle in network.graph.into[index]]
 
 
-def _check_enumerated(
+def _meeting_fault(
     network: Network, index: int, computed: set[int], enumerated: set[int], words: Mapping[str, int] | None
-) -> None:
+) -> ReadingError | None:
     """A choice for each word may be enumerated in parallel only while no word's value depends on another's choice."""
     where = _meeting(network, index, computed, enumerated)
-    if where is not None:
-        count = "" if words is None else f": {_joint_states(network, computed, enumerated, words)}"
-        raise ReadingError(
-            network.members[index].family.name,
-            expected="a choice whose words do not meet, to be enumerated for all words at once",
-            got=f"{network.members[where].family.name}, which reads other words' choices{count}",
-            allowed=MEETING,
-        )
+    if where is None:
+        return None
+    count = "" if words is None else f": {_joint_states(network, computed, enumerated, words)}"
+    return ReadingError(
+        network.members[index].family.name,
+        expected="a choice whose words do not meet, to be enumerated for all words at once",
+        got=f"{network.members[where].family.name}, which reads other words' choices{count}",
+        allowed=MEETING,
+    )
 
 
 def _meeting(network: Network, index: int, computed: set[int], enumerated: set[int]) -> int | None:

@@ -17,7 +17,6 @@ from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.seeing import count_states, present_in
 from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown
 from bnet_transformer.network import Input, Member, Network
-from bnet_transformer.tpm import Given
 from bnet_transformer.tpm.arrays import is_plain
 
 Values = Tensor | Mapping[str, Tensor]
@@ -59,7 +58,7 @@ def check_value(
     if whole and not states:
         raise BNetError(what, expected=f"real numbers{_as(like)}", got=f"{value.dtype}")
     if not whole and (member.tpm.reads_by_index or not value.is_floating_point()):
-        kind = "ids" if isinstance(member.tpm, Given) else "states"
+        kind = "ids" if member.tpm.kind == "input" else "states"
         raise BNetError(what, expected=f"whole numbers, the {kind}" if states else "real numbers", got=f"{value.dtype}")
     if like is not None and not whole and value.dtype != like.dtype:
         hint = f"net.to({value.dtype}), or {what} in {like.dtype}"
@@ -150,7 +149,7 @@ def told_gates(network: Network, gates: object, batch: int, like: Tensor | None)
         after = any(index in group and len(group) > 1 for group in network.graph.groups)
         after = after or any(given.parent == index for given in member.inputs)
         states = member.tpm.kind == "discrete" or member.tpm.states is not None
-        if states or after or member.tpm.kind != "deterministic":
+        if states or after or member.tpm.is_random:
             got = "words one after another" if after else "states" if states else "one that is random"
             raise ReadingError(what, expected="vectors, a function of their parents, all words at once", got=got)
         sizes = tuple(network.graph.sizes[plate] for plate in member.family.plates)
@@ -193,13 +192,13 @@ def check_states(course: Course, index: int, what: str, value: Tensor) -> None:
     low, high = (int(end) for end in value.aminmax())
     states = _states(course, index)
     if not 0 <= low <= high < states:
-        kind = "ids" if isinstance(course.network.members[index].tpm, Given) else "states"
+        kind = "ids" if course.network.members[index].tpm.kind == "input" else "states"
         raise BNetError(what, expected=f"{kind} from 0 to {states - 1}", got=low if low < 0 else high)
 
 
 def _states(course: Course, index: int) -> int:
     tpm = course.network.members[index].tpm
-    return (tpm.states or 0) if isinstance(tpm, Given) else count_states(course, index)
+    return (tpm.states or 0) if tpm.kind == "input" else count_states(course, index)
 
 
 def readable(value: Tensor) -> bool:

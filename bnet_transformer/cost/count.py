@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bnet_transformer.compiler import Module
+from bnet_transformer.compiler.plan import Plan
 from bnet_transformer.compiler.told import wanted
 from bnet_transformer.cost.counting import Counting, Sizes
 from bnet_transformer.cost.paths import links, longest_path, steps
 from bnet_transformer.cost.polynomial import Amount, Size, number
 from bnet_transformer.cost.result import Cost, Row, SliceCost
+from bnet_transformer.data.encode import check_reads
 from bnet_transformer.errors import BNetError, unknown, whole
-from bnet_transformer.intake import check_reads
 from bnet_transformer.network import Member, Network, network_of
 
 
@@ -42,6 +43,24 @@ def cost(
         got = f"{words}, batch {batch}"
         raise BNetError("words", expected="so few words that FLOPs and bytes are below 2^63", got=got)
     return found
+
+
+def plan_flops(
+    network: Network, plan: Plan, words: Mapping[str, int], known: frozenset[int] = frozenset(), batch: int = 1
+) -> int | None:
+    """The floating-point operations of a plan; None where a TPM does not say what its products are.
+
+    Args:
+        network: The net.
+        plan: What is computed.
+        words: How many words each stack has.
+        known: Families whose values come from outside, and are not computed.
+        batch: How many sentences are computed.
+    """
+    sizes = Sizes(network, dict(words), batch)
+    counts = list(Counting(plan, sizes, known).products.values())
+    total = sum((count for count in counts if count is not None), Amount())
+    return None if None in counts else 2 * total.exact(_symbols(sizes))
 
 
 def _words(network: Network, words: object) -> dict[str, int]:

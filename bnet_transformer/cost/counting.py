@@ -18,7 +18,7 @@ from bnet_transformer.compiler.products import Fold
 from bnet_transformer.cost.polynomial import Amount, Size, number
 from bnet_transformer.cost.spread import BATCH, NONE, Dims, Seen, Spread
 from bnet_transformer.network import Member, Network
-from bnet_transformer.tpm import TPM, Attention, Dot, Given, Parent, Product
+from bnet_transformer.tpm import TPM, Attention, Dot, Parent, Product
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Sizes:
     @cached_property
     def features(self) -> dict[int, str]:
         """The symbol of each width of words that are given: whose it is."""
-        given = [m for m in self.network.members if isinstance(m.tpm, Given) and m.family.words is not None]
+        given = [m for m in self.network.members if m.tpm.kind == "input" and m.family.words is not None]
         return {width: f"|{m.family.name}|" for m in reversed(given) for width in m.shape}
 
     @cached_property
@@ -115,13 +115,14 @@ class Counting:
 
     plan: Plan
     sizes: Sizes
+    known: frozenset[int] = frozenset()  # families whose values come from outside
     spread: Spread = field(init=False)
     products: dict[int, Amount | None] = field(default_factory=dict)
     values: dict[int, Amount] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         network = self.sizes.network
-        self.spread = Spread(network, frozenset(self.plan.enumerated))
+        self.spread = Spread(network, frozenset(self.plan.enumerated), self.known)
         for group in self.plan.groups:
             member = network.members[group[0]]
             if group[0] in self.plan.folds:
@@ -131,7 +132,7 @@ class Counting:
             else:
                 self._scan([network.members[index] for index in group])
         for index in self.plan.wanted:
-            if network.members[index].tpm.kind != "deterministic":
+            if network.members[index].tpm.is_random:
                 self._readout(network.members[index])
 
     def _made(self, member: Member) -> None:
@@ -141,8 +142,8 @@ class Counting:
         self._valued(member, self.spread.of(member, seen))
 
     def _comes(self, index: int) -> bool:
-        """True where a value is not computed: its states are enumerated."""
-        return index in self.spread.enumerated
+        """True where a value is not computed: its states are enumerated, or it is known."""
+        return index in self.spread.enumerated or index in self.known
 
     def _valued(self, member: Member, dims: Dims) -> None:
         self.spread.dims[member.family.index] = dims

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.network import Input, Member, Network
-from bnet_transformer.tpm import Given, Weight
+from bnet_transformer.tpm import Weight
 
 BATCH = "*batch"
 Dims = frozenset[object]
@@ -32,6 +32,7 @@ class Spread:
 
     network: Network
     enumerated: frozenset[int]
+    known: frozenset[int] = frozenset()
     dims: dict[int, Dims] = field(default_factory=dict)
 
     def of(self, member: Member, seen: Iterable[Seen]) -> Dims:
@@ -40,7 +41,7 @@ class Spread:
         own: Dims = frozenset(family.plates)
         if family.index in self.enumerated:
             return frozenset({family.index}) | (NONE if tpm.reads_by_index else own)
-        if isinstance(tpm, Given):
+        if tpm.kind == "input" or family.index in self.known:
             return own | {BATCH} | self._word(member)
         found = frozenset(dim for each in seen for dim in each.dims) | (own if member.parameters else NONE)
         placed = not member.inputs and not isinstance(tpm, Weight)

@@ -180,7 +180,7 @@ def _plans(world: World, chosen: Mapping[int, Tensor], seen: Mapping[int, Tensor
     families = [m.family for m in world.network.members if m.tpm.kind == "discrete"]
     nodes = [n for family in families for n in ground.nodes(family).tolist() if n not in world.do]
     if not nodes:
-        kinds = sorted({type(m.tpm).__name__ for m in world.network.members if m.tpm.kind != "deterministic"})
+        kinds = sorted({type(m.tpm).__name__ for m in world.network.members if m.tpm.is_random})
         got = f"none ({', '.join(kinds)} {'is' if len(kinds) == 1 else 'are'} continuous)" if kinds else "none"
         raise BNetError("discrete part", expected="at least one discrete random node", got=got)
     above = _deciders(world, seen)

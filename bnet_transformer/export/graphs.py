@@ -18,7 +18,6 @@ from bnet_transformer.axes import label as label
 from bnet_transformer.errors import BNetError, BudgetError, unknown, whole
 from bnet_transformer.graph import Ground, Selection
 from bnet_transformer.network import Member, Network
-from bnet_transformer.tpm import Given
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -129,17 +128,18 @@ def _tokens(ground: Ground, tokens: Mapping[str, Sequence[str]]) -> dict[str, Se
     return dict(tokens)
 
 
+def drawn_kind(member: Member) -> str:
+    """What figures and exported graphs call the kind of a node: observed, deterministic or stochastic."""
+    return {"input": "observed", "deterministic": "deterministic"}.get(member.tpm.kind, "stochastic")
+
+
 def _common(member: Member) -> dict[str, Any]:
     """The attributes that all nodes of a family share."""
-    if isinstance(member.tpm, Given):
-        kind = "observed"
-    else:
-        kind = "deterministic" if member.tpm.kind == "deterministic" else "stochastic"
     return {
         "stack": member.family.stack,
         "role": member.family.role,
         "slice": member.family.slice,
-        "kind": kind,
+        "kind": drawn_kind(member),
         "learnable": member.learnable,
         "shape": member.shape,
         "tpm": type(member.tpm).__name__,

@@ -16,13 +16,13 @@ from safetensors.torch import save as save_bytes
 from safetensors.torch import save_file
 from torch import Tensor
 
+from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.errors import BNetError, FileError, unknown
 from bnet_transformer.files.atomic import as_path, replacing
 from bnet_transformer.files.plain import from_plain, strangers, to_plain
 from bnet_transformer.files.tensors import KEY, LONGEST_HEADER, check_version, look, opening, reading
 from bnet_transformer.network import Declaration, Network
 from bnet_transformer.network.network import check_parameters, outline
-from bnet_transformer.tokens import Tokenizer
 
 FORMAT = "bnet_transformer net"
 VERSION = 1

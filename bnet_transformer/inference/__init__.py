@@ -1,18 +1,19 @@
 """Inference on the compiled reading: exact elimination of the discrete choices, for a batch of sentences at once."""
 
-from bnet_transformer.inference import ground
+from bnet_transformer.data import Evidence
 from bnet_transformer.inference.abduction import Counterfactual, counterfactual
-from bnet_transformer.inference.answers import Answers
 from bnet_transformer.inference.boxes import Tan, TanTree, tan, tan_tree
 from bnet_transformer.inference.corpus import CorpusTan, corpus_tan
 from bnet_transformer.inference.dependence import dependences
-from bnet_transformer.inference.drawing import Samples, sample
 from bnet_transformer.inference.exact import log_evidence, posterior
-from bnet_transformer.inference.factors import Evidence
+from bnet_transformer.inference.expected_reading import arrow_weights
 from bnet_transformer.inference.heads import Damage, Inclusion, damage
-from bnet_transformer.inference.joint import joint_log_evidence, joint_posterior
+from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
+from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.paths import Path, Reads, reads
 from bnet_transformer.inference.pieces import add_gradient
+from bnet_transformer.inference.sampling import Samples, sample
+from bnet_transformer.inference.sentence_state import SentenceState
 from bnet_transformer.inference.surgery import (
     Attend,
     Mean,
@@ -39,16 +40,17 @@ __all__ = [
     "Path",
     "Reads",
     "Samples",
+    "SentenceState",
     "Tan",
     "TanTree",
     "Zero",
     "add_gradient",
+    "arrow_weights",
     "corpus_tan",
     "counterfactual",
     "damage",
     "dependences",
     "expanded",
-    "ground",
     "is_own",
     "joint_log_evidence",
     "joint_posterior",

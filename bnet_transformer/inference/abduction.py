@@ -22,6 +22,7 @@ from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.graph import topological_order
 from bnet_transformer.reference import ATOL, BUDGET, Done, Run, World
 from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.world import where
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,7 +92,7 @@ def counterfactual(
     free = reference.choices(world, [*evidence, query], settled, beyond=True)
     above = set(reference.pending(other, query, {}, {}))
     order = [n for n in topological_order(world.ground).tolist() if n in above and n not in other.do]
-    random = [node for node in order if _kind(world, node) != "deterministic"]
+    random = [node for node in order if where(world, node)[0].tpm.is_random]
     for node in random:
         if _kind(world, node) == "continuous" and node not in settled and node != query:
             wanted = "what a random real node came to, for others read it"

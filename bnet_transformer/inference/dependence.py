@@ -21,10 +21,9 @@ from torch import Tensor
 from bnet_transformer import reference
 from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.graph import topological_order
-from bnet_transformer.inference.drawing import normal_of
+from bnet_transformer.inference.sampling import normal_of
 from bnet_transformer.network import Member
 from bnet_transformer.reference import ATOL, BUDGET, Run, World
-from bnet_transformer.tpm import Given
 
 LEAST = 1e-7  # what is left of a derivative, relative to it, once what is given is told: below, the node is determined
 RANK = 1e-10
@@ -181,7 +180,7 @@ class _Varied:
 
     def _is_root(self, node: int, member: Member) -> bool:
         """True for a vector that is given, and for one of a word that is made of ids alone."""
-        if isinstance(member.tpm, Given):
+        if member.tpm.kind == "input":
             return True
         above = [_member(self.world, parent) for parent in self.world.ground.parents(node)]
         return member.family.words is not None and all(m.family.words is None or m.tpm.reads_by_index for m in above)

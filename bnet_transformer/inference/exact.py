@@ -12,11 +12,12 @@ from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.module import Module, Values
 from bnet_transformer.compiler.seeing import count_states
 from bnet_transformer.compiler.told import readable
+from bnet_transformer.data import Evidence
 from bnet_transformer.errors import BNetError, mapping, tolerance, whole
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
-from bnet_transformer.inference.factors import Evidence, Factor, SomeNodes, question_to_factors
-from bnet_transformer.inference.possible import check_possible
+from bnet_transformer.inference.factors import Factor, SomeNodes, question_to_factors
+from bnet_transformer.inference.impossible_evidence import check_possible
 
 BUDGET = 2**16
 ATOL = 1e-6

@@ -14,11 +14,12 @@ from bnet_transformer.compiler.module import Module, Values
 from bnet_transformer.compiler.plan import states_in
 from bnet_transformer.compiler.seeing import seen, states
 from bnet_transformer.compiler.told import batch_of, by_family, check_states, check_value, laid_out, lead_of, there_of
+from bnet_transformer.data import Evidence
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, ReadingError, mapping
 from bnet_transformer.inference.readout import attentions_below, log_likelihood
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import fits
-from bnet_transformer.tpm import At, Given
+from bnet_transformer.tpm import At
 from bnet_transformer.tpm.base import broadcast
 
 SomeNodes = Mapping[str, tuple[Tensor, Tensor]]  # for some nodes of a family: values, and which nodes
@@ -26,14 +27,6 @@ OVER_BUDGET = (
     "a larger budget=; do or evidence on some of these; sample(n) of a sentence, without evidence, which is approximate"
 )
 NEVER = -1e30  # the log probability of what cannot be: finite, so that sums and gradients stay so
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What was seen of a family: values `[batch, *plates, word, *shape]`, and where (`observed`; all by default)."""
-
-    value: Tensor
-    observed: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +48,8 @@ class Question:
     free: frozenset[int]  # choices that are enumerated
     needed: tuple[int, ...]  # those that have a factor
     below: Mapping[int, int]  # readout -> the attention right below it, which is left to its likelihood
-    choices: Mapping[int, Collection[int]]  # asked for -> the choices on which its value hangs
+    choices: Mapping[int, Collection[int]]  # asked for -> the choices on which its value depends
+    fault: ReadingError | None  # why the choices cannot be eliminated family by family; not raised here
 
 
 def question_to_factors(
@@ -80,7 +74,10 @@ def question_to_factors(
     evidence, do = mapping("evidence", evidence), mapping("do", do)
     patched, rows = mapping("patched", patched), mapping("rows", rows)
     _check_names(network, evidence, do)
-    question = _question(module, evidence, query, do, patched, rows)
+    forms = {name: _says(told, patched.get(name)) for name, told in evidence.items()}
+    question = analyse_question(module, forms, query, do, {**patched, **rows})
+    if question.fault is not None:
+        raise question.fault
     inputs = module.inputs(x, given)
     for index, choices in question.choices.items():
         check_count(network, index, choices, inputs.words, budget)
@@ -113,26 +110,31 @@ def question_to_factors(
     return course, factors
 
 
-def _question(
+def analyse_question(
     module: Module,
-    evidence: Mapping[str, Evidence],
+    forms: Mapping[str, tuple[bool, bool]],
     query: str | None,
-    do: Mapping[str, Tensor],
-    patched: SomeNodes,
-    rows: SomeNodes,
+    do: Collection[str],
+    some: Collection[str],
 ) -> Question:
-    """What a question needs of a net; worked out once, for a fit asks the same at every step."""
-    forms = tuple((name, _says(told, patched.get(name))) for name, told in evidence.items())
-    some = tuple({**patched, **rows})
-    key = forms, query, tuple(do), some, _is_half(module)
+    """What a question needs of a net, and whether elimination can answer it; worked out once for each structure.
+
+    Args:
+        module: The compiled net.
+        forms: Family -> whether its evidence is of all its nodes, and whether it is in real numbers.
+        query: The discrete family that is asked for, if any.
+        do: Families that are set.
+        some: Families of which some nodes, or the attention rows of some nodes, are set.
+    """
+    key = tuple(forms.items()), query, tuple(do), tuple(some), _is_half(module)
     if key not in module.questions:
-        module.questions[key] = _worked_out(module.network, dict(forms), query, do, some, half=_is_half(module))
-    found: Question = module.questions[key]
-    return found
+        module.questions[key] = _analysed(module, forms, query, do, some, half=_is_half(module))
+    question: Question = module.questions[key]
+    return question
 
 
-def _worked_out(
-    network: Network,
+def _analysed(
+    module: Module,
     evidence: Mapping[str, tuple[bool, bool]],
     query: str | None,
     do: Collection[str],
@@ -140,12 +142,12 @@ def _worked_out(
     *,
     half: bool,
 ) -> Question:
-    """What a question needs of a net, from what its evidence says (`_says`); of the families `some` nodes are set."""
+    network = module.network
     known = {network.graph.family(name).index for name in do}
     asked = [network.graph.family(name).index for name in (*evidence, *([query] if query else []))]
     above = _closure(network, asked, known)
     inner = {bundle.parent for index in above for bundle in network.graph.into[index] if index not in known}
-    random = {i for i in above if network.members[i].tpm.kind != "deterministic" and i not in known}
+    random = {i for i in above if network.members[i].tpm.is_random and i not in known}
     tops = {asked[-1]} if query else set()
     tops |= {
         i for i in random - {*tops} if network.members[i].tpm.kind == "discrete" and _is_tensor(network, i, evidence)
@@ -154,15 +156,55 @@ def _worked_out(
     free = {i for i in random - settled if network.members[i].tpm.kind == "discrete" and i in inner | tops}
     needed = random | set(asked) - known
     told_of = {network.graph.family(name).index for name in evidence} - known
-    kept = {*known, *settled, *tops, *(told_of - random), *(network.graph.family(name).index for name in some)}
+    partly = {network.graph.family(name).index for name in some}
+    kept = {*known, *settled, *tops, *(told_of - random), *partly}
+    below = {} if half else attentions_below(network, told_of, above, kept, free)
+    closed = known | settled
+    above_settled = {bundle.parent for index in settled for bundle in network.graph.into[index]}
+    want = _names(network, (needed - settled) | above_settled)
+    choices = {index: _choices_above(network, index, free, closed) for index in free | told_of}
+    fault = _open_fault(network, above_settled - closed)
+    fault = fault or module.find_needs(want, closed, free, partly - settled).fault
     return Question(
-        want=_names(network, (needed - settled) | _above_settled(network, settled, free | known | settled)),
+        want=want,
         settled=_names(network, settled),
         free=frozenset(free),
         needed=tuple(sorted(needed)),
-        below={} if half else attentions_below(network, told_of, above, kept, free),
-        choices={index: _choices_above(network, index, free, known | settled) for index in asked},
+        below=below,
+        choices={index: choices.get(index, ()) for index in asked},
+        fault=fault or _elimination_fault(network, choices, below),
     )
+
+
+def _open_fault(network: Network, families: Collection[int]) -> ReadingError | None:
+    """The fault of a random real family without a value, on which the probability of others depends."""
+    for index in sorted(families):
+        if network.members[index].tpm.kind == "continuous":
+            return ReadingError(
+                network.members[index].family.name,
+                expected="a value (evidence or do=) for all of it, for it is random and real, and others read it",
+                got="none",
+            )
+    return None
+
+
+def _elimination_fault(
+    network: Network, choices: Mapping[int, Collection[int]], below: Collection[int]
+) -> ReadingError | None:
+    """The choices of plates or words are summed out node by node, among factors over the same plates and words."""
+    for index, above in sorted(choices.items()):
+        family = network.members[index].family
+        group = ((), None) if index in below else (family.plates, family.words)
+        for choice in above:
+            other = network.members[choice].family
+            if (other.words is not None or other.plates) and (other.plates, other.words) != group:
+                return ReadingError(
+                    other.name,
+                    expected="choices for each word that meet no other plate",
+                    got=f"{family.name}, of another plate, which depends on one",
+                    allowed="net.sentence(...), which asks about one sentence within a budget",
+                )
+    return None
 
 
 def _check_names(network: Network, evidence: object, do: Mapping[str, Tensor]) -> None:
@@ -171,7 +213,7 @@ def _check_names(network: Network, evidence: object, do: Mapping[str, Tensor]) -
         member = network.member(name)
         if name in do:
             raise EvidenceError(name, expected="do or evidence on a node, not both", got="both")
-        if isinstance(member.tpm, Given):
+        if member.tpm.kind == "input":
             raise EvidenceError(
                 name, expected="evidence on a node that is not given with the sentence", got="a given one"
             )
@@ -210,19 +252,6 @@ def _is_tensor(network: Network, index: int, evidence: Mapping[str, tuple[bool, 
     """True where evidence on a choice is the tensor that its children receive, not its state."""
     _, real = evidence.get(network.graph.families[index].name, (False, False))
     return real
-
-
-def _above_settled(network: Network, settled: Collection[int], known: Collection[int]) -> set[int]:
-    """The families that the probability of settled ones hangs on."""
-    found = {bundle.parent for index in settled for bundle in network.graph.into[index]}
-    for index in found - set(known):
-        if network.members[index].tpm.kind != "deterministic":
-            raise ReadingError(
-                network.members[index].family.name,
-                expected="a value (evidence or do=) for all of it, for it is random and real, and others read it",
-                got="none",
-            )
-    return found
 
 
 def _names(network: Network, indices: Collection[int]) -> tuple[str, ...]:
@@ -276,7 +305,7 @@ def where_seen(told: Evidence, table: Tensor) -> Tensor:
 def check_budget(
     network: Network, index: int, free: set[int], known: set[int], words: Mapping[str, int], budget: int
 ) -> None:
-    """Refuse evidence whose value hangs on more joint states than the budget, before any is computed."""
+    """Refuse evidence whose value depends on more joint states than the budget, before any is computed."""
     check_count(network, index, _choices_above(network, index, free, known), words, budget)
 
 
@@ -318,7 +347,7 @@ def _closure(network: Network, asked: Collection[int], known: Collection[int]) -
         index = stack.pop()
         if index not in found:
             found.add(index)
-            if index not in known and not isinstance(network.members[index].tpm, Given):
+            if index not in known and network.members[index].tpm.kind != "input":
                 stack.extend(bundle.parent for bundle in network.graph.into[index])
     return found
 
@@ -370,7 +399,7 @@ def _match(course: Course, index: int, member: Member, told: Evidence, atol: flo
 
 def likelihood_of(course: Course, index: int, member: Member, told: Evidence, atol: float) -> Tensor:
     """`log P(evidence | parents)` of a family that is not enumerated, or that is a function of its parents."""
-    if member.tpm.kind == "deterministic":
+    if not member.tpm.is_random:
         return _agreement(course, index, member, told, atol)
     at, parents = _seen_in_logs(course, member)
     if member.tpm.kind == "continuous":

@@ -9,8 +9,8 @@ independent between slices, so that there the mean of the products is the produc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -20,17 +20,16 @@ from torch import Tensor
 
 from bnet_transformer import asking, reference
 from bnet_transformer.axes import stem_of
-from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import BNetError, in_unicode, number, one_of, whole
-from bnet_transformer.inference.answers import Answers
+from bnet_transformer.inference.batched_states import of_one_sentence, pieces
 from bnet_transformer.inference.chain import check_chain
-from bnet_transformer.inference.ground import choices_above
 from bnet_transformer.inference.heads.result import Inclusion
-from bnet_transformer.inference.joint import joint_posterior
-from bnet_transformer.inference.many import many_readings
+from bnet_transformer.inference.joint_posterior import joint_posterior
+from bnet_transformer.inference.node_queries import Answers
+from bnet_transformer.inference.query import Query, choices_above
 from bnet_transformer.inference.walks import best_paths, max_flow, path_shares, product, with_residual
 from bnet_transformer.network import Member
-from bnet_transformer.reference import BUDGET, World
+from bnet_transformer.reference import World
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,9 +129,7 @@ class Reads:
 
 
 def reads(
-    module: Module,
-    world: World,
-    evidence: Mapping[int, Tensor],
+    query: Query,
     tokens: Sequence[str],
     slices: Sequence[int],
     *,
@@ -140,9 +137,8 @@ def reads(
     residual: float,
     head: int | None,
     method: str,
-    budget: int = BUDGET,
     inclusion: Inclusion | None = None,
-    known: Answers | None = None,
+    answers: Answers | None = None,
 ) -> Reads:
     """Which word of the first state of these slices each word of their last state was read from."""
     one_of("method", method, METHODS)
@@ -151,12 +147,13 @@ def reads(
         raise BNetError("residual", expected="a share from 0 to 1", got=residual)
     if list(slices) != list(range(min(slices), max(slices) + 1)):
         raise BNetError("slices", expected="slices that follow one another", got=list(slices))
+    world = query.world
     readers = [asking.reader(world, t, role) for t in slices]
     check_chain(world, readers, slices)
     average = _average(readers, head, inclusion)
-    free, states, shares = open_states(module, world, evidence, slices, role, budget)
+    free, states, shares = open_states(query, slices, role)
     steps, entropies = [], torch.zeros(len(slices), 1, 1, dtype=torch.float64)
-    for part, readings in many_readings(module, world, free, states, slices, role, known):
+    for part, readings in readings_by_state(query, free, states, slices, role, answers):
         squares = [_square(world, reading.double(), t, head) for t, reading in zip(slices, readings, strict=True)]
         mixed = [average(k, each).expand(part.stop - part.start, -1, -1) for k, each in enumerate(squares)]
         steps.append(torch.stack(mixed, 1))
@@ -222,16 +219,10 @@ def _heads(world: World, free: Sequence[int], head: int | None, inclusion: Inclu
     return f"{told}, {over}" if told else over
 
 
-def open_states(
-    module: Module,
-    world: World,
-    evidence: Mapping[int, Tensor],
-    slices: Sequence[int],
-    role: str | None,
-    budget: int,
-) -> tuple[list[int], Tensor, Tensor]:
+def open_states(query: Query, slices: Sequence[int], role: str | None) -> tuple[list[int], Tensor, Tensor]:
     """The open choices that decide what is read, their joint states that can be, `[S, choice]`, and `P(state | e)`."""
     free: list[int] = []
+    world = query.world
     families = [asking.reader(world, t, role).family for t in slices]
     if asking.choice_above(world.network, {family.index for family in families}):
         nodes = [node for family in families for node in world.ground.nodes(family).tolist()]
@@ -239,21 +230,54 @@ def open_states(
         free = choices_above(world, above, {})
     if not free:
         return [], torch.zeros(1, 0, dtype=torch.long), torch.ones(1, dtype=torch.float64)
-    share = joint_posterior(module, world, free, evidence, budget)
+    share = joint_posterior(replace(query, nodes=tuple(free)))
     states = torch.nonzero(share)
     return free, states, share[tuple(states.unbind(1))]
 
 
-def settled_choices(
-    module: Module,
-    world: World,
-    evidence: Mapping[int, Tensor],
+def readings_by_state(
+    query: Query,
+    choices: Sequence[int],
+    states: Tensor,
     slices: Sequence[int],
     role: str | None,
-    budget: int,
-) -> Iterator[tuple[dict[int, Tensor], float]]:
+    answers: Answers | None = None,
+) -> Iterator[tuple[slice, list[Tensor]]]:
+    """`P(j | i)` of some slices, `[S, *plates, word, word]` each, with the choices in each row of states.
+
+    Args:
+        query: The sentence; its evidence does not count, for no reading depends on it where all choices are set.
+        choices: The open choices that decide the readings.
+        states: A state of each choice, `[S, choice]`.
+        slices: The slices that read.
+        role: The node that reads, where a slice has several.
+        answers: What was computed of this sentence before; they answer where no choice is open.
+    """
+    world, readers = query.world, [asking.reader(query.world, t, role) for t in slices]
+    answers = answers or Answers(query.module, world, {})
+    if not choices:
+        answers.prepare(readers)
+        yield slice(0, 1), [answers.attention(t, role)[None] for t in slices]
+        return
+    module, first = of_one_sentence(query.module), dict(zip(choices, states[:1].unbind(1), strict=True))
+    is_one_batch = answers.of_states(first, module).table_fault("reading", readers, ()) is None
+    for part in pieces(world, len(states), {reader.family.index for reader in readers}):
+        if is_one_batch:
+            batch = answers.of_states(dict(zip(choices, states[part].unbind(1), strict=True)), module)
+            batch.prepare(readers)
+            yield part, [batch.attention(t, role) for t in slices]
+        else:  # the compiled net refuses this batch: each state has its own route
+            rows = []
+            for row in states[part]:
+                world_of_row = replace(world, do={**world.do, **dict(zip(choices, row, strict=True))})
+                one = Answers(module, world_of_row, {})
+                rows.append([one.attention(t, role) for t in slices])
+            yield part, [torch.stack(tables) for tables in zip(*rows, strict=True)]
+
+
+def settled_choices(query: Query, slices: Sequence[int], role: str | None) -> Iterator[tuple[dict[int, Tensor], float]]:
     """The joint states of the open choices that decide what is read, each with its posterior probability."""
-    free, states, shares = open_states(module, world, evidence, slices, role, budget)
+    free, states, shares = open_states(query, slices, role)
     for row, share in zip(states, shares.tolist(), strict=True):
         yield dict(zip(free, row, strict=True)), share
 

@@ -1,19 +1,28 @@
 """Which algorithm answers a question, why, how exact it is and what it costs.
 
-Routes are made from the structure of the net, the evidence and the interventions, before any number is computed.
+A question has a short table of rules, fastest algorithm first. Each rule names its algorithm and finds the fault in the
+structure of the net, the evidence and the interventions for which the algorithm cannot answer; the first rule without a
+fault applies. Nothing is computed, and no exception decides. `router` has the tables of single sentences.
 """
 
 from __future__ import annotations
 
 import html
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
+from bnet_transformer.errors import ReadingError
+
+S = TypeVar("S")
 SLOW = 2**16  # node evaluations one by one, some 10 s, from which a slow route warns before it starts
 ALGORITHMS = {
+    "graph": "the structure of the graph; no number is computed",
     "compiled": "one batched pass of the compiled net",
     "elimination": "the choices are eliminated from the factors of the compiled net",
-    "enumeration": "all joint states of the choices are the batch of the compiled net",
+    "conditioning": "the states of the nodes that are asked for are a batch; the other choices are eliminated",
+    "enumeration": "all joint states of the choices are a batch of the compiled net",
     "sampling": "draws, which are approximate",
     "reference": "node by node in Python, slow",
 }
@@ -36,6 +45,7 @@ class Route:
         flops: Floating-point operations of the compiled passes; None where no compiled pass answers.
         evaluations: Nodes that are evaluated one by one in Python.
         is_exact: False for draws and for first-order effects.
+        choices: The ground ids of the choices whose joint states are computed.
     """
 
     question: str
@@ -46,6 +56,7 @@ class Route:
     flops: int | None = None
     evaluations: int = 0
     is_exact: bool = True
+    choices: tuple[int, ...] = field(default=(), repr=False)
 
     @property
     def is_slow(self) -> bool:
@@ -66,3 +77,37 @@ class Route:
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(str(self))}</p>"
+
+
+@dataclass(frozen=True)
+class Rule(Generic[S]):
+    """One line of a table of rules.
+
+    Args:
+        algorithm: A key of `ALGORITHMS`.
+        reason: Why the algorithm is the one to take where no fault is found, in words.
+        fault: What finds, in the structure of a question, why the algorithm cannot answer it; None where it can.
+    """
+
+    algorithm: str
+    reason: str
+    fault: Callable[[S], ReadingError | None]
+
+
+def choose(question: str, rules: Sequence[Rule[S]], subject: S) -> Route:
+    """The route by the first rule without a fault; the faults of those before it are its reason.
+
+    The last rule has to apply to everything.
+    """
+    first: ReadingError | None = None
+    for rule in rules:
+        fault = rule.fault(subject)
+        if fault is None:
+            reason = rule.reason if first is None else f"{rule.reason}; no faster algorithm: {first}"
+            return Route(question, rule.algorithm, reason, None if first is None else first.what)
+        first = first or fault
+    raise AssertionError(f"no rule for {question}")
+
+
+def always(_: object) -> None:
+    """No fault: the last rule of a table."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Protocol
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.axes import WORD
+from bnet_transformer.data.encode import encode_value, way_to_one_value
 from bnet_transformer.errors import BNetError, EvidenceError, number, put, seed_of, unknown
 from bnet_transformer.graph import Family, Ground
-from bnet_transformer.intake import value_of, way_to_one_value
 from bnet_transformer.tpm import Attention
 from bnet_transformer.tpm.arrays import own_tensor
 from bnet_transformer.world import Row, World, sources, where
@@ -170,7 +170,7 @@ def value_for(world: World, node: int, value: object) -> Tensor | Row:
             return torch.stack([_settled(world, node, other[name]) for other in others]).mean(0)
         case Attend(weights=weights):
             return _row(world, node, weights)
-    return value_of(world, node, value[name] if _has_values(value) else value, evidence=False)  # type: ignore[index]
+    return encode_value(world, node, value[name] if _has_values(value) else value, evidence=False)  # type: ignore[index]
 
 
 @dataclass
@@ -178,20 +178,28 @@ class OwnValues:
     """What `Noise` and `Mean()` set nodes of a sentence to (`is_own`); the mean of each family is computed once."""
 
     world: World
-    sentence: Valued
+    value: Callable[[int], Tensor]
     _means: dict[int, Tensor] = field(default_factory=dict)
 
     def __call__(self, node: int, value: object) -> Tensor:
         if isinstance(value, Noise):
-            own = _own(self.world, self.sentence, node)
+            own = self._own(node)
             return own + noise_of(self.world.ground.name(node), value, own)
         family, index = self.world.ground.place(node)
         check_over_words(family, self.world.ground.name(node))
         first = node - index[-1]
         if first not in self._means:
             words = range(self.world.ground.words[family.words or ""])
-            self._means[first] = torch.stack([_own(self.world, self.sentence, first + i) for i in words]).mean(0)
+            self._means[first] = torch.stack([self._own(first + i) for i in words]).mean(0)
         return self._means[first]
+
+    def _own(self, node: int) -> Tensor:
+        """The value that a node has."""
+        name, tpm = self.world.ground.name(node), where(self.world, node)[0].tpm
+        if tpm.is_random and node not in self.world.do:
+            expected = "a node with a value: a function of its parents"
+            raise EvidenceError(name, expected=expected, got=f"a {tpm.kind} one")
+        return _settled(self.world, node, self.value(node))
 
 
 def noise_of(name: str, noise: Noise, like: Tensor) -> Tensor:
@@ -223,14 +231,6 @@ def _settled(world: World, node: int, value: Tensor) -> Tensor:
         got = f"one of shape {tuple(value.shape)}"
         raise EvidenceError(name, expected=f"one value of shape {shape}", got=got, allowed=hint)
     return value
-
-
-def _own(world: World, sentence: Valued, node: int) -> Tensor:
-    """The value that a node has."""
-    name, kind = world.ground.name(node), where(world, node)[0].tpm.kind
-    if kind != "deterministic" and node not in world.do:
-        raise EvidenceError(name, expected="a node with a value: a function of its parents", got=f"a {kind} one")
-    return _settled(world, node, sentence[name])
 
 
 def _row(world: World, node: int, weights: Tensor) -> Row:

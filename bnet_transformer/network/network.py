@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.axes import WORD, Reach, stem_of
 from bnet_transformer.errors import BNetError, BudgetError, DeclarationError, Fault, mapping, room_for, shown, unknown
 from bnet_transformer.graph.folded import Family, FoldedGraph
@@ -26,7 +27,6 @@ from bnet_transformer.network.order import (
     templates_to_graph,
 )
 from bnet_transformer.network.templates import Key, Template, declaration_to_templates
-from bnet_transformer.tokens import Tokenizer
 from bnet_transformer.tpm.arrays import is_plain
 from bnet_transformer.tpm.base import TPM, Parameter, Parent, Shape
 from bnet_transformer.tpm.rotary import Rotary
@@ -114,6 +114,11 @@ class Network:
     def dtype(self) -> torch.dtype:
         """The floating type of the parameters."""
         return next((p.dtype for p in self.parameters.values()), self.floating)
+
+    @property
+    def log_dtype(self) -> torch.dtype:
+        """The type of probabilities and their logs: that of the parameters, float32 where it is half precision."""
+        return torch.promote_types(self.dtype, torch.float32)
 
     @property
     def device(self) -> torch.device:
@@ -250,8 +255,8 @@ def _members(declaration: Declaration, order: Order) -> tuple[list[Member], list
 def _asked(tpm: TPM, parents: Sequence[Parent]) -> tuple[Shape, Mapping[str, Parameter]]:
     """What a TPM says of its shape and parameters, a stranger's mistakes told as such."""
     name = type(tpm).__name__
-    if tpm.kind not in ("deterministic", "discrete", "continuous"):
-        raise BNetError(name, expected="a kind: deterministic, discrete or continuous", got=tpm.kind)
+    if tpm.kind not in ("input", "deterministic", "discrete", "continuous"):
+        raise BNetError(name, expected="a kind: input, deterministic, discrete or continuous", got=tpm.kind)
     try:
         shape, parameters = tpm.shape(*parents), tpm.parameters(*parents)
     except BNetError:

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from bnet_transformer import face
+from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.errors import BNetError, DeclarationError, FileError
 from bnet_transformer.face import BNet
 from bnet_transformer.network.network import outline
@@ -36,7 +37,6 @@ from bnet_transformer.pretrained.source import (
     tokenizer_text,
 )
 from bnet_transformer.pretrained.two_stacks import Both
-from bnet_transformer.tokens import Tokenizer
 
 __all__ = [
     "FAMILIES",

@@ -19,7 +19,6 @@ from torch import Tensor
 from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.pretrained.family import BESIDE, Family, Where
-from bnet_transformer.tpm import Given
 
 TABLE = "W_embed"
 FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -118,7 +117,7 @@ def entries(network: Network, family: Family) -> Iterator[Entry]:
 
 def _kernel(network: Network) -> tuple[int, ...]:
     """The sizes of the patches of an image."""
-    cut = next(m.tpm.image for m in network.members if isinstance(m.tpm, Given) and m.tpm.image is not None)
+    cut = next(m.tpm.image for m in network.members if m.tpm.image is not None)
     return cut.channels, cut.high, cut.wide
 
 

@@ -47,7 +47,7 @@ def count_sentences(
 
     Observations are `[batch, *plates, word, *shape]`; what `condition` and `do` fix has Pyro's shape, `nesting` plates.
     """
-    members = {m.family.name: m for m in network.members if m.tpm.kind != "deterministic" and m.scope != "corpus"}
+    members = {m.family.name: m for m in network.members if m.tpm.is_random and m.scope != "corpus"}
     told = {members[name].family.index: (name, value) for name, value in observed.items() if name in members}
     found = [batch_of(network, told, least)]
     for handler in _PYRO_STACK if least == 1 else ():
@@ -79,7 +79,7 @@ def check_handled(network: Network, sites: frozenset[str], observed: frozenset[s
                 got="one node",
                 allowed=f"{owner.name!r}{some}",
             )
-        kind = "deterministic" if network.member(name).tpm.kind == "deterministic" else "set by do="
+        kind = "set by do=" if network.member(name).tpm.is_random else "deterministic"
         raise BNetError(
             f"{what} on {name}",
             expected="a random site of the model",

@@ -78,7 +78,7 @@ class PyroModel:
         self.plates = tuple(network.graph.sizes)
         self.max_plate_nesting = len(self.plates) + 2
         self._module = Module(network)
-        self.random = tuple(m for m in network.members if m.tpm.kind != "deterministic")
+        self.random = tuple(m for m in network.members if m.tpm.is_random)
         self.priors = {
             f"{member.owner}.{name}": f"theta_{member.owner}" if name == "logits" else f"theta_{member.owner}_{name}"
             for member in self.random
@@ -223,7 +223,7 @@ class PyroModel:
             )
 
     def _is_site(self, index: int) -> bool:
-        return self.network.members[index].tpm.kind != "deterministic"
+        return self.network.members[index].tpm.is_random
 
     def _groups(self, want: tuple[str, ...]) -> list[tuple[int, ...]]:
         """The families above a random or wanted one, in order."""

@@ -197,6 +197,11 @@ class Attention(TPM):
     def may_read_nothing(self) -> bool:
         return self.normaliser.kind != "softmax"
 
+    @property
+    def has_reading(self) -> bool:
+        """False where the weights are no distribution."""
+        return self.normaliser.kind == "softmax"
+
     def why_no_reading(self) -> str:
         return f"the normaliser {self.normaliser.kind!r} gives weights that are no distribution"
 

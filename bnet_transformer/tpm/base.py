@@ -16,7 +16,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -27,7 +27,10 @@ from bnet_transformer.axes import Reach
 from bnet_transformer.errors import BNetError, one_of, put, tolerance, whole
 from bnet_transformer.tpm.symbols import Symbols
 
-Kind = Literal["deterministic", "discrete", "continuous"]
+if TYPE_CHECKING:
+    from bnet_transformer.tpm.images import Patches
+
+Kind = Literal["input", "deterministic", "discrete", "continuous"]
 Shape = tuple[int, ...]
 
 
@@ -142,7 +145,10 @@ class At:
 
 @dataclass(frozen=True)
 class TPM(abc.ABC):
-    """The conditional distribution of a node given its parents: deterministic, discrete or continuous."""
+    """The conditional distribution of a node given its parents.
+
+    Its `kind` is "input" (the value comes with the sentence), "deterministic", "discrete" or "continuous".
+    """
 
     slots: ClassVar[tuple[str, ...]] = ()
     kind: ClassVar[Kind] = "deterministic"
@@ -167,6 +173,21 @@ class TPM(abc.ABC):
     @property
     def states(self) -> int | None:
         """How many values a discrete node has; None where the sentence decides it, or there is no such number."""
+        return None
+
+    @property
+    def is_random(self) -> bool:
+        """True where the parents do not decide the value: the node is discrete or continuous."""
+        return self.kind in ("discrete", "continuous")
+
+    @property
+    def default(self) -> int | None:
+        """The state of an input where the sentence gives none; None where it must."""
+        return None
+
+    @property
+    def image(self) -> Patches | None:
+        """How the vectors of an input are cut from an image; None where they are no patches."""
         return None
 
     @property
@@ -210,6 +231,11 @@ class TPM(abc.ABC):
     def reading(self, at: At, *parents: Tensor) -> Tensor | None:
         """The attention distribution `P(j | i)`, `[..., m]`, where the TPM has one."""
         return None
+
+    @property
+    def has_reading(self) -> bool:
+        """True where the TPM has `P(j | i)`, a distribution over the words that it reads."""
+        return type(self).reading is not TPM.reading
 
     def why_no_reading(self) -> str:
         """What to tell someone who asks for `P(j | i)` and there is none."""

@@ -14,6 +14,7 @@ from bnet_transformer.errors import BNetError, number, one_of, put, whole
 from bnet_transformer.tpm.base import (
     TPM,
     At,
+    Kind,
     Parameter,
     Parent,
     Shape,
@@ -43,6 +44,7 @@ class Given(TPM):
     states: int | None = None
     default: int | None = None
     image: Patches | None = None
+    kind: ClassVar[Kind] = "input"
     elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

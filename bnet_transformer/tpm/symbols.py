@@ -286,7 +286,7 @@ class Symbols:
         """A function of the parents, told for one word: what an equation is when a TPM says nothing more."""
         self.only("word")
         inside = ", ".join(slot.all for slot in self.slots)
-        if self.kind == "deterministic":
+        if self.kind in ("input", "deterministic"):
             return self.equals(f"{function(name)}({inside})")
         return f"{function(name)}({'; '.join(filter(None, (self.state, inside)))})"
 

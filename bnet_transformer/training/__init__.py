@@ -6,8 +6,8 @@ at a time, and `decoding` chooses it.
 """
 
 from bnet_transformer._core.distributed import alone
+from bnet_transformer.data.dataset import Batch
 from bnet_transformer.training.configs import AdamW, EarlyStopping, Execution
-from bnet_transformer.training.data import Batch
 from bnet_transformer.training.generate import Generated, generate
 from bnet_transformer.training.iterate import iterate, windows
 from bnet_transformer.training.loop import kept, train

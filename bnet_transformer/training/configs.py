@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from bnet_transformer.data.task import Task
 from bnet_transformer.errors import BNetError, number, one_of, put, seed_of, whole
 from bnet_transformer.training.steps import SCHEDULES, default_rate
-from bnet_transformer.training.task import Task
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 

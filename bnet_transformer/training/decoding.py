@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.compiler import Module
+from bnet_transformer.data.task import Task
 from bnet_transformer.training.incremental import WordByWord, filled
-from bnet_transformer.training.task import Task
 
 COLD = 1e-37  # colder, the likeliest word is certain in every floating type; hotter than 1 / COLD all are equal
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.compiler import Module
+from bnet_transformer.data.dataset import Example, padded
+from bnet_transformer.data.task import Task, check_has_words, task_of
 from bnet_transformer.errors import (
     BNetError,
     in_unicode,
@@ -26,10 +28,8 @@ from bnet_transformer.errors import (
 )
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.tpm.arrays import is_plain
-from bnet_transformer.training.data import Example, padded
 from bnet_transformer.training.decoding import Prompts, by_beams, greedy, one_by_one, sampler, speaker_of
 from bnet_transformer.training.incremental import told_by
-from bnet_transformer.training.task import Task, check_has_words, task_of
 
 if TYPE_CHECKING:
     import pandas as pd

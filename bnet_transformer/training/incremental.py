@@ -17,10 +17,10 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.course import Course, Layout
 from bnet_transformer.compiler.seeing import seen
+from bnet_transformer.data.task import Task, above, decided_by, later
 from bnet_transformer.errors import BNetError
 from bnet_transformer.network import Input, Member
-from bnet_transformer.tpm import Affine, At, Attention, Concat, Dot, Given, Linear
-from bnet_transformer.training.task import Task, above, decided_by, later
+from bnet_transformer.tpm import Affine, At, Attention, Concat, Dot, Linear
 
 
 @dataclass
@@ -98,7 +98,7 @@ class WordByWord:
             self._operations = self._compiled()
         state = self.state
         state.word += 1
-        main = next(m for m in self.moving if isinstance(m.tpm, Given))
+        main = next(m for m in self.moving if m.tpm.kind == "input")
         state.values = {main.family.index: ids.reshape(-1, *[1] * (self.layout.rank - 1))}
         for operation in self._operations:
             operation(state)
@@ -121,7 +121,7 @@ class WordByWord:
         found: list[Operation] = []
         for member in self.moving:
             index = member.family.index
-            if index in done or isinstance(member.tpm, Given):
+            if index in done or member.tpm.kind == "input":
                 continue
             together = self._maps_beside(member) if self._is_map(member) else []
             if together:
@@ -132,7 +132,7 @@ class WordByWord:
             for each in together or [member]:
                 if each.family.index in self.kept:
                     found.append(self._keeping(each.family.index))
-        main = next(m for m in self.moving if isinstance(m.tpm, Given)).family.index
+        main = next(m for m in self.moving if m.tpm.kind == "input").family.index
         return [self._keeping(main), *found] if main in self.kept else found
 
     def _keeping(self, index: int) -> Operation:
@@ -335,7 +335,7 @@ def _check(moving: list[Member], stack: str, here: set[int], members: tuple[Memb
     """Refuse what cannot be computed word by word."""
     for member in moving:
         name = member.family.name
-        if isinstance(member.tpm, Given) and not member.tpm.reads_by_index:
+        if member.tpm.kind == "input" and not member.tpm.reads_by_index:
             raise BNetError(name, expected="words of a vocabulary, to choose from", got="vectors that are given")
         for given in member.inputs:
             read = members[given.parent].family
@@ -347,7 +347,7 @@ def _check(moving: list[Member], stack: str, here: set[int], members: tuple[Memb
                 raise BNetError(name, expected=wanted, got=f"{read.name} by reach {given.reach}")
             if given.reach.kind == "earlier" and not member.tpm.may_read_nothing:
                 raise BNetError(name, expected="a word to read for word 0", got=f"{read.name} by reach earlier")
-    if sum(isinstance(member.tpm, Given) for member in moving) != 1:
+    if sum(member.tpm.kind == "input" for member in moving) != 1:
         raise BNetError("generate", expected=f"one given node over the words of {stack!r}", got="several")
 
 

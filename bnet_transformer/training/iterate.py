@@ -15,11 +15,10 @@ from bnet_transformer._core.torch_context import own_random, reseed
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.module import output_of
 from bnet_transformer.compiler.seeing import seen
+from bnet_transformer.data.task import Task, above, check_has_words, later, task_of
+from bnet_transformer.data.words import real_numbers
 from bnet_transformer.errors import BNetError, one_of, room_for, seed_of, unknown, whole, within_memory
 from bnet_transformer.network import Member, Network, network_of
-from bnet_transformer.tpm import Given
-from bnet_transformer.training.task import Task, above, check_has_words, later, task_of
-from bnet_transformer.training.words import real_numbers
 
 Values = Mapping[str, Tensor]
 
@@ -161,13 +160,13 @@ def _check_inputs(task: Task, needed: list[Member]) -> None:
     main = {of.member.family.index for of in task.words.values()}
     for each in needed:
         name, tpm = each.family.name, each.tpm
-        if isinstance(tpm, Given):
+        if tpm.kind == "input":
             if tpm.default is None and tpm.states is not None:
                 got = f"{name}, one of {tpm.states} states"
                 raise BNetError("iterate", expected="words that are vectors", got=got, allowed="generate")
             if tpm.default is None and each.family.index not in main:
                 raise BNetError("iterate", expected="no given nodes but the words", got=name)
-        elif tpm.kind != "deterministic" and each is not needed[-1]:
+        elif tpm.is_random and each is not needed[-1]:
             expected = "no random choice beneath what is told"
             raise BNetError("iterate", expected=expected, got=name, allowed="combine='concat'")
 

@@ -14,18 +14,18 @@ import torch
 from bnet_transformer._core.distributed import device_of, ranks
 from bnet_transformer._core.options import name_config_of_options
 from bnet_transformer._core.torch_context import own_random, with_gradients
+from bnet_transformer.data.dataset import Batch, Batches, Reader, batches
+from bnet_transformer.data.task import check_has_words, task_of
 from bnet_transformer.errors import BNetError, one_of, whole, within_memory
 from bnet_transformer.files import as_path
 from bnet_transformer.files.checkpoint import NAME, Checkpoints, diverged, kept_by, read
 from bnet_transformer.network import Network
 from bnet_transformer.training.captured import recorder_of
 from bnet_transformer.training.configs import AdamW, EarlyStopping, Execution, TrainConfig
-from bnet_transformer.training.data import Batch, Batches, Reader, batches
 from bnet_transformer.training.loop_config import LoopConfig, asked_to_stop
 from bnet_transformer.training.objective import Loss
 from bnet_transformer.training.result import N, Trained
 from bnet_transformer.training.run import Run, settings_of
-from bnet_transformer.training.task import check_has_words, task_of
 
 
 @name_config_of_options(

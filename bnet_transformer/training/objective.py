@@ -12,11 +12,11 @@ from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.module import laid_out
 from bnet_transformer.compiler.seeing import seen
+from bnet_transformer.data import dataset as data
+from bnet_transformer.data.dataset import UNSEEN, Batch
+from bnet_transformer.data.task import Task
 from bnet_transformer.errors import BNetError
 from bnet_transformer.network import Member
-from bnet_transformer.training import data
-from bnet_transformer.training.data import UNSEEN, Batch
-from bnet_transformer.training.task import Task
 
 Loss = Callable[[Module, Batch], Tensor]
 

@@ -15,18 +15,18 @@ from bnet_transformer._core.distributed import Ranks
 from bnet_transformer._core.hashing import code_of, derive_seed
 from bnet_transformer._core.torch_context import reseed
 from bnet_transformer.compiler import Module
+from bnet_transformer.data.dataset import Batch, Batches, Reader
+from bnet_transformer.data.task import Task, above
 from bnet_transformer.errors import BNetError
 from bnet_transformer.files import checkpoint
 from bnet_transformer.network import Member
 from bnet_transformer.tpm import Dropout
 from bnet_transformer.training.captured import Fed, Recorder, Replayed
 from bnet_transformer.training.configs import TrainConfig
-from bnet_transformer.training.data import Batch, Batches, Reader
 from bnet_transformer.training.objective import Loss, Objective
 from bnet_transformer.training.sharding import laid_like, spread
 from bnet_transformer.training.sharding import whole as put_together
 from bnet_transformer.training.steps import optimiser_of, schedule_of, set_rate, width_of
-from bnet_transformer.training.task import Task, above
 
 
 class Run:

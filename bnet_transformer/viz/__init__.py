@@ -9,7 +9,6 @@ from bnet_transformer.viz.drawing import NetFigures, SentenceFigures
 from bnet_transformer.viz.formats import FORMATS
 from bnet_transformer.viz.picture import Picture
 from bnet_transformer.viz.results import Quotient, Reads, Tan, TanTree, drawable
-from bnet_transformer.viz.sentence import Said
 
 __all__ = [
     "FORMATS",
@@ -17,7 +16,6 @@ __all__ = [
     "Picture",
     "Quotient",
     "Reads",
-    "Said",
     "SentenceFigures",
     "Tan",
     "TanTree",

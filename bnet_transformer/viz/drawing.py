@@ -12,6 +12,7 @@ from bnet_transformer.equations import equations
 from bnet_transformer.errors import BNetError, BudgetError, unknown
 from bnet_transformer.export import write
 from bnet_transformer.files import as_path
+from bnet_transformer.inference import SentenceState
 from bnet_transformer.network import Network
 from bnet_transformer.viz.formats import FORMATS, Drawable
 from bnet_transformer.viz.options import VIEWS
@@ -20,7 +21,7 @@ from bnet_transformer.viz.page import notebook
 from bnet_transformer.viz.page.data import MOST_WORDS, Asked, asked_of, described
 from bnet_transformer.viz.page.page import written
 from bnet_transformer.viz.picture import Picture
-from bnet_transformer.viz.sentence import Said, net_picture, sentence_picture
+from bnet_transformer.viz.sentence import net_picture, sentence_picture
 from bnet_transformer.viz.svg import showing, to_svg
 
 if TYPE_CHECKING:
@@ -69,9 +70,7 @@ class NetFigures(abc.ABC):
 class SentenceFigures(abc.ABC):
     """The figures of the bnet of a sentence."""
 
-    @property
-    @abc.abstractmethod
-    def _said(self) -> Said: ...
+    state: SentenceState
 
     @abc.abstractmethod
     def graph(self) -> Any:
@@ -91,7 +90,7 @@ class SentenceFigures(abc.ABC):
         >>> len(figure.boxes), len(figure.arrows)
         (19, 42)
         """
-        return showing(sentence_picture(self._said, as_options(options)))
+        return showing(sentence_picture(self.state, as_options(options)))
 
     def explore(
         self,
@@ -133,7 +132,7 @@ class SentenceFigures(abc.ABC):
         from bnet_transformer.viz.page.widget import Widget
 
         asked = asked_of(options)
-        return Widget(self, lambda s: described(s._said, asked, s._clean))
+        return Widget(self, lambda s: described(s.state, asked, s._clean))
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> notebook.Bundle:
         """What a notebook shows: the widget, or the figure where no widget can run."""
@@ -141,7 +140,7 @@ class SentenceFigures(abc.ABC):
 
     def _plain_figure(self) -> str:
         """The figure that stands where no widget runs: of a sentence past a page's words, the folded net."""
-        long = max(map(len, self._said.tokens.values()), default=0) > MOST_WORDS
+        long = max(map(len, self.state.tokens.values()), default=0) > MOST_WORDS
         try:
             picture = self.picture(theme="auto", **({"detail": "folded"} if long else {}))
         except BudgetError:
@@ -149,18 +148,16 @@ class SentenceFigures(abc.ABC):
         return to_svg(picture)
 
     def _page(self, asked: Asked) -> bytes:
-        return written(described(self._said, asked, self._clean))
+        return written(described(self.state, asked, self._clean))
 
     @abc.abstractmethod
     def undo(self, *names: str) -> Any:
         """The sentence without what `do` set."""
 
     @property
-    def _clean(self) -> Said | None:
+    def _clean(self) -> SentenceState | None:
         """The sentence before what `do` set; None where nothing is set."""
-        world = self._said.world
-        found: Said | None = self.undo()._said if world.do or world.rows else None
-        return found
+        return self.state.without_interventions() if self.state.interventions else None
 
     def draw(self, path: Path, **options: Any) -> None:
         """Write the bnet of the sentence; the suffix says how: svg, png, pdf, tex, dot, html, or json, graphml, bif.
@@ -176,13 +173,13 @@ class SentenceFigures(abc.ABC):
         'digraph'
         """
         self._check_options(path, options)
-        said = self._said
+        state = self.state
         what = Drawable(
             graph=lambda: self.graph(**options),
-            world=said.world,
-            evidence=said.seen,
+            world=state.world,
+            evidence=state.evidence,
             picture=lambda: self.picture(**options),
-            equations=lambda: equations(said.world.network).latex,
+            equations=lambda: equations(state.network).latex,
             page=lambda: self._page(asked_of(options)),
         )
         write(path, what, writers=FORMATS)

@@ -137,7 +137,7 @@ def _speaking(network: Network) -> set[str]:
         for member in network.members
         if member.family.words is not None
         and not member.family.plates
-        and ((member.family.stack, member.family.role) in states or type(member.tpm).__name__ == "Given")
+        and ((member.family.stack, member.family.role) in states or member.tpm.kind == "input")
     }
 
 

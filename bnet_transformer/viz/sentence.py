@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from bnet_transformer import asking, export
 from bnet_transformer.axes import WORD, join, stem_of
-from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import BNetError, BudgetError, ReadingError
 from bnet_transformer.graph import Family, Ground, Selection
-from bnet_transformer.inference import Answers
+from bnet_transformer.inference import Answers, SentenceState, arrow_weights
 from bnet_transformer.inference.boxes import box_namer
 from bnet_transformer.inference.paths import settled_choices
 from bnet_transformer.network import Member, Network
-from bnet_transformer.reference import BUDGET, World, support
+from bnet_transformer.reference import support
 from bnet_transformer.viz.highlights import Highlights, check_families
 from bnet_transformer.viz.labels import shown, written
 from bnet_transformer.viz.marks import marks_of, meant, named, part, part_of, with_words
@@ -41,23 +39,6 @@ TALL = 50  # ... if it has no more families than this
 
 
 Weights = Mapping[tuple[int, int], float]
-
-
-@dataclass(frozen=True)
-class Said:
-    """What a figure needs of a sentence."""
-
-    module: Module
-    world: World
-    tokens: Mapping[str, Sequence[str]]
-    seen: Mapping[int, Tensor]
-    answers: Answers
-
-    def selection(self, asked: Options, **other: Any) -> Selection:
-        """The part of the ground graph that is asked for."""
-        parts = {name: getattr(asked, name) for name in ("weights", "slices", "words", "heads")} | other
-        return asking.selection(self.world, self.tokens, **parts)
-
 
 REACHES = {
     "every": "every word",
@@ -139,73 +120,78 @@ def _leaves(network: Network, family: Family) -> bool:
     return family.step is not None and family.slice == network.graph.slices[family.stack] == family.step + 1
 
 
-def sentence_picture(said: Said, asked: Options) -> Picture:
+def selection_of(state: SentenceState, asked: Options) -> Selection:
+    """The part of the ground graph that the options of a figure ask for."""
+    return state.selection(weights=asked.weights, slices=asked.slices, words=asked.words, heads=asked.heads)
+
+
+def sentence_picture(state: SentenceState, asked: Options) -> Picture:
     """The figure of a sentence: its nodes, where they are few; else the reading grid; else the folded net."""
-    highlights = Highlights(asked, said.world.ground, partial(_grid_names, said), said.selection)
-    view = asked.detail or _view(said, asked, highlights)
+    highlights = Highlights(asked, state.ground, partial(_grid_names, state), partial(selection_of, state))
+    view = asked.detail or _view(state, asked, highlights)
     highlights.check(view)
     if view == "nodes":
-        return _nodes(said, asked, highlights)
+        return _nodes(state, asked, highlights)
     try:
-        return net_picture(said.world.network, asked) if view == "folded" else _words(said, asked, highlights)
+        return net_picture(state.network, asked) if view == "folded" else _words(state, asked, highlights)
     except ReadingError:
         if asked.detail is not None:
             raise
         if asked.fits("nodes") and not asked.fits("folded"):
-            return _nodes(said, asked, highlights)
+            return _nodes(state, asked, highlights)
         asked.check_view("folded")
-        return net_picture(said.world.network, asked)
+        return net_picture(state.network, asked)
 
 
-def _view(said: Said, asked: Options, highlights: Highlights) -> str:
+def _view(state: SentenceState, asked: Options, highlights: Highlights) -> str:
     """The view that is drawn where none is asked for: all nodes where they are few, or else the reading grid, of those
     views that draw what is highlighted."""
     few = PLAIN if asked.limit is None else min(PLAIN, asked.limit)
     grid = replace(asked, weights=True).fits("words")  # no weight is in the reading grid
     if not highlights.left_out("nodes", Selection()):
-        grid = grid and not highlights.left_out("words", said.selection(asked))
-        return "words" if grid and said.world.ground.count_arrows(said.selection(asked)) > few else "nodes"
+        grid = grid and not highlights.left_out("words", selection_of(state, asked))
+        return "words" if grid and state.ground.count_arrows(selection_of(state, asked)) > few else "nodes"
     return "folded" if highlights.shown_in("folded") else "nodes"
 
 
-def _others(said: Said, selection: Selection) -> tuple[str, ...]:
+def _others(state: SentenceState, selection: Selection) -> tuple[str, ...]:
     """The views that can be drawn of a selection in place of its nodes."""
-    return ("words", "folded") if _readers(said.world.network, selection.slices) else ("folded",)
+    return ("words", "folded") if _readers(state.network, selection.slices) else ("folded",)
 
 
-def _grid_names(said: Said, selection: Selection) -> dict[str, tuple[str, int]]:
+def _grid_names(state: SentenceState, selection: Selection) -> dict[str, tuple[str, int]]:
     """The stack and the word of each node of the reading grid of a selection."""
-    network, found = said.world.network, dict[str, tuple[str, int]]()
+    network, found = state.network, dict[str, tuple[str, int]]()
     for stack, slice_ in {end for member in _readers(network, selection.slices) for end in ends_of(network, member)}:
-        if (state := asking.state_of(network, stack)) is not None:
-            for word in selection.words.get(stack, range(len(said.tokens[stack]))):
-                found[join(stem_of(stack, state.role), (slice_, int(word)))] = stack, int(word)
+        if (family := asking.state_of(network, stack)) is not None:
+            for word in selection.words.get(stack, range(len(state.tokens[stack]))):
+                found[join(stem_of(stack, family.role), (slice_, int(word)))] = stack, int(word)
     return found
 
 
-def _nodes(said: Said, asked: Options, highlights: Highlights) -> Picture:
+def _nodes(state: SentenceState, asked: Options, highlights: Highlights) -> Picture:
     """Every node and arrow that is asked for."""
-    ground, selection, most = said.world.ground, said.selection(asked), asked.limit
+    ground, selection, most = state.ground, selection_of(state, asked), asked.limit
     if asked.only is not None:
         selection = _narrowed(ground, selection, named(asked.only))
 
     def refusal() -> BudgetError:
-        views = [view for view in _others(said, selection) if highlights.shown_in(view)]
+        views = [view for view in _others(state, selection) if highlights.shown_in(view)]
         return too_many(ground, selection, views, most or 0, highlights.part_of)
 
-    if most is not None and _least(said, asked, selection) > most:
+    if most is not None and _least(state, asked, selection) > most:
         raise refusal()
-    weights, failed = _arrow_weights(said, asked, selection)
+    weights, failed = _arrow_weights(state, asked, selection)
     if weights is not None:
-        weights = _strongest(said, weights, asked)
+        weights = _strongest(state, weights, asked)
     if most is not None and asked.only is None and _count(ground, selection, weights) > most:
         raise refusal()
     graph = export.ground_to_networkx(
-        said.world.network,
+        state.network,
         ground,
         selection=selection,
-        tokens=said.tokens,
-        observed=said.seen,
+        tokens=state.tokens,
+        observed=state.evidence,
         weights=weights,
         min_weight=0.0,
         limit=None,
@@ -218,12 +204,12 @@ def _nodes(said: Said, asked: Options, highlights: Highlights) -> Picture:
         raise refusal()
     if not len(graph):
         raise BNetError("picture", expected="options that keep a node", got="none kept")
-    boxes = None if asked.boxes is None else _boxes(said, asked, list(graph))
-    picture = ground_picture(said.world.network, graph, boxes=boxes)
+    boxes = None if asked.boxes is None else _boxes(state, asked, list(graph))
+    picture = ground_picture(state.network, graph, boxes=boxes)
     hidden = [(len(ground) - len(graph), len(ground), "nodes")]
     hidden.append((ground.count_arrows() - graph.number_of_edges(), ground.count_arrows(), "arrows"))
     told = " and ".join(f"{gone:,} of {total:,} {what}" for gone, total, what in hidden if gone)
-    return _finished(picture, asked, _title(said), [f"{told} are not drawn" if told else "", failed])
+    return _finished(picture, asked, _title(state), [f"{told} are not drawn" if told else "", failed])
 
 
 def _narrowed(ground: Ground, selection: Selection, names: Sequence[str]) -> Selection:
@@ -236,9 +222,9 @@ def _narrowed(ground: Ground, selection: Selection, names: Sequence[str]) -> Sel
     return replace(selection, words=words)
 
 
-def _least(said: Said, asked: Options, selection: Selection) -> int:
+def _least(state: SentenceState, asked: Options, selection: Selection) -> int:
     """How many arrows will be left at least, known before anything is computed."""
-    ground, members = said.world.ground, said.world.network.members
+    ground, members = state.ground, state.network.members
     count = ground.count_arrows(selection)
     if asked.only is not None:
         return 0 if count <= WEIGHED else count
@@ -254,12 +240,12 @@ def _count(ground: Ground, selection: Selection, weights: Weights | None) -> int
     return ground.count_arrows(selection) - sum(weight < 0 for weight in (weights or {}).values())
 
 
-def _strongest(said: Said, weights: Weights, asked: Options) -> Weights:
+def _strongest(state: SentenceState, weights: Weights, asked: Options) -> Weights:
     """The weights, -1 where an arrow is not asked for: of a weak read, or of one past the strongest.
 
     A read is all arrows by which one node reads one word (k and v), and strong against the even share.
     """
-    least, ground = asked.min_weight or 0.0, said.world.ground
+    least, ground = asked.min_weight or 0.0, state.ground
     if asked.top is None:
         return {arrow: weight if weight >= least else -1.0 for arrow, weight in weights.items()}
     places = {node: ground.place(node) for arrow in weights for node in arrow}
@@ -273,7 +259,7 @@ def _strongest(said: Said, weights: Weights, asked: Options) -> Weights:
     for read, arrows in reads.items():
         family, index = places[read[0]]
         if family.index not in rows:
-            rows[family.index] = asking.readable(said.world, said.world.network.members[family.index]).sum(1)
+            rows[family.index] = asking.readable(state.world, state.network.members[family.index]).sum(1)
         share = max(weights[arrow] for arrow in arrows)
         if share >= least:
             gain[read] = share * float(rows[family.index][index[-1]])
@@ -281,54 +267,54 @@ def _strongest(said: Said, weights: Weights, asked: Options) -> Weights:
     return {**dict.fromkeys(weights, -1.0), **{arrow: weights[arrow] for read in kept for arrow in reads[read]}}
 
 
-def _arrow_weights(said: Said, asked: Options, selection: Selection) -> tuple[Weights | None, str]:
+def _arrow_weights(state: SentenceState, asked: Options, selection: Selection) -> tuple[Weights | None, str]:
     """`P(j | i)` for the arrows, and why it is not there where nobody insists on it."""
     if asked.attention is False and asked.min_weight is None and asked.top is None:
         return None, ""
-    if not any(asking.reads_words(member) for member in said.world.network.members):
+    if not any(asking.reads_words(member) for member in state.network.members):
         return None, ""
-    if asked.attention is None and asked.min_weight is None and asked.top is None and (count := _open(said)) > OPEN:
+    if asked.attention is None and asked.min_weight is None and asked.top is None and (count := _open(state)) > OPEN:
         return None, f"P(j | i) is not drawn, for {count:,} joint states are open (attention=True draws it)"
     try:
-        return said.answers.arrow_weights(selection), ""
+        return arrow_weights(state.query(), state.answers, selection), ""
     except (BudgetError, ReadingError):
         if asked.attention or asked.min_weight is not None or asked.top is not None:
             raise
         return None, "P(j | i) is not drawn: too many choices are open"
 
 
-def _open(said: Said) -> int:
+def _open(state: SentenceState) -> int:
     """How many joint states the choices have that other nodes hang on, and that nothing has settled."""
-    ground, count = said.world.ground, 1
-    for member in said.world.network.members:
+    ground, count = state.ground, 1
+    for member in state.network.members:
         if member.tpm.kind == "discrete" and ground.folded.out_of[member.family.index]:
             for node in ground.nodes(member.family).tolist():
-                count *= 1 if node in said.world.do or node in said.seen else support(said.world, node)
+                count *= 1 if node in state.world.do or node in state.evidence else support(state.world, node)
     return count
 
 
-def _boxes(said: Said, asked: Options, names: Sequence[str]) -> dict[str, str]:
+def _boxes(state: SentenceState, asked: Options, names: Sequence[str]) -> dict[str, str]:
     """The box of each node that is in one."""
     if isinstance(asked.boxes, str):
         slice_ = asked.slices if isinstance(asked.slices, int) else 0
-        box, _ = box_namer(said.world.ground, asked.boxes, slice_)
+        box, _ = box_namer(state.ground, asked.boxes, slice_)
         found = {name: box(name) for name in names}
         return {name: where for name, where in found.items() if where != "(outside)" and where != name}
     told = asked.boxes or {}
     for name in told:
-        said.world.ground.id(name)
+        state.ground.id(name)
     return {name: told[name] for name in names if name in told}
 
 
-def _words(said: Said, asked: Options, highlights: Highlights) -> Picture:
+def _words(state: SentenceState, asked: Options, highlights: Highlights) -> Picture:
     """The reading grid."""
-    network, selection = said.world.network, said.selection(asked)
+    network, selection = state.network, selection_of(state, asked)
     ends = [(member, ends_of(network, member)) for member in _readers(network, selection.slices)]
     if not ends:
         raise ReadingError("detail", expected="a net with P(j | i) (detail='words')", got=network.declaration.name)
     there = {state for _, both in ends for state in both}
-    stacks = [stack for stack in said.tokens if any(stack == state[0] for state in there)]
-    words = {stack: [int(w) for w in selection.words.get(stack, range(len(said.tokens[stack])))] for stack in stacks}
+    stacks = [stack for stack in state.tokens if any(stack == state[0] for state in there)]
+    words = {stack: [int(w) for w in selection.words.get(stack, range(len(state.tokens[stack])))] for stack in stacks}
     states = {stack: sorted(number for own, number in there if own == stack) for stack in stacks}
     count = sum(len(words[stack]) * len(states[stack]) for stack in stacks)
     allowed = "fewer words= or slices=" + (", or detail='folded'" if highlights.shown_in("folded") else "")
@@ -338,7 +324,7 @@ def _words(said: Said, asked: Options, highlights: Highlights) -> Picture:
     if pairs > PAIRS:
         raise BudgetError("reading grid", expected=f"at most {PAIRS} pairs of words", got=pairs, allowed=allowed)
     readings = [
-        Reading(*both, _matrix(said, member, selection), asking.readable(said.world, member)) for member, both in ends
+        Reading(*both, _matrix(state, member, selection), asking.readable(state.world, member)) for member, both in ends
     ]
     grid = highlights.grid(selection) if highlights.names else {}
     marked = {grid[node] for name in highlights.names for node in meant(name, grid)}
@@ -346,10 +332,10 @@ def _words(said: Said, asked: Options, highlights: Highlights) -> Picture:
     words, silent = spoken(words, reads, marked)
     stems = {stack: stem_of(stack, _state(network, stack).role) for stack in stacks}
     name = lambda stack, slice_, word: join(stems[stack], (slice_, word))  # noqa: E731
-    picture = words_picture(said.tokens, words, states, name, reads)
-    total = said.world.ground.count_nodes()
+    picture = words_picture(state.tokens, words, states, name, reads)
+    total = state.ground.count_nodes()
     caption = [_heads(network, asked), reads.hidden, silent, f"{len(picture.boxes):,} of {total:,} nodes are drawn"]
-    return _finished(picture, asked, _title(said), caption)
+    return _finished(picture, asked, _title(state), caption)
 
 
 def _heads(network: Network, asked: Options) -> str:
@@ -377,13 +363,15 @@ def ends_of(network: Network, member: Member) -> tuple[tuple[str, int], tuple[st
     return (source, out), (member.family.stack, step + 1)
 
 
-def _matrix(said: Said, member: Member, selection: Selection) -> NDArray[np.float64]:
+def _matrix(state: SentenceState, member: Member, selection: Selection) -> NDArray[np.float64]:
     """What a member reads, `[word, word]`, averaged over its plates and over what is open."""
     family, step = member.family, member.family.step or 0
     heads = selection.plates.get("head")
     total: Any = 0.0
-    for done, share in settled_choices(said.module, said.world, said.seen, [step], family.stem, BUDGET):
-        answers = Answers(said.module, replace(said.world, do={**said.world.do, **done}), {}) if done else said.answers
+    for done, share in settled_choices(state.query(), [step], family.stem):
+        answers = (
+            Answers(state.module, replace(state.world, do={**state.world.do, **done}), {}) if done else state.answers
+        )
         table = answers.attention(step, family.stem).detach().double()
         if heads is not None and "head" in family.plates:
             table = table.index_select(family.plates.index("head"), torch.tensor(list(heads)))
@@ -401,12 +389,12 @@ def _state(network: Network, stack: str) -> Family:
     )
 
 
-def _title(said: Said) -> str:
-    if not said.tokens:
-        return f"the bnet {said.world.network.declaration.name}"
+def _title(state: SentenceState) -> str:
+    if not state.tokens:
+        return f"the bnet {state.network.declaration.name}"
     return (
         "the bnet of “"
-        + " | ".join(" ".join(shown(word, None) for word in words) for words in said.tokens.values())[:300]
+        + " | ".join(" ".join(shown(word, None) for word in words) for words in state.tokens.values())[:300]
         + "”"
     )
 

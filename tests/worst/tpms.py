@@ -28,7 +28,7 @@ ROWS = {
         ),
         (
             'of(mine(kind="random"), "x")',
-            "DeclarationError: the declaration has 1 fault: z: expected for Mine, a kind: deterministic, discrete or continuous",
+            "DeclarationError: the declaration has 1 fault: z: expected for Mine, a kind: input, deterministic, discrete or continuous",
         ),
         (
             'of(mine(value=lambda self, at, x: x.sum(-1)), "x").sentence([0, 1])["z_1"]',

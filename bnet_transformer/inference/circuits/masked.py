@@ -63,7 +63,7 @@ class Masked:
         """The value (of a random node log P, or its mean) in each circuit of a table `[circuit, arrow]`."""
         at, here = seen(course, self.member, self.word)
         _, there = seen(corrupt, self.member, self.word)
-        random = self.member.tpm.kind != "deterministic"
+        random = self.member.tpm.is_random
         if self.mixes(self.member) and not bool(kept.all()):
             found = self._attended(at, here, there, kept)
         else:

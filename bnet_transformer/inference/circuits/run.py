@@ -224,7 +224,7 @@ def check_settled(examples: Examples, outcomes: Sequence[int]) -> None:
     world = examples.world
     for node in ancestors(world.ground, outcomes):
         member = world.network.members[world.ground.family_of(node).index]
-        if member.tpm.kind != "deterministic" and node not in world.do:
+        if member.tpm.is_random and node not in world.do:
             name = world.ground.name(node)
             raise ReadingError(
                 f"circuit below {name}",
@@ -240,7 +240,7 @@ def _course_of(examples: Examples, outcomes: Sequence[int]) -> Course:
     above = {world.ground.family_of(node).index for node in (*outcomes, *ancestors(world.ground, outcomes))}
     set_ = {world.ground.family_of(node).index for node in world.do}
     members = world.network.members
-    course = examples.course({index for index in above if members[index].tpm.kind == "deterministic" or index in set_})
+    course = examples.course({index for index in above if not members[index].tpm.is_random or index in set_})
 
     def led(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return pair[0][None], pair[1][None]

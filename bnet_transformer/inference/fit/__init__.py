@@ -1,12 +1,11 @@
 """Fitting nets with choices: MAP, EM, SVI and NUTS over one objective, the exact log evidence.
 
-`corpus` makes data into tensors, and `objective` is what all methods make large. `methods` has their options, and `run`
-the table of the functions that solve a problem by them: `point` (with `ascent` and `descent`, which take steps of many
-restarts at once) and `sampling` (with `variational` and `chains`). `result` is what comes out, with `heads`,
-`matching`, `predictive`, `samples`, and `saved`.
+`objective` is what all methods make large. `methods` has their options, and `run` the table of the functions that
+solve a problem by them: `point` (with `ascent` and `descent`, which take steps of many restarts at once) and `sampling`
+(with `variational` and `chains`). `result` is what comes out, with `heads`, `matching`, `predictive`, `samples`, `saved`.
 """
 
-from bnet_transformer.inference.fit.corpus import Corpus
+from bnet_transformer.data.corpus import Corpus
 from bnet_transformer.inference.fit.heads import Heads
 from bnet_transformer.inference.fit.matching import Comparison
 from bnet_transformer.inference.fit.methods import EM, MAP, NUTS, SVI

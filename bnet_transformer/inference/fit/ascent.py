@@ -17,14 +17,14 @@ from torch import Tensor
 
 from bnet_transformer._core.deferred_scalars import DeferredScalars
 from bnet_transformer._core.hashing import derive_seed
+from bnet_transformer.data.corpus import Corpus
+from bnet_transformer.data.dataset import sent
 from bnet_transformer.errors import BNetError
 from bnet_transformer.files import checkpoint, reading
 from bnet_transformer.inference.factors import NEVER
-from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.fit.descent import Sets, adamw_step, init_restarts, squared_length
 from bnet_transformer.inference.fit.methods import FitProblem, IterativeMethod
 from bnet_transformer.inference.fit.objective import LOG_EVIDENCE, LOG_POSTERIOR
-from bnet_transformer.training.data import sent
 from bnet_transformer.training.loop_config import LoopConfig, asked_to_stop
 from bnet_transformer.training.steps import schedule_of
 

@@ -16,10 +16,10 @@ from torch.distributions import biject_to
 from bnet_transformer._core.distributed import Ranks
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.torch_context import reseed
+from bnet_transformer.data.corpus import Corpus
 from bnet_transformer.errors import BNetError
 from bnet_transformer.files import checkpoint, reading
 from bnet_transformer.inference.factors import NEVER
-from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.fit.methods import FitProblem
 from bnet_transformer.inference.fit.variational import SIMPLEX, Model, site
 from bnet_transformer.network import Network

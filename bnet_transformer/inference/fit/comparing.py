@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from bnet_transformer.data.corpus import Corpus
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.fit.heads import Heads, cosines
 from bnet_transformer.inference.fit.matching import Comparison, matched, overlap_of, rand_index
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bnet_transformer._core.distributed import Ranks
 from bnet_transformer._core.hashing import derive_seed
-from bnet_transformer.inference.fit.corpus import Corpus
+from bnet_transformer.data.corpus import Corpus
 from bnet_transformer.inference.fit.objective import Objective
 from bnet_transformer.network import Network
 from bnet_transformer.network.network import declare

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from bnet_transformer.data.corpus import Corpus
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.fit.heads import invariants, sources_of
 from bnet_transformer.inference.fit.objective import Objective
 from bnet_transformer.network import Member, Network

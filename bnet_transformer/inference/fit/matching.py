@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from bnet_transformer.inference.fit.corpus import Corpus
+from bnet_transformer.data.corpus import Corpus
 from bnet_transformer.network import Member
 
 if TYPE_CHECKING:

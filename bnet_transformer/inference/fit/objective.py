@@ -17,14 +17,15 @@ from torch import Tensor, nn
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.seeing import count_states, states
+from bnet_transformer.data import Evidence
+from bnet_transformer.data.corpus import Corpus
+from bnet_transformer.data.task import above
 from bnet_transformer.errors import BNetError, listed
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
 from bnet_transformer.inference.exact import ATOL, keeps
-from bnet_transformer.inference.factors import Evidence, Factor, prior_of, question_to_factors, table_entries
-from bnet_transformer.inference.fit.corpus import Corpus
+from bnet_transformer.inference.factors import Factor, prior_of, question_to_factors, table_entries
 from bnet_transformer.network import Member, Network
-from bnet_transformer.training.task import above
 
 LOG_EVIDENCE, LOG_POSTERIOR = "log evidence", "log posterior density"  # what the parameters of a fit are judged by
 Parameters = Mapping[str, Tensor]

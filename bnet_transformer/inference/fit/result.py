@@ -15,11 +15,11 @@ from torch import Tensor
 
 from bnet_transformer._core.distributed import Ranks, by_itself, device_of, ranks, several
 from bnet_transformer.compiler import Module
+from bnet_transformer.data.corpus import Corpus, corpus_of, corpus_of_both, task_of_mixture, words_of_corpus
 from bnet_transformer.errors import BNetError, BudgetError, ReadingError, methods_within_memory, unknown, whole
 from bnet_transformer.errors import share as check_share
 from bnet_transformer.inference.exact import posterior
 from bnet_transformer.inference.fit.comparing import compared, gains, held_by_both
-from bnet_transformer.inference.fit.corpus import Corpus, corpus_of, corpus_of_both, task_of_mixture, words_of_corpus
 from bnet_transformer.inference.fit.draws import (
     interval,
     interval_of_invariant,

@@ -15,6 +15,7 @@ from bnet_transformer._core.hashing import digest_of
 from bnet_transformer._core.options import name_config_of_options
 from bnet_transformer._core.torch_context import own_random, with_gradients
 from bnet_transformer.compiler.plan import MEETING
+from bnet_transformer.data.corpus import Corpus, corpus_of
 from bnet_transformer.errors import (
     BNetError,
     BudgetError,
@@ -28,7 +29,6 @@ from bnet_transformer.errors import (
 from bnet_transformer.files.checkpoint import Checkpoints, kept_by
 from bnet_transformer.inference.exact import BUDGET
 from bnet_transformer.inference.factors import OVER_BUDGET
-from bnet_transformer.inference.fit.corpus import Corpus, corpus_of
 from bnet_transformer.inference.fit.methods import EM, MAP, NUTS, SVI, FitProblem, Method
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.inference.fit.point import fit_point

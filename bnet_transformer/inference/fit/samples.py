@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from bnet_transformer.data.corpus import Corpus
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.fit.draws import selectors_of, shares, stored, tables_of
 from bnet_transformer.inference.fit.matching import matched, overlap_of, words_present
 from bnet_transformer.inference.fit.objective import Objective

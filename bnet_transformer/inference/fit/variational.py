@@ -16,9 +16,9 @@ from torch.distributions import biject_to, constraints, kl_divergence
 
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.torch_context import reseed
+from bnet_transformer.data.corpus import Corpus
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.fit.ascent import USUAL, RestartOptimizer
-from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.fit.descent import Sets
 from bnet_transformer.inference.fit.methods import SVI, FitProblem
 from bnet_transformer.inference.fit.objective import Objective

@@ -23,11 +23,11 @@ from torch import Tensor
 
 from bnet_transformer._core.distributed import device_of, ranks
 from bnet_transformer.compiler.module import Module
+from bnet_transformer.data.encode import EncodedSentence
 from bnet_transformer.errors import BNetError, number, one_of, room_for, seed_of, unknown, whole, within_memory
 from bnet_transformer.inference.heads.reading import Readers, allowed, intakes_of, readers_of, readings
 from bnet_transformer.inference.heads.relations import ONE_STACK, SEPARATORS, TOKENS, Pair, relations_of
 from bnet_transformer.inference.heads.shares import Tally
-from bnet_transformer.intake import Intake
 from bnet_transformer.network import Network
 from bnet_transformer.tpm.arrays import in_numpy
 
@@ -256,7 +256,7 @@ def _separators(network: Network, separators: Collection[str] | None) -> frozens
     return frozenset(separators)
 
 
-def _pair(network: Network, readers: Readers, intake: Intake, separators: frozenset[str] | None) -> Pair:
+def _pair(network: Network, readers: Readers, intake: EncodedSentence, separators: frozenset[str] | None) -> Pair:
     """The words that read and those that are read."""
     ours, theirs = readers.stacks
     read = intake.tokens[theirs]

@@ -13,8 +13,9 @@ from tqdm import tqdm
 from bnet_transformer._core.distributed import Ranks, ranks
 from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.compiler.module import Module
+from bnet_transformer.data.corpus import Corpus
+from bnet_transformer.data.lengths import sentences_of
 from bnet_transformer.errors import BNetError, BudgetError, number, one_of, room_for, seed_of, whole, within_memory
-from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.inference.heads.annealing import settings
 from bnet_transformer.inference.heads.likelihood import Around, likelihood_for
 from bnet_transformer.inference.heads.measures import ablation, importance
@@ -22,7 +23,6 @@ from bnet_transformer.inference.heads.posterior import posterior_of
 from bnet_transformer.inference.heads.relaxed import passes_of, relaxed
 from bnet_transformer.inference.heads.result import MEASURES, Damage, Inclusion, counts_of, order_by
 from bnet_transformer.inference.heads.runs import Runs
-from bnet_transformer.inference.heads.sentences import sentences_of
 from bnet_transformer.inference.heads.sites import sites_of
 from bnet_transformer.network import Network
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.module import Module, output_of
 from bnet_transformer.compiler.plan import Plan
+from bnet_transformer.data.corpus import Corpus
 from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.inference.exact import ATOL
 from bnet_transformer.inference.factors import evidence_in, likelihood_of, where_seen
-from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.network import Network
 
 
@@ -72,6 +72,6 @@ def likelihood_for(network: Network, corpus: Corpus, output: str | None) -> Like
         return Observed(tuple(corpus.evidence))
     name = output_of(network) if output is None else output
     member = network.member(name)
-    if not member.shape and member.tpm.kind == "deterministic":
+    if not member.shape and not member.tpm.is_random:
         raise BNetError("output", expected="a family of vectors, or a readout", got=name)
     return Around((name,))

@@ -20,9 +20,9 @@ from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.plan import states_in
 from bnet_transformer.compiler.seeing import seen
+from bnet_transformer.data.encode import EncodedSentence, encode_sentence
 from bnet_transformer.errors import BNetError, BudgetError, ReadingError, unknown
 from bnet_transformer.inference.factors import prior_of
-from bnet_transformer.intake import Intake, sentence_to_tensors
 from bnet_transformer.network import Input, Member, Network
 from bnet_transformer.reference import BUDGET
 
@@ -115,7 +115,7 @@ def _selector(network: Network, member: Member) -> int | None:
     return tops[0] if tops else None
 
 
-def intakes_of(network: Network, sentences: object) -> tuple[list[Intake], set[str]]:
+def intakes_of(network: Network, sentences: object) -> tuple[list[EncodedSentence], set[str]]:
     """Sentences (text, lists of words, ids, vectors; mappings from stack), and the stacks that are said in vectors."""
     if isinstance(sentences, str | Mapping) or not isinstance(sentences, Sequence | Tensor | np.ndarray):
         raise BNetError("sentences", expected="a list of sentences, at least one", got=sentences)
@@ -127,7 +127,7 @@ def intakes_of(network: Network, sentences: object) -> tuple[list[Intake], set[s
         if x is not None:
             vectors |= set(x) if isinstance(x, dict) else {network.graph.word_stacks[0]}
         try:
-            found.append(sentence_to_tensors(network, words, x))
+            found.append(encode_sentence(network, words, x))
         except BNetError as error:
             what = f"sentences[{k}], {error.what}"
             raise type(error)(what, expected=error.expected, got=error.got, allowed=error.allowed) from error
@@ -158,7 +158,9 @@ def allowed(network: Network, member: Member, words: Mapping[str, int]) -> Tenso
 
 
 @torch.no_grad()
-def readings(module: Module, readers: Readers, intakes: Sequence[Intake]) -> Iterator[tuple[list[int], list[Tensor]]]:
+def readings(
+    module: Module, readers: Readers, intakes: Sequence[EncodedSentence]
+) -> Iterator[tuple[list[int], list[Tensor]]]:
     """The numbers of some sentences of one length, and `P(j | i)` of each slice, `[head, sentence, word, word]`."""
     network = module.network
     lengths: dict[tuple[tuple[str, int], ...], list[int]] = {}
@@ -190,7 +192,7 @@ def _states(network: Network, readers: Readers, words: Mapping[str, int]) -> int
     return most
 
 
-def _read(module: Module, readers: Readers, intakes: Sequence[Intake]) -> list[Tensor]:
+def _read(module: Module, readers: Readers, intakes: Sequence[EncodedSentence]) -> list[Tensor]:
     """`P(j | i)` of sentences of one length, slice by slice."""
     network, device = module.network, next((p.device for p in module.parameters()), torch.device("cpu"))
     indices = {member.family.index for member in readers.members}

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer.data.corpus import Corpus
 from bnet_transformer.errors import BNetError, number, unknown, whole
-from bnet_transformer.inference.fit.corpus import Corpus
 from bnet_transformer.network import Network
 from bnet_transformer.tpm.arrays import in_numpy
 

@@ -16,9 +16,9 @@ from bnet_transformer._core.distributed import ALONE, Ranks
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.plan import Plan
-from bnet_transformer.inference.fit.corpus import Corpus
+from bnet_transformer.data.corpus import Corpus
+from bnet_transformer.data.lengths import parts, repeated
 from bnet_transformer.inference.heads.likelihood import Around, Likelihood
-from bnet_transformer.inference.heads.sentences import parts, repeated
 from bnet_transformer.inference.heads.sites import Site
 
 ROWS = 4096  # words that are computed at once: enough to keep a processor busy

@@ -6,9 +6,9 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from bnet_transformer.data.task import decided_by
 from bnet_transformer.errors import BNetError, unknown
 from bnet_transformer.network import Member, Network
-from bnet_transformer.training.task import decided_by
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _role(member: Member) -> str:
 def _is_summed(network: Network, member: Member) -> bool:
     """True for a function of each word and head that all its readers read over the plates of heads."""
     family = member.family
-    if member.tpm.kind != "deterministic" or family.words is None or not family.plates or not member.shape:
+    if member.tpm.is_random or family.words is None or not family.plates or not member.shape:
         return False
     children = {bundle.child for bundle in network.graph.out_of[family.index]}
     inputs = [g for child in children for g in network.members[child].inputs if g.parent == family.index]
@@ -83,4 +83,4 @@ def _beside(network: Network, index: int, needed: set[int]) -> tuple[str, ...]:
     decided = decided_by(network, [network.members[i] for i in order])
     read = {bundle.parent for i in below - {index} for bundle in graph.into[i]} - below
     members = [network.members[i] for i in sorted(read) if decided[i] and network.graph.into[i]]
-    return tuple(m.family.name for m in members if m.tpm.kind == "deterministic")
+    return tuple(m.family.name for m in members if not m.tpm.is_random)

@@ -50,8 +50,8 @@ class Ablation:
         if not is_own(self.intervention):
             return self._shared_value(node)
         if example not in self._own:
-            sentence = self.corrupt[example]
-            self._own[example] = OwnValues(sentence._said.world, sentence)
+            state = self.corrupt[example].state
+            self._own[example] = OwnValues(state.world, state.answers.value)
         return self._own[example](node, self.intervention)
 
     def values(self, run: Run, first: int, family: int, nodes: Ids) -> Tensor:
@@ -77,7 +77,7 @@ class Ablation:
         return own
 
     def _shared_value(self, node: int) -> Tensor:
-        world: World = self.corrupt[0]._said.world
+        world: World = self.corrupt[0].state.world
         if not self._constant and isinstance(self.intervention, Mean):
             self._constant |= means_of(world, self.nodes, self.intervention.sentences, self.memory)
         if node not in self._constant:
@@ -94,15 +94,15 @@ def means_of(world: World, nodes: Sequence[int], sentences: Sequence[Any], memor
     """
     by_length: dict[tuple[tuple[str, int], ...], list[Any]] = {}
     for sentence in sentences:
-        said = getattr(sentence, "_said", None)
-        if said is None or said.seen or said.world.network is not world.network:
+        state = getattr(sentence, "state", None)
+        if state is None or state.evidence or state.network is not world.network:
             return {}
-        by_length.setdefault(tuple(said.world.ground.words.items()), []).append(sentence)
+        by_length.setdefault(tuple(state.ground.words.items()), []).append(sentence)
     real = [node for node in nodes if _is_function(world, node)]
     totals = {node: torch.zeros((), dtype=world.network.dtype, device=world.network.device) for node in real}
     try:
         for several in by_length.values():
-            there = several[0]._said.world.ground
+            there = several[0].state.ground
             ids = {there.id(world.ground.name(node)): node for node in real}
             for batch in examples_of("clean", several):
                 size = max(1, memory // (2 * bytes_of(batch, list(ids))[1]))
@@ -117,7 +117,7 @@ def means_of(world: World, nodes: Sequence[int], sentences: Sequence[Any], memor
 def _is_function(world: World, node: int) -> bool:
     """True of a node whose value is real numbers, a function of its parents or given."""
     tpm = where(world, node)[0].tpm
-    return tpm.kind == "deterministic" and not tpm.reads_by_index
+    return not tpm.is_random and not tpm.reads_by_index
 
 
 def _sums(examples: Examples, nodes: Sequence[int]) -> Mapping[int, Tensor]:

@@ -121,8 +121,8 @@ def cell_numbers(
 def check_value(world: World, member: Member) -> None:
     """Refuse nodes that have no value that could be carried over."""
     nodes = world.ground.nodes(member.family).tolist()
-    if member.tpm.kind != "deterministic" and not all(node in world.do for node in nodes):
-        names = [m.family.stem for m in world.network.members if m.tpm.kind == "deterministic"]
+    if member.tpm.is_random and not all(node in world.do for node in nodes):
+        names = [m.family.stem for m in world.network.members if not m.tpm.is_random]
         raise BNetError(
             f"at {member.family.name}",
             expected="nodes with a value: functions of their parents, or nodes that are set in both runs",

@@ -13,11 +13,10 @@ from bnet_transformer import reference
 from bnet_transformer.asking import choice_above
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.inference.batched_states import joint_states
-from bnet_transformer.inference.ground import choices_above
-from bnet_transformer.inference.many import joint_log_probs
+from bnet_transformer.inference.joint_posterior import joint_log_probs
+from bnet_transformer.inference.query import Query, choices_above
 from bnet_transformer.inference.sweeps.pairs import Examples
 from bnet_transformer.reference import BUDGET
-from bnet_transformer.tpm import Given
 from bnet_transformer.world import World, support, where
 
 
@@ -78,7 +77,7 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
         joint_states([range(support(world, node)) for node in free]) if free else torch.zeros(1, 0, dtype=torch.long)
     )
     logs = [
-        joint_log_probs(corrupt.module, each, free, {}).reshape(-1) if free else torch.zeros(1)
+        joint_log_probs(Query(corrupt.module, each, nodes=tuple(free))).reshape(-1) if free else torch.zeros(1)
         for each in corrupt.worlds
     ]
     return Choices(tuple(free), states, torch.stack(logs, -1))
@@ -93,7 +92,7 @@ def _may_hang_on_choices(world: World, nodes: Sequence[int]) -> bool:
 
 def _decided_by(world: World, node: int) -> list[int]:
     """What decides an outcome: the parents of a random node, or the node itself."""
-    random = where(world, node)[0].tpm.kind != "deterministic" and node not in world.do
+    random = where(world, node)[0].tpm.is_random and node not in world.do
     return reference.parents(world, node) if random else [node]
 
 
@@ -106,7 +105,7 @@ def _decided(world: World, node: int) -> bool:
         if parent not in seen:
             seen.add(parent)
             member = where(world, parent)[0]
-            if member.tpm.kind != "discrete" and (member.inputs or isinstance(member.tpm, Given)):
+            if member.tpm.kind != "discrete" and (member.inputs or member.tpm.kind == "input"):
                 return True
             above.extend(reference.parents(world, parent))
     return False

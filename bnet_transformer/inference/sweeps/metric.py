@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.asking import must_be_discrete
+from bnet_transformer.data.encode import encode_value
 from bnet_transformer.errors import BNetError, EvidenceError
 from bnet_transformer.inference.sweeps.pairs import Examples
-from bnet_transformer.intake import value_of
 from bnet_transformer.world import World
 
 FORMS = "a mapping {node: state or (state, other state)}, or a function whose parameters are names of nodes"
@@ -140,7 +140,7 @@ def _states(examples: Examples, node: int, wanted: object) -> Tensor:
 
 
 def _state(world: World, node: int, state: object) -> Tensor:
-    found = value_of(world, node, state, evidence=True)
+    found = encode_value(world, node, state, evidence=True)
     if found.is_floating_point() or found.dim():
         name = world.ground.name(node)
         raise EvidenceError(f"metric of {name}", expected="a state", got=state)

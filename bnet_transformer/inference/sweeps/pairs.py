@@ -12,7 +12,7 @@ from torch import Tensor
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import BNetError, EvidenceError, ReadingError
-from bnet_transformer.inference.ground import counted, interventions
+from bnet_transformer.inference.query import interventions, word_counts
 from bnet_transformer.world import World
 
 MEMORY = 2**29  # bytes that are used at once, unless a user says otherwise
@@ -81,7 +81,7 @@ class Examples:
         whole = {name: torch.cat([each["do"][name] for each in done]) for name in done[0]["do"]}
         course, plan = self.module.course(
             want,
-            counted(self.world),
+            word_counts(self.world),
             do=whole,
             patched=_stacked([each["patched"] for each in done]),
             rows=_stacked([each["rows"] for each in done]),
@@ -106,23 +106,23 @@ def examples_of(what: str, sentences: object) -> tuple[Examples, ...]:
     """The examples of one sentence or of several, checked: one batch, or one for each where not all can share one."""
     several: list[Any] = list(sentences) if isinstance(sentences, list | tuple) else [sentences]
     for each in several:
-        if not hasattr(each, "_said"):
+        if not hasattr(each, "state"):
             raise BNetError(what, expected="a Sentence, or a list of them", got=each)
     if not several:
         raise BNetError(what, expected="a Sentence, or a list of them", got="none")
-    said = [each._said for each in several]
-    first = said[0]
-    for k, each in enumerate(said):
+    states = [each.state for each in several]
+    first = states[0]
+    for k, each in enumerate(states):
         name = f"{what}[{k}]" if isinstance(sentences, list | tuple) else what
         if each.world.network is not first.world.network:
             raise BNetError(name, expected="a sentence of the same net as the first", got="one of another net")
         if each.world.ground.words != first.world.ground.words:
             wanted = f"a sentence of {_words(first.world)}, as {what}[0]"
             raise BNetError(name, expected=wanted, got=f"one of {_words(each.world)}")
-        if each.seen:
-            seen = ", ".join(each.world.ground.name(node) for node in each.seen)
+        if each.evidence:
+            seen = ", ".join(each.world.ground.name(node) for node in each.evidence)
             raise EvidenceError(name, expected="a sentence without evidence", got=seen, allowed="do() sets a node")
-    found = Examples(first.module, tuple(s.world for s in said), tuple(s.tokens for s in said))
+    found = Examples(first.module, tuple(s.world for s in states), tuple(s.tokens for s in states))
     return (found,) if _alike(found) else tuple(found.alone())
 
 

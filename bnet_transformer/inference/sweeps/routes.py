@@ -181,7 +181,7 @@ def named_route(world: World, text: str) -> tuple[int, ...]:
 def check_step(world: World, child: int) -> None:
     """Refuse a path through a node that is not made of its parents."""
     member = world.network.members[world.ground.family_of(child).index]
-    if member.tpm.kind != "deterministic" or child in world.rows:
+    if member.tpm.is_random or child in world.rows:
         got = "one that reads by a row" if child in world.rows else f"a {member.tpm.kind} one"
         raise BNetError(
             f"path to {world.ground.name(child)}",

@@ -45,7 +45,7 @@ class Run:
         self.cut = cut_words(world)
         self.last = self._last_read()
         fixed = {world.ground.family_of(node).index for node in world.do}
-        made = {i for i in {*self.leads, *self.extra} if self.members[i].tpm.kind == "deterministic" or i in fixed}
+        made = {i for i in {*self.leads, *self.extra} if not self.members[i].tpm.is_random or i in fixed}
         few = self._at_few_words({*self.extra, *fixed})
         self.nudges = {index: self._nudge(index) for index in sorted(self.slopes & self.leads.keys())}
         self.base = self.examples.course(made - few, nudges=self.nudges)
@@ -61,11 +61,11 @@ class Run:
         for index in sorted(self.leads, reverse=True):
             member, table = members[index], self.leads[index]
             below = {bundle.child for bundle in self.examples.world.network.graph.out_of[index]} & self.leads.keys()
-            alone = all(i in found or members[i].tpm.kind != "deterministic" for i in below)
+            alone = all(i in found or members[i].tpm.is_random for i in below)
             read = [given for given in member.inputs if members[given.parent].family.words is not None]
             own = all(given.reach.kind == "same" and WORD not in given.over for given in read)
-            settled = all(members[g.parent].tpm.kind == "deterministic" or g.parent in others for g in member.inputs)
-            plain = settled and member.tpm.kind == "deterministic" and not any(g.pick for g in member.inputs)
+            settled = all(not members[g.parent].tpm.is_random or g.parent in others for g in member.inputs)
+            plain = settled and not member.tpm.is_random and not any(g.pick for g in member.inputs)
             if read and own and plain and alone and not table.all() and index not in others:
                 found.add(index)
         return found
@@ -167,7 +167,7 @@ class Run:
         weights = next((each for each in told if each.rows), None)  # a role has one entry for each family
         whole = self._whole(member, values, table.shape)
         some = table & ~whole
-        random = member.tpm.kind != "deterministic" and index not in self.base.known
+        random = member.tpm.is_random and index not in self.base.known
         if weights is not None:
             found = changes.derive_seed(member, rows, weights)
         elif some.any():

@@ -11,7 +11,6 @@ from bnet_transformer.compiler.plan import states_in
 from bnet_transformer.inference.sweeps.pairs import Examples
 from bnet_transformer.inference.sweeps.reach import leads
 from bnet_transformer.network import Member
-from bnet_transformer.tpm import Given
 from bnet_transformer.world import World
 
 COPIES = 8  # of the widest value of a cell that are there at once
@@ -22,7 +21,7 @@ def bytes_of(examples: Examples, nodes: Sequence[int]) -> tuple[int, int]:
     most, kept, world = 1, 1, examples.world
     for index, table in leads(world, nodes).items():
         member, count, shape = world.network.members[index], int(table.sum()), world.ground.shapes[index]
-        if isinstance(member.tpm, Given) or member.family.words is None:
+        if member.tpm.kind == "input" or member.family.words is None:
             continue
         plates = int(np.prod(shape[:-1], dtype=np.int64))
         own = numbers_in(world, member)

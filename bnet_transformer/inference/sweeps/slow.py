@@ -16,10 +16,9 @@ from bnet_transformer import reference
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import EvidenceError
 from bnet_transformer.graph import ancestors
-from bnet_transformer.inference.answers import Answers
-from bnet_transformer.inference.ground import choices_above
-from bnet_transformer.inference.joint import joint_posterior
-from bnet_transformer.inference.many import joint_log_probs
+from bnet_transformer.inference.joint_posterior import joint_log_probs, joint_posterior
+from bnet_transformer.inference.node_queries import Answers
+from bnet_transformer.inference.query import Query, choices_above
 from bnet_transformer.inference.sweeps.cells import Cells
 from bnet_transformer.inference.sweeps.pairs import Examples
 from bnet_transformer.world import Row, World, where
@@ -49,8 +48,8 @@ def _outcome(module: Module, world: World, node: int) -> Tensor:
         if member.inputs and not choices_above(world, reference.parents(world, node), {}):
             own: Tensor = answers.distribution(node).logits.double()  # type: ignore[attr-defined]
             return own
-        return joint_posterior(module, world, [node], {}).log()
-    if member.tpm.kind == "deterministic":
+        return joint_posterior(Query(module, world, nodes=(node,))).log()
+    if not member.tpm.is_random:
         return _averaged(module, world, [node], answers.value(node), len(member.shape))
     mean = answers.distribution(node).mean
     return _averaged(module, world, reference.parents(world, node), mean, len(member.shape))
@@ -72,7 +71,7 @@ def _averaged(module: Module, world: World, nodes: Sequence[int], value: Tensor,
     free = choices_above(world, nodes, {})
     if not free or value.dim() == own:
         return value
-    share = joint_log_probs(module, world, free, {}).exp().to(value.dtype)
+    share = joint_log_probs(Query(module, world, nodes=tuple(free))).exp().to(value.dtype)
     found: Tensor = torch.tensordot(share, value, share.dim())
     return found
 
@@ -126,7 +125,7 @@ class Cases:
     def _made(self, n: int, child: int, sent: dict[int, Tensor]) -> Tensor:
         """What a node comes to when its arrows from some parents carry what is sent."""
         world = self.corrupt.worlds[n]
-        others = [p for p in reference.parents(world, child) if where(world, p)[0].tpm.kind == "deterministic"]
+        others = [p for p in reference.parents(world, child) if not where(world, p)[0].tpm.is_random]
         told = {parent: self._value(False, n, parent) for parent in others if parent not in sent}
         return Answers(self.corrupt.module, world.surgery({**told, **sent}), {}).value(child)
 

@@ -6,7 +6,7 @@ The description holds the folded graph, from which the front end makes names, ar
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,12 @@ from torch import Tensor
 from bnet_transformer import asking
 from bnet_transformer.axes import WORD, Reach
 from bnet_transformer.errors import BNetError, BudgetError, listed, one_of, unknown
+from bnet_transformer.export.graphs import drawn_kind
 from bnet_transformer.graph import Family
-from bnet_transformer.inference.joint import joint_posterior
+from bnet_transformer.inference import SentenceState
+from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.network import Member, Network
-from bnet_transformer.reference import BUDGET, World
-from bnet_transformer.tpm import Given
+from bnet_transformer.reference import World
 from bnet_transformer.viz.labels import shown, visible
 from bnet_transformer.viz.options import THEMES
 from bnet_transformer.viz.page.formulas import formulas
@@ -29,7 +30,7 @@ from bnet_transformer.viz.page.pack import STEPS, bits, quantised
 from bnet_transformer.viz.page.reading import Reading, prepare, read_from, readers_of, reading_of
 from bnet_transformer.viz.picture import DASHES
 from bnet_transformer.viz.rows import depths_of, places_in_rows, rows_of
-from bnet_transformer.viz.sentence import Said, ends_of
+from bnet_transformer.viz.sentence import ends_of
 from bnet_transformer.viz.style import DASH, OPACITY, WIDTH, hue
 
 VERSION = 1
@@ -76,22 +77,22 @@ class Described:
     block: bytes
 
 
-def described(said: Said, asked: Asked, clean: Said | None = None) -> Described:
+def described(state: SentenceState, asked: Asked, clean: SentenceState | None = None) -> Described:
     """The description of a sentence; `clean` is the sentence before its `do`, to tell how far its states moved."""
-    world = said.world
-    selection = asking.selection(world, said.tokens, True, asked.slices, None, asked.heads)
+    world = state.world
+    selection = state.selection(slices=asked.slices, heads=asked.heads)
     heads = selection.plates.get("head")
-    _check_words(said)
+    _check_words(state)
     readers = readers_of(world.network, selection.slices)
     _check_bytes(world, readers, None if heads is None else len(heads))
-    prepare(said, readers)
-    found = [reading_of(said, member, None if heads is None else [int(h) for h in heads]) for member in readers]
+    prepare(state, readers)
+    found = [reading_of(state, member, None if heads is None else [int(h) for h in heads]) for member in readers]
     readings = [each for each in found if isinstance(each, Reading)]
     told, block = _packed(world, readings)
     notes = [each for each in found if isinstance(each, str)] + [each.note for each in readings if each.note]
     about = {
         "version": VERSION,
-        "title": visible(asked.title or _title(said)),
+        "title": visible(asked.title or _title(state)),
         "net": world.network.declaration.name,
         "theme": asked.theme,
         "detail": asked.detail,
@@ -99,26 +100,26 @@ def described(said: Said, asked: Asked, clean: Said | None = None) -> Described:
         "look": {"width": WIDTH, "opacity": OPACITY, "dashes": {role: DASHES[dash] for role, dash in DASH.items()}},
         "counts": [len(world.ground), world.ground.count_arrows()],
         **_structure(world),
-        "stacks": [_stack(said, name) for name in world.network.graph.slices],
+        "stacks": [_stack(state, name) for name in world.network.graph.slices],
         "done": {world.ground.name(node): _said_value(value) for node, value in world.do.items()}
         | {world.ground.name(node): "a row of attention" for node in world.rows},
-        "seen": {world.ground.name(node): _said_value(value, said, node) for node, value in said.seen.items()},
+        "seen": {world.ground.name(node): _said_value(value, state, node) for node, value in state.evidence.items()},
         "heads": None if heads is None else [int(head) for head in heads],
         "readings": told,
-        "posteriors": _posteriors(said, asked, readings),
+        "posteriors": _posteriors(state, asked, readings),
         "inclusion": included(world.network, asked.inclusion),
-        "moved": _moved(said, clean),
+        "moved": _moved(state, clean),
         "notes": list(dict.fromkeys(notes)),
     }
     return Described(about, block)
 
 
-def _title(said: Said) -> str:
-    return " | ".join(" ".join(words) for words in said.tokens.values())[:300] or said.world.network.declaration.name
+def _title(state: SentenceState) -> str:
+    return " | ".join(" ".join(words) for words in state.tokens.values())[:300] or state.network.declaration.name
 
 
-def _check_words(said: Said) -> None:
-    for stack, words in said.tokens.items():
+def _check_words(state: SentenceState) -> None:
+    for stack, words in state.tokens.items():
         if len(words) > MOST_WORDS:
             got = f"{len(words)} words" + (f" in the stack {stack}" if stack else "")
             allowed = "a shorter sentence, or draw('x.svg', words=...), which draws some words of a long one"
@@ -221,7 +222,7 @@ def _family(
         "row": row,
         "depth": depth,
         "state": _is_state(network, own),
-        "kind": "observed" if isinstance(member.tpm, Given) else "deterministic" if _sure(member) else "stochastic",
+        "kind": drawn_kind(member),
         "tpm": type(member.tpm).__name__,
         "learnable": member.learnable,
         "shape": list(member.shape),
@@ -239,10 +240,6 @@ def _is_state(network: Network, family: Family) -> bool:
     return family.role in states.get(family.stack, ())
 
 
-def _sure(member: Member) -> bool:
-    return member.tpm.kind == "deterministic"
-
-
 def _letter(family: Family) -> list[Any]:
     """The letter of a role, how it is set, and what of the role stands below it, as `labels.runs` has it."""
     parts = [part for part in family.role.split("_") if part]
@@ -252,11 +249,11 @@ def _letter(family: Family) -> list[Any]:
     return [parts[one], "math", parts[:one] + parts[one + 1 :]]
 
 
-def _stack(said: Said, name: str) -> dict[str, Any]:
-    words = said.tokens.get(name, ())
+def _stack(state: SentenceState, name: str) -> dict[str, Any]:
+    words = state.tokens.get(name, ())
     return {
         "name": name,
-        "slices": said.world.network.graph.slices.get(name, 0),
+        "slices": state.network.graph.slices.get(name, 0),
         "words": [shown(word) for word in words],
         "whole": {str(k): shown(word, None) for k, word in enumerate(words) if shown(word, None) != shown(word)},
     }
@@ -319,23 +316,23 @@ def _states_between(network: Network, member: Member) -> tuple[int | None, int |
 # numbers
 
 
-def _posteriors(said: Said, asked: Asked, readings: Sequence[Reading]) -> list[dict[str, Any]]:
+def _posteriors(state: SentenceState, asked: Asked, readings: Sequence[Reading]) -> list[dict[str, Any]]:
     """Prior and posterior of the nodes that a user names, and of the choices that decide what is read; of a net without
     words, of every discrete node."""
     told = () if asked.posterior is None else asked.posterior
     wanted = [told] if isinstance(told, str) else listed("posterior", told, str)
-    ids = [said.world.ground.id(name) for name in wanted]
+    ids = [state.ground.id(name) for name in wanted]
     for node in ids:
-        asking.must_be_discrete(said.world, node)
-    found = [_posterior(said, node) for node in dict.fromkeys(ids)]
-    network, ground = said.world.network, said.world.ground
+        asking.must_be_discrete(state.world, node)
+    found = [_posterior(state, node) for node in dict.fromkeys(ids)]
+    network, ground = state.network, state.ground
     wordless = not network.graph.word_stacks
     families = [f for f in network.graph.families if (_has_states if wordless else _is_selector)(network, f)]
     others = [node for f in families for node in ground.nodes(f).tolist()]
     for node in others[: MOST_NODES if wordless else MOST_CHOICES]:
-        if node not in ids and node not in said.world.do and node not in said.seen:
+        if node not in ids and node not in state.world.do and node not in state.evidence:
             try:
-                found.append(_posterior(said, node))
+                found.append(_posterior(state, node))
             except BudgetError:
                 continue
     return found
@@ -349,26 +346,31 @@ def _is_selector(network: Network, family: Family) -> bool:
     return _has_states(network, family) and bool(network.graph.out_of[family.index])
 
 
-def _posterior(said: Said, node: int) -> dict[str, Any]:
-    world = said.world
-    after = joint_posterior(said.module, world, [node], said.seen, BUDGET).double()
-    before = joint_posterior(said.module, world, [node], {}, BUDGET).double() if said.seen else after
-    labels = asking.labels(world, said.tokens, node) or tuple(map(str, range(len(after))))
+def _posterior(state: SentenceState, node: int) -> dict[str, Any]:
+    world = state.world
+    after = joint_posterior(state.query([node]))
+    before = joint_posterior(replace(state.query([node]), evidence={})) if state.evidence else after
+    labels = state.labels(node) or tuple(map(str, range(len(after))))
     kept = torch.argsort(after, descending=True, stable=True)[:MOST_STATES].sort().values.tolist()
     states = [[shown(labels[k]), round(float(before[k]), 6), round(float(after[k]), 6), k] for k in kept]
-    return {"node": world.ground.name(node), "states": states, "more": len(after) - len(kept), "seen": bool(said.seen)}
+    return {
+        "node": world.ground.name(node),
+        "states": states,
+        "more": len(after) - len(kept),
+        "seen": bool(state.evidence),
+    }
 
 
-def _said_value(value: Tensor, said: Said | None = None, node: int = -1) -> str:
+def _said_value(value: Tensor, state: SentenceState | None = None, node: int = -1) -> str:
     """A value in few words: a state by its label, a vector by its size."""
     if value.dim() or value.is_floating_point():
         nothing = bool((value == 0).all())
         return "zero" if nothing and value.dim() else f"{float(value):.4g}" if not value.dim() else "a value"
-    labels = None if said is None else asking.labels(said.world, said.tokens, node)
+    labels = None if state is None else state.labels(node)
     return shown(labels[int(value)]) if labels else str(int(value))
 
 
-def _moved(said: Said, clean: Said | None) -> dict[str, list[float]] | None:
+def _moved(state: SentenceState, clean: SentenceState | None) -> dict[str, list[float]] | None:
     """How far the states are from what they were before `do`: the norm of the change over that of the state, by family.
 
     Only where no choice is open, for then a state is one vector.
@@ -376,13 +378,13 @@ def _moved(said: Said, clean: Said | None) -> dict[str, list[float]] | None:
     if clean is None:
         return None
     found: dict[str, list[float]] = {}
-    network = said.world.network
+    network = state.network
     for family in network.graph.families:
         if not asking.is_state(network, family):
             continue
         own: list[float] = []
-        for node in said.world.ground.nodes(family).tolist():
-            after, before = _vector(said, node), _vector(clean, node)
+        for node in state.ground.nodes(family).tolist():
+            after, before = _vector(state, node), _vector(clean, node)
             if after is None or before is None or after.shape != before.shape or after.dim() != 1:
                 return None
             size = float(before.norm())
@@ -391,10 +393,10 @@ def _moved(said: Said, clean: Said | None) -> dict[str, list[float]] | None:
     return found or None
 
 
-def _vector(said: Said, node: int) -> Tensor | None:
+def _vector(state: SentenceState, node: int) -> Tensor | None:
     """The value of a state, set or computed."""
     try:
-        value = said.world.do[node] if node in said.world.do else said.answers.value(node)
+        value = state.world.do[node] if node in state.world.do else state.answers.value(node)
     except BNetError:
         return None
     return value.double()

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import asking, reference
 from bnet_transformer.axes import WORD
-from bnet_transformer.errors import BNetError, BudgetError, ReadingError
-from bnet_transformer.graph import Ground
-from bnet_transformer.inference import Answers
-from bnet_transformer.inference.joint import joint_posterior
+from bnet_transformer.errors import BNetError, BudgetError
+from bnet_transformer.inference import SentenceState
+from bnet_transformer.inference.expected_reading import expected_reading, route_expected_reading
 from bnet_transformer.network import Member, Network
-from bnet_transformer.reference import BUDGET, World
+from bnet_transformer.reference import World
 from bnet_transformer.tpm.arrays import in_numpy
-from bnet_transformer.viz.sentence import Said
 
 OPEN = 64  # joint states of open choices that are told one by one; of more, the mean alone
 SLOW = 4_096  # nodes whose mean is computed one by one
@@ -45,33 +41,31 @@ class Reading:
     note: str = ""
 
 
-def prepare(said: Said, members: Sequence[Member]) -> None:
+def prepare(state: SentenceState, members: Sequence[Member]) -> None:
     """Compute what these members read in one course of the net, where that can be."""
-    set_ = {said.world.ground.family_of(node).index for node in said.world.do}
-    with contextlib.suppress(ReadingError):
-        said.answers.prepare([member for member in members if member.family.index not in set_])
+    set_ = {state.ground.family_of(node).index for node in state.world.do}
+    state.answers.prepare([member for member in members if member.family.index not in set_])
 
 
-def reading_of(said: Said, member: Member, heads: Collection[int] | None = None) -> Reading | str:
+def reading_of(state: SentenceState, member: Member, heads: Collection[int] | None = None) -> Reading | str:
     """What a member reads; in words why nothing, where its TPM has no `P(j | i)`."""
-    world, family = said.world, member.family
+    world, family = state.world, member.family
     set_ = [node for node in world.do if world.ground.family_of(node).index == family.index]
     if family.index in world.network.graph.recurrent and set_:
         return f"{family.name} reads what is set in it: no P(j | i) is shown"
     if set_:  # what it would read, had it not been set; the rows of what is set are empty
-        free = replace(world, do={n: v for n, v in world.do.items() if n not in set_})
-        free = replace(free, ground=Ground(world.ground.folded, world.ground.words, free.do, world.ground.rows))
-        said = replace(said, world=free, answers=Answers(said.module, free, said.seen))
-    choices, own = _choices(said, member)
+        rest = {node: value for node, value in state.interventions.items() if node not in set_}
+        state = replace(state, interventions=rest, before=None)
+    choices, own = _choices(state, member)
     try:
-        values = None if _states(choices) > OPEN else _values(said, member, len(choices))
+        values = None if _states(choices) > OPEN else _values(state, member, len(choices))
     except BudgetError:
         values = None
     except BNetError as error:
         if not choices:
             return error.args[0] if error.args else f"{family.name} has no P(j | i)"
         values = None
-    table, named, mean, note = _slots(said, member, choices, own, values)
+    table, named, mean, note = _slots(state, member, choices, own, values)
     if table is None:
         return note
     table = _emptied(world, table, set_)
@@ -82,7 +76,7 @@ def reading_of(said: Said, member: Member, heads: Collection[int] | None = None)
 
 
 def _slots(
-    said: Said, member: Member, choices: Mapping[str, int], own: bool, values: Tensor | None
+    state: SentenceState, member: Member, choices: Mapping[str, int], own: bool, values: Tensor | None
 ) -> tuple[Table | None, tuple[tuple[str, int], ...], bool, str]:
     """`[slot, *plates, word, word]` with its choices, whether the mean leads, and what is missing."""
     name, count = member.family.name, _states(choices)
@@ -90,7 +84,7 @@ def _slots(
         return (None if values is None else in_numpy(values)[None]), (), False, ""
     mean, why = None, ""
     try:
-        mean = _mean(said, member, choices, own, values)
+        mean = _mean(state, member)
     except BudgetError as error:
         why = str(error)
     parts = [] if mean is None else [mean[None]]
@@ -104,20 +98,20 @@ def _slots(
     return np.concatenate(parts), named, mean is not None, note
 
 
-def _values(said: Said, member: Member, states: int) -> Tensor:
+def _values(state: SentenceState, member: Member, states: int) -> Tensor:
     step, stem = member.family.step or 0, member.family.stem
-    found = said.answers.attention(step, stem).detach()
+    found = state.answers.attention(step, stem).detach()
     if found.dim() != states + len(member.family.plates) + 2:
         raise BNetError(member.family.name, expected="a dim for each open choice", got=f"{tuple(found.shape)}")
     return found
 
 
-def _choices(said: Said, member: Member) -> tuple[dict[str, int], bool]:
+def _choices(state: SentenceState, member: Member) -> tuple[dict[str, int], bool]:
     """The open choices that decide what a member reads, with their states; whether each word has its own."""
-    world, network = said.world, said.world.network
+    world, network = state.world, state.network
     if not asking.choice_above(network, [member.family.index]):
         return {}, False
-    settled = reference.settling(world, said.seen)
+    settled = reference.settling(world, state.evidence)
     above = {
         node: reference.choices(world, reference.reading_parents(world, node), settled)
         for node in world.ground.nodes(member.family).tolist()
@@ -135,25 +129,12 @@ def _choices(said: Said, member: Member) -> tuple[dict[str, int], bool]:
     return named, True
 
 
-def _mean(said: Said, member: Member, choices: Mapping[str, int], own: bool, values: Tensor | None) -> Table:
+def _mean(state: SentenceState, member: Member) -> Table:
     """The reading averaged over the posterior of the choices: `[*plates, word, word]`."""
-    world = said.world
-    if values is not None and not own:
-        nodes = [world.ground.id(name) for name in choices]
-        share = joint_posterior(said.module, world, nodes, said.seen, BUDGET)
-        flat = values.double().reshape(-1, *values.shape[len(choices) :])
-        return np.asarray(torch.tensordot(share.double().reshape(-1), flat, dims=1))
-    nodes = world.ground.nodes(member.family).tolist()
-    if len(nodes) > SLOW:
-        raise BudgetError(member.family.name, expected=f"at most {SLOW} nodes for a mean", got=len(nodes))
-    shape = world.ground.shapes[member.family.index]
-    width = asking.readable(world, member).shape[1]
-    table = np.zeros((len(nodes), width))
-    for k, node in enumerate(nodes):
-        found = asking.expected_reading(world, node, said.seen)
-        if found is not None:
-            table[k, found[0]] = found[1]
-    return table.reshape(*shape, width)
+    nodes = len(state.ground.nodes(member.family))
+    if nodes > SLOW and route_expected_reading(state.answers, member).algorithm == "reference":
+        raise BudgetError(member.family.name, expected=f"at most {SLOW} nodes for a mean", got=nodes)
+    return in_numpy(expected_reading(state.query(), state.answers, member))
 
 
 def _emptied(world: World, table: Table, nodes: Sequence[int]) -> Table:

@@ -50,10 +50,10 @@ PLOTS: Mapping[type, Callable[..., None]] = {
     Roles: roles.roles,
     Trained: fits.trained,
     Cost: fits.cost,
-    sentences.Said: sentences.sentence,
+    sentences.AnySentence: sentences.sentence,
     Tabled: tables.tabled,
 }
-NAMES: Mapping[type, str] = {sentences.Said: "Sentence", Tabled: "what has values and axes"}
+NAMES: Mapping[type, str] = {sentences.AnySentence: "Sentence", Tabled: "what has values and axes"}
 SEVERAL = "a list of Sentences"
 
 
@@ -73,7 +73,7 @@ def drawn(
 
 
 def _plot_of(result: object) -> Callable[..., None]:
-    if isinstance(result, list | tuple) and result and all(isinstance(each, sentences.Said) for each in result):
+    if isinstance(result, list | tuple) and result and all(isinstance(each, sentences.AnySentence) for each in result):
         return sentences.sentences
     for kind, draw in PLOTS.items():
         if isinstance(result, kind):

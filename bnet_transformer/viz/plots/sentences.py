@@ -14,6 +14,7 @@ from torch import Tensor
 from bnet_transformer import asking, reference
 from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, one_of, whole
+from bnet_transformer.inference import SentenceState
 from bnet_transformer.network import Member
 from bnet_transformer.reference import World
 from bnet_transformer.tpm.arrays import in_numpy
@@ -28,15 +29,10 @@ ABSENT = "Blank: no arrow, word i does not read word j."
 
 
 @runtime_checkable
-class Said(Protocol):
+class AnySentence(Protocol):
     """A sentence, as plots ask it: of its words, its attention, its posteriors."""
 
-    net: Any
-    _intake: Any
-    _seen: Any
-
-    @property
-    def _world(self) -> World: ...
+    state: SentenceState
 
     def attention(self, slice: int, *, role: str | None = None, words: str = TOKENS) -> Tensor:
         """The attention TPMs of a slice."""
@@ -44,11 +40,9 @@ class Said(Protocol):
     def posterior(self, name: Any, evidence: Mapping[str, object] | None = None) -> Tensor:
         """The posterior of a discrete node."""
 
-    def _slices(self, slices: object, role: str | None) -> tuple[str, list[int]]: ...
-
 
 def sentence(
-    s: Said,
+    s: AnySentence,
     canvas: Canvas,
     *,
     slice: int | Collection[int] | None = None,
@@ -69,7 +63,7 @@ def sentence(
         allowed = "node=; s.observe(...), whose attention is that of what was seen"
         raise BNetError("evidence", expected="a node whose posterior it changes", got="none", allowed=allowed)
     one_of("words", words, (TOKENS, "words"))
-    chosen = s._slices("all" if slice is None else slice, role)[1]
+    chosen = asking.slices_that_read(s.state.network, "all" if slice is None else slice, role)[1]
     several = {t: attention_maps(s, t, head, role, words) for t in chosen}
     maps = [each for found in several.values() for each in found]
     told: Any = {"what": "P(j | i)", "x": "word j that is read", "y": "word i that reads"}
@@ -103,16 +97,16 @@ def laid_out(several: Mapping[int, list[Map]]) -> tuple[int, list[Map | None]]:
     return across, panels
 
 
-def attention_maps(s: Said, slice_: int, head: int | None, role: str | None, words: str) -> list[Map]:
+def attention_maps(s: AnySentence, slice_: int, head: int | None, role: str | None, words: str) -> list[Map]:
     """A map for each state of the open choices and each head of a slice; blank where no arrow leads."""
-    world = s._world
+    world = s.state.world
     found = s.attention(slice_, role=role, words=words).double()
     member = asking.reader(world, slice_, role)
     rows, columns = (_words(s, stack, words) for stack in _stacks(world, member))
     names = _lead(s, world, member, found.dim() - 2)
     readable = torch.from_numpy(asking.readable(world, member))
     if words != TOKENS:
-        readable = asking.grouped(readable.double(), s._intake.groups()) > 0
+        readable = asking.grouped(readable.double(), s.state.encoded.groups()) > 0
     kept = found.masked_fill(~readable, torch.nan)
     if head is not None:
         if "head" not in names:
@@ -135,7 +129,7 @@ def attention_maps(s: Said, slice_: int, head: int | None, role: str | None, wor
 
 
 def posterior(
-    s: Said, canvas: Canvas, node: str | Sequence[str], evidence: Mapping[str, object] | None, top: int
+    s: AnySentence, canvas: Canvas, node: str | Sequence[str], evidence: Mapping[str, object] | None, top: int
 ) -> None:
     """Bars of one node, before and after the evidence; a heat map of two together."""
     whole("top", top)
@@ -154,7 +148,7 @@ def posterior(
     series = [Series(after, what)]
     if evidence:
         before = in_numpy(s.posterior(names[0]).double())
-        prior = f"P({names[0]}" + (" | seen)" if s._seen else ")")
+        prior = f"P({names[0]}" + (" | seen)" if s.state.evidence else ")")
         series = [Series(before, prior, colour="prior"), Series(after, what)]
     series, labels_, told = top_of(series, labels_, top)
     canvas.note(told)
@@ -163,7 +157,7 @@ def posterior(
 
 
 def sentences(
-    several: Sequence[Said], canvas: Canvas, *, node: str = "c", evidence: Mapping[str, object] | None = None
+    several: Sequence[AnySentence], canvas: Canvas, *, node: str = "c", evidence: Mapping[str, object] | None = None
 ) -> None:
     """The posterior of a node in each of several sentences, a row each."""
     if not isinstance(node, str):
@@ -171,19 +165,19 @@ def sentences(
     shares = [s.posterior(node, evidence) for s in several]
     if len({len(share) for share in shares}) != 1:
         raise BNetError("sentences", expected=f"as many states of {node} in each", got="different numbers")
-    said = [" ".join(token for tokens in s._intake.tokens.values() for token in tokens) for s in several]
+    said = [" ".join(token for tokens in s.state.tokens.values() for token in tokens) for s in several]
     labels = {"sentence": said, node: labels_of(several[0], node)}
-    seen = "evidence" if evidence or any(s._seen for s in several) else ""
+    seen = "evidence" if evidence or any(s.state.evidence for s in several) else ""
     what = f"P({node} | {seen})" if seen else f"P({node})"
     found = table_of(torch.stack(shares), ("sentence", node), labels=labels, what=what)
     table(found, canvas, sort=False)
 
 
-def labels_of(s: Said, name: str) -> list[str]:
+def labels_of(s: AnySentence, name: str) -> list[str]:
     """What the states of a node are called: by their labels or words, else by their numbers."""
-    node = s._world.ground.id(name)
-    found = asking.labels(s._world, s._intake.tokens, node)
-    return list(found) if found is not None else [str(k) for k in range(reference.support(s._world, node))]
+    node = s.state.ground.id(name)
+    found = s.state.labels(node)
+    return list(found) if found is not None else [str(k) for k in range(reference.support(s.state.world, node))]
 
 
 def _stacks(world: World, member: Member) -> tuple[str, str]:
@@ -192,20 +186,20 @@ def _stacks(world: World, member: Member) -> tuple[str, str]:
     return member.family.words or "", world.network.members[given.parent].family.words or ""
 
 
-def _words(s: Said, stack: str, words: str) -> tuple[str, ...]:
-    tokens = tuple(s._intake.tokens[stack])
+def _words(s: AnySentence, stack: str, words: str) -> tuple[str, ...]:
+    tokens = tuple(s.state.tokens[stack])
     if words == TOKENS:
         return tokens
-    return tuple("".join(tokens[k].removeprefix("##") for k in group) for group in s._intake.groups())
+    return tuple("".join(tokens[k].removeprefix("##") for k in group) for group in s.state.encoded.groups())
 
 
-def _lead(s: Said, world: World, member: Member, dims: int) -> list[str]:
+def _lead(s: AnySentence, world: World, member: Member, dims: int) -> list[str]:
     """What the dims before the words are: open choices, then plates."""
     plates = [axis for axis in world.ground.axes(member.family) if axis != WORD]
     if len(plates) == dims:
         return plates
     node = int(world.ground.nodes(member.family)[0])
-    free = reference.choices(world, reference.reading_parents(world, node), reference.settling(world, s._seen))
+    free = reference.choices(world, reference.reading_parents(world, node), reference.settling(world, s.state.evidence))
     families = list(dict.fromkeys(world.ground.family_of(each).name for each in free))
     for choices in (families, [world.ground.name(each) for each in free]):
         if len(choices) + len(plates) == dims:
@@ -213,9 +207,9 @@ def _lead(s: Said, world: World, member: Member, dims: int) -> list[str]:
     return [f"choice {k}" for k in range(dims - len(plates))] + plates
 
 
-def _told(s: Said, evidence: Mapping[str, object]) -> list[str]:
+def _told(s: AnySentence, evidence: Mapping[str, object]) -> list[str]:
     return [f"{name} = {value if isinstance(value, str | int) else '…'}" for name, value in evidence.items()]
 
 
-def _seen(s: Said) -> list[str]:
-    return [f"{s._world.ground.name(node)} seen" for node in s._seen]
+def _seen(s: AnySentence) -> list[str]:
+    return [f"{s.state.ground.name(node)} seen" for node in s.state.evidence]

@@ -8,9 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bnet_transformer.data.encode import EncodedSentence, encode_sentence, family_of_words
 from bnet_transformer.errors import BNetError
-from bnet_transformer.intake import Intake, family_of_words, sentence_to_tensors
 from bnet_transformer.network import Network
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was seen of a family: values `[batch, *plates, word, *shape]`, and where (`observed`; all by default)."""
+
+    value: Tensor
+    observed: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -21,14 +29,14 @@ class Batch:
     stands at absent words is never read.
     """
 
-    sentences: tuple[Intake, ...]
+    sentences: tuple[EncodedSentence, ...]
     x: Tensor | dict[str, Tensor]
     mask: Tensor | dict[str, Tensor]
     given: dict[str, Tensor]
 
 
 def sentences_to_batch(network: Network, sentences: Sequence[object], pairs: Sequence[object] | None = None) -> Batch:
-    """Sentences of any lengths, each as `sentence_to_tensors` reads it, padded to the longest."""
+    """Sentences of any lengths, each as `encode_sentence` reads it, padded to the longest."""
     if isinstance(sentences, str) or not isinstance(sentences, Sequence) or not len(sentences):
         raise BNetError("sentences", expected="a list of sentences, at least one", got=sentences)
     several = isinstance(pairs, Sequence) and not isinstance(pairs, str)
@@ -36,7 +44,7 @@ def sentences_to_batch(network: Network, sentences: Sequence[object], pairs: Seq
         got = len(pairs) if several else pairs
         raise BNetError("pairs", expected=f"{len(sentences)}, one for each sentence", got=got)
     read = [
-        sentence_to_tensors(network, said, pair=None if pairs is None else pairs[k]) for k, said in enumerate(sentences)
+        encode_sentence(network, said, pair=None if pairs is None else pairs[k]) for k, said in enumerate(sentences)
     ]
     values = {name: _padded(network, name, [each.given[name] for each in read]) for name in read[0].given}
     x: dict[str, Tensor] = {}

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer.data.batch import Evidence
+from bnet_transformer.data.columns import columns_of
+from bnet_transformer.data.dataset import Batch, Example, Reader, batches, padded, seen
+from bnet_transformer.data.task import Task, task_of
+from bnet_transformer.data.words import is_text
 from bnet_transformer.errors import BNetError, BudgetError
-from bnet_transformer.inference.factors import Evidence
-from bnet_transformer.inference.fit.columns import columns_of
 from bnet_transformer.network import Network
 from bnet_transformer.tpm.arrays import own_tensor
-from bnet_transformer.training.data import Batch, Example, Reader, batches, padded, seen
-from bnet_transformer.training.task import Task, task_of
-from bnet_transformer.training.words import is_text
 
 PAIRS = "pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists"
 SAID = "a list of sentences, or of pairs of them and what is observed; an array [sentence, word]"
@@ -53,7 +53,7 @@ class Corpus:
 
         >>> import bnet_transformer as bt
         >>> net = bt.bayesuvius(4, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2))
-        >>> found = bt.fit(net, [("the cat", "cat the"), ("cat the", "the cat")], steps=1)
+        >>> found = bt.fit(net, [("the cat", "cat the"), ("cat the", "the cat")], method=bt.MAP(steps=1))
         >>> found.log_likelihood(found.data.take(slice(1))).shape
         torch.Size([1])
         """
@@ -135,7 +135,7 @@ def task_of_mixture(network: Network) -> Task:
     """
     task = task_of(network, likelihood=False)
     if not task.words:
-        task = replace(task, readouts=tuple(m for m in network.members if m.tpm.kind != "deterministic"))
+        task = replace(task, readouts=tuple(m for m in network.members if m.tpm.is_random))
     if not task.readouts:
         raise BNetError(
             "net",

@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from bnet_transformer.data.batch import Evidence
+from bnet_transformer.data.corpus import Corpus, corpus_of, words_of_corpus
+from bnet_transformer.data.task import check_has_words, task_of
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.factors import Evidence
-from bnet_transformer.inference.fit.corpus import Corpus, corpus_of, words_of_corpus
 from bnet_transformer.network import Network
-from bnet_transformer.training.task import check_has_words, task_of
 
 
 def sentences_of(network: Network, data: object, *, seen: bool) -> Corpus:

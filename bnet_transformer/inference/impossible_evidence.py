@@ -10,9 +10,10 @@ from torch import Tensor
 
 from bnet_transformer.axes import WORD, join
 from bnet_transformer.compiler.course import Course
+from bnet_transformer.data import Evidence
 from bnet_transformer.errors import BNetError, EvidenceError
 from bnet_transformer.inference.elimination import eliminated
-from bnet_transformer.inference.factors import NEVER, Evidence, Factor
+from bnet_transformer.inference.factors import NEVER, Factor
 
 
 def check_possible(course: Course, factors: Sequence[Factor], total: Tensor) -> None:

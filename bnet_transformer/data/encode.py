@@ -11,20 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.tokenizer import Span, TokenizedText, Tokenizer, is_text
 from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, mapping, not_endless, shown, unknown
 from bnet_transformer.network import Member, Network
-from bnet_transformer.reference import World, support
-from bnet_transformer.tokens import Span, Tokenizer, Told, is_text
-from bnet_transformer.tpm import Given
 from bnet_transformer.tpm.arrays import is_plain, own_tensor
-from bnet_transformer.world import words_read
+from bnet_transformer.world import World, support, words_read
 
 Tokens = dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Intake:
+class EncodedSentence:
     """A sentence as tensors: the token of each word of each stack, and the value of each `Given` family.
 
     `told` is what the net's tokenizer made of a stack's text, where it has one; a stack that was said in words or ids
@@ -33,7 +31,7 @@ class Intake:
 
     tokens: Tokens
     given: dict[str, Tensor]
-    told: dict[str, Told] = field(default_factory=dict)
+    told: dict[str, TokenizedText] = field(default_factory=dict)
 
     @property
     def words(self) -> dict[str, int]:
@@ -46,7 +44,7 @@ class Intake:
         for stack, tokens in self.tokens.items():
             ids = None
             main = family_of_words(network, stack, {})
-            image = main is not None and isinstance(main.tpm, Given) and main.tpm.image is not None
+            image = main is not None and main.tpm.image is not None
             reader = network.tokenizer
             if reader is not None and (stack in self.told or not reader.reads(stack, next(iter(self.tokens)))):
                 reader = None
@@ -78,14 +76,14 @@ class Intake:
         return tuple(found)
 
 
-def sentence_to_tensors(
+def encode_sentence(
     network: Network,
     said: object = None,
     x: object = None,
     given: Mapping[str, object] | None = None,
     *,
     pair: object = None,
-) -> Intake:
+) -> EncodedSentence:
     """Read a sentence: text, a list of words, ids, or vectors `x`; with several stacks, a mapping from stack.
 
     `given` fills further `Given` nodes, by family name: `[*plates, word, *shape]`. A net with a tokenizer reads text
@@ -100,8 +98,8 @@ def sentence_to_tensors(
     tokens: Tokens = {}
     values: dict[str, Tensor] = {}
     for name in extra:
-        if name not in network.graph.by_name or not isinstance(network.member(name).tpm, Given):
-            raise unknown("given", name, [m.family.name for m in network.members if isinstance(m.tpm, Given)])
+        if name not in network.graph.by_name or network.member(name).tpm.kind != "input":
+            raise unknown("given", name, [m.family.name for m in network.members if m.tpm.kind == "input"])
     for stack in stacks:
         main = _filled(network, stack, extra)
         said_here = said_by.get(stack)
@@ -111,9 +109,9 @@ def sentence_to_tensors(
         if main is not None and value is not None:
             values[main.family.name] = value
     tokens |= {stack: each.tokens for stack, each in told.items()}
-    intake = Intake(tokens, values, told)
+    intake = EncodedSentence(tokens, values, told)
     for member in network.members:
-        if isinstance(member.tpm, Given) and member.family.name not in values:
+        if member.tpm.kind == "input" and member.family.name not in values:
             values[member.family.name] = _given(network, member, extra, intake.words)
     for stack, here in said_by.items():
         _check_said(network, stack, here, extra, values)
@@ -124,7 +122,7 @@ def sentence_to_tensors(
 
 def _tokenized(
     tokenizer: Tokenizer | None, said: object, pair: object, stacks: Sequence[str], extra: dict[str, object]
-) -> dict[str, Told]:
+) -> dict[str, TokenizedText]:
     """What the tokenizer makes of what is said, if it is text; the segments go to their node among `extra`."""
     several = len(stacks) > 1
     if tokenizer is None or several or not is_text(said):
@@ -138,12 +136,12 @@ def _tokenized(
     return {stacks[0]: found}
 
 
-def value_of(world: World, node: int, value: object, *, evidence: bool) -> Tensor:
+def encode_value(world: World, node: int, value: object, *, evidence: bool) -> Tensor:
     """The tensor for `do` or evidence on a node: a state, a label, or a value of the node's shape."""
     name = world.ground.name(node)
     family = world.ground.family_of(node)
     member = world.network.members[family.index]
-    discrete = member.tpm.kind == "discrete" or (isinstance(member.tpm, Given) and member.tpm.reads_by_index)
+    discrete = member.tpm.kind == "discrete" or member.tpm.reads_by_index
     if isinstance(value, str):
         value = _state_of_label(world.network, member, name, value)
     if discrete and (member.tpm.reads_by_index or _is_index(value)):
@@ -217,7 +215,7 @@ def family_of_words(network: Network, stack: str, extra: Mapping[str, object]) -
     over = [
         member
         for member in network.members
-        if isinstance(member.tpm, Given) and member.family.words == stack and not member.family.plates
+        if member.tpm.kind == "input" and member.family.words == stack and not member.family.plates
     ]
     open_ones = [member for member in over if member.family.name not in extra]
     return main_of(open_ones)
@@ -225,14 +223,14 @@ def family_of_words(network: Network, stack: str, extra: Mapping[str, object]) -
 
 def main_of(members: Sequence[Member]) -> Member | None:
     """Of a stack's `Given` families over words, the one that its words fill: the discrete one, none with a default."""
-    needed = [m for m in members if not isinstance(m.tpm, Given) or m.tpm.default is None]
+    needed = [m for m in members if m.tpm.default is None]
     return next(iter([m for m in needed if m.tpm.reads_by_index] or needed or members), None)
 
 
 def _filled(network: Network, stack: str, extra: Mapping[str, object]) -> Member | None:
     """The family that what is said fills: none that has a default, where the words' own is given."""
     main = family_of_words(network, stack, extra)
-    spare = main is not None and isinstance(main.tpm, Given) and main.tpm.default is not None
+    spare = main is not None and main.tpm.default is not None
     return None if spare and main is not family_of_words(network, stack, {}) else main
 
 
@@ -269,7 +267,7 @@ def _words(
 ) -> tuple[tuple[str, ...], Tensor | None]:
     """A stack's tokens, and the value of its main family."""
     where = f"sentence of stack {stack!r}" if stack else "sentence"
-    image = main.tpm.image if main is not None and isinstance(main.tpm, Given) else None
+    image = main.tpm.image if main is not None else None
     if image is not None and said is not None:
         if isinstance(said, str) or x is not None:
             wanted = "an image [channel, row, column], or its words as vectors (x=)"
@@ -347,7 +345,7 @@ def _ids(network: Network, main: Member, where: str, tokens: tuple[str, ...], id
 
 def _given(network: Network, member: Member, extra: Mapping[str, object], words: Mapping[str, int]) -> Tensor:
     family = member.family
-    default = member.tpm.default if isinstance(member.tpm, Given) else None
+    default = member.tpm.default
     if family.name not in extra and default is not None:
         lead = tuple(network.graph.sizes[plate] for plate in family.plates)
         return torch.full((*lead, *(() if family.words is None else (words[family.words],))), default)
@@ -402,7 +400,7 @@ def _state_of_label(network: Network, member: Member, name: str, label: str) -> 
     """The state that a label names: one of the TPM's own labels, or a word of the stack's vocabulary."""
     labels = getattr(member.tpm, "labels", None)
     readout = member.family.step == network.graph.slices.get(member.family.stack) and member.tpm.kind == "discrete"
-    if labels is None and (readout or isinstance(member.tpm, Given)):
+    if labels is None and (readout or member.tpm.kind == "input"):
         labels = network.vocabularies.get(member.family.stack)
     if labels is None or len(labels) != member.tpm.states:
         raise EvidenceError(name, expected="a state or a tensor: its states have no labels", got=label)

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from bnet_transformer._core.hashing import derive_seed
+from bnet_transformer.data.rows import rows_of, suspect
+from bnet_transformer.data.task import Task
+from bnet_transformer.data.words import is_text, real_numbers, tokens_of, whole_numbers
 from bnet_transformer.errors import BNetError, not_endless, unknown, whole
 from bnet_transformer.network import Member
 from bnet_transformer.tpm.arrays import is_plain
-from bnet_transformer.training.rows import rows_of, suspect
-from bnet_transformer.training.task import Task
-from bnet_transformer.training.words import is_text, real_numbers, tokens_of, whole_numbers
 
 UNSEEN = -1
 WAYS = "a list of sentences or of pairs, an array [sentence, word], a pair of arrays, a file of tokens"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bnet_transformer.axes import Reach
+from bnet_transformer.data.words import Words, words_of
 from bnet_transformer.errors import BNetError
 from bnet_transformer.network import Member, Network
-from bnet_transformer.training.words import Words, words_of
 
 
 def backward(reach: Reach) -> bool:
@@ -46,8 +46,8 @@ def task_of(network: Network, *, likelihood: bool = True, generates: bool = Fals
 
     Where it `generates` words, what is wrong with it is told as that.
     """
-    readouts = tuple(m for m in network.members if m.tpm.kind != "deterministic" and not _readers(network, m))
-    choices = [m.family.name for m in network.members if m.tpm.kind != "deterministic" and _readers(network, m)]
+    readouts = tuple(m for m in network.members if m.tpm.is_random and not _readers(network, m))
+    choices = [m.family.name for m in network.members if m.tpm.is_random and _readers(network, m)]
     if likelihood and not readouts:
         wanted, ways = "a readout to train on: a net without observe= has no likelihood", ", or loss= of train"
         if generates:

@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.tokenizer import Tokenizer
+from bnet_transformer.data.encode import main_of
 from bnet_transformer.errors import BNetError, FileError, unknown
-from bnet_transformer.intake import main_of
 from bnet_transformer.network import Member, Network
-from bnet_transformer.tokens import Tokenizer
-from bnet_transformer.tpm import Given
 from bnet_transformer.tpm.arrays import own_tensor
 
 
@@ -94,7 +93,7 @@ class Words:
 
     def _vectors(self, said: object) -> Tensor:
         found = real_numbers(self._where, said)
-        image = self.member.tpm.image if isinstance(self.member.tpm, Given) else None
+        image = self.member.tpm.image
         if image is not None and found.dim() == 3:
             found = image.read(found)
         if not found.dim() or tuple(found.shape[1:]) != self.member.shape or not len(found):
@@ -111,7 +110,7 @@ def words_of(network: Network, stack: str) -> Words:
     over = [
         member
         for member in network.members
-        if isinstance(member.tpm, Given) and member.family.words == stack and not member.family.plates
+        if member.tpm.kind == "input" and member.family.words == stack and not member.family.plates
     ]
     found = main_of(over)
     if found is None:

@@ -16,7 +16,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Told:
+class TokenizedText:
     """What a tokenizer makes of a text, or of a pair of texts: one entry for each token.
 
     A span is where the token stands in its text, None for one that the tokenizer puts around it. A list of words is
@@ -32,11 +32,11 @@ class Told:
     segments: tuple[int, ...]
     groups: tuple[tuple[int, ...], ...]
 
-    def shifted(self, start: int, token: str) -> Told:
+    def shifted(self, start: int, token: str) -> TokenizedText:
         """Shifted right by one: a start token, special and a word of its own, then all but the last."""
         last = len(self.ids) - 1
         groups = (tuple(k + 1 for k in group if k < last) for group in self.groups)
-        return Told(
+        return TokenizedText(
             (token, *self.tokens[:-1]),
             (start, *self.ids[:-1]),
             (None, *self.spans[:-1]),
@@ -94,7 +94,7 @@ class Tokenizer:
         """Which ids are those of special tokens."""
         return tuple(k in self._special for k in ids)
 
-    def read(self, said: object, pair: object = None) -> Told:
+    def read(self, said: object, pair: object = None) -> TokenizedText:
         """The tokens of a text or a list of words (and of a second one), special tokens where the model has them."""
         given = [_text("sentence", said)] + ([] if pair is None else [_text("pair", pair)])
         if len({isinstance(text, str) for text in given}) > 1:
@@ -114,7 +114,7 @@ class Tokenizer:
             alone = [span is None for span in spans]
             ends = [list(accumulate(len(word) + 1 for word in words)) for words in given]
             split = [None if span is None else _entry(ends[k], span) for k, span in zip(of_text, spans, strict=True)]
-        return Told(
+        return TokenizedText(
             tuple(found.tokens),
             tuple(found.ids),
             spans,
@@ -128,7 +128,7 @@ class Tokenizer:
         with _theirs("sentence", "text that its tokenizer reads"):
             return self._tokenizer.encode(*texts)
 
-    def read_each(self, said: Mapping[str, object], stacks: Sequence[str]) -> dict[str, Told]:
+    def read_each(self, said: Mapping[str, object], stacks: Sequence[str]) -> dict[str, TokenizedText]:
         """The tokens of each stack that is told text or words; all but the first are told outputs, shifted right."""
         texts = {stack: each for stack, each in said.items() if is_text(each)}
         for stack, each in texts.items():

@@ -10,13 +10,12 @@ from typing import Any, TypeGuard
 import numpy as np
 from torch import Tensor
 
+from bnet_transformer.data.dataset import Batch, Reader
+from bnet_transformer.data.task import Task
+from bnet_transformer.data.words import real_numbers, whole_numbers
 from bnet_transformer.errors import BNetError, unknown
 from bnet_transformer.network import Member, Network
-from bnet_transformer.tpm import Given
 from bnet_transformer.tpm.arrays import in_numpy
-from bnet_transformer.training.data import Batch, Reader
-from bnet_transformer.training.task import Task
-from bnet_transformer.training.words import real_numbers, whole_numbers
 
 COLUMNS = (
     "what is observed of the nodes of a net without words: a list of mappings, one for each sentence, a "
@@ -47,7 +46,7 @@ def columns_of(network: Network, task: Task, data: object, what: str) -> Columns
     observed: dict[str, Tensor] = {}
     reader = Reader(task)
     random = {member.family.name: member for member in task.readouts}
-    inputs = {m.family.name: m for m in network.members if isinstance(m.tpm, Given)}
+    inputs = {m.family.name: m for m in network.members if m.tpm.kind == "input"}
     for name, column in told.items():
         if name not in random and name not in inputs:
             raise unknown(f"node of {what}", name, [*random, *inputs])
@@ -60,7 +59,7 @@ def columns_of(network: Network, task: Task, data: object, what: str) -> Columns
             given[name] = read(f"{what}, {name}", _of_series(member, column))
         else:
             observed[name] = reader.observed(member, _with_missing(network, member, _of_series(member, column)))
-    needed = [m.family.name for m in network.members if isinstance(m.tpm, Given) and m.tpm.default is None]
+    needed = [m.family.name for m in network.members if m.tpm.kind == "input" and m.tpm.default is None]
     missing = [name for name in needed if name not in told]
     if missing:
         raise BNetError(what, expected="a column for every given node", got=f"none for {', '.join(missing)}")

@@ -5,7 +5,6 @@ What stands above evidence is drawn from its joint posterior, every other node f
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,13 +20,14 @@ from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.graph import topological_order
-from bnet_transformer.inference import exact, ground
-from bnet_transformer.inference.answers import Answers
-from bnet_transformer.inference.batched_states import of_one_sentence, pieces
-from bnet_transformer.inference.joint import joint_log_evidence, joint_posterior
-from bnet_transformer.inference.many import seen_in
+from bnet_transformer.inference import exact, router
+from bnet_transformer.inference.batched_states import of_one_sentence, pieces, states_as_evidence
+from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
+from bnet_transformer.inference.node_queries import Answers
+from bnet_transformer.inference.query import Query, sentence_arguments
+from bnet_transformer.inference.route import Route
 from bnet_transformer.network import Member
-from bnet_transformer.reference import ATOL, BUDGET, Run, World
+from bnet_transformer.reference import Run, World
 from bnet_transformer.tpm.arrays import in_numpy
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 FEW = 2**12  # joint states whose posterior is made whole
 
-Seen = Mapping[int, Tensor]
-Limits = tuple[int, float]  # budget and atol
 Drawn = dict[int, Tensor]  # the states or values of a node, a row for each draw
 
 
@@ -71,96 +69,109 @@ class Samples:
         return f"{told}{self.to_dataframe().head(10).to_html()}"
 
 
-def sample(
-    module: Module,
-    world: World,
-    evidence: Seen,
-    n: int,
-    seed: int,
-    budget: int = BUDGET,
-    atol: float = ATOL,
-) -> Samples:
+def sample(query: Query, n: int, seed: int) -> Samples:
     """n draws of every random node given the evidence.
 
     A node above evidence is drawn from its posterior given what was drawn before, every other from its TPM.
+
+    Args:
+        query: The sentence and its evidence; all nodes are drawn, whatever it asks for.
+        n: How many draws.
+        seed: The seed of the draws.
     """
     generator = torch.Generator().manual_seed(seed)
-    joint_log_evidence(module, world, evidence, budget, atol)
+    query = replace(query.without_input_evidence(), nodes=())
+    joint_log_evidence(query)
+    world, settled = query.world, query.settled()
     order = topological_order(world.ground).tolist()
-    settled = reference.settling(world, evidence)
     drawn = {node: value.expand(n, *value.shape) for node, value in settled.items()}
-    above = set(reference.choices(world, evidence, settled, beyond=True))
-    hung_on = [node for node in order if node in above]
-    drawn |= _above_evidence(module, world, hung_on, evidence, n, generator, (budget, atol))
-    module, members = of_one_sentence(module), world.network.members
+    above = set(router.enumerated_choices(query))
+    drawn |= _above_evidence(replace(query, nodes=tuple(node for node in order if node in above)), n, generator)
+    module = of_one_sentence(query.module)
     for group in world.network.graph.groups:
         left = {node for index in group for node in _random(world, index) if node not in drawn}
         nodes = [node for node in order if node in left]
-        apart = any(given.parent in group for index in group for given in members[index].inputs)
-        try:
-            drawn |= _at_once(module, world, nodes, drawn, n, generator) if not apart else {}
-        except ReadingError:
-            apart = True
-        drawn |= _one_after_another(world, nodes, drawn, n, generator) if apart else {}
+        if nodes and _batch_fault(module, world, group, drawn) is None:
+            drawn |= _at_once(module, world, nodes, drawn, n, generator)
+        else:
+            drawn |= _one_after_another(world, nodes, drawn, n, generator)
     return Samples({world.ground.name(node): drawn[node].clone() for node in order if node in drawn}, n)
+
+
+def route_sample(query: Query, n: int) -> Route:
+    """How n draws of every random node are made: first the choices above the evidence, then the rest from their TPMs."""
+    question, query = f"{n} draws", query.without_input_evidence()
+    above = replace(query, nodes=tuple(router.enumerated_choices(query) if query.evidence else ()))
+    if not above.nodes:
+        return Route(question, "compiled", "nothing is observed: every node is drawn from its TPM")
+    if _is_chain(above):
+        reason = "the choices above the evidence are drawn one by one, each from its posterior given those before it"
+        return Route(question, "elimination", reason, choices=above.nodes)
+    return replace(router.explain(above, router.route_posterior(above)), question=question)
+
+
+def _is_chain(query: Query) -> bool:
+    """True where the choices are too many for one table, and elimination gives them one after another."""
+    count = math.prod(reference.support(query.world, node) for node in query.nodes)
+    return count > FEW and all(_chain_fault(query, k) is None for k in range(len(query.nodes)))
+
+
+def _batch_fault(module: Module, world: World, group: Sequence[int], drawn: Drawn) -> ReadingError | None:
+    """Why the nodes of a group of families cannot be drawn in one batch: they read each other, or their parameters
+    cannot be computed so."""
+    members = [world.network.members[index] for index in group]
+    for member in members:
+        if any(given.parent in group for given in member.inputs):
+            return ReadingError(member.family.name, expected="nodes that do not read each other", got="others")
+    states = {node: value[:1] for node, value in drawn.items()}
+    (member,) = members
+    table = "logits" if member.tpm.kind == "discrete" else "normal"
+    return _draws(module, world, states).table_fault(table, [member], ())
+
+
+def _draws(module: Module, world: World, states: Drawn) -> _Draws:
+    """The answers of many draws at once."""
+    done = {**world.do, **{node: value[0] for node, value in states.items()}}
+    return _Draws(module, replace(world, do=done), {}, states=states)
 
 
 def _random(world: World, index: int) -> list[int]:
     """The nodes of a family that are random."""
     member = world.network.members[index]
-    nodes: list[int] = world.ground.nodes(member.family).tolist() if member.tpm.kind != "deterministic" else []
+    nodes: list[int] = world.ground.nodes(member.family).tolist() if member.tpm.is_random else []
     return [node for node in nodes if node not in world.do]
 
 
-def _above_evidence(
-    module: Module,
-    world: World,
-    nodes: Sequence[int],
-    evidence: Seen,
-    n: int,
-    generator: torch.Generator,
-    limits: Limits,
-) -> Drawn:
+def _above_evidence(query: Query, n: int, generator: torch.Generator) -> Drawn:
     """Draws of the choices above evidence from their posterior: from the whole of it, or along a chain."""
-    if not nodes:
+    if not query.nodes:
         return {}
-    if math.prod(reference.support(world, node) for node in nodes) > FEW:
-        with contextlib.suppress(ReadingError):
-            return _along_a_chain(module, world, nodes, evidence, n, generator, limits)
-    share = joint_posterior(module, world, nodes, evidence, *limits)
+    if _is_chain(query):
+        return _along_a_chain(query, n, generator)
+    share = joint_posterior(query)
     states = torch.unravel_index(torch.multinomial(share.flatten(), n, True, generator=generator), share.shape)
-    return dict(zip(nodes, states, strict=True))
+    return dict(zip(query.nodes, states, strict=True))
 
 
-def _along_a_chain(
-    module: Module,
-    world: World,
-    nodes: Sequence[int],
-    evidence: Seen,
-    n: int,
-    generator: torch.Generator,
-    limits: Limits,
-) -> Drawn:
+def _chain_fault(query: Query, k: int) -> ReadingError | None:
+    """Why `P(choice k | the choices before it, evidence)` cannot be had by elimination."""
+    question = router.find_question(query, query.nodes[k], query.nodes[:k])
+    return question if isinstance(question, ReadingError) else question.fault
+
+
+def _along_a_chain(query: Query, n: int, generator: torch.Generator) -> Drawn:
     """Draws from `P(a | e) P(b | a, e) ...`; draws that agree so far are asked for once."""
-    module = of_one_sentence(module)
-    states = torch.zeros(n, 0, dtype=torch.long)
+    module, world, nodes = of_one_sentence(query.module), query.world, query.nodes
+    states, arguments = torch.zeros(n, 0, dtype=torch.long), sentence_arguments(world)
     for k, node in enumerate(nodes):
         family, index = world.ground.place(node)
-        told, which = torch.unique(states, dim=0, return_inverse=True) if k else (states[:1], states.new_zeros(n))
+        known, which = torch.unique(states, dim=0, return_inverse=True) if k else (states[:1], states.new_zeros(n))
         shares = []
-        asked = {family.index, *(world.ground.family_of(other).index for other in (*nodes[:k], *evidence))}
-        for part in pieces(world, len(told), asked):
-            found = exact.posterior(
-                module,
-                family.name,
-                seen_in(world, nodes[:k], told[part], evidence),
-                ground.counted(world),
-                **ground.interventions(world),
-                given={name: value[None] for name, value in world.given.items()},
-                budget=limits[0],
-                atol=limits[1],
-            )
-            shares.append(found.movedim(0, -2)[index].expand(len(told[part]), -1))
+        asked = {family.index, *(world.ground.family_of(other).index for other in (*nodes[:k], *query.evidence))}
+        for part in pieces(world, len(known), asked):
+            evidence = states_as_evidence(world, nodes[:k], known[part], query.evidence)
+            share = exact.posterior(module, family.name, evidence, **arguments, budget=query.budget, atol=query.atol)
+            shares.append(share.movedim(0, -2)[index].expand(len(known[part]), -1))
         new = torch.multinomial(torch.cat(shares)[which], 1, generator=generator)
         states = torch.cat([states, new], 1)
     return dict(zip(nodes, states.unbind(1), strict=True))
@@ -220,21 +231,18 @@ def _at_once(
     module: Module, world: World, nodes: Sequence[int], drawn: Drawn, n: int, generator: torch.Generator
 ) -> Drawn:
     """Draws of the nodes of one family, which do not read each other."""
-    if not nodes:
-        return {}
     family = world.ground.family_of(nodes[0])
     member, own = world.network.members[family.index], torch.tensor(nodes) - int(world.ground.offsets[family.index])
-    done = {**world.do, **{node: value[0] for node, value in drawn.items()}}
-    found = []
+    draws = []
     for part in pieces(world, n, [family.index]):
-        states = {node: value[part] for node, value in drawn.items()}
         size = part.stop - part.start
-        answers = _Draws(module, replace(world, do=done), {}, states=states)
-        parameters = answers.parameters(member, size)
+        parameters = _draws(module, world, {node: value[part] for node, value in drawn.items()}).parameters(
+            member, size
+        )
         shape = world.ground.shapes[family.index]
         of_each = [each.reshape(size, math.prod(shape), *each.shape[1 + len(shape) :])[:, own] for each in parameters]
-        found.append(_drawn(of_each, generator))
-    return dict(zip(nodes, torch.cat(found).unbind(1), strict=True))
+        draws.append(_drawn(of_each, generator))
+    return dict(zip(nodes, torch.cat(draws).unbind(1), strict=True))
 
 
 def _drawn(parameters: Sequence[Tensor], generator: torch.Generator) -> Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer.training.task import Task
+from bnet_transformer.data.task import Task
 
 
 def suspect(task: Task, arrays: Sequence[object]) -> int | None:

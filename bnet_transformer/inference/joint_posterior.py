@@ -1,0 +1,198 @@
+"""Posteriors of nodes of a sentence and the log probability of its evidence, exact, by the algorithm of the router."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical
+
+from bnet_transformer import reference
+from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
+from bnet_transformer.inference import exact, router
+from bnet_transformer.inference.batched_states import joint_states, of_one_sentence, pieces, states_as_evidence
+from bnet_transformer.inference.factors import NEVER
+from bnet_transformer.inference.node_queries import Answers
+from bnet_transformer.inference.query import Query, evidence_by_family, sentence_arguments
+from bnet_transformer.inference.route import Route
+
+
+def joint_posterior(query: Query, answers: Answers | None = None) -> Tensor:
+    """`P(nodes | evidence)` for discrete nodes: `[*states]` in float64, a dim for each node in their order.
+
+    Args:
+        query: Which nodes, given what evidence, in which sentence.
+        answers: Values of this sentence that were computed before, without evidence; they are not computed again.
+
+    Raises:
+        BudgetError: Where more joint states than the budget have to be computed; says how many.
+        EvidenceError: Where the evidence is impossible; names the first piece that is.
+    """
+    _check_nodes(query)
+    query = query.without_input_evidence()
+    route = router.route_posterior(query)
+    if route.algorithm == "compiled":
+        answers = answers or Answers(query.module, query.world, {})
+        distribution = answers.distribution(query.nodes[0])
+        assert isinstance(distribution, Categorical)
+        return distribution.logits.double().softmax(-1)
+    if route.algorithm == "elimination":
+        return eliminated_posterior(query)
+    route.warn_if_slow()
+    logs = _joint_log_probs(query, route)
+    if bool(logs.isinf().all()):
+        joint_log_evidence(replace(query, nodes=()))  # names the evidence that is impossible
+        wanted = "evidence that some of its states make possible"
+        raise EvidenceError(query.names(), expected=wanted, got="none that does")
+    return torch.softmax(logs.flatten(), 0).reshape(logs.shape)
+
+
+def joint_log_probs(query: Query) -> Tensor:
+    """`log P(nodes, evidence)` for discrete nodes, `[*states]`: -inf for states that cannot be beside the evidence."""
+    query = query.without_input_evidence()
+    route = router.route_joint(query)
+    route.warn_if_slow()
+    return _joint_log_probs(query, route)
+
+
+def joint_log_evidence(query: Query) -> Tensor:
+    """`log P(evidence)`: a number in float64 (a log density, where a node is continuous).
+
+    Raises:
+        EvidenceError: Where the evidence is impossible; names the first piece that is.
+    """
+    query = query.without_input_evidence()
+    if not query.evidence:
+        return torch.zeros((), dtype=torch.float64)
+    route = router.route_log_evidence(query)
+    route.warn_if_slow()
+    if route.algorithm == "elimination":
+        evidence = evidence_by_family(query.world, query.evidence)
+        arguments = sentence_arguments(query.world)
+        logs = exact.log_evidence(query.module, evidence, **arguments, budget=query.budget, atol=query.atol)
+        return logs.detach()[0].double()
+
+    def of_first(count: int) -> Tensor:
+        first = replace(query, evidence={node: query.evidence[node] for node in [*query.evidence][:count]})
+        return _of_all_choices(first, route.algorithm, []).reshape(())
+
+    total = of_first(len(query.evidence))
+    if total > -math.inf:
+        return total
+    low, high = 0, len(query.evidence)
+    while high - low > 1:  # the first `low` pieces are possible together, the first `high` are not
+        middle = (low + high) // 2
+        low, high = (low, middle) if of_first(middle) == -math.inf else (middle, high)
+    raise reference.impossible(query.world, query.evidence, low)
+
+
+def eliminated_posterior(query: Query) -> Tensor:
+    """`P(node | evidence)` of one discrete node, `[states]`, by elimination."""
+    family, index = query.world.ground.place(query.nodes[0])
+    evidence = evidence_by_family(query.world, query.evidence)
+    arguments = sentence_arguments(query.world)
+    shares = exact.posterior(query.module, family.name, evidence, **arguments, budget=query.budget, atol=query.atol)
+    share = shares[(0, *index)].double()
+    return share / share.sum()  # in float32 the sum is 1 to 1e-7
+
+
+def _joint_log_probs(query: Query, route: Route) -> Tensor:
+    """`log P(nodes, evidence)`, `[*states]`, by conditioning, enumeration or the reference."""
+    world = query.world
+    supports = [_possible_states(query, node) for node in query.nodes]
+    rest = {node: value for node, value in query.evidence.items() if node not in query.nodes}
+    query = replace(query, evidence=rest)
+    logs = torch.full([reference.support(world, node) for node in query.nodes], -math.inf, dtype=torch.float64)
+    place = torch.meshgrid(*(torch.tensor(support) for support in supports), indexing="ij")
+    if route.algorithm == "conditioning":
+        some = _log_probs(query, query.nodes, joint_states(supports))
+    else:
+        some = _of_all_choices(query, route.algorithm, supports)
+    logs[place] = some.reshape(place[0].shape)
+    return logs
+
+
+def _possible_states(query: Query, node: int) -> list[int]:
+    """The states of a choice that evidence on it leaves: the tensor that its children receive may fit several."""
+    observed = query.evidence.get(node)
+    if observed is None:
+        return list(range(reference.support(query.world, node)))
+    if not observed.is_floating_point():
+        return [int(observed)]
+    alone = replace(query, nodes=(node,), evidence={node: observed})
+    if router.elimination_fault(alone) is None:
+        share = eliminated_posterior(alone)
+    else:
+        share = reference.posterior(query.world, node, alone.evidence, query.budget, query.atol)
+    return torch.nonzero(share).flatten().tolist()
+
+
+def _of_all_choices(query: Query, algorithm: str, supports: Sequence[Sequence[int]]) -> Tensor:
+    """`log P(nodes, evidence)` where choices meet, `[*supports]`: every choice above is in a state, then summed out.
+
+    Args:
+        query: The query; its evidence is on other nodes than those that are asked for.
+        algorithm: `"enumeration"`, all joint states as a batch of the compiled net, or `"reference"`, a loop over them.
+        supports: The states of each node that is asked for.
+    """
+    world, settled = query.world, query.settled()
+    choices = router.enumerated_choices(query)
+    others = [node for node in choices if node not in query.nodes]
+    every = [*supports, *(range(reference.support(world, node)) for node in others)]
+    shape = [len(support) for support in every]
+    if math.prod(shape) > query.budget:
+        reference.check_joint_states(world, choices, query.budget)
+    nodes, states = [*query.nodes, *others], joint_states(every)
+    if algorithm == "enumeration":
+        batch = router.without_barren_choices(world, {*choices, *query.nodes, *query.evidence})
+        logs = _log_probs(replace(query, world=batch), nodes, states)
+    else:
+        runs = (reference.Run(world, {**settled, **dict(zip(nodes, row, strict=True))}) for row in states)
+        each = [reference.log_joint(run, choices, query.evidence, query.atol) for run in runs]
+        logs = torch.tensor(each, dtype=torch.float64)
+    return logs.reshape(*shape[: len(supports)], -1).logsumexp(-1)
+
+
+def _log_probs(query: Query, nodes: Sequence[int], states: Tensor) -> Tensor:
+    """`log P(nodes = states, evidence)` for each row of states, `[row]`: a batch in pieces that fit in memory."""
+    module, relevant = of_one_sentence(query.module), router.relevant_world(query.world, [*nodes, *query.evidence])
+    families = {relevant.ground.family_of(node).index for node in (*nodes, *query.evidence)}
+    arguments, logs = sentence_arguments(relevant), []
+    for part in pieces(relevant, len(states), families):
+        evidence = states_as_evidence(relevant, nodes, states[part], query.evidence)
+        batch = exact.log_evidence(
+            module,
+            evidence,
+            **arguments,
+            budget=query.budget,
+            atol=query.atol,
+            check=False,
+            dtype=torch.float64,
+        )
+        logs.append(batch.detach())
+    result = torch.cat(logs).double().cpu()
+    if bool(result.isnan().any()):
+        _name_nan(query, nodes, states[result.isnan()][0])
+    return torch.where(result > NEVER / 2, result, -math.inf)
+
+
+def _name_nan(query: Query, nodes: Sequence[int], states: Tensor) -> None:
+    """Raise the error that names the node whose log probability is no number, in one joint state."""
+    known = {**query.settled(), **dict(zip(nodes, states, strict=True))}
+    choices = [node for node in router.enumerated_choices(query) if node in known]
+    reference.log_joint(reference.Run(query.world, known), choices, query.evidence, query.atol)
+    raise BNetError("joint posterior", expected="log probabilities that are numbers", got="NaN")
+
+
+def _check_nodes(query: Query) -> None:
+    """Refuse a node that is asked for twice, and more joint states of the nodes than the budget."""
+    if len(set(query.nodes)) < len(query.nodes):
+        raise BNetError("nodes", expected="different nodes", got=query.names())
+    count = math.prod(reference.support(query.world, node) for node in query.nodes)
+    if len(query.nodes) > 1 and count > query.budget:
+        allowed = "do or evidence on some; fewer nodes, or slices; a larger budget="
+        wanted = f"at most {query.budget} joint states of {query.names()}"
+        raise BudgetError("joint posterior", expected=wanted, got=f"{count}", allowed=allowed)

@@ -1,0 +1,536 @@
+"""Values, distributions and readings `P(j | i)` of single nodes of a sentence, each family computed once.
+
+The compiled net computes a table of a whole family, with a dim for each open choice that decides it. Where the choices
+of several words decide a node, all their joint states are a batch of one pass. The rest is left to the reference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, Distribution, Independent
+from torch.distributions import Normal as TorchNormal
+
+from bnet_transformer import asking, cost, reference
+from bnet_transformer.axes import WORD
+from bnet_transformer.compiler.course import Course, Layout
+from bnet_transformer.compiler.module import Module
+from bnet_transformer.compiler.plan import states_in
+from bnet_transformer.compiler.seeing import seen
+from bnet_transformer.errors import BNetError, ReadingError
+from bnet_transformer.inference.batched_states import joint_states, of_one_sentence, pieces
+from bnet_transformer.inference.query import (
+    choices_above,
+    interventions,
+    mixed_fault,
+    set_families,
+    word_counts,
+)
+from bnet_transformer.inference.route import Route, Rule, always, choose
+from bnet_transformer.network import Input, Member
+from bnet_transformer.reference import BUDGET, World
+from bnet_transformer.tpm import Normal
+
+
+@dataclass(frozen=True)
+class FamilyTable:
+    """The values of one family in a layout, `[*enumerated, 1, *plates, word, *shape]`."""
+
+    layout: Layout
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class NodeQuery:
+    """What is asked of a family: a table of it, at one node or at all that read.
+
+    Args:
+        answers: Who is asked.
+        table: `"value"`, `"logits"`, `"normal"` (mean and sigma) or `"reading"`.
+        member: The family.
+        node: The node; None for all nodes of the family.
+        above: For each node that is asked about the nodes whose values decide it.
+    """
+
+    answers: Answers
+    table: str
+    member: Member
+    node: int | None
+    above: Mapping[int, Sequence[int]]
+
+    @cached_property
+    def choices(self) -> dict[int, list[int]]:
+        """The open choices that decide each node."""
+        answers = self.answers
+        if not answers.has_choice_above(self.member):
+            return {key: [] for key in self.above}
+        return {node: answers.open_choices(nodes) for node, nodes in self.above.items()}
+
+    @cached_property
+    def shared(self) -> list[int]:
+        """The open choices that decide all the nodes."""
+        shared_and_own = asking.shared_and_own(self.answers.world, self.choices)
+        return [] if shared_and_own is None else shared_and_own[0]
+
+    @cached_property
+    def own(self) -> list[int]:
+        """The families of which each node depends on the choice of its own word."""
+        shared_and_own = asking.shared_and_own(self.answers.world, self.choices)
+        return [] if shared_and_own is None else shared_and_own[1]
+
+
+def kind_fault(query: NodeQuery) -> ReadingError | None:
+    """Why the compiled net has no such table of the family."""
+    member, tpm = query.member, query.member.tpm
+    name, world = member.family.name, query.answers.world
+    if query.table == "value" and tpm.kind not in ("deterministic", "input"):
+        return ReadingError(name, expected="a node that is a function of its parents", got="a random one")
+    if query.table == "logits" and (tpm.kind != "discrete" or tpm.states is None):
+        return ReadingError(name, expected="a Normal, or a node with a number of states", got="another")
+    if query.table == "reading" and not tpm.has_reading:
+        return ReadingError(name, expected="attention P(j | i)", got=tpm.why_no_reading())
+    if query.table != "value" and tpm.kind == "input":
+        return ReadingError(name, expected="a node with parents", got="an input")
+    if query.table != "value" and query.node in world.do:
+        return ReadingError(name, expected="a node with parents", got="one that is set")
+    return None
+
+
+def pass_fault(query: NodeQuery) -> ReadingError | None:
+    """Why one pass of the compiled net, each open choice enumerated, does not answer."""
+    fault, answers = kind_fault(query), query.answers
+    if fault is not None:
+        return fault
+    world, families = answers.world, set[int]()
+    for choices in query.choices.values():
+        own = {world.ground.family_of(choice).index for choice in choices}
+        count = math.prod(reference.support(world, choice) for choice in choices)
+        if len(own) < len(choices) or count > BUDGET:
+            got, wanted = f"{len(choices)} choices", "one choice of each family, within the budget"
+            return ReadingError(query.member.family.name, expected=wanted, got=got)
+        families |= own
+    return answers.table_fault(query.table, [query.member], families)
+
+
+def batch_fault(query: NodeQuery) -> ReadingError | None:
+    """Why a pass of the compiled net whose batch are the joint states of the open choices does not answer."""
+    fault, answers, name = kind_fault(query), query.answers, query.member.family.name
+    if fault is not None:
+        return fault
+    if not query.shared or answers.states:
+        return ReadingError(name, expected="open choices", got="none")
+    states = {choice: torch.zeros(1, dtype=torch.long) for choice in query.shared}
+    return answers.of_states(states, answers.module).table_fault(query.table, [query.member], set(query.own))
+
+
+RULES: Sequence[Rule[NodeQuery]] = (
+    Rule("compiled", "each open choice that decides it has a dim of its own", pass_fault),
+    Rule("enumeration", "the choices of several words decide it", batch_fault),
+    Rule("reference", "the compiled net cannot compute it", always),
+)
+
+
+@dataclass
+class Answers:
+    """What a sentence knows of its nodes: each family is computed when it is first asked for.
+
+    Args:
+        module: The compiled net.
+        world: The sentence after its interventions.
+        evidence: Node -> observed state or value.
+        before: The answers of the sentence before an intervention: they have the values that it left as they were.
+        states: Choice -> many states of it, `[S]`, that are a batch: tables then lead with S.
+    """
+
+    module: Module
+    world: World
+    evidence: Mapping[int, Tensor]
+    before: Answers | None = None
+    states: Mapping[int, Tensor] = field(default_factory=dict)
+    _tables: dict[tuple[str, int], FamilyTable] = field(default_factory=dict)
+
+    def value(self, node: int) -> Tensor:
+        """The value of a node: `[*states, *shape]`."""
+        query, route = self.value_query(node), self.route_value(node)
+        route.warn_if_slow()
+        if route.algorithm == "reference":
+            return reference.values(self.world, node, self.evidence)
+        return self._answer(query, route, lambda: reference.values(self.world, node, self.evidence))
+
+    def distribution(self, node: int) -> Distribution:
+        """`P(node | parents)`, batched over the open choices that decide the parents."""
+        query, route = self.distribution_query(node), self.route_distribution(node)
+        route.warn_if_slow()
+        if route.algorithm == "reference":
+            return asking.distribution(self.world, node, self.evidence)
+        parameters = self._answer(query, route, lambda: asking.distribution(self.world, node, self.evidence))
+        return _distribution_of(query.member, parameters)
+
+    def attention(self, slice_: int, role: str | None) -> Tensor:
+        """`P(j | i)` of the family that reads in a slice: `[*states, *plates, word, word]`.
+
+        Raises:
+            BNetError: Where a node that reads is set, or words depend on other choices than their own and shared ones.
+        """
+        member = asking.reader(self.world, slice_, role)
+        asking.check_all_read(self.world, member)
+        query = self.reading_query(member)
+        asking.check_choices_shared(self.world, member, query.choices)
+        route = self.route_reading(member)
+        route.warn_if_slow()
+        if route.algorithm == "reference":
+            return asking.attention(self.world, slice_, role, self.evidence)
+        return self._answer(query, route, lambda: asking.attention(self.world, slice_, role, self.evidence))
+
+    def route_value(self, node: int) -> Route:
+        """How the value of a node is computed."""
+        return self._route(f"value of {self.world.ground.name(node)}", self.value_query(node))
+
+    def route_distribution(self, node: int) -> Route:
+        """How the distribution of a node is computed."""
+        return self._route(f"TPM of {self.world.ground.name(node)}", self.distribution_query(node))
+
+    def route_reading(self, member: Member) -> Route:
+        """How `P(j | i)` of a family is computed."""
+        return self._route(f"attention of {member.family.name}", self.reading_query(member))
+
+    def value_query(self, node: int) -> NodeQuery:
+        """What is asked for the value of a node."""
+        return NodeQuery(self, "value", self._where(node)[0], node, {node: [node]})
+
+    def distribution_query(self, node: int) -> NodeQuery:
+        """What is asked for the parameters of a node's distribution: its value, mean and sigma, or logits."""
+        member = self._where(node)[0]
+        if member.tpm.kind == "deterministic" and node not in self.world.do:
+            return self.value_query(node)
+        table = "normal" if isinstance(member.tpm, Normal) else "logits"
+        return NodeQuery(self, table, member, node, {node: reference.parents(self.world, node)})
+
+    def reading_query(self, member: Member) -> NodeQuery:
+        """What is asked for `P(j | i)` of a family: of the nodes that read by their TPM."""
+        nodes = [n for n in self.world.ground.nodes(member.family).tolist() if n not in self.world.do]
+        above = {n: reference.reading_parents(self.world, n) for n in nodes if n not in self.world.rows}
+        return NodeQuery(self, "reading", member, None, above)
+
+    def reading(self, member: Member, route: Route) -> Tensor:
+        """`P(j | i)` of a family by a compiled route, `[*states, *plates, word, word]`; rows of set nodes are as if
+        they were not set."""
+        return self._answer(self.reading_query(member), route, lambda: None)
+
+    def prepare(self, members: Sequence[Member]) -> None:
+        """Compute what families read in one pass of the net, where the structure allows one for all."""
+        if self.table_fault("reading", members, ()) is None:
+            self._compute("reading", members)
+
+    def open_choices(self, nodes: Sequence[int]) -> list[int]:
+        """The open choices that decide some nodes."""
+        return choices_above(self.world, nodes, reference.settling(self.world, self.evidence))
+
+    def has_choice_above(self, member: Member) -> bool:
+        """True where a discrete family is above a family."""
+        above = self._above(member) - {member.family.index}
+        return any(self.world.network.members[index].tpm.kind == "discrete" for index in above)
+
+    def of_states(self, states: Mapping[int, Tensor], module: Module) -> Answers:
+        """The answers of many sentences that differ in the states of some choices, `[S]` each."""
+        settled = {**reference.settling(self.world, self.evidence), **self.world.do}
+        do = {**settled, **{choice: state[0] for choice, state in states.items()}}
+        return Answers(module, replace(self.world, do=do), {}, states=states)
+
+    def table_fault(self, table: str, members: Sequence[Member], families: Collection[int]) -> ReadingError | None:
+        """Why one pass of the compiled net cannot compute a table of some families, found from the structure.
+
+        Args:
+            table: `"value"`, `"logits"`, `"normal"` or `"reading"`.
+            members: The families.
+            families: The choices that have to be enumerated for them.
+        """
+        missing = [member for member in members if (table, member.family.index) not in self._tables]
+        layout = None if missing or not members else self._tables[table, members[0].family.index].layout
+        enumerated: Collection[int] = () if layout is None else layout.enumerated
+        if missing:
+            want, world = self._wanted(table, missing), self.world
+            above = set().union(*map(self._above, missing))
+            closed, some, fault = self._closed(above)
+            if fault is not None:
+                return fault
+            network = world.network
+            is_open = {i for i in want if i not in closed and network.members[i].tpm.kind == "discrete"}
+            names = [network.members[index].family.name for index in want]
+            needs = self.module.find_needs(names, closed, is_open, some, world.ground.words)
+            if needs.fault is not None:
+                return needs.fault
+            if math.prod(states_in(network, index, world.ground.words) for index in needs.enumerated) > BUDGET:
+                return ReadingError(names[0], expected=f"at most {BUDGET} joint states", got="more")
+            enumerated = needs.enumerated
+        if not set(families) <= set(enumerated):
+            name = members[0].family.name
+            return ReadingError(name, expected="choices that are enumerated", got="others")
+        return None
+
+    def flops(self, route: Route, query: NodeQuery) -> int | None:
+        """The floating-point operations of the passes of a compiled route."""
+        if route.algorithm == "reference":
+            return None
+        answers, batch = self, 1
+        if route.algorithm == "enumeration":
+            batch = math.prod(reference.support(self.world, choice) for choice in query.shared)
+            states = {choice: torch.zeros(1, dtype=torch.long) for choice in query.shared}
+            answers = self.of_states(states, self.module)
+        network = self.world.network
+        closed, some, _ = answers._closed(answers._above(query.member))
+        want = sorted({query.member.family.index, *answers._wanted(query.table, [query.member])})
+        is_open = frozenset(i for i in want if i not in closed and network.members[i].tpm.kind == "discrete")
+        plan = self.module.plan(tuple(network.members[i].family.name for i in want), closed, is_open, patched=some)
+        return cost.plan_flops(network, plan, self.world.ground.words, closed, batch)
+
+    def _closed(self, above: set[int]) -> tuple[frozenset[int], frozenset[int], ReadingError | None]:
+        """The families above some whose value is known, those of which some nodes have one, and the fault of a family
+        of which some nodes have states and others tensors."""
+        world = self.world
+        graph, settled = world.network.graph, reference.settling(world, self.evidence)
+        known = replace(world, do={**settled, **world.do})
+        batched = {world.ground.family_of(node).index for node in self.states}
+        fault = mixed_fault(known, known.do, above=above)
+        whole, some = set_families(known, above)
+        closed = batched | {graph.family(name).index for name in whole}
+        return frozenset(closed), frozenset({graph.family(name).index for name in some} - batched), fault
+
+    def _route(self, question: str, query: NodeQuery) -> Route:
+        route = choose(question, RULES, query)
+        if route.algorithm == "compiled":
+            return route
+        choices = tuple(dict.fromkeys(choice for above in query.choices.values() for choice in above))
+        count = math.prod(reference.support(self.world, choice) for choice in choices)
+        nodes = len(query.above) * len(self._above(query.member)) if route.algorithm == "reference" else 0
+        return replace(route, states=count, evaluations=count * nodes, choices=choices)
+
+    def _answer(self, query: NodeQuery, route: Route, blame: Callable[[], object]) -> Tensor:
+        """What a compiled route gives; `blame` asks the reference, which names the node that is no number."""
+        table = self._entry(query) if route.algorithm == "compiled" else self._in_every_state(query)
+        if bool(table.isnan().any()):
+            blame()
+            raise BNetError(query.member.family.name, expected="numbers", got="NaN")
+        return table
+
+    def _in_every_state(self, query: NodeQuery) -> Tensor:
+        """What is asked of a family, in every joint state of the shared open choices, as one batch: `[*states, ...]`.
+
+        The choices of each word's own stay open, and have a dim each.
+        """
+        world, free, own = self.world, query.shared, query.own
+        reference.check_joint_states(world, free, BUDGET)
+        sizes = [reference.support(world, choice) for choice in free]
+        states, module, parts = joint_states([range(size) for size in sizes]), of_one_sentence(self.module), []
+        states = states.to(world.network.device)
+        for part in pieces(world, len(states), [query.member.family.index]):
+            answers = self.of_states(dict(zip(free, states[part].unbind(1), strict=True)), module)
+            parts.append(answers._entry(replace(query, answers=answers)))
+        table: Tensor = torch.cat(parts, len(own)).unflatten(len(own), sizes)
+        order = [*own, *(world.ground.family_of(choice).index for choice in free)]
+        dims = sorted(range(len(order)), key=order.__getitem__)
+        return table.permute(*dims, *range(len(order), table.dim()))
+
+    def _where(self, node: int) -> tuple[Member, tuple[int, ...]]:
+        family, index = self.world.ground.place(node)
+        return self.world.network.members[family.index], index
+
+    def words_read(self, member: Member) -> int:
+        """How many words there are to read."""
+        given = next(given for given in member.inputs if WORD in given.over)
+        return self.world.ground.words[self.world.network.members[given.parent].family.words or ""]
+
+    def _above(self, member: Member) -> set[int]:
+        """The families above one, itself included."""
+        return {member.family.index, *self.world.network.graph.above([member.family.index])}
+
+    def _entry(self, query: NodeQuery) -> Tensor:
+        """The entry of one node, or of all nodes of its family: `[*states, *shape]`, NaN and all."""
+        member, free = query.member, next(iter(query.choices.values()), [])
+        index = None if query.node is None else self.world.ground.place(query.node)[1]
+        shape = {"value": member.shape, "normal": (2, *member.shape), "logits": (member.tpm.states,)}.get(query.table)
+        shape = (self.words_read(member),) if shape is None else shape
+        table = self._table(query.table, member)
+        states = {self.world.ground.family_of(choice).index: reference.support(self.world, choice) for choice in free}
+        return self._narrowed(table, member, states, index, shape)
+
+    def _narrowed(
+        self,
+        table: FamilyTable,
+        member: Member,
+        states: Mapping[int, int],
+        index: tuple[int, ...] | None,
+        shape: tuple[int | None, ...],
+    ) -> Tensor:
+        """A table without the dims that it only has in the layout, and with those of the choices in `states`."""
+        layout, values, family = table.layout, table.values, member.family
+        if tuple(values.shape[layout.rank :]) != shape:
+            got = f"{tuple(values.shape[layout.rank :])}"
+            what = f"{family.name} ({type(member.tpm).__name__})"
+            raise BNetError(what, expected=f"a table of shape {shape}, as it says", got=got)
+        axes = [layout.axis(axis) for axis in self.world.ground.axes(family)]
+        place = dict(zip(axes, index, strict=True)) if index is not None else {}
+        wide = dict(zip(axes, self.world.ground.shapes[family.index], strict=True)) if index is None else {}
+        wide |= {k: states[each] for k, each in enumerate(layout.enumerated) if each in states}
+        if self.states:
+            wide[layout.batch] = len(next(iter(self.states.values())))
+        for k in reversed(range(layout.rank)):
+            if k in wide:
+                values = values.expand(*values.shape[:k], wide[k], *values.shape[k + 1 :])
+            else:
+                values = values.select(k, place.get(k, 0) if values.shape[k] > 1 else 0)
+        return values.clone()
+
+    def _table(self, table: str, member: Member) -> FamilyTable:
+        """A table of a family, computed once."""
+        self._compute(table, [member])
+        return self._tables[table, member.family.index]
+
+    @torch.no_grad()
+    def _compute(self, table: str, members: Sequence[Member]) -> None:
+        """Compute the tables that are missing, all in one pass of the net."""
+        missing = [member for member in members if (table, member.family.index) not in self._tables]
+        if missing:
+            course = self._course(self._wanted(table, missing), set().union(*map(self._above, missing)))
+            for member in missing:
+                self._tables[table, member.family.index] = _table_of(table, member, course)
+
+    def _wanted(self, table: str, members: Sequence[Member]) -> list[int]:
+        """The families whose values a table of some families is made of."""
+        if table == "value":
+            return sorted({member.family.index for member in members})
+        inputs = [given for member in members for given in _inputs(table, member)]
+        return sorted({given.parent for given in inputs} | {s for given in inputs for _, s in given.pick})
+
+    def _course(self, wanted: Sequence[int], above: set[int]) -> Course:
+        """The values of families, with the interventions and the evidence above them."""
+        world, network = self.world, self.world.network
+        want = tuple(network.members[index].family.name for index in wanted)
+        settled = reference.settling(world, self.evidence)
+        arguments = interventions(replace(world, do={**settled, **world.do}), above)
+        closed, patched = arguments["do"], arguments["patched"]
+        for name, value in states_by_family(world, self.states).items():
+            patched.pop(name, None)
+            closed[name] = value
+        closed |= self._untouched(set(wanted), closed)
+        known = frozenset(network.graph.family(name).index for name in closed)
+        is_open = frozenset(i for i in set(wanted) - known if network.members[i].tpm.kind == "discrete")
+        return self.module.course(
+            want,
+            word_counts(world),
+            do=closed,
+            patched=patched,
+            rows=arguments["rows"],
+            given={name: value[None] for name, value in world.given.items()},
+            enumerate_too=is_open,
+        )[0]
+
+    def _untouched(self, wanted: set[int], closed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The values of families from before the intervention, of those that it left as they were and touched ones
+        read."""
+        if self.before is None:
+            return {}
+        network, touched = self.world.network, self._touched
+        same: set[int] = set()
+        passed: set[int] = set()
+        stack = list(wanted)
+        while stack:
+            index = stack.pop()
+            if index in passed or network.graph.families[index].name in closed:
+                continue
+            passed.add(index)
+            if index not in touched:
+                same.add(index)
+            else:
+                stack.extend(bundle.parent for bundle in network.graph.into[index])
+        kept = [network.members[index] for index in sorted(same) if self._keeps(network.members[index])]
+        if self.before.table_fault("value", kept, ()) is not None:
+            return {}
+        self.before._compute("value", kept)
+        tables = [self.before._tables["value", member.family.index] for member in kept]
+        each = (self._narrowed(t, m, {}, None, m.shape)[None] for t, m in zip(tables, kept, strict=True))
+        values = {member.family.name: value for member, value in zip(kept, each, strict=True)}
+        # What is no number is computed again, so that the error names the node.
+        return {} if any(bool(value.isnan().any()) for value in values.values()) else values
+
+    def _keeps(self, member: Member) -> bool:
+        """True for a family that is a function of its parents, beneath no open choice."""
+        return bool(member.inputs) and member.tpm.kind == "deterministic" and not self.has_choice_above(member)
+
+    @cached_property
+    def _touched(self) -> set[int]:
+        """The families that the surgery set or freed, and all that descend from them."""
+        assert self.before is not None
+        mine, theirs = ({**world.do, **world.rows} for world in (self.world, self.before.world))
+        nodes = {n for n in {**mine, **theirs} if n not in mine or n not in theirs or not mine[n].equal(theirs[n])}
+        graph = self.world.network.graph
+        found: set[int] = set()
+        stack = [self.world.ground.family_of(node).index for node in nodes]
+        while stack:
+            index = stack.pop()
+            if index not in found:
+                found.add(index)
+                stack.extend(bundle.child for bundle in graph.out_of[index])
+        return found
+
+
+def _distribution_of(member: Member, parameters: Tensor) -> Distribution:
+    """The distribution of a node: of its value, of its mean and sigma, or of its logits."""
+    if not member.tpm.is_random:
+        from pyro.distributions import Delta
+
+        return Delta(parameters, event_dim=len(member.shape))
+    if isinstance(member.tpm, Normal):
+        mean, sigma = parameters.unbind(-2)
+        return Independent(TorchNormal(mean, sigma, validate_args=False), 1, validate_args=False)
+    return Categorical(logits=parameters, validate_args=False)
+
+
+def _inputs(table: str, member: Member) -> list[Input]:
+    """What the logits or the reading of a family depend on."""
+    slots = member.tpm.reading_slots()
+    return [given for given in member.inputs if table != "reading" or given.slot in slots]
+
+
+def _table_of(table: str, member: Member, course: Course) -> FamilyTable:
+    """A table of a family, whose parents a pass has computed."""
+    if table == "value":
+        return FamilyTable(course.layout, course.values[member.family.index])
+    inputs = _inputs(table, member)
+    at, values = seen(course, replace(member, inputs=tuple(inputs)))
+    each = iter(values)
+    parents = [next(each) if given in inputs else torch.zeros(0) for given in member.inputs]
+    if table == "normal":  # its mean and its sigma, one above the other
+        normal = member.tpm.distribution(at, *parents)
+        return FamilyTable(course.layout, course.layout.full(torch.stack([normal.mean, normal.stddev], -2), 2))
+    entries = member.tpm.reading(at, *parents) if table == "reading" else member.tpm.logits(at, *parents)
+    if entries is None:
+        raise BNetError(member.family.name, expected="attention P(j | i)", got=member.tpm.why_no_reading())
+    entries = entries if table == "reading" else torch.log_softmax(entries.to(course.log_dtype), -1)
+    entries = course.layout.full(entries, 1)
+    if table == "reading" and member.family.index in course.rows:
+        rows, which = course.rows[member.family.index]
+        entries = torch.where(which[..., None], rows, entries)
+    return FamilyTable(course.layout, entries)
+
+
+def states_by_family(world: World, states: Mapping[int, Tensor]) -> dict[str, Tensor]:
+    """Families of random nodes in many states, `[S, *plates, word, ...]`, as `do` takes them; state 0 of nodes without
+    one, which are above nothing that is asked."""
+    columns: dict[int, dict[int, Tensor]] = {}
+    for node, value in {**world.do, **states}.items():
+        columns.setdefault(world.ground.family_of(node).index, {})[node] = value
+    families = {}
+    for index in {world.ground.family_of(node).index for node in states}:
+        member, shape, base = world.network.members[index], world.ground.shapes[index], int(world.ground.offsets[index])
+        first = next(value for node, value in columns[index].items() if node in states)
+        flat = torch.zeros(len(first), math.prod(shape), *first.shape[1:], dtype=first.dtype, device=first.device)
+        for node, value in columns[index].items():
+            flat[:, node - base] = value
+        families[member.family.name] = flat.reshape(-1, *shape, *first.shape[1:])
+    return families
