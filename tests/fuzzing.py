@@ -454,7 +454,7 @@ def seeds_fit() -> list[bytes]:
         steps = {} if "chains" in options else {"steps": 1}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            bt.fit(small, sentences, progress=False, **options, **steps).save(path)
+            flat_options.fit(small, sentences, progress=False, **options, **steps).save(path)
         found.append(_told(path))
     return found
 

@@ -275,6 +275,7 @@ def test_cost_is_that_of_the_net(tiny, here):
         (["fit", "the cat", "-m", "tiny", "--dim", "3"], "no option of a new net beside it; got --dim"),
         (["fit", "the"], "at least 2 words"),
         (["fit", "the cat", "--method", "nuts"], "spread"),
+        (["fit", "the cat", "--method", "nuts", "--restarts", "2"], "--restarts: expected an option of --method nuts"),
         (["fit", "the cat", "--observe", "label"], "lines with a tab"),
         (["fit", "the cat\tb", "the dog"], "one tab in each, or in none"),
         (["fit", "-f", "labelled.txt", "--observe", "words"], "as many words behind the tab"),

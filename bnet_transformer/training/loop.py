@@ -147,8 +147,8 @@ def _trained(
         if here.world > 1:
             first = given(0)
             alike = {**settings, "net": network, "batch": (first.x, first.observed), "checkpoint": loop.has_checkpoint}
-            habits = (loop.shared, config.early_stopping)
-            here.assert_same("train", **alike, steps=steps, habits=habits, ways=execution)
+            when = (loop.shared, config.early_stopping)
+            here.assert_same("train", **alike, steps=steps, loop=when, execution=execution)
         recorder = recorder_of(here.device, here.world) if execution.recorded else None
         with nullcontext() if recorder is None else recorder.stage():
             run = Run(reader.task, config, steps, here, loss, settings, recorder)

@@ -45,6 +45,8 @@ REASONS = {
         CONFIG,
     ),
     "Sentence": "`net.sentence` makes it",
+    "inference.fit.explain_fit": "the arguments of `fit`, refused as `fit` refuses them",
+    "inference.fit.Fit.from_pyro": "a table of refused results is in `tests/test_fit_from_pyro.py`",
     "compiler.Module.course": "a step of the package's own readings, with what `forward` has checked",
     "pretrained.Family": "a table of an adapter's own; `register` reads it",
     "pretrained.Where": "a table of an adapter's own; `register` reads it",

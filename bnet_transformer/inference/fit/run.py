@@ -232,7 +232,7 @@ def _solved(question: FitQuestion, method: Method, loop: LoopConfig, device: tor
     objective, settings = question.objective, question.settings(method)
     with within_memory("fit"), ranks(device) as here, own_random(here.device), kept_by(loop.checkpoints, here.first):
         _check_ranks(here, objective, method)
-        alike = {"net": objective.network, "budget": objective.budget, "habits": (method, loop.shared)}
+        alike = {"net": objective.network, "budget": objective.budget, "loop": (method, loop.shared)}
         here.assert_same("fit", **settings, **alike, checkpoint=loop.has_checkpoint)
         objective.to(here.device)
         corpus, judge = (None if c is None else c.to(here.device) for c in (question.corpus, question.held_out))
