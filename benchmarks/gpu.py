@@ -327,8 +327,8 @@ def _responsible(net: bt.BNet, total: int, part: int, where: Where) -> tuple[Ten
     """The mean of `P(head | relation)` over so many sentences, `[slice, relation, head]`; the peaks of memory (of the
     device, of the process) after a tenth and at the end. A part of the sentences is all that is ever held."""
     module, pool = net.module().eval(), net.batch(SENTENCES)
-    assert isinstance(pool.x, Tensor) and isinstance(pool.mask, Tensor)
-    known, ends = pool.x[pool.mask].cpu(), [int(pool.x[0][pool.mask[0]][k]) for k in (0, -1)]
+    ids, there = pool.x[""], (pool.mask or {})[""]
+    known, ends = ids[there].cpu(), [int(ids[0][there[0]][k]) for k in (0, -1)]
     words, device = where.pick(32, 8), where.device
     generator = torch.Generator().manual_seed(0)
     sums, done, peaks = torch.zeros((), device=device), 0, []

@@ -276,7 +276,7 @@ def _pair(
         x, mask, given = torch.randint(1000, 30000, (8, 128)), None, None
     else:
         batch = net.batch(SENTENCES[:32])
-        x, mask, given = batch.x, batch.mask, batch.given
+        x, mask, given = batch.x[""], (batch.mask or {})[""], batch.given
     told = {} if mask is None else {"attention_mask": mask.long()}
 
     def theirs() -> object:

@@ -68,9 +68,9 @@ def read(count: int) -> float:
     """Seconds of the responsibilities of so many sentences."""
     net, data = _mixture(count)
     found = bt.fit(net, _mixture(8)[1], method=bt.MAP(steps=1), progress=False)
-    found.responsibilities(*data)
+    found.responsibilities(data)
     start = time.perf_counter()
-    found.responsibilities(*data)
+    found.responsibilities(data)
     return time.perf_counter() - start
 
 

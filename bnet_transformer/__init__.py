@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from bnet_transformer import models as models
     from bnet_transformer import tpm as tpm
     from bnet_transformer.axes import Reach as Reach
+    from bnet_transformer.bnet import BNet as BNet
+    from bnet_transformer.bnet import load as load
     from bnet_transformer.errors import BNetError as BNetError
     from bnet_transformer.errors import BudgetError as BudgetError
     from bnet_transformer.errors import DeclarationError as DeclarationError
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
     from bnet_transformer.errors import FileError as FileError
     from bnet_transformer.errors import ReadingError as ReadingError
     from bnet_transformer.errors import UnknownNameError as UnknownNameError
-    from bnet_transformer.face import BNet as BNet
-    from bnet_transformer.face import Sentence as Sentence
-    from bnet_transformer.face import load as load
     from bnet_transformer.files.checkpoint import Checkpoints as Checkpoints
     from bnet_transformer.inference.circuits import circuit as circuit
     from bnet_transformer.inference.fit import EM as EM
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from bnet_transformer.network import Stack as Stack
     from bnet_transformer.pretrained import from_pretrained as from_pretrained
     from bnet_transformer.pretrained.geometric_file import load_geometric as load_geometric
+    from bnet_transformer.sentence import Sentence as Sentence
     from bnet_transformer.training import AdamW as AdamW
     from bnet_transformer.training import EarlyStopping as EarlyStopping
     from bnet_transformer.training import Execution as Execution
@@ -111,7 +111,7 @@ __all__ = [
 _HOME = {
     "AdamW": "training",
     "Arrow": "network",
-    "BNet": "face",
+    "BNet": "bnet",
     "BNetError": "errors",
     "BudgetError": "errors",
     "Checkpoints": "files.checkpoint",
@@ -130,7 +130,7 @@ _HOME = {
     "Reach": "axes",
     "ReadingError": "errors",
     "SVI": "inference.fit",
-    "Sentence": "face",
+    "Sentence": "sentence",
     "Stack": "network",
     "UnknownNameError": "errors",
     "bayesuvius": "models",
@@ -142,7 +142,7 @@ _HOME = {
     "from_pretrained": "pretrained",
     "geometric": "models",
     "inclusion": "inference.heads",
-    "load": "face",
+    "load": "bnet",
     "load_geometric": "pretrained.geometric_file",
     "mediation": "inference.sweeps",
     "models": "",

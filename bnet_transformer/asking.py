@@ -33,9 +33,7 @@ from bnet_transformer.reference import (
     runs,
     settling,
     sources,
-    support,
 )
-from bnet_transformer.tpm import TPM
 
 
 def must_be_discrete(world: World, node: int) -> None:
@@ -58,7 +56,7 @@ def distribution(world: World, node: int, seen: Mapping[int, Tensor]) -> Distrib
     """`P(node | parents)`, batched over the open choices that decide the parents: `[*states]`."""
     seen = settling(world, seen)
     free = choices(world, parents(world, node), seen)
-    sizes = [support(world, choice) for choice in free]
+    sizes = [world.count_states(choice) for choice in free]
     found = [run.distribution(node) for run in runs(world, free, seen)]
     if not free:
         return found[0]
@@ -108,7 +106,7 @@ def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Te
             row = torch.zeros(width, dtype=reading[1].dtype)
             row[reading[0]] = reading[1]
             table.append(row)
-        rows.append(torch.stack(table).reshape((*(support(world, choice) for choice in free), width)))
+        rows.append(torch.stack(table).reshape((*(world.count_states(choice) for choice in free), width)))
     check_choices_shared(world, member, above)
     states = max((row.shape[:-1] for row in rows), key=len)
     stacked = torch.stack([row.expand(*states, width) for row in rows], -2)
@@ -164,7 +162,7 @@ def reader(world: World, slice_: int, role: str | None) -> Member:
     depth = depth_of(world.network)
     if whole("slice", slice_, least=0) >= depth:
         raise BNetError("slice", expected=f"a slice from 0 to {depth - 1}", got=slice_)
-    found = [m for m in world.network.members if m.family.step == slice_ and reads_words(m)]
+    found = [m for m in world.network.members if m.family.step == slice_ and m.reads_words]
     names = {member.family.stem: member for member in found}
     if role is not None:
         if not isinstance(role, str) or role not in names:
@@ -174,37 +172,26 @@ def reader(world: World, slice_: int, role: str | None) -> Member:
         raise BNetError("role", expected="which of them reads (role=)", got="none", allowed=", ".join(names))
     if not found:
         here = [m for m in world.network.members if m.family.step == slice_]
-        collect = [m.tpm.why_no_reading() for m in here if any(WORD in given.over for given in m.inputs)]
+        collect = [m.tpm.why_no_reading() for m in here if m.word_inputs]
         got = "; ".join(dict.fromkeys(collect)) or ", ".join(sorted({type(m.tpm).__name__ for m in here}))
         raise BNetError(f"attention of slice {slice_}", expected="a TPM with P(j | i)", got=got)
     return found[0]
 
 
-def reads_words(member: Member) -> bool:
-    """True where a TPM has a distribution over words that it reads."""
-    return type(member.tpm).reading is not TPM.reading and any(WORD in given.over for given in member.inputs)
-
-
 def choice_above(network: Network, families: Collection[int]) -> bool:
     """True where a discrete family stands above some families."""
-    return any(network.members[index].tpm.kind == "discrete" for index in network.graph.above(families))
-
-
-def is_state(network: Network, family: Family) -> bool:
-    """True for a state of a stack's words, without plates."""
-    states = {stack.name: stack.states for stack in network.declaration.stacks}.get(family.stack, ())
-    return family.role in states and family.words == family.stack and not family.plates
+    return any(network.members[index].tpm.kind == "discrete" for index in network.graph.ancestors(families))
 
 
 def state_of(network: Network, stack: str) -> Family | None:
     """The first state of a stack's words, if it has one without plates."""
-    return next((each for each in network.graph.families if each.stack == stack and is_state(network, each)), None)
+    return next((each for each in network.graph.families if each.stack == stack and network.is_word_state(each)), None)
 
 
 def readable(world: World, member: Member) -> NDArray[np.bool_]:
     """`[word, word]`: whether an arrow lets word i of a member read word j, along any of its plates."""
     ground, family = world.ground, member.family
-    over = {given.parent for given in member.inputs if WORD in given.over}
+    over = {given.parent for given in member.word_inputs}
     bundles = [bundle for bundle in ground.folded.into[family.index] if bundle.parent in over]
     pairs: NDArray[np.bool_] = np.logical_or.reduce([ground.reads(bundle) for bundle in bundles])
     cut, rows = ground.cut_in(family.index), ground.rows_in(family.index)
@@ -226,8 +213,7 @@ def labels(world: World, tokens: Mapping[str, Sequence[str]], node: int) -> tupl
     if member.tpm.kind != "discrete":
         return None
     if member.tpm.states is None:
-        read = next(given for given in member.inputs if WORD in given.over)
-        return tuple(tokens[network.members[read.parent].family.words or ""])
+        return tuple(tokens[network.stack_read(member)])
     found = getattr(member.tpm, "labels", None)
     if found is None and not network.graph.out_of[member.family.index]:
         found = network.vocabularies.get(member.family.stack)
@@ -240,7 +226,7 @@ def arrow_weights(
     """`P(j | i)` for each arrow along which a selected node reads another word; averaged over what is open."""
     weights: dict[tuple[int, int], float] = {}
     for member in world.network.members:
-        if not reads_words(member) or not world.ground.kept(member.family, selection):
+        if not member.reads_words or not world.ground.kept(member.family, selection):
             continue
         for node in world.ground.nodes(member.family, selection).tolist():
             reading = None if node in world.do else expected_reading(world, node, seen, budget)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import operator
 import os
 import re
@@ -13,9 +12,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-T = TypeVar("T")
 UNSEEN = re.compile(r"[^\S \n]|[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
 CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # versions 2 and 1
 MOST_ENTRIES = 2**26  # of a list that a caller tells
@@ -340,16 +338,6 @@ def within_memory(what: str) -> Iterator[None]:
         got = f"none for {asked[1]} more" if asked else "none left"
         allowed = "fewer or shorter sentences at once, a smaller budget=, memory= or batch="
         raise BudgetError(what, expected="memory for what is asked", got=got, allowed=allowed) from error
-
-
-def methods_within_memory(kind: type[T]) -> type[T]:
-    """Every method of a class is `within_memory`."""
-    own = [each for each in kind.__mro__[::-1] if each.__module__.startswith(__package__)]
-    methods = {name: value for each in own for name, value in vars(each).items() if inspect.isfunction(value)}
-    for name, value in methods.items():
-        if name != "__init__":
-            setattr(kind, name, within_memory(name)(value))
-    return kind
 
 
 def _default_device() -> AbstractContextManager[object]:

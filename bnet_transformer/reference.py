@@ -29,7 +29,6 @@ from bnet_transformer.world import reading_parents as reading_parents
 from bnet_transformer.world import settles, where
 from bnet_transformer.world import settling as settling
 from bnet_transformer.world import sources as sources
-from bnet_transformer.world import support as support
 
 BUDGET = 2**16
 ATOL = 1e-6
@@ -89,7 +88,7 @@ class Run:
         at, *parents = self._seen(member, index)
         if member.tpm.kind == "discrete" and member.tpm.states is None:
             network = self.world.network
-            scores = torch.full((support(self.world, node),), -math.inf, dtype=network.dtype, device=network.device)
+            scores = torch.full((self.world.count_states(node),), -math.inf, dtype=network.dtype, device=network.device)
             scores[next(iter(at.read.values()))] = member.tpm.logits(at, *parents)
             return torch.distributions.Categorical(logits=scores, validate_args=False)
         found: Any = member.tpm.distribution(at, *parents)
@@ -163,14 +162,14 @@ class Run:
 def runs(world: World, free: list[int], known: Mapping[int, Tensor], budget: int = BUDGET) -> Iterator[Run]:
     """A run for each joint state of the free nodes."""
     check_joint_states(world, free, budget)
-    for states in itertools.product(*(range(support(world, node)) for node in free)):
+    for states in itertools.product(*(range(world.count_states(node)) for node in free)):
         chosen = (torch.tensor(state, device=world.network.device) for state in states)
         yield Run(world, {**known, **dict(zip(free, chosen, strict=True))})
 
 
 def check_joint_states(world: World, free: Sequence[int], budget: int) -> None:
     """Refuse more joint states of the free nodes than the budget."""
-    count = math.prod(support(world, node) for node in free)
+    count = math.prod(world.count_states(node) for node in free)
     if count > budget:
         names = ", ".join(world.ground.name(node) for node in free[:6]) + (", …" if len(free) > 6 else "")
         raise BudgetError(
@@ -187,7 +186,7 @@ def values(world: World, node: int, settled: Mapping[int, Tensor], budget: int =
     settled = settling(world, settled)
     free = choices(world, [node], settled)
     found = torch.stack([run.value(node) for run in runs(world, free, settled, budget)])
-    return found.reshape((*(support(world, choice) for choice in free), *found.shape[1:]))
+    return found.reshape((*(world.count_states(choice) for choice in free), *found.shape[1:]))
 
 
 def log_evidence(
@@ -205,7 +204,7 @@ def log_evidence(
     settled = {n: v for n, v in evidence.items() if settles(world, n, v)}
     asked = [] if query is None or query in evidence else [query]
     free = choices(world, [*evidence, *asked], settled, beyond=True)
-    size = 1 if query is None else support(world, query)
+    size = 1 if query is None else world.count_states(query)
     totals = torch.full((len(evidence) + 1, size), -math.inf, dtype=torch.float64)
     for run in runs(world, free, settled, budget):
         state = 0 if query is None else int(run.states[query])

@@ -12,6 +12,7 @@ from torch import Tensor
 from bnet_transformer.axes import WORD, Reach
 from bnet_transformer.errors import EvidenceError
 from bnet_transformer.graph.ground import Ground, Kept
+from bnet_transformer.graph.walk import ancestors
 from bnet_transformer.network import Input, Member, Network
 from bnet_transformer.tpm import Attention
 
@@ -40,6 +41,10 @@ class World:
     given: Mapping[str, Tensor]
     do: Mapping[int, Tensor] = field(default_factory=dict)
     rows: Mapping[int, Tensor] = field(default_factory=dict)
+
+    def count_states(self, node: int) -> int:
+        """How many states a discrete node has."""
+        return self.network.count_states(self.ground.family_of(node).index, self.ground.words)
 
     def surgery(self, done: Done) -> World:
         """The same sentence with more nodes set; of what is told of one node, the last counts."""
@@ -144,37 +149,19 @@ def reading_parents(world: World, node: int) -> list[int]:
 def choices(world: World, nodes: Iterable[int], settled: Mapping[int, Tensor], *, beyond: bool = False) -> list[int]:
     """The discrete random nodes, not settled, that decide the values of `nodes`; `beyond` adds those that decide
     their distributions in turn."""
-    found: set[int] = set()
-    seen: set[int] = set()
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        if node in seen or node in world.do:
-            continue
-        seen.add(node)
-        discrete = where(world, node)[0].tpm.kind == "discrete" and node not in settled
-        if discrete:
-            found.add(node)
-        if beyond or not (discrete or node in settled):
-            stack.extend(parents(world, node))
-    return sorted(found)
-
-
-def support(world: World, node: int) -> int:
-    """How many states a discrete node has."""
-    member, _ = where(world, node)
-    if member.tpm.states is not None:
-        return member.tpm.states
-    read = next(given for given in member.inputs if WORD in given.over)
-    words = world.network.members[read.parent].family.words
-    return world.ground.words[words or ""]
+    discrete = frozenset(m.family.index for m in world.network.members if m.tpm.kind == "discrete")
+    start = [node for node in nodes if node not in world.do]
+    ends, stops = ((), ()) if beyond else (discrete, settled)
+    found = {*start, *ancestors(world.ground, start, ends, stops)}
+    open_ = (node for node in found if node not in settled and node not in world.do)
+    return sorted(node for node in open_ if world.ground.family_of(node).index in discrete)
 
 
 def words_read(world: World, node: int) -> list[int]:
     """The words that a node may read whose state is a word."""
     member, index = where(world, node)
-    read = next(given for given in member.inputs if WORD in given.over)
-    words = world.ground.words[world.network.members[read.parent].family.words or ""]
+    read = member.word_inputs[0]
+    words = world.ground.words[world.network.stack_read(member)]
     row = index[-1] if member.family.words is not None else 0
     found: list[int] = np.flatnonzero(read.reach.matrix(_count(world, member), words)[row]).tolist()
     return found

@@ -37,7 +37,7 @@ import bnet_transformer as bt
 from bnet_transformer import axes, files
 from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.cli import main, shared
-from bnet_transformer.data.words import tokens_of
+from bnet_transformer.data.arrays import map_tokens
 from bnet_transformer.export.text import from_json, to_json
 from bnet_transformer.files import checkpoint, plain, store
 from bnet_transformer.inference.surgery import matching
@@ -759,7 +759,7 @@ def seeds_graph() -> list[bytes]:
 
 def read_stream(data: bytes) -> None:
     """A file of tokens: its first byte tells which kind."""
-    found = tokens_of(put("tokens.npy" if data[:1] == b"n" else "tokens.bin", data[1:]))
+    found = map_tokens(put("tokens.npy" if data[:1] == b"n" else "tokens.bin", data[1:]))
     assert found.ndim == 1 and int(np.asarray(found).sum()) >= -(2**63)
 
 

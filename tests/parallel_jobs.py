@@ -80,7 +80,7 @@ def of_fits(count):
     )
     samples = fit(mixture(), data, method=bt.SVI(steps=2, draws=3), spread=1.0)
     for name, f in (("point", point), ("word", word), ("samples", samples)):
-        told = f.responsibilities(*data), f.log_likelihood(data), f.predict(data[0])
+        told = f.responsibilities(data), f.log_likelihood(data), f.predict(data[0])
         found[name] = [*told, f.log_likelihoods] if f.samples else [*told]
     compared = point.compare(samples, data)
     return found | {"compared": [compared.overlap, compared.gain, compared.gain_error]}
@@ -164,9 +164,9 @@ def apart(folder):
     refused = []
     for ask in (
         lambda: fit(mixture(), tuple(part + (RANK == 1) for part in vectors(6)), method=bt.MAP(steps=1)),
-        lambda: f.log_likelihood(vectors(4)) if RANK == 2 else f.responsibilities(*vectors(4)),
+        lambda: f.log_likelihood(vectors(4)) if RANK == 2 else f.responsibilities(vectors(4)),
         lambda: trained(rate=0.02 + 0.01 * RANK),
-        lambda: sliced.responsibilities(*vectors(4), selector=f"c_{int(RANK == 1)}"),
+        lambda: sliced.responsibilities(vectors(4), selector=f"c_{int(RANK == 1)}"),
     ):
         try:
             ask()
@@ -174,7 +174,7 @@ def apart(folder):
             refused.append(str(error))
     if RANK == 0:
         with alone():
-            found["by itself"] = [f.responsibilities(*vectors(5))]
+            found["by itself"] = [f.responsibilities(vectors(5))]
     if WORLD > 1:
         try:
             bt.roles(summed(), TEXTS, relations={"mine": failing})

@@ -73,7 +73,7 @@ class Slow:
         for node in (*nodes, *found):  # of the other discrete nodes, those that nothing told hangs on are left out
             above |= set(self.corrupt.ancestors(self.corrupt.ground.name(node)))
         found = sorted(n for n in found if self.corrupt.ground.name(n) in above)
-        sizes = [reference.support(self.corrupt.state.world, n) for n in found]
+        sizes = [self.corrupt.state.world.count_states(n) for n in found]
         states = [
             {n: torch.tensor(k) for n, k in zip(found, at, strict=True)} for at in itertools.product(*map(range, sizes))
         ]

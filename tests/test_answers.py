@@ -59,7 +59,7 @@ def agree(s: bt.Sentence, *, whole: bool = True):
     if not whole:
         return
     for slice_ in range(s.net.network.graph.depth):
-        roles = {m.family.stem for m in s.net.network.members if asking.reads_words(m)} | {None}
+        roles = {m.family.stem for m in s.net.network.members if m.reads_words} | {None}
         for role in sorted(roles, key=str):
             theirs = outcome(lambda t=slice_, r=role: asking.attention(s.state.world, t, r, s.state.evidence))
             same(outcome(lambda t=slice_, r=role: s.attention(t, role=r)), theirs)

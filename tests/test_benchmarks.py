@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner
 
 from benchmarks import __main__ as rows
-from benchmarks import gpu, limits
+from benchmarks import gpu, limits, walks
 from benchmarks.harness import LIMIT, MOST_RUNS, Row, figure, growth, interleaved, peak_of, slope
 from benchmarks.limits import Machine, Work, limit_of, work_of
 from benchmarks.telling import cells, to_markdown
@@ -220,3 +220,14 @@ def test_the_gpu_script_says_where_it_differs_and_that_there_is_no_gpu(capsys):
     with pytest.raises(SystemExit):
         gpu.main(["zebra", "--device", "cpu"])
     assert set(inspect.signature(gpu.Where).parameters) == {"device", "small"}
+
+
+def test_a_walk_counts_the_calls_of_the_package_alone():
+    from bnet_transformer.errors import one_of
+
+    def generator():
+        yield from (len(word) for word in ["a", "b"])
+
+    counts, names = walks.walk(lambda: [one_of("x", 1, (1, 2)), *generator(), math.sqrt(4)])
+    assert counts == {"calls": 1, "functions": 1, "files": 1, "switches": 1}
+    assert dict(names) == {"errors.py one_of": 1}

@@ -9,7 +9,6 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.compiler import Module
-from bnet_transformer.data.task import task_of
 from bnet_transformer.tpm import (
     Add,
     Attention,
@@ -29,6 +28,7 @@ from bnet_transformer.tpm import (
 )
 from bnet_transformer.training.decoding import Anew, sampler
 from bnet_transformer.training.incremental import WordByWord
+from bnet_transformer.training.task import infer_trainable_task
 
 D = torch.float64
 WORD, EACH = ["word"], ["head", "word"]
@@ -93,7 +93,7 @@ NETS = {
 @pytest.mark.parametrize("name", NETS)
 def test_word_by_word_is_all_words_anew(name, dtype, tolerance):
     net = NETS[name]().to(dtype)
-    task, module = task_of(net.network), net.module().eval()
+    task, module = infer_trainable_task(net.network), net.module().eval()
     x = {stack: torch.randint(0, 7, (3, 4)) for stack in task.stacks}
     mask = {"enc": torch.arange(4) < torch.tensor([[4], [2], [3]])} if "enc" in x else None
     with torch.no_grad():
@@ -256,8 +256,8 @@ def test_what_sampling_leaves_out():
 
 def test_the_whole_net_is_computed_once(net, monkeypatch):
     calls = []
-    course = Module.course
-    monkeypatch.setattr(Module, "course", lambda self, *a, **k: calls.append(1) or course(self, *a, **k))
+    run = Module.run
+    monkeypatch.setattr(Module, "run", lambda self, request: calls.append(1) or run(self, request))
     both = bt.encoder_decoder(8, heads=2, slices=1, vocabulary=5)
     assert len(both.generate([[1, 2], [3, 4]], start=0, length=6, method="beam").ids) == 2
     assert len(calls) == 1

@@ -25,10 +25,9 @@ SOME = {
         *("Samples", "SentenceState", "Tan", "TanTree", "Zero", "damage", "log_evidence", "posterior"),
     ],
     "equations": ["Equation", "Equations", "equations"],
-    "structure": ["Separation"],
-    "viz": ["Picture", "Quotient"],
-    "graph": ["Trail"],
-    "batches": ["Batch"],
+    "viz": ["Picture"],
+    "graph": ["Quotient", "Separation", "Trail"],
+    "data": ["Batch", "Dataset"],
 }
 # Their examples would need a file of Julia's, a model of a library that is not in the core, or an open notebook.
 ELSEWHERE = {"load_geometric", "Sentence.widget"}

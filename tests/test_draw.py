@@ -17,6 +17,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer import asking
 from bnet_transformer.errors import BNetError, BudgetError, FileError
+from bnet_transformer.graph import Quotient
 from bnet_transformer.tpm import Categorical
 from bnet_transformer.viz import graphviz_run
 from bnet_transformer.viz.formats import FORMATS
@@ -24,7 +25,6 @@ from bnet_transformer.viz.grid import Grid, Item
 from bnet_transformer.viz.labels import plain, visible
 from bnet_transformer.viz.palette import PALETTES
 from bnet_transformer.viz.picture import Arrow, Box, Picture, passed
-from bnet_transformer.viz.results import Quotient
 from bnet_transformer.viz.svg import to_svg
 from bnet_transformer.viz.tikz import letters
 from tests.cases import CASES

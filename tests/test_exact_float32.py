@@ -6,11 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bnet_transformer as bt
-from bnet_transformer.data.corpus import corpus_of, task_of_mixture
+from bnet_transformer.data import read_batch
+from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
-from bnet_transformer.inference.exact import ATOL
 from bnet_transformer.inference.factors import question_to_factors
 from bnet_transformer.inference.fit.objective import Objective, learned_of
+from bnet_transformer.reference import ATOL
 from bnet_transformer.tpm import Categorical, Normal
 
 PRIOR = torch.tensor([0.7, 0.2, 0.1])
@@ -34,7 +35,7 @@ def data(sentences: int = 5, words: int = 6, seed: int = 0) -> tuple[torch.Tenso
 
 
 def objective_of(net: bt.BNet) -> Objective:
-    learned = learned_of(net.network, task_of_mixture(net.network).readouts, None, None)
+    learned = learned_of(net.network, infer_fit_task(net.network).readouts, None, None)
     return Objective(net.network, learned, 2**16)
 
 
@@ -57,7 +58,7 @@ def test_posteriors_and_counts_sum_to_one_at_any_scale(kind, log_sigma, seed):
         if member.tpm.kind == "discrete":
             total = posterior(module, member.family.name, {"y": Evidence(y)}, x).sum(-1)
             assert float((total - 1).abs().max()) < 1e-6
-    objective, corpus = objective_of(net), corpus_of(net.network, (x, y))
+    objective, corpus = objective_of(net), read_batch(net.network, (x, y))
     counts, _ = objective.counts(net.parameters, corpus)
     for name, count in counts.items():
         assert name in objective.choosing
@@ -79,7 +80,7 @@ def test_heads_that_are_alike_keep_their_prior(kind, sigma):
         torch.testing.assert_close(found, PRIOR.expand_as(found), atol=1e-6, rtol=0)
     if kind != "codebook":
         objective = objective_of(net)
-        corpus = corpus_of(net.network, (x, y))
+        corpus = read_batch(net.network, (x, y))
         shares = objective.shares(net.parameters, corpus, net.network.member(names[0]))
         torch.testing.assert_close(shares, PRIOR.expand_as(shares), atol=1e-6, rtol=0)
 
@@ -108,7 +109,7 @@ def test_gradients_of_the_log_evidence_are_those_of_float64(sigma):
     for dtype in (torch.float32, torch.float64):
         net = alike(mixture(sigma)).to(dtype)
         leaves = {name: value.detach().clone().requires_grad_() for name, value in net.parameters.items()}
-        corpus = corpus_of(net.network, (x.to(dtype), y.to(dtype)))
+        corpus = read_batch(net.network, (x.to(dtype), y.to(dtype)))
         total = objective_of(net).log_evidence(leaves, corpus).sum()
         wanted = [name for name, value in leaves.items() if name.startswith("W_")]
         found[dtype] = torch.autograd.grad(total, [leaves[name] for name in wanted])
@@ -126,7 +127,7 @@ def test_gradients_of_a_categorical_readout_are_those_of_float64(states):
         biases = torch.arange(states, dtype=dtype) * 2**-4 + 3e6
         leaves = {**net.parameters, "y.logits": biases.requires_grad_()}
         x, y = data()[0].to(dtype), torch.arange(30).reshape(5, 6) % states
-        total = objective_of(net).log_evidence(leaves, corpus_of(net.network, (x, y))).sum()
+        total = objective_of(net).log_evidence(leaves, read_batch(net.network, (x, y))).sum()
         (found[dtype],) = torch.autograd.grad(total, biases)
     assert abs(float(found[torch.float32].detach().sum())) < 1e-3
 
@@ -136,7 +137,7 @@ def test_a_fit_by_em_in_float32_keeps_shares_that_the_data_say_nothing_of():
     net, (x, y) = alike(mixture(1e-3)), data(40)
     f = bt.fit(net, (x, y), method=bt.EM(steps=5), learn=["c.logits"], progress=False)
     torch.testing.assert_close(f.pi, PRIOR, atol=1e-5, rtol=0)
-    responsibilities = f.responsibilities(x, y)
+    responsibilities = f.responsibilities((x, y))
     torch.testing.assert_close(responsibilities.sum(-1), torch.ones(40), atol=1e-6, rtol=0)
     torch.testing.assert_close(responsibilities, f.pi.expand(40, 3), atol=1e-5, rtol=0)
 
@@ -145,7 +146,7 @@ def test_a_fit_by_em_in_float32_keeps_shares_that_the_data_say_nothing_of():
 def test_second_derivatives_are_those_of_differences():
     """Through reverse and forward mode, under vmap; differences of the gradient in float64."""
     net, (x, y) = mixture(0.7).to(torch.float64), data(3)
-    objective, corpus = objective_of(net), corpus_of(net.network, (x.double(), y.double()))
+    objective, corpus = objective_of(net), read_batch(net.network, (x.double(), y.double()))
 
     def evidence(logits: torch.Tensor) -> torch.Tensor:
         return objective.log_evidence({**net.parameters, "c.logits": logits}, corpus).sum()
@@ -168,8 +169,8 @@ def test_a_joint_posterior_of_selectors_of_heads_that_are_alike_is_their_prior(s
     torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=0)
 
 
-def test_a_posterior_of_a_sentence_sums_to_one_in_float64():
+def test_a_posterior_sums_to_one_in_the_type_of_the_net():
     s = mixture(1e-3).sentence(x=data(1, 3)[0][0])
     for value in range(5):
         found = s.posterior("c", {"y_1": torch.full((4,), 0.3 * value)})
-        assert found.dtype == torch.float64 and abs(float(found.sum()) - 1) < 1e-12
+        assert found.dtype == torch.float32 and abs(float(found.double().sum()) - 1) < 2e-7

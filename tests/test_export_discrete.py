@@ -62,7 +62,7 @@ def variables(world: World) -> list[int]:
 def states_of(world: World) -> int:
     """How many joint states the reference goes through for a posterior: those of all but the readouts."""
     inner = [node for node in variables(world) if world.ground.children(node)]
-    return math.prod(reference.support(world, node) for node in inner)
+    return math.prod(world.count_states(node) for node in inner)
 
 
 ALL = [*CASES, *GRID]
@@ -121,7 +121,7 @@ def test_do_is_surgery_in_both(case: Case) -> None:
     if not free:
         return
     for node in {free[0], free[-1]} if states_of(world) <= 16 else free[-1:]:
-        name, state = world.ground.name(node), reference.support(world, node) - 1
+        name, state = world.ground.name(node), world.count_states(node) - 1
         done = World(world.network, world.ground.surgery([node]), world.given, {node: torch.tensor(state)})
         evidence = plain.graph["evidence"]
         cut = plain.do([name])

@@ -47,7 +47,7 @@ def test_a_new_file_in_models_is_a_new_architecture(tmp_path):
     package = Path(bt.__file__).parent
     shutil.copytree(package, tmp_path / "bnet_transformer", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "bnet_transformer" / "models" / "plain.py").write_text(
-        "from bnet_transformer.face import BNet\n"
+        "from bnet_transformer.bnet import BNet\n"
         "from bnet_transformer.network import Declaration, Node, Stack\n"
         "from bnet_transformer.tpm import Add, Given\n"
         "def plain(dim):\n"
@@ -93,9 +93,9 @@ def test_one_word_has_one_vector_everywhere(net):
         ([], {}, "at least one word"),
         (None, {}, "at least one word"),
         (["a", ""], {}, "none empty"),
-        ([1, 2], {}, "no vocabulary"),
-        ([1.5], {}, "text, a list of words"),
-        (["a", 1], {}, "text, a list of words"),
+        ([1, 2], {}, r"\(words, 4\)"),
+        ([1.5], {}, r"\(words, 4\)"),
+        (["a", 1], {}, "real numbers"),
         (3, {}, "text, a list of words"),
         (b"abc", {}, "text, a list of words"),
         ({"enc": "a"}, {}, "stack"),

@@ -15,7 +15,8 @@ from sklearn.metrics import adjusted_rand_score
 
 import bnet_transformer as bt
 from bnet_transformer import tpm
-from bnet_transformer.data.corpus import corpus_of, task_of_mixture
+from bnet_transformer.data import read_batch
+from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.inference.fit import point
 from bnet_transformer.inference.fit.ascent import RestartOptimizer
@@ -49,7 +50,7 @@ def ids(n=30, seed=0):
 
 
 def objective_of(net, learn=None, spread=None):
-    learned = learned_of(net.network, task_of_mixture(net.network).readouts, learn, spread)
+    learned = learned_of(net.network, infer_fit_task(net.network).readouts, learn, spread)
     return Objective(net.network, learned, 2**16)
 
 
@@ -78,7 +79,7 @@ NETS = {
 def test_expected_counts_are_the_posteriors_summed(name):
     make, data = NETS[name]
     net, (x, y) = at_random(make()), data()
-    objective, corpus = objective_of(net), corpus_of(net.network, (x, y))
+    objective, corpus = objective_of(net), read_batch(net.network, (x, y))
     counts, evidence = objective.counts(dict(net.parameters), corpus)
     seen = {"y": Evidence(y)}
     torch.testing.assert_close(evidence, log_evidence(net.module(), seen, x).sum(), **EXACT)
@@ -93,7 +94,7 @@ def test_expected_counts_are_the_posteriors_summed(name):
 def test_sets_at_once_are_sets_one_by_one(name):
     make, data = NETS[name]
     nets, (x, y) = [at_random(make(), seed) for seed in range(3)], data()
-    objective, corpus = objective_of(nets[0], spread=0.7), corpus_of(nets[0].network, (x, y))
+    objective, corpus = objective_of(nets[0], spread=0.7), read_batch(nets[0].network, (x, y))
     sets = {k: torch.stack([n.parameters[k] for n in nets]) for k in nets[0].parameters}
     together = objective.log_evidences(sets, corpus)
     for row, net in zip(together, nets, strict=True):
@@ -102,7 +103,7 @@ def test_sets_at_once_are_sets_one_by_one(name):
 
 def test_the_gradient_is_that_of_finite_differences():
     net, (x, y) = at_random(mixture(atoms=2, prior=2.0)), vectors(4)
-    objective, corpus = objective_of(net, spread=0.7), corpus_of(net.network, (x, y))
+    objective, corpus = objective_of(net, spread=0.7), read_batch(net.network, (x, y))
     names = objective.learned.names
 
     def total(*values):
@@ -134,7 +135,7 @@ def test_the_prior_is_dirichlet_rows_and_normal_weights():
 
 def test_a_power_flattens_every_head():
     net, (x, y) = at_random(mixture()), vectors(5)
-    objective, corpus = objective_of(net), corpus_of(net.network, (x, y))
+    objective, corpus = objective_of(net), read_batch(net.network, (x, y))
     module, pi = net.module(), net.parameters["c.logits"].log_softmax(-1)
     each = torch.stack(
         [log_evidence(module, {"y": Evidence(y)}, x, do={"c": torch.full((5,), c)}) for c in range(3)]
@@ -149,7 +150,7 @@ def test_em_never_falls_and_ends_where_map_does(prior):
     tables = [name for name in net.parameters if name.endswith("logits") and name != "y.logits"]
     em = fit(net, data, method=bt.EM(steps=150), learn=tables)
     assert min(np.diff(em.bounds)) > -1e-10
-    objective, corpus = objective_of(em.net, tables), corpus_of(net.network, data)
+    objective, corpus = objective_of(em.net, tables), read_batch(net.network, data)
     sets = {name: em.net.parameters[name][None].clone().requires_grad_() for name in tables}
     bound = (objective.log_evidences(sets, corpus).sum(1) + objective.log_prior(sets)).sum() / 60
     assert max(float(g.abs().max()) for g in torch.autograd.grad(bound, list(sets.values()))) < 2e-3
@@ -209,8 +210,8 @@ def test_planted_heads_are_found():
     drawn = true.pyro()(x)
     y, c = drawn["y"].reshape(400, 5, 4), drawn["c"].reshape(-1)
     f = fit(mixture(heads=2, observe=Normal(0.3), seed=9), (x, y), method=bt.MAP(restarts=4, steps=120))
-    assert rand_index(c, f.responsibilities(x, y).argmax(-1)) > 0.97
-    most = f.responsibilities(x, y).argmax(-1)
+    assert rand_index(c, f.responsibilities((x, y)).argmax(-1)) > 0.97
+    most = f.responsibilities((x, y)).argmax(-1)
     order = matched(torch.tensor([[int(((most == h) & (c == k)).sum()) for h in range(2)] for k in range(2)]))
     torch.testing.assert_close(f.pi[list(order)], torch.tensor([0.7, 0.3]).double(), atol=0.06, rtol=0)
     A, true_A = (
@@ -229,7 +230,7 @@ def test_questions_agree_with_the_reference():
     f = fit(net, (x, y), method=bt.MAP(steps=1, rate=1e-12))
     s = net.sentence([WORDS[i] for i in x[0]])
     evidence = {f"y_{i}": int(k) for i, k in enumerate(y[0])}
-    torch.testing.assert_close(f.responsibilities(x, y)[0], s.posterior("c", evidence), atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(f.responsibilities((x, y))[0], s.posterior("c", evidence), atol=1e-9, rtol=1e-9)
     for i in range(3):
         torch.testing.assert_close(f.predict(x)[0, i], s.posterior(f"y_{i}"), atol=1e-9, rtol=1e-9)
     real = at_random(mixture())
@@ -464,7 +465,7 @@ def test_a_corpus_has_one_draw_and_warns():
     with pytest.warns(UserWarning, match="model selection"):
         f = fit(net, (X, Y), method=bt.MAP(steps=2))
     wanted = log_evidence(net.module(), {"y": Evidence(Y)}, X).detach() / len(X)
-    assert f.bounds[0] == pytest.approx(float(wanted)) and f.responsibilities(X, Y).shape == (1, 3)
+    assert f.bounds[0] == pytest.approx(float(wanted)) and f.responsibilities((X, Y)).shape == (1, 3)
 
 
 # how it goes on
@@ -578,7 +579,7 @@ def test_what_a_point_has_not_is_refused():
     with pytest.raises(bt.BNetError, match="svi, nuts"):
         f.to_arviz()
     with pytest.raises(bt.UnknownNameError, match="c"):
-        f.responsibilities(X, Y, selector="d")
+        f.responsibilities((X, Y), selector="d")
     with pytest.raises(bt.BNetError, match="a Fit"):
         f.compare(3, (X, Y))
 
@@ -596,7 +597,7 @@ def test_a_choice_that_hangs_on_its_word_has_no_table():
     net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)])).to(torch.float64)
     f = bt.fit(net, vectors(4), method=bt.MAP(steps=2), progress=False)
     assert f.theta == {} and "c_0.logits" in f.atoms
-    for ask in (lambda: f.pi, lambda: f.heads, lambda: f.responsibilities(*vectors(4))):
+    for ask in (lambda: f.pi, lambda: f.heads, lambda: f.responsibilities(vectors(4))):
         with pytest.raises(bt.BNetError, match=r"hangs on no other node; got c_0, .*; allowed: posterior"):
             ask()
     with pytest.raises(bt.BNetError, match=r"spread=1.0, say$"):
@@ -614,7 +615,7 @@ def test_em_gives_the_mode_of_the_posterior_and_not_the_step_of_the_best_likelih
     start = fit(flat, data, method=bt.EM(steps=200), learn=["c.logits"]).net.parameters["c.logits"]
     grid = (torch.arange(20000, dtype=torch.float64) + 0.5) / 20000
     sets = {"c.logits": torch.stack([grid, 1 - grid], -1).log()}
-    evidence = objective_of(net).log_evidences(sets, corpus_of(net.network, data)).sum(1)
+    evidence = objective_of(net).log_evidences(sets, read_batch(net.network, data)).sum(1)
     posterior = evidence + 39 * (grid.log() + (1 - grid).log())
     for method in ("em", "map"):
         f = fit(net.replace({"c.logits": start}), data, method=method, learn=["c.logits"], steps=200, every=1)

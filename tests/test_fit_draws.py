@@ -14,7 +14,8 @@ from torch.distributions import biject_to, constraints, kl_divergence
 import bnet_transformer as bt
 from bnet_transformer._core.distributed import ranks
 from bnet_transformer._core.hashing import derive_seed
-from bnet_transformer.data.corpus import corpus_of, task_of_mixture
+from bnet_transformer.data import read_batch
+from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.inference.fit import draws, result
 from bnet_transformer.inference.fit.chains import Chain, started
@@ -47,7 +48,7 @@ def data_of(net, sentences=12, words=2, seed=0):
 
 
 def objective_of(net, learn=None, spread=1.0):
-    learned = learned_of(net.network, task_of_mixture(net.network).readouts, learn, spread)
+    learned = learned_of(net.network, infer_fit_task(net.network).readouts, learn, spread)
     return Objective(net.network, learned, 2**16)
 
 
@@ -71,7 +72,7 @@ def test_heads_are_matched_where_all_of_a_head_is_learned(heads):
     net = mixture(heads=heads, sigma=0.2).replace({"c.logits": torch.arange(heads).double()})
     learn = ["c.logits", *WEIGHTS]
     data = data_of(net, 40)
-    objective, corpus = objective_of(net, learn), corpus_of(net.network, data)
+    objective, corpus = objective_of(net, learn), read_batch(net.network, data)
     samples = turned(net, learn, (0, 1, 2))
     found, matched = aligned(objective, corpus, samples, torch.tensor([[1.0], [2.0], [0.0]]))
     assert matched == ("c",)
@@ -82,7 +83,7 @@ def test_heads_are_matched_where_all_of_a_head_is_learned(heads):
 @pytest.mark.parametrize("learn", [["c.logits"], ["c.logits", "W_v_0.values"], WEIGHTS])
 def test_heads_stay_as_they_are_drawn_where_a_part_of_them_is_fixed(learn):
     net = mixture(sigma=1.5)
-    objective, corpus = objective_of(net, learn), corpus_of(net.network, data_of(net))
+    objective, corpus = objective_of(net, learn), read_batch(net.network, data_of(net))
     samples = turned(net, learn, (0, 1))
     found, matched = aligned(objective, corpus, samples, torch.zeros(2, 1))
     assert matched == ()
@@ -95,7 +96,7 @@ def test_what_is_fixed_but_equal_over_heads_lets_them_be_matched():
     learn = ["c.logits", "W_v_0.values"]
     samples = turned(net, learn, (0, 1))
     found, matched = aligned(
-        objective_of(net, learn), corpus_of(net.network, data_of(net, 40)), samples, torch.zeros(2, 1)
+        objective_of(net, learn), read_batch(net.network, data_of(net, 40)), samples, torch.zeros(2, 1)
     )
     assert matched == ("c",)
     for name in learn:
@@ -108,7 +109,7 @@ def test_draws_of_a_fit_keep_their_likelihoods():
     data = data_of(net)
     for learn in (["c.logits", "W_v_0.values"], ["c.logits", *WEIGHTS]):
         f = nuts(net, data, learn=learn, draws=4, warmup=3, seed=1)
-        model, corpus = Model(objective_of(net, learn)), corpus_of(net.network, data)
+        model, corpus = Model(objective_of(net, learn)), read_batch(net.network, data)
         to = biject_to(constraints.simplex)
         for chain in range(2):
             for draw in range(4):
@@ -203,7 +204,7 @@ def test_a_step_of_svi_is_that_of_trace_enum_elbo(batch):
     net = mixture()
     x, y = data_of(net)
     learn = ["c.logits", "W_v_0.values"]
-    objective, corpus = objective_of(net, learn), corpus_of(net.network, (x, y))
+    objective, corpus = objective_of(net, learn), read_batch(net.network, (x, y))
     with ranks(torch.device("cpu")) as here:
         run = Variational(FitProblem(objective, corpus, None, batch, 4, LoopConfig(), {}, here), bt.SVI())
     torch.manual_seed(0)
@@ -250,7 +251,7 @@ def known(count=6, heads=2):
     pi = torch.distributions.Dirichlet(torch.full((heads,), 5.0).double()).sample((2, count // 2))
     samples = dict(zip(["c.logits", *WEIGHTS], (pi, basis @ q, basis.inverse().mT @ k, v), strict=True))
     data = data_of(net)
-    fit = Fit(net.network, "nuts", 12, "", learned=tuple(samples), samples=samples, data=corpus_of(net.network, data))
+    fit = Fit(net.network, "nuts", 12, "", learned=tuple(samples), samples=samples, data=read_batch(net.network, data))
     nets = [
         net.replace({name: v[c, d].log() if name == "c.logits" else v[c, d] for name, v in samples.items()})
         for c in range(2)
@@ -266,7 +267,7 @@ def test_answers_are_means_over_draws_and_never_of_matrices_of_another_basis():
     torch.testing.assert_close(f.pi, f.samples["c.logits"].mean((0, 1)))
     torch.testing.assert_close(f.heads.usage, f.pi)
     share = torch.stack([posterior(net.module(), "c", {"y": Evidence(y)}, x) for net in nets]).mean(0)
-    torch.testing.assert_close(f.responsibilities(x, y), share)
+    torch.testing.assert_close(f.responsibilities((x, y)), share)
     wanted = []
     for net in nets:
         each = net.module()(x).reshape(2, 12, 2, 2)  # by head
@@ -343,7 +344,7 @@ def test_only_words_that_are_there_count_in_a_match():
 
 def test_the_first_chain_begins_near_the_net_and_the_others_all_over_the_prior():
     net = mixture()
-    model, corpus = Model(objective_of(net, ["c.logits", "W_v_0.values"], 3.0)), corpus_of(net.network, data_of(net))
+    model, corpus = Model(objective_of(net, ["c.logits", "W_v_0.values"], 3.0)), read_batch(net.network, data_of(net))
     torch.manual_seed(0)
     near = [started(model, corpus, 0)["W_v_0_values"] for _ in range(50)]
     own = net.parameters["W_v_0.values"]

@@ -9,7 +9,8 @@ from torch.distributions import biject_to, constraints
 
 import bnet_transformer as bt
 from benchmarks.calibration import chi_square, exact_ranks, nuts_ranks
-from bnet_transformer.data.corpus import corpus_of, task_of_mixture
+from bnet_transformer.data import read_batch
+from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.inference.fit.sampling import Model
 from bnet_transformer.tpm import Categorical, Normal
@@ -55,7 +56,7 @@ def test_map_em_svi_and_nuts_agree(fits, data):
     objective = objective_of(told(), ["c.logits"])
     grid = (torch.arange(400, dtype=torch.float64) + 0.5) / 400
     sets = {"c.logits": torch.stack([grid, 1 - grid], -1).log()}
-    log = objective.log_evidences(sets, corpus_of(told().network, data)).sum(1)
+    log = objective.log_evidences(sets, read_batch(told().network, data)).sum(1)
     weight = log.softmax(0)
     mean = float((weight * grid).sum())
     spread = float((weight * (grid - mean).square()).sum().sqrt())
@@ -129,7 +130,7 @@ def test_samples_come_back_from_a_file(fits, tmp_path):
 
 
 def objective_of(net, learn=None, spread=None):
-    learned = learned_of(net.network, task_of_mixture(net.network).readouts, learn, spread)
+    learned = learned_of(net.network, infer_fit_task(net.network).readouts, learn, spread)
     return Objective(net.network, learned, 2**16)
 
 
@@ -138,7 +139,7 @@ def test_the_marginal_as_a_factor_is_what_enumeration_gives(atoms, data):
     """The density that SVI and NUTS climb, against Pyro's own TraceEnum_ELBO of the same model."""
     net = told(atoms=atoms)
     objective = objective_of(net, [name for name in net.parameters if name.endswith("logits") and name != "y.logits"])
-    corpus = corpus_of(net.network, data)
+    corpus = read_batch(net.network, data)
     pyro.clear_param_store()
     reading = net.pyro()
     guide = AutoDelta(pyro.poutine.block(reading, expose=list(reading.priors.values())))
@@ -188,7 +189,7 @@ def test_drawn_choices_come_near_to_summed_ones(atoms, data):
     options = {"method": "svi", "learn": ["c.logits"], "batch": 120, "choices": "sampled", "progress": False}
     f = flat_options.fit(net, data, steps=400, rate=0.2, **options)
     objective = objective_of(net, ["c.logits"])
-    exact = objective.log_evidence(dict(f.net.parameters), corpus_of(net.network, data))
+    exact = objective.log_evidence(dict(f.net.parameters), read_batch(net.network, data))
     below = float(exact.mean()) - f.measured[-1][2]
     assert -0.02 < below < (0.05 if atoms is None else 0.5)
     assert "drawn" in f.approximate and f.log_likelihoods is None

@@ -70,16 +70,16 @@ def test_lists_tell_what_arrays_tell():
         assert fit(net, data, method=bt.MAP(steps=3)).bounds == f.bounds
         torch.testing.assert_close(f.log_likelihood(data), f.log_likelihood(arrays))
     wanted = posterior(f.net.module(), "c", {"y": Evidence(arrays[1])}, arrays[0])
-    for x, y in ((X, Y), (tuple(X), tuple(Y)), (["a b", "c d"], [["b", "a"], ["d", "b"]]), (np.array(X), arrays[1])):
-        torch.testing.assert_close(f.responsibilities(x, y), wanted, **CLOSE)
+    for x, y in ((X, Y), (["a b", "c d"], [["b", "a"], ["d", "b"]]), (np.array(X), arrays[1])):
+        torch.testing.assert_close(f.responsibilities((x, y)), wanted, **CLOSE)
 
 
 def test_sentences_of_several_lengths_are_asked_about():
     rag = [([0, 1, 2], [1, 0, 2]), ([2, 3], [3, 1]), ([1], [0])]
     f = fit(told(), rag, **STILL)
-    found = f.responsibilities([x for x, _ in rag], [y for _, y in rag])
+    found = f.responsibilities(rag)
     for row, (x, y) in zip(found, rag, strict=True):
-        torch.testing.assert_close(row, f.responsibilities(torch.tensor([x]), torch.tensor([y]))[0], **CLOSE)
+        torch.testing.assert_close(row, f.responsibilities((torch.tensor([x]), torch.tensor([y])))[0], **CLOSE)
 
 
 @pytest.mark.parametrize("data, message", [
@@ -87,7 +87,7 @@ def test_sentences_of_several_lengths_are_asked_about():
     ([torch.tensor(X), torch.tensor(Y)], "could be two pairs.*tuple of two"),
     ((X, Y[:1]), "as many observations as sentences; got 2 and 1"),
     (("a b", ["b", "a"]), r"\[\(sentence, observed\)\] for a single one"),
-    (([0, 1], [1, 0]), "data.*words, at least one"),
+    (([0, 1], [1, 0]), "data.*text, a list of words"),
 ])  # fmt: skip
 def test_forms_of_two_meanings_are_refused(data, message):
     with pytest.raises(bt.BNetError, match=message):
@@ -398,7 +398,7 @@ def test_fits_are_compared_on_the_words_that_are_there():
     nets = by_word(1, [0.8, 0.2]), by_word(9, [0.3, 0.7])
     data = ragged(nets[0])
     f, g = (fit(net, data, **STILL) for net in nets)
-    each = [torch.cat([h.responsibilities(x[None], y[None])[0] for x, y in data]) for h in (f, g)]
+    each = [torch.cat([h.responsibilities((x[None], y[None]))[0] for x, y in data]) for h in (f, g)]
     found = f.compare(g, data)
     torch.testing.assert_close(found.overlap, each[0].mT @ each[1], **CLOSE)
     assert found.agreement == pytest.approx(adjusted_rand_score(*(share.argmax(-1).numpy() for share in each)))
@@ -466,7 +466,7 @@ def test_a_fit_remembers_that_words_may_be_missing(tmp_path):
     f.save(tmp_path / "f.safetensors")
     for g in (f, bt.load(tmp_path / "f.safetensors")):
         torch.testing.assert_close(g.log_likelihood((x, y)), wanted, atol=1e-7, rtol=0)
-        assert g.responsibilities(x, y).shape == (6, 3, 2) and g.check((x, y), draws=2).p
+        assert g.responsibilities((x, y)).shape == (6, 3, 2) and g.check((x, y), draws=2).p
         assert g.compare(f, (x, y)).agreement == pytest.approx(1.0)
     with pytest.raises(bt.BNetError, match="missing=True"):
         fit(net, vectors(6), **STILL).log_likelihood((x, y))
@@ -477,7 +477,7 @@ def test_a_sampled_fit_says_what_it_can_tell():
     f = fit(net, data, method=bt.SVI(choices="sampled", steps=3, draws=4), learn=["c_0.logits", "c_1.logits"])
     asked = [
         lambda: f.log_likelihood(data),
-        lambda: f.responsibilities(*data),
+        lambda: f.responsibilities(data),
         lambda: f.predict(data[0]),
         lambda: f.compare(f, data),
     ]

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.data.corpus import corpus_of, task_of_mixture
+from bnet_transformer.data import read_batch
+from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.tpm import Categorical, Given
 from tests import flat_options
@@ -78,7 +79,7 @@ def enumerated(name: str, net: bt.BNet, x: torch.Tensor, y: torch.Tensor) -> tor
 
 
 def objective_of(net: bt.BNet) -> Objective:
-    learned = learned_of(net.network, task_of_mixture(net.network).readouts, None, None)
+    learned = learned_of(net.network, infer_fit_task(net.network).readouts, None, None)
     return Objective(net.network, learned, 2**16)
 
 
@@ -91,7 +92,7 @@ def sentences(count: int, *lengths: int) -> list[tuple[torch.Tensor, torch.Tenso
 def test_the_joint_density_of_choices_and_data_sums_to_the_evidence(name):
     """Over all states of all choices, in sentences of several lengths."""
     net, data = NETS[name], sentences(1, 3, 2, 1)
-    objective, corpus = objective_of(net), corpus_of(net.network, data)
+    objective, corpus = objective_of(net), read_batch(net.network, data)
     families, logs = objective.selectors, []
     for joint in itertools.product(range(2), repeat=3 * len(families)):
         states = torch.tensor(joint).reshape(len(families), 1, 3).expand(-1, 3, -1)
@@ -139,7 +140,7 @@ def test_a_choice_of_a_word_meets_the_same_word_of_a_choice_on_plates_and_words(
     side = bt.Node("d", D, ["b"], plates=SIDES)
     read = bt.Node("c", D, [bt.Arrow("d", pick={"side": "e"})], plates=WORD)
     net = choices_net(bt.Node("b", D, plates=WORD), side, bt.Node("e", Categorical(3), plates=WORD), read)
-    objective, corpus = objective_of(net), corpus_of(net.network, sentences(1, 3))
+    objective, corpus = objective_of(net), read_batch(net.network, sentences(1, 3))
     torch.manual_seed(1)
     store = {name: value.log_softmax(-1) for name, value in net.parameters.items()}
     sizes = {"b_0": (1, 3), "d_0": (1, 3, 3), "e_0": (1, 3), "c_0": (1, 3)}
@@ -166,6 +167,6 @@ def test_choices_whose_words_meet_are_refused_where_they_would_be_summed(name, m
 @pytest.mark.parametrize("name", ["x", "x as logits", "same", "rest"])
 def test_choices_that_do_not_meet_are_summed_as_by_enumeration(name):
     net, data = NETS[name], sentences(1, 3, 2)
-    found = objective_of(net).log_evidence(net.parameters, corpus_of(net.network, data))
+    found = objective_of(net).log_evidence(net.parameters, read_batch(net.network, data))
     wanted = torch.stack([enumerated(name, net, x, y) for x, y in data])
     torch.testing.assert_close(found.detach(), wanted)

@@ -156,7 +156,7 @@ def test_a_mixture_is_fitted_to_an_array_of_observations():
         [log_evidence(found.net.module(), {"y": Evidence(y)}, do={"z": torch.tensor(k)}) for k in (0, 1)], 1
     )
     shares = (found.pi.log() + logs.detach()).softmax(1)
-    torch.testing.assert_close(found.responsibilities(y=y), shares, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.responsibilities(y), shares, rtol=1e-9, atol=1e-9)
     assert found.predict(readout="y").shape == (1, 2, 2) and set(found.check(y, draws=20).p) == {
         "mean",
         "variance",

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import bnet_transformer as bt
 from bnet_transformer import files
 from bnet_transformer._core.tokenizer import Tokenizer
-from bnet_transformer.data.words import tokens_of
+from bnet_transformer.data.arrays import map_tokens
 from bnet_transformer.files import checkpoint
 from bnet_transformer.pretrained.vocabulary import folder_tokenizer
 from tests import flat_options, fuzzing
@@ -149,7 +149,7 @@ def test_an_archive_that_says_it_is_an_array_of_tokens(tmp_path: Any) -> None:
         np.savez(file, np.arange(5))
     for content in (path.read_bytes(), b"PK\x03\x04", b"PK\x03\x04" + b"\0" * 99):
         path.write_bytes(content)
-        refused(lambda: tokens_of(path), "a file of tokens", bt.FileError)
+        refused(lambda: map_tokens(path), "a file of tokens", bt.FileError)
 
 
 def test_a_header_of_an_array_that_is_no_python(tmp_path: Any) -> None:
@@ -158,7 +158,7 @@ def test_a_header_of_an_array_that_is_no_python(tmp_path: Any) -> None:
     whole = path.read_bytes()
     for old, new in ((b"}", b"("), (b"(5,)", b"(-5)"), (b"<i8", b"|O8"), (b"(5,)", b"9**9")):
         path.write_bytes(whole.replace(old, new))
-        refused(lambda: tokens_of(path), "a file of tokens", bt.FileError)
+        refused(lambda: map_tokens(path), "a file of tokens", bt.FileError)
 
 
 @pytest.mark.parametrize(

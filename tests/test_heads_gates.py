@@ -121,7 +121,6 @@ Y = torch.zeros(3, 2, dtype=torch.long)
         (X, {"budget": 23}, "24: 3 sentences under 8 settings of 3 gates.*2 sentences.*svi"),
         ([], {}, "a list of sentences"),
         ("the cat", {}, "a list of sentences"),
-        (["the cat"], {}, "real numbers"),
         (None, {}, "a list of sentences"),
         (X[:, :, :3], {}, "4"),
         (torch.full((2, 2, 4), math.nan, dtype=D), {}, "finite numbers.*NaN"),

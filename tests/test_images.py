@@ -160,7 +160,7 @@ def test_images_that_are_none_are_refused():
     pixels = images(net)
     for wrong, match in (
         ("a cat", "an image"),
-        (["a", "cat"], "real numbers"),
+        (["a", "cat"], "an image"),
         (pixels, r"\[channel, row, column\] of shape"),
         (pixels[0, :, :-1], r"got \(3, 8, 9\)"),
         (pixels[0] * torch.nan, "finite numbers"),

@@ -23,7 +23,6 @@ import torch
 from pgmpy.inference import VariableElimination
 
 import bnet_transformer as bt
-from bnet_transformer import asking
 from bnet_transformer.errors import BNetError, BudgetError, FileError, UnknownNameError
 from bnet_transformer.inference import Attend, Zero
 from bnet_transformer.tpm import Categorical
@@ -120,7 +119,7 @@ def test_what_is_read_is_what_attention_says(case, tmp_path):
         assert told["slots"] == (states if told["choices"] else 0 if told["mean"] else 1) + told["mean"]
     for member in s.net.network.members:  # where a reader has no P(j | i), the page says why
         name = member.family.name
-        if asking.reads_words(member) and name not in found:
+        if member.reads_words and name not in found:
             assert [note for note in about["notes"] if note.startswith(f"{name}: expected attention")]
 
 

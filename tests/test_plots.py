@@ -235,7 +235,7 @@ def test_fits_show_shares_intervals_and_history(fits):
     ends = np.array([segment[:, 1] for segment in whiskers.get_segments()])
     assert np.allclose(ends.T, torch.stack(nuts.interval("c.logits", 0.5)).numpy())
     assert np.allclose(cells(bt.plot(nuts, show="theta")), nuts.theta["c"].numpy()[None])
-    shares = plain.responsibilities(x, y)
+    shares = plain.responsibilities((x, y))
     drawn = cells(bt.plot(shares, axes=("sentence", "head")))
     assert sorted(map(tuple, drawn)) == sorted(map(tuple, shares.double().numpy()))
     assert (np.diff(drawn.argmax(1)) >= 0).all()  # by the strongest head

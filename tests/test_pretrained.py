@@ -221,11 +221,11 @@ def test_minilm_on_200_sentences_is_transformers(minilm):
     for start in range(0, 200, 50):
         batch = minilm.batch(SENTENCES[start : start + 50])
         told = tokenizer(SENTENCES[start : start + 50], padding=True, return_tensors="pt")
-        assert batch.x.equal(told["input_ids"]) and batch.mask.equal(told["attention_mask"].bool())
+        assert batch.x[""].equal(told["input_ids"]) and batch.mask[""].equal(told["attention_mask"].bool())
         with torch.no_grad():
             theirs = model(**told).last_hidden_state
             ours = module(batch.x, batch.mask, given=batch.given, want=["x_6", "embedding"])
-        torch.testing.assert_close(ours["x_6"][batch.mask], theirs[batch.mask], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours["x_6"][batch.mask[""]], theirs[batch.mask[""]], rtol=1e-5, atol=1e-5)
         shares = told["attention_mask"][..., None] / told["attention_mask"].sum(-1)[:, None, None]
         assert functional.cosine_similarity(ours["embedding"], (theirs * shares).sum(1)).min() > 0.99999
 

@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import bnet_transformer as bt
 from bnet_transformer import reference
+from bnet_transformer.compiler import Request
 from bnet_transformer.models import weights_of
 from bnet_transformer.tpm import Add, Attention, Categorical, Given, Normal, Recur, Weight
 from tests.cases import CASES, jolted
@@ -165,7 +166,7 @@ def test_some_states_of_a_batch_are_set_within_the_scan(cell):
     net = jolted(bt.recurrent(3, cell=cell, features=2, slices=2)).to(D)
     module, x, set_ = net.module(), torch.randn(2, 4, 2, dtype=D), torch.randn(2, 4, 3, dtype=D)
     which = torch.tensor([[False, True, False, False], [False, False, False, True]])
-    course, plan = module.course(("x_1", "x_2"), x, patched={"x_1": (set_, which)})
+    course, plan = module.run(Request(("x_1", "x_2"), x, patched={"x_1": (set_, which)}))
     one, two = (course.values[index] for index in plan.wanted)
     for k, word in enumerate((1, 3)):
         s = net.sentence(x=x[k]).do({f"x_1_{word}": set_[k, word]})
@@ -221,7 +222,7 @@ def test_words_of_a_vocabulary_train_and_go_on():
 def test_its_sentences_answer():
     label = bt.recurrent(3, vocabulary=("a", "b"), readout=Categorical(2), pool="last", transform="tanh")
     assert label.sentence("a b b").parents("pool") == ["x_1_2"]
-    torch.testing.assert_close(label.sentence("a b b").posterior("y").sum(), torch.tensor(1.0, dtype=D))
+    torch.testing.assert_close(label.sentence("a b b").posterior("y").sum(), torch.tensor(1.0))
     s = jolted(bt.recurrent(3, features=2, readout=Normal(0.5, dim=2))).sentence(x=torch.randn(3, 2))
     assert s.tpm("y_2").mean.shape == (2,) and s.net.pyro() is not None
     assert r"\mathrm{cell}_{i-1}^t" in str(s.net.equations())
@@ -344,4 +345,4 @@ def test_a_row_of_attention_within_a_scan_is_refused():
     module, x = net.module(), torch.randn(2, 3, 4)
     value, which = torch.zeros(2, 1, 4), torch.tensor([[True, False, False]] * 2)
     with pytest.raises(bt.ReadingError, match="attend word after word"):
-        module.course(("a_0",), x, patched={"a_0": (value.expand(2, 3, 4), which)})
+        module.run(Request(("a_0",), x, patched={"a_0": (value.expand(2, 3, 4), which)}))

@@ -263,7 +263,15 @@ class Told:
         return tuple(k == WORDS.index("[S]") for k in ids)
 
     def read_each(self, said, stacks):
-        return {}
+        return {"enc": Text(said["enc"].split())}
+
+
+class Text:
+    """What that tokenizer makes of a text."""
+
+    def __init__(self, words):
+        self.tokens, self.ids = tuple(words), [WORDS.index(word) for word in words]
+        self.special = tuple(word == "[S]" for word in words)
 
 
 def test_separators_are_those_of_the_stack_that_is_read():

@@ -147,7 +147,7 @@ def test_every_case_agrees_with_networkx(case):
     questions = [sides(ground, pick) for _ in range(40)]
     truth = [nx.is_d_separator(graph, set(q.x), set(q.y), set(q.given)) for q in questions]
     assert separated(ground, questions).tolist() == truth
-    functions = case.sentence._functions(True)
+    functions = case.net.network.functional_families
     assert separated(ground, questions, functions).tolist() == [
         determined(graph, ground, q, functions) for q in questions
     ]

@@ -17,7 +17,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer import errors
 from bnet_transformer.files import alone, replacing, write_tensors
-from bnet_transformer.inference.sweeps.routes import PATH_BYTES
+from bnet_transformer.inference.sweeps.cell_spec import PATH_BYTES
 from bnet_transformer.tpm import TPM, Given, Linear, Normal
 from tests.soak import __main__ as soak
 from tests.soak import disk, files, jobs, kill, memory, pages, together

@@ -11,19 +11,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bnet_transformer as bt
 from bnet_transformer._core import deferred_scalars as late
 from bnet_transformer._core.distributed import Ranks
-from bnet_transformer.data.corpus import Corpus, corpus_of
-from bnet_transformer.data.dataset import Reader, batches
-from bnet_transformer.data.task import task_of
+from bnet_transformer.data import Batch, Evidence, read_batch
+from bnet_transformer.data.dataset import read_dataset
+from bnet_transformer.data.examples import ExampleReader
+from bnet_transformer.data.task import infer_task
 from bnet_transformer.inference.fit import ascent, descent, point
 from bnet_transformer.inference.fit.methods import FitProblem
 from bnet_transformer.inference.fit.objective import Objective as Evidences
 from bnet_transformer.inference.fit.objective import learned_of
 from bnet_transformer.tpm import Normal
-from bnet_transformer.training import Batch, captured, loop
+from bnet_transformer.training import captured, loop
 from bnet_transformer.training.configs import TrainConfig
 from bnet_transformer.training.loop_config import LoopConfig
 from bnet_transformer.training.objective import Objective
 from bnet_transformer.training.run import Run
+from bnet_transformer.training.task import infer_trainable_task
 from tests import flat_options
 from tests.cases import CASES, vanilla
 
@@ -59,7 +61,7 @@ def test_what_waits_is_noticed(wait):
 
 def batch_of(net: bt.BNet) -> Batch:
     """Three sentences of four words, or as many as the net must have; one shorter where its mask allows."""
-    task, seed = task_of(net.network, likelihood=False), torch.Generator().manual_seed(0)
+    task, seed = infer_task(net.network), torch.Generator().manual_seed(0)
     x, observed = {}, {}
     for stack, of in task.words.items():
         count = of.exact or min(4, of.longest or 4)
@@ -76,16 +78,18 @@ def batch_of(net: bt.BNet) -> Batch:
     mask = {
         s: torch.arange(v.shape[1]) < torch.tensor([[v.shape[1]], [v.shape[1] - 1], [1]]) for s, v in ragged.items()
     }
-    return Batch(x, mask or None, observed)
+    return Batch(x, mask or None, {name: Evidence(value) for name, value in observed.items()})
 
 
 def run_of(net: bt.BNet) -> Run:
-    return Run(task_of(net.network), TrainConfig(optimizer=bt.AdamW(clip=1.0)), 10, Ranks(0, 1, CPU), None, {})
+    return Run(
+        infer_trainable_task(net.network), TrainConfig(optimizer=bt.AdamW(clip=1.0)), 10, Ranks(0, 1, CPU), None, {}
+    )
 
 
 def can_train(case) -> bool:
     try:
-        return bool(task_of(case.net.network))
+        return bool(infer_trainable_task(case.net.network))
     except bt.BNetError:
         return False
 
@@ -102,14 +106,14 @@ def test_a_step_of_training_reads_nothing(case):
     assert len(more) == 1 and math.isfinite(loss + length) and run.losses[0] != run.losses[1]
 
 
-def corpus_like(net: bt.BNet) -> Corpus:
+def corpus_like(net: bt.BNet) -> Batch:
     """The same sentences as a corpus."""
-    batch, task = batch_of(net), task_of(net.network, likelihood=False)
+    batch = batch_of(net)
     if not batch.x:
-        return corpus_of(net.network, batch.observed)
-    rows = range(batch.sentences)
+        return read_batch(net.network, batch.observed)
+    rows = range(len(batch))
     each = [{**{k: v[r] for k, v in batch.x.items()}, **{k: v[r] for k, v in batch.observed.items()}} for r in rows]
-    return corpus_of(net.network, each, task=task)
+    return read_batch(net.network, each)
 
 
 def optimizer_of(net: bt.BNet, method: type) -> ascent.RestartOptimizer:
@@ -276,7 +280,10 @@ def test_replayed_steps_are_the_steps(monkeypatch, tmp_path):
     found, recorder = recorded(monkeypatch, net, TEXT, folder=tmp_path, **options)
     assert found.losses == plain.losses and found.held_out == plain.held_out
     assert all(torch.equal(value, found.net.parameters[name]) for name, value in plain.net.parameters.items())
-    forms = {tuple(b.x[""].shape) for b in map(batches(Reader(task_of(net.network)), TEXT, 2, 0, None), range(20))}
+    forms = {
+        tuple(b.x[""].shape)
+        for b in map(read_dataset(ExampleReader(infer_trainable_task(net.network)), TEXT, 2, 0, None), range(20))
+    }
     assert 2 < recorder.recorded <= len(forms) + 1 and recorder.replayed > 20
     assert bt.training.kept(net, tmp_path).losses == plain.losses
 
@@ -347,7 +354,7 @@ NETS = {
 @pytest.mark.parametrize("name", ["vanilla", "chapter"])
 def test_a_step_is_one_graph(name):
     net = NETS[name]()
-    batch, task = batch_of(net), task_of(net.network)
+    batch, task = batch_of(net), infer_trainable_task(net.network)
     losses, slopes = [], []
     torch._dynamo.reset()  # nothing of the nets that other tests compiled
     for compiled in (False, True):
@@ -399,7 +406,7 @@ def test_a_step_on_a_gpu_waits_for_nothing(name):
     from torch.profiler import ProfilerActivity, profile
 
     net = NETS[name]().to("cuda")
-    run = Run(task_of(net.network), TrainConfig(), 20, Ranks(0, 1, torch.device("cuda", 0)), None, {})
+    run = Run(infer_trainable_task(net.network), TrainConfig(), 20, Ranks(0, 1, torch.device("cuda", 0)), None, {})
 
     def step():
         run.gradient(run.feed(batch_of(net.to("cpu"))))

@@ -17,13 +17,15 @@ from torch.nn import functional
 
 import bnet_transformer as bt
 from bnet_transformer import training
-from bnet_transformer.data.dataset import Reader, batches
-from bnet_transformer.data.task import task_of
+from bnet_transformer.data import Batch
+from bnet_transformer.data.dataset import read_dataset
+from bnet_transformer.data.examples import ExampleReader
 from bnet_transformer.files.checkpoint import NAME
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.tpm import Categorical, Normal
-from bnet_transformer.training import Batch, toy
+from bnet_transformer.training import toy
 from bnet_transformer.training.steps import schedule_of
+from bnet_transformer.training.task import infer_trainable_task
 from tests import flat_options
 
 D = torch.float64
@@ -207,7 +209,9 @@ def test_seeds_decide_order_and_dropout():
 
 
 def test_an_epoch_has_every_example_once():
-    given = batches(Reader(task_of(small().network)), torch.arange(7)[:, None].expand(7, 3), 3, 0, None)
+    given = read_dataset(
+        ExampleReader(infer_trainable_task(small().network)), torch.arange(7)[:, None].expand(7, 3), 3, 0, None
+    )
     assert given.epoch == 3
     orders = [[int(k) for step in range(3) for k in given(3 * e + step).x[""][:, 0]] for e in range(2)]
     assert [sorted(order) for order in orders] == [list(range(7))] * 2 and orders[0] != orders[1]
@@ -694,6 +698,6 @@ def test_a_strange_token_is_told_with_its_place(tmp_path):
 @pytest.mark.parametrize(("rank", "world"), [(0, 0), (2, 2), (-1, 2), (0, 1.0)])
 def test_a_share_is_of_a_rank_that_there_is(rank, world):
     batch = Batch({"": torch.zeros(3, 2)}, None, {})
-    assert [batch.share(k, 4).sentences for k in range(4)] == [1, 1, 1, 1]
+    assert [len(batch.shard(k, 4)) for k in range(4)] == [1, 1, 1, 1]
     with pytest.raises(bt.BNetError, match=r"rank: expected|world: expected"):
-        batch.share(rank, world)
+        batch.shard(rank, world)

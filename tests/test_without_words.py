@@ -276,9 +276,7 @@ def test_commands_take_the_values_of_given_nodes(tmp_path):
         lambda net, s: bt.train(net, ["a b"]),
         lambda net, s: bt.roles(net, ["a b"]),
         lambda net, s: bt.inclusion(net, ["a b"]),
-        lambda net, s: bt.fit(net, {"asia": [1]}, method=bt.MAP(steps=1), progress=False).responsibilities(
-            "a", {"asia": [1]}
-        ),
+        lambda net, s: bt.fit(net, {"asia": [1]}, method=bt.MAP(steps=1), progress=False).responsibilities("a"),
     ],
 )
 def test_what_needs_words_is_refused(ask):

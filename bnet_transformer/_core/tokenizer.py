@@ -67,14 +67,14 @@ class Tokenizer:
         try:
             from tokenizers import Tokenizer as Theirs
         except ImportError as error:
-            wanted = "the package tokenizers, which reads text for this net"
+            needed = "the package tokenizers, which reads text for this net"
             allowed = 'pip install "bnet-transformer[pretrained]", or ids'
-            raise BNetError("tokenizer", expected=wanted, got="none", allowed=allowed) from error
+            raise BNetError("tokenizer", expected=needed, got="none", allowed=allowed) from error
         with _theirs("tokenizer", "a tokenizer.json"):
-            found = Theirs.from_str(self.text)
-        found.no_truncation()
-        found.no_padding()
-        return found
+            tokenizer = Theirs.from_str(self.text)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
 
     @cached_property
     def _special(self) -> frozenset[int]:
@@ -94,33 +94,33 @@ class Tokenizer:
         """Which ids are those of special tokens."""
         return tuple(k in self._special for k in ids)
 
-    def read(self, said: object, pair: object = None) -> TokenizedText:
+    def read(self, text_or_words: object, pair: object = None) -> TokenizedText:
         """The tokens of a text or a list of words (and of a second one), special tokens where the model has them."""
-        given = [_text("sentence", said)] + ([] if pair is None else [_text("pair", pair)])
+        given = [_text("sentence", text_or_words)] + ([] if pair is None else [_text("pair", pair)])
         if len({isinstance(text, str) for text in given}) > 1:
             raise BNetError("pair", expected="a second sentence, text or words as the first", got=pair)
         texts = [text if isinstance(text, str) else " ".join(text) for text in given]
-        found = self._encoded(texts)
-        if not found.ids:
-            raise BNetError("sentence", expected="at least one token", got=said)
-        put = zip(found.special_tokens_mask, self.is_special(found.ids), strict=True)
-        special = tuple(bool(mask) or named for mask, named in put)
-        of_text = found.sequence_ids
+        encoding = self._encoded(texts)
+        if not encoding.ids:
+            raise BNetError("sentence", expected="at least one token", got=text_or_words)
+        flags = zip(encoding.special_tokens_mask, self.is_special(encoding.ids), strict=True)
+        special = tuple(bool(mask) or named for mask, named in flags)
+        of_text = encoding.sequence_ids
         spans = tuple(
-            None if text is None else _span(texts[text], at) for text, at in zip(of_text, found.offsets, strict=True)
+            None if text is None else _span(texts[text], at) for text, at in zip(of_text, encoding.offsets, strict=True)
         )
-        split, alone = found.word_ids, list(special)
-        if not isinstance(said, str):
-            alone = [span is None for span in spans]
+        split, single = encoding.word_ids, list(special)
+        if not isinstance(text_or_words, str):
+            single = [span is None for span in spans]
             ends = [list(accumulate(len(word) + 1 for word in words)) for words in given]
             split = [None if span is None else _entry(ends[k], span) for k, span in zip(of_text, spans, strict=True)]
         return TokenizedText(
-            tuple(found.tokens),
-            tuple(found.ids),
+            tuple(encoding.tokens),
+            tuple(encoding.ids),
             spans,
             special,
-            tuple(found.type_ids),
-            _grouped(list(zip(of_text, split, strict=True)), alone),
+            tuple(encoding.type_ids),
+            _grouped(list(zip(of_text, split, strict=True)), single),
         )
 
     def _encoded(self, texts: Sequence[str]) -> Any:
@@ -128,21 +128,23 @@ class Tokenizer:
         with _theirs("sentence", "text that its tokenizer reads"):
             return self._tokenizer.encode(*texts)
 
-    def read_each(self, said: Mapping[str, object], stacks: Sequence[str]) -> dict[str, TokenizedText]:
+    def read_each(self, sentences: Mapping[str, object], stacks: Sequence[str]) -> dict[str, TokenizedText]:
         """The tokens of each stack that is told text or words; all but the first are told outputs, shifted right."""
-        texts = {stack: each for stack, each in said.items() if is_text(each)}
+        texts = {stack: each for stack, each in sentences.items() if is_text(each)}
         for stack, each in texts.items():
             if not self.reads(stack, stacks[0]):
                 wanted = f"ids: the tokenizer is that of stack {stacks[0]!r}, whose words are others"
                 raise BNetError(f"sentence of stack {stack!r}", expected=wanted, got=each)
-        found = {stack: self.read(each) for stack, each in texts.items()}
-        for stack in found:
+        tokenized = {stack: self.read(each) for stack, each in texts.items()}
+        for stack in tokenized:
             if stack != stacks[0] and self.start is None:
                 wanted = "ids: the model does not say with which token they start"
-                raise BNetError(f"sentence of stack {stack!r}", expected=wanted, got=said[stack])
+                raise BNetError(f"sentence of stack {stack!r}", expected=wanted, got=sentences[stack])
             if stack != stacks[0] and self.start is not None:
-                found[stack] = found[stack].shifted(self.start, self._tokenizer.id_to_token(self.start) or "[start]")
-        return found
+                tokenized[stack] = tokenized[stack].shifted(
+                    self.start, self._tokenizer.id_to_token(self.start) or "[start]"
+                )
+        return tokenized
 
 
 @contextmanager
@@ -156,17 +158,17 @@ def _theirs(what: str, wanted: str) -> Iterator[None]:
         raise BNetError(what, expected=wanted, got=str(error)) from error
 
 
-def is_text(said: object) -> bool:
+def is_text(value: object) -> bool:
     """True for a text, and for a list that starts with one."""
-    return isinstance(said, str) or (isinstance(said, Sequence) and bool(said) and isinstance(said[0], str))
+    return isinstance(value, str) or (isinstance(value, Sequence) and bool(value) and isinstance(value[0], str))
 
 
-def _text(what: str, said: object) -> str | list[str]:
-    if isinstance(said, str):
-        return _sound(what, said)
-    if isinstance(said, Sequence) and said and all(isinstance(word, str) and word for word in said):
-        return [_sound(what, word) for word in said]
-    raise BNetError(what, expected="text, or a list of words, none empty", got=said)
+def _text(what: str, value: object) -> str | list[str]:
+    if isinstance(value, str):
+        return _sound(what, value)
+    if isinstance(value, Sequence) and value and all(isinstance(word, str) and word for word in value):
+        return [_sound(what, word) for word in value]
+    raise BNetError(what, expected="text, or a list of words, none empty", got=value)
 
 
 def _sound(what: str, text: str) -> str:
@@ -191,11 +193,11 @@ def _entry(ends: Sequence[int], span: Span) -> int:
 
 def _grouped(words: Sequence[tuple[int | None, int | None]], alone: Sequence[bool]) -> tuple[tuple[int, ...], ...]:
     """The tokens of each word, in order; a token that stands alone is a word of its own."""
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     before: object = None
     for k, (word, single) in enumerate(zip(words, alone, strict=True)):
         if single or None in word or word != before:
-            found.append([])
-        found[-1].append(k)
+            groups.append([])
+        groups[-1].append(k)
         before = None if single else word
-    return tuple(map(tuple, found))
+    return tuple(map(tuple, groups))

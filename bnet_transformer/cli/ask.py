@@ -15,7 +15,7 @@ from bnet_transformer.errors import BNetError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bnet_transformer.face import Sentence
+    from bnet_transformer.sentence import Sentence
 
 RELATIVES = {
     "blanket": "The Markov blanket of NODE: parents, children, and the children's other parents.",

@@ -10,8 +10,8 @@ from bnet_transformer.cli import outputs, shared
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
+    from bnet_transformer.bnet import BNet
     from bnet_transformer.cost import Cost
-    from bnet_transformer.face import BNet
 
 FORMATS = (*outputs.TABLES, *outputs.PICTURES)
 

@@ -53,6 +53,8 @@ def command(
 
     bnet-transformer draw "the cat sat" -o cat.svg
     """
+    from bnet_transformer.viz.figures import check_options
+
     texts = shared.sentences_of(sentences, source, model)
     outputs.check_outs(outs, FORMATS, len(texts))
     options = shared.known(
@@ -68,7 +70,7 @@ def command(
         s = shared.sentence_of(net, text, pair=pair, inputs=inputs, done=done, given=given)
         files = [outputs.placed(out, k) for out in outs]
         for file in files:
-            s._check_options(file, options)
+            check_options(file, options)
         for file in files:
             s.draw(file, **options)
         counts = {"nodes": len(s.ground), "arrows": s.ground.count_arrows()}

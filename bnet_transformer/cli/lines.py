@@ -12,7 +12,7 @@ from bnet_transformer.cli import shared
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
-    from bnet_transformer.face import BNet
+    from bnet_transformer.bnet import BNet
     from bnet_transformer.files.checkpoint import Checkpoints
 
 UNSEEN = "_"

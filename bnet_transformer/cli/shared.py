@@ -16,7 +16,8 @@ from click.shell_completion import CompletionItem
 from bnet_transformer.errors import BNetError, FileError
 
 if TYPE_CHECKING:
-    from bnet_transformer.face import BNet, Sentence
+    from bnet_transformer.bnet import BNet
+    from bnet_transformer.sentence import Sentence
 
 MODEL = "tiny, minilm, a folder of Hugging Face, an id of the hub, or a net.safetensors that save wrote."
 F = TypeVar("F", bound=Callable[..., Any])
@@ -130,7 +131,7 @@ def _suffixed(incomplete: str, suffixes: Sequence[str]) -> list[CompletionItem]:
 def net_of(model: str) -> BNet:
     """The net of a model, or of a file that `save` wrote."""
     if os.path.isfile(model):
-        from bnet_transformer.face import load_net
+        from bnet_transformer.bnet import load_net
 
         return load_net(model)
     if model.endswith(".safetensors"):

@@ -13,8 +13,9 @@ from bnet_transformer.errors import BNetError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bnet_transformer.face import BNet, Sentence
+    from bnet_transformer.bnet import BNet
     from bnet_transformer.inference.sweeps import Sweep
+    from bnet_transformer.sentence import Sentence
 
 FORMATS = (*outputs.PICTURES, *outputs.TABLES)
 
@@ -129,9 +130,9 @@ def _states(what: str, told: str) -> object:
 
 def _answer(net: BNet, s: Sentence, told: str) -> dict[str, object]:
     """The metric of the answer: the readout of the last word, or of the sentence."""
-    from bnet_transformer.data.task import task_of
+    from bnet_transformer.data.task import infer_task
 
-    readouts = [m.family for m in task_of(net.network, likelihood=False).readouts if m.tpm.kind == "discrete"]
+    readouts = [m.family for m in infer_task(net.network).readouts if m.tpm.kind == "discrete"]
     if len(readouts) != 1:
         got = ", ".join(family.name for family in readouts) or "none"
         raise BNetError("--answer", expected="a net with one discrete readout", got=got, allowed="--metric NODE=STATE")

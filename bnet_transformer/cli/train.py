@@ -11,7 +11,7 @@ from bnet_transformer.cli.telling import Interrupted
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
-    from bnet_transformer.face import BNet
+    from bnet_transformer.bnet import BNet
     from bnet_transformer.training import Trained
 
 FORMATS = (*outputs.TABLES, *outputs.PICTURES, ".safetensors")

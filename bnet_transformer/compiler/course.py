@@ -1,16 +1,20 @@
-"""One run of a plan: how its values lie, `[*enumerated, batch, *plates, word, *shape]`, and all that it needs."""
+"""One run of the compiled net: what it is asked (`Request`), how its values lie (`Layout`), its state (`Course`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bnet_transformer.axes import WORD, Reach
 from bnet_transformer.network import Network
+
+Values = Tensor | Mapping[str, Tensor]
+SomeNodes = Mapping[str, tuple[Tensor, Tensor]]  # for some nodes of a family: values, and which nodes
 
 
 @dataclass(frozen=True)
@@ -20,15 +24,15 @@ class Layout:
     enumerated: tuple[int, ...]
     plates: tuple[str, ...]
 
-    @property
+    @cached_property
     def batch(self) -> int:
         return len(self.enumerated)
 
-    @property
+    @cached_property
     def word(self) -> int:
         return len(self.enumerated) + 1 + len(self.plates)
 
-    @property
+    @cached_property
     def rank(self) -> int:
         return self.word + 1
 
@@ -40,6 +44,56 @@ class Layout:
         """A value with all dims before its last `own`: those that a TPM left out lead with size 1."""
         missing = self.rank + own - value.dim()
         return value.reshape(*[1] * missing, *value.shape) if missing else value
+
+
+class Inputs(NamedTuple):
+    """The value of every input family with its name in messages, the words of each stack, the batch, the device."""
+
+    values: dict[int, tuple[str, Tensor]]
+    words: dict[str, int]
+    batch: int
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one run of the compiled net computes: the families that are wanted, the sentences, the interventions.
+
+    Values are `[batch, *plates, word, *shape]`, states `[batch, *plates, word]`; a batch of 1 holds for all sentences.
+
+    Args:
+        want: Families whose values are computed; of a random one, what its distribution is made of.
+        x: The words of each stack, or the `Inputs` that `Module.inputs` made of them.
+        mask: Which words are present, `[batch, word]` for each stack; all by default.
+        given: Values of further input families.
+        do: Values of families that are set.
+        observed: Values of random families that were seen. They act as `do` does; only messages tell them apart.
+        patched: Values for some nodes of a family, and which nodes, `[batch, *plates, word]`.
+        rows: Attention weights by which some nodes mix, `[batch, *plates, word, word read]`, and which nodes.
+        gates: Factors of the values of families, `[batch, *plates]`; zero shuts a head off.
+        nudges: What is added to the values of families (by their numbers), in the layout of the run.
+        enumerate_too: Choices that are enumerated though no value depends on them.
+        left: Families that are not computed, though all that they read is.
+        readings: Families whose `P(j | i)` is kept.
+        training: Whether TPMs are in training mode; the module's own mode by default.
+        check_values: Whether states, ids and masks are looked at, to refuse wrong ones; the module's mode by default.
+    """
+
+    want: tuple[str, ...]
+    x: Values | Inputs | None = None
+    mask: Values | None = None
+    given: Mapping[str, Tensor] | None = None
+    do: Mapping[str, Tensor] | None = None
+    observed: Mapping[str, Tensor] | None = None
+    patched: SomeNodes | None = None
+    rows: SomeNodes | None = None
+    gates: Mapping[str, Tensor] | None = None
+    nudges: Mapping[int, Tensor] | None = None
+    enumerate_too: frozenset[int] = frozenset()
+    left: frozenset[int] = frozenset()
+    readings: frozenset[int] = frozenset()
+    training: bool | None = None
+    check_values: bool | None = None
 
 
 @dataclass
@@ -72,12 +126,16 @@ class Course:
     turns: dict[Any, Any] = field(default_factory=dict)  # so too
     apart: bool = False
     tables: Mapping[Reach, Tensor] = field(default_factory=dict)  # of reaches that are told by one
-    looks: bool = True  # at the numbers of what it is told
+    check_values: bool = True  # whether states, ids and masks are looked at
 
     @property
     def log_dtype(self) -> torch.dtype:
         """The type of log probabilities: a half is too coarse for them, and too narrow."""
         return torch.promote_types(self.dtype, torch.float32)
+
+    def count_states(self, index: int) -> int:
+        """How many states a discrete family has; the words that it may read, where its state is a word."""
+        return self.network.count_states(index, self.words)
 
     def count(self, n: int) -> Tensor:
         """The numbers `0 .. n - 1`."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from bnet_transformer.axes import WORD
-from bnet_transformer.compiler.course import Course, Layout
+from bnet_transformer.compiler.course import Course, Inputs, Layout, Request, Values
 from bnet_transformer.compiler.plan import Needs, Plan, find_needs, network_to_plan
-from bnet_transformer.compiler.seeing import count_states, seen
+from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.compiler.told import (
-    Values,
     batch_of,
     by_family,
     check_mask,
@@ -28,22 +26,15 @@ from bnet_transformer.compiler.told import (
     wanted,
 )
 from bnet_transformer.compiler.values import plan_to_values
-from bnet_transformer.data.encode import check_reads, main_of
+from bnet_transformer.data.encode import check_reads
+from bnet_transformer.data.words import main_input
 from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown, whole
 from bnet_transformer.network import Member, Network, network_of
-from bnet_transformer.tpm import TPM
 from bnet_transformer.tpm.arrays import is_plain
 
 __all__ = ["Module", "Values", "laid_out", "output_of"]
 
-
-class Inputs(NamedTuple):
-    """The value of every `Given` family with its name in messages, the words of each stack, the batch, the device."""
-
-    values: dict[int, tuple[str, Tensor]]
-    words: dict[str, int]
-    batch: int
-    device: torch.device
+T = TypeVar("T")
 
 
 class Module(nn.Module):
@@ -55,7 +46,7 @@ class Module(nn.Module):
     own tensors, under their names with `/` for `.`.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, *, check_values: bool = True) -> None:
         super().__init__()
         network = network_of(network)
         network.one_type()
@@ -67,12 +58,10 @@ class Module(nn.Module):
         self._stacks = network.graph.word_stacks
         self.widest = max((n for member in network.members for n in member.shape), default=0)
         self._fitting: set[tuple[tuple[str, int], ...]] = set()
-        self._plans: dict[tuple[object, ...], Plan] = {}
-        self._needs: dict[tuple[object, ...], Needs] = {}
         self._given = [member for member in network.members if member.tpm.kind == "input"]
-        self.questions: dict[tuple[object, ...], Any] = {}  # what each needs of the net, worked out once
-        self.compiled: dict[str, Callable[..., Tensor]] = {}  # what torch.compile made of uses of it
-        self.looks = True  # at the numbers of what it is told, to refuse what they should not be
+        self._input_indices = frozenset(member.family.index for member in self._given)
+        self._memo: dict[Hashable, Any] = {}
+        self.check_values = check_values
         tables = {given.reach for m in network.members for given in m.inputs if given.reach.kind == "mask"}
         self._tables = {reach: f"table_{k}" for k, reach in enumerate(sorted(tables, key=repr))}
         for reach, name in self._tables.items():
@@ -96,7 +85,7 @@ class Module(nn.Module):
         The values of a family are multiplied by its `gates`, `[batch, *plates]`: zero shuts a head off.
         """
         names = (self.output,) if want is None else wanted(want)
-        course, plan = self.course(names, x, mask, do=do, given=given, gates=gates)
+        course, plan = self.run(Request(names, x, mask, given, do, gates=gates))
         found = {name: self.wanted(course, name, index) for name, index in zip(names, plan.wanted, strict=True)}
         return found[self.output] if want is None else found
 
@@ -114,13 +103,13 @@ class Module(nn.Module):
 
         A reading is `[*states, batch, *plates, word, word read]`.
         """
-        readers = {m.family.name: m.family.index for m in self.network.members if _reads(m)}
+        readers = {m.family.name: m.family.index for m in self.network.members if m.reads_words and not m.tpm.is_random}
         for name in wanted([] if of is None else of):
             if name not in readers:
                 raise unknown("family that reads words", name, readers)
         asked = {name: readers[name] for name in (readers if of is None else of)}
         names = wanted(want)
-        course, plan = self.course(names, x, mask, do=do, given=given, readings=frozenset(asked.values()))
+        course, plan = self.run(Request(names, x, mask, given, do, readings=frozenset(asked.values())))
         found = {}
         for name, index in asked.items():
             weights = course.readings[index]
@@ -132,66 +121,83 @@ class Module(nn.Module):
         own = zip(names, plan.wanted, strict=True)
         return found, {name: self.wanted(course, name, index) for name, index in own}
 
-    def course(
-        self,
-        want: tuple[str, ...],
-        x: Values | Inputs | None = None,
-        mask: Values | None = None,
-        *,
-        do: Mapping[str, Tensor] | None = None,
-        seen: Mapping[str, Tensor] | None = None,
-        given: Mapping[str, Tensor] | None = None,
-        enumerate_too: frozenset[int] = frozenset(),
-        left: frozenset[int] = frozenset(),
-        patched: Mapping[str, tuple[Tensor, Tensor]] | None = None,
-        rows: Mapping[str, tuple[Tensor, Tensor]] | None = None,
-        readings: frozenset[int] = frozenset(),
-        gates: Mapping[str, Tensor] | None = None,
-        nudges: Mapping[int, Tensor] | None = None,
-        training: bool | None = None,
-    ) -> tuple[Course, Plan]:
-        """All values that the wanted families need (but for the `left`), in one layout, and the plan.
+    def run(self, request: Request) -> tuple[Course, Plan]:
+        """Compute all values that the wanted families need (but for the `left`), in one layout.
 
-        `seen` says outright what some random families came to, as `do` does; only messages tell them apart. `patched`
-        sets some nodes of a family: values, and which nodes, `[batch, *plates, word]`; `rows` in the same way the
-        weights of words by which nodes mix. The `readings` of families are kept, and their values only where they are
-        wanted. `nudges` are added to the values of families, in the layout. `training` is the module's own mode by
-        default.
+        Args:
+            request: What is computed, of which sentences, under which interventions.
+
+        Returns:
+            The state with the values, by family, and the plan that it followed.
+
+        Raises:
+            ReadingError: Where one batched pass cannot compute it; `find_needs` says so beforehand.
+
+        >>> import bnet_transformer as bt
+        >>> module = bt.bayesuvius(dim=4).module()
+        >>> state, plan = module.run(Request(("x_1",), torch.zeros(2, 3, 4)))
+        >>> state.values[plan.wanted[0]].shape  # [state of c, batch, word, feature]
+        torch.Size([2, 2, 3, 4])
         """
-        parameters = {name: self.store[name.replace(".", "/")] for name in self.network.parameters}
-        inputs, words, batch, device = x if isinstance(x, Inputs) else self.inputs(x, given)
-        set_ = self.told("do", do, words, batch) | self.told("evidence", seen, words, batch)
+        x, readings, nudges = request.x, request.readings, request.nudges or {}
+        inputs, words, batch, device = x if isinstance(x, Inputs) else self.inputs(x, request.given)
+        set_ = self.told("do", request.do, words, batch) | self.told("evidence", request.observed, words, batch)
         batch = batch_of(self.network, set_, batch)
-        gated = told_gates(self.network, gates, batch, next(iter(self.store.values()), None))
-        batch = max([batch, *map(len, gated.values())])
-        fold = not (readings or nudges) and batch * max([0, *words.values()]) > self.widest
-        some = self.told("do", {name: value for name, (value, _) in mapping("patched", patched).items()}, words, batch)
-        mixed = {self.network.graph.family(name).index: told for name, told in (rows or {}).items()}
-        apart = frozenset({*some, *mixed, *gated, *(nudges or ())})
-        fold = fold and not mixed  # where maps are folded into an attention there are no values v to mix
-        plan = self.plan(want, frozenset(set_), enumerate_too, left, apart, readings, fold=fold, words=words)
-        layout = Layout(plan.enumerated, tuple(self.network.graph.sizes))
-        dtype = next((p.dtype for p in parameters.values()), self.network.floating)
-        present = self.present(mask, words, batch)
-        mode = self.training if training is None else training
-        course = Course(self.network, layout, parameters, {}, words, present, mode, {}, dtype, device)
-        course.tables = {reach: getattr(self, name) for reach, name in self._tables.items()}
-        course.looks = self.looks
-        course.apart = any([value.device != device for value in parameters.values()])  # noqa: C419
+        gates = told_gates(self.network, request.gates, batch, next(iter(self.store.values()), None))
+        batch = max([batch, *map(len, gates.values())])
+        patches = mapping("patched", request.patched)
+        some = self.told("do", {name: value for name, (value, _) in patches.items()}, words, batch)
+        rows = {self.network.graph.family(name).index: row for name, row in (request.rows or {}).items()}
+        # One weight folds maps into an attention where there are more words than features. Then there are no
+        # values v to mix by a row, no P(j | i) to keep and nothing to add to.
+        fold = not (readings or nudges or rows) and batch * max([0, *words.values()]) > self.widest
+        apart = frozenset({*some, *rows, *gates, *nudges})
+        known, sets = frozenset(set_), (request.enumerate_too, request.left, apart, readings)
+        plan = self.plan(request.want, known, *sets, fold=fold, words=words)
+        parameters = {name: self.store[name.replace(".", "/")] for name in self.network.parameters}
+        check_values = self.check_values if request.check_values is None else request.check_values
+        present = check_mask(request.mask, words, batch, check_values=check_values)
+        course = Course(
+            self.network,
+            Layout(plan.enumerated, tuple(self.network.graph.sizes)),
+            parameters,
+            {},
+            words,
+            present,
+            self.training if request.training is None else request.training,
+            {},
+            next((p.dtype for p in parameters.values()), self.network.floating),
+            device,
+            nudges=nudges,
+            apart=any([value.device != device for value in parameters.values()]),  # noqa: C419
+            tables={reach: getattr(self, name) for reach, name in self._tables.items()},
+            check_values=check_values,
+        )
         course.known = received(course, {**inputs, **set_})
-        for (index, value), (_, which) in zip(received(course, some).items(), (patched or {}).values(), strict=True):
+        for (index, value), (_, which) in zip(received(course, some).items(), patches.values(), strict=True):
             course.patched[index] = value, laid_out(course, index, which)
-        for index, (weights, which) in mixed.items():
+        for index, (weights, which) in rows.items():
             own = weights.shape[-1:]
             course.rows[index] = laid_out(course, index, weights, own), laid_out(course, index, which)
         course.readings.update(dict.fromkeys(readings))
-        course.gates.update(gates_in(course, gated))
-        course.nudges = nudges or {}
-        if present and self.looks:
-            groups = (*plan.groups, plan.wanted, left)
+        course.gates.update(gates_in(course, gates))
+        if present and check_values:
+            groups = (*plan.groups, plan.wanted, request.left)
             check_read(course, (self.network.members[index] for group in groups for index in group))
         plan_to_values(plan, course)
         return course, plan
+
+    def memoize(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What follows from the net and a key alone, made once: plans, analyses of questions, compiled functions.
+
+        Args:
+            key: What it depends on besides the net; begins with a name of its own.
+            make: Makes it; called where the key is new.
+        """
+        if key not in self._memo:
+            self._memo[key] = make()
+        found: T = self._memo[key]
+        return found
 
     def plan(
         self,
@@ -206,14 +212,13 @@ class Module(nn.Module):
         words: Mapping[str, int] | None = None,
     ) -> Plan:
         """The plan of a question, made once; `words` are for the messages of what cannot be planned."""
-        key = (want, known, enumerate_too, left, patched, passed, fold)
-        if key not in self._plans:
-            given = {m.family.index for m in self._given}
-            sets = {"left": left, "patched": patched, "passed": passed}
-            self._plans[key] = network_to_plan(
-                self.network, want, known | given, enumerate_too, fold=fold, words=words, **sets
-            )
-        return self._plans[key]
+        sets = {"left": left, "patched": patched, "passed": passed}
+        return self.memoize(
+            ("plan", want, known, enumerate_too, left, patched, passed, fold),
+            lambda: network_to_plan(
+                self.network, want, known | self._input_indices, enumerate_too, fold=fold, words=words, **sets
+            ),
+        )
 
     def find_needs(
         self,
@@ -224,14 +229,12 @@ class Module(nn.Module):
         words: Mapping[str, int] | None = None,
     ) -> Needs:
         """What a question needs and why it cannot be planned, found once: `compiler.plan.find_needs`, inputs known."""
-        key = (tuple(want), frozenset(known), frozenset(enumerate_too), frozenset(patched))
-        if key not in self._needs:
-            indices = [self.network.graph.family(name).index for name in want]
-            known = {*known, *(member.family.index for member in self._given)}
-            self._needs[key] = find_needs(
-                self.network, indices, known, enumerate_too, patched=frozenset(patched), words=words
-            )
-        return self._needs[key]
+        indices = [self.network.graph.family(name).index for name in want]
+        known, some = self._input_indices.union(known), frozenset(patched)
+        return self.memoize(
+            ("needs", tuple(indices), known, frozenset(enumerate_too), some),
+            lambda: find_needs(self.network, indices, known, enumerate_too, patched=some, words=words),
+        )
 
     def wanted(self, course: Course, name: str, index: int) -> Tensor:
         """The value of a family in a course, of a random one its logits or its mean, without dims that it has not."""
@@ -257,7 +260,7 @@ class Module(nn.Module):
         check_value(self.network, self.network.members[index], what, value, words=words, batch=batch, like=like)
 
     def inputs(self, x: Values | None, given: Mapping[str, Tensor] | None) -> Inputs:
-        """What a batch gives, checked; `course` takes it in place of `x` and `given`."""
+        """What a batch gives, checked; a `Request` takes it in place of `x` and `given`."""
         stacks = self._stacks
         if not stacks and isinstance(x, Tensor):
             raise BNetError("x", expected="None: the net has no words", got="a tensor", allowed="given=, do=")
@@ -330,15 +333,15 @@ class Module(nn.Module):
     def _main(self, stack: str, what: str, given: Mapping[str, Tensor]) -> Member | None:
         """The family that `x` fills: what `given` leaves open of a stack's; both for one family are refused."""
         over = [member for member in self._given if member.family.words == stack and not member.family.plates]
-        found = main_of([member for member in over if member.family.name not in given])
+        found = main_input([member for member in over if member.family.name not in given])
         rest = found is None or found.tpm.default is not None
-        main = main_of(over)
+        main = main_input(over)
         if rest and main is not None and main.family.name in given:
             name = main.family.name
             raise BNetError(f"{what} and given[{name!r}]", expected=f"one value for {name}", got="two")
         return found
 
-    def look(self, want: tuple[str, ...], x: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> None:
+    def check_mask(self, want: tuple[str, ...], x: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> None:
         """Refuse a mask that leaves a sentence no word, or a word nothing to read, wherever the parameters lie."""
         words, first = {stack: value.shape[1] for stack, value in x.items()}, next(iter(x.values()))
         members, present = self.network.members, check_mask(mask, words, len(first))
@@ -351,13 +354,7 @@ class Module(nn.Module):
 
     def present(self, mask: Values | None, words: Mapping[str, int], batch: int) -> dict[str, Tensor]:
         """The words that are present, by stack; nothing where all are."""
-        return check_mask(mask, words, batch, looks=self.looks)
-
-
-def _reads(member: Member) -> bool:
-    """True for a deterministic family whose TPM has a distribution over words that it reads."""
-    own = type(member.tpm).reading is not TPM.reading and member.tpm.kind == "deterministic"
-    return own and any(WORD in given.over for given in member.inputs)
+        return check_mask(mask, words, batch, check_values=self.check_values)
 
 
 def output_of(network: Network) -> str:
@@ -376,7 +373,7 @@ def output_of(network: Network) -> str:
 def _bare(course: Course, member: Member, value: Tensor) -> Tensor:
     """A value without the dims that its family has not, and without the states on which it does not depend."""
     layout, family = course.layout, member.family
-    drop = {k for k in range(layout.batch) if value.shape[k] == 1 and count_states(course, layout.enumerated[k]) > 1}
+    drop = {k for k in range(layout.batch) if value.shape[k] == 1 and course.count_states(layout.enumerated[k]) > 1}
     drop |= {layout.axis(plate) for plate in layout.plates if plate not in family.plates}
     drop |= {layout.word} if family.words is None else set()
     full = list(value.shape)

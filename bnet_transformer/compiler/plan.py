@@ -6,10 +6,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.products import Fold, folds, together
 from bnet_transformer.errors import BNetError, ReadingError
-from bnet_transformer.network import Member, Network, network_of
+from bnet_transformer.network import Network, network_of
 from bnet_transformer.tpm import Attention
 
 MEETING = (  # what to do where choices of different words meet
@@ -64,11 +63,11 @@ def network_to_plan(
     if needs.fault is not None:
         raise needs.fault
     needed, enumerated = set(needs.needed), set(needs.enumerated)
-    groups = _groups(network, needed)
-    read = [index for index in wanted if _random(network.members[index]) and index not in known]
+    groups = network.groups_of(needed)
+    read = [index for index in wanted if network.members[index].tpm.is_random and index not in known]
     kept = {*wanted, *(bundle.parent for index in read for bundle in network.graph.into[index])}
     folded = folds(network, groups, enumerated, kept | patched, known) if fold else {}
-    groups = _groups(network, needed - {index for each in folded.values() for index in each.away})
+    groups = network.groups_of(needed - {index for each in folded.values() for index in each.away})
     kept |= {parent for index in left for parent in _read(network, index, folded)}
     sides = together(network, [group[0] for group in groups if len(group) == 1], {*known, *folded})
     done, recurrent = _done(network, groups, kept, folded), network.graph.recurrent
@@ -109,7 +108,7 @@ def find_needs(
     enumerated: set[int] = set(enumerate_too)
     fault: ReadingError | None = None
     stack = [parent for index in wanted for parent in _above(network, index, known, wanted=True)]
-    stack += [index for index in (*wanted, *passed) if not _random(network.members[index]) or index in known]
+    stack += [index for index in (*wanted, *passed) if not network.members[index].tpm.is_random or index in known]
     while stack:
         index = stack.pop()
         if index in needed:
@@ -141,7 +140,7 @@ def _patched_fault(network: Network, patched: Collection[int], enumerated: Colle
     for index in sorted(patched):
         member, recurrent = network.members[index], index in network.graph.recurrent
         if (recurrent and isinstance(member.tpm, Attention)) or (
-            _random(member) and (recurrent or index not in enumerated)
+            member.tpm.is_random and (recurrent or index not in enumerated)
         ):
             return ReadingError(
                 member.family.name,
@@ -149,11 +148,6 @@ def _patched_fault(network: Network, patched: Collection[int], enumerated: Colle
                 got="some of them",
             )
     return None
-
-
-def _groups(network: Network, needed: set[int]) -> tuple[tuple[int, ...], ...]:
-    """The needed families, in order."""
-    return tuple(kept for group in network.graph.groups if (kept := tuple(i for i in group if i in needed)))
 
 
 def _read(network: Network, index: int, folded: Mapping[int, Fold]) -> set[int]:
@@ -174,14 +168,10 @@ def _done(
     return tuple(tuple(i for i, at in last.items() if at == k and i not in kept) for k in range(len(groups)))
 
 
-def _random(member: Member) -> bool:
-    return member.tpm.is_random
-
-
 def _above(network: Network, index: int, known: Collection[int], *, wanted: bool) -> list[int]:
     """The families whose values one family needs: none where its value comes from outside or is enumerated."""
     member = network.members[index]
-    if index in known or member.tpm.kind == "input" or (_random(member) and not wanted):
+    if index in known or member.tpm.kind == "input" or (member.tpm.is_random and not wanted):
         return []
     return [bundle.parent for bundle in network.graph.into[index]]
 
@@ -227,16 +217,7 @@ def _joint_states(network: Network, computed: set[int], enumerated: set[int], wo
         nodes = math.prod(network.graph.sizes[plate] for plate in member.family.plates)
         if _meeting(network, index, computed, enumerated) is not None:
             nodes *= words[member.family.words or ""]
-        total *= states_in(network, index, words) ** nodes
+        total *= network.count_states(index, words) ** nodes
     told = f"{total}" if total < 10**12 else f"about 10^{math.log10(total):.0f}"
     most = ", ".join(f"{count} words" for count in words.values())
     return f"up to {told} joint states ({most})"
-
-
-def states_in(network: Network, index: int, words: Mapping[str, int]) -> int:
-    """How many states a discrete family has in sentences of so many words."""
-    member = network.members[index]
-    if member.tpm.states is not None:
-        return member.tpm.states
-    read = next(given for given in member.inputs if WORD in given.over)
-    return words[network.members[read.parent].family.words or ""]

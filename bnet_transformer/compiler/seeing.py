@@ -10,7 +10,7 @@ from torch import Tensor
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.places import brought
-from bnet_transformer.compiler.plan import open_parent, states_in
+from bnet_transformer.compiler.plan import open_parent
 from bnet_transformer.network import Input, Member
 from bnet_transformer.tpm import At
 
@@ -20,12 +20,7 @@ def states(course: Course, index: int) -> Tensor:
     place = course.layout.enumerated.index(index)
     shape = [1] * course.layout.rank
     shape[place] = -1
-    return course.count(count_states(course, index)).reshape(shape)
-
-
-def count_states(course: Course, index: int) -> int:
-    """How many states a discrete family has; the words that it may read, where its state is a word."""
-    return states_in(course.network, index, course.words)
+    return course.count(course.count_states(index)).reshape(shape)
 
 
 def given_value(course: Course, index: int) -> Tensor | None:

@@ -13,13 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.compiler.course import Course
-from bnet_transformer.compiler.seeing import count_states, present_in
+from bnet_transformer.compiler.course import Course, Values
+from bnet_transformer.compiler.seeing import present_in
 from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown
 from bnet_transformer.network import Input, Member, Network
 from bnet_transformer.tpm.arrays import is_plain
-
-Values = Tensor | Mapping[str, Tensor]
 
 
 def wanted(want: object) -> tuple[str, ...]:
@@ -187,18 +185,13 @@ def there_of(course: Course, member: Member) -> Tensor | None:
 
 def check_states(course: Course, index: int, what: str, value: Tensor) -> None:
     """Refuse ids and states that there are not."""
-    if value.is_floating_point() or not value.numel() or not (course.looks and readable(value)):
+    if value.is_floating_point() or not value.numel() or not (course.check_values and readable(value)):
         return
     low, high = (int(end) for end in value.aminmax())
-    states = _states(course, index)
+    states = course.count_states(index)
     if not 0 <= low <= high < states:
         kind = "ids" if course.network.members[index].tpm.kind == "input" else "states"
         raise BNetError(what, expected=f"{kind} from 0 to {states - 1}", got=low if low < 0 else high)
-
-
-def _states(course: Course, index: int) -> int:
-    tpm = course.network.members[index].tpm
-    return (tpm.states or 0) if tpm.kind == "input" else count_states(course, index)
 
 
 def readable(value: Tensor) -> bool:
@@ -206,7 +199,9 @@ def readable(value: Tensor) -> bool:
     return not torch.compiler.is_compiling() and not value.is_meta and type(value) in (Tensor, nn.Parameter)
 
 
-def check_mask(mask: Values | None, words: Mapping[str, int], batch: int, *, looks: bool = True) -> dict[str, Tensor]:
+def check_mask(
+    mask: Values | None, words: Mapping[str, int], batch: int, *, check_values: bool = True
+) -> dict[str, Tensor]:
     """The words that are present, by stack: booleans, in every sentence some."""
     if mask is None:
         return {}
@@ -225,7 +220,7 @@ def check_mask(mask: Values | None, words: Mapping[str, int], batch: int, *, loo
         if not fits or present.dtype != torch.bool:
             told = f"{present.dtype} of shape {tuple(present.shape)}" if is_plain(present) else present
             raise BNetError(what, expected=f"booleans of shape {wanted_shape}, true where a word is", got=told)
-        if looks and readable(present) and not bool((some := present.any(-1)).all()):
+        if check_values and readable(present) and not bool((some := present.any(-1)).all()):
             which = int((~some).nonzero()[0])
             raise BNetError(f"{what}, sentence {which}", expected="at least one word that is present", got="none")
     return by_stack

@@ -70,8 +70,7 @@ class Sizes:
         assert isinstance(dim, int)
         choice = self.network.members[dim]
         if choice.tpm.states is None:
-            read = next(given for given in choice.inputs if WORD in given.over)
-            return self.word(self.network.members[read.parent].family.words)
+            return self.word(self.network.stack_read(choice))
         return Size(f"|{choice.family.name}|", choice.tpm.states)
 
     def of(self, member: Member, dims: Dims, widths: Sequence[int], axes: Sequence[Size] = ()) -> list[Size]:

@@ -45,7 +45,7 @@ class Spread:
             return own | {BATCH} | self._word(member)
         found = frozenset(dim for each in seen for dim in each.dims) | (own if member.parameters else NONE)
         placed = not member.inputs and not isinstance(tpm, Weight)
-        collects = any(WORD in given.over for given in member.inputs)
+        collects = bool(member.word_inputs)
         return found | (self._word(member) if placed or collects else NONE)
 
     def seen(self, member: Member) -> list[Seen]:

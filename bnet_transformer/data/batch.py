@@ -1,77 +1,323 @@
-"""Sentences of any lengths as one batch of tensors: padded, with a mask of the words that are there."""
+"""Many sentences as tensors: padded, with masks, what is observed of them, and the parts that computations take."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from bnet_transformer.data.encode import EncodedSentence, encode_sentence, family_of_words
-from bnet_transformer.errors import BNetError
+from bnet_transformer.data.encode import encode_sentence
+from bnet_transformer.data.words import word_encoder
+from bnet_transformer.errors import BNetError, whole
 from bnet_transformer.network import Network
+
+UNSEEN = -1
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was seen of a family: values `[batch, *plates, word, *shape]`, and where (`observed`; all by default)."""
+    """What is observed of a family.
+
+    Args:
+        value: the values, `[batch, *plates, word, *shape]`.
+        observed: which of them are observed, `[batch, *plates, word]`; None for all.
+    """
 
     value: Tensor
     observed: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batch:
-    """Sentences as the tensors that a module takes: `x` and `given` padded, `mask` true where a word is.
+    """Sentences as tensors: what a compiled module, training, a fit and a reading of heads take. Equal to itself alone.
 
-    Where there are several stacks, `x` and `mask` are mappings from stack, which are empty in a net without words. What
-    stands at absent words is never read.
+    Args:
+        x: the words of each stack, ids `[sentence, word]` or vectors `[sentence, word, *shape]`.
+        mask: the words that are present, `[sentence, word]` for a stack; None, or no entry, where all are. The values
+            of absent words are never read.
+        evidence: what is observed, by family.
+        given: further inputs, by family, `[sentence, *plates, word, *shape]`.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.encoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
+    >>> batch = net.batch(["the cat sat", "cat"])
+    >>> batch.x[""].shape, batch.mask[""].tolist()
+    (torch.Size([2, 3]), [[True, True, True], [True, False, False]])
     """
 
-    sentences: tuple[EncodedSentence, ...]
-    x: Tensor | dict[str, Tensor]
-    mask: Tensor | dict[str, Tensor]
-    given: dict[str, Tensor]
+    x: Mapping[str, Tensor]
+    mask: Mapping[str, Tensor] | None = None
+    evidence: Mapping[str, Evidence] = field(default_factory=dict)
+    given: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        values = (*self.x.values(), *self.given.values(), *(seen.value for seen in self.evidence.values()))
+        return len(values[0]) if values else 1
+
+    @property
+    def observed(self) -> dict[str, Tensor]:
+        """What is observed, by family, in one tensor each: -1 (a state) or NaN (a number) where nothing is."""
+        return {name: _with_gaps(evidence) for name, evidence in self.evidence.items()}
+
+    @property
+    def count(self) -> int:
+        """How many words are observed, over all families."""
+        total = 0
+        for evidence in self.evidence.values():
+            value = evidence.value
+            words = value[..., 0] if value.is_floating_point() else value
+            total += words.numel() if evidence.observed is None else int(evidence.observed.sum())
+        return total
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """The batch with each of its tensors changed by a function."""
+        return Batch(
+            {name: change(value) for name, value in self.x.items()},
+            None if self.mask is None else {name: change(value) for name, value in self.mask.items()},
+            {
+                name: Evidence(change(each.value), None if each.observed is None else change(each.observed))
+                for name, each in self.evidence.items()
+            },
+            {name: change(value) for name, value in self.given.items()},
+        )
+
+    def take(self, which: Tensor | slice) -> Batch:
+        """Take some of the sentences.
+
+        Args:
+            which: a slice, or the places of the sentences, a tensor `[n]`.
+
+        Raises:
+            BNetError: for places that the batch does not have.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(4, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2))
+        >>> fitted = bt.fit(net, [("the cat", "cat the"), ("cat the", "the cat")], method=bt.MAP(steps=1))
+        >>> fitted.log_likelihood(fitted.data.take(slice(1))).shape
+        torch.Size([1])
+        """
+        wanted = f"a slice, or places from 0 to {len(self) - 1}, a tensor of them"
+        if not isinstance(which, slice) and not (isinstance(which, Tensor) and which.dim() == 1):
+            raise BNetError("which", expected=wanted, got=which)
+        try:
+            return self.map(lambda value: value[which])
+        except (IndexError, TypeError, ValueError) as error:
+            raise BNetError("which", expected=wanted, got=which) from error
+
+    def shard(self, rank: int, world: int) -> Batch:
+        """The share of one of `world` processes: every `world`-th sentence.
+
+        Args:
+            rank: the number of the process, from 0.
+            world: how many processes there are.
+
+        Returns:
+            The share. Where there are fewer sentences than processes, it may be a sentence of which nothing is
+            observed: every process then computes the same graph.
+        """
+        if whole("rank", rank, least=0) >= whole("world", world):
+            raise BNetError("rank", expected=f"a whole number below {world}", got=rank)
+        if rank < len(self):
+            return self.take(slice(rank, None, world))
+        first = self.take(slice(1))
+        hidden = {k: Evidence(e.value, torch.zeros_like(e.value, dtype=torch.bool)) for k, e in first.evidence.items()}
+        return replace(first, evidence=hidden)
+
+    def parts(self, size: int) -> list[Batch]:
+        """All sentences in parts of at most `size`."""
+        if len(self) <= size:
+            return [self]
+        return [self.take(slice(start, start + size)) for start in range(0, len(self), size)]
+
+    def parts_by_length(self, network: Network, words: int) -> Iterator[tuple[Tensor, Batch]]:
+        """Sentences of one length, without padding, of about `words` words in all; and their places in the batch."""
+        lengths = torch.stack([self._lengths(stack) for stack in self.x], 1)
+        kinds, kind = lengths.unique(dim=0, return_inverse=True)
+        for k, length in enumerate(kinds.tolist()):
+            size = max(1, words // max(1, sum(length)))
+            for which in (kind == k).nonzero()[:, 0].split(size):
+                yield which, self.take(which).cut(network, dict(zip(self.x, length, strict=True)))
+
+    def _lengths(self, stack: str) -> Tensor:
+        """How many words each sentence has, `[sentence]`."""
+        x = self.x[stack]
+        if self.mask is None or stack not in self.mask:
+            return torch.full((len(x),), x.shape[1])
+        return self.mask[stack].long().sum(-1).cpu()
+
+    def cut(self, network: Network, lengths: Mapping[str, int]) -> Batch:
+        """Sentences of one length without their padding; `lengths` has the words of each stack."""
+
+        def cut(name: str, value: Tensor) -> Tensor:
+            family = network.graph.family(name)
+            return value if family.words is None else value.narrow(1 + len(family.plates), 0, lengths[family.words])
+
+        evidence = {
+            name: Evidence(cut(name, each.value), None if each.observed is None else cut(name, each.observed))
+            for name, each in self.evidence.items()
+        }
+        x = {stack: value[:, : lengths[stack]] for stack, value in self.x.items()}
+        return Batch(x, None, evidence, {name: cut(name, value) for name, value in self.given.items()})
+
+    def repeat(self, times: int) -> Batch:
+        """Each sentence `times` times, one after another."""
+        return self if times == 1 else self.map(lambda value: value.repeat_interleave(times, 0))
+
+    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Batch:
+        """The batch on a device, real numbers in a floating type where one is named; the host does not wait for it."""
+
+        def move(value: Tensor) -> Tensor:
+            return send(value.to(dtype) if dtype is not None and value.is_floating_point() else value, device)
+
+        return self.map(move)
+
+    def like(self, network: Network) -> Batch:
+        """The batch in the floating type of a net; the same object where it is so already."""
+        reals = [value for value in self._tensors().values() if value.is_floating_point()]
+        if all(value.dtype == network.dtype for value in reals):
+            return self
+        return self.map(lambda value: value.to(network.dtype) if value.is_floating_point() else value)
+
+    def same(self, other: Batch) -> bool:
+        """True for the same sentences in the same order, whatever their floating types."""
+        mine, theirs = self._tensors(), other._tensors()
+        return mine.keys() == theirs.keys() and all(
+            value.shape == theirs[name].shape and bool((value.cpu().float() == theirs[name].cpu().float()).all())
+            for name, value in mine.items()
+        )
+
+    def digest(self) -> str:
+        """A hash of every number."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self._tensors().items()):
+            digest.update(f"{name} {tuple(value.shape)}".encode())
+            digest.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()[:16]
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """All tensors by name, as the digest of a checkpoint has them."""
+        tensors = {f"{k} value": each.value for k, each in self.evidence.items()}
+        tensors |= {f"{k} seen": each.observed for k, each in self.evidence.items() if each.observed is not None}
+        tensors |= {f"{k} there": value for k, value in (self.mask or {}).items()}
+        tensors |= {f"{k} given": value for k, value in self.given.items()}
+        return {**{f"{k} words": value for k, value in self.x.items()}, **tensors}
+
+    def flat(self) -> dict[str, Tensor]:
+        """Its tensors by name; `Batch.of_flat` is the inverse."""
+        parts = {"x": self.x, "mask": self.mask or {}, "given": self.given}
+        parts["value"] = {name: each.value for name, each in self.evidence.items()}
+        parts["observed"] = {k: each.observed for k, each in self.evidence.items() if each.observed is not None}
+        return {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
+
+    @classmethod
+    def of_flat(cls, flat: Mapping[str, Tensor]) -> Batch:
+        """The batch of tensors by name."""
+        parts: dict[str, dict[str, Tensor]] = {part: {} for part in ("x", "mask", "given", "value", "observed")}
+        for key, value in flat.items():
+            part, _, name = key.partition("/")
+            parts[part][name] = value
+        evidence = {name: Evidence(value, parts["observed"].get(name)) for name, value in parts["value"].items()}
+        return cls(parts["x"], parts["mask"] or None, evidence, parts["given"])
 
 
-def sentences_to_batch(network: Network, sentences: Sequence[object], pairs: Sequence[object] | None = None) -> Batch:
-    """Sentences of any lengths, each as `encode_sentence` reads it, padded to the longest."""
-    if isinstance(sentences, str) or not isinstance(sentences, Sequence) or not len(sentences):
-        raise BNetError("sentences", expected="a list of sentences, at least one", got=sentences)
-    several = isinstance(pairs, Sequence) and not isinstance(pairs, str)
-    if pairs is not None and not (several and len(pairs) == len(sentences)):
-        got = len(pairs) if several else pairs
-        raise BNetError("pairs", expected=f"{len(sentences)}, one for each sentence", got=got)
-    read = [
-        encode_sentence(network, said, pair=None if pairs is None else pairs[k]) for k, said in enumerate(sentences)
-    ]
-    values = {name: _padded(network, name, [each.given[name] for each in read]) for name in read[0].given}
-    x: dict[str, Tensor] = {}
-    mask: dict[str, Tensor] = {}
-    for stack in network.graph.word_stacks:
-        main = family_of_words(network, stack, {})
-        if main is not None:
-            x[stack] = values.pop(main.family.name)
-        counts = torch.tensor([each.words[stack] for each in read])
-        mask[stack] = (torch.arange(int(counts.max())) < counts[:, None]).to(network.device)
-    if len(mask) != 1:
-        return Batch(tuple(read), x, mask, values)
-    (stack,) = mask
-    if stack not in x:
-        raise BNetError("batch", expected="a net whose words are given", got="one without a node for them")
-    return Batch(tuple(read), x[stack], mask[stack], values)
+def send(value: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device, where it will be when it is used: the host does not wait for it."""
+    pinned = value.pin_memory() if device.type == "cuda" and value.device.type == "cpu" else value
+    return pinned.to(device, non_blocking=True)
 
 
-def _padded(network: Network, name: str, values: Sequence[Tensor]) -> Tensor:
-    """Values of one `Given` family, `[batch, *plates, word, *shape]`, zero where a sentence has ended."""
-    family = network.member(name).family
-    if family.words is None:
+def gap(value: Tensor) -> float:
+    """The number that stands where nothing is observed: -1 for a state, NaN for a real number."""
+    return float("nan") if value.is_floating_point() else UNSEEN
+
+
+def is_observed(value: Tensor) -> Tensor:
+    """Where something is observed: of real numbers, of a whole vector."""
+    return ~value.isnan().any(-1) if value.is_floating_point() else value != UNSEEN
+
+
+def split_gaps(value: Tensor) -> Evidence:
+    """Evidence from values with -1 or NaN where nothing is observed; these become 0, which every TPM can compute."""
+    observed = is_observed(value)
+    if bool(observed.all()):
+        return Evidence(value)
+    hidden = ~observed[..., None] if value.is_floating_point() else ~observed
+    return Evidence(value.masked_fill(hidden, 0), observed)
+
+
+def _with_gaps(evidence: Evidence) -> Tensor:
+    """The inverse of `split_gaps`."""
+    value, observed = evidence.value, evidence.observed
+    if observed is None:
+        return value
+    return value.masked_fill(~observed if observed.dim() == value.dim() else ~observed[..., None], gap(value))
+
+
+def pad(values: Sequence[Tensor], axis: int, fill: float = 0) -> Tensor:
+    """Stack values of sentences, padded behind the ends of the shorter ones.
+
+    Args:
+        values: one tensor for each sentence, alike but for the length of one axis.
+        axis: the axis of the words.
+        fill: the number behind the ends.
+
+    Returns:
+        `[sentence, ...]`.
+
+    >>> pad([torch.ones(1), torch.ones(2)], 0).tolist()
+    [[1.0, 0.0], [1.0, 1.0]]
+    """
+    if all(value.shape == values[0].shape for value in values):
         return torch.stack(list(values))
-    axis = len(family.plates)
     shape = list(values[0].shape)
     shape[axis] = max(value.shape[axis] for value in values)
-    found = values[0].new_zeros(len(values), *shape)
-    for row, value in zip(found, values, strict=True):
+    padded = values[0].new_full((len(values), *shape), fill)
+    for row, value in zip(padded, values, strict=True):
         row.narrow(axis, 0, value.shape[axis]).copy_(value)
-    return found
+    return padded
+
+
+def present(lengths: Sequence[int]) -> Tensor:
+    """The words that are present, `[sentence, word]`, of sentences of some lengths."""
+    return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+
+
+def encode_batch(network: Network, sentences: Sequence[object], pairs: Sequence[object] | None = None) -> Batch:
+    """Encode sentences of any lengths, each as `encode_sentence` does, padded to the longest.
+
+    Args:
+        network: the net.
+        sentences: a list of sentences, at least one.
+        pairs: a second sentence for each, which the tokenizer puts behind the first.
+
+    Returns:
+        The batch, on the device of the net, with a mask for every stack.
+
+    Raises:
+        BNetError: where there is no sentence, another number of pairs, or a net whose words fill no input.
+    """
+    if isinstance(sentences, str) or not isinstance(sentences, Sequence) or not len(sentences):
+        raise BNetError("sentences", expected="a list of sentences, at least one", got=sentences)
+    is_list = isinstance(pairs, Sequence) and not isinstance(pairs, str)
+    if pairs is not None and not (is_list and len(pairs) == len(sentences)):
+        got = len(pairs) if is_list else pairs
+        raise BNetError("pairs", expected=f"{len(sentences)}, one for each sentence", got=got)
+    encoded = [
+        encode_sentence(network, text, pair=None if pairs is None else pairs[k]) for k, text in enumerate(sentences)
+    ]
+    given = {}
+    for name in encoded[0].given:
+        family = network.graph.family(name)
+        given[name] = pad([each.given[name] for each in encoded], len(family.plates))
+    x, mask = {}, {}
+    for stack in network.graph.word_stacks:
+        encoder = word_encoder(network, stack)
+        if encoder is not None:
+            x[stack] = given.pop(encoder.member.family.name)
+        mask[stack] = present([each.words[stack] for each in encoded]).to(network.device)
+    if len(mask) == 1 and not x:
+        raise BNetError("batch", expected="a net whose words are given", got="one without a node for them")
+    return Batch(x, mask or None, {}, given)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import numpy as np
 from torch import Tensor
 
-from bnet_transformer.data.dataset import Batch, Reader
+from bnet_transformer.data.examples import ExampleReader
 from bnet_transformer.data.task import Task
-from bnet_transformer.data.words import real_numbers, whole_numbers
+from bnet_transformer.data.words import to_integers, to_reals
 from bnet_transformer.errors import BNetError, unknown
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm.arrays import in_numpy
@@ -23,31 +22,30 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class Columns:
-    """The values of nodes that are given, and what is observed of random ones, `[sentence, *plates, *shape]`."""
+def read_columns(network: Network, task: Task, data: object, what: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Read the columns of a net without words.
 
-    given: Mapping[str, Tensor]
-    observed: Mapping[str, Tensor]
+    Args:
+        network: the net.
+        task: its random nodes, as readouts.
+        data: a mapping from node to a column, a DataFrame, or a list of mappings. The only readout of a net needs no
+            name: its column may stand alone.
+        what: the name of the data in messages.
 
-    @property
-    def batch(self) -> Batch:
-        """What is observed, as a batch without words."""
-        return Batch({}, None, self.observed)
+    Returns:
+        The values of input nodes, and what is observed of random ones, both `[sentence, *plates, *shape]` by name.
 
-
-def columns_of(network: Network, task: Task, data: object, what: str) -> Columns:
-    """The columns of data in any form: those of random nodes are observed, those of given ones are inputs.
-
-    The only readout of a net needs no name: its column may stand alone.
+    Raises:
+        BNetError: where a column is missing, of another length or of another shape.
+        UnknownNameError: for a node that the net does not have.
     """
-    told = _by_node(task, data, what)
+    by_node = _by_node(task, data, what)
     given: dict[str, Tensor] = {}
     observed: dict[str, Tensor] = {}
-    reader = Reader(task)
+    reader = ExampleReader(task)
     random = {member.family.name: member for member in task.readouts}
     inputs = {m.family.name: m for m in network.members if m.tpm.kind == "input"}
-    for name, column in told.items():
+    for name, column in by_node.items():
         if name not in random and name not in inputs:
             raise unknown(f"node of {what}", name, [*random, *inputs])
         member = random.get(name) or inputs[name]
@@ -55,12 +53,12 @@ def columns_of(network: Network, task: Task, data: object, what: str) -> Columns
             got = "one that is drawn once for the corpus"
             raise BNetError(f"{what}, {name}", expected="nodes that are drawn for each sentence", got=got)
         if name in inputs:
-            read = whole_numbers if member.tpm.reads_by_index else real_numbers
+            read = to_integers if member.tpm.reads_by_index else to_reals
             given[name] = read(f"{what}, {name}", _of_series(member, column))
         else:
             observed[name] = reader.observed(member, _with_missing(network, member, _of_series(member, column)))
     needed = [m.family.name for m in network.members if m.tpm.kind == "input" and m.tpm.default is None]
-    missing = [name for name in needed if name not in told]
+    missing = [name for name in needed if name not in by_node]
     if missing:
         raise BNetError(what, expected="a column for every given node", got=f"none for {', '.join(missing)}")
     counts = {name: len(value) if value.dim() else 0 for name, value in {**given, **observed}.items()}
@@ -71,30 +69,30 @@ def columns_of(network: Network, task: Task, data: object, what: str) -> Columns
         _check_shape(network, inputs[name], value, f"{what}, {name}")
     for name, value in observed.items():
         reader.check(random[name], value, {}, lead=(len(value),))
-    return Columns(given, observed)
+    return given, observed
 
 
 def _by_node(task: Task, data: object, what: str) -> dict[str, object]:
     """A column for each node."""
     if isinstance(data, Mapping):
-        found = dict(data)
-    elif _is_frame(data):
-        found = {name: data[name] for name in data.columns}
+        by_node = dict(data)
+    elif is_frame(data):
+        by_node = {name: data[name] for name in data.columns}
     elif isinstance(data, Sequence) and data and all(isinstance(row, Mapping) for row in data):
         names = dict.fromkeys(name for row in data for name in row)
-        found = {name: [row.get(name) for row in data] for name in names}
+        by_node = {name: [row.get(name) for row in data] for name in names}
     else:
         leaves = [m.family.name for m in task.readouts if not task.network.graph.out_of[m.family.index]]
         alone = isinstance(data, Tensor | np.ndarray | Sequence) and not isinstance(data, str) and len(data)
         if len(leaves) != 1 or not alone:
             raise BNetError(what, expected=COLUMNS, got=data)
-        found = {leaves[0]: data}
-    if not found or not all(isinstance(name, str) for name in found):
+        by_node = {leaves[0]: data}
+    if not by_node or not all(isinstance(name, str) for name in by_node):
         raise BNetError(what, expected=COLUMNS, got=data)
-    return found
+    return by_node
 
 
-def _is_frame(data: Any) -> TypeGuard[Any]:
+def is_frame(data: Any) -> TypeGuard[Any]:
     """True for a DataFrame of pandas, which is not imported."""
     return all(hasattr(data, name) for name in ("columns", "isna", "to_numpy"))
 

@@ -1,265 +1,68 @@
-"""Data as examples: lists of sentences or of pairs, arrays, a stream of tokens on disk; and minibatches by step."""
+"""Data of any form: sentences, pairs, arrays, columns, files of tokens; all at once, or minibatches by step."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from bnet_transformer._core.hashing import derive_seed
-from bnet_transformer.data.rows import rows_of, suspect
-from bnet_transformer.data.task import Task
-from bnet_transformer.data.words import is_text, real_numbers, tokens_of, whole_numbers
-from bnet_transformer.errors import BNetError, not_endless, unknown, whole
-from bnet_transformer.network import Member
-from bnet_transformer.tpm.arrays import is_plain
+from bnet_transformer.data.arrays import (
+    PAIRS,
+    check_numbers,
+    first_bad_row,
+    map_tokens,
+    read_arrays,
+    read_windows,
+    to_batch,
+    to_host,
+)
+from bnet_transformer.data.batch import Batch, split_gaps
+from bnet_transformer.data.columns import is_frame, read_columns
+from bnet_transformer.data.encode import EncodedSentence, encode_sentence
+from bnet_transformer.data.examples import Example, ExampleReader, in_row, pad_examples, read_example
+from bnet_transformer.data.task import Task, infer_fit_task, infer_task
+from bnet_transformer.data.words import is_text_array
+from bnet_transformer.errors import BNetError, not_endless
+from bnet_transformer.network import Network
 
-UNSEEN = -1
 WAYS = "a list of sentences or of pairs, an array [sentence, word], a pair of arrays, a file of tokens"
+Needs = Literal["required", "optional", "none"]
+FORMS: dict[Needs, str] = {
+    "required": PAIRS,
+    "optional": "a list of sentences, or of pairs of them and what is observed; an array [sentence, word]",
+    "none": "a list of sentences, or an array of them",
+}
 
 
 @dataclass(frozen=True)
-class Example:
-    """One sentence: the words of each stack, and what is observed at each readout."""
+class Dataset:
+    """Examples of one form, and minibatches of them by step: for a seed the same in every run, each once in an epoch.
 
-    words: Mapping[str, Tensor]
-    observed: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Sentences padded to one length: words `[batch, word]`, who is present, what is observed (-1 or NaN: nothing)."""
-
-    x: Mapping[str, Tensor]
-    mask: Mapping[str, Tensor] | None
-    observed: Mapping[str, Tensor]
-
-    @property
-    def sentences(self) -> int:
-        """How many sentences there are."""
-        return len(next(iter((*self.x.values(), *self.observed.values()))))
-
-    @cached_property
-    def count(self) -> int:
-        """How many words are observed, over all readouts."""
-        return sum(int(seen(value).sum()) for value in self.observed.values())
-
-    def share(self, rank: int, world: int) -> Batch:
-        """Every `world`-th sentence; where none is left, one of which nothing is observed."""
-        if whole("rank", rank, least=0) >= whole("world", world):
-            raise BNetError("rank", expected=f"a whole number below {world}", got=rank)
-        if rank < self.sentences:
-            return self._each(lambda value: value[rank::world], lambda value: value[rank::world])
-        return self._each(lambda value: value[:1], lambda value: torch.full_like(value[:1], nothing(value)))
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
-        """The same on a device, real numbers in the net's floating type; nobody waits for it to be there."""
-
-        def moved(value: Tensor) -> Tensor:
-            return sent(value.to(dtype) if value.is_floating_point() else value, device)
-
-        return self._each(moved, moved)
-
-    def flat(self) -> dict[str, Tensor]:
-        """Its tensors by name; `Batch.of` puts them together again."""
-        parts = {"x": self.x, "mask": self.mask or {}, "observed": self.observed}
-        return {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
-
-    @classmethod
-    def of(cls, flat: Mapping[str, Tensor]) -> Batch:
-        """The batch of tensors by name."""
-        parts: dict[str, dict[str, Tensor]] = {"x": {}, "mask": {}, "observed": {}}
-        for key, value in flat.items():
-            part, _, name = key.partition("/")
-            parts[part][name] = value
-        return cls(parts["x"], parts["mask"] or None, parts["observed"])
-
-    def _each(self, words: Callable[[Tensor], Tensor], observed: Callable[[Tensor], Tensor]) -> Batch:
-        mask = None if self.mask is None else {k: words(v) for k, v in self.mask.items()}
-        return replace(
-            self,
-            x={k: words(v) for k, v in self.x.items()},
-            mask=mask,
-            observed={k: observed(v) for k, v in self.observed.items()},
-        )
-
-
-def sent(value: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device, where it will be when it is used: nobody waits for it."""
-    pinned = value.pin_memory() if device.type == "cuda" and value.device.type == "cpu" else value
-    return pinned.to(device, non_blocking=True)
-
-
-def nothing(value: Tensor) -> float:
-    """What stands where nothing is observed."""
-    return float("nan") if value.is_floating_point() else UNSEEN
-
-
-def seen(value: Tensor) -> Tensor:
-    """Where something is observed: of real numbers, of a whole vector."""
-    return ~value.isnan().any(-1) if value.is_floating_point() else value != UNSEEN
-
-
-@dataclass(frozen=True)
-class Reader:
-    """How one example is read: by a task, with words before and after what is told, and a bound on its length."""
+    Args:
+        task: the words and the readouts of the net.
+        size: how many examples there are; None where a function makes a batch for each step.
+        example: the function from a place to its example.
+        batch: how many examples a step has.
+        seed: what decides the order of the examples.
+        fresh: the function from a step to its batch, where there is one.
+        whole: all examples as one batch, where they came so; no example is then looked at.
+    """
 
     task: Task
-    start: object = None
-    stop: object = None
-
-    def __post_init__(self) -> None:
-        if self.task.next_word is None:
-            self.without_ends("the net tells no next word")
-
-    def without_ends(self, why: str) -> None:
-        """Refuse words around what is told, where they would have no effect."""
-        for what, word in (("start", self.start), ("stop", self.stop)):
-            if word is not None:
-                raise BNetError(what, expected=f"None: {why}", got=word)
-
-    def __call__(self, said: object) -> Example:
-        """An example of a sentence, a pair, or a mapping from stack and readout."""
-        task = self.task
-        if isinstance(said, Example):
-            return said
-        if isinstance(said, Mapping):
-            return self._example(said)
-        names = list(task.stacks)
-        if len(names) == 1 and task.next_word is None:
-            names += [readout.family.name for readout in task.readouts] or ["observed"]
-        if len(names) == 1:
-            return self._example({names[0]: said})
-        if not isinstance(said, tuple | list) or len(said) != len(names):
-            raise self._not_one(said, [name or "sentence" for name in names])
-        return self._example(dict(zip(names, said, strict=True)))
-
-    def _not_one(self, said: object, names: Sequence[str]) -> BNetError:
-        """The error of what is no example; a series of real-valued words is to be cut into pairs."""
-        wanted, allowed = f"({', '.join(names)})", None
-        if isinstance(said, Tensor | np.ndarray):
-            told = [readout.family.words for readout in self.task.readouts]
-            if told == list(self.task.stacks) and all(of.states is None for of in self.task.words.values()):
-                allowed = "training.windows(series, words, ahead), which makes pairs of a series"
-            said = f"an array of shape {tuple(said.shape)}"
-        elif isinstance(said, tuple) and any(isinstance(part, Tensor | np.ndarray) for part in said):
-            said = f"{len(said)} of them"
-        wanted = f"a pair {wanted}" if len(names) == 2 else wanted
-        return BNetError("example", expected=wanted, got=said, allowed=allowed)
-
-    def _example(self, said: Mapping[str, object]) -> Example:
-        task, words, observed = self.task, {}, {}
-        readouts = {readout.family.name: readout for readout in task.readouts}
-        for name in said:
-            if name not in task.words and name not in readouts and task.readouts:
-                raise unknown("example", name, [*task.words, *readouts])
-        for stack, of in task.words.items():
-            if stack not in said:
-                raise BNetError("example", expected=f"words of stack {stack!r}", got=f"only {', '.join(said)}")
-            words[stack] = of.tensor(said[stack])
-        told = task.next_word
-        for name in readouts or [name for name in said if name not in task.words]:
-            if name in said:
-                observed[name] = self.observed(readouts.get(name), said[name])
-            elif told is not None:
-                words[told], observed[name] = self._shifted(told, words[told])
-            else:
-                raise BNetError("example", expected=f"what is observed of {name}", got=f"only {', '.join(said)}")
-        for stack, of in task.words.items():
-            of.check_length(len(words[stack]))
-        for name, value in observed.items():
-            self.check(readouts.get(name), value, words)
-        return Example(words, observed)
-
-    def _shifted(self, stack: str, words: Tensor) -> tuple[Tensor, Tensor]:
-        """All words but the last, and the next word of each."""
-        of = self.task.words[stack]
-        ends = [None if word is None else of.one(word) for word in (self.start, self.stop)]
-        words = torch.cat([part for part in (ends[0], words, ends[1]) if part is not None])
-        if len(words) < 2:
-            raise BNetError("example", expected="at least 2 words, the second to be told by the first", got="1")
-        return words[:-1], words[1:]
-
-    def observed(self, readout: Member | None, value: object) -> Tensor:
-        """What is observed of a readout, as a tensor."""
-        if readout is None:
-            floating = isinstance(value, Tensor) and value.is_floating_point()
-            array = np.asarray(value) if not isinstance(value, Tensor) else None
-            floating = floating or (array is not None and array.dtype.kind == "f")
-            return real_numbers("observed", value) if floating else whole_numbers("observed", value)
-        family = readout.family
-        if readout.tpm.kind == "continuous":
-            return real_numbers(family.name, value)
-        said = self.task.words[family.words] if family.words is not None else None
-        labels = self._labels(readout)
-        value = value.tolist() if is_text(value) else value
-        if isinstance(value, str) and said is not None:
-            value = value.split() if labels is not said.place else said.tensor(value)
-        if isinstance(value, str | list | tuple):
-            value = _states(family.name, labels, value)
-        return whole_numbers(family.name, value)
-
-    def _labels(self, readout: Member) -> Mapping[str, int]:
-        """The state of each label of a readout: its own, or the words of its stack where it tells one of them."""
-        labels = getattr(readout.tpm, "labels", None)
-        if labels is not None:
-            return {label: state for state, label in enumerate(labels)}
-        words = self.task.words.get(readout.family.stack)
-        return words.place if words is not None and len(words.place) == readout.tpm.states else {}
-
-    def check(
-        self, readout: Member | None, value: Tensor, words: Mapping[str, Tensor], lead: tuple[int, ...] = ()
-    ) -> None:
-        """Refuse what is observed of a readout in another form, or states that it has not; `lead` dims come first."""
-        if readout is None:
-            return
-        family, discrete = readout.family, readout.tpm.kind == "discrete"
-        sizes = self.task.network.graph.sizes
-        shape = (*lead, *(sizes[plate] for plate in family.plates))
-        shape += (len(words[family.words]),) if family.words is not None else ()
-        shape += () if discrete else readout.shape
-        if tuple(value.shape) != shape:
-            raise BNetError(family.name, expected=f"values of shape {shape}", got=f"shape {tuple(value.shape)}")
-        if not discrete and bool(value.isinf().any()):
-            raise BNetError(family.name, expected="finite numbers (NaN: not observed)", got="an infinite one")
-        states = readout.tpm.states
-        if discrete and states is not None and value.numel():
-            low, high = int(value.min()), int(value.max())
-            if low < UNSEEN or high >= states:
-                wanted = f"states from 0 to {states - 1} (-1 or None: not observed)"
-                raise BNetError(family.name, expected=wanted, got=low if low < UNSEEN else high)
-
-
-def _states(what: str, labels: Mapping[str, int], value: object) -> object:
-    """States of labels; None is what is not observed."""
-    if value is None:
-        return UNSEEN
-    if isinstance(value, str):
-        if value not in labels:
-            raise unknown(f"label of {what}", value, labels)
-        return labels[value]
-    return [_states(what, labels, part) for part in value] if isinstance(value, list | tuple) else value
-
-
-@dataclass(frozen=True)
-class Batches:
-    """Minibatches by step: the same at every run for the same seed, each example once in an epoch."""
-
-    task: Task
-    batch: int
-    seed: int
     size: int | None
-    example: Callable[[int], Example]
+    example: Callable[[int], Example] | None = None
+    batch: int = 1
+    seed: int = 0
     fresh: Callable[[int], Batch] | None = None
-    rows: Mapping[str, Tensor] | None = None
+    whole: Batch | None = None
 
     @property
     def epoch(self) -> int | None:
@@ -268,36 +71,36 @@ class Batches:
 
     def __call__(self, step: int) -> Batch:
         """The minibatch of a step, counted from 0."""
-        if self.fresh is not None or self.size is None or self.epoch is None:
+        if self.size is None or self.epoch is None:
             assert self.fresh is not None
             return self.fresh(step)
         epoch, place = divmod(step, self.epoch)
-        order = _order(self.size, self.seed, epoch)[place * self.batch : (place + 1) * self.batch]
-        return self.of(order)
+        return self.take(_order(self.size, self.seed, epoch)[place * self.batch : (place + 1) * self.batch])
 
     def in_order(self) -> list[Batch]:
-        """All examples once, as they come."""
+        """All examples once, as they come, in minibatches."""
         if self.size is None:
             raise BNetError("held_out", expected=WAYS, got="a function of the step")
-        return [self.of(order) for order in torch.arange(self.size).split(self.batch)]
+        return [self.take(order) for order in torch.arange(self.size).split(self.batch)]
 
-    def of(self, order: Tensor) -> Batch:
-        """These examples as a batch."""
-        if self.rows is None:
-            return padded(self.task, [self.example(int(k)) for k in order])
-        found = {name: value[order] for name, value in self.rows.items()}
-        (stack,) = self.task.stacks
-        return Batch({stack: found.pop(stack)}, None, found)
+    def take(self, which: Tensor, *, mask_padding: bool = False) -> Batch:
+        """The examples at some places as one batch; see `pad_examples`."""
+        if self.whole is not None:
+            return self.whole.take(which)
+        assert self.example is not None
+        return pad_examples(self.task, [self.example(int(k)) for k in which], mask_padding=mask_padding)
 
     def digest(self) -> str:
         """What tells other data: how much there is, and its first and last example."""
         if self.size is None:
             return "a function of the step"
-        found = hashlib.sha256(str(self.size).encode())
+        if self.example is None:
+            return cast(Batch, self.whole).digest()
+        digest = hashlib.sha256(str(self.size).encode())
         for example in (self.example(0), self.example(self.size - 1)):
             for name, value in sorted({**example.words, **example.observed}.items()):
-                found.update(f"{name} {value.tolist()}".encode())
-        return found.hexdigest()[:16]
+                digest.update(f"{name} {value.tolist()}".encode())
+        return digest.hexdigest()[:16]
 
 
 @lru_cache(maxsize=4)
@@ -305,121 +108,261 @@ def _order(size: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(size, generator=torch.Generator().manual_seed(derive_seed(seed, "order", epoch)))
 
 
-def batches(reader: Reader, data: object, batch: int, seed: int, words: int | None, what: str = "data") -> Batches:
-    """Minibatches of whatever form the data has; `what` they are, in messages."""
+def read_batch(
+    network: Network,
+    data: object,
+    what: str = "data",
+    *,
+    observed: Needs = "required",
+    missing: bool = False,
+    option: str | None = "missing=True",
+    mask_padding: bool = False,
+) -> Batch:
+    """Read data of any form as one batch of tensors.
+
+    Args:
+        network: the net.
+        data: a list of sentences (text, words, ids, vectors; mappings from stack), a list of pairs (sentence,
+            observed), a tuple (x, y) of arrays or lists, columns by name (a mapping or a DataFrame), or a `Batch` or a
+            `Dataset`, which are taken as they are. A tuple is a pair; a sentence is a list.
+        what: the name of the data in messages.
+        observed: whether something must be observed ("required"), may be ("optional": also the next words of a net that
+            tells them), or is left out ("none").
+        missing: whether NaN in every number of a word says that the word was not observed.
+        option: how the caller turns `missing` on, for the error; None where there is no such option.
+        mask_padding: whether all padding has a mask; by default only where a word could read it.
+
+    Returns:
+        The batch, in the net's floating type.
+
+    Raises:
+        BNetError: where data are of another form, or have numbers that are not finite.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.bayesuvius(4, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2))
+    >>> batch = read_batch(net.network, [("the cat", "cat the"), ("cat", "the")])
+    >>> batch.x[""].shape, batch.observed["y"].tolist()
+    (torch.Size([2, 2]), [[1, 0], [0, -1]])
+    """
+    if isinstance(data, Dataset) and data.size is not None:
+        data = data.take(torch.arange(data.size), mask_padding=mask_padding)
+    if isinstance(data, Batch):
+        return (replace(data, evidence={}) if observed == "none" else data).like(network)
+    task = infer_task(network)
+    if not task.words:
+        return _read_columns(network, data, what, observed, missing, option)
+    data, wanted = _to_rows(data, what), FORMS[observed]
+    if observed == "required" or (observed == "optional" and has_observed(task, data)):
+        task = infer_fit_task(network)
+    elif observed == "none" or task.next_word is None or len(task.stacks) > 1:
+        data, task = _inputs_of(task, data), replace(task, next_word=None)
+        observed = "none"
+    if isinstance(data, str | Path) or callable(data):
+        raise BNetError(what, expected=wanted, got="a function" if callable(data) else data)
+    reader = ExampleReader(task, inputs_only=observed == "none")
+    arrays = read_arrays(reader, data, what, copy=True)
+    if arrays is not None:
+        check_numbers(what, *arrays, missing, option)
+        return _check_observed(to_batch(arrays), what).like(network)
+    try:
+        dataset = read_dataset(reader, data, what=what)
+    except BNetError as error:
+        if error.expected != WAYS:
+            raise
+        raise BNetError(what, expected=wanted, got=error.got, allowed=error.allowed) from error
+    examples = [cast(Callable[[int], Example], dataset.example)(k) for k in range(dataset.size or 0)]
+    for k, example in enumerate(examples):
+        words, values = ({n: v[None] for n, v in each.items()} for each in (example.words, example.observed))
+        check_numbers(what, words, values, missing, option, k)
+    return _check_observed(pad_examples(task, examples, mask_padding=mask_padding), what)
+
+
+def encode_sentences(network: Network, data: object, what: str = "sentences") -> list[EncodedSentence]:
+    """Encode sentences one by one, with the names of their words.
+
+    Args:
+        network: the net.
+        data: a list or an array of sentences, or what says beside them what is observed, which is left out.
+        what: the name of the data in messages.
+
+    Raises:
+        BNetError: where data are of another form, or a sentence is; the message has its number.
+    """
+    rows = _inputs_of(infer_task(network), _to_rows(data, what))
+    if isinstance(rows, str) or not isinstance(rows, Sequence | Tensor | np.ndarray):
+        raise BNetError(what, expected="a list of sentences, at least one", got=data)
+    if not len(rows):
+        raise BNetError(what, expected="a list of sentences, at least one", got="none")
+    encoded = []
+    for k, row in enumerate(rows):
+        stacks = {n: v for n, v in row.items() if n in network.graph.word_stacks} if isinstance(row, Mapping) else row
+        try:
+            encoded.append(encode_sentence(network, stacks))
+        except BNetError as error:
+            raise in_row(error, what, k) from error
+    return encoded
+
+
+def _read_columns(
+    network: Network, data: object, what: str, observed: Needs, missing: bool, option: str | None
+) -> Batch:
+    """The batch of a net without words: columns of its nodes; None where it has no inputs."""
+    if data is None and observed == "none":
+        return Batch({})
+    given, values = read_columns(network, infer_fit_task(network), data, what)
+    check_numbers(what, given, values, missing, option)
+    evidence = {} if observed == "none" else {name: split_gaps(value) for name, value in values.items()}
+    return _check_observed(Batch({}, None, evidence, given), what).like(network)
+
+
+def read_dataset(
+    reader: ExampleReader, data: object, batch: int = 1, seed: int = 0, words: int | None = None, what: str = "data"
+) -> Dataset:
+    """Read data of any form as examples, in minibatches by step.
+
+    Args:
+        reader: how one example is read.
+        data: as for `read_batch`; or an array `[sentence, word]`, a stream of tokens (an array or a file), or a
+            function from the step to any of these, which is one batch as it is.
+        batch: how many examples a step has.
+        seed: what decides the order of the examples.
+        words: how many words a window of a stream has.
+        what: the name of the data in messages.
+
+    Returns:
+        The data set. Arrays stay as they are: of a file, only the examples of a step are read.
+
+    Raises:
+        BNetError: where data are of another form.
+        FileError: where a file is no file of tokens.
+    """
     task = reader.task
+    if isinstance(data, Dataset):
+        return replace(data, batch=batch, seed=seed)
+    if isinstance(data, Batch):
+        return Dataset(task, len(data), None, batch, seed, whole=data)
     if callable(data):
         make = cast(Callable[[int], object], data)
 
         def fresh(step: int) -> Batch:
-            found = batches(reader, make(step), 1, 0, words, what)
-            if found.size is None:
+            made = read_dataset(reader, make(step), words=words, what=what)
+            if made.size is None:
                 raise BNetError(what, expected=WAYS, got="a function that returns a function")
-            return found.of(torch.arange(found.size))
+            return made.take(torch.arange(made.size))
 
-        return Batches(task, batch, seed, None, reader, fresh)
-    where = str(data) if isinstance(data, str | Path) else what
-    if isinstance(data, Tensor):
-        data = _on_host(what, data)
-    if isinstance(data, tuple) and all(isinstance(part, Tensor) for part in data):
-        data = tuple(_on_host(what, part) for part in data)
-    if isinstance(data, str | Path):
-        data = tokens_of(data)
-    if isinstance(data, Tensor | np.ndarray) and data.ndim == 1 and data.dtype != object and not is_text(data):
+        return Dataset(task, None, reader, batch, seed, fresh)
+    name = str(data) if isinstance(data, str | Path) else what
+    data = map_tokens(data) if isinstance(data, str | Path) else _to_rows(to_host(what, data), what)
+    if isinstance(data, Tensor | np.ndarray) and data.ndim == 1 and data.dtype != object and not is_text_array(data):
         reader.without_ends("a stream is cut into windows as it is")
-        return _windows(task, data, batch, seed, words, where)
+        size, window = read_windows(task, data, words, name)
+        return Dataset(task, size, window, batch, seed)
     if words is not None:
         raise BNetError("words", expected="None: only a stream of tokens is cut in windows", got=words)
+    return replace(_read_rows(reader, data, what), batch=batch, seed=seed)
+
+
+def _read_rows(reader: ExampleReader, data: object, what: str) -> Dataset:
+    """The data set of whole arrays, or of a list of examples."""
+    task = reader.task
     if isinstance(data, tuple) and data and all(isinstance(part, Tensor | np.ndarray) for part in data):
-        arrays = data
-        if len({tuple(part.shape[:1]) for part in arrays} | {()}) != 2:
-            raise BNetError(what, expected="arrays of one length", got=[tuple(part.shape) for part in arrays])
+        parts = data
+        if len({tuple(part.shape[:1]) for part in parts} | {()}) != 2:
+            raise BNetError(what, expected="arrays of one length", got=[tuple(part.shape) for part in parts])
+        if not len(parts[0]):
+            raise BNetError(what, expected="at least one example", got="arrays of none")
 
         def example(k: int) -> Example:
-            return _told(reader, k, tuple(part[k] for part in arrays), what)
+            return read_example(reader, k, tuple(part[k] for part in parts), what)
 
-        if not len(arrays[0]):
-            raise BNetError(what, expected="at least one example", got="arrays of none")
-        example(suspect(task, arrays) or 0)  # all are of one form, and that row has what no example may have
-        return Batches(task, batch, seed, len(arrays[0]), example, rows=rows_of(task, arrays))
+        arrays = read_arrays(reader, data, what)
+        if arrays is None:
+            example(first_bad_row(parts, len(task.stacks)))
+        return Dataset(task, len(parts[0]), example, whole=None if arrays is None else to_batch(arrays))
     if isinstance(data, Tensor | np.ndarray) and data.ndim and len(data):
         rows = data
-        return Batches(task, batch, seed, len(rows), lambda k: _told(reader, k, rows[k], what))
+        return Dataset(task, len(rows), lambda k: read_example(reader, k, rows[k], what))
+    data = data if task.next_word is not None or reader.inputs_only else _pair_lists(task, data, what)
     if not isinstance(data, Sequence) or not data:
         raise BNetError(what, expected=WAYS, got=data)
     not_endless(what, data)
     if all(isinstance(word, int) for word in data):
         raise BNetError(what, expected=WAYS, got="a list of ids", allowed="[ids], for a single sentence")
-    read = [_told(reader, k, said, what) for k, said in enumerate(data)]
-    return Batches(task, batch, seed, len(read), read.__getitem__)
+    read = [read_example(reader, k, row, what) for k, row in enumerate(data)]
+    return Dataset(task, len(read), read.__getitem__)
 
 
-def _on_host(what: str, value: Tensor) -> Tensor:
-    """An array where batches are made and looked at."""
-    if value.is_meta or not is_plain(value):
-        raise BNetError(what, expected="arrays with a number in each place", got=value)
-    return value.cpu()
+def _to_rows(data: object, what: str) -> object:
+    """Columns by name (a mapping, a DataFrame) as a list of mappings; other data as they are."""
+    columns = {name: list(data[name]) for name in data.columns} if is_frame(data) else data
+    if not isinstance(columns, Mapping):
+        return data
+    listed = all(isinstance(each, Sequence | Tensor | np.ndarray) and not isinstance(each, str) for each in
+                 columns.values())  # fmt: skip
+    lengths = {name: len(column) for name, column in columns.items()} if listed else {}
+    if not lengths or len(set(lengths.values())) > 1:
+        got = lengths or data
+        raise BNetError(what, expected="columns of one length, a list for each stack and readout", got=got)
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _told(reader: Reader, k: int, said: object, what: str) -> Example:
-    """An example, or the error that says which one it is."""
-    try:
-        return reader(said)
-    except BNetError as error:
-        raise type(error)(
-            f"{what}[{k}], {error.what}", expected=error.expected, got=error.got, allowed=error.allowed
-        ) from error
+def has_observed(task: Task, data: object) -> bool:
+    """True for data that say what is observed: a tuple (x, y), pairs, or mappings that name more than the stacks."""
+    if not task.readouts:
+        return False
+    parts = len(task.stacks) + len(task.readouts) if len(task.stacks) == 1 else 0
+    if isinstance(data, Batch):
+        return bool(data.evidence)
+    if isinstance(data, tuple):
+        return len(data) == parts
+    if not isinstance(data, list) or not data:
+        return False
+    return all(not set(row) <= set(task.stacks) if isinstance(row, Mapping) else
+               isinstance(row, tuple) and len(row) == parts for row in data)  # fmt: skip
 
 
-def _windows(task: Task, stream: Tensor | np.ndarray, batch: int, seed: int, words: int | None, where: str) -> Batches:
-    """A stream of tokens, cut into windows of `words` words and the one after them; the last has what is left."""
-    stack = task.next_word
-    if stack is None or len(task.stacks) > 1:
-        raise BNetError("data", expected="sentences: a stream is for a net of one stack that tells the next word",
-                        got=f"a stream of {len(stream)} tokens")  # fmt: skip
-    if words is None:
-        raise BNetError("words", expected="how many words a window of the stream has", got="None")
-    of, readout = task.words[stack], task.readouts[0].family.name
-    states = of.states or 0
-    of.check_length(words)
-    if len(stream) < 2:
-        raise BNetError(where, expected="at least 2 tokens, the second to be told by the first", got=len(stream))
-    if of.exact is not None and (len(stream) - 1) % words:
-        got = f"{len(stream)} tokens: the last window would have {(len(stream) - 1) % words} words"
-        raise BNetError(where, expected=f"windows of {words} words, for the mask is a table for so many", got=got)
-    count = -(-(len(stream) - 1) // words)
-
-    def window(k: int) -> Example:
-        ids = whole_numbers(where, stream[k * words : (k + 1) * words + 1])
-        strange = torch.nonzero((ids < 0) | (ids >= states)).flatten().tolist()
-        if strange:
-            what, got = f"{where}, token {k * words + strange[0]} (window {k})", int(ids[strange[0]])
-            raise BNetError(what, expected=f"ids from 0 to {states - 1}", got=got)
-        return Example({stack: ids[:-1]}, {readout: ids[1:]})
-
-    return Batches(task, batch, seed, count, window)
+def _inputs_of(task: Task, data: object) -> object:
+    """Sentences alone, of data that may say what is observed; the reader leaves it out of mappings."""
+    if not has_observed(task, data):
+        return data
+    if isinstance(data, tuple):
+        return data[0]
+    return [row[0] if isinstance(row, tuple) else row for row in cast(list[Any], data)]
 
 
-def padded(task: Task, examples: Sequence[Example], *, told: bool = False) -> Batch:
-    """Examples as a batch, padded behind their ends; a mask where a word could read the padding (`told`: wherever
-    there is padding)."""
-    if not examples:
-        raise BNetError("data", expected="at least one example in a batch", got="none")
-    x, mask = {}, {}
-    for stack in task.stacks:
-        rows = [example.words[stack] for example in examples]
-        lengths = [len(row) for row in rows]
-        x[stack] = _together(rows, 0)
-        if len(set(lengths)) > 1 and (told or task.masks(stack)):
-            mask[stack] = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    observed = {}
-    for name in examples[0].observed:
-        rows = [example.observed[name] for example in examples]
-        observed[name] = _together(rows, nothing(rows[0]))
-    return Batch(x, mask or None, observed)
+def _is_pair(data: object, task: Task) -> bool:
+    """True for two parts that can be sentences and what is observed of them: one stack, one readout."""
+    if not isinstance(data, tuple | list) or len(data) != 2 or len(task.readouts) != 1 or len(task.stacks) != 1:
+        return False
+    return not any(isinstance(part, Mapping | Example) for part in data)
 
 
-def _together(rows: Sequence[Tensor], fill: float) -> Tensor:
-    if all(row.shape == rows[0].shape for row in rows):
-        return torch.stack(list(rows))
-    return pad_sequence(list(rows), batch_first=True, padding_value=fill)
+def _pair_lists(task: Task, data: object, what: str) -> object:
+    """A tuple `(x, y)` of lists as a list of pairs; other data as they are."""
+    if not _is_pair(data, task):
+        return data
+    parts, listed = cast(Sequence[Any], data), isinstance(data, list)
+    arrays = all(isinstance(part, Tensor | np.ndarray) for part in parts)
+    if arrays if listed else all(isinstance(part, tuple) and len(part) == 2 for part in parts):
+        raise BNetError(
+            what,
+            expected="a list of pairs, or a tuple (x, y)",
+            got="what could be two pairs, and could be sentences and what is observed of them",
+            allowed="[(sentence, observed), (sentence, observed)], two pairs; (x, y), a tuple of two arrays or lists",
+        )
+    if listed:
+        return data
+    x, y = parts
+    if any(isinstance(part, str) or not isinstance(part, Sequence | Tensor | np.ndarray) for part in parts):
+        raise BNetError(what, expected=PAIRS, got=data, allowed="[(sentence, observed)] for a single one")
+    if len(x) != len(y):
+        raise BNetError(what, expected="as many observations as sentences", got=f"{len(x)} and {len(y)}")
+    return list(zip(x, y, strict=True))
+
+
+def _check_observed(batch: Batch, what: str) -> Batch:
+    """Refuse data in which nothing is observed of a readout."""
+    for name, evidence in batch.evidence.items():
+        if evidence.observed is not None and not bool(evidence.observed.any()):
+            raise BNetError(what, expected=f"something observed of {name}", got="nothing")
+    return batch

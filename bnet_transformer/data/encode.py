@@ -1,8 +1,7 @@
-"""From what a person writes to tensors: text, ids and vectors of a sentence, values for `do` and evidence."""
+"""One sentence as tensors, from text, ids or vectors; and the values of `do` and evidence on its nodes."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,25 +12,30 @@ from torch import Tensor
 
 from bnet_transformer._core.tokenizer import Span, TokenizedText, Tokenizer, is_text
 from bnet_transformer.axes import WORD
-from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, mapping, not_endless, shown, unknown
+from bnet_transformer.data.words import name_of_sentence, split_words, to_integers, word_encoder
+from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, mapping, shown, unknown
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm.arrays import is_plain, own_tensor
-from bnet_transformer.world import World, support, words_read
+from bnet_transformer.world import World, words_read
 
 Tokens = dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class EncodedSentence:
-    """A sentence as tensors: the token of each word of each stack, and the value of each `Given` family.
+    """A sentence as tensors.
 
-    `told` is what the net's tokenizer made of a stack's text, where it has one; a stack that was said in words or ids
-    has none.
+    Args:
+        tokens: the name of each word of each stack.
+        given: the value of each input family, `[*plates, word, *shape]`.
+        tokenized: what the net's tokenizer made of the text of a stack; a stack of words or ids has none.
+        unnamed: the stacks whose words came as vectors: their tokens are numerals.
     """
 
     tokens: Tokens
     given: dict[str, Tensor]
-    told: dict[str, TokenizedText] = field(default_factory=dict)
+    tokenized: dict[str, TokenizedText] = field(default_factory=dict)
+    unnamed: frozenset[str] = frozenset()
 
     @property
     def words(self) -> dict[str, int]:
@@ -40,100 +44,235 @@ class EncodedSentence:
 
     def special(self, network: Network) -> tuple[bool, ...]:
         """Which tokens are special ones of the net's tokenizer, all stacks in order."""
-        found: list[bool] = []
+        flags: list[bool] = []
         for stack, tokens in self.tokens.items():
-            ids = None
-            main = family_of_words(network, stack, {})
-            image = main is not None and main.tpm.image is not None
-            reader = network.tokenizer
-            if reader is not None and (stack in self.told or not reader.reads(stack, next(iter(self.tokens)))):
-                reader = None
-            if reader is not None:
-                ids = None if main is None or not main.tpm.reads_by_index else self.given[main.family.name].tolist()
-            if stack in self.told:
-                found += self.told[stack].special
-            elif ids is not None and reader is not None:
-                found += reader.is_special(ids)
+            if stack in self.tokenized:
+                flags += self.tokenized[stack].special
+                continue
+            encoder, tokenizer = word_encoder(network, stack), network.tokenizer
+            reads = tokenizer is not None and tokenizer.reads(stack, next(iter(self.tokens)))
+            if tokenizer is not None and reads and encoder is not None and encoder.member.tpm.reads_by_index:
+                flags += tokenizer.is_special(self.given[encoder.member.family.name].tolist())
             else:
-                found += [image and k == 0 for k in range(len(tokens))]
-        return tuple(found)
+                is_image = encoder is not None and encoder.member.tpm.image is not None
+                flags += [is_image and k == 0 for k in range(len(tokens))]
+        return tuple(flags)
 
     def spans(self) -> tuple[Span | None, ...]:
         """Where each token stands in its text, all stacks in order."""
-        found: list[Span | None] = []
+        spans: list[Span | None] = []
         for stack, tokens in self.tokens.items():
-            found += self.told[stack].spans if stack in self.told else [None] * len(tokens)
-        return tuple(found)
+            spans += self.tokenized[stack].spans if stack in self.tokenized else [None] * len(tokens)
+        return tuple(spans)
 
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The tokens of each whole word, all stacks in order."""
-        found: list[tuple[int, ...]] = []
+        groups: list[tuple[int, ...]] = []
         start = 0
         for stack, tokens in self.tokens.items():
-            own = self.told[stack].groups if stack in self.told else [(k,) for k in range(len(tokens))]
-            found += [tuple(start + k for k in group) for group in own]
+            single = tuple((k,) for k in range(len(tokens)))
+            by_word = self.tokenized[stack].groups if stack in self.tokenized else single
+            groups += [tuple(start + k for k in group) for group in by_word]
             start += len(tokens)
-        return tuple(found)
+        return tuple(groups)
 
 
 def encode_sentence(
     network: Network,
-    said: object = None,
+    sentence: object = None,
     x: object = None,
     given: Mapping[str, object] | None = None,
     *,
     pair: object = None,
 ) -> EncodedSentence:
-    """Read a sentence: text, a list of words, ids, or vectors `x`; with several stacks, a mapping from stack.
+    """Encode a sentence.
 
-    `given` fills further `Given` nodes, by family name: `[*plates, word, *shape]`. A net with a tokenizer reads text
-    and words by it, and a second sentence `pair` behind the first. A net without words takes no sentence.
+    Args:
+        network: the net, which must have one floating type. A net without words takes no sentence.
+        sentence: text, a list of words, ids, vectors or an image; where the net has several stacks, a mapping from
+            stack. A net with a tokenizer reads text and lists of words by it.
+        x: the words as vectors `[word, *shape]`, beside their names in `sentence` or without them.
+        given: values of further input nodes by family name, `[*plates, word, *shape]`.
+        pair: a second sentence, which the tokenizer puts behind the first.
+
+    Returns:
+        The sentence as tensors, on the device of the net.
+
+    Raises:
+        BNetError: where a part is missing, of another shape, or does not go with another.
+        UnknownNameError: for a stack, an input or a word that the net does not have.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.decoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
+    >>> encoded = encode_sentence(net.network, "the cat sat")
+    >>> encoded.tokens, [value.shape for value in encoded.given.values()]
+    ({'': ('the', 'cat', 'sat')}, [torch.Size([3])])
     """
     network.one_type()
-    stacks = network.graph.word_stacks
+    stacks, inputs = network.graph.word_stacks, [m.family.name for m in network.members if m.tpm.kind == "input"]
     extra = dict(mapping("given", given))
-    told = _tokenized(network.tokenizer, said, pair, stacks, extra)
-    said_by, x_by = _by_stack("sentence", said, stacks), _by_stack("x", x, stacks)
-    said_by |= {stack: list(each.ids) for stack, each in told.items()}
+    tokenized = _tokenized(network.tokenizer, sentence, pair, stacks, extra)
+    text_by, x_by = _by_stack("sentence", sentence, stacks), _by_stack("x", x, stacks)
+    text_by |= {stack: list(text.ids) for stack, text in tokenized.items()}
+    for name in extra:
+        if name not in inputs:
+            raise unknown("given", name, inputs)
     tokens: Tokens = {}
     values: dict[str, Tensor] = {}
-    for name in extra:
-        if name not in network.graph.by_name or network.member(name).tpm.kind != "input":
-            raise unknown("given", name, [m.family.name for m in network.members if m.tpm.kind == "input"])
     for stack in stacks:
-        main = _filled(network, stack, extra)
-        said_here = said_by.get(stack)
-        if said_here is None and main is None:
-            said_here = _counted(network, stack, extra)
-        tokens[stack], value = _words(network, stack, main, said_here, x_by.get(stack))
-        if main is not None and value is not None:
-            values[main.family.name] = value
-    tokens |= {stack: each.tokens for stack, each in told.items()}
-    intake = EncodedSentence(tokens, values, told)
+        tokens[stack], value = _encode_stack(network, stack, text_by.get(stack), x_by.get(stack), extra)
+        values |= value
+    tokens |= {stack: text.tokens for stack, text in tokenized.items()}
+    unnamed = frozenset(s for s in stacks if s not in text_by or _has_rows(text_by[s]))
+    encoded = EncodedSentence(tokens, values, tokenized, unnamed)
     for member in network.members:
         if member.tpm.kind == "input" and member.family.name not in values:
-            values[member.family.name] = _given(network, member, extra, intake.words)
-    for stack, here in said_by.items():
-        _check_said(network, stack, here, extra, values)
-    check_reads(network, intake.words)
+            values[member.family.name] = _given(network, member, extra, encoded.words)
+    for stack, words in text_by.items():
+        _check_same_ids(network, stack, words, extra, values)
+    check_reads(network, encoded.words)
     values.update({name: value.to(network.device) for name, value in values.items()})
-    return intake
+    return encoded
+
+
+def _has_rows(sentence: object) -> bool:
+    """True for a table of numbers: vectors or an image, and no words or ids."""
+    if isinstance(sentence, Tensor | np.ndarray):
+        return sentence.ndim > 1
+    first = sentence[0] if isinstance(sentence, Sequence) and not isinstance(sentence, str) and sentence else None
+    return (isinstance(first, Sequence) and not isinstance(first, str)) or getattr(first, "ndim", 0) > 0
+
+
+def _encode_stack(
+    network: Network, stack: str, words: object, x: object, extra: Mapping[str, object]
+) -> tuple[tuple[str, ...], dict[str, Tensor]]:
+    """The tokens of one stack, and the value of the family that its words fill."""
+    name, encoder = name_of_sentence(stack), word_encoder(network, stack, extra)
+    if x is not None:
+        if encoder is None or encoder.states is not None:
+            raise BNetError("x", expected="a net whose words are given as vectors", got=f"vectors for {name}")
+        if words is not None and encoder.member.tpm.image is not None:
+            raise BNetError(name, expected="an image [channel, row, column], or its words as vectors (x=)", got="both")
+        value = encoder.encode_vectors(x, "x").to(network.dtype)
+        if not bool(value.isfinite().all()):  # the net's type may hold less than the numbers came in
+            raise BNetError("x", expected="finite numbers", got=f"numbers that {network.dtype} cannot hold")
+        tokens = encoder.name_words(x if words is None else words, value)
+        if len(tokens) != len(value):
+            raise BNetError(name, expected=f"{len(value)} words, as x has rows", got=f"{len(tokens)}")
+        return tokens, {encoder.member.family.name: value}
+    if encoder is None and words is None:
+        words = _count_words(network, stack, extra)
+    if words is None:
+        raise BNetError(name, expected="at least one word", got="none")
+    if encoder is None:
+        return _name_words(network, stack, words), {}
+    value = encoder.encode(words)
+    tokens = encoder.name_words(words, value)
+    return tokens, {encoder.member.family.name: value.to(network.dtype) if value.is_floating_point() else value}
+
+
+def _name_words(network: Network, stack: str, words: object) -> tuple[str, ...]:
+    """The tokens of a stack whose words fill no family: `given` has the value of it, or it has none."""
+    name, vocabulary = name_of_sentence(stack), network.vocabularies.get(stack)
+    tokens = split_words(name, words)
+    if tokens is not None:
+        return tuple(tokens)
+    ids = to_integers(name, words).flatten().tolist()
+    if not ids:
+        raise BNetError(name, expected="at least one word", got=shown(words))
+    return tuple(vocabulary[i] if vocabulary and 0 <= i < len(vocabulary) else str(i) for i in ids)
 
 
 def _tokenized(
-    tokenizer: Tokenizer | None, said: object, pair: object, stacks: Sequence[str], extra: dict[str, object]
+    tokenizer: Tokenizer | None, sentence: object, pair: object, stacks: Sequence[str], extra: dict[str, object]
 ) -> dict[str, TokenizedText]:
-    """What the tokenizer makes of what is said, if it is text; the segments go to their node among `extra`."""
+    """What the tokenizer makes of what is given, if it is text; the segments go to their node among `extra`."""
     several = len(stacks) > 1
-    if tokenizer is None or several or not is_text(said):
+    if tokenizer is None or several or not is_text(sentence):
         if pair is not None:
             wanted = "one sentence: a pair is for text, and a net with a tokenizer"
             raise BNetError("pair", expected=wanted, got=pair)
-        return tokenizer.read_each(said, stacks) if tokenizer and several and isinstance(said, Mapping) else {}
-    found = tokenizer.read(said, pair)
+        return tokenizer.read_each(sentence, stacks) if tokenizer and several and isinstance(sentence, Mapping) else {}
+    text = tokenizer.read(sentence, pair)
     if tokenizer.segments is not None:
-        extra.setdefault(tokenizer.segments, list(found.segments))
-    return {stacks[0]: found}
+        extra.setdefault(tokenizer.segments, list(text.segments))
+    return {stacks[0]: text}
+
+
+def _by_stack(what: str, value: object, stacks: Sequence[str]) -> dict[str, object]:
+    if value is None:
+        return {}
+    if not stacks:
+        allowed = "given=, for the nodes that are given; observe and do, for the others"
+        raise BNetError(what, expected="None: the net has no words", got=shown(value), allowed=allowed)
+    if isinstance(value, Mapping):
+        for stack in value:
+            if stack not in stacks:
+                raise unknown("stack", stack, stacks)
+        return dict(value)
+    if len(stacks) > 1:
+        names = ", ".join(repr(stack) for stack in stacks)
+        raise BNetError(what, expected=f"a mapping from stack ({names})", got=shown(value))
+    return {stacks[0]: value}
+
+
+def _count_words(network: Network, stack: str, extra: Mapping[str, object]) -> list[str] | None:
+    """Numbers for words, where all that is given of a stack is the value of its input nodes."""
+    for name, value in extra.items():
+        family = network.member(name).family
+        if isinstance(value, Tensor) and not is_plain(value):
+            continue  # which is refused where it is read
+        shape = tuple(getattr(value, "shape", ())) or np.asarray(value, dtype=object).shape
+        if family.words == stack and len(shape) > len(family.plates):
+            return [str(i) for i in range(shape[len(family.plates)])]
+    return None
+
+
+def _check_same_ids(
+    network: Network, stack: str, words: object, extra: Mapping[str, object], values: Mapping[str, Tensor]
+) -> None:
+    """Refuse words of a sentence beside other ids that `given` has for them."""
+    encoder = word_encoder(network, stack)
+    if encoder is None or encoder.states is None or word_encoder(network, stack, extra) is not None:
+        return
+    name = encoder.member.family.name
+    if encoder.vocabulary is not None or split_words(encoder.name, words) is None:
+        ids = encoder.encode(words).tolist()
+        if ids != values[name].tolist():
+            expected = f"{ids}, the ids of the words of the sentence, or no words"
+            raise BNetError(f"given[{name!r}]", expected=expected, got=values[name].tolist())
+
+
+def _given(network: Network, member: Member, extra: Mapping[str, object], words: Mapping[str, int]) -> Tensor:
+    family = member.family
+    default = member.tpm.default
+    if family.name not in extra and default is not None:
+        lead = tuple(network.graph.sizes[plate] for plate in family.plates)
+        return torch.full((*lead, *(() if family.words is None else (words[family.words],))), default)
+    if family.name not in extra:
+        raise BNetError(
+            family.name,
+            expected="a value, for it is given with the sentence",
+            got="none",
+            allowed=f"given={{{family.name!r}: ...}}",
+        )
+    plates = tuple(network.graph.sizes[plate] for plate in family.plates)
+    shape = (*plates, *((words[family.words],) if family.words is not None else ()), *member.shape)
+    value = extra[family.name]
+    if member.tpm.reads_by_index:
+        try:
+            tensor = own_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as problem:
+            raise BNetError(family.name, expected="whole numbers", got=shown(value)) from problem
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+            raise BNetError(family.name, expected="whole numbers", got=f"{tensor.dtype}")
+        if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < (member.tpm.states or 0):
+            raise BNetError(family.name, expected=f"states from 0 to {(member.tpm.states or 0) - 1}", got=value)
+    else:
+        tensor = _tensor(family.name, value, network.dtype, BNetError)
+    if tuple(tensor.shape) != shape:
+        raise BNetError(family.name, expected=f"a value of shape {shape}", got=f"shape {tuple(tensor.shape)}")
+    return tensor
 
 
 def encode_value(world: World, node: int, value: object, *, evidence: bool) -> Tensor:
@@ -145,7 +284,7 @@ def encode_value(world: World, node: int, value: object, *, evidence: bool) -> T
     if isinstance(value, str):
         value = _state_of_label(world.network, member, name, value)
     if discrete and (member.tpm.reads_by_index or _is_index(value)):
-        count = support(world, node)
+        count = world.count_states(node)
         state = _index(name, value, f"a state from 0 to {count - 1}")
         if not 0 <= state < count:
             raise EvidenceError(name, expected=f"a state from 0 to {count - 1}", got=value)
@@ -180,199 +319,6 @@ def once(what: str, nodes: Mapping[str, Any], named: Mapping[str, Any]) -> dict[
         if name in named:
             raise EvidenceError(f"{what} of {name}", expected="one value", got="two, in the mapping and by keyword")
     return {**nodes, **named}
-
-
-def word_vector(word: str, dim: int, seed: int) -> Tensor:
-    """The fixed vector of a word in a net without vocabulary: normal, seeded by the word itself.
-
-    >>> word_vector("cat", 4, 0).equal(word_vector("cat", 4, 0))
-    True
-    """
-    digest = hashlib.sha256(f"{seed}/word/{word}".encode(errors="surrogatepass")).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-    return torch.randn(dim, generator=generator, dtype=torch.float32, device="cpu")
-
-
-def _by_stack(what: str, value: object, stacks: Sequence[str]) -> dict[str, object]:
-    if value is None:
-        return {}
-    if not stacks:
-        allowed = "given=, for the nodes that are given; observe and do, for the others"
-        raise BNetError(what, expected="None: the net has no words", got=shown(value), allowed=allowed)
-    if isinstance(value, Mapping):
-        for stack in value:
-            if stack not in stacks:
-                raise unknown("stack", stack, stacks)
-        return dict(value)
-    if len(stacks) > 1:
-        names = ", ".join(repr(stack) for stack in stacks)
-        raise BNetError(what, expected=f"a mapping from stack ({names})", got=shown(value))
-    return {stacks[0]: value}
-
-
-def family_of_words(network: Network, stack: str, extra: Mapping[str, object]) -> Member | None:
-    """The family that a stack's words fill: its `Given` nodes over words, the discrete one where there are several."""
-    over = [
-        member
-        for member in network.members
-        if member.tpm.kind == "input" and member.family.words == stack and not member.family.plates
-    ]
-    open_ones = [member for member in over if member.family.name not in extra]
-    return main_of(open_ones)
-
-
-def main_of(members: Sequence[Member]) -> Member | None:
-    """Of a stack's `Given` families over words, the one that its words fill: the discrete one, none with a default."""
-    needed = [m for m in members if m.tpm.default is None]
-    return next(iter([m for m in needed if m.tpm.reads_by_index] or needed or members), None)
-
-
-def _filled(network: Network, stack: str, extra: Mapping[str, object]) -> Member | None:
-    """The family that what is said fills: none that has a default, where the words' own is given."""
-    main = family_of_words(network, stack, extra)
-    spare = main is not None and main.tpm.default is not None
-    return None if spare and main is not family_of_words(network, stack, {}) else main
-
-
-def _check_said(
-    network: Network, stack: str, said: object, extra: Mapping[str, object], values: Mapping[str, Tensor]
-) -> None:
-    """Refuse words that are said beside other ids that are given for them."""
-    whole = family_of_words(network, stack, {})
-    if whole is None or not whole.tpm.reads_by_index or _filled(network, stack, extra) is not None:
-        return
-    name, where = whole.family.name, f"sentence of stack {stack!r}" if stack else "sentence"
-    tokens, ids = _tokens(network, stack, where, said)
-    if tokens and (ids is not None or stack in network.vocabularies):
-        wanted = _ids(network, whole, where, tokens, ids).tolist()
-        if wanted != values[name].tolist():
-            expected = f"{wanted}, the ids of the words that are said, or no words"
-            raise BNetError(f"given[{name!r}]", expected=expected, got=values[name].tolist())
-
-
-def _counted(network: Network, stack: str, extra: Mapping[str, object]) -> list[str] | None:
-    """Numbers for words, where all that is said of a stack is the value of its given nodes."""
-    for name, value in extra.items():
-        family = network.member(name).family
-        if isinstance(value, Tensor) and not is_plain(value):
-            continue  # which is refused where it is read
-        shape = tuple(getattr(value, "shape", ())) or np.asarray(value, dtype=object).shape
-        if family.words == stack and len(shape) > len(family.plates):
-            return [str(i) for i in range(shape[len(family.plates)])]
-    return None
-
-
-def _words(
-    network: Network, stack: str, main: Member | None, said: object, x: object
-) -> tuple[tuple[str, ...], Tensor | None]:
-    """A stack's tokens, and the value of its main family."""
-    where = f"sentence of stack {stack!r}" if stack else "sentence"
-    image = main.tpm.image if main is not None else None
-    if image is not None and said is not None:
-        if isinstance(said, str) or x is not None:
-            wanted = "an image [channel, row, column], or its words as vectors (x=)"
-            raise BNetError(where, expected=wanted, got=shown(said) if x is None else "both")
-        return image.tokens, image.read(_tensor("image", said, network.dtype, BNetError))
-    tokens, ids = _tokens(network, stack, where, said)
-    if x is not None:
-        if main is None or main.tpm.reads_by_index:
-            raise BNetError("x", expected="a net whose words are given as vectors", got=f"vectors for {where}")
-        vectors = _tensor("x", x, network.dtype, BNetError)
-        if not vectors.dim() or tuple(vectors.shape[1:]) != main.shape or not len(vectors):
-            wanted = f"vectors of shape (words, {', '.join(map(str, main.shape))}), at least one word"
-            raise BNetError("x", expected=wanted, got=f"shape {tuple(vectors.shape)}")
-        tokens = tokens or tuple(str(i) for i in range(len(vectors)))
-        if len(tokens) != len(vectors):
-            raise BNetError(where, expected=f"{len(vectors)} words, as x has rows", got=f"{len(tokens)}")
-        return tokens, vectors
-    if not tokens:
-        raise BNetError(where, expected="at least one word", got="none" if said is None else shown(said))
-    if main is None:
-        return tokens, None
-    if main.tpm.reads_by_index:
-        return tokens, _ids(network, main, where, tokens, ids)
-    if len(main.shape) != 1:
-        raise BNetError(where, expected=f"values of shape {main.shape} for each word (x=)", got=shown(said))
-    if ids is not None:
-        raise BNetError(where, expected="words or vectors (x=): the net has no vocabulary", got="ids")
-    vectors = torch.stack([word_vector(token, main.shape[0], network.seed) for token in tokens])
-    return tokens, vectors.to(network.dtype)
-
-
-def _tokens(network: Network, stack: str, where: str, said: object) -> tuple[tuple[str, ...], list[int] | None]:
-    """What was said as tokens, and as ids where it was ids."""
-    if said is None:
-        return (), None
-    if isinstance(said, str):
-        return tuple(said.split()), None
-    if isinstance(said, Tensor | np.ndarray):
-        try:
-            said = (own_tensor(said) if isinstance(said, Tensor) else said).tolist()
-        except TypeError as problem:
-            raise BNetError(where, expected="text, a list of words, ids, or x=vectors", got=said) from problem
-    if not isinstance(said, Sequence) or isinstance(said, bytes):
-        raise BNetError(where, expected="text, a list of words, ids, or x=vectors", got=said)
-    not_endless(where, said)
-    if all(isinstance(word, str) for word in said):
-        if any(not word for word in said):
-            raise BNetError(where, expected="words, none empty", got=list(said))
-        return tuple(said), None
-    if not all(_is_index(word) for word in said):
-        raise BNetError(where, expected="text, a list of words, ids, or x=vectors", got=said)
-    ids = [int(word) for word in said]
-    vocabulary = network.vocabularies.get(stack)
-    named = [vocabulary[i] if vocabulary and 0 <= i < len(vocabulary) else str(i) for i in ids]
-    return tuple(named), ids
-
-
-def _ids(network: Network, main: Member, where: str, tokens: tuple[str, ...], ids: list[int] | None) -> Tensor:
-    states = main.tpm.states or 0
-    if ids is None:
-        vocabulary = network.vocabularies.get(main.family.stack)
-        if vocabulary is None:
-            allowed = "from_pretrained(..., tokenizer=), for a model that came without one"
-            raise BNetError(where, expected="ids: the net has no vocabulary", got=" ".join(tokens), allowed=allowed)
-        place = {word: k for k, word in enumerate(vocabulary)}
-        for token in tokens:
-            if token not in place:
-                raise unknown(f"word of the {where}", token, vocabulary)
-        ids = [place[token] for token in tokens]
-    for i in ids:
-        if not 0 <= i < states:
-            raise BNetError(where, expected=f"ids from 0 to {states - 1}", got=i)
-    return torch.tensor(ids)
-
-
-def _given(network: Network, member: Member, extra: Mapping[str, object], words: Mapping[str, int]) -> Tensor:
-    family = member.family
-    default = member.tpm.default
-    if family.name not in extra and default is not None:
-        lead = tuple(network.graph.sizes[plate] for plate in family.plates)
-        return torch.full((*lead, *(() if family.words is None else (words[family.words],))), default)
-    if family.name not in extra:
-        raise BNetError(
-            family.name,
-            expected="a value, for it is given with the sentence",
-            got="none",
-            allowed=f"given={{{family.name!r}: ...}}",
-        )
-    plates = tuple(network.graph.sizes[plate] for plate in family.plates)
-    shape = (*plates, *((words[family.words],) if family.words is not None else ()), *member.shape)
-    value = extra[family.name]
-    if member.tpm.reads_by_index:
-        try:
-            tensor = own_tensor(value)
-        except (TypeError, ValueError, RuntimeError) as problem:
-            raise BNetError(family.name, expected="whole numbers", got=shown(value)) from problem
-        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-            raise BNetError(family.name, expected="whole numbers", got=f"{tensor.dtype}")
-        if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < (member.tpm.states or 0):
-            raise BNetError(family.name, expected=f"states from 0 to {(member.tpm.states or 0) - 1}", got=value)
-    else:
-        tensor = _tensor(family.name, value, network.dtype, BNetError)
-    if tuple(tensor.shape) != shape:
-        raise BNetError(family.name, expected=f"a value of shape {shape}", got=f"shape {tuple(tensor.shape)}")
-    return tensor
 
 
 def check_reads(network: Network, words: Mapping[str, int]) -> None:

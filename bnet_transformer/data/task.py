@@ -1,11 +1,11 @@
-"""What a net is trained for: its readouts, and whether they tell the next word of a stack that reads no later one."""
+"""What data a net takes: its words, its readouts, and whether they tell the next word of a stack."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bnet_transformer.axes import Reach
-from bnet_transformer.data.words import Words, words_of
+from bnet_transformer.data.words import WordEncoder, word_encoder
 from bnet_transformer.errors import BNetError
 from bnet_transformer.network import Member, Network
 
@@ -24,7 +24,7 @@ class Task:
 
     network: Network
     readouts: tuple[Member, ...]
-    words: dict[str, Words]
+    words: dict[str, WordEncoder]
     next_word: str | None
 
     @property
@@ -41,28 +41,53 @@ class Task:
         return False
 
 
-def task_of(network: Network, *, likelihood: bool = True, generates: bool = False) -> Task:
-    """The task of a net; without `likelihood` (the loss is somebody else's) it needs no readout, and may choose.
+def infer_task(network: Network) -> Task:
+    """Infer what data a net takes: its readouts, the words of its stacks, and whether a readout tells next words.
 
-    Where it `generates` words, what is wrong with it is told as that.
+    Args:
+        network: the net; it needs no readout, and may choose.
+
+    Returns:
+        The task. Its readouts are the random nodes that nothing reads.
+
+    Raises:
+        BNetError: where a stack has words that are not given with the sentence.
     """
-    readouts = tuple(m for m in network.members if m.tpm.is_random and not _readers(network, m))
-    choices = [m.family.name for m in network.members if m.tpm.is_random and _readers(network, m)]
-    if likelihood and not readouts:
-        wanted, ways = "a readout to train on: a net without observe= has no likelihood", ", or loss= of train"
-        if generates:
-            wanted, ways = "a readout that tells the next word", ""
-        got = "no Categorical or Normal node that nothing reads"
-        raise BNetError("net", expected=wanted, got=got, allowed=f"observe= or readout= of the net{ways}")
-    if likelihood and choices:
-        other = "a net with combine='concat'"
-        wanted, ways = "train follows one gradient", f"bt.fit, which sums choices out; loss= of yours; {other}"
-        if generates:
-            wanted, ways = "each word is chosen from one distribution", other
-        wanted = f"no random choice beneath the readouts: {wanted}"
-        raise BNetError("net", expected=wanted, got=", ".join(choices[:4]), allowed=ways)
-    words = {stack: words_of(network, stack) for stack in network.graph.word_stacks}
+    readouts = tuple(m for m in network.members if m.tpm.is_random and not network.graph.out_of[m.family.index])
+    words = {stack: _encoder_of(network, stack) for stack in network.graph.word_stacks}
     return Task(network, readouts, words, _next_word(network, readouts, words))
+
+
+def infer_fit_task(network: Network) -> Task:
+    """Infer what data a fit of a net takes: nothing is told by next words, and every readout is observed.
+
+    Args:
+        network: the net, which may choose.
+
+    Returns:
+        The task. Of a net without words every random node can be observed, so all of them are readouts.
+
+    Raises:
+        BNetError: where there is nothing to observe.
+    """
+    task = infer_task(network)
+    if not task.words:
+        task = replace(task, readouts=tuple(m for m in network.members if m.tpm.is_random))
+    if not task.readouts:
+        raise BNetError(
+            "net",
+            expected="a readout: a net without observe= has no likelihood to fit",
+            got="no Categorical or Normal node that nothing reads",
+            allowed="observe= of the net",
+        )
+    return replace(task, next_word=None)
+
+
+def _encoder_of(network: Network, stack: str) -> WordEncoder:
+    encoder = word_encoder(network, stack)
+    if encoder is None:
+        raise BNetError(f"stack {stack!r}", expected="words that are given with the sentence", got="none")
+    return encoder
 
 
 def check_has_words(network: Network, what: str, allowed: str | None = None) -> None:
@@ -71,27 +96,27 @@ def check_has_words(network: Network, what: str, allowed: str | None = None) -> 
         raise BNetError(what, expected="a net with words", got="a net without words", allowed=allowed)
 
 
-def _next_word(network: Network, readouts: tuple[Member, ...], words: dict[str, Words]) -> str | None:
+def _next_word(network: Network, readouts: tuple[Member, ...], words: dict[str, WordEncoder]) -> str | None:
     """The stack whose next word the one readout tells, having read no later word."""
     if len(readouts) != 1:
         return None
-    (told,) = readouts
-    stack = told.family.words
-    if stack is None or told.family.plates or not _tells_words(told, words[stack], among=len(words)):
+    (readout,) = readouts
+    stack = readout.family.words
+    if stack is None or readout.family.plates or not _tells_words(readout, words[stack], among=len(words)):
         return None
-    return stack if later(network, told, stack) is None else None
+    return stack if later(network, readout, stack) is None else None
 
 
-def _tells_words(told: Member, words: Words, among: int) -> bool:
+def _tells_words(readout: Member, words: WordEncoder, among: int) -> bool:
     """True for a readout whose values are words of a stack; of real-valued words, where there are several stacks."""
-    if told.tpm.kind == "discrete":
-        return told.tpm.states is not None and told.tpm.states == words.states
-    return among > 1 and words.states is None and told.shape == words.member.shape
+    if readout.tpm.kind == "discrete":
+        return readout.tpm.states is not None and readout.tpm.states == words.states
+    return among > 1 and words.states is None and readout.shape == words.member.shape
 
 
 def later(network: Network, member: Member, stack: str) -> str | None:
     """The first arrow above a node by which a word learns of later words of a stack; None if there is none."""
-    needed = above(network, member)
+    needed = network.ancestral_members(member)
     decided = decided_by(network, needed)
     for child in needed:
         for given in child.inputs:
@@ -103,27 +128,11 @@ def later(network: Network, member: Member, stack: str) -> str | None:
     return None
 
 
-def above(network: Network, member: Member) -> list[Member]:
-    """A node and all its ancestors, in order."""
-    found = {member.family.index}
-    todo = [member.family.index]
-    while todo:
-        parents = {bundle.parent for bundle in network.graph.into[todo.pop()]} - found
-        found |= parents
-        todo += parents
-    order = [index for group in network.graph.groups for index in group if index in found]
-    return [network.members[index] for index in order]
-
-
 def decided_by(network: Network, members: list[Member]) -> dict[int, frozenset[str]]:
     """For each family the stacks whose words decide its value; families in order, their ancestors among them."""
-    found: dict[int, frozenset[str]] = {}
+    stacks: dict[int, frozenset[str]] = {}
     for member in members:
         index, words = member.family.index, member.family.words
-        parents = (found.get(bundle.parent, frozenset()) for bundle in network.graph.into[index])
-        found[index] = frozenset(({words} if words is not None else set()).union(*parents))
-    return found
-
-
-def _readers(network: Network, member: Member) -> bool:
-    return bool(network.graph.out_of[member.family.index])
+        parents = (stacks.get(bundle.parent, frozenset()) for bundle in network.graph.into[index])
+        stacks[index] = frozenset(({words} if words is not None else set()).union(*parents))
+    return stacks

@@ -1,128 +1,199 @@
-"""The words of a stack as training and decoding take them: text, ids, arrays or vectors, as tensors; files of ids."""
+"""The words of one stack as tensors: text, lists of words, ids, vectors and images are encoded here alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.tokenizer import Tokenizer
-from bnet_transformer.data.encode import main_of
-from bnet_transformer.errors import BNetError, FileError, unknown
+from bnet_transformer._core.tokenizer import Tokenizer, is_text
+from bnet_transformer.errors import BNetError, not_endless, unknown
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm.arrays import own_tensor
 
 
 @dataclass(frozen=True)
-class Words:
-    """What the words of one stack are: the family that they fill, its vocabulary; the most of them, or how many."""
+class WordEncoder:
+    """Encodes the words of one stack as ids `[word]`, or as vectors `[word, *shape]` where the net has no vocabulary.
+
+    Args:
+        stack: the name of the stack.
+        member: the input family that the words fill.
+        vocabulary: the words by id; None where there are none.
+        longest: how many words there may be at most, because positions are learned; None without a bound.
+        tokenizer: what splits text into words of the vocabulary; None to split it at spaces.
+        exact: how many words there must be, because a mask is a table; None for any number.
+        seed: the seed of the net, which decides the vectors of words without a vocabulary.
+    """
 
     stack: str
     member: Member
     vocabulary: tuple[str, ...] | None
-    longest: int | None
+    longest: int | None = None
     tokenizer: Tokenizer | None = None
     exact: int | None = None
+    seed: int = 0
 
     @property
     def states(self) -> int | None:
         """How many words there are; None where words are vectors."""
         return self.member.tpm.states
 
+    @property
+    def name(self) -> str:
+        """The name of the sentence in messages."""
+        return name_of_sentence(self.stack)
+
     @cached_property
     def place(self) -> dict[str, int]:
         """The id of each word of the vocabulary."""
         return {word: k for k, word in enumerate(self.vocabulary or ())}
 
-    def tensor(self, said: object) -> Tensor:
-        """A sentence as ids `[word]`, or as vectors `[word, *shape]`."""
-        if isinstance(said, str):
-            said = said.split() if self.tokenizer is None else list(self.tokenizer.read(said).ids)
+    def encode(self, sentence: object) -> Tensor:
+        """Encode one sentence.
+
+        Args:
+            sentence: text, a list of words, ids, vectors `[word, *shape]`, or an image `[channel, row, column]` where
+                the words of the net are patches.
+
+        Returns:
+            Ids `[word]`, or vectors `[word, *shape]` in the floating type that they came in.
+
+        Raises:
+            BNetError: where the sentence is none of these, is empty, or has a number that is not finite.
+            UnknownNameError: where the vocabulary lacks a word.
+        """
+        sentence = sentence.tolist() if is_text_array(sentence) else sentence
+        if self.tokenizer is not None and is_text(sentence):
+            sentence = list(self.tokenizer.read(sentence).ids)
+        words = split_words(self.name, sentence)
+        if not isinstance(sentence, str | Sequence | Tensor | np.ndarray) or isinstance(sentence, bytes):
+            raise BNetError(self.name, expected="text, a list of words, ids, or vectors", got=sentence)
         if self.states is None:
-            return self._vectors(said)
-        said = said.tolist() if is_text(said) else said
-        if isinstance(said, Sequence) and said and all(isinstance(word, str) for word in said):
-            return torch.tensor([self.id(word) for word in said])
-        ids = whole_numbers(self._where, said)
-        if ids.dim() != 1 or not len(ids):
-            raise BNetError(self._where, expected="words, at least one", got=said)
+            return self.encode_vectors(sentence) if words is None else self._draw_vectors(words)
+        ids = to_integers(self.name, sentence) if words is None else torch.tensor([self.id(word) for word in words])
+        if ids.dim() != 1:
+            raise BNetError(self.name, expected="text, a list of words, or ids", got=sentence)
+        if not len(ids):
+            raise BNetError(self.name, expected="at least one word", got=sentence)
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= self.states:
-            raise BNetError(self._where, expected=f"ids from 0 to {self.states - 1}", got=low if low < 0 else high)
+            raise BNetError(self.name, expected=f"ids from 0 to {self.states - 1}", got=low if low < 0 else high)
         return ids
 
     def id(self, word: object) -> int:
-        """The id of one word, told as itself or as its id."""
-        if isinstance(word, str):
-            if self.vocabulary is None:
-                raise BNetError(self._where, expected="ids: the net has no vocabulary", got=word)
-            if word not in self.place:
-                raise unknown(f"word of the {self._where}", word, self.place)
-            return self.place[word]
-        return int(self.tensor([word])[0])
+        """The id of one word, which is given as text or as its id."""
+        if not isinstance(word, str):
+            return int(self.encode([word])[0])
+        if self.vocabulary is None:
+            allowed = "from_pretrained(..., tokenizer=), for a model that came without one"
+            raise BNetError(self.name, expected="ids: the net has no vocabulary", got=word, allowed=allowed)
+        if word not in self.place:
+            raise unknown(f"word of the {self.name}", word, self.place)
+        return self.place[word]
 
-    def one(self, word: object) -> Tensor:
-        """A sentence of one word."""
+    def encode_word(self, word: object) -> Tensor:
+        """Encode a sentence of one word, `[1]` or `[1, *shape]`."""
         if self.states is not None:
             return torch.tensor([self.id(word)])
-        return self.tensor(real_numbers(self._where, word)[None])
+        return self.encode_vectors(to_reals(self.name, word)[None])
 
-    def tell(self, ids: Iterable[int]) -> tuple[str, ...]:
-        """Ids as words; as numerals where there is no vocabulary."""
+    def decode(self, ids: Iterable[int]) -> tuple[str, ...]:
+        """The words of ids; numerals where there is no vocabulary."""
         return tuple(str(k) if self.vocabulary is None else self.vocabulary[k] for k in ids)
 
+    def name_words(self, sentence: object, value: Tensor) -> tuple[str, ...]:
+        """The names of the words of a sentence that was encoded as `value`: as written, by id, or numerals."""
+        words, image = split_words(self.name, sentence), self.member.tpm.image
+        if words is not None:
+            return tuple(words)
+        if image is not None and len(value) == len(image.tokens):
+            return image.tokens
+        return self.decode(range(len(value)) if self.states is None else value.tolist())
+
     def check_length(self, words: int, *, begun: bool = False) -> None:
-        """Refuse more words than there are learned positions, and another number than that of a mask's table; where
-        they are only `begun`, a greater one."""
+        """Refuse a number of words that the net cannot take.
+
+        Args:
+            words: how many words there are.
+            begun: whether more words may follow; fewer than a mask's table asks for are then no fault.
+
+        Raises:
+            BNetError: for more words than there are learned positions, or another number than that of a mask's table.
+        """
         if self.exact is not None and (words > self.exact or (words < self.exact and not begun)):
             wanted = f"{'at most ' if begun else ''}{self.exact} words, for the mask is a table for so many"
-            raise BNetError(self._where, expected=wanted, got=f"{words} words")
+            raise BNetError(self.name, expected=wanted, got=f"{words} words")
         if self.longest is not None and words > self.longest:
             wanted = f"at most {self.longest} words, the learned positions"
-            raise BNetError(self._where, expected=wanted, got=f"{words} words")
+            raise BNetError(self.name, expected=wanted, got=f"{words} words")
 
-    @property
-    def _where(self) -> str:
-        return f"sentence of stack {self.stack!r}" if self.stack else "sentence"
+    def encode_vectors(self, vectors: object, what: str | None = None) -> Tensor:
+        """Encode words that are vectors, or the patches of an image; messages call them `what`."""
+        what = what or self.name
+        value, image = to_reals(what, vectors), self.member.tpm.image
+        if image is not None and value.dim() != 2:
+            value = image.read(value)
+        if not value.dim() or tuple(value.shape[1:]) != self.member.shape or not len(value):
+            wanted = f"vectors of shape (words, {', '.join(map(str, self.member.shape))}), at least one word"
+            raise BNetError(what, expected=wanted, got=f"shape {tuple(value.shape)}")
+        if not bool(value.isfinite().all()):
+            word = int((~value.isfinite()).flatten(1).any(1).nonzero()[0])
+            raise BNetError(what, expected="finite numbers", got=f"a NaN or an infinite one at word {word}")
+        return value
 
-    def _vectors(self, said: object) -> Tensor:
-        found = real_numbers(self._where, said)
-        image = self.member.tpm.image
-        if image is not None and found.dim() == 3:
-            found = image.read(found)
-        if not found.dim() or tuple(found.shape[1:]) != self.member.shape or not len(found):
-            wanted = f"vectors of shape (words, {', '.join(map(str, self.member.shape))})"
-            raise BNetError(self._where, expected=wanted, got=f"shape {tuple(found.shape)}")
-        if not bool(found.isfinite().all()):
-            word = int((~found.isfinite()).flatten(1).any(1).nonzero()[0])
-            raise BNetError(self._where, expected="finite numbers", got=f"a NaN or an infinite one at word {word}")
-        return found
+    def _draw_vectors(self, words: Sequence[str]) -> Tensor:
+        """The fixed vectors of words where the net has no vocabulary."""
+        if self.member.tpm.image is not None:
+            wanted = "an image [channel, row, column], or its words as vectors (x=)"
+            raise BNetError(self.name, expected=wanted, got=" ".join(words))
+        if len(self.member.shape) != 1:
+            wanted = f"values of shape {self.member.shape} for each word (x=)"
+            raise BNetError(self.name, expected=wanted, got=" ".join(words))
+        return torch.stack([word_vector(word, self.member.shape[0], self.seed) for word in words])
 
 
-def words_of(network: Network, stack: str) -> Words:
-    """The words of a stack: its `Given` family over words, the discrete one where there are several."""
+def word_encoder(network: Network, stack: str, given: Mapping[str, object] | None = None) -> WordEncoder | None:
+    """Make the encoder of a stack's words.
+
+    Args:
+        network: the net.
+        stack: the name of the stack.
+        given: the input families, by name, that get their values otherwise.
+
+    Returns:
+        The encoder for the stack's input family over words: of several the discrete one, and none that has a default
+        value. None where no family is left for the words.
+    """
     over = [
         member
         for member in network.members
         if member.tpm.kind == "input" and member.family.words == stack and not member.family.plates
     ]
-    found = main_of(over)
-    if found is None:
-        raise BNetError(f"stack {stack!r}", expected="words that are given with the sentence", got="none")
+    main = main_input([member for member in over if member.family.name not in (given or {})])
+    # A family with a default is filled by words only where no other family of the net would be.
+    if main is None or (main.tpm.default is not None and main is not main_input(over)):
+        return None
     bounds = [m.tpm.longest for m in network.members if m.family.words == stack and m.tpm.longest is not None]
     tokenizer = network.tokenizer if stack == network.graph.word_stacks[0] else None
-    vocabulary = network.vocabularies.get(stack)
-    return Words(stack, found, vocabulary, min(bounds, default=None), tokenizer, _exact(network, stack))
+    longest, vocabulary = min(bounds, default=None), network.vocabularies.get(main.family.stack)
+    return WordEncoder(stack, main, vocabulary, longest, tokenizer, _table_length(network, stack), network.seed)
 
 
-def _exact(network: Network, stack: str) -> int | None:
-    """How many words a stack has, where a table says who reads whom."""
+def main_input(members: Sequence[Member]) -> Member | None:
+    """Of a stack's input families over words, the one that its words fill: the discrete one, none with a default."""
+    needed = [m for m in members if m.tpm.default is None]
+    return next(iter([m for m in needed if m.tpm.reads_by_index] or needed or members), None)
+
+
+def _table_length(network: Network, stack: str) -> int | None:
+    """How many words a stack has, where a mask is a table of who reads whom."""
     for member in network.members:
         for given in member.inputs:
             if given.reach.kind == "mask" and member.family.words == stack:
@@ -132,54 +203,79 @@ def _exact(network: Network, stack: str) -> int | None:
     return None
 
 
-def is_text(value: object) -> TypeGuard[np.ndarray]:
+def word_vector(word: str, dim: int, seed: int) -> Tensor:
+    """The fixed vector of a word in a net without vocabulary: normal, seeded by the word itself.
+
+    >>> word_vector("cat", 4, 0).equal(word_vector("cat", 4, 0))
+    True
+    """
+    digest = hashlib.sha256(f"{seed}/word/{word}".encode(errors="surrogatepass")).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return torch.randn(dim, generator=generator, dtype=torch.float32, device="cpu")
+
+
+def name_of_sentence(stack: str) -> str:
+    """What messages call the sentence of a stack."""
+    return f"sentence of stack {stack!r}" if stack else "sentence"
+
+
+def split_words(what: str, sentence: object) -> list[str] | None:
+    """The words of text, or of a list or an array of words; None of anything else.
+
+    Args:
+        what: the name of the sentence in messages.
+        sentence: what was given.
+
+    Raises:
+        BNetError: where there are no words, or one is empty.
+
+    >>> split_words("sentence", "the cat"), split_words("sentence", [0, 1])
+    (['the', 'cat'], None)
+    """
+    words = sentence.split() if isinstance(sentence, str) else sentence
+    words = words.tolist() if is_text_array(words) else words
+    if not isinstance(words, Sequence) or isinstance(words, bytes):
+        return None
+    not_endless(what, words)
+    if not words:
+        raise BNetError(what, expected="at least one word", got=sentence)
+    if not all(isinstance(word, str) for word in words):
+        return None
+    if not all(words):
+        raise BNetError(what, expected="words, none empty", got=list(words))
+    return list(words)
+
+
+def is_text_array(value: object) -> TypeGuard[np.ndarray]:
     """True for an array of words or sentences."""
     return isinstance(value, np.ndarray) and value.dtype.kind == "U"
 
 
-def whole_numbers(what: str, value: object) -> Tensor:
-    """Whole numbers as a tensor of ids."""
+def to_integers(what: str, value: object) -> Tensor:
+    """Whole numbers as a tensor of ids, `int64`; messages call them `what`."""
     try:
         with np.errstate(invalid="ignore"):  # of NaN as a whole number, which is refused below
-            told = value if isinstance(value, Tensor) else np.asanyarray(value)
-            if isinstance(told, np.ndarray) and told.dtype.kind == "c":
+            array = value if isinstance(value, Tensor) else np.asanyarray(value)
+            if isinstance(array, np.ndarray) and array.dtype.kind == "c":
                 raise TypeError("complex")
-            found = own_tensor(told if isinstance(told, Tensor) else told.astype(np.int64))
-        exact = isinstance(value, Tensor) or bool(np.all(np.asarray(value) == np.asarray(found)))
+            ids = own_tensor(array if isinstance(array, Tensor) else array.astype(np.int64))
+        exact = isinstance(value, Tensor) or bool(np.all(np.asarray(value) == np.asarray(ids)))
         kind = str(value.dtype) if isinstance(value, Tensor) else str(np.asarray(value).dtype)
     except (TypeError, ValueError, OverflowError, RuntimeError) as problem:
         raise BNetError(what, expected="text, a list of words, or ids", got=value) from problem
     if not exact or "float" in kind or "bool" in kind or "complex" in kind:
         raise BNetError(what, expected="text, a list of words, or ids", got=value)
-    return found.long()
+    return ids.long()
 
 
-def real_numbers(what: str, value: object) -> Tensor:
-    """Real numbers as a tensor."""
+def to_reals(what: str, value: object) -> Tensor:
+    """Real numbers as a tensor of their own floating type, `float64` where they are none; messages call them `what`."""
     if value is None:
         raise BNetError(what, expected="real numbers", got=value)
     try:
-        found = own_tensor(value if isinstance(value, Tensor) else np.asanyarray(value, dtype=np.float64))
+        reals = own_tensor(value if isinstance(value, Tensor) else np.asanyarray(value, dtype=np.float64))
     except (TypeError, ValueError, RuntimeError) as problem:
         raise BNetError(what, expected="real numbers", got=value) from problem
-    if found.is_complex() or found.dtype == torch.bool:
-        raise BNetError(what, expected="real numbers", got=str(found.dtype))
-    return found
-
-
-def tokens_of(path: str | Path) -> np.ndarray:
-    """A stream of tokens on disk, mapped into memory: `.npy`, or `.bin` of uint16."""
-    where, wanted = str(path), "a file of tokens: .npy, or .bin of uint16"
-    if Path(path).suffix not in (".npy", ".bin"):
-        got = f"the suffix {Path(path).suffix!r}"
-        raise FileError(where, expected=wanted, got=got, allowed="a sentence is told in a list")
-    try:
-        if Path(path).suffix == ".npy":
-            found: np.ndarray = np.lib.format.open_memmap(path, mode="r")  # an array alone: no pickle, no archive
-        else:
-            found = np.memmap(path, dtype=np.uint16, mode="r")
-    except Exception as error:  # numpy reads the header by Python's own tokenizer, which fails in ways of its own
-        raise FileError(where, expected=wanted, got=str(error) or type(error).__name__) from error
-    if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise FileError(where, expected=wanted, got=f"{found.dtype} of shape {found.shape}")
-    return found
+    if reals.is_complex() or reals.dtype == torch.bool:
+        raise BNetError(what, expected="real numbers", got=str(reals.dtype))
+    return reals if reals.is_floating_point() else reals.double()

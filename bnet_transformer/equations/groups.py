@@ -65,7 +65,7 @@ class Group:
         last = self.letters.depth(family.stack)
         if family.slice == depth:
             return last
-        if family.slice == depth - 1 and family.slice and not _is_state(self.network, family):
+        if family.slice == depth - 1 and family.slice and not self.network.is_state(family):
             return f"{last}-1"
         return str(family.slice)
 
@@ -129,8 +129,3 @@ def _in_slices(network: Network, family: Family) -> bool:
 
 def _step(network: Network, family: Family) -> int:
     return family.step if family.step is not None else 0
-
-
-def _is_state(network: Network, family: Family) -> bool:
-    stack = next(stack for stack in network.declaration.stacks if stack.name == family.stack)
-    return family.role in stack.states

@@ -21,6 +21,7 @@ from bnet_transformer.export.graphs import (
     folded_to_networkx,
     ground_to_networkx,
     label,
+    sentence_to_networkx,
 )
 from bnet_transformer.export.text import from_json, to_graphml, to_json
 from bnet_transformer.files import as_path, replacing
@@ -39,6 +40,7 @@ __all__ = [
     "from_json",
     "ground_to_networkx",
     "label",
+    "sentence_to_networkx",
     "to_bif",
     "to_graphml",
     "to_json",

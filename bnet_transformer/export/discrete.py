@@ -159,7 +159,7 @@ def world_to_tables(
     tables = {}
     with torch.no_grad():
         for parents, group in _grouped(plans).items():
-            sizes = [reference.support(free, parent) for parent in parents]
+            sizes = [free.count_states(parent) for parent in parents]
             rows: list[list[Tensor]] = [[] for _ in group]
             for run in reference.runs(free, list(parents), known, runs):
                 for plan, found in zip(group, rows, strict=True):
@@ -220,7 +220,7 @@ def _count(world: World, plans: Sequence[_Plan], limit: int, budget: int) -> Non
     total = 0
     for plan in plans:
         dims = 1 + len(plan.parents)
-        entries = len(plan.states) * math.prod(reference.support(world, parent) for parent in plan.parents)
+        entries = len(plan.states) * math.prod(world.count_states(parent) for parent in plan.parents)
         if dims > MOST_DIMS or entries > limit:
             wanted = f"a table of at most {MOST_DIMS} dims and {limit} entries"
             raise BudgetError(plan.name, expected=wanted, got=f"{dims} dims and {_said(entries)} entries", allowed=ways)
@@ -228,7 +228,7 @@ def _count(world: World, plans: Sequence[_Plan], limit: int, budget: int) -> Non
     if total > limit:
         got = f"{_said(total)} in {len(plans)} tables"
         raise BudgetError("discrete part", expected=f"at most {limit} entries in all", got=got, allowed="limit=")
-    count = sum(math.prod(reference.support(world, p) for p in parents) for parents in _grouped(plans))
+    count = sum(math.prod(world.count_states(p) for p in parents) for parents in _grouped(plans))
     if count > budget:
         wanted = f"at most {budget} runs of the reference, one for each joint state of a variable's parents"
         raise BudgetError("discrete part", expected=wanted, got=f"{_said(count)} runs", allowed=f"runs={count}")
@@ -275,7 +275,7 @@ def _likelihood(table: NDArray[np.float64], plan: _Plan) -> NDArray[np.float64]:
 def _states(world: World, node: int) -> tuple[str, ...]:
     """The names of a variable's states: its labels, the words of the vocabulary for a readout of words, or numbers."""
     member = _member(world, node)
-    count = reference.support(world, node)
+    count = world.count_states(node)
     labels = getattr(member.tpm, "labels", None)
     words = world.network.vocabularies.get(member.family.stack, ())
     if (

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.axes import label as label
-from bnet_transformer.errors import BNetError, BudgetError, unknown, whole
+from bnet_transformer.errors import BNetError, BudgetError, number, one_of, unknown, whole
 from bnet_transformer.graph import Ground, Selection
+from bnet_transformer.inference import SentenceState, arrow_weights
 from bnet_transformer.network import Member, Network
 
 if TYPE_CHECKING:
@@ -97,6 +98,56 @@ def ground_to_networkx(
             arrows = _weighed(arrows, map(weights.get, ids), min_weight)
         graph.add_edges_from(arrows)  # networkx copies the attributes
     return graph
+
+
+def sentence_to_networkx(
+    state: SentenceState,
+    *,
+    weights: bool = True,
+    slices: int | Collection[int] | None = None,
+    words: object = None,
+    heads: int | Collection[int] | None = None,
+    attention: bool = False,
+    min_weight: float | None = None,
+    limit: int | None = LIMIT,
+) -> nx.DiGraph:
+    """The ground graph of a sentence, or the part of it that a user asks for.
+
+    Args:
+        state: The sentence.
+        weights: Whether selectors and weights are in it.
+        slices: The slices that are in it; all where None.
+        words: The words that are in it; all where None.
+        heads: The heads that are in it; all where None.
+        attention: Whether arrows carry `weight`, `P(j | i)` on average over the posterior of the open choices.
+        min_weight: The least weight of an arrow that is read.
+        limit: How many arrows may remain.
+
+    Raises:
+        BudgetError: More arrows than `limit` remain.
+    """
+    one_of("weights", weights, (True, False))
+    one_of("attention", attention, (True, False))
+    selection = state.selection(weights=weights, slices=slices, words=words, heads=heads)
+    # Before attention is computed: the graph is too large whatever is read.
+    if min_weight is None:
+        check_size(state.ground, selection, limit)
+    else:
+        if not 0.0 <= number("min_weight", min_weight) <= 1.0:
+            raise BNetError("min_weight", expected="a probability from 0 to 1", got=min_weight)
+        check_weighed(state.ground, selection, limit)
+    needs_weights = attention or min_weight is not None
+    weighed = arrow_weights(state.query(), state.answers, selection) if needs_weights else None
+    return ground_to_networkx(
+        state.network,
+        state.ground,
+        selection=selection,
+        tokens=state.tokens,
+        observed=state.evidence.keys(),
+        weights=weighed,
+        min_weight=min_weight,
+        limit=limit,
+    )
 
 
 def check_size(ground: Ground, selection: Selection, limit: int | None = LIMIT, *, weak: int = 0) -> None:

@@ -2,10 +2,11 @@
 
 from bnet_transformer.graph.folded import Bundle, Family, FoldedGraph
 from bnet_transformer.graph.ground import Ground, Selection
+from bnet_transformer.graph.queries import Separation, StructureQueries
 from bnet_transformer.graph.separation import Question, reaches, separated
 from bnet_transformer.graph.shrink import Quotient, shrink
 from bnet_transformer.graph.trails import Trail, active_trail, minimal_cut, minimal_separator
-from bnet_transformer.graph.walk import ancestors, blanket, descendants, topological_order
+from bnet_transformer.graph.walk import ancestors, ancestral_order, blanket, descendants, topological_order
 
 __all__ = [
     "Bundle",
@@ -15,9 +16,12 @@ __all__ = [
     "Question",
     "Quotient",
     "Selection",
+    "Separation",
+    "StructureQueries",
     "Trail",
     "active_trail",
     "ancestors",
+    "ancestral_order",
     "blanket",
     "descendants",
     "minimal_cut",

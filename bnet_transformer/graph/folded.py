@@ -5,7 +5,7 @@ It knows no sentence yet: the word plate has no size here. `Ground` adds the wor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -29,11 +29,11 @@ class Family:
     words: str | None
     step: int | None = None
 
-    @property
+    @cached_property
     def stem(self) -> str:
         return stem_of(self.stack, self.role)
 
-    @property
+    @cached_property
     def name(self) -> str:
         return join(self.stem, () if self.slice is None else (self.slice,))
 
@@ -117,14 +117,32 @@ class FoldedGraph:
         grouped = {index for group in self.groups if len(group) > 1 for index in group}
         return frozenset(grouped | {arrow.child for arrow in self.bundles if arrow.child == arrow.parent})
 
-    def above(self, families: Iterable[int]) -> set[int]:
-        """The families from which arrows lead to some; one of these is among them only if it leads to one of these."""
+    def ancestors(self, families: Iterable[int], ends: Collection[int] = ()) -> set[int]:
+        """The families from which arrows lead to some; one of these is among them only if it leads to one of these.
+
+        Args:
+            families: Where the walk starts.
+            ends: Families above which it does not go, be they among those where it starts or not.
+        """
+        return self._closure(families, self.into, ends)
+
+    def descendants(self, families: Iterable[int]) -> set[int]:
+        """The families to which arrows lead from some; one of these is among them only if one of these leads to it."""
+        return self._closure(families, self.out_of, ())
+
+    def ancestral_set(self, families: Collection[int], ends: Collection[int] = ()) -> set[int]:
+        """Some families and all their ancestors: see `ancestors`."""
+        return {*families, *self.ancestors(families, ends)}
+
+    def _closure(self, families: Iterable[int], arrows: Sequence[Sequence[Bundle]], ends: Collection[int]) -> set[int]:
         found: set[int] = set()
         stack = list(families)
         while stack:
-            more = {arrow.parent for arrow in self.into[stack.pop()]} - found
-            found |= more
-            stack.extend(more)
+            index = stack.pop()
+            if index not in ends:
+                more = {a.parent if arrows is self.into else a.child for a in arrows[index]} - found
+                found |= more
+                stack.extend(more)
         return found
 
     def family(self, name: str) -> Family:

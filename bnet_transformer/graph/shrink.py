@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from bnet_transformer._core.drawing import Drawable
 from bnet_transformer.errors import BNetError, BudgetError, mapping
 from bnet_transformer.graph.ground import EVERYTHING, Ground, Selection
 
@@ -19,7 +20,7 @@ MOST_ARROWS = 10_000_000  # that are shrunk
 
 
 @dataclass(frozen=True)
-class Quotient:
+class Quotient(Drawable):
     """A shrunk graph: `arrows[k]` joins boxes, `counts[k]` says how many ground arrows it stands for."""
 
     boxes: tuple[str, ...]

@@ -17,12 +17,16 @@ from bnet_transformer.graph.ground import Ground, Ids, Selection
 Marks = NDArray[np.bool_]
 
 
-def ancestors(ground: Ground, nodes: Iterable[int], ends: Collection[int] = ()) -> list[int]:
+def ancestors(ground: Ground, nodes: Iterable[int], ends: Collection[int] = (), stops: Iterable[int] = ()) -> list[int]:
     """Every node from which a path of arrows leads to one of `nodes`, those left out.
 
-    Nothing above nodes of the families `ends` is looked for.
+    Args:
+        ground: The ground graph.
+        nodes: Where the walk starts.
+        ends: Families above whose nodes it does not go, be they among those where it starts or not.
+        stops: Nodes above which it does not go.
     """
-    return _closure(ground, nodes, up=True, ends=ends)
+    return _closure(ground, nodes, up=True, ends=ends, stops=stops)
 
 
 def descendants(ground: Ground, nodes: Iterable[int]) -> list[int]:
@@ -54,12 +58,26 @@ def topological_order(ground: Ground) -> Ids:
     return np.concatenate(parts)
 
 
-def _closure(ground: Ground, nodes: Iterable[int], *, up: bool, ends: Collection[int] = ()) -> list[int]:
-    roots: dict[int, Marks] = {}
+def ancestral_order(ground: Ground, nodes: Collection[int]) -> list[int]:
+    """Some nodes and all their ancestors, parents before children."""
+    needed = {*nodes, *ancestors(ground, nodes)}
+    return [node for node in topological_order(ground).tolist() if node in needed]
+
+
+def marks_of(ground: Ground, nodes: Iterable[int]) -> dict[int, Marks]:
+    """Which nodes of each family are among some: `[*plates, word]`."""
+    found: dict[int, Marks] = {}
     for node in nodes:
         family = ground.family_of(whole("node", node, least=0)).index
-        mark = roots.setdefault(family, np.zeros(ground.shapes[family], dtype=bool))
+        mark = found.setdefault(family, np.zeros(ground.shapes[family], dtype=bool))
         mark.reshape(-1)[node - int(ground.offsets[family])] = True
+    return found
+
+
+def _closure(
+    ground: Ground, nodes: Iterable[int], *, up: bool, ends: Collection[int] = (), stops: Iterable[int] = ()
+) -> list[int]:
+    roots, stopped = marks_of(ground, nodes), marks_of(ground, stops)
     reached: dict[int, Marks] = {}
     fresh = dict(roots)
     while fresh:
@@ -67,6 +85,7 @@ def _closure(ground: Ground, nodes: Iterable[int], *, up: bool, ends: Collection
         mark = fresh.pop(index)
         if index in ends:
             continue
+        mark = np.asarray(mark & ~stopped[index]) if index in stopped else mark
         for bundle in (ground.folded.into if up else ground.folded.out_of)[index]:
             other = bundle.parent if up else bundle.child
             hit = spread(ground, bundle, mark, up=up)

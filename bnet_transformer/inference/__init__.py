@@ -7,11 +7,13 @@ from bnet_transformer.inference.corpus import CorpusTan, corpus_tan
 from bnet_transformer.inference.dependence import dependences
 from bnet_transformer.inference.exact import log_evidence, posterior
 from bnet_transformer.inference.expected_reading import arrow_weights
+from bnet_transformer.inference.explain import explain
 from bnet_transformer.inference.heads import Damage, Inclusion, damage
 from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
 from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.paths import Path, Reads, reads
 from bnet_transformer.inference.pieces import add_gradient
+from bnet_transformer.inference.route import PerformanceWarning, Route
 from bnet_transformer.inference.sampling import Samples, sample
 from bnet_transformer.inference.sentence_state import SentenceState
 from bnet_transformer.inference.surgery import (
@@ -25,6 +27,7 @@ from bnet_transformer.inference.surgery import (
     matching,
     value_for,
 )
+from bnet_transformer.inference.tan_of_corpus import tan_of_corpus
 
 __all__ = [
     "Answers",
@@ -38,7 +41,9 @@ __all__ = [
     "Noise",
     "OwnValues",
     "Path",
+    "PerformanceWarning",
     "Reads",
+    "Route",
     "Samples",
     "SentenceState",
     "Tan",
@@ -51,6 +56,7 @@ __all__ = [
     "damage",
     "dependences",
     "expanded",
+    "explain",
     "is_own",
     "joint_log_evidence",
     "joint_posterior",
@@ -60,6 +66,7 @@ __all__ = [
     "reads",
     "sample",
     "tan",
+    "tan_of_corpus",
     "tan_tree",
     "value_for",
 ]

@@ -19,7 +19,7 @@ from torch.distributions import Normal as TorchNormal
 
 from bnet_transformer import reference
 from bnet_transformer.errors import BNetError, ReadingError
-from bnet_transformer.graph import topological_order
+from bnet_transformer.graph import ancestral_order
 from bnet_transformer.reference import ATOL, BUDGET, Done, Run, World
 from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.world import where
@@ -90,8 +90,7 @@ def counterfactual(
     other = world.surgery(done)
     settled = reference.settling(world, evidence)
     free = reference.choices(world, [*evidence, query], settled, beyond=True)
-    above = set(reference.pending(other, query, {}, {}))
-    order = [n for n in topological_order(world.ground).tolist() if n in above and n not in other.do]
+    order = [n for n in ancestral_order(other.ground, [query]) if n not in other.do]
     random = [node for node in order if where(world, node)[0].tpm.is_random]
     for node in random:
         if _kind(world, node) == "continuous" and node not in settled and node != query:
@@ -184,7 +183,7 @@ def _told(twins: _Twins, query: int, found: list[_Branch]) -> Counterfactual:
     state = other.do.get(query)
     if _kind(other, query) == "discrete" and (state is None or not state.is_floating_point()):
         states = torch.stack([branch.states[query] if state is None else state for branch in found])
-        share = torch.zeros(reference.support(other, query), dtype=torch.float64)
+        share = torch.zeros(other.count_states(query), dtype=torch.float64)
         return Counterfactual(name, share.index_add(0, states, weights), convention=convention)
     values, sigmas = [], []
     for branch in found:

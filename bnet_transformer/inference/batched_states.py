@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.compiler.plan import states_in
-from bnet_transformer.data import Evidence
-from bnet_transformer.inference.query import evidence_by_family
 from bnet_transformer.reference import World
 
 NUMBERS = 2**21  # of one value of all words and states of a piece of the batch
@@ -32,7 +29,7 @@ def pieces(world: World, count: int, asked: Iterable[int]) -> Iterator[slice]:
     `asked` are the families whose values or distributions are computed; those above them count as well.
     """
     families = set(asked)
-    largest = max(_numbers(world, index) for index in families | world.network.graph.above(families))
+    largest = max(_numbers(world, index) for index in world.network.graph.ancestral_set(families))
     size = max(1, NUMBERS // largest)
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
@@ -40,39 +37,8 @@ def pieces(world: World, count: int, asked: Iterable[int]) -> Iterator[slice]:
 def _numbers(world: World, index: int) -> int:
     """How many numbers a family holds for one state: its values, the logits of its states, the words that it reads."""
     member, words = world.network.members[index], max(world.ground.words.values(), default=1)
-    states = states_in(world.network, index, world.ground.words) if member.tpm.kind == "discrete" else 0
+    states = world.network.count_states(index, world.ground.words) if member.tpm.kind == "discrete" else 0
     return math.prod(world.ground.shapes[index]) * (max(math.prod(member.shape), states) + words)
-
-
-def states_as_evidence(
-    world: World, nodes: Sequence[int], states: Tensor, evidence: Mapping[int, Tensor]
-) -> dict[str, Evidence]:
-    """Evidence on families for a batch of sentences: what was observed in all, and a state of each node in each row.
-
-    Args:
-        world: The sentence.
-        nodes: Discrete nodes.
-        states: A state of each node in each sentence of the batch, `[row, node]`.
-        evidence: Node -> observed state or value, the same in each row.
-    """
-    families, device = evidence_by_family(world, evidence), world.network.device
-    by_family: dict[int, dict[int, Tensor]] = {}
-    for node, state in zip(nodes, states.to(device).unbind(1), strict=True):
-        index = world.ground.family_of(node).index
-        by_family.setdefault(index, {})[node - int(world.ground.offsets[index])] = state
-    for index, columns in by_family.items():
-        family, shape = world.network.members[index].family, world.ground.shapes[index]
-        value = torch.zeros(len(states), math.prod(shape), dtype=torch.long, device=device)
-        observed = torch.zeros(math.prod(shape), dtype=torch.bool, device=device)
-        if family.name in families:
-            same = families[family.name]
-            value[:] = same.value.reshape(1, -1)
-            observed[:] = True if same.observed is None else same.observed.reshape(-1)
-        for place, state in columns.items():
-            value[:, place], observed[place] = state, True
-        which = None if bool(observed.all()) else observed.reshape(1, *shape)
-        families[family.name] = Evidence(value.reshape(-1, *shape), which)
-    return families
 
 
 def of_one_sentence(module: Module) -> Module:

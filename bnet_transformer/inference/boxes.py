@@ -11,11 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer import asking
+from bnet_transformer._core.drawing import Drawable
 from bnet_transformer.axes import WORD
-from bnet_transformer.errors import BNetError, in_unicode, one_of
+from bnet_transformer.errors import BNetError, in_unicode, one_of, unknown, whole
 from bnet_transformer.graph import Ground, Quotient, Selection, shrink
 from bnet_transformer.graph.arborescence import best_parents
 from bnet_transformer.graph.folded import Family
+from bnet_transformer.inference.sentence_state import SentenceState
 from bnet_transformer.tpm.arrays import in_numpy
 
 if TYPE_CHECKING:
@@ -35,7 +38,7 @@ KINDS = (
 
 
 @dataclass(frozen=True)
-class Tan:
+class Tan(Drawable):
     """What a shrunk slice is.
 
     `kind` is one of `no DAG`, `naive Bayes`, `TAN` (the boxes but the class are one tree: each has at most one parent
@@ -71,7 +74,7 @@ class Tan:
 
 
 @dataclass(frozen=True)
-class TanTree:
+class TanTree(Drawable):
     """The best parent of each word in the attention of a slice (-1: a root): a true TAN under the state as class.
 
     `mass` is what it keeps of the attention between different words, `sum P(pa(i) | i) / sum (1 - P(i | i))`: how
@@ -100,9 +103,28 @@ class TanTree:
 
 
 def tan(
-    ground: Ground, boxes: str | Mapping[str, str], slice_: int, class_box: str | None, stack: str | None = None
+    state: SentenceState, boxes: str | Mapping[str, str], slice_: int, class_box: str | None, stack: str | None = None
 ) -> Tan:
-    """The class of a slice shrunk to boxes: its words, its roles, or as a mapping from nodes says."""
+    """The class of a slice that is shrunk to boxes.
+
+    Args:
+        state: The sentence.
+        boxes: `"words"`, `"roles"`, or the box of each node.
+        slice_: The slice.
+        class_box: The box of the class; by default the state that enters, else the root with the most arrows out.
+        stack: Whose slice it is, in a net with several stacks.
+
+    Raises:
+        BNetError: There is no such slice, or no such box.
+        UnknownNameError: There is no such stack.
+    """
+    ground, depths = state.ground, state.network.graph.slices
+    if stack is not None and (not isinstance(stack, str) or stack not in depths):
+        raise unknown("stack", stack, depths)
+    if isinstance(boxes, str) or depths:
+        depth = asking.depth_of(state.network, stack)
+        if whole("slice", slice_, least=0) >= depth:
+            raise BNetError("slice", expected=f"a slice from 0 to {depth - 1}", got=slice_)
     if isinstance(boxes, str):
         one_of("boxes", boxes, ("words", "roles"))
         naming, first = box_namer(ground, boxes, slice_, stack)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bnet_transformer import asking
 from bnet_transformer.errors import BNetError
 from bnet_transformer.graph import Family
 from bnet_transformer.network import Member
@@ -54,6 +53,6 @@ def _is_state(family: Family, stack: str, slice_: int) -> bool:
 
 def _carried(member: Member) -> set[int]:
     """The families whose values go into the value of one, and not only into whom it reads."""
-    reading = set(member.tpm.reading_slots()) if asking.reads_words(member) else set()
+    reading = set(member.tpm.reading_slots()) if member.reads_words else set()
     apart = reading if reading < set(member.tpm.takes()) else set()
     return {given.parent for given in member.inputs if given.slot not in apart}

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bnet_transformer import reference
 from bnet_transformer._core.torch_context import with_gradients
-from bnet_transformer.graph import topological_order
+from bnet_transformer.graph import ancestral_order
 from bnet_transformer.inference.sampling import normal_of
 from bnet_transformer.network import Member
 from bnet_transformer.reference import ATOL, BUDGET, Run, World
@@ -46,7 +46,7 @@ def over_choices(
     """
     nodes = [*x, *y, *given]
     free = reference.choices(world, nodes, {}, beyond=True)
-    if not free or any(_kind(world, node) == "continuous" for node in _above(world, nodes)):
+    if not free or any(_kind(world, node) == "continuous" for node in ancestral_order(world.ground, nodes)):
         return None
     logs, codes = [], []
     books: list[list[Tensor]] = [[] for _ in nodes]
@@ -91,12 +91,6 @@ def _kind(world: World, node: int) -> str:
 
 def _member(world: World, node: int) -> Member:
     return world.network.members[world.ground.family_of(node).index]
-
-
-def _above(world: World, nodes: Sequence[int]) -> list[int]:
-    """Some nodes and all above them, parents first."""
-    above = {node for each in nodes for node in reference.pending(world, each, {}, {})}
-    return [node for node in topological_order(world.ground).tolist() if node in above]
 
 
 @with_gradients()
@@ -162,7 +156,7 @@ class _Varied:
         """Give every node above some its value, parents first."""
         states: dict[int, Tensor] = {}
         run = _Run(self.world, states)
-        for node in _above(self.world, nodes):
+        for node in ancestral_order(self.world.ground, nodes):
             member, kind = _member(self.world, node), _kind(self.world, node)
             if kind == "discrete":
                 logits = run.distribution(node).logits  # type: ignore[attr-defined]

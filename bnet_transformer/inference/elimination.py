@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course
-from bnet_transformer.errors import BudgetError, ReadingError
+from bnet_transformer.errors import BudgetError
 from bnet_transformer.inference.factors import NEVER, Factor
 from bnet_transformer.tpm.base import broadcast
 
@@ -25,7 +25,7 @@ MOST_NUMBERS = 2**30
 
 
 def eliminated(course: Course, factors: list[Factor], dtype: torch.dtype | None = None) -> Tensor:
-    """The sum of all factors over all choices.
+    """The sum of all factors over all choices; `Question.fault` has ruled out choices that other plates depend on.
 
     In `dtype` is what no choice changes added up, and the result: float64 where results are to be compared that differ
     by less than float32 can tell beside a large likelihood.
@@ -49,10 +49,8 @@ def eliminated(course: Course, factors: list[Factor], dtype: torch.dtype | None 
             table = relative
         groups.setdefault(over, []).append(table)
     rest = groups.pop(((), None), [])
-    _refuse_strangers(course, rest, local)
     for (plates, words), tables in groups.items():
         own = {i for i in local if (members[i].family.plates, members[i].family.words) == (plates, words)}
-        _refuse_strangers(course, tables, local - own)
         shape = full_shape(course, plates, words, batch)
         wide = [table.expand(broadcast(table.shape, shape)) for table in tables]
         total = _sum_out(course, wide, sorted(own))
@@ -132,18 +130,6 @@ def _total(tables: list[Tensor]) -> Tensor:
     for table in ordered[1:]:
         total = total + table
     return total.clamp(min=NEVER)
-
-
-def _refuse_strangers(course: Course, tables: list[Tensor], others: set[int]) -> None:
-    for i in others:
-        if any(table.shape[course.layout.enumerated.index(i)] > 1 for table in tables):
-            name = course.network.members[i].family.name
-            raise ReadingError(
-                name,
-                expected="choices for each word that meet no other plate",
-                got="one that another plate depends on",
-                allowed="net.sentence(...), which asks about one sentence within a budget",
-            )
 
 
 def full_shape(course: Course, plates: tuple[str, ...], words: str | None, batch: int) -> list[int]:

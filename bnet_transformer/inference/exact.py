@@ -8,19 +8,16 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.torch_context import with_gradients
-from bnet_transformer.compiler.course import Course
+from bnet_transformer.compiler.course import Course, SomeNodes
 from bnet_transformer.compiler.module import Module, Values
-from bnet_transformer.compiler.seeing import count_states
 from bnet_transformer.compiler.told import readable
 from bnet_transformer.data import Evidence
 from bnet_transformer.errors import BNetError, mapping, tolerance, whole
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
-from bnet_transformer.inference.factors import Factor, SomeNodes, question_to_factors
+from bnet_transformer.inference.factors import Factor, question_to_factors
 from bnet_transformer.inference.impossible_evidence import check_possible
-
-BUDGET = 2**16
-ATOL = 1e-6
+from bnet_transformer.reference import ATOL, BUDGET
 
 
 def log_evidence(
@@ -110,7 +107,7 @@ def posterior(
     place = course.layout.enumerated.index(index)
     batch = 1 if member.scope == "corpus" else batch_of(factors, course)
     shape = full_shape(course, member.family.plates, member.family.words, batch)
-    shape[place] = count_states(course, index)
+    shape[place] = course.count_states(index)
     tilt = torch.zeros(shape, dtype=course.log_dtype, device=course.device, requires_grad=True)
     total = eliminated(course, [*factors, Factor(member, tilt)])
     (share,) = torch.autograd.grad(total.sum(), tilt)
@@ -121,7 +118,7 @@ def posterior(
 
 def _check_asked(module: object, budget: object, atol: object) -> None:
     """Refuse a net in place of its module, and a budget and a tolerance that are none."""
-    if not hasattr(module, "course"):
+    if not isinstance(module, Module):
         raise BNetError("module", expected="a compiled net", got=type(module).__name__, allowed="net.module()")
     whole("budget", budget)
     tolerance("atol", atol)

@@ -47,7 +47,7 @@ def expected_reading(query: Query, answers: Answers, member: Member) -> Tensor:
             table[places] = flat[0, places]
             continue
         share = joint_posterior(replace(query, nodes=choices))
-        table[places] = torch.einsum("s,snm->nm", share.reshape(-1), flat[:, places])
+        table[places] = torch.einsum("s,snm->nm", share.reshape(-1).double(), flat[:, places])
     return table.reshape(shape)
 
 
@@ -78,7 +78,7 @@ def arrow_weights(query: Query, answers: Answers, selection: Selection) -> dict[
     reading = {
         member.family.index: member
         for member in members
-        if asking.reads_words(member) and member.tpm.has_reading and ground.kept(member.family, selection)
+        if member.reads_words and member.tpm.has_reading and ground.kept(member.family, selection)
     }
     answers.prepare([m for m in reading.values() if answers.route_reading(m).algorithm == "compiled"])
     rows, weights = {}, dict[tuple[int, int], float]()

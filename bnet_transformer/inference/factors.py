@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnet_transformer.compiler.course import Course
+from bnet_transformer.compiler.course import Course, Request, SomeNodes
 from bnet_transformer.compiler.module import Module, Values
-from bnet_transformer.compiler.plan import states_in
 from bnet_transformer.compiler.seeing import seen, states
 from bnet_transformer.compiler.told import batch_of, by_family, check_states, check_value, laid_out, lead_of, there_of
 from bnet_transformer.data import Evidence
@@ -22,7 +21,6 @@ from bnet_transformer.reference import fits
 from bnet_transformer.tpm import At
 from bnet_transformer.tpm.base import broadcast
 
-SomeNodes = Mapping[str, tuple[Tensor, Tensor]]  # for some nodes of a family: values, and which nodes
 OVER_BUDGET = (
     "a larger budget=; do or evidence on some of these; sample(n) of a sentence, without evidence, which is approximate"
 )
@@ -65,10 +63,12 @@ def question_to_factors(
     given: Mapping[str, Tensor] | None = None,
     atol: float,
     budget: int,
+    check_values: bool | None = None,
 ) -> tuple[Course, list[Factor]]:
     """The factors that evidence and a query need, every choice among them enumerated along a dim of its own.
 
     `do` sets whole families, `patched` some nodes of a family, `rows` the attention weights of some nodes.
+    `check_values` is that of `Request`.
     """
     network = module.network
     evidence, do = mapping("evidence", evidence), mapping("do", do)
@@ -82,18 +82,20 @@ def question_to_factors(
     for index, choices in question.choices.items():
         check_count(network, index, choices, inputs.words, budget)
     _check_forms(module, evidence, do, inputs.words, inputs.batch)
-    course, plan = module.course(
+    request = Request(
         question.want,
         inputs,
         mask,
         do=do,
-        seen={name: _every_state(evidence[name], patched.get(name)) for name in question.settled},
+        observed={name: _every_state(evidence[name], patched.get(name)) for name in question.settled},
         patched={name: some for name, some in patched.items() if name not in question.settled},
         rows=rows,
         training=False,
         enumerate_too=question.free,
         left=frozenset(question.below.values()),
+        check_values=check_values,
     )
+    course, plan = module.run(request)
     factors = []
     for index in question.needed:
         member = network.members[index]
@@ -127,10 +129,7 @@ def analyse_question(
         some: Families of which some nodes, or the attention rows of some nodes, are set.
     """
     key = tuple(forms.items()), query, tuple(do), tuple(some), _is_half(module)
-    if key not in module.questions:
-        module.questions[key] = _analysed(module, forms, query, do, some, half=_is_half(module))
-    question: Question = module.questions[key]
-    return question
+    return module.memoize(("question", *key), lambda: _analysed(module, forms, query, do, some, half=_is_half(module)))
 
 
 def _analysed(
@@ -145,7 +144,7 @@ def _analysed(
     network = module.network
     known = {network.graph.family(name).index for name in do}
     asked = [network.graph.family(name).index for name in (*evidence, *([query] if query else []))]
-    above = _closure(network, asked, known)
+    above = network.graph.ancestral_set(asked, known)
     inner = {bundle.parent for index in above for bundle in network.graph.into[index] if index not in known}
     random = {i for i in above if network.members[i].tpm.is_random and i not in known}
     tops = {asked[-1]} if query else set()
@@ -311,24 +310,13 @@ def check_budget(
 
 def _choices_above(network: Network, index: int, free: set[int], known: set[int]) -> list[int]:
     """The choices on which the value of a family hangs, itself among them."""
-    found = {index} & free
-    stack = [bundle.parent for bundle in network.graph.into[index]]
-    passed: set[int] = set()
-    while stack:
-        at = stack.pop()
-        if at in passed or at in known:
-            continue
-        passed.add(at)
-        if at in free:
-            found.add(at)
-        else:
-            stack.extend(bundle.parent for bundle in network.graph.into[at])
-    return sorted(found)
+    parents = {bundle.parent for bundle in network.graph.into[index]}
+    return sorted(free & {index, *(network.graph.ancestral_set(parents, free | known) - known)})
 
 
 def check_count(network: Network, index: int, choices: Collection[int], words: Mapping[str, int], budget: int) -> None:
     """Refuse evidence of which these choices have more joint states than the budget."""
-    count = math.prod(states_in(network, i, words) for i in choices)
+    count = math.prod(network.count_states(i, words) for i in choices)
     if count > budget:
         names = ", ".join(network.members[i].family.name for i in choices)
         raise BudgetError(
@@ -337,19 +325,6 @@ def check_count(network: Network, index: int, choices: Collection[int], words: M
             got=f"{count}",
             allowed=OVER_BUDGET,
         )
-
-
-def _closure(network: Network, asked: Collection[int], known: Collection[int]) -> set[int]:
-    """The asked families and all above them, after surgery."""
-    found: set[int] = set()
-    stack = list(asked)
-    while stack:
-        index = stack.pop()
-        if index not in found:
-            found.add(index)
-            if index not in known and network.members[index].tpm.kind != "input":
-                stack.extend(bundle.parent for bundle in network.graph.into[index])
-    return found
 
 
 def prior_of(course: Course, index: int, member: Member) -> Tensor:

@@ -13,7 +13,7 @@ from torch.distributions import Categorical
 from bnet_transformer import reference
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.inference import exact, router
-from bnet_transformer.inference.batched_states import joint_states, of_one_sentence, pieces, states_as_evidence
+from bnet_transformer.inference.batched_states import joint_states, of_one_sentence, pieces
 from bnet_transformer.inference.factors import NEVER
 from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.query import Query, evidence_by_family, sentence_arguments
@@ -105,7 +105,7 @@ def _joint_log_probs(query: Query, route: Route) -> Tensor:
     supports = [_possible_states(query, node) for node in query.nodes]
     rest = {node: value for node, value in query.evidence.items() if node not in query.nodes}
     query = replace(query, evidence=rest)
-    logs = torch.full([reference.support(world, node) for node in query.nodes], -math.inf, dtype=torch.float64)
+    logs = torch.full([world.count_states(node) for node in query.nodes], -math.inf, dtype=torch.float64)
     place = torch.meshgrid(*(torch.tensor(support) for support in supports), indexing="ij")
     if route.algorithm == "conditioning":
         some = _log_probs(query, query.nodes, joint_states(supports))
@@ -119,7 +119,7 @@ def _possible_states(query: Query, node: int) -> list[int]:
     """The states of a choice that evidence on it leaves: the tensor that its children receive may fit several."""
     observed = query.evidence.get(node)
     if observed is None:
-        return list(range(reference.support(query.world, node)))
+        return list(range(query.world.count_states(node)))
     if not observed.is_floating_point():
         return [int(observed)]
     alone = replace(query, nodes=(node,), evidence={node: observed})
@@ -141,7 +141,7 @@ def _of_all_choices(query: Query, algorithm: str, supports: Sequence[Sequence[in
     world, settled = query.world, query.settled()
     choices = router.enumerated_choices(query)
     others = [node for node in choices if node not in query.nodes]
-    every = [*supports, *(range(reference.support(world, node)) for node in others)]
+    every = [*supports, *(range(world.count_states(node)) for node in others)]
     shape = [len(support) for support in every]
     if math.prod(shape) > query.budget:
         reference.check_joint_states(world, choices, query.budget)
@@ -162,7 +162,7 @@ def _log_probs(query: Query, nodes: Sequence[int], states: Tensor) -> Tensor:
     families = {relevant.ground.family_of(node).index for node in (*nodes, *query.evidence)}
     arguments, logs = sentence_arguments(relevant), []
     for part in pieces(relevant, len(states), families):
-        evidence = states_as_evidence(relevant, nodes, states[part], query.evidence)
+        evidence = evidence_by_family(relevant, query.evidence, dict(zip(nodes, states[part].unbind(1), strict=True)))
         batch = exact.log_evidence(
             module,
             evidence,
@@ -191,7 +191,7 @@ def _check_nodes(query: Query) -> None:
     """Refuse a node that is asked for twice, and more joint states of the nodes than the budget."""
     if len(set(query.nodes)) < len(query.nodes):
         raise BNetError("nodes", expected="different nodes", got=query.names())
-    count = math.prod(reference.support(query.world, node) for node in query.nodes)
+    count = math.prod(query.world.count_states(node) for node in query.nodes)
     if len(query.nodes) > 1 and count > query.budget:
         allowed = "do or evidence on some; fewer nodes, or slices; a larger budget="
         wanted = f"at most {query.budget} joint states of {query.names()}"

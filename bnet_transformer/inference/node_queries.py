@@ -17,21 +17,20 @@ from torch.distributions import Categorical, Distribution, Independent
 from torch.distributions import Normal as TorchNormal
 
 from bnet_transformer import asking, cost, reference
-from bnet_transformer.axes import WORD
-from bnet_transformer.compiler.course import Course, Layout
+from bnet_transformer.compiler.course import Course, Layout, Request
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.compiler.plan import states_in
+from bnet_transformer.compiler.plan import open_parent
 from bnet_transformer.compiler.seeing import seen
-from bnet_transformer.errors import BNetError, ReadingError
+from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.batched_states import joint_states, of_one_sentence, pieces
 from bnet_transformer.inference.query import (
-    choices_above,
     interventions,
     mixed_fault,
+    node_values_by_family,
     set_families,
     word_counts,
 )
-from bnet_transformer.inference.route import Route, Rule, always, choose
+from bnet_transformer.inference.route import Fault, Obstacle, Route, Rule, always, choose
 from bnet_transformer.network import Input, Member
 from bnet_transformer.reference import BUDGET, World
 from bnet_transformer.tpm import Normal
@@ -84,24 +83,24 @@ class NodeQuery:
         return [] if shared_and_own is None else shared_and_own[1]
 
 
-def kind_fault(query: NodeQuery) -> ReadingError | None:
+def kind_fault(query: NodeQuery) -> Fault | None:
     """Why the compiled net has no such table of the family."""
     member, tpm = query.member, query.member.tpm
     name, world = member.family.name, query.answers.world
     if query.table == "value" and tpm.kind not in ("deterministic", "input"):
-        return ReadingError(name, expected="a node that is a function of its parents", got="a random one")
+        return Obstacle(name, "random: its value is one of its own states")
     if query.table == "logits" and (tpm.kind != "discrete" or tpm.states is None):
-        return ReadingError(name, expected="a Normal, or a node with a number of states", got="another")
+        return Obstacle(name, "neither a Normal nor a choice with a number of states")
     if query.table == "reading" and not tpm.has_reading:
-        return ReadingError(name, expected="attention P(j | i)", got=tpm.why_no_reading())
+        return Obstacle(name, f"without P(j | i): {tpm.why_no_reading()}")
     if query.table != "value" and tpm.kind == "input":
-        return ReadingError(name, expected="a node with parents", got="an input")
+        return Obstacle(name, "an input")
     if query.table != "value" and query.node in world.do:
-        return ReadingError(name, expected="a node with parents", got="one that is set")
+        return Obstacle(name, "set")
     return None
 
 
-def pass_fault(query: NodeQuery) -> ReadingError | None:
+def pass_fault(query: NodeQuery) -> Fault | None:
     """Why one pass of the compiled net, each open choice enumerated, does not answer."""
     fault, answers = kind_fault(query), query.answers
     if fault is not None:
@@ -109,21 +108,20 @@ def pass_fault(query: NodeQuery) -> ReadingError | None:
     world, families = answers.world, set[int]()
     for choices in query.choices.values():
         own = {world.ground.family_of(choice).index for choice in choices}
-        count = math.prod(reference.support(world, choice) for choice in choices)
+        count = math.prod(world.count_states(choice) for choice in choices)
         if len(own) < len(choices) or count > BUDGET:
-            got, wanted = f"{len(choices)} choices", "one choice of each family, within the budget"
-            return ReadingError(query.member.family.name, expected=wanted, got=got)
+            return Obstacle(query.member.family.name, f"below {len(choices)} choices, some of one family or too many")
         families |= own
     return answers.table_fault(query.table, [query.member], families)
 
 
-def batch_fault(query: NodeQuery) -> ReadingError | None:
+def batch_fault(query: NodeQuery) -> Fault | None:
     """Why a pass of the compiled net whose batch are the joint states of the open choices does not answer."""
     fault, answers, name = kind_fault(query), query.answers, query.member.family.name
     if fault is not None:
         return fault
     if not query.shared or answers.states:
-        return ReadingError(name, expected="open choices", got="none")
+        return Obstacle(name, "below no open choices that all its nodes share")
     states = {choice: torch.zeros(1, dtype=torch.long) for choice in query.shared}
     return answers.of_states(states, answers.module).table_fault(query.table, [query.member], set(query.own))
 
@@ -229,7 +227,7 @@ class Answers:
 
     def open_choices(self, nodes: Sequence[int]) -> list[int]:
         """The open choices that decide some nodes."""
-        return choices_above(self.world, nodes, reference.settling(self.world, self.evidence))
+        return reference.choices(self.world, nodes, reference.settling(self.world, self.evidence))
 
     def has_choice_above(self, member: Member) -> bool:
         """True where a discrete family is above a family."""
@@ -242,7 +240,7 @@ class Answers:
         do = {**settled, **{choice: state[0] for choice, state in states.items()}}
         return Answers(module, replace(self.world, do=do), {}, states=states)
 
-    def table_fault(self, table: str, members: Sequence[Member], families: Collection[int]) -> ReadingError | None:
+    def table_fault(self, table: str, members: Sequence[Member], families: Collection[int]) -> Fault | None:
         """Why one pass of the compiled net cannot compute a table of some families, found from the structure.
 
         Args:
@@ -262,15 +260,18 @@ class Answers:
             network = world.network
             is_open = {i for i in want if i not in closed and network.members[i].tpm.kind == "discrete"}
             names = [network.members[index].family.name for index in want]
+            for index in want:
+                if index not in closed and network.members[index].tpm.kind == "continuous":
+                    return open_parent(network.members[index].family.name)
             needs = self.module.find_needs(names, closed, is_open, some, world.ground.words)
             if needs.fault is not None:
                 return needs.fault
-            if math.prod(states_in(network, index, world.ground.words) for index in needs.enumerated) > BUDGET:
-                return ReadingError(names[0], expected=f"at most {BUDGET} joint states", got="more")
+            if math.prod(network.count_states(index, world.ground.words) for index in needs.enumerated) > BUDGET:
+                return Obstacle(names[0], f"below more than {BUDGET} joint states")
             enumerated = needs.enumerated
         if not set(families) <= set(enumerated):
             name = members[0].family.name
-            return ReadingError(name, expected="choices that are enumerated", got="others")
+            return Obstacle(name, "below choices that the compiled net does not enumerate for it")
         return None
 
     def flops(self, route: Route, query: NodeQuery) -> int | None:
@@ -279,7 +280,7 @@ class Answers:
             return None
         answers, batch = self, 1
         if route.algorithm == "enumeration":
-            batch = math.prod(reference.support(self.world, choice) for choice in query.shared)
+            batch = math.prod(self.world.count_states(choice) for choice in query.shared)
             states = {choice: torch.zeros(1, dtype=torch.long) for choice in query.shared}
             answers = self.of_states(states, self.module)
         network = self.world.network
@@ -289,7 +290,7 @@ class Answers:
         plan = self.module.plan(tuple(network.members[i].family.name for i in want), closed, is_open, patched=some)
         return cost.plan_flops(network, plan, self.world.ground.words, closed, batch)
 
-    def _closed(self, above: set[int]) -> tuple[frozenset[int], frozenset[int], ReadingError | None]:
+    def _closed(self, above: set[int]) -> tuple[frozenset[int], frozenset[int], Fault | None]:
         """The families above some whose value is known, those of which some nodes have one, and the fault of a family
         of which some nodes have states and others tensors."""
         world = self.world
@@ -306,7 +307,7 @@ class Answers:
         if route.algorithm == "compiled":
             return route
         choices = tuple(dict.fromkeys(choice for above in query.choices.values() for choice in above))
-        count = math.prod(reference.support(self.world, choice) for choice in choices)
+        count = math.prod(self.world.count_states(choice) for choice in choices)
         nodes = len(query.above) * len(self._above(query.member)) if route.algorithm == "reference" else 0
         return replace(route, states=count, evaluations=count * nodes, choices=choices)
 
@@ -325,7 +326,7 @@ class Answers:
         """
         world, free, own = self.world, query.shared, query.own
         reference.check_joint_states(world, free, BUDGET)
-        sizes = [reference.support(world, choice) for choice in free]
+        sizes = [world.count_states(choice) for choice in free]
         states, module, parts = joint_states([range(size) for size in sizes]), of_one_sentence(self.module), []
         states = states.to(world.network.device)
         for part in pieces(world, len(states), [query.member.family.index]):
@@ -342,12 +343,12 @@ class Answers:
 
     def words_read(self, member: Member) -> int:
         """How many words there are to read."""
-        given = next(given for given in member.inputs if WORD in given.over)
+        given = member.word_inputs[0]
         return self.world.ground.words[self.world.network.members[given.parent].family.words or ""]
 
     def _above(self, member: Member) -> set[int]:
         """The families above one, itself included."""
-        return {member.family.index, *self.world.network.graph.above([member.family.index])}
+        return {member.family.index, *self.world.network.graph.ancestors([member.family.index])}
 
     def _entry(self, query: NodeQuery) -> Tensor:
         """The entry of one node, or of all nodes of its family: `[*states, *shape]`, NaN and all."""
@@ -356,7 +357,7 @@ class Answers:
         shape = {"value": member.shape, "normal": (2, *member.shape), "logits": (member.tpm.states,)}.get(query.table)
         shape = (self.words_read(member),) if shape is None else shape
         table = self._table(query.table, member)
-        states = {self.world.ground.family_of(choice).index: reference.support(self.world, choice) for choice in free}
+        states = {self.world.ground.family_of(choice).index: self.world.count_states(choice) for choice in free}
         return self._narrowed(table, member, states, index, shape)
 
     def _narrowed(
@@ -414,13 +415,14 @@ class Answers:
         settled = reference.settling(world, self.evidence)
         arguments = interventions(replace(world, do={**settled, **world.do}), above)
         closed, patched = arguments["do"], arguments["patched"]
-        for name, value in states_by_family(world, self.states).items():
+        drawn = {world.ground.family_of(node).index for node in self.states}
+        for name, (value, _) in node_values_by_family(world, world.do, drawn, self.states).items():
             patched.pop(name, None)
             closed[name] = value
         closed |= self._untouched(set(wanted), closed)
         known = frozenset(network.graph.family(name).index for name in closed)
         is_open = frozenset(i for i in set(wanted) - known if network.members[i].tpm.kind == "discrete")
-        return self.module.course(
+        request = Request(
             want,
             word_counts(world),
             do=closed,
@@ -428,7 +430,8 @@ class Answers:
             rows=arguments["rows"],
             given={name: value[None] for name, value in world.given.items()},
             enumerate_too=is_open,
-        )[0]
+        )
+        return self.module.run(request)[0]
 
     def _untouched(self, wanted: set[int], closed: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The values of families from before the intervention, of those that it left as they were and touched ones
@@ -468,15 +471,8 @@ class Answers:
         assert self.before is not None
         mine, theirs = ({**world.do, **world.rows} for world in (self.world, self.before.world))
         nodes = {n for n in {**mine, **theirs} if n not in mine or n not in theirs or not mine[n].equal(theirs[n])}
-        graph = self.world.network.graph
-        found: set[int] = set()
-        stack = [self.world.ground.family_of(node).index for node in nodes]
-        while stack:
-            index = stack.pop()
-            if index not in found:
-                found.add(index)
-                stack.extend(bundle.child for bundle in graph.out_of[index])
-        return found
+        families = {self.world.ground.family_of(node).index for node in nodes}
+        return families | self.world.network.graph.descendants(families)
 
 
 def _distribution_of(member: Member, parameters: Tensor) -> Distribution:
@@ -517,20 +513,3 @@ def _table_of(table: str, member: Member, course: Course) -> FamilyTable:
         rows, which = course.rows[member.family.index]
         entries = torch.where(which[..., None], rows, entries)
     return FamilyTable(course.layout, entries)
-
-
-def states_by_family(world: World, states: Mapping[int, Tensor]) -> dict[str, Tensor]:
-    """Families of random nodes in many states, `[S, *plates, word, ...]`, as `do` takes them; state 0 of nodes without
-    one, which are above nothing that is asked."""
-    columns: dict[int, dict[int, Tensor]] = {}
-    for node, value in {**world.do, **states}.items():
-        columns.setdefault(world.ground.family_of(node).index, {})[node] = value
-    families = {}
-    for index in {world.ground.family_of(node).index for node in states}:
-        member, shape, base = world.network.members[index], world.ground.shapes[index], int(world.ground.offsets[index])
-        first = next(value for node, value in columns[index].items() if node in states)
-        flat = torch.zeros(len(first), math.prod(shape), *first.shape[1:], dtype=first.dtype, device=first.device)
-        for node, value in columns[index].items():
-            flat[:, node - base] = value
-        families[member.family.name] = flat.reshape(-1, *shape, *first.shape[1:])
-    return families

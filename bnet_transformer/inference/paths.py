@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer import asking, reference
+from bnet_transformer._core.drawing import Drawable
 from bnet_transformer.axes import stem_of
 from bnet_transformer.errors import BNetError, in_unicode, number, one_of, whole
 from bnet_transformer.inference.batched_states import of_one_sentence, pieces
@@ -26,10 +27,11 @@ from bnet_transformer.inference.chain import check_chain
 from bnet_transformer.inference.heads.result import Inclusion
 from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.inference.node_queries import Answers
-from bnet_transformer.inference.query import Query, choices_above
+from bnet_transformer.inference.query import Query
 from bnet_transformer.inference.walks import best_paths, max_flow, path_shares, product, with_residual
 from bnet_transformer.network import Member
 from bnet_transformer.reference import World
+from bnet_transformer.world import choices
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,7 +60,7 @@ class Path:
 
 
 @dataclass(frozen=True)
-class Reads:
+class Reads(Drawable):
     """`P(source word | output word)` in the chain of attention TPMs: `matrix[i, j]`.
 
     `attention[s, t]` is the TPM of slice `slices[t]` under state s of the open choices (`P(j | i)`, heads averaged
@@ -227,7 +229,7 @@ def open_states(query: Query, slices: Sequence[int], role: str | None) -> tuple[
     if asking.choice_above(world.network, {family.index for family in families}):
         nodes = [node for family in families for node in world.ground.nodes(family).tolist()]
         above = {parent for node in nodes for parent in reference.reading_parents(world, node)}
-        free = choices_above(world, above, {})
+        free = choices(world, above, {})
     if not free:
         return [], torch.zeros(1, 0, dtype=torch.long), torch.ones(1, dtype=torch.float64)
     share = joint_posterior(replace(query, nodes=tuple(free)))

@@ -11,7 +11,8 @@ from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.compiler.module import Module, Values
 from bnet_transformer.compiler.told import batch_of, lead_of
 from bnet_transformer.data import Evidence
-from bnet_transformer.inference.exact import ATOL, BUDGET, log_evidence
+from bnet_transformer.inference.exact import log_evidence
+from bnet_transformer.reference import ATOL, BUDGET
 
 NUMBERS = (
     2**19

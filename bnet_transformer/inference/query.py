@@ -18,8 +18,7 @@ from torch import Tensor
 from bnet_transformer import reference
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.data import Evidence
-from bnet_transformer.errors import ReadingError
-from bnet_transformer.graph import ancestors
+from bnet_transformer.inference.route import Obstacle
 from bnet_transformer.reference import ATOL, BUDGET, World, fits
 from bnet_transformer.world import where
 
@@ -69,17 +68,6 @@ class Query:
         return self if len(rest) == len(self.evidence) else replace(self, evidence=rest)
 
 
-def choices_above(world: World, nodes: Iterable[int], settled: Mapping[int, Tensor]) -> list[int]:
-    """The discrete random nodes, not settled, that decide the values of `nodes`: `reference.choices`, by families."""
-    members, start = world.network.members, [node for node in nodes if node not in world.do]
-    discrete = frozenset(member.family.index for member in members if member.tpm.kind == "discrete")
-    if any(world.ground.family_of(node).index not in discrete for node in settled):
-        return reference.choices(world, start, settled)
-    above = {*start, *ancestors(world.ground, start, ends=discrete)}
-    is_open = (node for node in above if node not in settled and node not in world.do)
-    return sorted(node for node in is_open if world.ground.family_of(node).index in discrete)
-
-
 def word_counts(world: World) -> dict[str, Tensor]:
     """What says how many words a stack has, `[1, word]`, for the stacks whose words no input fills."""
     filled = {world.network.member(name).family.words for name in world.given}
@@ -93,9 +81,18 @@ def sentence_arguments(world: World) -> dict[str, Any]:
     return {"x": word_counts(world), "given": given, **interventions(world)}
 
 
-def evidence_by_family(world: World, evidence: Mapping[int, Tensor]) -> dict[str, Evidence]:
-    """Evidence on nodes as evidence on families, for a batch of one sentence."""
-    families = node_values_by_family(world, evidence)
+def evidence_by_family(
+    world: World, evidence: Mapping[int, Tensor], states: Mapping[int, Tensor] | None = None
+) -> dict[str, Evidence]:
+    """Evidence on nodes as evidence on families.
+
+    Args:
+        world: The sentence.
+        evidence: Node -> observed state or value, the same in each row of a batch.
+        states: Node -> its state in each row, `[row]`; a batch of one row without.
+    """
+    states = {node: state.to(world.network.device) for node, state in (states or {}).items()}
+    families = node_values_by_family(world, evidence, states=states)
     return {name: Evidence(value, None if bool(which.all()) else which) for name, (value, which) in families.items()}
 
 
@@ -113,22 +110,38 @@ def interventions(world: World, above: Collection[int] | None = None) -> dict[st
             whole[name] = value
         else:
             patched[name] = value, which
-    return {"do": whole, "patched": patched, "rows": _rows_by_family(world, above)}
+    return {"do": whole, "patched": patched, "rows": node_values_by_family(world, world.rows, above)}
 
 
 def node_values_by_family(
-    world: World, values: Mapping[int, Tensor], above: Collection[int] | None = None
+    world: World,
+    values: Mapping[int, Tensor],
+    above: Collection[int] | None = None,
+    states: Mapping[int, Tensor] | None = None,
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Values of nodes by family: `[1, *plates, word, *shape]`, and which nodes have one, `[1, *plates, word]`."""
+    """Values of nodes as tensors of their families, which the compiled net computes with.
+
+    Args:
+        world: The sentence.
+        values: Node -> its value, `[*shape]`, the same in each row of a batch.
+        above: The families that matter; all by default.
+        states: Node -> its value in each row, `[row, *shape]`; it counts where `values` has one too.
+
+    Returns:
+        Family -> values `[row, *plates, word, *shape]`, zero for nodes without one (one row where no node has
+        `states`), and which nodes have one, `[1, *plates, word]`.
+    """
+    columns = {**{node: value[None] for node, value in values.items()}, **(states or {})}
     families = {}
-    for index, nodes in _by_family(world, values, above).items():
-        member, shape = world.network.members[index], world.ground.shapes[index]
-        first, base = values[nodes[0]], int(world.ground.offsets[index])
-        flat = torch.zeros(math.prod(shape), *first.shape, dtype=first.dtype, device=first.device)
-        which = torch.zeros(len(flat), dtype=torch.bool, device=first.device)
-        places = [node - base for node in nodes]
-        flat[places], which[places] = torch.stack([values[node] for node in nodes]), True
-        families[member.family.name] = flat.reshape(1, *shape, *first.shape), which.reshape(1, *shape)
+    for index, nodes in _by_family(world, columns, above).items():
+        shape, places = world.ground.shapes[index], [node - int(world.ground.offsets[index]) for node in nodes]
+        first = next((columns[node] for node in nodes if node in (states or {})), columns[nodes[0]])
+        flat = first.new_zeros(len(first), math.prod(shape), *first.shape[1:])
+        which = torch.zeros(math.prod(shape), dtype=torch.bool, device=first.device)
+        flat[:, places] = torch.stack([columns[node].expand_as(first) for node in nodes], 1)
+        which[places] = True
+        name = world.network.members[index].family.name
+        families[name] = flat.reshape(-1, *shape, *first.shape[1:]), which.reshape(1, *shape)
     return families
 
 
@@ -165,13 +178,13 @@ def evidence_forms(
 
 def mixed_fault(
     world: World, values: Mapping[int, Tensor], states: Iterable[int] = (), above: Collection[int] | None = None
-) -> ReadingError | None:
+) -> Obstacle | None:
     """The fault of a family of which some nodes have states and others tensors: no tensor holds both."""
     is_real = {node: value.is_floating_point() for node, value in values.items()} | dict.fromkeys(states, False)
     for index, nodes in _by_family(world, is_real, above).items():
         if len({is_real[node] for node in nodes}) > 1:
             name = world.network.members[index].family.name
-            return ReadingError(name, expected="states for its nodes, or tensors", got="both")
+            return Obstacle(name, "in a state at some nodes and a tensor at others")
     return None
 
 
@@ -183,16 +196,3 @@ def _by_family(world: World, nodes: Iterable[int], above: Collection[int] | None
         if above is None or index in above:
             families.setdefault(index, []).append(node)
     return families
-
-
-def _rows_by_family(world: World, above: Collection[int] | None) -> dict[str, tuple[Tensor, Tensor]]:
-    """The rows of attention that are set, by family: `[1, *plates, word, word read]`, and of which nodes."""
-    rows: dict[str, tuple[Tensor, Tensor]] = {}
-    for index, nodes in _by_family(world, world.rows, above).items():
-        shape, first = world.ground.shapes[index], world.rows[nodes[0]]
-        weights, which = first.new_zeros(1, *shape, len(first)), first.new_zeros(1, *shape, dtype=torch.bool)
-        for node in nodes:
-            at = (0, *world.ground.place(node)[1])
-            weights[at], which[at] = world.rows[node], True
-        rows[world.network.members[index].family.name] = weights, which
-    return rows

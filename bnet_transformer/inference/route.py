@@ -24,6 +24,7 @@ ALGORITHMS = {
     "conditioning": "the states of the nodes that are asked for are a batch; the other choices are eliminated",
     "enumeration": "all joint states of the choices are a batch of the compiled net",
     "sampling": "draws, which are approximate",
+    "sequential": "one run for each cell of a sweep, slow",
     "reference": "node by node in Python, slow",
 }
 
@@ -45,6 +46,7 @@ class Route:
         flops: Floating-point operations of the compiled passes; None where no compiled pass answers.
         evaluations: Nodes that are evaluated one by one in Python.
         is_exact: False for draws and for first-order effects.
+        parts: The routes of parts of the question, where they are answered in different ways.
         choices: The ground ids of the choices whose joint states are computed.
     """
 
@@ -56,6 +58,7 @@ class Route:
     flops: int | None = None
     evaluations: int = 0
     is_exact: bool = True
+    parts: tuple[Route, ...] = ()
     choices: tuple[int, ...] = field(default=(), repr=False)
 
     @property
@@ -73,10 +76,25 @@ class Route:
         cost += [f"{self.flops:,} FLOPs"] if self.flops is not None else []
         cost += [f"{self.evaluations:,} node evaluations in Python"] if self.evaluations else []
         exact = "exact" if self.is_exact else "approximate"
-        return f"{self.question}: {self.algorithm} ({exact}; {', '.join(cost) or 'one state'}), because {self.reason}"
+        told = f"{self.question}: {self.algorithm} ({exact}; {', '.join(cost) or 'one state'}), because {self.reason}"
+        return "\n  ".join([told, *map(str, self.parts)])
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(str(self))}</p>"
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why an algorithm cannot answer, where it is no error to ask it: the next rule applies."""
+
+    what: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.what} is {self.reason}"
+
+
+Fault = Obstacle | ReadingError  # a ReadingError is what the algorithm raises to whoever asks it directly
 
 
 @dataclass(frozen=True)
@@ -91,22 +109,28 @@ class Rule(Generic[S]):
 
     algorithm: str
     reason: str
-    fault: Callable[[S], ReadingError | None]
+    fault: Callable[[S], Fault | None]
 
 
 def choose(question: str, rules: Sequence[Rule[S]], subject: S) -> Route:
-    """The route by the first rule without a fault; the faults of those before it are its reason.
+    """The route by the first rule without a fault; the fault of the rule before it is its reason.
 
     The last rule has to apply to everything.
     """
-    first: ReadingError | None = None
+    before: Fault | None = None
     for rule in rules:
         fault = rule.fault(subject)
         if fault is None:
-            reason = rule.reason if first is None else f"{rule.reason}; no faster algorithm: {first}"
-            return Route(question, rule.algorithm, reason, None if first is None else first.what)
-        first = first or fault
+            reason = rule.reason if before is None else f"{rule.reason}; not faster, for {_text(before)}"
+            return Route(question, rule.algorithm, reason, None if before is None else before.what)
+        before = fault
     raise AssertionError(f"no rule for {question}")
+
+
+def _text(fault: Fault) -> str:
+    if isinstance(fault, Obstacle):
+        return str(fault)
+    return f"{fault.what} would need {fault.expected}, and there is {fault.got}"
 
 
 def always(_: object) -> None:

@@ -15,14 +15,12 @@ from dataclasses import replace
 import torch
 
 from bnet_transformer import cost, reference
-from bnet_transformer.compiler.plan import states_in
-from bnet_transformer.errors import ReadingError
 from bnet_transformer.inference.batched_states import of_one_sentence
 from bnet_transformer.inference.factors import Question, analyse_question
-from bnet_transformer.inference.query import Query, choices_above, evidence_forms, mixed_fault, set_families
-from bnet_transformer.inference.route import Route, Rule, always, choose
+from bnet_transformer.inference.query import Query, evidence_forms, mixed_fault, set_families
+from bnet_transformer.inference.route import Fault, Obstacle, Route, Rule, always, choose
 from bnet_transformer.reference import World
-from bnet_transformer.world import where
+from bnet_transformer.world import choices, where
 
 
 def route_posterior(query: Query) -> Route:
@@ -40,44 +38,44 @@ def route_log_evidence(query: Query) -> Route:
     return _with_states(query, choose("log probability of the evidence", LOG_EVIDENCE, query))
 
 
-def own_tpm_fault(query: Query) -> ReadingError | None:
+def own_tpm_fault(query: Query) -> Fault | None:
     """Why the posterior of a node is not its TPM at the values of its parents."""
     node, *others = query.nodes
     name = query.world.ground.name(node)
     if others or query.evidence:
-        return ReadingError(name, expected="one node and no evidence", got="several nodes" if others else "evidence")
+        return Obstacle(name, "asked for together with others" if others else "asked for given evidence")
     if where(query.world, node)[0].tpm.states is None:
-        return ReadingError(name, expected="a node with a number of states", got="one whose states are words")
-    above = choices_above(query.world, reference.parents(query.world, node), {})
+        return Obstacle(name, "a choice of a word of the sentence")
+    above = choices(query.world, reference.parents(query.world, node), {})
     if above:
-        return ReadingError(query.world.ground.name(above[0]), expected="no open choice above", got="one")
+        return Obstacle(query.world.ground.name(above[0]), f"an open choice above {name}")
     return None
 
 
-def elimination_fault(query: Query) -> ReadingError | None:
+def elimination_fault(query: Query) -> Fault | None:
     """Why the choices cannot be eliminated, family by family, for one node (or none) that is asked for."""
     node, *others = query.nodes or (None,)
     if others:
-        return ReadingError(query.names(), expected="one node", got=f"{len(others) + 1}")
+        return Obstacle(query.names(), "more than one node")
     question = find_question(query, node)
-    return question if isinstance(question, ReadingError) else question.fault
+    return question.fault if isinstance(question, Question) else question
 
 
-def conditioning_fault(query: Query) -> ReadingError | None:
+def conditioning_fault(query: Query) -> Fault | None:
     """Why the rest cannot be eliminated where each joint state of the nodes is evidence on a sentence of a batch."""
     evidence = {node: value for node, value in query.evidence.items() if node not in query.nodes}
     question = find_question(replace(query, evidence=evidence), None, query.nodes)
-    return question if isinstance(question, ReadingError) else question.fault
+    return question.fault if isinstance(question, Question) else question
 
 
-def enumeration_fault(query: Query) -> ReadingError | None:
+def enumeration_fault(query: Query) -> Fault | None:
     """Why not even all choices above, each in a state, can be the batch of a pass of the compiled net."""
     choices = enumerated_choices(query)
     world = without_barren_choices(query.world, {*choices, *query.nodes, *query.evidence})
     states = dict.fromkeys([*query.nodes, *choices])
     evidence = {node: value for node, value in query.evidence.items() if node not in query.nodes}
     question = find_question(replace(query, world=world, evidence=evidence), None, [*states])
-    return question if isinstance(question, ReadingError) else question.fault
+    return question.fault if isinstance(question, Question) else question
 
 
 JOINT: Sequence[Rule[Query]] = (
@@ -96,7 +94,7 @@ LOG_EVIDENCE: Sequence[Rule[Query]] = (
 )
 
 
-def find_question(query: Query, node: int | None, states: Collection[int] = ()) -> Question | ReadingError:
+def find_question(query: Query, node: int | None, states: Collection[int] = ()) -> Question | Fault:
     """What elimination needs, or the fault of nodes that no tensor of a family holds.
 
     Args:
@@ -122,7 +120,7 @@ def enumerated_choices(query: Query) -> list[int]:
 def relevant_world(world: World, nodes: Collection[int]) -> World:
     """The sentence with only the interventions above some nodes."""
     families = {world.ground.family_of(node).index for node in nodes}
-    above = families | world.network.graph.above(families)
+    above = world.network.graph.ancestral_set(families)
     do, rows = (
         {node: value for node, value in values.items() if world.ground.family_of(node).index in above}
         for values in (world.do, world.rows)
@@ -133,7 +131,7 @@ def relevant_world(world: World, nodes: Collection[int]) -> World:
 def without_barren_choices(world: World, relevant: Collection[int]) -> World:
     """The sentence with state 0 for each choice that is above nothing relevant: its state changes no probability."""
     families = {world.ground.family_of(node).index for node in relevant}
-    above = families | world.network.graph.above(families)
+    above = world.network.graph.ancestral_set(families)
     choices = [m.family for m in world.network.members if m.tpm.kind == "discrete" and m.family.index in above]
     nodes = [node for family in choices for node in world.ground.nodes(family).tolist()]
     zero = torch.zeros((), dtype=torch.long, device=world.network.device)
@@ -145,11 +143,11 @@ def _with_states(query: Query, route: Route) -> Route:
     world = query.world
     if route.algorithm in ("enumeration", "reference"):
         choices = enumerated_choices(query)
-        states = math.prod(reference.support(world, node) for node in dict.fromkeys([*query.nodes, *choices]))
+        states = math.prod(world.count_states(node) for node in dict.fromkeys([*query.nodes, *choices]))
         evaluations = states * len(world.ground) if route.algorithm == "reference" else 0
         return replace(route, states=states, evaluations=evaluations, choices=tuple(choices))
     if route.algorithm == "conditioning":
-        states = math.prod(reference.support(world, node) for node in query.nodes)
+        states = math.prod(world.count_states(node) for node in query.nodes)
         return replace(route, states=states, choices=query.nodes)
     return route
 
@@ -167,7 +165,7 @@ def explain(query: Query, route: Route) -> Route:
     assert isinstance(question, Question)
     members, words = world.network.members, world.ground.words
     if route.algorithm == "elimination":
-        counts = [math.prod(states_in(world.network, i, words) for i in above) for above in question.choices.values()]
+        counts = [math.prod(world.network.count_states(i, words) for i in above) for above in question.choices.values()]
         route = replace(route, states=max(counts, default=1))
     want = tuple(dict.fromkeys([*question.want, *(members[index].family.name for index in question.needed)]))
     closed = {*set_families(world)[0], *question.settled}

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bnet_transformer import reference
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.graph import topological_order
 from bnet_transformer.inference import exact, router
-from bnet_transformer.inference.batched_states import of_one_sentence, pieces, states_as_evidence
+from bnet_transformer.inference.batched_states import of_one_sentence, pieces
+from bnet_transformer.inference.factors import Question
 from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
 from bnet_transformer.inference.node_queries import Answers
-from bnet_transformer.inference.query import Query, sentence_arguments
-from bnet_transformer.inference.route import Route
+from bnet_transformer.inference.query import Query, evidence_by_family, sentence_arguments
+from bnet_transformer.inference.route import Fault, Obstacle, Route
 from bnet_transformer.network import Member
 from bnet_transformer.reference import Run, World
 from bnet_transformer.tpm.arrays import in_numpy
@@ -99,7 +99,7 @@ def sample(query: Query, n: int, seed: int) -> Samples:
 
 
 def route_sample(query: Query, n: int) -> Route:
-    """How n draws of every random node are made: first the choices above the evidence, then the rest from their TPMs."""
+    """How n draws are made: first those of the choices above the evidence, then the rest from their TPMs."""
     question, query = f"{n} draws", query.without_input_evidence()
     above = replace(query, nodes=tuple(router.enumerated_choices(query) if query.evidence else ()))
     if not above.nodes:
@@ -112,17 +112,17 @@ def route_sample(query: Query, n: int) -> Route:
 
 def _is_chain(query: Query) -> bool:
     """True where the choices are too many for one table, and elimination gives them one after another."""
-    count = math.prod(reference.support(query.world, node) for node in query.nodes)
+    count = math.prod(query.world.count_states(node) for node in query.nodes)
     return count > FEW and all(_chain_fault(query, k) is None for k in range(len(query.nodes)))
 
 
-def _batch_fault(module: Module, world: World, group: Sequence[int], drawn: Drawn) -> ReadingError | None:
+def _batch_fault(module: Module, world: World, group: Sequence[int], drawn: Drawn) -> Fault | None:
     """Why the nodes of a group of families cannot be drawn in one batch: they read each other, or their parameters
     cannot be computed so."""
     members = [world.network.members[index] for index in group]
     for member in members:
         if any(given.parent in group for given in member.inputs):
-            return ReadingError(member.family.name, expected="nodes that do not read each other", got="others")
+            return Obstacle(member.family.name, "read by others that are drawn with it")
     states = {node: value[:1] for node, value in drawn.items()}
     (member,) = members
     table = "logits" if member.tpm.kind == "discrete" else "normal"
@@ -153,10 +153,10 @@ def _above_evidence(query: Query, n: int, generator: torch.Generator) -> Drawn:
     return dict(zip(query.nodes, states, strict=True))
 
 
-def _chain_fault(query: Query, k: int) -> ReadingError | None:
+def _chain_fault(query: Query, k: int) -> Fault | None:
     """Why `P(choice k | the choices before it, evidence)` cannot be had by elimination."""
     question = router.find_question(query, query.nodes[k], query.nodes[:k])
-    return question if isinstance(question, ReadingError) else question.fault
+    return question.fault if isinstance(question, Question) else question
 
 
 def _along_a_chain(query: Query, n: int, generator: torch.Generator) -> Drawn:
@@ -169,7 +169,8 @@ def _along_a_chain(query: Query, n: int, generator: torch.Generator) -> Drawn:
         shares = []
         asked = {family.index, *(world.ground.family_of(other).index for other in (*nodes[:k], *query.evidence))}
         for part in pieces(world, len(known), asked):
-            evidence = states_as_evidence(world, nodes[:k], known[part], query.evidence)
+            before = dict(zip(nodes[:k], known[part].unbind(1), strict=True))
+            evidence = evidence_by_family(world, query.evidence, before)
             share = exact.posterior(module, family.name, evidence, **arguments, budget=query.budget, atol=query.atol)
             shares.append(share.movedim(0, -2)[index].expand(len(known[part]), -1))
         new = torch.multinomial(torch.cat(shares)[which], 1, generator=generator)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bnet_transformer.axes import join, stem_of
+from bnet_transformer.bnet import BNet
 from bnet_transformer.errors import BNetError
-from bnet_transformer.face import BNet
 from bnet_transformer.network import Member
 from bnet_transformer.tpm import FeedForward, Norm, Recur
 from bnet_transformer.tpm.steps import ACTIVATIONS

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bnet_transformer.axes import Reach
+from bnet_transformer.bnet import BNet
 from bnet_transformer.errors import BNetError, one_of, whole
-from bnet_transformer.face import BNet
 from bnet_transformer.models._observed import observed
 from bnet_transformer.models._sublayers import reach_of
 from bnet_transformer.network import Arrow, Declaration, Node, Plate, Stack

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bnet_transformer.axes import Reach
+from bnet_transformer.bnet import BNet
 from bnet_transformer.errors import BNetError, mapping, unknown, whole
-from bnet_transformer.face import BNet
 from bnet_transformer.models._sublayers import Sublayers, Vocabulary, is_tied, listed_words, positions_of, reach_of
 from bnet_transformer.network import Declaration, Stack
 from bnet_transformer.tpm import TPM

@@ -10,8 +10,8 @@ Word i reads the word before it, and so all words before it; the first reads zer
 
 from __future__ import annotations
 
+from bnet_transformer.bnet import BNet
 from bnet_transformer.errors import BNetError, one_of, whole
-from bnet_transformer.face import BNet
 from bnet_transformer.models._observed import WORD
 from bnet_transformer.models._sublayers import Ends, Vocabulary, is_tied, listed_words
 from bnet_transformer.network import Arrow, Declaration, Node, Stack

@@ -13,8 +13,8 @@ matrix is orthogonal, but depends on Z in such a way that the whole map changes 
 
 from __future__ import annotations
 
+from bnet_transformer.bnet import BNet
 from bnet_transformer.errors import BudgetError, one_of, whole
-from bnet_transformer.face import BNet
 from bnet_transformer.models._observed import WORD, observed
 from bnet_transformer.network import Arrow, Declaration, Node, Stack
 from bnet_transformer.network.network import MOST_FAMILIES

@@ -64,6 +64,16 @@ class Member:
         """True where training changes one of its parameters."""
         return any(parameter.learnable for parameter in self.parameters.values())
 
+    @cached_property
+    def word_inputs(self) -> tuple[Input, ...]:
+        """The inputs that are collections of words."""
+        return tuple(given for given in self.inputs if WORD in given.over)
+
+    @cached_property
+    def reads_words(self) -> bool:
+        """True where the TPM has an attention distribution `P(j | i)` over words."""
+        return type(self.tpm).reading is not TPM.reading and bool(self.word_inputs)
+
 
 @dataclass(frozen=True)
 class Network:
@@ -95,6 +105,11 @@ class Network:
             for name, parameter in member.parameters.items()
             if parameter.learnable
         )
+
+    @cached_property
+    def functional_families(self) -> frozenset[int]:
+        """The numbers of the families whose nodes are functions of their parents."""
+        return frozenset(m.family.index for m in self.members if m.tpm.kind == "deterministic")
 
     @cached_property
     def shapes(self) -> dict[str, Shape]:
@@ -129,6 +144,43 @@ class Network:
     def vocabularies(self) -> dict[str, tuple[str, ...]]:
         """The vocabulary of each stack that has one."""
         return {s.name: tuple(s.vocabulary) for s in self.declaration.stacks if s.vocabulary is not None}
+
+    def count_states(self, index: int, words: Mapping[str, int]) -> int:
+        """How many states a discrete family has.
+
+        Args:
+            index: The family.
+            words: How many words each stack has: a state may be a word that is read.
+        """
+        member = self.members[index]
+        if member.tpm.states is not None:
+            return member.tpm.states
+        return words[self.stack_read(member)]
+
+    def stack_read(self, member: Member) -> str:
+        """The stack whose words a family with a collection of words reads."""
+        return self.members[member.word_inputs[0].parent].family.words or ""
+
+    def groups_of(self, families: Collection[int]) -> tuple[tuple[int, ...], ...]:
+        """The groups of the graph in order, parents first, with no other families than some."""
+        return tuple(some for group in self.graph.groups if (some := tuple(i for i in group if i in families)))
+
+    def ancestral_members(self, member: Member) -> list[Member]:
+        """A member and all its ancestors, parents first."""
+        needed = self.graph.ancestral_set([member.family.index])
+        return [self.members[index] for group in self.groups_of(needed) for index in group]
+
+    def is_state(self, family: Family) -> bool:
+        """True where the role of a family passes from each slice of its stack to the next."""
+        return (family.stack, family.role) in self._states
+
+    def is_word_state(self, family: Family) -> bool:
+        """True for a state of the words of its own stack, without plates."""
+        return self.is_state(family) and family.words == family.stack and not family.plates
+
+    @cached_property
+    def _states(self) -> frozenset[tuple[str, str]]:
+        return frozenset((stack.name, role) for stack in self.declaration.stacks for role in stack.states)
 
     def one_type(self) -> None:
         """Refuse to compute with parameters of different floating types."""

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from bnet_transformer import face
+from bnet_transformer import bnet
 from bnet_transformer._core.tokenizer import Tokenizer
+from bnet_transformer.bnet import BNet
 from bnet_transformer.errors import BNetError, DeclarationError, FileError
-from bnet_transformer.face import BNet
 from bnet_transformer.network.network import outline
 from bnet_transformer.pretrained.config import load_config
 from bnet_transformer.pretrained.declaration import SEGMENT, is_tied, options_to_declaration
@@ -78,7 +78,7 @@ def from_pretrained(
         if tokenizer is not None or readout != "auto" or device_map is not None or dtype is not None:
             wanted = "no tokenizer=, no readout=, no device_map= and no dtype="
             raise BNetError("tiny", expected=wanted, got="one of them")
-        return face.load_net(TINY)
+        return bnet.load_net(TINY)
     source = getattr(source, "_orig_mod", source)  # of a model that torch.compile wraps
     found = _source(source, tokenizer)
     if tokenizer is not None:

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bnet_transformer.bnet import BNet
 from bnet_transformer.errors import BNetError, FileError, one_of
-from bnet_transformer.face import BNet
 from bnet_transformer.files.atomic import as_path
 from bnet_transformer.models.geometric import geometric
 from bnet_transformer.models.volume_preserving import steps, volume_preserving

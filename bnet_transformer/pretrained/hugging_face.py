@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from bnet_transformer.axes import stem_of
+from bnet_transformer.bnet import BNet
 from bnet_transformer.errors import BNetError, UnknownNameError, unknown
-from bnet_transformer.face import BNet
 from bnet_transformer.graph import Family as Node
 from bnet_transformer.pretrained.families import family_of
 from bnet_transformer.pretrained.family import BESIDE, Where

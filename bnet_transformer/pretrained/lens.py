@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bnet_transformer.bnet import BNet
 from bnet_transformer.errors import BNetError, unknown
-from bnet_transformer.face import BNet
 from bnet_transformer.pretrained.families import FAMILIES, family_of
 from bnet_transformer.pretrained.keys import asked_of, check_indices
 

@@ -225,19 +225,12 @@ class PyroModel:
     def _is_site(self, index: int) -> bool:
         return self.network.members[index].tpm.is_random
 
-    def _groups(self, want: tuple[str, ...]) -> list[tuple[int, ...]]:
+    def _groups(self, want: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """The families above a random or wanted one, in order."""
         output = () if self.random or want else (output_of(self.network),)
-        stack = [member.family.index for member in self.random]
-        stack += [self.network.graph.family(name).index for name in (*want, *output)]
-        needed: set[int] = set()
-        while stack:
-            index = stack.pop()
-            if index not in needed:
-                needed.add(index)
-                stack.extend(bundle.parent for bundle in self.network.graph.into[index])
-        groups = (tuple(index for index in group if index in needed) for group in self.network.graph.groups)
-        return [group for group in groups if group]
+        graph = self.network.graph
+        asked = [*(member.family.index for member in self.random), *(graph.family(n).index for n in (*want, *output))]
+        return self.network.groups_of(graph.ancestral_set(asked))
 
     def _record(self, course: Course, member: Member) -> Tensor:
         value = course.values[member.family.index]

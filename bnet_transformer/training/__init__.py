@@ -6,7 +6,6 @@ at a time, and `decoding` chooses it.
 """
 
 from bnet_transformer._core.distributed import alone
-from bnet_transformer.data.dataset import Batch
 from bnet_transformer.training.configs import AdamW, EarlyStopping, Execution
 from bnet_transformer.training.generate import Generated, generate
 from bnet_transformer.training.iterate import iterate, windows
@@ -15,7 +14,6 @@ from bnet_transformer.training.result import Trained
 
 __all__ = [
     "AdamW",
-    "Batch",
     "EarlyStopping",
     "Execution",
     "Generated",

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.compiler import Module
-from bnet_transformer.data.dataset import Example, padded
-from bnet_transformer.data.task import Task, check_has_words, task_of
+from bnet_transformer.data.examples import Example, pad_examples
+from bnet_transformer.data.task import Task, check_has_words
 from bnet_transformer.errors import (
     BNetError,
     in_unicode,
@@ -30,6 +30,7 @@ from bnet_transformer.network import Network, network_of
 from bnet_transformer.tpm.arrays import is_plain
 from bnet_transformer.training.decoding import Prompts, by_beams, greedy, one_by_one, sampler, speaker_of
 from bnet_transformer.training.incremental import told_by
+from bnet_transformer.training.task import infer_trainable_task
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,7 +120,7 @@ def generate(
     temperature, top_p, penalty = (None if each is None else float(each) for each in (temperature, top_p, penalty))
     seed = seed_of(seed)
     check_has_words(network, "generate")
-    task = task_of(network, generates=True)
+    task = infer_trainable_task(network, generates=True)
     _, stack = told_by(task)
     x, mask, prompts = _read(task, stack, prompt, whole("length", length), start, stop)
     task.words[stack].check_length(prompts.end, begun=True)
@@ -135,7 +136,7 @@ def generate(
         else:
             pick = greedy if method == "greedy" else sampler(temperature or 1.0, top_k, top_p, seed, place)
             ids, scores = one_by_one(speaker, prompts, pick)
-    words = tuple(task.words[stack].tell(row) for row in ids)
+    words = tuple(task.words[stack].decode(row) for row in ids)
     return Generated(tuple(map(tuple, ids)), words, tuple(scores.tolist()))
 
 
@@ -177,7 +178,7 @@ def _read(
     if start is None and stack not in said and task.network.tokenizer is not None:
         start = task.network.tokenizer.start  # where the model says with which word its outputs start
     begin = [] if start is None else [of.id(start)]
-    rows = [[*begin, *of.tensor(row).tolist()] for row in said.get(stack, [])] or [begin]
+    rows = [[*begin, *of.encode(row).tolist()] for row in said.get(stack, [])] or [begin]
     if not rows[0]:
         raise BNetError("prompt", expected=f"words to begin with in stack {stack!r}, or start=", got="none")
     rows = rows * batch if len(rows) == 1 else rows
@@ -185,11 +186,11 @@ def _read(
         if len(said.get(name, [])) != batch or len(rows) != batch:
             got = {name: len(said.get(name, [])), stack: len(rows)}
             raise BNetError("prompt", expected="as many sentences in every stack", got=got)
-    words = {name: [task.words[name].tensor(row) for row in said[name]] for name in others}
+    words = {name: [task.words[name].encode(row) for row in said[name]] for name in others}
     for name in others:
         task.words[name].check_length(max(len(row) for row in words[name]))
     told = [torch.tensor(row) for row in rows]
-    made = padded(task, [Example({n: words[n][k] for n in others} | {stack: told[k]}, {}) for k in range(batch)])
+    made = pad_examples(task, [Example({n: words[n][k] for n in others} | {stack: told[k]}, {}) for k in range(batch)])
     device = next(iter(task.network.parameters.values())).device
     mask = {name: value.to(device) for name, value in (made.mask or {}).items() if name != stack}
     end = None if stop is None else of.id(stop)

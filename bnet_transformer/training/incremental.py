@@ -15,9 +15,9 @@ from torch.nn import functional
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler import Module
-from bnet_transformer.compiler.course import Course, Layout
+from bnet_transformer.compiler.course import Course, Layout, Request
 from bnet_transformer.compiler.seeing import seen
-from bnet_transformer.data.task import Task, above, decided_by, later
+from bnet_transformer.data.task import Task, decided_by, later
 from bnet_transformer.errors import BNetError
 from bnet_transformer.network import Input, Member
 from bnet_transformer.tpm import Affine, At, Attention, Concat, Dot, Linear
@@ -52,7 +52,7 @@ class WordByWord:
     ) -> None:
         self.readout, self.stack = told_by(task)
         self.network = module.network
-        needed = above(self.network, self.readout)
+        needed = self.network.ancestral_members(self.readout)
         decided = decided_by(self.network, needed)
         self.moving = [m for m in needed if self.stack in decided[m.family.index]]
         self.here = {member.family.index for member in self.moving}
@@ -63,7 +63,7 @@ class WordByWord:
         want = [self.network.members[index].family.name for index in sorted(self.kept | fixed)]
         self.rows, words = x[self.stack].shape
         x = {**x, self.stack: filled(x[self.stack], task.words[self.stack].exact)}
-        course, _ = module.course((*want, self.readout.family.name), x, mask)
+        course, _ = module.run(Request((*want, self.readout.family.name), x, mask))
         self.course, self.layout = course, course.layout
         at, parents = seen(course, self.readout)
         self.log_probs = _log_softmax(self.readout.tpm.logits(at, *parents).select(self.layout.word, words - 1))

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.torch_context import own_random, reseed
-from bnet_transformer.compiler import Module
+from bnet_transformer.compiler import Module, Request
 from bnet_transformer.compiler.module import output_of
 from bnet_transformer.compiler.seeing import seen
-from bnet_transformer.data.task import Task, above, check_has_words, later, task_of
-from bnet_transformer.data.words import real_numbers
+from bnet_transformer.data.task import Task, check_has_words, infer_task, later
+from bnet_transformer.data.words import to_reals
 from bnet_transformer.errors import BNetError, one_of, room_for, seed_of, unknown, whole, within_memory
 from bnet_transformer.network import Member, Network, network_of
 
@@ -93,7 +93,7 @@ def windows(series: object, words: int, ahead: int) -> tuple[Tensor, Tensor]:
     >>> x.tolist(), y.tolist()
     ([[[0.0], [1.0]], [[1.0], [2.0]]], [[[1.0], [2.0]], [[2.0], [3.0]]])
     """
-    found = real_numbers("series", series)
+    found = to_reals("series", series)
     words, ahead = whole("words", words), whole("ahead", ahead)
     if found.dim() < 2 or found.shape[-2] < words + ahead:
         wanted = f"[..., word, dim], at least {words + ahead} words: {words} and {ahead} further on"
@@ -136,7 +136,7 @@ def teller_of(network: Network) -> Teller:
     """What a net goes on with, or the error that says why it cannot."""
     network.one_type()
     check_has_words(network, "iterate")
-    task = task_of(network, likelihood=False)
+    task = infer_task(network)
     names = [readout.family.name for readout in task.readouts] or [output_of(network)]
     member = network.member(names[0])
     family, name = member.family, member.family.name
@@ -145,7 +145,7 @@ def teller_of(network: Network) -> Teller:
         wanted = "a net with one real-valued readout, or state, that tells a word"
         told = ", ".join(f"{each} ({type(network.member(each).tpm).__name__})" for each in names)
         raise BNetError("iterate", expected=wanted, got=told, allowed="generate, for words of a vocabulary")
-    needed = above(network, member)
+    needed = network.ancestral_members(member)
     _check_inputs(task, needed)
     if member.shape != task.words[home].member.shape:
         expected = f"words of shape {task.words[home].member.shape}, as are read"
@@ -204,7 +204,7 @@ def _read(teller: Teller, window: object) -> tuple[dict[str, Tensor], tuple[int,
 def _vectors(teller: Teller, stack: str, said: object) -> Tensor:
     """A window as a tensor of the net's type, on its device."""
     what = f"window of stack {stack!r}" if len(teller.task.stacks) > 1 else "window"
-    shape, value = teller.task.words[stack].member.shape, real_numbers(what, said)
+    shape, value = teller.task.words[stack].member.shape, to_reals(what, said)
     rank = 1 + len(shape)
     if value.dim() < rank or tuple(value.shape[value.dim() - len(shape) :]) != shape or not value.numel():
         wanted = f"[..., word, {', '.join(map(str, shape))}], at least one word"
@@ -233,9 +233,7 @@ def _telling(module: Module, teller: Teller, *, sample: bool, compile: bool) -> 
     if not compile:
         return tell
     name = "drawn" if sample else "mean"
-    if name not in module.compiled:
-        module.compiled[name] = torch.compile(tell)
-    return module.compiled[name]
+    return module.memoize(("rollout", name), lambda: torch.compile(tell))
 
 
 def _mean(module: Module, teller: Teller, x: Values) -> Tensor:
@@ -249,7 +247,7 @@ def _mean(module: Module, teller: Teller, x: Values) -> Tensor:
 def _drawn(module: Module, teller: Teller, x: Values) -> Tensor:
     """The words that are told, drawn from their distributions."""
     member = teller.member
-    course, _ = module.course((member.family.name,), x)
+    course, _ = module.run(Request((member.family.name,), x))
     at, parents = seen(course, member)
     distribution = member.tpm.distribution(at, *parents)
     lead = [len(x[teller.stack]), *[1] * (course.layout.rank - 1)]  # no open choices: the batch leads

@@ -14,18 +14,21 @@ import torch
 from bnet_transformer._core.distributed import device_of, ranks
 from bnet_transformer._core.options import name_config_of_options
 from bnet_transformer._core.torch_context import own_random, with_gradients
-from bnet_transformer.data.dataset import Batch, Batches, Reader, batches
-from bnet_transformer.data.task import check_has_words, task_of
+from bnet_transformer.data import Batch, Dataset
+from bnet_transformer.data.dataset import read_dataset
+from bnet_transformer.data.examples import ExampleReader
+from bnet_transformer.data.task import check_has_words, infer_task
 from bnet_transformer.errors import BNetError, one_of, whole, within_memory
 from bnet_transformer.files import as_path
 from bnet_transformer.files.checkpoint import NAME, Checkpoints, diverged, kept_by, read
-from bnet_transformer.network import Network
+from bnet_transformer.network import Network, network_of
 from bnet_transformer.training.captured import recorder_of
 from bnet_transformer.training.configs import AdamW, EarlyStopping, Execution, TrainConfig
 from bnet_transformer.training.loop_config import LoopConfig, asked_to_stop
 from bnet_transformer.training.objective import Loss
 from bnet_transformer.training.result import N, Trained
 from bnet_transformer.training.run import Run, settings_of
+from bnet_transformer.training.task import infer_trainable_task
 
 
 @name_config_of_options(
@@ -96,20 +99,20 @@ def train(
     """
     config = TrainConfig(batch, smoothing, words, seed, optimizer, early_stopping, execution)
     loop = LoopConfig(every, Checkpoints.of(checkpoints), progress)
-    network = _network(net)
+    network = network_of(net)
     if loss is not None and not callable(loss):
         raise BNetError("loss", expected="a function loss(module, batch)", got=loss)
     check_has_words(network, "train", "bt.fit")
-    reader = Reader(task_of(network, likelihood=loss is None), start, stop)
-    given = batches(reader, data, batch, seed, words)
-    held = None if held_out is None else batches(reader, held_out, batch, seed, words, "held_out")
+    reader = ExampleReader(infer_trainable_task(network) if loss is None else infer_task(network), start, stop)
+    given = read_dataset(reader, data, batch, seed, words)
+    held = None if held_out is None else read_dataset(reader, held_out, batch, seed, words, "held_out")
     total = _total(steps, epochs, given)
     return _held_as(net, _trained(network, config, loop, given, held, reader, loss, total, device))
 
 
 def kept(net: N, folder: str | Path, *, best: bool = False) -> Trained[N]:
     """What the checkpoint in a folder holds: the net as it was then, or the `best` by its held-out loss; the losses."""
-    network, path = _network(net), as_path(folder)
+    network, path = network_of(net), as_path(folder)
     one_of("best", best, (True, False))
     found = read(path / NAME if path.is_dir() else path, network)
     parameters = found.part("best" if best else "net")
@@ -129,9 +132,9 @@ def _trained(
     network: Network,
     config: TrainConfig,
     loop: LoopConfig,
-    given: Batches,
-    held_out: Batches | None,
-    reader: Reader,
+    given: Dataset,
+    held_out: Dataset | None,
+    reader: ExampleReader,
     loss: Loss | None,
     steps: int,
     device: str | torch.device | None,
@@ -158,7 +161,7 @@ def _trained(
     return Trained(network.with_parameters(home), tuple(run.losses), tuple(run.held_out), run.step)
 
 
-def _total(steps: int | None, epochs: int | None, given: Batches) -> int:
+def _total(steps: int | None, epochs: int | None, given: Dataset) -> int:
     """How many steps there are in all."""
     if (steps is None) == (epochs is None):
         got = f"steps={steps}, epochs={epochs}"
@@ -170,7 +173,7 @@ def _total(steps: int | None, epochs: int | None, given: Batches) -> int:
     return whole("epochs", epochs) * given.epoch
 
 
-def _follow(run: Run, given: Batches, held_out: list[Batch], loop: LoopConfig, steps: int) -> None:
+def _follow(run: Run, given: Dataset, held_out: list[Batch], loop: LoopConfig, steps: int) -> None:
     """The steps that are left."""
     path = None
     if loop.checkpoints is not None:
@@ -248,10 +251,3 @@ def _divergence_error(run: Run, got: str, path: Path | None) -> BNetError:
     rate = f"a rate= below {run.config.optimizer.highest_rate:g}"
     ways = f"{rate}, a longer warmup=, clip=1.0, float32 for bfloat16"
     return diverged(len(run.losses) + 1, wanted, got, ways, path, run.kept)
-
-
-def _network(net: object) -> Network:
-    found = net if isinstance(net, Network) else getattr(net, "network", None)
-    if not isinstance(found, Network):
-        raise BNetError("net", expected="a net", got=net)
-    return found

@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bnet_transformer.compiler import Module
-from bnet_transformer.compiler.course import Course
+from bnet_transformer.compiler.course import Course, Request
 from bnet_transformer.compiler.module import laid_out
 from bnet_transformer.compiler.seeing import seen
-from bnet_transformer.data import dataset as data
-from bnet_transformer.data.dataset import UNSEEN, Batch
+from bnet_transformer.data.batch import UNSEEN, Batch, is_observed
 from bnet_transformer.data.task import Task
 from bnet_transformer.errors import BNetError
 from bnet_transformer.network import Member
@@ -38,18 +37,19 @@ class Objective(nn.Module):
             if torch.is_grad_enabled() and not found.requires_grad:
                 wanted = "a tensor that follows from parameters that training changes"
                 raise BNetError("loss", expected=wanted, got="one without a gradient")
-            return found * batch.sentences
-        course, _ = self.module.course(self.wanted, batch.x, batch.mask)
+            return found * len(batch)
+        course, _ = self.module.run(Request(self.wanted, batch.x, batch.mask, check_values=False))
         smoothing = self.smoothing if self.training else 0.0
+        observed = batch.observed
         parts = [
-            _surprise(course, readout, batch.observed[name], smoothing)
+            _surprise(course, readout, observed[name], smoothing)
             for name, readout in zip(self.wanted, self.task.readouts, strict=True)
         ]
         return torch.stack(parts).sum()
 
     def count(self, batch: Batch) -> int:
         """What the sum is divided by for the mean."""
-        return batch.sentences if self.loss is not None else batch.count
+        return len(batch) if self.loss is not None else batch.count
 
 
 def _surprise(course: Course, readout: Member, observed: Tensor, smoothing: float) -> Tensor:
@@ -63,7 +63,7 @@ def _surprise(course: Course, readout: Member, observed: Tensor, smoothing: floa
         return functional.cross_entropy(
             flat, target.expand(lead).reshape(-1), ignore_index=UNSEEN, reduction="sum", label_smoothing=smoothing
         )
-    here = data.seen(observed)
+    here = is_observed(observed)
     value = observed.masked_fill(~here[..., None], 0.0)
     log_prob = readout.tpm.log_prob(at, laid_out(course, index, value), *parents)
     there = laid_out(course, index, here.to(log_prob.dtype)[..., None].expand_as(value))[..., 0]

@@ -15,8 +15,9 @@ from bnet_transformer._core.distributed import Ranks
 from bnet_transformer._core.hashing import code_of, derive_seed
 from bnet_transformer._core.torch_context import reseed
 from bnet_transformer.compiler import Module
-from bnet_transformer.data.dataset import Batch, Batches, Reader
-from bnet_transformer.data.task import Task, above
+from bnet_transformer.data import Batch, Dataset
+from bnet_transformer.data.examples import ExampleReader
+from bnet_transformer.data.task import Task
 from bnet_transformer.errors import BNetError
 from bnet_transformer.files import checkpoint
 from bnet_transformer.network import Member
@@ -54,15 +55,13 @@ class Run:
         self.network, self.config, self.ranks, self.settings = network, config, ranks, dict(settings)
         self.module = Module(network.with_parameters(own))
         if loss is None:
-            read = {m.owner for readout in task.readouts for m in above(network, readout)}
+            read = {m.owner for readout in task.readouts for m in network.ancestral_members(readout)}
             for name, value in self.module.store.items():
                 value.requires_grad_(value.requires_grad and name.rpartition("/")[0] in read)
         self.objective = Objective(self.module, task, config.smoothing, loss)
         if execution.compile:
             self.objective.compile()
-        self.looks = loss is not None and not (
-            execution.compile and ranks.device.type == "cuda"
-        )  # no second code is made then
+        self.checks = not (execution.compile and ranks.device.type == "cuda")  # what is compiled is compiled once
         self.spread: nn.Module = spread(self.objective, ranks, shard=execution.shard, known_use=loss is None)
         self.named = [(k.replace("/", "."), v) for k, v in self.module.store.items() if v.requires_grad]
         if not self.named:
@@ -91,11 +90,11 @@ class Run:
         count, device = self.objective.count(batch), self.ranks.device
         if not count:
             raise BNetError("data", expected="something that is observed in every batch", got="nothing")
-        self.module.looks = self.looks and (device.type == "cpu" or not self.step)
+        self.module.check_values = self.checks and (device.type == "cpu" or not self.step)  # for a loss of the user
         if batch.mask is not None and self.objective.loss is None:
-            self.module.look(self.objective.wanted, batch.x, batch.mask)
+            self.module.check_mask(self.objective.wanted, batch.x, batch.mask)
         if self.ranks.world > 1:
-            batch = batch.share(self.ranks.rank, self.ranks.world)
+            batch = batch.shard(self.ranks.rank, self.ranks.world)
         numbers = {"count": count, "asked": asked} if self.ranks.world > 1 else {"count": count}
         scalars = {k: torch.full((), float(n), dtype=torch.float64, device=device) for k, n in numbers.items()}
         return {**batch.to(device, self.network.dtype).flat(), **scalars}
@@ -172,7 +171,7 @@ class Run:
 
     def _sum(self, fed: Fed) -> Tensor:
         """This process's share of the loss."""
-        batch = Batch.of({name: value for name, value in fed.items() if name not in ("count", "asked")})
+        batch = Batch.of_flat({name: value for name, value in fed.items() if name not in ("count", "asked")})
         with torch.autocast(
             self.ranks.device.type, torch.bfloat16, enabled=self.config.execution.precision == "bfloat16"
         ):
@@ -233,7 +232,7 @@ class Run:
 
 
 def settings_of(
-    config: TrainConfig, reader: Reader, data: Batches, held_out: Batches | None, loss: Loss | None, steps: int
+    config: TrainConfig, reader: ExampleReader, data: Dataset, held_out: Dataset | None, loss: Loss | None, steps: int
 ) -> dict[str, Any]:
     """What a resumed run must share with the run that wrote the checkpoint."""
     settings = {**config.settings, "data": data.digest(), "start": reader.start, "stop": reader.stop}

@@ -1,23 +1,13 @@
 """Pictures: figures of graphs, and plots of results.
 
 A figure is laid out once, as a `Picture` (boxes, arrows, frames and texts with their places), and written by what
-its file's suffix says (`FORMATS`). `nodes`, `words` and `quotient` lay out, `grid` and `curves` place and route,
-`style` gives signs, colours and the legend, `svg`, `dot` and `tikz` write, `plots` is for numbers.
+its file's suffix says (`FORMATS`). `figures` knows the figure of each kind of result; `nodes`, `words` and `quotient`
+lay out, `grid` and `curves` place and route, `style` gives signs, colours and the legend, `svg`, `dot` and `tikz`
+write, `plots` is for numbers.
 """
 
-from bnet_transformer.viz.drawing import NetFigures, SentenceFigures
+from bnet_transformer.viz import figures as figures
 from bnet_transformer.viz.formats import FORMATS
 from bnet_transformer.viz.picture import Picture
-from bnet_transformer.viz.results import Quotient, Reads, Tan, TanTree, drawable
 
-__all__ = [
-    "FORMATS",
-    "NetFigures",
-    "Picture",
-    "Quotient",
-    "Reads",
-    "SentenceFigures",
-    "Tan",
-    "TanTree",
-    "drawable",
-]
+__all__ = ["FORMATS", "Picture"]

@@ -20,7 +20,7 @@ PIXELS = 8000.0  # a side of a PNG at most
 
 
 @dataclass(frozen=True)
-class Drawable(Exportable):
+class FigureParts(Exportable):
     """What can be exported and drawn; `equations` is the LaTeX that stands beside a figure, `page` the HTML."""
 
     picture: Callable[[], Picture] | None = None
@@ -29,13 +29,13 @@ class Drawable(Exportable):
 
 
 def _drawn(what: Exportable) -> Picture:
-    if not isinstance(what, Drawable) or what.picture is None:
+    if not isinstance(what, FigureParts) or what.picture is None:
         raise BNetError("picture", expected="something with a figure", got=what)
     return what.picture()
 
 
 def _html(what: Exportable) -> bytes:
-    if not isinstance(what, Drawable) or what.page is None:
+    if not isinstance(what, FigureParts) or what.page is None:
         raise BNetError("page", expected="the bnet of a sentence", got="something without a page")
     return what.page()
 
@@ -48,7 +48,7 @@ def _png(what: Exportable) -> bytes:
 
 def _tex(what: Exportable) -> bytes:
     picture = _drawn(what)
-    return to_tikz(picture, what.equations() if isinstance(what, Drawable) else "").encode("ascii")
+    return to_tikz(picture, what.equations() if isinstance(what, FigureParts) else "").encode("ascii")
 
 
 FORMATS: Mapping[str, Callable[[Exportable], bytes]] = MappingProxyType(

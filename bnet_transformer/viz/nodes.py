@@ -131,13 +131,12 @@ def _in(network: Network) -> Any:
 
 def _speaking(network: Network) -> set[str]:
     """The families whose labels tell the word: what is given with the sentence, and the states."""
-    states = {(stack.name, role) for stack in network.declaration.stacks for role in stack.states}
     return {
         member.family.name
         for member in network.members
         if member.family.words is not None
         and not member.family.plates
-        and ((member.family.stack, member.family.role) in states or member.tpm.kind == "input")
+        and (network.is_state(member.family) or member.tpm.kind == "input")
     }
 
 

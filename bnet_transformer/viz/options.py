@@ -89,7 +89,7 @@ class Options:
                 raise BNetError(name, expected="a view that uses it", got=f"detail={view!r}", allowed=uses)
 
 
-def options(told: Mapping[str, Any], known: Collection[str] = ()) -> Options:
+def options_of(told: Mapping[str, Any], known: Collection[str] = ()) -> Options:
     """Options from keywords; a name that none has is refused with the near ones."""
     names = list(known) or [each.name for each in fields(Options)]
     for name in told:

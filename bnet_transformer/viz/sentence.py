@@ -19,7 +19,6 @@ from bnet_transformer.inference import Answers, SentenceState, arrow_weights
 from bnet_transformer.inference.boxes import box_namer
 from bnet_transformer.inference.paths import settled_choices
 from bnet_transformer.network import Member, Network
-from bnet_transformer.reference import support
 from bnet_transformer.viz.highlights import Highlights, check_families
 from bnet_transformer.viz.labels import shown, written
 from bnet_transformer.viz.marks import marks_of, meant, named, part, part_of, with_words
@@ -132,15 +131,7 @@ def sentence_picture(state: SentenceState, asked: Options) -> Picture:
     highlights.check(view)
     if view == "nodes":
         return _nodes(state, asked, highlights)
-    try:
-        return net_picture(state.network, asked) if view == "folded" else _words(state, asked, highlights)
-    except ReadingError:
-        if asked.detail is not None:
-            raise
-        if asked.fits("nodes") and not asked.fits("folded"):
-            return _nodes(state, asked, highlights)
-        asked.check_view("folded")
-        return net_picture(state.network, asked)
+    return net_picture(state.network, asked) if view == "folded" else _words(state, asked, highlights)
 
 
 def _view(state: SentenceState, asked: Options, highlights: Highlights) -> str:
@@ -150,8 +141,21 @@ def _view(state: SentenceState, asked: Options, highlights: Highlights) -> str:
     grid = replace(asked, weights=True).fits("words")  # no weight is in the reading grid
     if not highlights.left_out("nodes", Selection()):
         grid = grid and not highlights.left_out("words", selection_of(state, asked))
-        return "words" if grid and state.ground.count_arrows(selection_of(state, asked)) > few else "nodes"
+        if not grid or state.ground.count_arrows(selection_of(state, asked)) <= few:
+            return "nodes"
+        if _has_grid(state, selection_of(state, asked)):
+            return "words"
+        if asked.fits("nodes") and not asked.fits("folded"):
+            return "nodes"
+        asked.check_view("folded")
+        return "folded"
     return "folded" if highlights.shown_in("folded") else "nodes"
+
+
+def _has_grid(state: SentenceState, selection: Selection) -> bool:
+    """True where a reading grid can be drawn: some words are read, and each stack of them has a state over words."""
+    ends = [end for member in _readers(state.network, selection.slices) for end in ends_of(state.network, member)]
+    return bool(ends) and all(asking.state_of(state.network, stack) is not None for stack, _ in ends)
 
 
 def _others(state: SentenceState, selection: Selection) -> tuple[str, ...]:
@@ -230,7 +234,7 @@ def _least(state: SentenceState, asked: Options, selection: Selection) -> int:
         return 0 if count <= WEIGHED else count
     if (asked.min_weight is None and asked.top is None) or count > WEIGHED:
         return count
-    over = [{g.parent for g in m.inputs if WORD in g.over} if asking.reads_words(m) else () for m in members]
+    over = [{g.parent for g in m.inputs if WORD in g.over} if m.reads_words else () for m in members]
     found = ((bundle, len(sources)) for bundle, sources, _ in ground.arrows(selection))
     return sum(size for bundle, size in found if bundle.parent not in over[bundle.child])
 
@@ -271,16 +275,11 @@ def _arrow_weights(state: SentenceState, asked: Options, selection: Selection) -
     """`P(j | i)` for the arrows, and why it is not there where nobody insists on it."""
     if asked.attention is False and asked.min_weight is None and asked.top is None:
         return None, ""
-    if not any(asking.reads_words(member) for member in state.network.members):
+    if not any(member.reads_words for member in state.network.members):
         return None, ""
     if asked.attention is None and asked.min_weight is None and asked.top is None and (count := _open(state)) > OPEN:
         return None, f"P(j | i) is not drawn, for {count:,} joint states are open (attention=True draws it)"
-    try:
-        return arrow_weights(state.query(), state.answers, selection), ""
-    except (BudgetError, ReadingError):
-        if asked.attention or asked.min_weight is not None or asked.top is not None:
-            raise
-        return None, "P(j | i) is not drawn: too many choices are open"
+    return arrow_weights(state.query(), state.answers, selection), ""
 
 
 def _open(state: SentenceState) -> int:
@@ -289,7 +288,7 @@ def _open(state: SentenceState) -> int:
     for member in state.network.members:
         if member.tpm.kind == "discrete" and ground.folded.out_of[member.family.index]:
             for node in ground.nodes(member.family).tolist():
-                count *= 1 if node in state.world.do or node in state.evidence else support(state.world, node)
+                count *= 1 if node in state.world.do or node in state.evidence else state.world.count_states(node)
     return count
 
 
@@ -349,7 +348,7 @@ def _heads(network: Network, asked: Options) -> str:
 
 def _readers(network: Network, slices: Any) -> list[Member]:
     """The members that read words, of some slices."""
-    found = [member for member in network.members if asking.reads_words(member)]
+    found = [member for member in network.members if member.reads_words]
     depths = network.graph.slices
     return [m for m in found if m.family.step in (slices or range(depths[m.family.stack]))]
 
@@ -357,8 +356,7 @@ def _readers(network: Network, slices: Any) -> list[Member]:
 def ends_of(network: Network, member: Member) -> tuple[tuple[str, int], tuple[str, int]]:
     """The states between which a member reads: of the words that are read, and of those that read."""
     step = member.family.step or 0
-    given = next(given for given in member.inputs if WORD in given.over)
-    source = network.graph.families[given.parent].words or ""
+    source = network.stack_read(member)
     out = step if source == member.family.stack else network.graph.slices[source]
     return (source, out), (member.family.stack, step + 1)
 

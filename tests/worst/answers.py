@@ -10,7 +10,7 @@ ROWS = {
         ("s.reads().paths(True)", "BNetError: word: expected a whole number of at least 0"),
         ("s.reads().paths(0, 2.0)", "BNetError: count: expected a whole number of at least 1"),
     ],
-    "viz.Quotient.draw": [
+    "graph.Quotient.draw": [
         ('boxes.draw(folder / "q.xyz")', "BNetError: suffix of …/q.xyz: expected one that says how"),
         ("boxes.draw(None)", "FileError: path: expected the path of a file, a string or a Path"),
         ("boxes.draw(folder)", "BNetError: suffix of …: expected one that says how"),
@@ -18,7 +18,7 @@ ROWS = {
         ('boxes.draw("")', "FileError: path: expected the path of a file, a string or a Path"),
         ('boxes.draw(folder / "no" / "q.svg")', "FileError: …/no/q.svg: expected a folder that is there"),
     ],
-    "viz.Quotient.picture": [
+    "graph.Quotient.picture": [
         ('boxes.picture(theme="blue")', "BNetError: theme: expected one of the allowed values"),
         ("boxes.picture(theme=None)", "BNetError: theme: expected one of the allowed values"),
         ("boxes.picture(theme=3)", "BNetError: theme: expected one of the allowed values"),

@@ -191,40 +191,40 @@ ROWS = {
         ),
     ],
     "inference.fit.Fit.predict": [
-        ('fitted.predict("the dog")', "BNetError: x: expected a list of sentences, or an array of them"),
-        ("fitted.predict([])", "BNetError: x: expected a list of sentences, or an array of them"),
+        ('fitted.predict("the dog")', "BNetError: data: expected a list of sentences, or an array of them"),
+        ("fitted.predict([])", "BNetError: data: expected a list of sentences, or an array of them"),
         ('fitted.predict(["the cat"], readout="zz")', "UnknownNameError: readout: expected a known name"),
         ('fitted.predict(["the cat"], readout="x_1")', "UnknownNameError: readout: expected a known name"),
-        ("fitted.predict(None)", "BNetError: x: expected a list of sentences, or an array of them"),
-        ('fitted.predict(["the dgo"])', "UnknownNameError: word of the sentence: expected a known name"),
-        ("fitted.predict(torch.tensor([[0, 7]]))", "BNetError: sentence: expected ids from 0 to 2"),
+        ("fitted.predict(None)", "BNetError: data: expected a list of sentences, or an array of them"),
+        ('fitted.predict(["the dgo"])', "UnknownNameError: data[0], word of the sentence: expected a known name"),
+        ("fitted.predict(torch.tensor([[0, 7]]))", "BNetError: data[0], sentence: expected ids from 0 to 2"),
         ('fitted.predict(["the cat"], readout=["y"])', "UnknownNameError: readout: expected a known name"),
     ],
     "inference.fit.Fit.responsibilities": [
-        ('fitted.responsibilities(["the cat sat"], ["the"])', "BNetError: (x, y)[0], y: expected values of shape (3,)"),
+        ('fitted.responsibilities((["the cat sat"], ["the"]))', "BNetError: data[0], y: expected values of shape (3,)"),
         (
-            "fitted.responsibilities([], [])",
-            "BNetError: (x, y): expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
+            "fitted.responsibilities(([], []))",
+            "BNetError: data: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
         ),
         (
-            'fitted.responsibilities(["the cat sat"], ["cat the sat"], selector="y")',
+            'fitted.responsibilities((["the cat sat"], ["cat the sat"]), selector="y")',
             "UnknownNameError: selector: expected a known name",
         ),
         (
-            'fitted.responsibilities(["the cat sat"], [])',
-            "BNetError: (x, y): expected as many observations as sentences",
+            'fitted.responsibilities((["the cat sat"], []))',
+            "BNetError: data: expected as many observations as sentences",
         ),
         (
-            'fitted.responsibilities(["the cat sat"], ["cat the sat"], selector=0)',
+            'fitted.responsibilities((["the cat sat"], ["cat the sat"]), selector=0)',
             "UnknownNameError: selector: expected a known name",
         ),
         (
-            'fitted.responsibilities(["the cat sat"], None)',
-            "BNetError: (x, y): expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
+            'fitted.responsibilities((["the cat sat"], None))',
+            "BNetError: data: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
         ),
         (
-            'fitted.responsibilities(["the cat sat"], ["cat the dog"])',
-            "UnknownNameError: (x, y)[0], word of the sentence: expected a known name",
+            'fitted.responsibilities((["the cat sat"], ["cat the dog"]))',
+            "UnknownNameError: data[0], word of the sentence: expected a known name",
         ),
     ],
     "inference.fit.Fit.check": [
@@ -274,7 +274,7 @@ ROWS = {
         ('fitted.save("")', "FileError: path: expected the path of a file, a string or a Path"),
         ("fitted.save(3)", "FileError: path: expected the path of a file, a string or a Path"),
     ],
-    "inference.fit.Corpus.take": [
+    "data.Batch.take": [
         ("fitted.data.take(0)", "BNetError: which: expected a slice, or places from 0 to 1, a tensor of them"),
         ("fitted.data.take([0])", "BNetError: which: expected a slice, or places from 0 to 1, a tensor of them"),
         (

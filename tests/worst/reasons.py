@@ -9,9 +9,10 @@ CONFIG = "options of `fit` and `train`, where they have rows"
 REASONS = {
     **dict.fromkeys(
         [
-            *("inference.Samples", "structure.Separation", "graph.Trail", "inference.Counterfactual", "inference.Path"),
+            *("inference.Samples", "graph.Separation", "graph.Trail", "inference.Counterfactual", "inference.Path"),
             *("inference.Reads", "inference.Tan", "inference.TanTree", "inference.CorpusTan", "inference.Inclusion"),
-            *("inference.Damage", "inference.heads.Roles", "inference.circuits.Circuit", "viz.Quotient", "viz.Picture"),
+            *("inference.Damage", "inference.heads.Roles", "inference.circuits.Circuit", "graph.Quotient"),
+            "viz.Picture",
             *("inference.sweeps.Sweep", "inference.sweeps.Mediation", "training.Trained", "training.Generated"),
             *("inference.fit.Fit", "inference.fit.Heads", "inference.fit.Comparison", "inference.fit.Check"),
             *("cost.Cost", "cost.SliceCost", "cost.Row", "cost.Polynomial", "equations.Equation"),
@@ -20,8 +21,8 @@ REASONS = {
     ),
     **dict.fromkeys(
         [
-            *("batches.Batch", "compiler.Plan", "training.Batch", "training.Batch.share", "training.Batch.to"),
-            *("inference.fit.Corpus", "tpm.At", "tpm.Parent"),
+            *("data.Batch", "data.Dataset", "compiler.Plan", "tpm.At", "tpm.Parent"),
+            *(f"data.Batch.{name}" for name in ("parts", "repeat", "to")),
         ],
         RECORD,
     ),

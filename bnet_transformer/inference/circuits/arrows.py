@@ -19,7 +19,7 @@ from bnet_transformer.errors import BNetError, ReadingError, listed, one_of, unk
 from bnet_transformer.graph import Ground, ancestors
 from bnet_transformer.graph.folded import Bundle, Family
 from bnet_transformer.graph.walk import spread
-from bnet_transformer.inference.sweeps.pairs import Examples
+from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.world import World
 
 Numbers = NDArray[np.int64]

@@ -19,7 +19,7 @@ from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.compiler.values import computed
 from bnet_transformer.inference.circuits.arrows import Arrows, Into
-from bnet_transformer.inference.sweeps.rows import full_shape, summary
+from bnet_transformer.inference.sweeps.sparse_update import full_shape, summary
 from bnet_transformer.network import Member
 from bnet_transformer.tpm import At, Attention, Bilinear, Dot
 

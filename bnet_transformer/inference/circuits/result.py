@@ -13,7 +13,7 @@ from torch import Tensor
 from bnet_transformer.axes import label
 from bnet_transformer.graph import Ground
 from bnet_transformer.inference.circuits.arrows import Arrows, Marks, that_matter
-from bnet_transformer.inference.sweeps.pairs import Examples
+from bnet_transformer.inference.sweeps.examples import Examples
 
 if TYPE_CHECKING:
     import networkx as nx

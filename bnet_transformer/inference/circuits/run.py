@@ -12,14 +12,14 @@ from torch import Tensor
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course, Layout
-from bnet_transformer.compiler.seeing import count_states, seen
+from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.graph import ancestors
 from bnet_transformer.inference.circuits.arrows import Arrows, Marks, needed_above, span
 from bnet_transformer.inference.circuits.masked import Masked
+from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.inference.sweeps.metric import Metric
-from bnet_transformer.inference.sweeps.pairs import Examples
-from bnet_transformer.inference.sweeps.rows import CELLS, full_shape, summary
+from bnet_transformer.inference.sweeps.sparse_update import CELLS, full_shape, summary
 from bnet_transformer.network import Member
 
 Values = dict[int, Tensor]
@@ -201,7 +201,7 @@ class Runs:
         member, sizes = self.clean.network.members[index], self.clean.network.graph.sizes
         *plates, words = full_shape(self.clean, member)
         count = self.count * math.prod(plates) * (1 if self.words.get(index, -1) >= 0 else words)
-        own = count_states(self.clean, index) if member.tpm.kind == "discrete" else math.prod(member.shape)
+        own = self.clean.count_states(index) if member.tpm.kind == "discrete" else math.prod(member.shape)
         sources = self.arrows.into[index].sources
         for given, parent in zip(member.inputs, member.parents, strict=True):
             there = span(self.arrows.ground, given.parent)

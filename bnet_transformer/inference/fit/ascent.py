@@ -17,8 +17,8 @@ from torch import Tensor
 
 from bnet_transformer._core.deferred_scalars import DeferredScalars
 from bnet_transformer._core.hashing import derive_seed
-from bnet_transformer.data.corpus import Corpus
-from bnet_transformer.data.dataset import sent
+from bnet_transformer.data import Batch
+from bnet_transformer.data.batch import send
 from bnet_transformer.errors import BNetError
 from bnet_transformer.files import checkpoint, reading
 from bnet_transformer.inference.factors import NEVER
@@ -70,8 +70,8 @@ class RestartOptimizer(ABC):
         self.judges = self.full if self.judge is corpus else self.full_pass(self.judge)
         for part in (corpus, self.judge):
             if part.mask is not None:
-                objective.module.look(tuple(part.evidence), part.x, part.mask)
-        objective.module.looks = False  # all else was looked at when it became a corpus
+                objective.module.check_mask(tuple(part.evidence), part.x, part.mask)
+        objective.check_values = False  # all else was looked at when it became a corpus
         for part in (*self.full, *self.judges) if self.sums_choices else ():
             objective.keep(part)
         self.batch = len(corpus) if objective.of_corpus else min(problem.batch or USUAL, len(corpus))
@@ -87,7 +87,7 @@ class RestartOptimizer(ABC):
             The bounds, and the gradient by parameter; an empty one where the step set parameters in closed form.
         """
 
-    def minibatch(self, step: int) -> Corpus:
+    def minibatch(self, step: int) -> Batch:
         """The sentences of a step, each once in an epoch."""
         which = self.minibatch_indices(step)
         return self.corpus if which is None else self.corpus.take(which)
@@ -100,7 +100,7 @@ class RestartOptimizer(ABC):
         epoch, place = divmod(step, -(-count // size))
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", epoch))
         order = torch.randperm(count, generator=generator)
-        return sent(order[place * size : (place + 1) * size].clone(), self.ranks.device)
+        return send(order[place * size : (place + 1) * size].clone(), self.ranks.device)
 
     def advance(self) -> None:
         """Take one step of every restart and read nothing off the device; `drain_pending` reads the bounds."""
@@ -174,7 +174,7 @@ class RestartOptimizer(ABC):
             total = total + self.objective.log_prior(self.sets.values).detach()
         return [float(score) for score in total / len(self.judge)]
 
-    def full_pass(self, corpus: Corpus) -> list[Corpus]:
+    def full_pass(self, corpus: Batch) -> list[Batch]:
         """This process's share of a corpus, in the parts of a full pass; one part where sentences share a draw."""
         if self.objective.of_corpus:
             return [corpus]

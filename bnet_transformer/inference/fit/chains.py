@@ -16,7 +16,7 @@ from torch.distributions import biject_to
 from bnet_transformer._core.distributed import Ranks
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.torch_context import reseed
-from bnet_transformer.data.corpus import Corpus
+from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError
 from bnet_transformer.files import checkpoint, reading
 from bnet_transformer.inference.factors import NEVER
@@ -139,7 +139,7 @@ class Chain:
         self.random = _random(self.model.device)
 
 
-def started(model: Model, corpus: Corpus, number: int) -> dict[str, Tensor]:
+def started(model: Model, corpus: Batch, number: int) -> dict[str, Tensor]:
     """Where a chain begins: the first near the net's own parameters, the others at draws of the prior."""
     for _ in range(TRIED):
         found = {}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bnet_transformer.data.corpus import Corpus
+from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.fit.heads import Heads, cosines
 from bnet_transformer.inference.fit.matching import Comparison, matched, overlap_of, rand_index
@@ -45,7 +45,7 @@ def compared(
     )
 
 
-def held_by_both(one: Corpus | None, other: Corpus | None) -> tuple[Corpus, Corpus]:
+def held_by_both(one: Batch | None, other: Batch | None) -> tuple[Batch, Batch]:
     """The sentences that two fits were fitted to, where they are the same."""
     if one is None or other is None:
         got = "none: a net, or a fit that was loaded, does not hold the sentences that it was fitted to"
@@ -56,7 +56,7 @@ def held_by_both(one: Corpus | None, other: Corpus | None) -> tuple[Corpus, Corp
     return one, other
 
 
-def gains(one: Fit[Any], other: Fit[Any], corpora: Sequence[Corpus], *, told: bool) -> tuple[str, Tensor]:
+def gains(one: Fit[Any], other: Fit[Any], corpora: Sequence[Batch], *, told: bool) -> tuple[str, Tensor]:
     """By which likelihood two fits are compared, and how much more of each sentence the first foretells."""
     both = one.log_likelihoods is not None and other.log_likelihoods is not None
     if not told and both and find_spec("arviz") is not None:

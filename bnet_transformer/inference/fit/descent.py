@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bnet_transformer._core.distributed import Ranks
 from bnet_transformer._core.hashing import derive_seed
-from bnet_transformer.data.corpus import Corpus
+from bnet_transformer.data import Batch
 from bnet_transformer.inference.fit.objective import Objective
 from bnet_transformer.network import Network
 from bnet_transformer.network.network import declare
@@ -52,7 +52,7 @@ def init_restarts(network: Network, names: tuple[str, ...], restarts: int, seed:
 
 
 def bound_and_grad(
-    objective: Objective, sets: Sets, corpus: Corpus, total: int, power: float, ranks: Ranks, autocast: bool
+    objective: Objective, sets: Sets, corpus: Batch, total: int, power: float, ranks: Ranks, autocast: bool
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The mean over sentences of `log P(y) + log P(parameters) / total`, `[set]`, and its gradient.
 
@@ -93,7 +93,7 @@ def adamw_step(
     return sound
 
 
-def m_step(objective: Objective, sets: Sets, parts: list[Corpus], power: float, ranks: Ranks) -> Tensor:
+def m_step(objective: Objective, sets: Sets, parts: list[Batch], power: float, ranks: Ranks) -> Tensor:
     """The M-step in closed form: `theta = (counts + concentration - 1) / sum`, for the tables that choose.
 
     Returns the log evidence of all sentences before it, `[set]`. Under torchrun the parts are this process's share.

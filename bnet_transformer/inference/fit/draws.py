@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from bnet_transformer.data.corpus import Corpus
+from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.fit.heads import invariants, sources_of
 from bnet_transformer.inference.fit.objective import Objective
@@ -43,7 +43,7 @@ def places(count: int, most: int) -> list[int]:
     return found
 
 
-def pieces(objective: Objective, corpus: Corpus) -> tuple[int, list[Corpus]]:
+def pieces(objective: Objective, corpus: Batch) -> tuple[int, list[Batch]]:
     """How many draws are computed at once, and the parts of the sentences, so that no table passes `NUMBERS`."""
     with torch.no_grad():
         course, factors = objective(corpus.take(slice(0, 1)), lambda course, factors: (course, factors))
@@ -55,14 +55,14 @@ def pieces(objective: Objective, corpus: Corpus) -> tuple[int, list[Corpus]]:
     return max(1, NUMBERS // (each * sentences)), corpus.parts(sentences)
 
 
-def _widest(objective: Objective, corpus: Corpus) -> int:
+def _widest(objective: Objective, corpus: Batch) -> int:
     """The most numbers of one word: of a vector, of the states of a readout, of the words that it reads."""
     worded = [m for m in objective.network.members if m.family.words is not None or m.family.name in corpus.evidence]
     vectors = [m.tpm.states or 1 if m.tpm.kind == "discrete" else math.prod(m.shape) for m in worded]
     return max([*vectors, *(x.shape[1] for x in corpus.x.values()), 1])
 
 
-def likelihoods(objective: Objective, corpus: Corpus, sets: Mapping[str, Tensor]) -> Tensor:
+def likelihoods(objective: Objective, corpus: Batch, sets: Mapping[str, Tensor]) -> Tensor:
     """The log evidence of each sentence under each draw, `[draw, sentence]`."""
     count = len(next(iter(sets.values())))
     at_once, parts = pieces(objective, corpus)
@@ -74,7 +74,7 @@ def likelihoods(objective: Objective, corpus: Corpus, sets: Mapping[str, Tensor]
     return torch.cat(rows)
 
 
-def shares(objective: Objective, corpus: Corpus, sets: Mapping[str, Tensor], selector: Member) -> Tensor:
+def shares(objective: Objective, corpus: Batch, sets: Mapping[str, Tensor], selector: Member) -> Tensor:
     """`P(c | x, y)` under each draw, `[draw, sentence, head]` or `[draw, sentence, word, head]`."""
     count = len(next(iter(sets.values())))
     at_once, parts = pieces(objective, corpus)

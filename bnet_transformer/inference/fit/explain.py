@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from bnet_transformer import cost
-from bnet_transformer.compiler.plan import states_in
-from bnet_transformer.data.corpus import Corpus
-from bnet_transformer.inference.exact import BUDGET
+from bnet_transformer.cost.count import plan_flops
+from bnet_transformer.data import Batch
 from bnet_transformer.inference.factors import Question, analyse_question
 from bnet_transformer.inference.fit.ascent import USUAL
 from bnet_transformer.inference.fit.methods import NUTS, SVI, Method, PointMethod
 from bnet_transformer.inference.fit.objective import Objective
 from bnet_transformer.inference.fit.run import FitQuestion, method_of, question_of
 from bnet_transformer.inference.route import Route
+from bnet_transformer.reference import BUDGET
 
 DRAWN = "method=bt.SVI(choices='sampled') draws them"
 
@@ -84,13 +83,13 @@ def explain_fit(
     return Route(title, "elimination", reason, states=states, flops=flops)
 
 
-def structure_of(objective: Objective, corpus: Corpus) -> Question:
+def structure_of(objective: Objective, corpus: Batch) -> Question:
     """What the log evidence of sentences needs of the net, whatever the numbers."""
     forms = {k: (told.observed is None, told.value.is_floating_point()) for k, told in corpus.evidence.items()}
     return analyse_question(objective.module, forms, None, (), ())
 
 
-def elimination_fault(objective: Objective, corpus: Corpus) -> tuple[str | None, str | None]:
+def elimination_fault(objective: Objective, corpus: Batch) -> tuple[str | None, str | None]:
     """Why the choices of sentences cannot be summed, and the node for which; None and None where they can.
 
     Args:
@@ -109,12 +108,12 @@ def elimination_fault(objective: Objective, corpus: Corpus) -> tuple[str | None,
     return None, None
 
 
-def most_states(objective: Objective, corpus: Corpus, structure: Question) -> tuple[int, str]:
+def most_states(objective: Objective, corpus: Batch, structure: Question) -> tuple[int, str]:
     """The most joint states of choices on which the value of one observed family depends, and these choices."""
     network, words = objective.network, {stack: value.shape[1] for stack, value in corpus.x.items()}
     counts = [
         (
-            math.prod(states_in(network, i, words) for i in above),
+            math.prod(network.count_states(i, words) for i in above),
             ", ".join(network.members[i].family.name for i in above),
         )
         for above in structure.choices.values()
@@ -132,6 +131,6 @@ def step_flops(question: FitQuestion, method: Method, structure: Question) -> in
     words = {stack: value.shape[1] for stack, value in corpus.x.items()}
     is_whole = objective.of_corpus or isinstance(method, NUTS)
     sentences = len(corpus) if is_whole else min(question.batch or USUAL, len(corpus))
-    flops = cost.plan_flops(network, module.plan(want, known, structure.free), words, known, sentences)
+    flops = plan_flops(network, module.plan(want, known, structure.free), words, known, sentences)
     sets = method.restarts if isinstance(method, PointMethod) else method.chains if isinstance(method, NUTS) else 1
     return None if flops is None else sets * flops

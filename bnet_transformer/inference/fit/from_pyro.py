@@ -14,9 +14,8 @@ from torch import Tensor
 
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.torch_context import own_random, reseed
-from bnet_transformer.data.corpus import Corpus, corpus_of
+from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.errors import BNetError, mapping, seed_of, unknown, whole
-from bnet_transformer.inference.exact import BUDGET
 from bnet_transformer.inference.fit.draws import likelihoods, representative, stored, tables_of
 from bnet_transformer.inference.fit.explain import elimination_fault
 from bnet_transformer.inference.fit.objective import Objective, learned_of
@@ -26,6 +25,7 @@ from bnet_transformer.inference.fit.samples import aligned
 from bnet_transformer.network import Network
 from bnet_transformer.pyro_reading import PyroModel
 from bnet_transformer.pyro_reading.checks import check_rows
+from bnet_transformer.reference import BUDGET
 
 FEW = 20.0  # effective draws below which importance sampling tells little
 FORMS = "pyro.infer.MCMC, Importance or EmpiricalMarginal after its run, a mapping of samples, or a guide"
@@ -56,7 +56,7 @@ def fit_from_pyro(
 ) -> Fit[Network]:
     """The fit that Pyro's samples, or a guide, are; `Fit.from_pyro` has the arguments."""
     network.one_type()
-    corpus = corpus_of(network, data, missing=missing)
+    corpus = read_batch(network, data, missing=missing)
     seed, num_samples = seed_of(seed), whole("num_samples", num_samples)
     with own_random(network.device):
         reseed(derive_seed(seed, "from pyro"), network.device)
@@ -234,7 +234,7 @@ def _shaped(network: Network, name: str, site: str, value: Tensor) -> Tensor:
 
 
 def _with_heads_in_one_order(
-    objective: Objective, corpus: Corpus, samples: dict[str, Tensor]
+    objective: Objective, corpus: Batch, samples: dict[str, Tensor]
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """The samples with the heads of each draw in the order of the likeliest one's, where choices can be summed."""
     if elimination_fault(objective, corpus)[1] is not None:

@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from bnet_transformer.data.corpus import Corpus
+from bnet_transformer.data import Batch
 from bnet_transformer.network import Member
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def overlap_of(a: Tensor, b: Tensor, present: Tensor | None = None) -> Tensor:
     return a.flatten(0, -2).mT @ b.flatten(0, -2).to(a.dtype)
 
 
-def words_present(member: Member, corpus: Corpus) -> Tensor | None:
+def words_present(member: Member, corpus: Batch) -> Tensor | None:
     """Which words of which sentence a selector of words draws for, `[sentence, word]`; None for all, or sentences."""
     stack = member.family.words
     if stack is None:

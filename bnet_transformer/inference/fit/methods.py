@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from bnet_transformer._core.distributed import Ranks
-from bnet_transformer.data.corpus import Corpus
+from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError, number, one_of, put, room_for, whole
 from bnet_transformer.inference.fit.objective import Objective
 from bnet_transformer.training.loop_config import LoopConfig
@@ -36,8 +36,8 @@ class FitProblem:
     """
 
     objective: Objective
-    corpus: Corpus
-    held_out: Corpus | None
+    corpus: Batch
+    held_out: Batch | None
     batch: int | None
     seed: int
     loop: LoopConfig

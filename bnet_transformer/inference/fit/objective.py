@@ -16,16 +16,15 @@ from torch import Tensor, nn
 
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.course import Course
-from bnet_transformer.compiler.seeing import count_states, states
-from bnet_transformer.data import Evidence
-from bnet_transformer.data.corpus import Corpus
-from bnet_transformer.data.task import above
+from bnet_transformer.compiler.seeing import states
+from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.errors import BNetError, listed
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
-from bnet_transformer.inference.exact import ATOL, keeps
+from bnet_transformer.inference.exact import keeps
 from bnet_transformer.inference.factors import Factor, prior_of, question_to_factors, table_entries
 from bnet_transformer.network import Member, Network
+from bnet_transformer.reference import ATOL
 
 LOG_EVIDENCE, LOG_POSTERIOR = "log evidence", "log posterior density"  # what the parameters of a fit are judged by
 Parameters = Mapping[str, Tensor]
@@ -48,7 +47,7 @@ class Learned:
 
 def learned_of(network: Network, readouts: tuple[Member, ...], learn: object, spread: float | None) -> Learned:
     """The parameters above the readouts that may be learned, those of `learn` where it names some."""
-    read = {member.owner: member for readout in readouts for member in above(network, readout)}
+    read = {member.owner: member for readout in readouts for member in network.ancestral_members(readout)}
     known = [name for name in network.parameters if name in network.learnable and name.rpartition(".")[0] in read]
     if learn is not None:
         wanted = listed("learn", learn, str)
@@ -79,7 +78,8 @@ class Objective(nn.Module):
             value.requires_grad_(False)
         self.module.eval()
         self.network, self.learned, self.budget = network, learned, budget
-        self._kept: WeakKeyDictionary[Corpus, tuple[Course, list[Factor]]] = WeakKeyDictionary()
+        self.check_values = True
+        self._kept: WeakKeyDictionary[Batch, tuple[Course, list[Factor]]] = WeakKeyDictionary()
 
     @property
     def device(self) -> torch.device:
@@ -105,18 +105,27 @@ class Objective(nn.Module):
         """True where a selector is drawn once for all sentences."""
         return any(self.network.members[family.index].scope == "corpus" for family in self.selectors)
 
-    def forward(self, corpus: Corpus, ask: Ask, do: Mapping[str, Tensor] | None = None) -> Any:
+    def forward(self, corpus: Batch, ask: Ask, do: Mapping[str, Tensor] | None = None) -> Any:
         """What is asked of the factors of the sentences."""
         if not self.learned.weights and do is None and corpus in self._kept:
             return ask(*self._with_tables(*self._kept[corpus]))
         evidence, x, mask = corpus.evidence, corpus.x, corpus.mask
         given = corpus.given
         course, factors = question_to_factors(
-            self.module, evidence, None, x, mask, do=do, given=given, atol=ATOL, budget=self.budget
+            self.module,
+            evidence,
+            None,
+            x,
+            mask,
+            do=do,
+            given=given,
+            atol=ATOL,
+            budget=self.budget,
+            check_values=self.check_values,
         )
         return ask(course, factors)
 
-    def keep(self, corpus: Corpus) -> None:
+    def keep(self, corpus: Batch) -> None:
         """Keep the likelihoods of sentences that are asked about again and again, where only tables are learned."""
         if not self.learned.weights and corpus not in self._kept:
             with torch.no_grad():
@@ -136,7 +145,7 @@ class Objective(nn.Module):
         ]
 
     def log_evidence(
-        self, parameters: Parameters, corpus: Corpus, power: float = 1.0, do: Mapping[str, Tensor] | None = None
+        self, parameters: Parameters, corpus: Batch, power: float = 1.0, do: Mapping[str, Tensor] | None = None
     ) -> Tensor:
         """The log evidence of each sentence under a set of parameters, `[sentence]`; `[1]` of the whole corpus.
 
@@ -149,7 +158,7 @@ class Objective(nn.Module):
 
         return torch.func.functional_call(self, _stored(parameters), (corpus, ask, do))  # type: ignore[no-any-return]
 
-    def log_joint(self, parameters: Parameters, corpus: Corpus, states: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def log_joint(self, parameters: Parameters, corpus: Batch, states: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """`log P(choices)` and `log P(y | choices)` of each sentence, `[sentence]`, where `states` has all choices.
 
         Each choice is evidence on its family, so it is given its parents in the way of every other factor: with their
@@ -165,7 +174,7 @@ class Objective(nn.Module):
         together = replace(corpus, evidence={**corpus.evidence, **chosen})
         return torch.func.functional_call(self, _stored(parameters), (together, ask))  # type: ignore[no-any-return]
 
-    def log_evidences(self, sets: Parameters, corpus: Corpus, power: float = 1.0) -> Tensor:
+    def log_evidences(self, sets: Parameters, corpus: Batch, power: float = 1.0) -> Tensor:
         """The same for several sets of parameters at once, `[set, sentence]`."""
         return torch.vmap(lambda each: self.log_evidence(each, corpus, power))(dict(sets))
 
@@ -188,7 +197,7 @@ class Objective(nn.Module):
                 total = total - squares / (2 * self.learned.spread**2)
         return total
 
-    def shares(self, parameters: Parameters, corpus: Corpus, selector: Member) -> Tensor:
+    def shares(self, parameters: Parameters, corpus: Batch, selector: Member) -> Tensor:
         """`P(c | x, y)` of a selector, `[sentence, .., head]`: how the log evidence changes with log probabilities."""
         family = selector.family
 
@@ -196,7 +205,7 @@ class Objective(nn.Module):
             place = course.layout.enumerated.index(family.index)
             batch = 1 if selector.scope == "corpus" else batch_of(factors, course)
             shape = full_shape(course, family.plates, family.words, batch)
-            shape[place] = count_states(course, family.index)
+            shape[place] = course.count_states(family.index)
             tilt = torch.zeros(shape, dtype=course.log_dtype, device=course.device)
             share: Tensor
             share = torch.func.grad(lambda tilt: eliminated(course, [*factors, Factor(selector, tilt)]).sum())(tilt)
@@ -205,7 +214,7 @@ class Objective(nn.Module):
 
         return torch.func.functional_call(self, _stored(parameters), (corpus, ask))  # type: ignore[no-any-return]
 
-    def counts(self, parameters: Parameters, corpus: Corpus, power: float = 1.0) -> tuple[dict[str, Tensor], Tensor]:
+    def counts(self, parameters: Parameters, corpus: Batch, power: float = 1.0) -> tuple[dict[str, Tensor], Tensor]:
         """How often each state of each learned table of choices is expected to have been drawn; the log evidence.
 
         The counts are the derivative of the log evidence by log probabilities (Darwiche 2003), those of states that

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.torch_context import own_random, reseed, with_gradients
-from bnet_transformer.compiler import Module
+from bnet_transformer.compiler import Module, Request
 from bnet_transformer.compiler.seeing import seen
-from bnet_transformer.data.corpus import Corpus
-from bnet_transformer.data.task import above
+from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError, mapping
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
 from bnet_transformer.inference.exact import keeps, posterior
@@ -29,25 +28,26 @@ Statistic = Callable[[Tensor], Tensor]
 
 
 @with_gradients()
-def predicted(network: Network, name: str, parts: Sequence[Corpus], budget: int) -> Tensor:
+def predicted(network: Network, name: str, parts: Sequence[Batch], budget: int) -> Tensor:
     """`P(y | x)` of a discrete readout, `[sentence, word, state]`; `E[y | x]` of a real one; choices summed out."""
     module, member = Module(network).eval(), network.member(name)
     if member.tpm.kind == "discrete":
         each = [posterior(module, name, {}, p.x, p.mask, given=p.given, budget=budget) for p in parts]
         return torch.cat(each)
     graph = network.graph
-    free = [m.family.index for m in above(network, member) if m.tpm.kind == "discrete" and graph.out_of[m.family.index]]
+    above = network.ancestral_members(member)
+    free = [m.family.index for m in above if m.tpm.kind == "discrete" and graph.out_of[m.family.index]]
     for part in parts[:1]:
         _, words, *_ = module.inputs(part.x, part.given)
         check_budget(network, member.family.index, {*free}, set(), words, budget)
     return torch.cat([_mean(module, member, free, part) for part in parts])
 
 
-def _mean(module: Module, member: Member, free: list[int], corpus: Corpus) -> Tensor:
+def _mean(module: Module, member: Member, free: list[int], corpus: Batch) -> Tensor:
     """`E[y | x]` of a real readout, `[sentence, word, feature]`, the free choices summed out."""
     network, name = module.network, member.family.name
     with torch.no_grad():
-        course, _ = module.course((name,), corpus.x, corpus.mask, given=corpus.given, enumerate_too=frozenset(free))
+        course, _ = module.run(Request((name,), corpus.x, corpus.mask, corpus.given, enumerate_too=frozenset(free)))
         at, parents = seen(course, member)
         mean = member.tpm.distribution(at, *parents).mean
         priors = [Factor(network.members[i], prior_of(course, i, network.members[i])) for i in free]
@@ -63,7 +63,7 @@ def _mean(module: Module, member: Member, free: list[int], corpus: Corpus) -> Te
     return found.reshape(*kept, *member.shape)
 
 
-def drawn(network: Network, name: str, corpus: Corpus, seed: int) -> Tensor:
+def drawn(network: Network, name: str, corpus: Batch, seed: int) -> Tensor:
     """One draw of a readout for each sentence from the net's own parameters, in the form of its evidence."""
     with own_random(network.device), torch.no_grad():
         reseed(seed, network.device)
@@ -128,7 +128,7 @@ def _number(what: str, of: Any, y: Tensor) -> float:
 
 
 def checked(
-    draw: Callable[[int], Network], name: str, corpus: Corpus, statistics: object, draws: int, states: int | None
+    draw: Callable[[int], Network], name: str, corpus: Batch, statistics: object, draws: int, states: int | None
 ) -> Check:
     """Posterior predictive checks: each draw takes a net of the posterior, and sentences of that net.
 

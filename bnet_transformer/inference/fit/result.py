@@ -15,8 +15,9 @@ from torch import Tensor
 
 from bnet_transformer._core.distributed import Ranks, by_itself, device_of, ranks, several
 from bnet_transformer.compiler import Module
-from bnet_transformer.data.corpus import Corpus, corpus_of, corpus_of_both, task_of_mixture, words_of_corpus
-from bnet_transformer.errors import BNetError, BudgetError, ReadingError, methods_within_memory, unknown, whole
+from bnet_transformer.data import Batch, read_batch
+from bnet_transformer.data.task import infer_fit_task
+from bnet_transformer.errors import BNetError, BudgetError, ReadingError, unknown, whole, within_memory
 from bnet_transformer.errors import share as check_share
 from bnet_transformer.inference.exact import posterior
 from bnet_transformer.inference.fit.comparing import compared, gains, held_by_both
@@ -34,7 +35,8 @@ from bnet_transformer.inference.fit.heads import Heads, heads_of, parted, source
 from bnet_transformer.inference.fit.matching import Comparison, words_present
 from bnet_transformer.inference.fit.objective import LOG_EVIDENCE, Objective, learned_of
 from bnet_transformer.inference.fit.predictive import Check, checked, predicted
-from bnet_transformer.network import Member, Network
+from bnet_transformer.network import Member, Network, network_of
+from bnet_transformer.reference import BUDGET
 from bnet_transformer.training.result import N
 
 if TYPE_CHECKING:
@@ -47,7 +49,6 @@ MISSING = "bt.fit(..., missing=True)"  # its questions take NaN as it does
 MOST = 2**26  # numbers of a table of log likelihoods that is still made
 
 
-@methods_within_memory
 @dataclass(frozen=True)
 class Fit(Generic[N]):
     """A fitted net, and how it came to be.
@@ -72,14 +73,14 @@ class Fit(Generic[N]):
     finished: bool = True
     approximate: str | None = None
     learned: tuple[str, ...] = field(default=(), repr=False)
-    budget: int = field(default=2**16, repr=False)
+    budget: int = field(default=BUDGET, repr=False)
     bounds: tuple[float, ...] = field(default=(), repr=False)
     measured: tuple[tuple[int, int, float], ...] = field(default=(), repr=False)
     samples: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     divergent: tuple[int, ...] = field(default=(), repr=False)
     choices: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     missing: bool = field(default=False, repr=False)
-    data: Corpus | None = field(default=None, repr=False, compare=False)
+    data: Batch | None = field(default=None, repr=False, compare=False)
     statistics: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     matched: tuple[str, ...] = field(default=(), repr=False)
     judged_by: str = LOG_EVIDENCE
@@ -152,7 +153,7 @@ class Fit(Generic[N]):
     @property
     def network(self) -> Network:
         """The declaration with the fitted parameters."""
-        return self.net if isinstance(self.net, Network) else self.net.network
+        return network_of(self.net)
 
     @property
     def selectors(self) -> tuple[str, ...]:
@@ -187,6 +188,7 @@ class Fit(Generic[N]):
         """The heads of the first selector."""
         return self.heads_of()
 
+    @within_memory("heads_of")
     def heads_of(self, selector: str | None = None) -> Heads:
         """The heads of a selector: usage, effective and dead heads, invariants; of a posterior their means."""
         chosen = self._selector(selector)
@@ -210,7 +212,7 @@ class Fit(Generic[N]):
         """The same, made."""
         if self.known_likelihoods is not None or self.data is None or not self.samples or self.choices:
             return self.known_likelihoods
-        learned = learned_of(self.network, task_of_mixture(self.network).readouts, self.learned, None)
+        learned = learned_of(self.network, infer_fit_task(self.network).readouts, self.learned, None)
         objective = Objective(self.network, learned, self.budget)
         lead = next(iter(self.samples.values())).shape[:2]
         if objective.of_corpus or lead.numel() * len(self.data) > MOST:
@@ -222,6 +224,7 @@ class Fit(Generic[N]):
             found = likelihoods(objective, own, sets).T if len(own) else torch.zeros(0)
             return self._home(here.all_gather(found)).T.reshape(*lead, -1)
 
+    @within_memory("interval")
     def interval(self, name: str, share: float = 0.9) -> tuple[Tensor, Tensor]:
         """Between which values a parameter, or `A x_1` or `OV x_1` of the heads, lies with a probability.
 
@@ -238,20 +241,35 @@ class Fit(Generic[N]):
             raise unknown("parameter", name, [*self.samples, *invariants])
         return found
 
-    def responsibilities(self, x: object = None, y: object = None, *, selector: str | None = None) -> Tensor:
-        """`P(c | x, y)`: of each sentence `[sentence, head]`, or of each of its words `[sentence, word, head]`.
+    @within_memory("responsibilities")
+    def responsibilities(self, data: object, *, selector: str | None = None) -> Tensor:
+        """The probability of each head given a sentence and what is observed of it, `P(c | x, y)`.
 
-        A net without words has no x: `y` is as the data of its fit. Of a posterior the mean over its draws.
+        Args:
+            data: sentences and what is observed of them, in any form that `fit` takes.
+            selector: the choice whose states are the heads; by default the first one.
+
+        Returns:
+            `[sentence, head]`, or `[sentence, word, head]` where a head is drawn for each word; of a posterior the
+            mean over its draws.
         """
-        corpus = corpus_of_both(self.network, x, y, missing=self.missing, option=MISSING)
-        return self._responsibilities(corpus, self._selector(selector).family.name)
+        return self._responsibilities(self._corpus(data), self._selector(selector).family.name)
 
-    def predict(self, x: object = None, *, readout: str | None = None) -> Tensor:
-        """`P(y | x)` of a discrete readout, the mean of a real one: the choices summed out; mean over the samples.
+    @within_memory("predict")
+    def predict(self, data: object = None, *, readout: str | None = None) -> Tensor:
+        """Predict a readout from sentences alone: the choices are summed out.
 
-        For a net without words `x` are the columns of its given nodes; it has none where it has no inputs.
+        Args:
+            data: sentences, in any form that `fit` takes; what they say of readouts is left out. For a net without
+                words the columns of its given nodes, or None where it has no inputs.
+            readout: the readout; by default the first that nothing reads.
+
+        Returns:
+            `P(y | x)` of a discrete readout `[sentence, word, state]`, the mean of a real one; of a posterior the mean
+            over its draws.
         """
-        member, corpus, total = self._readout(readout), self._words(x), torch.zeros(0)
+        member, total = self._readout(readout), torch.zeros(0)
+        corpus = read_batch(self.network, data, observed="none")
         with self._summed(), self._shared("predict", corpus, readout=member.family.name) as here:
             own, nets = here.shard(corpus), self._draws(USED, here)
             for k, net in enumerate(nets if len(own) else ()):
@@ -259,10 +277,11 @@ class Fit(Generic[N]):
                 total = total + found if k else found
             return self._home(here.all_gather(total))
 
+    @within_memory("log_likelihood")
     def log_likelihood(self, data: object) -> Tensor:
         """`log P(y | x)` of each sentence, under the net; of a posterior, the log of the mean over its draws."""
         corpus = self._corpus(data)
-        learned = learned_of(self.network, task_of_mixture(self.network).readouts, None, None)
+        learned = learned_of(self.network, infer_fit_task(self.network).readouts, None, None)
         objective = Objective(self.network, learned, self.budget)
         with torch.no_grad(), self._summed(), self._shared("log_likelihood", corpus, objective.of_corpus) as here:
             own = here.shard(corpus)
@@ -273,6 +292,7 @@ class Fit(Generic[N]):
             mean = torch.stack(found).logsumexp(0) - math.log(len(found)) if found else torch.zeros(0)
             return self._home(here.all_gather(mean))
 
+    @within_memory("check")
     def check(self, data: object, statistics: object = None, *, draws: int = 100, readout: str | None = None) -> Check:
         """Posterior predictive checks: statistics of the data beside those of so many draws of as many sentences."""
         corpus = self._corpus(data)
@@ -281,6 +301,7 @@ class Fit(Generic[N]):
         states = member.tpm.states if member.tpm.kind == "discrete" else None
         return checked(lambda k: nets[k % len(nets)], member.family.name, corpus, statistics, draws, states)
 
+    @within_memory("compare")
     def compare(self, other: Any, data: object = None, *, selector: str | None = None) -> Comparison:
         """This fit beside another on the same (held-out) sentences: heads matched, ARI, difference of likelihoods.
 
@@ -299,6 +320,7 @@ class Fit(Generic[N]):
         by, gain = gains(self, other, corpora, told=told)
         return compared(shares, words_present(chosen[0], corpora[0]), heads, by, gain)
 
+    @within_memory("to_arviz")
     def to_arviz(self) -> az.InferenceData:
         """The samples as ArviZ's InferenceData: posterior, invariants of the labels of heads, log likelihoods."""
         from bnet_transformer.inference.fit.samples import to_arviz
@@ -348,16 +370,16 @@ class Fit(Generic[N]):
             raise unknown("selector", name, known)
         return known[name]
 
-    def _readout(self, name: str | None, corpus: Corpus | None = None) -> Member:
+    def _readout(self, name: str | None, corpus: Batch | None = None) -> Member:
         """The readout of that name, of those that a corpus observes; by default the first that nothing reads."""
-        every, reads = task_of_mixture(self.network).readouts, self.network.graph.out_of
+        every, reads = infer_fit_task(self.network).readouts, self.network.graph.out_of
         known = {m.family.name: m for m in every if corpus is None or m.family.name in corpus.evidence}
         if name is not None and (not isinstance(name, str) or name not in known):
             raise unknown("readout", name, known)
         leaves = [member for member in known.values() if not reads[member.family.index]]
         return known[name] if name is not None else [*leaves, *known.values()][0]
 
-    def _responsibilities(self, corpus: Corpus, selector: str) -> Tensor:
+    def _responsibilities(self, corpus: Batch, selector: str) -> Tensor:
         of_corpus, total = self.network.member(selector).scope == "corpus", torch.zeros(0)
         with self._summed(), self._shared("responsibilities", corpus, of_corpus, selector=selector) as here:
             own, nets = here.shard(corpus), self._draws(USED, here)
@@ -373,7 +395,7 @@ class Fit(Generic[N]):
             return self._home(here.all_gather(total))
 
     @contextmanager
-    def _shared(self, what: str, corpus: Corpus, of_corpus: bool = False, **settings: object) -> Iterator[Ranks]:
+    def _shared(self, what: str, corpus: Batch, of_corpus: bool = False, **settings: object) -> Iterator[Ranks]:
         """The ranks that share the sentences of a question and agree on its settings; this one alone where sentences
         share a draw."""
         if of_corpus:
@@ -408,13 +430,9 @@ class Fit(Generic[N]):
                 "choices can be summed (per='sentence', fewer slices or atoms, a larger budget=)",
             ) from error
 
-    def _corpus(self, data: object) -> Corpus:
+    def _corpus(self, data: object) -> Batch:
         """Data in any form, as the fit took it."""
-        return corpus_of(self.network, data, missing=self.missing, option=MISSING)
-
-    def _words(self, x: object) -> Corpus:
-        """Sentences of which nothing is observed."""
-        return x if isinstance(x, Corpus) else words_of_corpus(self.network, x)
+        return read_batch(self.network, data, missing=self.missing, option=MISSING)
 
     def _draws(self, most: int, here: Ranks | None = None) -> list[Network]:
         """Nets of the posterior, evenly taken from its samples; the net itself where it has none."""

@@ -15,7 +15,7 @@ from bnet_transformer._core.hashing import digest_of
 from bnet_transformer._core.options import name_config_of_options
 from bnet_transformer._core.torch_context import own_random, with_gradients
 from bnet_transformer.compiler.plan import MEETING
-from bnet_transformer.data.corpus import Corpus, corpus_of
+from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.errors import (
     BNetError,
     BudgetError,
@@ -27,14 +27,14 @@ from bnet_transformer.errors import (
     within_memory,
 )
 from bnet_transformer.files.checkpoint import Checkpoints, kept_by
-from bnet_transformer.inference.exact import BUDGET
 from bnet_transformer.inference.factors import OVER_BUDGET
 from bnet_transformer.inference.fit.methods import EM, MAP, NUTS, SVI, FitProblem, Method
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.inference.fit.point import fit_point
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.sampling import fit_nuts, fit_svi
-from bnet_transformer.network import Network
+from bnet_transformer.network import Network, network_of
+from bnet_transformer.reference import BUDGET
 from bnet_transformer.training.loop_config import LoopConfig
 from bnet_transformer.training.result import N
 
@@ -147,8 +147,8 @@ class FitQuestion:
     """What `fit` is asked, checked: the objective, the sentences, and the options that all methods share."""
 
     objective: Objective
-    corpus: Corpus
-    held_out: Corpus | None
+    corpus: Batch
+    held_out: Batch | None
     batch: int | None
     spread: float | None
     seed: int
@@ -200,6 +200,7 @@ def question_of(
         BNetError: Where an option is out of its range, or does not go with the net or the method.
     """
     network = network_of(net)
+    network.one_type()
     one_of("missing", missing, (True, False))
     batch = None if batch is None else whole("batch", batch)
     spread = None if spread is None else number("spread", spread, above=0)
@@ -207,8 +208,8 @@ def question_of(
         wanted = "None: held-out sentences choose among the restarts and steps of a point estimate"
         allowed = "method=bt.MAP(...) or bt.EM(...); f.log_likelihood(held_out) of the fit"
         raise BNetError("held_out", expected=wanted, got=f"data, with {method.name}", allowed=allowed)
-    corpus = corpus_of(network, data, missing=missing)
-    judge = None if held_out is None else corpus_of(network, held_out, "held_out", missing=missing)
+    corpus = read_batch(network, data, missing=missing)
+    judge = None if held_out is None else read_batch(network, held_out, "held_out", missing=missing)
     learned = learned_of(network, tuple(network.member(name) for name in corpus.evidence), learn, spread)
     objective = Objective(network, learned, whole("budget", budget))
     question = FitQuestion(objective, corpus, judge, batch, spread, seed_of(seed))
@@ -216,15 +217,6 @@ def question_of(
     size = sum(network.parameters[name].numel() * network.parameters[name].element_size() for name in learned.names)
     method.check_memory(size)
     return question
-
-
-def network_of(net: object) -> Network:
-    """The network of a net, whose parameters all have one floating type."""
-    network = net if isinstance(net, Network) else getattr(net, "network", None)
-    if not isinstance(network, Network):
-        raise BNetError("net", expected="a net", got=net)
-    network.one_type()
-    return network
 
 
 def _solved(question: FitQuestion, method: Method, loop: LoopConfig, device: torch.device) -> Fit[Network]:

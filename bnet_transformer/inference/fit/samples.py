@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bnet_transformer.data.corpus import Corpus
+from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.fit.draws import selectors_of, shares, stored, tables_of
 from bnet_transformer.inference.fit.matching import matched, overlap_of, words_present
@@ -25,7 +25,7 @@ DTYPES = {"diverging": "bool", "n_steps": "int64", "tree_depth": "int64"}  # as 
 
 
 def aligned(
-    objective: Objective, corpus: Corpus, samples: dict[str, Tensor], density: Tensor
+    objective: Objective, corpus: Batch, samples: dict[str, Tensor], density: Tensor
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """The samples with the heads of every draw in the order of the densest one's; the selectors of which that is done.
 
@@ -48,7 +48,7 @@ def aligned(
     return {name: found[name].reshape(*lead, *found[name].shape[1:]) for name in samples}, tuple(done)
 
 
-def _interchangeable(objective: Objective, corpus: Corpus, one: Mapping[str, Tensor], dims: Mapping[str, int]) -> bool:
+def _interchangeable(objective: Objective, corpus: Batch, one: Mapping[str, Tensor], dims: Mapping[str, int]) -> bool:
     """True where no order of a selector's heads is likelier than another.
 
     What of a head is not learned must be equal over heads; and the log evidence must stay as it is under a turn and a

@@ -16,7 +16,7 @@ from torch.distributions import biject_to, constraints, kl_divergence
 
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.torch_context import reseed
-from bnet_transformer.data.corpus import Corpus
+from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.fit.ascent import USUAL, RestartOptimizer
 from bnet_transformer.inference.fit.descent import Sets
@@ -42,14 +42,14 @@ class Model:
             return found.to_event(like.dim() - 1)
         return dist.Normal(torch.zeros_like(like), self.learned.spread or 1.0).to_event(like.dim())
 
-    def __call__(self, corpus: Corpus, weight: float) -> None:
+    def __call__(self, corpus: Batch, weight: float) -> None:
         """Draw the parameters; weigh them by the sentences, each of which stands for so many."""
         drawn = {name: pyro.sample(site(name), self.prior(name)) for name in self.learned.names}
         drawn = {name: value.log() if name in self.learned.tables else value for name, value in drawn.items()}
         if len(corpus):
             pyro.factor("evidence", self.objective.log_evidence(drawn, corpus).sum() * weight)
 
-    def potential(self, corpus: Corpus, z: dict[str, Tensor]) -> Tensor:
+    def potential(self, corpus: Batch, z: dict[str, Tensor]) -> Tensor:
         """Minus the log density of parameters told without constraints."""
         parameters, total = {}, torch.zeros((), dtype=self.objective.network.dtype, device=self.device)
         for name in self.learned.names:
@@ -123,7 +123,7 @@ class Variational(RestartOptimizer):
         leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
         told = {name: value[0] for name, value in leaves.items()}
 
-        def guide(corpus: Corpus, weight: float) -> None:
+        def guide(corpus: Batch, weight: float) -> None:
             for name, of in self.guide(told).items():
                 pyro.sample(site(name), of)
 
@@ -144,7 +144,7 @@ class Variational(RestartOptimizer):
         which = self.minibatch_indices(step)
         return len(self.corpus) if which is None else len(which)
 
-    def share(self, step: int) -> Corpus:
+    def share(self, step: int) -> Batch:
         """This rank's share of the sentences of a step."""
         which = self.minibatch_indices(step)
         return self.own if which is None else self.corpus.take(self.ranks.shard(which))

@@ -23,12 +23,13 @@ from torch import Tensor
 
 from bnet_transformer._core.distributed import device_of, ranks
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.data.encode import EncodedSentence
+from bnet_transformer.data import EncodedSentence
+from bnet_transformer.data.dataset import encode_sentences
 from bnet_transformer.errors import BNetError, number, one_of, room_for, seed_of, unknown, whole, within_memory
-from bnet_transformer.inference.heads.reading import Readers, allowed, intakes_of, readers_of, readings
+from bnet_transformer.inference.heads.reading import Readers, allowed, readers_of, readings
 from bnet_transformer.inference.heads.relations import ONE_STACK, SEPARATORS, TOKENS, Pair, relations_of
 from bnet_transformer.inference.heads.shares import Tally
-from bnet_transformer.network import Network
+from bnet_transformer.network import Network, network_of
 from bnet_transformer.tpm.arrays import in_numpy
 
 if TYPE_CHECKING:
@@ -183,15 +184,14 @@ def roles(
     >>> found.relations, found.mean.shape
     (('same', 'previous', 'next', 'other'), torch.Size([1, 2, 4]))
     """
-    network = net if isinstance(net, Network) else getattr(net, "network", None)
-    if not isinstance(network, Network):
-        raise BNetError("net", expected="a net", got=net)
+    network = network_of(net)
     one_of("unit", unit, UNITS)
     if not number("interval", interval, above=0) < 1:
         raise BNetError("interval", expected="a share between 0 and 1", got=interval)
     readers = readers_of(network, role, slices)
-    intakes, vectors = intakes_of(network, sentences)
-    found = relations_of(relations, _missing(network, readers, vectors, separators))
+    intakes = encode_sentences(network, sentences)
+    unnamed = frozenset().union(*(each.unnamed for each in intakes))
+    found = relations_of(relations, _missing(network, readers, unnamed, separators))
     weight = 1 / len(found.names) if alpha is None else number("alpha", alpha, above=0)
     shape = (len(readers.members), readers.heads, len(found.names))
     whole("draws", draws), seed_of(seed)

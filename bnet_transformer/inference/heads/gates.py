@@ -13,8 +13,9 @@ from tqdm import tqdm
 from bnet_transformer._core.distributed import Ranks, ranks
 from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.data.corpus import Corpus
-from bnet_transformer.data.lengths import sentences_of
+from bnet_transformer.data import Batch, read_batch
+from bnet_transformer.data.dataset import Needs, has_observed
+from bnet_transformer.data.task import check_has_words, infer_task
 from bnet_transformer.errors import BNetError, BudgetError, number, one_of, room_for, seed_of, whole, within_memory
 from bnet_transformer.inference.heads.annealing import settings
 from bnet_transformer.inference.heads.likelihood import Around, likelihood_for
@@ -24,7 +25,7 @@ from bnet_transformer.inference.heads.relaxed import passes_of, relaxed
 from bnet_transformer.inference.heads.result import MEASURES, Damage, Inclusion, counts_of, order_by
 from bnet_transformer.inference.heads.runs import Runs
 from bnet_transformer.inference.heads.sites import sites_of
-from bnet_transformer.network import Network
+from bnet_transformer.network import Network, network_of
 
 MOST = 12  # heads of a slice, for all settings of their gates
 BUDGET = 2**17  # runs of one slice: sentences times settings
@@ -77,7 +78,7 @@ def inclusion(
     whole("rounds", rounds, least=3)
     whole("memory", memory)
     seed_of(seed)
-    network = _network(net)
+    network = network_of(net)
     runs = runs_of(network, sentences, output, role, seen=sigma is None and output is None)
     room_for(f"{draws} draws", 8 * draws * len(runs.sites) * runs.heads, "fewer draws=")
     if method == "exact":
@@ -95,7 +96,7 @@ class _Asked:
     """A question about heads, with all that its answer needs: `data` are all sentences, `runs` this rank's share."""
 
     network: Network
-    data: Corpus
+    data: Batch
     runs: Runs
     sigma: float | None
     interval: float
@@ -267,7 +268,12 @@ def runs_of(
 ) -> Runs:
     """The runs of a net whose heads are gated: its sites, the sentences, how likely they are."""
     network.one_type()
-    corpus: Corpus = sentences_of(network, sentences, seen=seen)
+    check_has_words(network, "sentences")
+    if not seen and not isinstance(sentences, Batch) and has_observed(infer_task(network), sentences):
+        raise BNetError("sentences", expected="sentences alone, where sigma= or output= asks for the output of the net",
+                        got="pairs of sentences and what is observed of them")  # fmt: skip
+    needs: Needs = "optional" if seen else "none"
+    corpus = read_batch(network, sentences, "sentences", observed=needs, option=None, mask_padding=True)
     likelihood = likelihood_for(network, corpus, output)
     wanted = [network.graph.family(name).index for name in likelihood.families]
     found = sites_of(network, role, wanted)
@@ -277,13 +283,6 @@ def runs_of(
         value.requires_grad_(False)
     runs = Runs(module, found, corpus, likelihood, found[0].heads)
     return replace(runs, corpus=corpus.to(runs.like.device))
-
-
-def _network(net: object) -> Network:
-    network = net if isinstance(net, Network) else getattr(net, "network", None)
-    if not isinstance(network, Network):
-        raise BNetError("net", expected="a net", got=net)
-    return network
 
 
 def _check_budget(runs: Runs, budget: int) -> None:

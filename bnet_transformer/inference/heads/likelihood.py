@@ -12,11 +12,11 @@ from torch import Tensor
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.module import Module, output_of
 from bnet_transformer.compiler.plan import Plan
-from bnet_transformer.data.corpus import Corpus
+from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError, ReadingError
-from bnet_transformer.inference.exact import ATOL
 from bnet_transformer.inference.factors import evidence_in, likelihood_of, where_seen
 from bnet_transformer.network import Network
+from bnet_transformer.reference import ATOL
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Likelihood(abc.ABC):
     families: tuple[str, ...]
 
     @abc.abstractmethod
-    def log(self, module: Module, course: Course, plan: Plan, corpus: Corpus, full: Tensor | None) -> Tensor:
+    def log(self, module: Module, course: Course, plan: Plan, corpus: Batch, full: Tensor | None) -> Tensor:
         """`[sentence]`; `full` is the output of the run in which all heads are on."""
 
     def check(self, plan: Plan, network: Network) -> None:
@@ -41,7 +41,7 @@ class Likelihood(abc.ABC):
 class Observed(Likelihood):
     """`log P(y | x, gates)` of what is observed."""
 
-    def log(self, module: Module, course: Course, plan: Plan, corpus: Corpus, full: Tensor | None) -> Tensor:
+    def log(self, module: Module, course: Course, plan: Plan, corpus: Batch, full: Tensor | None) -> Tensor:
         total = torch.zeros(1, dtype=course.log_dtype, device=course.device)
         for name in self.families:
             member = module.network.member(name)
@@ -56,7 +56,7 @@ class Observed(Likelihood):
 class Around(Likelihood):
     """`- |f(gates) - f(all on)|^2 / 2` of an output f: `log Normal(f(all on); f(gates), sigma)` times `sigma^2`."""
 
-    def log(self, module: Module, course: Course, plan: Plan, corpus: Corpus, full: Tensor | None) -> Tensor:
+    def log(self, module: Module, course: Course, plan: Plan, corpus: Batch, full: Tensor | None) -> Tensor:
         found = self.output(module, course, plan)
         apart = found - (found if full is None else full)
         return -0.5 * apart.square().flatten(1).sum(-1).to(course.log_dtype)
@@ -66,7 +66,7 @@ class Around(Likelihood):
         return module.wanted(course, self.families[0], plan.wanted[0])
 
 
-def likelihood_for(network: Network, corpus: Corpus, output: str | None) -> Likelihood:
+def likelihood_for(network: Network, corpus: Batch, output: str | None) -> Likelihood:
     """By what is observed, where something is; else around an output: by default what the module returns."""
     if corpus.evidence:
         return Observed(tuple(corpus.evidence))

@@ -10,17 +10,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from bnet_transformer import asking
 from bnet_transformer.axes import WORD
-from bnet_transformer.compiler.course import Course
+from bnet_transformer.compiler.course import Course, Request
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.compiler.plan import states_in
 from bnet_transformer.compiler.seeing import seen
-from bnet_transformer.data.encode import EncodedSentence, encode_sentence
+from bnet_transformer.data import EncodedSentence
 from bnet_transformer.errors import BNetError, BudgetError, ReadingError, unknown
 from bnet_transformer.inference.factors import prior_of
 from bnet_transformer.network import Input, Member, Network
@@ -68,7 +66,7 @@ def _by_slice(network: Network, role: str | None) -> dict[int, Member]:
     for member in network.members:
         step = member.family.step
         within = step is not None and 0 <= step < network.graph.slices[member.family.stack]
-        if step is not None and within and member.family.words is not None and asking.reads_words(member):
+        if step is not None and within and member.family.words is not None and member.reads_words:
             found.setdefault(member.family.stem, {})[step] = member
     if not found:
         kinds = sorted({type(m.tpm).__name__ for m in network.members if (m.family.step or -1) >= 0})
@@ -104,50 +102,15 @@ def _selector(network: Network, member: Member) -> int | None:
     while stack:
         index = stack.pop()
         family, above = network.members[index].family, [bundle.parent for bundle in network.graph.into[index]]
-        if index not in passed and not asking.is_state(network, family):
+        if index not in passed and not network.is_word_state(family):
             passed.add(index)
             choices |= {index} if network.members[index].tpm.kind == "discrete" else set()
             stack.extend(i for i in above if network.members[i].family.stem != family.stem)  # no selector's own past
-    tops = [i for i in sorted(choices) if not network.graph.above([i]) & choices]
+    tops = [i for i in sorted(choices) if not network.graph.ancestors([i]) & choices]
     if len(tops) > 1:
         names = ", ".join(network.members[i].family.name for i in tops)
         raise BNetError(member.family.name, expected="heads that one selector draws", got=f"choices {names}")
     return tops[0] if tops else None
-
-
-def intakes_of(network: Network, sentences: object) -> tuple[list[EncodedSentence], set[str]]:
-    """Sentences (text, lists of words, ids, vectors; mappings from stack), and the stacks that are said in vectors."""
-    if isinstance(sentences, str | Mapping) or not isinstance(sentences, Sequence | Tensor | np.ndarray):
-        raise BNetError("sentences", expected="a list of sentences, at least one", got=sentences)
-    if not len(sentences):
-        raise BNetError("sentences", expected="a list of sentences, at least one", got="none")
-    found, vectors = [], set[str]()
-    for k, said in enumerate(sentences):
-        words, x = _parted(said)
-        if x is not None:
-            vectors |= set(x) if isinstance(x, dict) else {network.graph.word_stacks[0]}
-        try:
-            found.append(encode_sentence(network, words, x))
-        except BNetError as error:
-            what = f"sentences[{k}], {error.what}"
-            raise type(error)(what, expected=error.expected, got=error.got, allowed=error.allowed) from error
-    return found, vectors
-
-
-def _parted(said: object) -> tuple[object, object]:
-    """What of a sentence is said in words or ids, and what in vectors."""
-    if not isinstance(said, Mapping):
-        return (None, said) if _is_vectors(said) else (said, None)
-    x = {stack: each for stack, each in said.items() if _is_vectors(each)}
-    return {stack: each for stack, each in said.items() if stack not in x} or None, x or None
-
-
-def _is_vectors(said: object) -> bool:
-    """True for a table of numbers, a row for each word."""
-    if isinstance(said, Tensor | np.ndarray):
-        return said.ndim > 1
-    first = said[0] if isinstance(said, Sequence) and not isinstance(said, str) and len(said) else None
-    return isinstance(first, Sequence | Tensor | np.ndarray) and not isinstance(first, str)
 
 
 def allowed(network: Network, member: Member, words: Mapping[str, int]) -> Tensor:
@@ -180,9 +143,9 @@ def _states(network: Network, readers: Readers, words: Mapping[str, int]) -> int
     """How many joint states of choices a reading hangs on, beside its heads; refused past the budget."""
     most = 1
     for member, selector in zip(readers.members, readers.selectors, strict=True):
-        above = network.graph.above([member.family.index]) - {selector}
+        above = network.graph.ancestors([member.family.index]) - {selector}
         free = [i for i in above if network.members[i].tpm.kind == "discrete"]
-        count = math.prod(states_in(network, i, words) for i in free)
+        count = math.prod(network.count_states(i, words) for i in free)
         if count > BUDGET:
             names = ", ".join(network.members[i].family.name for i in sorted(free)[:6])
             wanted = f"at most {BUDGET} joint states of what is drawn above them ({names})"
@@ -196,13 +159,13 @@ def _read(module: Module, readers: Readers, intakes: Sequence[EncodedSentence]) 
     """`P(j | i)` of sentences of one length, slice by slice."""
     network, device = module.network, next((p.device for p in module.parameters()), torch.device("cpu"))
     indices = {member.family.index for member in readers.members}
-    above = network.graph.above(indices)
+    above = network.graph.ancestors(indices)
     free = {i for i in above if network.members[i].tpm.kind == "discrete"}
     drawn = {m.family.index for m in readers.members if m.tpm.kind == "discrete"}
     parents = {given.parent for i in drawn for given in network.members[i].inputs}
     given = {name: torch.stack([each.given[name] for each in intakes]).to(device) for name in intakes[0].given}
     told = {network.member(name).family.words for name in given}
-    course, _ = module.course(
+    request = Request(
         tuple(network.members[i].family.name for i in sorted(free | parents)),
         {s: torch.zeros(len(intakes), n, device=device) for s, n in intakes[0].words.items() if s not in told},
         given=given,
@@ -210,6 +173,7 @@ def _read(module: Module, readers: Readers, intakes: Sequence[EncodedSentence]) 
         enumerate_too=frozenset(free),
         training=False,
     )
+    course, _ = module.run(request)
     pairs = zip(readers.members, readers.selectors, strict=True)
     return [_by_head(course, member, selector, len(intakes)) for member, selector in pairs]
 
@@ -250,10 +214,10 @@ def _shares(course: Course, reading: Tensor, selector: int | None) -> Tensor | N
     """`P(other choices | head)`, of the choices on which a reading hangs; None where there are no others."""
     layout, graph, members = course.layout, course.network.graph, course.network.members
     own = {i for k, i in enumerate(layout.enumerated) if reading.shape[k] > 1}
-    needed = {i for i in layout.enumerated if i in own | graph.above(own)}
+    needed = {i for i in layout.enumerated if i in graph.ancestral_set(own)}
     if needed <= {selector}:
         return None
-    root = selector is not None and not graph.above([selector]) & needed
+    root = selector is not None and not graph.ancestors([selector]) & needed
     logs = [prior_of(course, i, members[i]) for i in sorted(needed) if not (root and i == selector)]
     total = torch.stack(torch.broadcast_tensors(*logs)).sum(0)
     if root or selector is None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer.data.corpus import Corpus
+from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError, number, unknown, whole
 from bnet_transformer.network import Network
 from bnet_transformer.tpm.arrays import in_numpy
@@ -50,7 +50,7 @@ class Inclusion:
     interaction: Tensor | None = field(repr=False)
     idle: Tensor = field(repr=False)
     network: Network = field(repr=False)
-    data: Corpus = field(repr=False)
+    data: Batch = field(repr=False)
 
     @property
     def mean(self) -> Tensor:

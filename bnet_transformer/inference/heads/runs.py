@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.distributed import ALONE, Ranks
-from bnet_transformer.compiler.course import Course
+from bnet_transformer.compiler.course import Course, Request
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.plan import Plan
-from bnet_transformer.data.corpus import Corpus
-from bnet_transformer.data.lengths import parts, repeated
+from bnet_transformer.data import Batch
 from bnet_transformer.inference.heads.likelihood import Around, Likelihood
 from bnet_transformer.inference.heads.sites import Site
 
@@ -29,7 +28,7 @@ class Part:
     """Sentences of one length, which they are, what the sites have as they are, and the full output."""
 
     which: Tensor
-    corpus: Corpus
+    corpus: Batch
     values: Mapping[str, Tensor]
     full: Tensor | None
 
@@ -48,7 +47,7 @@ class Runs:
 
     module: Module
     sites: tuple[Site, ...]
-    corpus: Corpus
+    corpus: Batch
     likelihood: Likelihood
     heads: int
     ranks: Ranks = ALONE
@@ -67,14 +66,14 @@ class Runs:
         around = isinstance(self.likelihood, Around)
         if not len(self.corpus):
             return
-        for which, corpus in parts(self.module.network, self.corpus, words):
+        for which, corpus in self.corpus.parts_by_length(self.module.network, words):
             names = [*kept, *([self.likelihood.families[0]] if around else [])]
             found = self._values(names, corpus) if names else {}
             full = found[self.likelihood.families[0]] if around else None
             yield Part(which, corpus, {name: found[name] for name in kept}, full)
 
-    def _values(self, names: list[str], corpus: Corpus) -> dict[str, Tensor]:
-        course, plan = self.module.course(tuple(names), corpus.x, training=False)
+    def _values(self, names: list[str], corpus: Batch) -> dict[str, Tensor]:
+        course, plan = self.module.run(Request(tuple(names), corpus.x, training=False))
         self.likelihood.check(plan, self.module.network)
         own = zip(names, plan.wanted, strict=True)
         return {name: self.module.wanted(course, name, index) for name, index in own}
@@ -83,7 +82,7 @@ class Runs:
     def settings(self, site: Site, part: Part, gates: Tensor) -> Tensor:
         """`log P` of each sentence of a part under each setting of a site's gates `[setting, head]`: in float64."""
         count = len(gates)
-        corpus = repeated(part.corpus, count)
+        corpus = part.corpus.repeat(count)
         a = part.values[site.name]
         a = a.expand(len(part), *a.shape[1:])  # one for all sentences, where it hangs on no word of theirs
         gates = gates.to(a)
@@ -103,13 +102,13 @@ class Runs:
         told = {site.name: gates[:, k].reshape(len(gates), *site.plates) for k, site in enumerate(self.sites)}
         return self._log(part.corpus, part.full, gates=told)
 
-    def _log(self, corpus: Corpus, full: Tensor | None, **options: Mapping[str, Tensor]) -> Tensor:
+    def _log(self, corpus: Batch, full: Tensor | None, **options: Mapping[str, Tensor]) -> Tensor:
         course, plan = self.course(corpus, **options)
         return self.likelihood.log(self.module, course, plan, corpus, full)
 
-    def course(self, corpus: Corpus, **options: Mapping[str, Tensor]) -> tuple[Course, Plan]:
+    def course(self, corpus: Batch, **options: Mapping[str, Tensor]) -> tuple[Course, Plan]:
         """A run as the likelihood asks for it."""
-        course, plan = self.module.course(self.likelihood.families, corpus.x, training=False, **options)  # type: ignore[arg-type]
+        course, plan = self.module.run(Request(self.likelihood.families, corpus.x, training=False, **options))  # type: ignore[arg-type]
         self.likelihood.check(plan, self.module.network)
         return course, plan
 

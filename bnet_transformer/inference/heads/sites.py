@@ -34,7 +34,7 @@ class Site:
 def sites_of(network: Network, role: str | None, wanted: Collection[int]) -> tuple[Site, ...]:
     """The sites of a net above what is wanted, of one role or of all; as many heads in each."""
     graph = network.graph
-    needed = {*wanted, *graph.above(wanted)}
+    needed = graph.ancestral_set(wanted)
     found = [m for m in network.members if m.family.index in needed and _is_summed(network, m)]
     if not found:
         choose = [m.family.name for m in network.members if m.tpm.kind == "discrete" and graph.out_of[m.family.index]]

@@ -1,33 +1,37 @@
 """Sweeps: many interventions as one batch, for their effect on a metric; along nodes, attention rows, arrows and paths.
 
-`pairs` holds the sentences, `metric` and `cells` what is asked; `reach` says what is computed again, `rows` and `run`
-compute it, `arrows` sends values along paths, `choices` averages over what is open, `slopes` is all to first order,
-`slow` is one run at a time, `ablation` the values that replace clean ones, and `sizes` how much memory is needed.
+In the order in which data flows: `examples` holds the sentences, `metric` the question, `cell_spec` turns `at` and
+`over` into `cells`, `choices` finds the open choices that outcomes are averaged over, `needed_positions` says which
+nodes are computed again, `routing` which cells are computed together; `engine` runs these by `patched_run` (on the
+changed values alone, `sparse_update`) and the others one at a time by `sequential`. `arrows` sends values along paths,
+`ablation` makes the values of ablations, `attribution` estimates all effects to first order.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.errors import BNetError, one_of, whole, within_memory
+from bnet_transformer.inference.route import Route
 from bnet_transformer.inference.surgery import Mean, Noise, Zero
 from bnet_transformer.inference.sweeps.ablation import Ablation
-from bnet_transformer.inference.sweeps.asked import cells_of
+from bnet_transformer.inference.sweeps.attribution import estimate_cells
+from bnet_transformer.inference.sweeps.cell_spec import cells_of
 from bnet_transformer.inference.sweeps.cells import Cells
-from bnet_transformer.inference.sweeps.metric import metric_of
-from bnet_transformer.inference.sweeps.pairs import MEMORY, Examples, examples_of, pair
+from bnet_transformer.inference.sweeps.engine import ExampleBatch, run_cells
+from bnet_transformer.inference.sweeps.examples import MEMORY, Examples, examples_of, pair
+from bnet_transformer.inference.sweeps.metric import Metric, metric_of
+from bnet_transformer.inference.sweeps.needed_positions import bytes_of, find_needed_positions
 from bnet_transformer.inference.sweeps.results import Mediation, Sweep
-from bnet_transformer.inference.sweeps.sizes import bytes_of
-from bnet_transformer.inference.sweeps.slopes import sloped
-from bnet_transformer.inference.sweeps.sweeping import Swept, swept
+from bnet_transformer.inference.sweeps.routing import make_route
 
-__all__ = ["Mediation", "Sweep", "mediation", "sweep"]
+__all__ = ["Mediation", "Sweep", "explain_sweep", "mediation", "sweep"]
 
 
 @within_memory("sweep")
@@ -45,13 +49,22 @@ def sweep(
 ) -> Sweep:
     """What the metric comes to when clean values are put into the corrupt run: every cell of `at`, in one batch.
 
-    `clean` and `corrupt` are sentences of one length, or lists of as many (the examples); `clean` may be `Zero()`,
-    `Mean(...)` or `Noise(...)`: an ablation. `at` is a role (`"x"`, `"q"`; `"j"` for rows of attention), an arrow or a
-    path of roles (`"v -> a"`), or a list of names, patterns and paths; `over` names the axes that stay apart. `metric`
-    is a discrete node with its state (or two, for the difference of their log probabilities), or a function whose
-    parameters are nodes. With `first_order` no cell is run: effects are estimated from the slopes of the metric at the
-    corrupt run, all in one pass back (attribution patching). About `memory` bytes are used at once; a bar shows the
-    `progress` in a terminal (None), always or never.
+    Args:
+        clean: A sentence, or a list of them (the examples), whose values are put into the corrupt run; `Zero()`,
+            `Mean(...)` or `Noise(...)` for an ablation.
+        corrupt: As many sentences of the same length.
+        at: What a cell sets: a role (`"x"`, `"q"`; `"j"` for rows of attention), an arrow or a path of roles
+            (`"v -> a"`), or a list of names, patterns and paths.
+        metric: A discrete node with its state (or two, for the difference of their log probabilities), or a function
+            of nodes, which are its parameters, `[example, *shape]` each.
+        over: The axes along which cells stay apart; all by default.
+        first_order: Run no cell: estimate the effects from the slopes of the metric at the corrupt run, all in one
+            pass back (attribution patching).
+        memory: About how many bytes are used at once.
+        progress: Show a bar: in a terminal (None), always or never.
+
+    Returns:
+        The metric with each cell set, `[*axes, example]`, and in both base runs.
 
     >>> import bnet_transformer as bt
     >>> net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "a", "cat", "dog", "sat"])
@@ -62,35 +75,56 @@ def sweep(
     """
     size = whole("memory", memory)
     one_of("progress", progress, (True, False, None))
-    one_of("first_order", first_order, (True, False))
-    ablated = isinstance(clean, Zero | Mean | Noise)
-    if ablated:
-        sources: list[tuple[Examples | None, Examples]] = [(None, each) for each in examples_of("corrupt", corrupt)]
+    asked = _prepare(clean, corrupt, at, metric, over, size, first_order=first_order)
+    cells, batches = asked.cells, asked.batches
+    if any(batch.alone for batch in batches):
+        asked.route().warn_if_slow()
+    if first_order:
+        outcomes, best, worst = estimate_cells(batches, asked.metric, cells, progress)
     else:
-        sources = list(pair(clean, corrupt))
-    everyone = _everyone([ours for _, ours in sources])
-    cells = cells_of(everyone, at, over)
-    asked = metric_of(everyone, metric)
-    count = len(sources)
-    sources = [part for theirs, ours in sources for part in _parts(theirs, ours, asked.nodes, size)]
-    if cells.routes:
-        _check_same_arrows(everyone)
-    if ablated and (cells.routes or any(each.rows for each in cells.entries)):
-        raise BNetError("at", expected="nodes, for an ablation", got=at, allowed='a role such as "a", or names')
-    if first_order and cells.routes:
-        raise BNetError(
-            "at", expected="nodes or rows of attention, for first_order=True", got=at, allowed="first_order=False"
-        )
-    keep = len(sources) == count
-    ablation = _ablation(clean, corrupt, everyone, cells, size) if isinstance(clean, Zero | Mean | Noise) else None
-    starts = _starts([ours for _, ours in sources])
-    batches = [
-        Swept(theirs, ours, cells, asked.nodes, size, ablation, first, keep, first_order)
-        for (theirs, ours), first in zip(sources, starts, strict=True)
-    ]
-    found = sloped(batches, asked, cells, progress) if first_order else swept(batches, asked, cells, size, progress)
-    outcomes, best, worst = found
+        outcomes, best, worst = run_cells(batches, asked.metric, cells, size, progress)
     return Sweep(cells.at, cells.axes, cells.labels, cells.places, outcomes, best, worst, _named(cells), first_order)
+
+
+@within_memory("explain_sweep")
+def explain_sweep(
+    clean: object,
+    corrupt: object,
+    *,
+    at: str | Sequence[str] = "x",
+    metric: object,
+    over: str | Sequence[str] | None = None,
+    first_order: bool = False,
+    memory: int = MEMORY,
+    progress: bool | None = None,
+) -> Route:
+    """Say how `sweep` would compute its cells, and why, without computing them.
+
+    Args:
+        clean: As for `sweep`, and so all others.
+        corrupt: Corrupt sentences.
+        at: What a cell sets.
+        metric: The metric.
+        over: The axes along which cells stay apart.
+        first_order: Estimate the effects from slopes.
+        memory: About how many bytes are used at once.
+        progress: Has no effect here.
+
+    Returns:
+        The algorithm, the reason and the cost. Where some cells run alone and others do not, `parts` has a route for
+        each kind, with the node that is the reason.
+
+    >>> import bnet_transformer as bt
+    >>> from bnet_transformer.inference.sweeps import explain_sweep
+    >>> net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "a", "cat", "dog", "sat"])
+    >>> clean, corrupt = net.sentence("the cat sat"), net.sentence("the dog sat")
+    >>> route = explain_sweep(clean, corrupt, at="x", metric={"y_2": ("cat", "dog")})
+    >>> route.question, route.algorithm, route.node
+    ('sweep of 9 cells', 'compiled', None)
+    """
+    one_of("progress", progress, (True, False, None))
+    asked = _prepare(clean, corrupt, at, metric, over, whole("memory", memory), first_order=first_order)
+    return asked.route(count_flops=True)
 
 
 @within_memory("mediation")
@@ -134,6 +168,56 @@ def mediation(
     )
 
 
+@dataclass(frozen=True)
+class _Request:
+    """What a sweep computes, checked."""
+
+    batches: Sequence[ExampleBatch]
+    metric: Metric
+    cells: Cells
+
+    def route(self, *, count_flops: bool = False) -> Route:
+        """How the cells are computed; a cell runs alone if it does in any example."""
+        obstacles = {cell: obstacle for batch in self.batches for cell, obstacle in batch.alone.items()}
+        states = max(len(batch.choices.states) for batch in self.batches)
+        runs = sum(len(batch.corrupt) * len(batch.choices.states) for batch in self.batches)
+        first = self.batches[0]
+        options = {"first_order": first.first_order, "count_flops": count_flops}
+        return make_route(first.corrupt, first.needed, self.cells, obstacles, runs=runs, states=states, **options)
+
+
+def _prepare(
+    clean: object, corrupt: object, at: Any, metric: object, over: object, memory: int, *, first_order: bool
+) -> _Request:
+    """Check the arguments of a sweep, and divide the examples into batches that fit in memory."""
+    one_of("first_order", first_order, (True, False))
+    ablated = isinstance(clean, Zero | Mean | Noise)
+    if ablated:
+        sources: list[tuple[Examples | None, Examples]] = [(None, each) for each in examples_of("corrupt", corrupt)]
+    else:
+        sources = list(pair(clean, corrupt))
+    everyone = _everyone([ours for _, ours in sources])
+    cells = cells_of(everyone, at, over)
+    asked = metric_of(everyone, metric)
+    count = len(sources)
+    sources = [part for theirs, ours in sources for part in _parts(theirs, ours, asked.nodes, memory)]
+    if cells.routes:
+        _check_same_arrows(everyone)
+    if ablated and (cells.routes or any(each.rows for each in cells.entries)):
+        raise BNetError("at", expected="nodes, for an ablation", got=at, allowed='a role such as "a", or names')
+    if first_order and cells.routes:
+        wanted, allowed = "nodes or rows of attention, for first_order=True", "first_order=False"
+        raise BNetError("at", expected=wanted, got=at, allowed=allowed)
+    ablation = _ablation(clean, corrupt, everyone, cells, memory) if isinstance(clean, Zero | Mean | Noise) else None
+    keep = len(sources) == count
+    first = itertools.accumulate((len(ours) for _, ours in sources), initial=0)
+    batches = [
+        ExampleBatch(theirs, ours, cells, asked.nodes, memory, ablation, number, keep, first_order)
+        for (theirs, ours), number in zip(sources, first, strict=False)
+    ]
+    return _Request(batches, asked, cells)
+
+
 def _check_same_arrows(examples: Examples) -> None:
     """Refuse examples of which one has arrows that another has not."""
     first = examples.world
@@ -148,7 +232,9 @@ def _parts(
     clean: Examples | None, corrupt: Examples, nodes: Sequence[int], memory: int
 ) -> Iterator[tuple[Examples | None, Examples]]:
     """The examples, so many at a time that their runs fit in half of the memory."""
-    size = max(1, memory // (2 * bytes_of(corrupt, nodes)[1]))
+    size = 1
+    if len(corrupt) > 1:
+        size = max(1, memory // (2 * bytes_of(corrupt.world, find_needed_positions(corrupt.world, nodes))[1]))
     if clean is None:
         return ((None, ours) for ours in corrupt.parts(size))
     return zip(clean.parts(size), corrupt.parts(size), strict=True)
@@ -158,11 +244,6 @@ def _everyone(batches: Sequence[Examples]) -> Examples:
     """All examples, for what is asked of each by name."""
     worlds = tuple(world for each in batches for world in each.worlds)
     return replace(batches[0], worlds=worlds, tokens=tuple(tokens for each in batches for tokens in each.tokens))
-
-
-def _starts(batches: Sequence[Examples]) -> list[int]:
-    """The number of the first example of each batch."""
-    return list(itertools.accumulate(map(len, batches), initial=0))[:-1]
 
 
 def _ablation(

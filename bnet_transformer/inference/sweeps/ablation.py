@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.asking import choice_above
-from bnet_transformer.errors import ReadingError
 from bnet_transformer.inference.surgery import (
     Mean,
     Noise,
@@ -23,10 +22,11 @@ from bnet_transformer.inference.surgery import (
     value_for,
 )
 from bnet_transformer.inference.sweeps.cells import Ids
-from bnet_transformer.inference.sweeps.pairs import Examples, examples_of
-from bnet_transformer.inference.sweeps.rows import full_shape, index_of
-from bnet_transformer.inference.sweeps.run import Run, picked
-from bnet_transformer.inference.sweeps.sizes import bytes_of
+from bnet_transformer.inference.sweeps.examples import Examples, examples_of, state_of
+from bnet_transformer.inference.sweeps.needed_positions import bytes_of, find_needed_positions
+from bnet_transformer.inference.sweeps.patched_run import PatchedRun, picked
+from bnet_transformer.inference.sweeps.routing import find_obstacle_of_a_run
+from bnet_transformer.inference.sweeps.sparse_update import full_shape, index_of
 from bnet_transformer.world import World, where
 
 
@@ -54,7 +54,7 @@ class Ablation:
             self._own[example] = OwnValues(state.world, state.answers.value)
         return self._own[example](node, self.intervention)
 
-    def values(self, run: Run, first: int, family: int, nodes: Ids) -> Tensor:
+    def values(self, run: PatchedRun, first: int, family: int, nodes: Ids) -> Tensor:
         """The values of nodes of a family (by their number in it) in the sentences of a run, `[1 or N, node, *shape]`.
 
         `first` is the number of the run's first sentence.
@@ -94,23 +94,23 @@ def means_of(world: World, nodes: Sequence[int], sentences: Sequence[Any], memor
     """
     by_length: dict[tuple[tuple[str, int], ...], list[Any]] = {}
     for sentence in sentences:
-        state = getattr(sentence, "state", None)
+        state = state_of(sentence)
         if state is None or state.evidence or state.network is not world.network:
             return {}
         by_length.setdefault(tuple(state.ground.words.items()), []).append(sentence)
     real = [node for node in nodes if _is_function(world, node)]
     totals = {node: torch.zeros((), dtype=world.network.dtype, device=world.network.device) for node in real}
-    try:
-        for several in by_length.values():
-            there = several[0].state.ground
-            ids = {there.id(world.ground.name(node)): node for node in real}
-            for batch in examples_of("clean", several):
-                size = max(1, memory // (2 * bytes_of(batch, list(ids))[1]))
-                for part in batch.parts(size):
-                    for node, total in _sums(part, list(ids)).items():
-                        totals[ids[node]] = totals[ids[node]] + total
-    except ReadingError:  # open choices above a node: these are refused, node by node
-        return {}
+    for several in by_length.values():
+        there = several[0].state.ground
+        ids = {there.id(world.ground.name(node)): node for node in real}
+        families = {there.family_of(node).index for node in ids}
+        for batch in examples_of("clean", several):
+            if find_obstacle_of_a_run(batch, families) is not None:  # such nodes are refused one by one
+                return {}
+            size = max(1, memory // (2 * bytes_of(batch.world, find_needed_positions(batch.world, ids))[1]))
+            for part in batch.parts(size):
+                for node, total in _sums(part, list(ids)).items():
+                    totals[ids[node]] = totals[ids[node]] + total
     return {node: total / len(sentences) for node, total in totals.items()}
 
 

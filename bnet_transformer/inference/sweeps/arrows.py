@@ -13,8 +13,8 @@ from bnet_transformer.compiler.course import Course, Layout
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.compiler.values import computed
 from bnet_transformer.inference.sweeps.cells import Ids, Route
-from bnet_transformer.inference.sweeps.rows import CELLS, Setting, full_shape, index_of
-from bnet_transformer.inference.sweeps.run import Run, picked
+from bnet_transformer.inference.sweeps.patched_run import PatchedRun, picked
+from bnet_transformer.inference.sweeps.sparse_update import CELLS, Setting, full_shape, index_of
 
 Sent = Mapping[int, Tensor]  # what the arrows from some parents carry, `[example, *shape]` each
 
@@ -28,7 +28,7 @@ class _End:
     paths: tuple[tuple[int, ...], ...]
 
 
-def settings_of(run: Run, clean: Course, routes: Sequence[Route], memory: int) -> dict[int, list[Setting]]:
+def settings_of(run: PatchedRun, clean: Course, routes: Sequence[Route], memory: int) -> dict[int, list[Setting]]:
     """What paths come to at their last nodes, which are then set: the first node's value is that of the clean run."""
     ends: dict[tuple[int, int], list[tuple[int, ...]]] = {}
     for route in routes:
@@ -52,7 +52,7 @@ def settings_of(run: Run, clean: Course, routes: Sequence[Route], memory: int) -
     return found
 
 
-def _by_family(run: Run, nodes: Sequence[int]) -> dict[int, list[int]]:
+def _by_family(run: PatchedRun, nodes: Sequence[int]) -> dict[int, list[int]]:
     """Which of some nodes are of each family."""
     ends = run.examples.world.ground.offsets
     families = np.searchsorted(ends, np.array(nodes, dtype=np.int64), side="right") - 1
@@ -62,13 +62,13 @@ def _by_family(run: Run, nodes: Sequence[int]) -> dict[int, list[int]]:
     return found
 
 
-def _numbers(run: Run, family: int, nodes: Sequence[int]) -> Ids:
+def _numbers(run: PatchedRun, family: int, nodes: Sequence[int]) -> Ids:
     """The numbers of nodes in their family."""
     found: Ids = np.array(nodes, dtype=np.int64) - int(run.examples.world.ground.offsets[family])
     return found
 
 
-def _values(run: Run, course: Course, nodes: Sequence[int]) -> list[Tensor]:
+def _values(run: PatchedRun, course: Course, nodes: Sequence[int]) -> list[Tensor]:
     """The values of nodes in a run: `[example, *shape]` each."""
     found: list[Tensor] = [torch.zeros(0)] * len(nodes)
     for family, which in _by_family(run, nodes).items():
@@ -80,7 +80,7 @@ def _values(run: Run, course: Course, nodes: Sequence[int]) -> list[Tensor]:
     return found
 
 
-def _through(run: Run, children: Sequence[int], sent: Sequence[Sent], memory: int) -> list[Tensor]:
+def _through(run: PatchedRun, children: Sequence[int], sent: Sequence[Sent], memory: int) -> list[Tensor]:
     """What each child comes to when its arrows from some parents carry what is sent, and the others what they did."""
     ground, members = run.examples.world.ground, run.members
     groups: dict[tuple[int, int, frozenset[int]], list[int]] = {}
@@ -105,13 +105,13 @@ def _through(run: Run, children: Sequence[int], sent: Sequence[Sent], memory: in
     return found
 
 
-def _bytes(run: Run, parents: frozenset[int]) -> int:
+def _bytes(run: PatchedRun, parents: frozenset[int]) -> int:
     """What one child's parents take, with the words that it reads."""
     numbers = sum(run.base.values[parent].numel() for parent in parents)
     return max(1, 16 * numbers * len(run.examples))
 
 
-def _computed(run: Run, family: int, word: int | None, sent: Sequence[Sent]) -> Tensor:
+def _computed(run: PatchedRun, family: int, word: int | None, sent: Sequence[Sent]) -> Tensor:
     """A family at one word, once for each of what is sent: `[sent, example, *plates, 1, *shape]`."""
     member, base = run.members[family], run.base
     read = {given.parent for given in member.inputs} | {s for given in member.inputs for _, s in given.pick}

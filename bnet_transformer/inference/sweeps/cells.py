@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bnet_transformer.axes import SLICE, WORD
 from bnet_transformer.errors import BNetError, unknown
 from bnet_transformer.graph import Family
-from bnet_transformer.inference.sweeps.pairs import Examples
+from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.network import Member
 from bnet_transformer.world import World
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -14,20 +15,26 @@ from bnet_transformer.asking import choice_above
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.inference.batched_states import joint_states
 from bnet_transformer.inference.joint_posterior import joint_log_probs
-from bnet_transformer.inference.query import Query, choices_above
-from bnet_transformer.inference.sweeps.pairs import Examples
+from bnet_transformer.inference.query import Query
+from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.reference import BUDGET
-from bnet_transformer.world import World, support, where
+from bnet_transformer.world import World, choices, where
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Choices that no value decides (a selector, atoms), every joint state of them, and its log probability for each
-    example, `[state, example]`."""
+    """Choices that no value decides (a selector, atoms) and every joint state of them, `[state, node]`."""
 
     nodes: tuple[int, ...]
     states: Tensor
-    log_probs: Tensor
+    examples: Examples = field(repr=False)
+
+    @cached_property
+    def log_probs(self) -> Tensor:
+        """The log probability of each joint state in each example, `[state, example]`."""
+        module, nodes = self.examples.module, self.nodes
+        each = [joint_log_probs(Query(module, world, nodes=nodes)).reshape(-1) for world in self.examples.worlds]
+        return torch.stack(each, -1)
 
     def __iter__(self) -> Iterator[dict[int, Tensor]]:
         for row in self.states:
@@ -50,13 +57,13 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
         asked = [parent for node in outcomes for parent in _decided_by(world, node)] + list(nodes)
         if not _may_hang_on_choices(world, asked):  # cheaper to tell than which nodes are open
             continue
-        found |= {node for node in choices_above(world, asked, {}) if not _decided(world, node)}
+        found |= {node for node in choices(world, asked, {}) if not _decided(world, node)}
     free = sorted(found)
     world = corrupt.world
     for node in found.intersection(outcomes):
         wanted, name = "a node that hangs on what is swept", world.ground.name(node)
         raise BNetError(f"metric of {name}", expected=wanted, got="a choice that is the same in both runs")
-    count = math.prod(support(world, node) for node in free)
+    count = math.prod(world.count_states(node) for node in free)
     if count > BUDGET:
         raise BudgetError(
             "sweep",
@@ -73,14 +80,8 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
                 got="one set in corrupt alone",
                 allowed=allowed,
             )
-    states = (
-        joint_states([range(support(world, node)) for node in free]) if free else torch.zeros(1, 0, dtype=torch.long)
-    )
-    logs = [
-        joint_log_probs(Query(corrupt.module, each, nodes=tuple(free))).reshape(-1) if free else torch.zeros(1)
-        for each in corrupt.worlds
-    ]
-    return Choices(tuple(free), states, torch.stack(logs, -1))
+    states = joint_states([range(world.count_states(node)) for node in free])
+    return Choices(tuple(free), states, corrupt)
 
 
 def _may_hang_on_choices(world: World, nodes: Sequence[int]) -> bool:

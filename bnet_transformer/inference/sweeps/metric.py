@@ -16,7 +16,7 @@ from torch import Tensor
 from bnet_transformer.asking import must_be_discrete
 from bnet_transformer.data.encode import encode_value
 from bnet_transformer.errors import BNetError, EvidenceError
-from bnet_transformer.inference.sweeps.pairs import Examples
+from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.world import World
 
 FORMS = "a mapping {node: state or (state, other state)}, or a function whose parameters are names of nodes"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer import asking
-from bnet_transformer.axes import WORD, Reach
+from bnet_transformer.axes import Reach
 from bnet_transformer.errors import BNetError, BudgetError, listed, one_of, unknown
 from bnet_transformer.export.graphs import drawn_kind
 from bnet_transformer.graph import Family
@@ -77,8 +77,8 @@ class Described:
     block: bytes
 
 
-def described(state: SentenceState, asked: Asked, clean: SentenceState | None = None) -> Described:
-    """The description of a sentence; `clean` is the sentence before its `do`, to tell how far its states moved."""
+def described(state: SentenceState, asked: Asked) -> Described:
+    """The description of a sentence."""
     world = state.world
     selection = state.selection(slices=asked.slices, heads=asked.heads)
     heads = selection.plates.get("head")
@@ -108,7 +108,7 @@ def described(state: SentenceState, asked: Asked, clean: SentenceState | None = 
         "readings": told,
         "posteriors": _posteriors(state, asked, readings),
         "inclusion": included(world.network, asked.inclusion),
-        "moved": _moved(state, clean),
+        "moved": _moved(state),
         "notes": list(dict.fromkeys(notes)),
     }
     return Described(about, block)
@@ -235,9 +235,8 @@ def _family(
 def _is_state(network: Network, family: Family) -> bool:
     """True for a state of words, and for a role that passes from slice to slice of a stack without words."""
     if family.stack is None or family.stack in network.graph.word_stacks:
-        return asking.is_state(network, family)
-    states = {stack.name: stack.states for stack in network.declaration.stacks}
-    return family.role in states.get(family.stack, ())
+        return network.is_word_state(family)
+    return network.is_state(family)
 
 
 def _letter(family: Family) -> list[Any]:
@@ -276,7 +275,7 @@ def _packed(world: World, readings: Sequence[Reading]) -> tuple[list[dict[str, A
             {
                 "family": family.index,
                 "from": read_from(member),
-                "over": sorted({given.parent for given in member.inputs if WORD in given.over}),
+                "over": sorted({given.parent for given in member.word_inputs}),
                 "into": into,
                 "out": out,
                 "choices": [list(choice) for choice in reading.choices],
@@ -370,17 +369,18 @@ def _said_value(value: Tensor, state: SentenceState | None = None, node: int = -
     return shown(labels[int(value)]) if labels else str(int(value))
 
 
-def _moved(state: SentenceState, clean: SentenceState | None) -> dict[str, list[float]] | None:
+def _moved(state: SentenceState) -> dict[str, list[float]] | None:
     """How far the states are from what they were before `do`: the norm of the change over that of the state, by family.
 
     Only where no choice is open, for then a state is one vector.
     """
-    if clean is None:
+    if not state.interventions:
         return None
+    clean = state.without_interventions()
     found: dict[str, list[float]] = {}
     network = state.network
     for family in network.graph.families:
-        if not asking.is_state(network, family):
+        if not network.is_word_state(family):
             continue
         own: list[float] = []
         for node in state.ground.nodes(family).tolist():

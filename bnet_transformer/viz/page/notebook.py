@@ -6,9 +6,13 @@ import importlib.util
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bnet_transformer.errors import BNetError, BudgetError
+from bnet_transformer.viz.page.data import asked_of, described
+
+if TYPE_CHECKING:
+    from bnet_transformer.viz.page.widget import Widget
 
 Bundle = tuple[dict[str, Any], dict[str, Any]]
 
@@ -34,11 +38,23 @@ def bundle(said: str, figure: Callable[[], str], widget: Callable[[], Any]) -> B
     return {**made, **found}, dict(about)
 
 
-def needed() -> None:
-    """Refuse, where anywidget is not installed."""
+def widget_of(sentence: Any, options: Mapping[str, Any]) -> Widget:
+    """The page of a sentence as a widget.
+
+    Args:
+        sentence: The `Sentence`.
+        options: The options of `Sentence.explore`.
+
+    Raises:
+        BNetError: anywidget is not installed.
+    """
     if importlib.util.find_spec("anywidget") is None:
         allowed = 'pip install "bnet-transformer[notebook]"'
         raise BNetError("widget", expected="anywidget to be installed", got="no such package", allowed=allowed)
+    from bnet_transformer.viz.page.widget import Widget
+
+    asked = asked_of(options)
+    return Widget(sentence, lambda changed: described(changed.state, asked))
 
 
 def _shell() -> Any:

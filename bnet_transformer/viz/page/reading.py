@@ -118,7 +118,7 @@ def _choices(state: SentenceState, member: Member) -> tuple[dict[str, int], bool
         if node not in world.do and node not in world.rows
     }
     every = sorted(set().union(*above.values()))
-    sizes = {choice: reference.support(world, choice) for choice in every}
+    sizes = {choice: world.count_states(choice) for choice in every}
     choices = asking.shared_and_own(world, above)
     if choices is None or not choices[1]:
         return {world.ground.name(choice): size for choice, size in sizes.items()}, False
@@ -159,9 +159,7 @@ def _states(choices: Mapping[str, int]) -> int:
 def readers_of(network: Network, slices: Collection[int] | None) -> list[Member]:
     """The members that read words, of some slices (None: of all)."""
     return [
-        member
-        for member in network.members
-        if asking.reads_words(member) and (slices is None or member.family.step in slices)
+        member for member in network.members if member.reads_words and (slices is None or member.family.step in slices)
     ]
 
 

@@ -177,13 +177,12 @@ def labels_of(s: AnySentence, name: str) -> list[str]:
     """What the states of a node are called: by their labels or words, else by their numbers."""
     node = s.state.ground.id(name)
     found = s.state.labels(node)
-    return list(found) if found is not None else [str(k) for k in range(reference.support(s.state.world, node))]
+    return list(found) if found is not None else [str(k) for k in range(s.state.world.count_states(node))]
 
 
 def _stacks(world: World, member: Member) -> tuple[str, str]:
     """The stacks of the words that read, and of those that are read."""
-    given = next(given for given in member.inputs if WORD in given.over)
-    return member.family.words or "", world.network.members[given.parent].family.words or ""
+    return member.family.words or "", world.network.stack_read(member)
 
 
 def _words(s: AnySentence, stack: str, words: str) -> tuple[str, ...]:

@@ -18,10 +18,10 @@ from bnet_transformer.errors import EvidenceError
 from bnet_transformer.graph import ancestors
 from bnet_transformer.inference.joint_posterior import joint_log_probs, joint_posterior
 from bnet_transformer.inference.node_queries import Answers
-from bnet_transformer.inference.query import Query, choices_above
+from bnet_transformer.inference.query import Query
 from bnet_transformer.inference.sweeps.cells import Cells
-from bnet_transformer.inference.sweeps.pairs import Examples
-from bnet_transformer.world import Row, World, where
+from bnet_transformer.inference.sweeps.examples import Examples
+from bnet_transformer.world import Row, World, choices, where
 
 
 def outcomes(module: Module, world: World, nodes: Sequence[int]) -> list[Tensor]:
@@ -45,7 +45,7 @@ def _outcome(module: Module, world: World, node: int) -> Tensor:
     world = _without_batched_values(world, node)
     answers = Answers(module, world, {})
     if member.tpm.kind == "discrete":
-        if member.inputs and not choices_above(world, reference.parents(world, node), {}):
+        if member.inputs and not choices(world, reference.parents(world, node), {}):
             own: Tensor = answers.distribution(node).logits.double()  # type: ignore[attr-defined]
             return own
         return joint_posterior(Query(module, world, nodes=(node,))).log()
@@ -68,7 +68,7 @@ def _without_batched_values(world: World, node: int) -> World:
 
 def _averaged(module: Module, world: World, nodes: Sequence[int], value: Tensor, own: int) -> Tensor:
     """A value `[*states, *shape]` over the choices that decide it, as they are distributed."""
-    free = choices_above(world, nodes, {})
+    free = choices(world, nodes, {})
     if not free or value.dim() == own:
         return value
     share = joint_log_probs(Query(module, world, nodes=tuple(free))).exp().to(value.dtype)

@@ -1,4 +1,8 @@
-"""Cells of arrows and paths: every ground arrow between two roles, every path along several, or those named."""
+"""Cells of a sweep from its arguments `at` and `over`.
+
+`at` is a role ("x"), rows of attention ("j"), an arrow or a path of roles ("v -> a"), or a list of names, patterns and
+paths of names.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +13,168 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bnet_transformer import asking
 from bnet_transformer.axes import SLICE, WORD
 from bnet_transformer.errors import BNetError, room_for, unknown
 from bnet_transformer.graph import Family
+from bnet_transformer.inference.surgery import matching
 from bnet_transformer.inference.sweeps.cells import (
     ARROW,
     READ,
     Cells,
+    Entries,
     Ids,
     Route,
+    axes_of,
     cell_numbers,
     check_value,
     chosen,
     indices_of,
+    labelled,
     places_along,
 )
+from bnet_transformer.inference.sweeps.examples import Examples
+from bnet_transformer.network import Member
+from bnet_transformer.tpm import Attention
 from bnet_transformer.world import World
+
+
+def cells_of(examples: Examples, at: object, over: object) -> Cells:
+    """The cells that `at=` and `over=` stand for."""
+    world = examples.world
+    if isinstance(at, str):
+        if ARROW in at:
+            found = of_arrows(world, at, over)
+        else:
+            _check_role(world, at)
+            found = of_role(world, at, over)
+        return labelled(examples, found)
+    if not isinstance(at, Sequence) or not at or not all(isinstance(each, str) for each in at):
+        forms = 'a role ("x"), an arrow of roles ("v -> a"), or a list of names, patterns and paths of names'
+        raise BNetError("at", expected=forms, got=at)
+    if over is not None:
+        raise BNetError("over", expected="none, for a list of cells", got=over)
+    return _listed(world, list(at))
+
+
+def _check_role(world: World, at: str) -> None:
+    """Refuse a name or a pattern in place of a role, and say where it may stand."""
+    if "*" in at or (at not in world.network.graph.by_stem and _is_known(world, at)):
+        raise BNetError("at", expected="a role", got=at, allowed=f"at=[{at!r}], a list of names and patterns")
+
+
+def _is_known(world: World, name: str) -> bool:
+    try:
+        return bool(matching(world.ground, name))
+    except BNetError:
+        return False
+
+
+def _listed(world: World, patterns: Sequence[str]) -> Cells:
+    """One cell for each pattern or path."""
+    for pattern in patterns:
+        if patterns.count(pattern) > 1:
+            raise BNetError("at", expected="each cell once", got=f"{pattern!r} twice")
+    by_family: dict[int, list[tuple[int, int]]] = {}
+    routes = []
+    for cell, pattern in enumerate(patterns):
+        if ARROW in pattern:
+            routes.append(Route(cell, named_route(world, pattern)))
+            continue
+        for node in matching(world.ground, pattern):
+            family = world.ground.family_of(node).index
+            by_family.setdefault(family, []).append((cell, node - int(world.ground.offsets[family])))
+    entries = []
+    for family, pairs in sorted(by_family.items()):
+        check_value(world, world.network.members[family])
+        cell, node = np.array(sorted(set(pairs)), dtype=np.int64).T
+        entries.append(Entries(family, cell, node))
+    count = tuple(range(len(patterns)))
+    places, labels = {"cell": count}, {"cell": tuple(patterns)}
+    names = dict(enumerate(patterns))
+    return Cells("cells", ("cell",), places, labels, names, tuple(entries), tuple(routes))
+
+
+def of_role(world: World, at: str, over: object) -> Cells:
+    """A cell for each node of a role, or for each group of them that only the axes of `over` tell apart."""
+    graph = world.network.graph
+    readers = {} if at in graph.by_stem else readers_of(world)
+    if at not in graph.by_stem and at not in readers:
+        raise unknown("at", at, [*graph.by_stem, *readers_of(world)])
+    rows = at in readers
+    families = readers[at] if rows else graph.by_stem[at]
+    for family in families if not rows else ():
+        check_value(world, world.network.members[family.index])
+    own = axes_of(families[0])
+    if any(axes_of(family) != own for family in families):
+        raise BNetError("at", expected="a role whose nodes have the same axes in all slices", got=at)
+    allowed = (*own, READ) if rows else own
+    axes = chosen(over, own, allowed)
+    words = _width(world, families[0]) if rows else 0
+    grid = []
+    for family in families:
+        nodes = world.ground.nodes(family)
+        place = indices_of(world, family, nodes)
+        place[SLICE] = np.full(len(nodes), -1 if family.slice is None else family.slice)
+        grid.append((family, place, np.arange(len(nodes))))
+    sizes = places_along(axes, grid, words)
+    entries: list[Entries] = []
+    names: dict[int, str] = {}
+    for family, place, node in grid:
+        read = None
+        if rows:
+            _check_attention(world, world.network.members[family.index])
+        if READ in axes:
+            reads = asking.readable(world, world.network.members[family.index])
+            row = place[WORD] if WORD in place else np.zeros_like(node)
+            which, read = np.nonzero(reads[row])
+            node, place = node[which], {axis: at_[which] for axis, at_ in place.items()} | {READ: read}
+        cell = cell_numbers(axes, sizes, place, len(node))
+        entries.append(Entries(family.index, cell, node, rows, read if read is not None or not rows else None))
+        names |= _names(at, family, axes, own, place, cell)
+    return Cells(at, axes, sizes, {}, names, tuple(entries))
+
+
+def readers_of(world: World) -> dict[str, tuple[Family, ...]]:
+    """The families whose rows of attention can be set, by how the word that they read is called: `j`, `dec_cross_j`."""
+    found: dict[str, list[Family]] = {}
+    for member in world.network.members:
+        if member.reads_words and member.tpm.kind == "deterministic":
+            family = member.family
+            role = {"a": "j", "x": "j"}.get(family.role, f"{family.role.removesuffix('_a')}_j")
+            found.setdefault(f"{family.stack}_{role}" if family.stack else role, []).append(family)
+    return {name: tuple(families) for name, families in found.items()}
+
+
+def _names(
+    at: str, family: Family, axes: Sequence[str], own: Sequence[str], place: Mapping[str, Ids], cell: Ids
+) -> dict[int, str]:
+    """The name of each cell: a star for each index that it joins."""
+    shown = [place[axis] if axis in axes else None for axis in own]
+    read = place.get(READ)
+    found = {}
+    for k, number in enumerate(cell.tolist()):
+        if number not in found:
+            name = "_".join([at, *("*" if each is None else str(int(each[k])) for each in shown)])
+            found[number] = name if read is None else f"{name}[{int(read[k])}]"
+    return found
+
+
+def _check_attention(world: World, member: Member) -> None:
+    plain = isinstance(member.tpm, Attention) and not any(given.pick for given in member.inputs)
+    values = [given for given in member.inputs if given.slot == "v."]
+    if not plain or not values or values[0].over != (WORD,):
+        wanted = "families that mix by an Attention over words, without picks"
+        raise BNetError(f"at {member.family.name}", expected=wanted, got=type(member.tpm).__name__)
+    if isinstance(member.tpm, Attention) and member.tpm.normaliser.kind != "softmax":
+        raise BNetError(f"at {member.family.name}", expected="attention P(j | i)", got=member.tpm.why_no_reading())
+
+
+def _width(world: World, family: Family) -> int:
+    """How many words a family reads."""
+    member = world.network.members[family.index]
+    return world.ground.words[world.network.stack_read(member)]
+
 
 PATH_BYTES = 2_500  # of one path while it is swept: its name, its nodes, the values that it carries
 

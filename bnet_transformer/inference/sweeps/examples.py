@@ -3,43 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from bnet_transformer.compiler.course import Course
+from bnet_transformer.compiler.course import Course, Request
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import BNetError, EvidenceError, ReadingError
 from bnet_transformer.inference.query import interventions, word_counts
+from bnet_transformer.inference.sentence_state import SentenceState
 from bnet_transformer.world import World
 
 MEMORY = 2**29  # bytes that are used at once, unless a user says otherwise
 
 
-class Told(Protocol):
-    """A sentence, as `Sentence` tells it to other rooms."""
+class HasState(Protocol):
+    """A sentence: what has a public `state`."""
 
     @property
-    def _said(self) -> Any: ...
+    def state(self) -> SentenceState:
+        """The state of the sentence."""
+
+
+def state_of(sentence: object) -> SentenceState | None:
+    """The state of a sentence, None of what is no sentence."""
+    state = getattr(sentence, "state", None)
+    return state if isinstance(state, SentenceState) else None
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Sentences of one net, all of as many words, with as much set in each: what one batch can hold."""
+    """Sentences of one net, all of as many words, with as much set in each: what one batch can hold.
+
+    `world` is the first sentence: its names, its arrows and its words are those of all.
+    """
 
     module: Module
     worlds: tuple[World, ...]
     tokens: tuple[Mapping[str, Sequence[str]], ...]
+    world: World = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "world", self.worlds[0])
 
     def __len__(self) -> int:
         return len(self.worlds)
-
-    @property
-    def world(self) -> World:
-        """The first sentence: its names, its arrows, the words that there are, are those of all."""
-        return self.worlds[0]
 
     def set_to(self, states: Mapping[int, Tensor]) -> Examples:
         """The same sentences with choices set that are open in them."""
@@ -64,22 +74,19 @@ class Examples:
         readings: Collection[int] = (),
         nudges: Mapping[int, Tensor] | None = None,
     ) -> Course:
-        """The values of families (and `P(j | i)` of some) in all sentences: `[1 or N, *plates, word, *shape]`.
+        """Run all sentences at once. No family may need a choice that is open (`routing` finds those).
 
-        With `nudges`, which are added to the values of some, they have a gradient.
+        Args:
+            families: The families whose values are kept, `[1 or N, *plates, word, *shape]`.
+            readings: The families whose attention `P(j | i)` is kept.
+            nudges: Zeros that are added to the values of some families, so that they have a gradient.
         """
-        with torch.set_grad_enabled(bool(nudges)):
-            return self._course(families, readings, nudges)
-
-    def _course(
-        self, families: Collection[int], readings: Collection[int], nudges: Mapping[int, Tensor] | None
-    ) -> Course:
         graph = self.world.network.graph
         want = tuple(graph.families[index].name for index in sorted(families))
-        above = {*families, *readings, *graph.above([*families, *readings])}
+        above = {*families, *readings, *graph.ancestors([*families, *readings])}
         done = [interventions(world, above) for world in self.worlds]
         whole = {name: torch.cat([each["do"][name] for each in done]) for name in done[0]["do"]}
-        course, plan = self.module.course(
+        request = Request(
             want,
             word_counts(self.world),
             do=whole,
@@ -90,6 +97,8 @@ class Examples:
             nudges=nudges,
             training=False,
         )
+        with torch.set_grad_enabled(bool(nudges)):
+            course, plan = self.module.run(request)
         if plan.enumerated:
             name = graph.families[plan.enumerated[0]].name
             raise ReadingError(name, expected="a choice that no value decides", got="one that values decide")
@@ -105,12 +114,10 @@ def _stacked(each: Sequence[Mapping[str, tuple[Tensor, Tensor]]]) -> dict[str, t
 def examples_of(what: str, sentences: object) -> tuple[Examples, ...]:
     """The examples of one sentence or of several, checked: one batch, or one for each where not all can share one."""
     several: list[Any] = list(sentences) if isinstance(sentences, list | tuple) else [sentences]
-    for each in several:
-        if not hasattr(each, "state"):
-            raise BNetError(what, expected="a Sentence, or a list of them", got=each)
-    if not several:
-        raise BNetError(what, expected="a Sentence, or a list of them", got="none")
-    states = [each.state for each in several]
+    states = [state for each in several if (state := state_of(each)) is not None]
+    if not states or len(states) < len(several):
+        got = next((each for each in several if state_of(each) is None), "none")
+        raise BNetError(what, expected="a Sentence, or a list of them", got=got)
     first = states[0]
     for k, each in enumerate(states):
         name = f"{what}[{k}]" if isinstance(sentences, list | tuple) else what

@@ -16,37 +16,35 @@ from tqdm import tqdm
 
 from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.compiler.seeing import seen
-from bnet_transformer.errors import BNetError, ReadingError
+from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.sweeps.cells import Cells
+from bnet_transformer.inference.sweeps.engine import ExampleBatch, Start, metric_of_base_runs
 from bnet_transformer.inference.sweeps.metric import Metric
-from bnet_transformer.inference.sweeps.rows import Setting, full_shape
-from bnet_transformer.inference.sweeps.run import Run, picked
-from bnet_transformer.inference.sweeps.sweeping import Start, Swept, both_runs
+from bnet_transformer.inference.sweeps.patched_run import PatchedRun, picked
+from bnet_transformer.inference.sweeps.sparse_update import Setting, full_shape
 
 Outcomes = dict[int, Tensor]
 
 
 @with_gradients()
-def sloped(
-    batches: Sequence[Swept], metric: Metric, cells: Cells, progress: bool | None
+def estimate_cells(
+    batches: Sequence[ExampleBatch], metric: Metric, cells: Cells, progress: bool | None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """As `swept`, to first order: the metric of each cell, `[*axes, example]`, of the clean and of the corrupt run."""
-    try:
-        clean, corrupt = both_runs(batches, metric)
-        effects = torch.zeros(int(np.prod(cells.shape, dtype=np.int64)), len(corrupt), dtype=torch.float64)
-        first = 0
-        hide = None if progress is None else not progress
-        outer = _slopes_of_outcomes(batches, metric)
-        for batch, of_states in zip(tqdm(batches, disable=hide, unit="part", leave=False), outer, strict=True):
-            some = slice(first, first + len(batch.corrupt))
-            for start, slopes in zip(batch.starts(), of_states, strict=True):
-                _add_effects(effects[:, some], start, slopes)
-            first = some.stop
-    except ReadingError as error:
-        allowed = "first_order=False, which runs each cell"
-        raise BNetError(
-            "first_order", expected="cells that one batch can hold", got=str(error), allowed=allowed
-        ) from error
+    """As `run_cells`, to first order: no cell is run."""
+    for batch in batches:
+        for obstacle in batch.alone.values():
+            allowed = "first_order=False, which runs each cell"
+            raise BNetError("first_order", expected="cells that one batch can hold", got=f"{obstacle}", allowed=allowed)
+    clean, corrupt = metric_of_base_runs(batches, metric)
+    effects = torch.zeros(int(np.prod(cells.shape, dtype=np.int64)), len(corrupt), dtype=torch.float64)
+    first = 0
+    hide = None if progress is None else not progress
+    outer = _slopes_of_outcomes(batches, metric)
+    for batch, of_states in zip(tqdm(batches, disable=hide, unit="part", leave=False), outer, strict=True):
+        some = slice(first, first + len(batch.corrupt))
+        for start, slopes in zip(batch.starts(), of_states, strict=True):
+            _add_effects(effects[:, some], start, slopes)
+        first = some.stop
     there = torch.zeros(len(effects), dtype=torch.bool)
     there[torch.from_numpy(cells.there)] = True
     if not bool(effects[there].isfinite().all()):
@@ -56,11 +54,11 @@ def sloped(
     return found.reshape(*cells.shape, -1), clean, corrupt
 
 
-def _slopes_of_outcomes(batches: Sequence[Swept], metric: Metric) -> list[list[Outcomes]]:
+def _slopes_of_outcomes(batches: Sequence[ExampleBatch], metric: Metric) -> list[list[Outcomes]]:
     """How the metric, summed over examples, changes with each outcome: of each batch, in each state of the choices."""
     leaves = [
         [
-            {node: value.detach().requires_grad_() for node, value in start.run.corrupt().items()}
+            {node: value.detach().requires_grad_() for node, value in start.run.base_outcomes().items()}
             for start in batch.starts()
         ]
         for batch in batches
@@ -78,7 +76,7 @@ def _slopes_of_outcomes(batches: Sequence[Swept], metric: Metric) -> list[list[O
 def _add_effects(effects: Tensor, start: Start, outer: Mapping[int, Tensor]) -> None:
     """Add what each cell does to the metric, to first order, `[cell, example]`, given the slopes of the outcomes."""
     run = start.run
-    outcomes = {node: value for node, value in run.corrupt().items() if value.requires_grad}
+    outcomes = {node: value for node, value in run.base_outcomes().items() if value.requires_grad}
     if not outcomes:
         return
     ends, given = list(outcomes.values()), [outer[node] for node in outcomes]
@@ -89,23 +87,21 @@ def _add_effects(effects: Tensor, start: Start, outer: Mapping[int, Tensor]) -> 
             effects.index_add_(0, setting.cell, told.double().cpu().expand(-1, effects.shape[1]))
 
 
-def _of_nodes(run: Run, family: int, setting: Setting, slope: Tensor) -> Tensor:
+def _of_nodes(run: PatchedRun, family: int, setting: Setting, slope: Tensor) -> Tensor:
     """`<dm/dz, clean z - corrupt z>` of what a setting sets, `[k, example]`."""
-    by = run.told(family, setting) - run.at(family, setting).detach()
+    by = run.value_of(family, setting) - run.at(family, setting).detach()
     found = picked(run, family, slope.to(by.device), setting.node) * by
     return found.reshape(*found.shape[:2], -1).sum(-1)
 
 
-def _of_rows(run: Run, family: int, setting: Setting, slope: Tensor) -> Tensor:
+def _of_rows(run: PatchedRun, family: int, setting: Setting, slope: Tensor) -> Tensor:
     """The same where `P(j | i)` is set, of which the mix is a linear function."""
     member, course = run.members[family], run.base
-    run.check(member, np.zeros((1, 1), dtype=np.bool_), (setting,))
     at, parents = seen(course, member)
     parents = [parent.detach() for parent in parents]
     with torch.no_grad():
         weights = member.tpm.reading(at, *parents)
-    if weights is None:
-        raise ReadingError(member.family.name, expected="attention P(j | i)", got=member.tpm.why_no_reading())
+    assert weights is not None  # cell_spec refuses an attention that has none
     weights = course.layout.full(weights, 1)
     weights = weights.expand(len(slope), *full_shape(course, member), weights.shape[-1]).clone().requires_grad_()
     mix = member.tpm.mix(weights, *parents)  # type: ignore[attr-defined]

@@ -20,8 +20,7 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course, Layout
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.compiler.values import computed
-from bnet_transformer.errors import ReadingError
-from bnet_transformer.network import Member
+from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm.base import broadcast
 
 CELLS = -1  # stands for the cells among the dims that lead a layout
@@ -74,15 +73,18 @@ class Setting:
 
 @dataclass
 class Changes:
-    """What differs from the corrupt run (`base`), family by family, and how a TPM sees it."""
+    """What differs from the corrupt run (`base`), family by family, and how a TPM sees it.
+
+    Of the families in `positions`, the base has some words alone: `positions[family][word]` is the place of a word.
+    """
 
     base: Course
     by_family: dict[int, Changed]
-    few: Mapping[int, Tensor] = field(default_factory=dict)  # of these families, where each word is in the base
+    positions: Mapping[int, Tensor] = field(default_factory=dict)
 
     def value(self, member: Member, rows: Rows) -> Tensor:
         """The rows of a deterministic family."""
-        if self._wordwise(member):
+        if is_wordwise(self.base.network, member):
             course = self._of_rows(member, rows)
             return self.base.layout.full(computed(course, member, *seen(course, member)), len(member.shape))
         course, cells = self._of_cells(member, rows)
@@ -90,27 +92,26 @@ class Changes:
 
     def outcome(self, member: Member, rows: Rows) -> Tensor:
         """The rows of a random family: `log P`, or the mean."""
-        alone = self._wordwise(member)
+        alone = is_wordwise(self.base.network, member)
         course, cells = (self._of_rows(member, rows), None) if alone else self._of_cells(member, rows)
         at, parents = seen(course, member)
         found = summary(member, at, parents)
         own = tuple(found.shape[-1:]) if member.tpm.kind == "discrete" else member.shape
         return course.layout.full(found, len(own)) if cells is None else self._picked(found, rows, cells, own)
 
-    def derive_seed(self, member: Member, rows: Rows, told: Setting) -> Tensor:
+    def mixed(self, member: Member, rows: Rows, setting: Setting) -> Tensor:
         """The rows of an attention, some of whose `P(j | i)` are set."""
         course, cells = self._of_cells(member, rows)
         at, parents = seen(course, member)
         weights = member.tpm.reading(at, *parents)
-        if weights is None:
-            raise ReadingError(member.family.name, expected="attention P(j | i)", got=member.tpm.why_no_reading())
+        assert weights is not None  # cell_spec refuses an attention that has none
         weights = course.layout.full(weights, 1)
-        lead = (len(cells), max(weights.shape[1], told.source.shape[0]), *full_shape(self.base, member)[:-1])
+        lead = (len(cells), max(weights.shape[1], setting.source.shape[0]), *full_shape(self.base, member)[:-1])
         weights = weights.expand(*lead, *weights.shape[-2:]).clone()
-        there = rows.place[told.cell, told.node[-1]] >= 0  # what leads to no outcome has no row
-        node = tuple(each[there] for each in told.node) + (() if told.read is None else (told.read[there],))
-        table, source = weights.movedim(1, -1), told.source.movedim(0, -1)  # examples last
-        table[(torch.searchsorted(cells, told.cell[there]), *node)] = source[node]
+        there = rows.place[setting.cell, setting.node[-1]] >= 0  # what leads to no outcome has no row
+        node = tuple(each[there] for each in setting.node) + (() if setting.read is None else (setting.read[there],))
+        table, source = weights.movedim(1, -1), setting.source.movedim(0, -1)  # examples last
+        table[(torch.searchsorted(cells, setting.cell[there]), *node)] = source[node]
         mix = member.tpm.mix(weights, *parents)  # type: ignore[attr-defined]
         return self._picked(mix, rows, cells, member.shape)
 
@@ -122,30 +123,20 @@ class Changes:
             return changed.values
         over_words = member.family.words is not None
         word = rows.word if over_words else torch.zeros_like(rows.word)
-        there = self.few[family][word] if family in self.few else word
+        there = self.positions[family][word] if family in self.positions else word
         if changed is None:
-            return base.index_select(axis, there) if family in self.few or base.shape[axis] > 1 else base
+            return base.index_select(axis, there) if family in self.positions or base.shape[axis] > 1 else base
         number = changed.rows.place[rows.cell, word]
         if bool((number >= 0).all()):
             return changed.values.index_select(axis, number)
         pool, first = _together(base, changed.values, axis)
-        there = there if family in self.few or base.shape[axis] > 1 else torch.zeros_like(word)
+        there = there if family in self.positions or base.shape[axis] > 1 else torch.zeros_like(word)
         return pool.index_select(axis, torch.where(number >= 0, number + first, there))
 
     @property
     def _led(self) -> Layout:
         """The layout with the cells in front."""
         return Layout((CELLS,), self.base.layout.plates)
-
-    def _wordwise(self, member: Member) -> bool:
-        """True where each word of a family reads its own word alone, and what is over no words."""
-        for given in member.inputs:
-            words = self.base.network.members[given.parent].family.words
-            if WORD in given.over or (words is not None and given.reach.kind != "same"):
-                return False
-            if words is not None and member.family.words is None:
-                return False
-        return True
 
     def _of_rows(self, member: Member, rows: Rows) -> Course:
         """A course in which the rows are the words."""
@@ -181,6 +172,17 @@ class Changes:
         cell = torch.searchsorted(cells, rows.cell) if value.shape[0] > 1 else torch.zeros_like(rows.cell)
         word = rows.word if value.shape[axis + 1] > 1 else torch.zeros_like(rows.word)
         return value.movedim(axis + 1, 1)[cell, word].movedim(0, axis)
+
+
+def is_wordwise(network: Network, member: Member) -> bool:
+    """True where each word of a family reads its own word alone, and what has no words."""
+    for given in member.inputs:
+        words = network.members[given.parent].family.words
+        if WORD in given.over or (words is not None and given.reach.kind != "same"):
+            return False
+        if words is not None and member.family.words is None:
+            return False
+    return True
 
 
 def summary(member: Member, at: Any, parents: list[Tensor]) -> Tensor:

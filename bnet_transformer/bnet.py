@@ -1,0 +1,505 @@
+"""`BNet`: a net, and every reading of it. Each method validates its arguments and calls the package that answers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from numbers import Integral
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bnet_transformer import export, files, inference
+from bnet_transformer.data.batch import Batch, encode_batch
+from bnet_transformer.data.encode import encode_sentence
+from bnet_transformer.equations import Equations, equations
+from bnet_transformer.errors import BNetError, mapping, unknown, within_memory
+from bnet_transformer.graph import Ground, Separation, StructureQueries, Trail
+from bnet_transformer.graph.queries import Names
+from bnet_transformer.graph.trails import LIMIT
+from bnet_transformer.inference import SentenceState
+from bnet_transformer.network import Declaration, Network, declare
+from bnet_transformer.sentence import Sentence
+from bnet_transformer.viz import Picture, figures
+from bnet_transformer.viz.figures import Path
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+    from bnet_transformer.compiler import Module
+    from bnet_transformer.cost import Cost
+    from bnet_transformer.pyro_reading import PyroModel
+    from bnet_transformer.training import Generated
+
+
+class BNet:
+    """A net: one declaration, its parameters, and every reading of them.
+
+    Args:
+        declaration: What `Declaration` declares, or a network that was declared before.
+        seed: The seed of the parameters.
+
+    Raises:
+        DeclarationError: The declaration has faults; the error lists them all.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.bayesuvius(dim=8, slices=2, heads=4)
+    >>> net.sentence("the cat sat")["x_2_1"].shape          # for each state of c
+    torch.Size([4, 8])
+    """
+
+    @within_memory("BNet")
+    def __init__(self, declaration: Declaration | Network, *, seed: int = 0) -> None:
+        if not isinstance(declaration, Declaration | Network):
+            raise BNetError("BNet", expected="a Declaration", got=declaration)
+        self.network = declaration if isinstance(declaration, Network) else declare(declaration, seed=_seed(seed))
+
+    @property
+    def declaration(self) -> Declaration:
+        """The declaration that everything else is a reading of."""
+        return self.network.declaration
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """The parameter store: a tensor for each name, such as `W_q_0.values` and `c.logits`."""
+        return MappingProxyType(dict(self.network.parameters))
+
+    # another net
+
+    @within_memory("replace")
+    def replace(self, parameters: Mapping[str, Tensor]) -> BNet:
+        """The same net with other values for some parameters.
+
+        Args:
+            parameters: Tensors by name; they are copied.
+        """
+        values = mapping("parameters", parameters).items()
+        copies = {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in values}
+        return BNet(self.network.with_parameters(copies))
+
+    @within_memory("to")
+    def to(self, *where: torch.dtype | torch.device | str) -> BNet:
+        """The same net in another floating type, on another device, or both; it computes there.
+
+        Args:
+            *where: A floating type, a device such as `"cuda"`, or both.
+        """
+        return BNet(self.network.to(*where))
+
+    @within_memory("save")
+    def save(self, path: Path) -> None:
+        """Write the net to one safetensors file: its parameters, and its declaration as versioned JSON.
+
+        Args:
+            path: The file; `bt.load` reads it.
+        """
+        files.save(self.network, path)
+
+    # its readings
+
+    @within_memory("check")
+    def check(self) -> bool:
+        """True, or the error that lists every fault of the declaration and the parameters."""
+        declare(self.declaration, parameters=self.network.parameters)
+        return True
+
+    def graph(self) -> nx.MultiDiGraph:
+        """The folded graph: one node for each template and slice, its plates as attributes."""
+        return export.folded_to_networkx(self.network)
+
+    def equations(self, form: str = "word") -> Equations:
+        """The structural equations and TPMs in LaTeX.
+
+        Args:
+            form: `"word"`, `"row"`, `"column"` or `"einstein"`.
+        """
+        return equations(self.network, form)
+
+    @within_memory("sentence")
+    def sentence(
+        self,
+        sentence: object = None,
+        *,
+        pair: object = None,
+        x: object = None,
+        given: Mapping[str, object] | None = None,
+    ) -> Sentence:
+        """The bnet of a sentence.
+
+        Args:
+            sentence: Text, a list of words, or ids; with several stacks a mapping from stack. A net without words takes
+                none. A pretrained net reads text by its tokenizer.
+            pair: A second sentence behind the first, for a pretrained net.
+            x: Vectors of shape `[word, dim]` in place of words.
+            given: Values of further nodes that the declaration gives, by family.
+        """
+        encoded = encode_sentence(self.network, sentence, x, given, pair=pair)
+        return Sentence(self, SentenceState(self._module, encoded))
+
+    @within_memory("batch")
+    def batch(self, sentences: Sequence[object], *, pairs: Sequence[object] | None = None) -> Batch:
+        """Sentences of any lengths as tensors for `module(batch.x, batch.mask, given=batch.given)`.
+
+        Args:
+            sentences: As `sentence` takes them.
+            pairs: A second sentence behind each.
+        """
+        return encode_batch(self.network, sentences, pairs)
+
+    @within_memory("module")
+    def module(self) -> Module:
+        """The compiled net: an `nn.Module` in batched tensor operations.
+
+        >>> import bnet_transformer as bt
+        >>> module = bt.bayesuvius(dim=8, heads=4).module()
+        >>> module(torch.zeros(2, 5, 8)).shape                  # [states of c, batch, word, dim]
+        torch.Size([4, 2, 5, 8])
+        """
+        from bnet_transformer.compiler import Module
+
+        return Module(self.network)
+
+    @cached_property
+    def _module(self) -> Module:
+        """The compiled net that answers for its sentences."""
+        return self.module().eval()
+
+    @within_memory("pyro")
+    def pyro(self, parameters: str = "prior") -> PyroModel:
+        """The net as a Pyro model, `model(x, y)`: plates, and `Categorical` sites that can be enumerated.
+
+        A net without words has no `x`: `model(y=...)`, whose sentences are those of `y`.
+
+        Args:
+            parameters: With `"prior"` each table that has a prior is drawn from it (a Dirichlet site), as inference of
+                the tables needs. With `"own"` all tables are those of the net, as data drawn from this net need.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(4, observe=bt.tpm.Categorical(3), prior=1.0)
+        >>> net.pyro().sites, net.pyro(parameters="own").sites
+        (('theta_c', 'c', 'y'), ('c', 'y'))
+        """
+        from bnet_transformer.pyro_reading import pyro_model
+
+        return pyro_model(self.network, parameters)
+
+    @within_memory("generate")
+    def generate(self, prompt: object = None, **options: Any) -> Generated:
+        """New words after each prompt.
+
+        Args:
+            prompt: One prompt, or several.
+            **options: Those of `training.generate`, such as `method="greedy"`, `"beam"` or `"sample"`.
+        """
+        from bnet_transformer.training import generate
+
+        return generate(self.network, prompt, **_known(options, generate))
+
+    @within_memory("iterate")
+    def iterate(self, window: object, steps: int, **options: Any) -> Tensor:
+        """The next words after a window.
+
+        Args:
+            window: Vectors `[..., word, dim]`.
+            steps: How many words.
+            **options: Those of `training.iterate`.
+
+        Returns:
+            `[..., steps, dim]`.
+        """
+        from bnet_transformer.training import iterate
+
+        return iterate(self.network, window, steps, **{"module": self._module, **_known(options, iterate)})
+
+    @within_memory("cost")
+    def cost(
+        self, words: int | Mapping[str, int] | None = None, *, batch: int = 1, want: Sequence[str] | None = None
+    ) -> Cost:
+        """What a forward pass of `module()` costs: parameters, FLOPs, bytes, paths.
+
+        Args:
+            words: The number of words, or one for each stack; None for a net without words.
+            batch: How many sentences.
+            want: The families that are computed, as `module()` has it.
+
+        >>> import bnet_transformer as bt
+        >>> bt.bayesuvius(dim=8).cost(words=6).order
+        'O(n^2 d |c| + n d^2 |c|)'
+        """
+        from bnet_transformer.cost import cost
+
+        return cost(self.network, words, batch, want)
+
+    @within_memory("tan")
+    def tan(
+        self,
+        sentences: Sequence[object],
+        classes: object = "c",
+        *,
+        slice: int = 0,
+        head: int | None = None,
+        role: str | None = None,
+    ) -> inference.CorpusTan:
+        """The best tree of words over a corpus, by what each word of a slice reads most, given a discrete class.
+
+        Args:
+            sentences: Sentences of one length.
+            classes: A label for each sentence, or a node: its most probable state given the sentence's evidence.
+            slice: The slice that reads.
+            head: One head; heads of a plate are averaged by default.
+            role: The node that reads, where a slice has several.
+        """
+        if isinstance(sentences, str) or not isinstance(sentences, Sequence):
+            raise BNetError("sentences", expected="a list of sentences", got=sentences)
+        several = [each if isinstance(each, Sentence) else self.sentence(each) for each in sentences]
+        return inference.tan_of_corpus([s.state for s in several], classes, slice, head, role)
+
+    # structure
+
+    @cached_property
+    def _structure(self) -> StructureQueries:
+        return StructureQueries(Ground(self.network.graph.flat, {}), self.network.functional_families)
+
+    def parents(self, name: str) -> list[str]:
+        """The families with an arrow into this one.
+
+        Args:
+            name: A family.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4)
+        >>> net.parents("x_1")
+        ['q_0', 'k_0', 'v_0']
+        """
+        return self._structure.parents(name)
+
+    def children(self, name: str) -> list[str]:
+        """The families to which this one has an arrow.
+
+        Args:
+            name: A family.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4)
+        >>> net.children("x_0")
+        ['q_0', 'k_0', 'v_0']
+        """
+        return self._structure.children(name)
+
+    def ancestors(self, *names: str) -> list[str]:
+        """All from which a path of arrows leads to one of these families.
+
+        Args:
+            *names: Families.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4)
+        >>> net.ancestors("q_0")
+        ['c', 'x_0', 'W_q_0']
+        """
+        return self._structure.ancestors(names)
+
+    def descendants(self, *names: str) -> list[str]:
+        """All to which a path of arrows leads from one of these families.
+
+        Args:
+            *names: Families.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4)
+        >>> net.descendants("q_0")
+        ['x_1']
+        """
+        return self._structure.descendants(names)
+
+    def blanket(self, name: str) -> list[str]:
+        """The Markov blanket: parents, children, and the children's other parents.
+
+        Args:
+            name: A family.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4)
+        >>> net.blanket("q_0")
+        ['x_0', 'W_q_0', 'k_0', 'v_0', 'x_1']
+        """
+        return self._structure.blanket(name)
+
+    def separations(self, questions: Sequence[Sequence[Names]], *, deterministic: bool = False) -> NDArray[np.bool_]:
+        """`separated` for many questions at once, some thousands a second.
+
+        Args:
+            questions: `(x, y)` or `(x, y, given)` for each question.
+            deterministic: As in `separated`.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4)
+        >>> net.separations([("q_0", "k_0"), ("q_0", "k_0", ["c", "x_0"])])
+        array([False,  True])
+        """
+        return self._structure.separations(questions, deterministic=deterministic)
+
+    def minimal_separator(self, x: Names, y: Names) -> list[str] | None:
+        """Families that separate x from y, none of which can be left out; None where an arrow joins x and y.
+
+        Args:
+            x: A family, or several.
+            y: A family, or several.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4)
+        >>> net.minimal_separator("c", "x_1")
+        ['W_q_0', 'W_k_0', 'W_v_0']
+        """
+        return self._structure.minimal_separator(x, y)
+
+    def active_trail(self, x: Names, y: Names, given: Names = (), *, deterministic: bool = False) -> Trail | None:
+        """A shortest trail along which x tells of y, given others; None where they are separated.
+
+        Args:
+            x: A family, or several.
+            y: A family, or several.
+            given: A family, or several.
+            deterministic: Pass no node that `given` determines.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4)
+        >>> print(net.active_trail("q_0", "k_0", given="x_0"))
+        q_0 <- W_q_0 <- c -> W_k_0 -> k_0
+        """
+        return self._structure.active_trail(x, y, given, deterministic=deterministic)
+
+    def reaches(self, x: str, y: str) -> bool:
+        """Whether a path of arrows leads from x to y.
+
+        Args:
+            x: A family.
+            y: A family.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4)
+        >>> net.reaches("x_0", "x_1")
+        True
+        """
+        return self._structure.reaches(x, y)
+
+    def minimal_cut(self, x: str, y: str, *, limit: int = LIMIT) -> list[str] | None:
+        """A smallest set of families on every path of arrows from x to y; None where an arrow joins them.
+
+        Args:
+            x: A family.
+            y: A family.
+            limit: How many arrows the graph may have.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4)
+        >>> net.minimal_cut("c", "x_1")
+        ['q_0', 'k_0', 'v_0']
+        """
+        return self._structure.minimal_cut(x, y, limit=limit)
+
+    def separated(self, x: Names, y: Names, given: Names = (), *, deterministic: bool = False) -> Separation:
+        """Whether the folded graph separates x from y given others: then every sentence does.
+
+        Sound, and not complete where TPMs are deterministic. Roots count as free, words and weights among them.
+
+        Args:
+            x: A family, or several; each stands for all its nodes.
+            y: A family, or several.
+            given: A family, or several.
+            deterministic: Close `given` under the nodes that it determines (D-separation).
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4, slices=2)
+        >>> bool(net.separated("x_0", "x_2")), bool(net.separated("x_0", "x_2", given=["x_1", "c"]))
+        (False, True)
+        """
+        return self._structure.separated(x, y, given, deterministic=deterministic)
+
+    # figures
+
+    @within_memory("picture")
+    def picture(self, **options: Any) -> Picture:
+        """The folded graph as a figure.
+
+        Args:
+            **options: `slices=`, `weights=`, `highlight=`, `theme=`, `legend=`.
+
+        >>> import bnet_transformer as bt
+        >>> len(bt.bayesuvius(dim=4).picture().boxes)               # c, W_q, W_k, W_v, x, q, k, v, x
+        9
+        """
+        layout: Picture = figures.picture(self.network, **options)
+        return layout
+
+    @within_memory("draw")
+    def draw(self, path: Path, **options: Any) -> None:
+        """Write the folded graph.
+
+        Args:
+            path: The file. Its suffix is svg, png, pdf, tex, dot, json or graphml.
+            **options: Those of `picture`.
+
+        >>> import bnet_transformer as bt
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     bt.bayesuvius(dim=4).draw(f"{folder}/net.svg")
+        ...     Path(f"{folder}/net.svg").read_text()[:4]
+        '<svg'
+        """
+        figures.draw(self.network, path, **options)
+
+    def __repr__(self) -> str:
+        slices = "".join(f"{s.name or 'slices'}={s.slices}, " for s in self.declaration.stacks)
+        count = sum(p.numel() for p in self.network.parameters.values())
+        families = len(self.network.graph.families)
+        return f"<BNet {self.declaration.name}: {slices}{families} families of nodes, {count:,} parameters>"
+
+
+def load(path: Path, *, trust: Collection[str] | bool = ()) -> Any:
+    """Read what `save` wrote: a net (`BNet`), or a fit (`Fit`).
+
+    Args:
+        path: The file.
+        trust: Names of TPM classes of other packages that may be imported.
+    """
+    from bnet_transformer.inference.fit import saved
+
+    if not saved.is_fit(path):
+        return BNet(files.load(path, trust=trust))
+    result: Any = saved.load(path, trust=trust)
+    return replace(result, net=BNet(result.network))
+
+
+def load_net(path: Path, *, trust: Collection[str] | bool = ()) -> BNet:
+    """The net of a file that `save` wrote: of a fit, the fitted net.
+
+    Args:
+        path: The file.
+        trust: Names of TPM classes of other packages that may be imported.
+    """
+    result = load(path, trust=trust)
+    return result if isinstance(result, BNet) else BNet(result.network)
+
+
+def _known(options: Mapping[str, Any], function: Callable[..., Any]) -> Mapping[str, Any]:
+    """Options, all of which a function has; another name is an error with the near ones."""
+    parameters = inspect.signature(function).parameters.values()
+    names = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    for name in options:
+        if name not in names:
+            raise unknown(f"option of {function.__name__}", name, names)
+    return options
+
+
+def _seed(seed: object) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or int(seed).bit_length() > 1024:
+        raise BNetError("seed", expected="a whole number", got=seed)
+    return int(seed)

@@ -1,0 +1,187 @@
+"""Whole arrays as data: looked at once, and not example by example; streams of tokens on disk, cut into windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnet_transformer.data.batch import Batch, split_gaps
+from bnet_transformer.data.examples import Example, ExampleReader, read_example
+from bnet_transformer.data.task import Task
+from bnet_transformer.data.words import is_text_array, to_integers
+from bnet_transformer.errors import BNetError, FileError
+from bnet_transformer.tpm.arrays import is_plain, own_tensor
+
+PAIRS = "pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists"
+Arrays = tuple[dict[str, Tensor], dict[str, Tensor]]
+
+
+def to_host(what: str, data: object) -> object:
+    """Arrays where minibatches are made and looked at; other data as they are."""
+    if isinstance(data, tuple) and all(isinstance(part, Tensor) for part in data):
+        return tuple(to_host(what, part) for part in data)
+    if not isinstance(data, Tensor):
+        return data
+    if data.is_meta or not is_plain(data):
+        raise BNetError(what, expected="arrays with a number in each place", got=data)
+    return data.cpu()
+
+
+def read_arrays(reader: ExampleReader, data: object, what: str, *, copy: bool = False) -> Arrays | None:
+    """Words and what is observed as whole arrays, without a look at each example; None of data that need it.
+
+    All rows of an array have one form, so that of one is read by the reader: the first row that has a number which no
+    example may have, for its error, or else the first. Arrays of a file stay there until their examples are wanted.
+    """
+    task = reader.task
+    names = [*task.stacks, *(readout.family.name for readout in task.readouts)]
+    if not isinstance(data, tuple) or len(task.stacks) != 1 or len(data) != len(names):
+        return None
+    if not all(isinstance(part, Tensor | np.ndarray) and (copy or _is_in_memory(part)) for part in data):
+        return None
+    if any(part.dtype == object or is_text_array(part) for part in data):
+        return None
+    try:
+        tensors = [own_tensor(part) if copy else _view(part) for part in data]
+    except (TypeError, ValueError) as problem:
+        raise BNetError(what, expected=PAIRS, got=str(problem)) from problem
+    if any(not value.dim() for value in tensors) or not len(tensors[0]):
+        raise BNetError(what, expected="at least one sentence", got=f"arrays of shape {_shapes(tensors)}")
+    if len({len(value) for value in tensors}) > 1:
+        raise BNetError(what, expected="as many observations as sentences", got=f"shapes {_shapes(tensors)}")
+    states = [task.words[task.stacks[0]].states, *(readout.tpm.states for readout in task.readouts)]
+    bad = [_bad_row(value, top, is_words=not k) for k, (value, top) in enumerate(zip(tensors, states, strict=True))]
+    row = min((k for k in bad if k is not None), default=0)
+    example = read_example(reader, row, tuple(value[row] for value in tensors), what)
+    forms = [*example.words.values(), *example.observed.values()]
+    if any(value.shape[1:] != form.shape for value, form in zip(tensors, forms, strict=True)):
+        return None  # images, whose words are patches
+    whole = {
+        name: value if value.is_floating_point() else value.to(form.dtype)
+        for name, value, form in zip(names, tensors, forms, strict=True)
+    }
+    return {name: whole[name] for name in names[:1]}, {name: whole[name] for name in names[1:]}
+
+
+def _bad_row(value: Tensor, states: int | None, *, is_words: bool) -> int | None:
+    """The first row with a number that no example may have; None where all are sound, or no number can be told."""
+    if value.is_floating_point():
+        bad = ~value.isfinite() if is_words else value.isinf()
+    elif states is None or value.dtype == torch.bool or value.is_complex():
+        return None
+    else:
+        bad = (value < (0 if is_words else -1)) | (value >= states)
+    rows = bad.reshape(len(bad), -1).any(1).nonzero()[:1]
+    return int(rows[0]) if len(rows) else None
+
+
+def first_bad_row(parts: Sequence[Tensor | np.ndarray], stacks: int) -> int:
+    """The first row of arrays in memory with a real number that no example may have, else 0; words come first."""
+    bad = [_bad_row(_view(p), None, is_words=k < stacks) for k, p in enumerate(parts) if _is_in_memory(p)]
+    return min((row for row in bad if row is not None), default=0)
+
+
+def _is_in_memory(array: Tensor | np.ndarray) -> bool:
+    """True for numbers in memory that torch can look at as they lie."""
+    if isinstance(array, Tensor):
+        return True
+    return (
+        not isinstance(array, np.memmap) and array.dtype in (np.float32, np.float64, np.int64) and array.flags.writeable
+    )
+
+
+def _view(array: Tensor | np.ndarray) -> Tensor:
+    return array.detach() if isinstance(array, Tensor) else torch.from_numpy(array)
+
+
+def _shapes(tensors: Sequence[Tensor]) -> str:
+    return " and ".join(str(tuple(value.shape)) for value in tensors)
+
+
+def to_batch(arrays: Arrays) -> Batch:
+    """Whole arrays of words and of what is observed as a batch, which shares their memory."""
+    words, observed = arrays
+    return Batch(words, None, {name: split_gaps(value) for name, value in observed.items()})
+
+
+def check_numbers(
+    what: str,
+    x: Mapping[str, Tensor],
+    observed: Mapping[str, Tensor],
+    missing: bool,
+    option: str | None,
+    first: int = 0,
+) -> None:
+    """Refuse numbers that are not finite, with the sentence where they are."""
+    for name, value in (*x.items(), *observed.items()):
+        if not value.is_floating_point():
+            continue
+        finite, absent = value.isfinite().all(-1), value.isnan().all(-1)
+        may_be_absent = missing and name in observed
+        accepted = finite | absent if may_be_absent else finite
+        if not bool(accepted.all()):
+            which = first + int((~accepted.reshape(len(finite), -1).all(1)).nonzero()[0, 0])
+            helps = option is not None and not missing and name in observed and bool((finite | absent).all())
+            raise BNetError(
+                f"{what}, {name or 'x'}, sentence {which}",
+                expected="finite numbers, or NaN in every number of a word" if may_be_absent else "finite numbers",
+                got="NaN or infinity",
+                allowed=f"{option}, where NaN says that nothing of a word was observed" if helps else None,
+            )
+
+
+def map_tokens(path: str | Path) -> np.ndarray:
+    """Map a stream of tokens on disk into memory: `.npy`, or `.bin` of uint16.
+
+    Raises:
+        FileError: for a file of another kind.
+    """
+    name, wanted = str(path), "a file of tokens: .npy, or .bin of uint16"
+    if Path(path).suffix not in (".npy", ".bin"):
+        got = f"the suffix {Path(path).suffix!r}"
+        raise FileError(name, expected=wanted, got=got, allowed="a sentence is told in a list")
+    try:
+        if Path(path).suffix == ".npy":
+            tokens: np.ndarray = np.lib.format.open_memmap(path, mode="r")  # an array alone: no pickle, no archive
+        else:
+            tokens = np.memmap(path, dtype=np.uint16, mode="r")
+    except Exception as error:  # numpy reads the header by Python's own tokenizer, which fails in ways of its own
+        raise FileError(name, expected=wanted, got=str(error) or type(error).__name__) from error
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise FileError(name, expected=wanted, got=f"{tokens.dtype} of shape {tokens.shape}")
+    return tokens
+
+
+def read_windows(
+    task: Task, stream: Tensor | np.ndarray, words: int | None, name: str
+) -> tuple[int, Callable[[int], Example]]:
+    """How many windows of `words` words and the one after them a stream has, and the function that reads one; the last
+    window has what is left."""
+    stack = task.next_word
+    if stack is None or len(task.stacks) > 1:
+        wanted = "sentences: a stream is for a net of one stack that tells the next word"
+        raise BNetError("data", expected=wanted, got=f"a stream of {len(stream)} tokens")
+    if words is None:
+        raise BNetError("words", expected="how many words a window of the stream has", got="None")
+    of, readout = task.words[stack], task.readouts[0].family.name
+    states = of.states or 0
+    of.check_length(words)
+    if len(stream) < 2:
+        raise BNetError(name, expected="at least 2 tokens, the second to be told by the first", got=len(stream))
+    if of.exact is not None and (len(stream) - 1) % words:
+        got = f"{len(stream)} tokens: the last window would have {(len(stream) - 1) % words} words"
+        raise BNetError(name, expected=f"windows of {words} words, for the mask is a table for so many", got=got)
+
+    def window(k: int) -> Example:
+        ids = to_integers(name, stream[k * words : (k + 1) * words + 1])
+        strange = torch.nonzero((ids < 0) | (ids >= states)).flatten().tolist()
+        if strange:
+            what, got = f"{name}, token {k * words + strange[0]} (window {k})", int(ids[strange[0]])
+            raise BNetError(what, expected=f"ids from 0 to {states - 1}", got=got)
+        return Example({stack: ids[:-1]}, {readout: ids[1:]})
+
+    return -(-(len(stream) - 1) // words), window

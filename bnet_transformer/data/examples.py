@@ -1,0 +1,237 @@
+"""One example of a data set: the words of each stack, and what is observed at each readout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnet_transformer.data.batch import UNSEEN, Batch, Evidence, gap, pad, present, split_gaps
+from bnet_transformer.data.task import Task
+from bnet_transformer.data.words import is_text_array, to_integers, to_reals
+from bnet_transformer.errors import BNetError, unknown
+from bnet_transformer.network import Member
+
+
+@dataclass(frozen=True)
+class Example:
+    """One sentence: the words of each stack, and what is observed at each readout."""
+
+    words: Mapping[str, Tensor]
+    observed: Mapping[str, Tensor]
+
+    def to(self, dtype: torch.dtype) -> Example:
+        """The same with real numbers in a floating type."""
+        words, observed = (
+            {name: value.to(dtype) if value.is_floating_point() else value for name, value in part.items()}
+            for part in (self.words, self.observed)
+        )
+        return Example(words, observed)
+
+
+@dataclass(frozen=True)
+class ExampleReader:
+    """Reads one example: a sentence, a pair, or a mapping from stack and readout.
+
+    Args:
+        task: the words and the readouts of the net.
+        start: a word that goes before each sentence whose next words are told; None for none.
+        stop: a word that goes behind it.
+        inputs_only: whether nothing is observed; what a mapping has of readouts is then left out.
+    """
+
+    task: Task
+    start: object = None
+    stop: object = None
+    inputs_only: bool = False
+
+    def __post_init__(self) -> None:
+        if self.task.next_word is None:
+            self.without_ends("the net tells no next word")
+
+    def without_ends(self, why: str) -> None:
+        """Refuse words around what is told, where they would have no effect."""
+        for what, word in (("start", self.start), ("stop", self.stop)):
+            if word is not None:
+                raise BNetError(what, expected=f"None: {why}", got=word)
+
+    def __call__(self, row: object) -> Example:
+        """Read an example.
+
+        Args:
+            row: a sentence, where nothing is observed or next words are; a tuple of the words of each stack or of a
+                sentence and what is observed; or a mapping from stack and readout.
+
+        Raises:
+            BNetError: where a part is missing or of another form.
+            UnknownNameError: for a part, a word or a label that the net does not have.
+        """
+        task = self.task
+        if isinstance(row, Example):
+            return row
+        if isinstance(row, Mapping):
+            return self._read_parts(row)
+        names = list(task.stacks)
+        if len(names) == 1 and task.next_word is None and not self.inputs_only:
+            names += [readout.family.name for readout in task.readouts] or ["observed"]
+        if len(names) == 1:
+            return self._read_parts({names[0]: row})
+        if not isinstance(row, tuple | list) or len(row) != len(names):
+            raise self._not_one(row, [name or "sentence" for name in names])
+        return self._read_parts(dict(zip(names, row, strict=True)))
+
+    def _not_one(self, row: object, names: Sequence[str]) -> BNetError:
+        """The error of what is no example; a series of real-valued words is to be cut into pairs."""
+        wanted, allowed = f"({', '.join(names)})", None
+        if isinstance(row, Tensor | np.ndarray):
+            stacks = [readout.family.words for readout in self.task.readouts]
+            if stacks == list(self.task.stacks) and all(of.states is None for of in self.task.words.values()):
+                allowed = "training.windows(series, words, ahead), which makes pairs of a series"
+            row = f"an array of shape {tuple(row.shape)}"
+        elif isinstance(row, tuple) and any(isinstance(part, Tensor | np.ndarray) for part in row):
+            row = f"{len(row)} of them"
+        wanted = f"a pair {wanted}" if len(names) == 2 else wanted
+        return BNetError("example", expected=wanted, got=row, allowed=allowed)
+
+    def _read_parts(self, row: Mapping[str, object]) -> Example:
+        task, words, observed = self.task, {}, {}
+        readouts = {readout.family.name: readout for readout in task.readouts}
+        if self.inputs_only:
+            row = {name: part for name, part in row.items() if name in task.words or name not in readouts}
+        for name in row:
+            if name not in task.words and name not in readouts and task.readouts:
+                raise unknown("example", name, [*task.words, *readouts])
+        for stack, of in task.words.items():
+            if stack not in row:
+                raise BNetError("example", expected=f"words of stack {stack!r}", got=f"only {', '.join(row)}")
+            words[stack] = of.encode(row[stack])
+        next_word = task.next_word
+        expected = () if self.inputs_only else readouts or [name for name in row if name not in task.words]
+        for name in expected:
+            if name in row:
+                observed[name] = self.observed(readouts.get(name), row[name])
+            elif next_word is not None:
+                words[next_word], observed[name] = self._shifted(next_word, words[next_word])
+            else:
+                raise BNetError("example", expected=f"what is observed of {name}", got=f"only {', '.join(row)}")
+        for stack, of in task.words.items():
+            of.check_length(len(words[stack]))
+        for name, value in observed.items():
+            self.check(readouts.get(name), value, words)
+        return Example(words, observed)
+
+    def _shifted(self, stack: str, words: Tensor) -> tuple[Tensor, Tensor]:
+        """All words but the last, and the next word of each."""
+        of = self.task.words[stack]
+        ends = [None if word is None else of.encode_word(word) for word in (self.start, self.stop)]
+        words = torch.cat([part for part in (ends[0], words, ends[1]) if part is not None])
+        if len(words) < 2:
+            raise BNetError("example", expected="at least 2 words, the second to be told by the first", got="1")
+        return words[:-1], words[1:]
+
+    def observed(self, readout: Member | None, value: object) -> Tensor:
+        """What is observed of a readout, as a tensor."""
+        if readout is None:
+            floating = isinstance(value, Tensor) and value.is_floating_point()
+            array = np.asarray(value) if not isinstance(value, Tensor) else None
+            floating = floating or (array is not None and array.dtype.kind == "f")
+            return to_reals("observed", value) if floating else to_integers("observed", value)
+        family = readout.family
+        if readout.tpm.kind == "continuous":
+            return to_reals(family.name, value)
+        encoder = self.task.words[family.words] if family.words is not None else None
+        labels = self._labels(readout)
+        value = value.tolist() if is_text_array(value) else value
+        if isinstance(value, str) and encoder is not None:
+            value = value.split() if labels is not encoder.place else encoder.encode(value)
+        if isinstance(value, str | list | tuple):
+            value = _states(family.name, labels, value)
+        return to_integers(family.name, value)
+
+    def _labels(self, readout: Member) -> Mapping[str, int]:
+        """The state of each label of a readout: its own, or the words of its stack where it tells one of them."""
+        labels = getattr(readout.tpm, "labels", None)
+        if labels is not None:
+            return {label: state for state, label in enumerate(labels)}
+        words = self.task.words.get(readout.family.stack)
+        return words.place if words is not None and len(words.place) == readout.tpm.states else {}
+
+    def check(
+        self, readout: Member | None, value: Tensor, words: Mapping[str, Tensor], lead: tuple[int, ...] = ()
+    ) -> None:
+        """Refuse what is observed of a readout in another form, or states that it has not; `lead` dims come first."""
+        if readout is None:
+            return
+        family, discrete = readout.family, readout.tpm.kind == "discrete"
+        sizes = self.task.network.graph.sizes
+        shape = (*lead, *(sizes[plate] for plate in family.plates))
+        shape += (len(words[family.words]),) if family.words is not None else ()
+        shape += () if discrete else readout.shape
+        if tuple(value.shape) != shape:
+            raise BNetError(family.name, expected=f"values of shape {shape}", got=f"shape {tuple(value.shape)}")
+        if not discrete and bool(value.isinf().any()):
+            raise BNetError(family.name, expected="finite numbers (NaN: not observed)", got="an infinite one")
+        states = readout.tpm.states
+        if discrete and states is not None and value.numel():
+            low, high = int(value.min()), int(value.max())
+            if low < UNSEEN or high >= states:
+                wanted = f"states from 0 to {states - 1} (-1 or None: not observed)"
+                raise BNetError(family.name, expected=wanted, got=low if low < UNSEEN else high)
+
+
+def _states(what: str, labels: Mapping[str, int], value: object) -> object:
+    """States of labels; None is what is not observed."""
+    if value is None:
+        return UNSEEN
+    if isinstance(value, str):
+        if value not in labels:
+            raise unknown(f"label of {what}", value, labels)
+        return labels[value]
+    return [_states(what, labels, part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def read_example(reader: ExampleReader, k: int, row: object, what: str) -> Example:
+    """An example, or the error that says which one it is."""
+    try:
+        return reader(row)
+    except BNetError as error:
+        raise in_row(error, what, k) from error
+
+
+def in_row(error: BNetError, what: str, k: int) -> BNetError:
+    """An error of a part of a row, with the number of the row."""
+    return type(error)(f"{what}[{k}], {error.what}", expected=error.expected, got=error.got, allowed=error.allowed)
+
+
+def pad_examples(task: Task, examples: Sequence[Example], *, mask_padding: bool = False) -> Batch:
+    """Put examples together, padded behind their ends.
+
+    Args:
+        task: the words and the readouts of the net.
+        examples: at least one.
+        mask_padding: whether all padding has a mask; by default only where a word could read it.
+
+    Returns:
+        The batch, real numbers in the net's floating type.
+    """
+    if not examples:
+        raise BNetError("data", expected="at least one example in a batch", got="none")
+    graph, x, mask = task.network.graph, {}, {}
+    examples = [example.to(task.network.dtype) for example in examples]
+    for stack in task.stacks:
+        rows = [example.words[stack] for example in examples]
+        lengths = [len(row) for row in rows]
+        x[stack] = pad(rows, 0)
+        if len(set(lengths)) > 1 and (mask_padding or task.masks(stack)):
+            mask[stack] = present(lengths)
+    evidence = {}
+    known = {readout.family.name for readout in task.readouts}
+    for name in examples[0].observed:
+        axis = len(graph.family(name).plates) if name in known else 0
+        rows = [example.observed[name] for example in examples]
+        value = pad(rows, axis, gap(rows[0]))
+        evidence[name] = split_gaps(value) if name in known else Evidence(value)
+    return Batch(x, mask or None, evidence)

@@ -1,0 +1,186 @@
+"""`Sentence.explain`: which algorithm would answer a question, why, and what it would cost; nothing is computed.
+
+Each explainer takes the arguments of the method of the same name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from bnet_transformer import asking, reference
+from bnet_transformer.errors import BNetError, mapping, unknown
+from bnet_transformer.graph.queries import names_of
+from bnet_transformer.inference import router
+from bnet_transformer.inference.expected_reading import route_expected_reading
+from bnet_transformer.inference.node_queries import NodeQuery
+from bnet_transformer.inference.route import Route
+from bnet_transformer.inference.sampling import route_sample
+from bnet_transformer.inference.sentence_state import SentenceState
+from bnet_transformer.reference import ATOL, BUDGET
+
+Evidence = Mapping[str, object] | None
+
+
+def explain(state: SentenceState, question: str, *arguments: Any, **options: Any) -> Route:
+    """How a question to a sentence would be answered.
+
+    Args:
+        state: The sentence.
+        question: The name of the method, such as `"posterior"`.
+        *arguments: The arguments of that method.
+        **options: The keyword arguments of that method.
+
+    Returns:
+        The route: algorithm, reason, joint states, FLOPs.
+    """
+    if question not in EXPLAINERS:
+        raise unknown("question", question, EXPLAINERS)
+    try:
+        return EXPLAINERS[question](state, *arguments, **options)
+    except TypeError as error:
+        if "_explain_" not in str(error):
+            raise
+        wanted, got = f"the arguments of {question}", str(error).partition("() ")[2]
+        raise BNetError(f"explain({question!r}, ...)", expected=wanted, got=got) from error
+
+
+def _explain_value(state: SentenceState, name: str) -> Route:
+    node = state.ground.id(name)
+    return _with_flops(state, state.answers.route_value(node), state.answers.value_query(node))
+
+
+def _explain_tpm(state: SentenceState, name: str) -> Route:
+    node = state.ground.id(name)
+    return _with_flops(state, state.answers.route_distribution(node), state.answers.distribution_query(node))
+
+
+def _explain_attention(state: SentenceState, slice: int, *, role: str | None = None, words: str = "tokens") -> Route:
+    member = asking.reader(state.world, slice, role)
+    return _with_flops(state, state.answers.route_reading(member), state.answers.reading_query(member))
+
+
+def _explain_posterior(
+    state: SentenceState, name: object, evidence: Evidence = None, *, budget: int = BUDGET, atol: float = ATOL
+) -> Route:
+    nodes = [state.ground.id(each) for each in names_of("name", name)]
+    for node in nodes:
+        asking.must_be_discrete(state.world, node)
+    query = state.with_evidence(mapping("evidence", evidence)).query(nodes, budget, atol).without_input_evidence()
+    return router.explain(query, router.route_posterior(query))
+
+
+def _explain_log_prob(
+    state: SentenceState, evidence: Evidence = None, *, budget: int = BUDGET, atol: float = ATOL
+) -> Route:
+    query = state.with_evidence(mapping("evidence", evidence)).query((), budget, atol).without_input_evidence()
+    return router.explain(query, router.route_log_evidence(query))
+
+
+def _explain_sample(
+    state: SentenceState,
+    n: int = 1,
+    evidence: Evidence = None,
+    *,
+    seed: int = 0,
+    budget: int = BUDGET,
+    atol: float = ATOL,
+) -> Route:
+    return route_sample(state.with_evidence(mapping("evidence", evidence)).query((), budget, atol), n)
+
+
+def _explain_reads(
+    state: SentenceState,
+    slices: str | int | Collection[int] = "all",
+    evidence: Evidence = None,
+    *,
+    role: str | None = None,
+    budget: int = BUDGET,
+    **_: Any,
+) -> Route:
+    chosen = asking.slices_that_read(state.network, slices, role)[1]
+    query = state.with_evidence(mapping("evidence", evidence)).query((), budget)
+    members = [asking.reader(state.world, t, role) for t in chosen]
+    parents = {parent for member in members for parent in _reading_parents(state, member.family.index)}
+    choices = reference.choices(state.world, parents, {})
+    if not choices:
+        return _slowest(state, members)
+    route = router.route_posterior(replace(query, nodes=tuple(choices)).without_input_evidence())
+    states = math.prod(state.world.count_states(choice) for choice in choices)
+    return replace(route, question=f"reads of slices {chosen}", states=max(states, route.states))
+
+
+def _explain_tan_tree(state: SentenceState, slice: int = 0, evidence: Evidence = None, **options: Any) -> Route:
+    return _explain_reads(state, slice, evidence, **options)
+
+
+def _explain_graph(state: SentenceState, *, attention: bool = False, **_: Any) -> Route:
+    if not attention:
+        return Route("graph", "graph", "structure alone is asked for")
+    members = [m for m in state.network.members if m.reads_words and m.tpm.has_reading]
+    return replace(_slowest(state, members), question="graph with the weights of its arrows")
+
+
+def _explain_draw(state: SentenceState, path: object = None, *, attention: bool | None = None, **_: Any) -> Route:
+    return replace(_explain_graph(state, attention=attention is not False), question="figure")
+
+
+def _explain_separated(state: SentenceState, x: Any, y: Any, given: Any = (), **options: Any) -> Route:
+    names = [*names_of("x", x), *names_of("y", y), *names_of("given", given)]
+    question = f"separation of {names[0]} and {names[1]}"
+    if not options.get("verify"):
+        return Route(question, "graph", "separation is a property of the graph (Bayes ball)")
+    nodes = [state.ground.id(name) for name in names]
+    return _by_reference(state, question, reference.choices(state.world, nodes, {}, beyond=True))
+
+
+def _explain_counterfactual(
+    state: SentenceState, name: str, do: Mapping[str, object], evidence: Evidence = None, **_: Any
+) -> Route:
+    query = state.with_evidence(mapping("evidence", evidence)).query([state.ground.id(name)])
+    state.resolve_interventions(mapping("do", do))
+    return _by_reference(state, f"counterfactual of {name}", router.enumerated_choices(query))
+
+
+EXPLAINERS: dict[str, Callable[..., Route]] = {
+    "value": _explain_value,
+    "tpm": _explain_tpm,
+    "attention": _explain_attention,
+    "posterior": _explain_posterior,
+    "log_prob": _explain_log_prob,
+    "sample": _explain_sample,
+    "reads": _explain_reads,
+    "tan_tree": _explain_tan_tree,
+    "graph": _explain_graph,
+    "draw": _explain_draw,
+    "separated": _explain_separated,
+    "counterfactual": _explain_counterfactual,
+}
+
+
+def _with_flops(state: SentenceState, route: Route, query: NodeQuery) -> Route:
+    choices = next(iter(query.choices.values()), [])
+    states = math.prod(map(state.world.count_states, choices)) if route.algorithm == "compiled" else route.states
+    return replace(route, states=states, flops=state.answers.flops(route, query))
+
+
+def _slowest(state: SentenceState, members: Collection[Any]) -> Route:
+    """The route of the family that takes most; where all are compiled, with the FLOPs of all together at most."""
+    if not members:
+        return Route("attention", "graph", "no node reads words")
+    routes = [route_expected_reading(state.answers, member) for member in members]
+    return max(routes, key=lambda route: (route.evaluations, route.states))
+
+
+def _reading_parents(state: SentenceState, family: int) -> set[int]:
+    nodes = state.ground.nodes(state.network.members[family].family).tolist()
+    return {parent for node in nodes for parent in reference.reading_parents(state.world, node)}
+
+
+def _by_reference(state: SentenceState, question: str, choices: Collection[int]) -> Route:
+    """The route of a question that has no compiled algorithm."""
+    states = math.prod(state.world.count_states(choice) for choice in choices)
+    reason = "the compiled net has no algorithm for it"
+    return Route(question, "reference", reason, None, states, None, states * len(state.ground))

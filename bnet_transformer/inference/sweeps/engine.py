@@ -1,0 +1,284 @@
+"""The engine of a sweep: for all cells, in chunks that fit in memory, the metric of the run with the cell set.
+
+A cell that sets nodes to what they are anyway is the corrupt run, and is not run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from bnet_transformer.inference.sweeps import arrows, sequential
+from bnet_transformer.inference.sweeps.ablation import Ablation
+from bnet_transformer.inference.sweeps.cells import Cells, Entries, Ids
+from bnet_transformer.inference.sweeps.choices import Choices, choices_of
+from bnet_transformer.inference.sweeps.examples import Examples
+from bnet_transformer.inference.sweeps.metric import Metric
+from bnet_transformer.inference.sweeps.needed_positions import (
+    NeededPositions,
+    bytes_of,
+    find_needed_positions,
+    numbers_in,
+)
+from bnet_transformer.inference.sweeps.patched_run import PatchedRun, setting_of
+from bnet_transformer.inference.sweeps.routing import Obstacle, Obstacles, find_obstacles, sources_of
+from bnet_transformer.inference.sweeps.sparse_update import Setting
+from bnet_transformer.world import where
+
+Outcomes = dict[int, Tensor]
+
+
+@dataclass
+class Start:
+    """The corrupt run in one joint state of the choices, what cells set in it, and the outcomes of the clean run."""
+
+    run: PatchedRun
+    settings: dict[int, list[Setting]]
+    busy: Ids  # the cells that set a node to what it is not
+    clean: Outcomes | None
+
+    def outcomes(self, cells: Ids) -> Outcomes:
+        """The outcomes of some cells; those that are not busy set nothing."""
+        place = np.full(int(cells.max()) + 1, -1)
+        place[cells] = np.where(np.isin(cells, self.busy), np.arange(len(cells)), -1)
+        parts = {family: [_among(each, place) for each in several] for family, several in self.settings.items()}
+        settings = {family: [part for part in several if len(part.cell)] for family, several in parts.items()}
+        return self.run.outcomes(len(cells), settings)
+
+
+def _among(setting: Setting, place: Ids) -> Setting:
+    """What some cells set, numbered by their place; those at -1 are left out."""
+    number = np.full(len(setting.cell), -1)
+    cell = setting.cell.numpy()
+    inside = cell < len(place)
+    number[inside] = place[cell[inside]]
+    keep = torch.from_numpy(number >= 0)
+    node = tuple(each[keep] for each in setting.node)
+    read = None if setting.read is None else setting.read[keep]
+    source = setting.source[:, keep] if setting.own else setting.source
+    return replace(setting, cell=torch.from_numpy(number)[keep], node=node, source=source, read=read)
+
+
+@dataclass
+class ExampleBatch:
+    """Examples that one run holds, and the outcomes of cells in them.
+
+    Args:
+        clean: The clean sentences, None for an ablation.
+        corrupt: The corrupt sentences, as many.
+        cells: What each cell sets.
+        nodes: Ground ids of the nodes that the metric reads.
+        memory: Bytes that may be used at once.
+        ablation: The values that replace clean ones.
+        first: The number of the first example in the sweep.
+        keep: True where memory holds the runs of all batches, so that they are made once.
+        first_order: True where effects are estimated from slopes and no cell runs.
+    """
+
+    clean: Examples | None
+    corrupt: Examples
+    cells: Cells
+    nodes: tuple[int, ...]
+    memory: int
+    ablation: Ablation | None = None
+    first: int = 0
+    keep: bool = True
+    first_order: bool = False
+    choices: Choices = field(init=False)
+    needed: NeededPositions = field(init=False)
+    clean_needed: NeededPositions = field(init=False)
+    obstacles: Obstacles = field(init=False)
+    alone: dict[int, Obstacle] = field(init=False)
+    _sequential: Ids = field(init=False)
+    _kept: list[Start] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.choices = choices_of(self.clean, self.corrupt, self._touched(), self.nodes)
+        states = next(iter(self.choices))  # the structure is the same in every state
+        sides = [side.set_to(states) for side in (self.corrupt, self.clean) if side is not None]
+        needed = [find_needed_positions(sides[0].world, self.nodes)]
+        for side in sides[1:]:
+            same = side.world.do.keys() == sides[0].world.do.keys()
+            needed.append(needed[0] if same else find_needed_positions(side.world, self.nodes))
+        self.needed, self.clean_needed = needed[0], needed[-1]
+        sides_needed = list(zip(sides, needed, strict=True))
+        self.obstacles = find_obstacles(sides_needed, self.cells, first_order=self.first_order)
+        self.alone = self.obstacles.of_cells(self.cells)
+        self._sequential = np.array(sorted(self.alone), dtype=np.int64)
+
+    def outcomes(self, cells: Ids) -> Outcomes:
+        """The outcomes of some cells, choices averaged: `[cell, example, *shape]` of each node."""
+        alone = np.isin(cells, self._sequential)
+        if not alone.any():
+            return self.averaged([start.outcomes(cells) for start in self.starts()])
+        apart = self.averaged([self._one_by_one(states, cells[alone]) for states in self.choices])
+        if alone.all():
+            return apart
+        joint = self.averaged([start.outcomes(cells[~alone]) for start in self.starts()])
+        order = torch.from_numpy(np.argsort(np.concatenate([np.flatnonzero(alone), np.flatnonzero(~alone)])))
+        return {n: torch.cat([apart[n].to(joint[n].device), joint[n]])[order] for n in self.nodes}
+
+    def starts(self) -> Iterator[Start]:
+        """Where the runs start from, for each state of the choices: made once, if memory holds them."""
+        if self._kept:
+            yield from self._kept
+            return
+        made = []
+        for states in self.choices:
+            start = self._start(states)
+            if self.keep:
+                made.append(start)
+            yield start
+        self._kept = made
+
+    def base_outcomes(self) -> tuple[Outcomes, Outcomes | None]:
+        """The outcomes of the corrupt run, and of the clean run if there is one: `[1, example, *shape]` each."""
+        if self.obstacles.everywhere is not None:
+            clean = None if self.clean is None else self._of_each(self.clean)
+            return self._of_each(self.corrupt), clean
+        corrupts, cleans, busy = [], [], set[int]()
+        for start in self.starts():
+            corrupts.append(start.run.base_outcomes())
+            cleans += [] if start.clean is None else [start.clean]
+            busy.update(start.busy.tolist())
+        # What a cell changes is no obstacle if it sets nothing to another value.
+        alone = self.obstacles.sources.keys() | (self.obstacles.changes.keys() & busy)
+        self._sequential = np.array(sorted(alone), dtype=np.int64)
+        return self.averaged(corrupts), self.averaged(cleans) if cleans else None
+
+    def averaged(self, outcomes: Sequence[Mapping[int, Tensor]]) -> Outcomes:
+        """The outcomes over the states of the choices."""
+        world = self.corrupt.world
+        discrete = {node: where(world, node)[0].tpm.kind == "discrete" and node not in world.do for node in self.nodes}
+        return {n: self.choices.averaged([each[n] for each in outcomes], discrete=discrete[n]) for n in self.nodes}
+
+    def _touched(self) -> list[int]:
+        """The nodes that cells set, and those that paths start from."""
+        offsets = self.corrupt.world.ground.offsets
+        found = [int(offsets[each.family]) + int(node) for each in self.cells.entries for node in np.unique(each.node)]
+        return found + [route.nodes[0] for route in self.cells.routes]
+
+    def _start(self, states: Mapping[int, Tensor]) -> Start:
+        """The runs in one state of the choices. One clean run gives both its outcomes and the values that cells set."""
+        corrupt = self.corrupt.set_to(states)
+        cells = _without(self.cells, self.obstacles.sources)
+        sources = frozenset(sources_of(corrupt.world, cells) - {each.family for each in cells.entries if each.rows})
+        slopes = frozenset(each.family for each in cells.entries) if self.first_order else frozenset()
+        run = PatchedRun(corrupt, self.needed, sources, slopes=slopes)
+        settings: dict[int, list[Setting]] = {}
+        outcomes = None
+        if self.ablation is not None:
+            for each in cells.entries:
+                settings.setdefault(each.family, []).append(self._ablated(run, each, self.ablation))
+        else:
+            assert self.clean is not None
+            clean = self.clean.set_to(states)
+            readings = frozenset(each.family for each in cells.entries if each.rows)
+            clean_run = PatchedRun(clean, self.clean_needed, sources, readings)
+            outcomes = clean_run.base_outcomes()
+            for each in cells.entries:
+                settings.setdefault(each.family, []).append(setting_of(run, clean_run.base, each))
+            if cells.routes:
+                for family, several in arrows.settings_of(run, clean_run.base, cells.routes, self.memory).items():
+                    settings.setdefault(family, []).extend(several)
+        return Start(run, settings, busy_cells(run, settings), outcomes)
+
+    def _ablated(self, run: PatchedRun, entries: Entries, ablation: Ablation) -> Setting:
+        """What an ablation sets in a family."""
+        nodes, which = np.unique(entries.node, return_inverse=True)
+        source = ablation.values(run, self.first, entries.family, nodes)[:, torch.from_numpy(which)]
+        found = setting_of(run, run.base, replace(entries, rows=False))
+        return replace(found, source=source.to(found.source), own=True)
+
+    def _ablated_value(self, example: int, node: int) -> Tensor:
+        assert self.ablation is not None
+        return self.ablation.value(self.first + example, node)
+
+    def _of_each(self, examples: Examples) -> Outcomes:
+        """The outcomes of sentences, each run by itself: `[1, example, *shape]`."""
+        several = (examples.set_to(states).worlds for states in self.choices)
+        each = [[sequential.outcomes(examples.module, world, self.nodes) for world in worlds] for worlds in several]
+        return self.averaged([sequential.stacked(self.nodes, [rows]) for rows in each])
+
+    def _one_by_one(self, states: Mapping[int, Tensor], cells: Ids) -> Outcomes:
+        corrupt = self.corrupt.set_to(states)
+        clean = None if self.clean is None else self.clean.set_to(states)
+        each = sequential.Cases(clean, corrupt, self.cells, None if self.ablation is None else self._ablated_value)
+        worlds = [each.worlds(int(cell)) for cell in cells]
+        rows = [[sequential.outcomes(corrupt.module, world, self.nodes) for world in several] for several in worlds]
+        return sequential.stacked(self.nodes, rows)
+
+
+def _without(cells: Cells, gone: Collection[int]) -> Cells:
+    """The cells, of which some set nothing."""
+    if not gone:
+        return cells
+    entries = []
+    for each in cells.entries:
+        stays = ~np.isin(each.cell, list(gone))
+        read = None if each.read is None else each.read[stays]
+        if stays.any():
+            entries.append(replace(each, cell=each.cell[stays], node=each.node[stays], read=read))
+    routes = tuple(route for route in cells.routes if route.cell not in gone)
+    return replace(cells, entries=tuple(entries), routes=routes)
+
+
+def busy_cells(run: PatchedRun, settings: Mapping[int, Sequence[Setting]]) -> Ids:
+    """The cells of which a node differs, in some example, from what it is in the corrupt run; all that set rows."""
+    busy = []
+    for family, several in settings.items():
+        for each in several:
+            unlike = torch.ones(len(each.cell), dtype=torch.bool)
+            if not each.rows:
+                unlike = (run.at(family, each) != run.value_of(family, each)).reshape(len(each.cell), -1).any(-1).cpu()
+            busy.append(each.cell[unlike].numpy())
+    found: Ids = np.unique(np.concatenate(busy)) if busy else np.zeros(0, dtype=np.int64)
+    return found
+
+
+def run_cells(
+    batches: Sequence[ExampleBatch], metric: Metric, cells: Cells, memory: int, progress: bool | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Run every cell in every example.
+
+    Returns:
+        The metric with each cell set, `[*axes, example]`; of the clean run, if there is one, and of the corrupt run,
+        `[example]` each.
+    """
+    clean, corrupt = metric_of_base_runs(batches, metric)
+    there = cells.there
+    found = torch.full((int(np.prod(cells.shape, dtype=np.int64)), len(corrupt)), torch.nan, dtype=torch.float64)
+    each, _ = bytes_of(batches[0].corrupt.world, batches[0].needed)
+    size = max(1, memory // (each * max(len(batch.corrupt) for batch in batches)))
+    size = max(1, min(size, memory // (_metric_bytes(batches[0], metric) * len(corrupt))))
+    hide = None if progress is None else not progress
+    with tqdm(total=len(there), disable=hide, unit="cell", leave=False) as bar:
+        for start in range(0, len(there), size):
+            chunk = there[start : start + size]
+            found[torch.from_numpy(chunk)] = _measured(metric, [batch.outcomes(chunk) for batch in batches])
+            bar.update(len(chunk))
+    return found.reshape(*cells.shape, -1), clean, corrupt
+
+
+def metric_of_base_runs(batches: Sequence[ExampleBatch], metric: Metric) -> tuple[Tensor | None, Tensor]:
+    """The metric of the clean run, if there is one, and of the corrupt run: `[example]`."""
+    both = [batch.base_outcomes() for batch in batches]
+    clean = [outcomes for _, outcomes in both if outcomes is not None]
+    corrupt = _measured(metric, [outcomes for outcomes, _ in both])[0]
+    return _measured(metric, clean)[0] if clean else None, corrupt
+
+
+def _measured(metric: Metric, each: Sequence[Mapping[int, Tensor]]) -> Tensor:
+    """The metric, `[cell, example]`, of the outcomes of the batches."""
+    return metric({node: torch.cat([outcomes[node] for outcomes in each], 1) for node in metric.nodes})
+
+
+def _metric_bytes(batch: ExampleBatch, metric: Metric) -> int:
+    """The bytes of the outcomes of one cell of one example."""
+    world = batch.corrupt.world
+    return 3 * world.network.dtype.itemsize * sum(numbers_in(world, where(world, node)[0]) for node in metric.nodes)

@@ -1,0 +1,800 @@
+"""`Sentence`: the bnet of one sentence. Each method validates its arguments and calls the package that answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributions import Distribution
+
+from bnet_transformer import asking, export, graph, inference, reference
+from bnet_transformer.data.encode import once
+from bnet_transformer.errors import BNetError, mapping, one_of, room_for, seed_of, tolerance, whole, within_memory
+from bnet_transformer.graph import Ground, Quotient, Selection, Separation, StructureQueries, Trail
+from bnet_transformer.graph.queries import Names, names_of
+from bnet_transformer.graph.trails import LIMIT
+from bnet_transformer.inference import Counterfactual, Inclusion, Reads, Route, Samples, SentenceState, Tan, TanTree
+from bnet_transformer.viz import Picture, figures
+from bnet_transformer.viz.figures import Path
+from bnet_transformer.viz.page import notebook
+
+if TYPE_CHECKING:
+    import networkx as nx
+    from pgmpy.models import DiscreteBayesianNetwork
+
+    from bnet_transformer.bnet import BNet
+    from bnet_transformer.viz.page.widget import Widget
+
+
+class Sentence:
+    """The bnet of one sentence: ground, lazy, evaluated on demand.
+
+    Nodes have names (`q_0_2`: slice 0, word 2); `s[name]` is a value, `s.tpm(name)` a distribution. A sentence never
+    changes: `do` and `observe` give a new one.
+
+    Args:
+        net: The net that it is a sentence of.
+        state: Its tensors, interventions and evidence, which every function that answers receives.
+
+    >>> import bnet_transformer as bt
+    >>> s = bt.bayesuvius(dim=8).sentence("the cat sat")
+    >>> s.parents("q_0_2"), s.do(c=1)["x_1_0"].shape
+    (['W_q_0', 'x_0_2'], torch.Size([8]))
+    """
+
+    def __init__(self, net: BNet, state: SentenceState) -> None:
+        self.net = net
+        self.state = state
+
+    # what it holds
+
+    @property
+    def ground(self) -> Ground:
+        """The ground graph on integers, after surgery: counts, arrow arrays, names."""
+        return self.state.ground
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words; with several stacks, those of all stacks in order."""
+        return tuple(token for tokens in self.state.tokens.values() for token in tokens)
+
+    @property
+    def special(self) -> tuple[bool, ...]:
+        """Which words are special tokens of a pretrained model, such as `[CLS]`."""
+        return self.state.encoded.special(self.state.network)
+
+    @property
+    def spans(self) -> tuple[tuple[int, int] | None, ...]:
+        """The range of each token in its text; None for special tokens, and for words that do not come from text."""
+        return self.state.encoded.spans()
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each whole word: those that the tokenizer's first split (or a list of words) holds together.
+
+        A punctuation mark is a word, and so is a special token; without a tokenizer each token is one.
+        """
+        return self.state.encoded.groups()
+
+    # values and distributions
+
+    @within_memory("value")
+    def __getitem__(self, name: str) -> Tensor:
+        """The value of a node.
+
+        Args:
+            name: A node that is a function of its parents, such as `"q_0_2"`.
+
+        Returns:
+            `[*states, *shape]`, with a dim for each open choice that decides it (`c` first).
+        """
+        return self.state.answers.value(self.ground.id(name))
+
+    @within_memory("tpm")
+    def tpm(self, name: str) -> Distribution:
+        """The distribution of a node given its parents' values.
+
+        Args:
+            name: A node.
+
+        Returns:
+            A distribution of torch or Pyro, batched over the states of the open choices that decide the parents.
+        """
+        return self.state.answers.distribution(self.ground.id(name))
+
+    @within_memory("attention")
+    def attention(self, slice: int, *, role: str | None = None, words: str = "tokens") -> Tensor:
+        """The attention TPMs of a slice, `P(j | i)`.
+
+        Args:
+            slice: The number of the slice.
+            role: The node that reads, where a slice has several.
+            words: `"tokens"`, or `"words"`, which groups sub-words (`groups`): a word is read as much as its tokens
+                are in all, and reads as its tokens do on average.
+
+        Returns:
+            `[*states, *plates, word, word]`, zero where word i cannot read word j.
+        """
+        one_of("words", words, ("tokens", "words"))
+        if words == "words" and len(self.state.tokens) > 1:
+            raise BNetError("words", expected="'tokens', in a net with several stacks", got=words)
+        table = self.state.answers.attention(slice, role)
+        return asking.grouped(table, self.groups) if words == "words" else table
+
+    # a sentence like this one
+
+    @within_memory("do")
+    def do(self, nodes: Mapping[str, object] | None = None, /, **named: object) -> Sentence:
+        """A new sentence in which nodes are set: their arrows from parents go, what descends is computed again.
+
+        Args:
+            nodes: For each node, family (`q_2`), role (`q`) or pattern (`"q_2_*_3"`) a value, a state, a label,
+                another sentence (the value there), `Zero()`, `Mean(sentences)`, `Mean()`, `Noise(sigma)` or
+                `Attend(row)`. `Noise` and `Mean()` use the node's value after all other interventions of this call.
+            **named: The same by keywords.
+
+        Raises:
+            EvidenceError: A node has evidence, or cannot take the value.
+        """
+        return Sentence(self.net, self.state.with_interventions(once("do", mapping("do", nodes), named)))
+
+    @within_memory("undo")
+    def undo(self, *names: str) -> Sentence:
+        """A new sentence without what `do` set.
+
+        Args:
+            *names: The nodes (names, families, roles, patterns); all of them, where none is named.
+        """
+        return Sentence(self.net, self.state.without_interventions(names))
+
+    @within_memory("observe")
+    def observe(self, nodes: Mapping[str, object] | None = None, /, **named: object) -> Sentence:
+        """A new sentence with evidence, which changes no arrow.
+
+        Args:
+            nodes: For each node the value, state or label that was observed.
+            **named: The same by keywords.
+
+        Raises:
+            EvidenceError: A node is set, has other evidence, or cannot take the value.
+        """
+        return Sentence(self.net, self.state.with_evidence(once("observe", mapping("observe", nodes), named)))
+
+    # probability
+
+    @within_memory("posterior")
+    def posterior(
+        self,
+        name: str | Sequence[str],
+        evidence: Mapping[str, object] | None = None,
+        *,
+        budget: int = reference.BUDGET,
+        atol: float = reference.ATOL,
+    ) -> Tensor:
+        """`P(node | evidence)` for a discrete node; of several nodes their joint posterior.
+
+        Args:
+            name: A discrete node, or several.
+            evidence: Evidence besides that of the sentence.
+            budget: How many joint states may be computed: of the choices that one node depends on, which are
+                eliminated, or of all, where choices of words meet.
+            atol: Evidence on a node that is a function of its parents must be reproduced: no entry may be off by more
+                than `atol + r m`, with m the largest entry, computed or observed, of that node in that state, and r
+                the rounding of the net's floating type (0 in float64, 2^-12 in float32).
+
+        Returns:
+            `[*states]`, a dim for each node in their order.
+
+        Raises:
+            BudgetError: There are more joint states.
+            EvidenceError: The evidence is impossible.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
+        >>> s = net.sentence("the cat sat")
+        >>> s.posterior("c", evidence={"y_2": "cat"}).shape, s.posterior(["c", "y_0"]).shape
+        (torch.Size([2]), torch.Size([2, 3]))
+        """
+        nodes = [self.ground.id(each) for each in names_of("name", name)]
+        if not nodes:
+            raise BNetError("name", expected="a node, or several", got="none")
+        query = self.state.with_evidence(mapping("evidence", evidence)).query(nodes, budget, atol)
+        for node in nodes:
+            asking.must_be_discrete(self.state.world, node)
+        return inference.joint_posterior(query, self.state.answers).to(self.state.network.log_dtype)
+
+    @within_memory("sample")
+    def sample(
+        self,
+        n: int = 1,
+        evidence: Mapping[str, object] | None = None,
+        *,
+        seed: int = 0,
+        budget: int = reference.BUDGET,
+        atol: float = reference.ATOL,
+    ) -> Samples:
+        """Draws of every random node, given the evidence.
+
+        Args:
+            n: How many draws.
+            evidence: Evidence besides that of the sentence.
+            seed: The seed of the draws.
+            budget: How many joint states may be computed, as in `posterior`.
+            atol: How exactly evidence must be reproduced, as in `posterior`.
+
+        Returns:
+            For each random node its draws, `[n]` or `[n, *shape]`.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
+        >>> s = net.sentence("the cat sat")
+        >>> samples = s.sample(5, evidence={"y_2": "cat"})
+        >>> samples.states["c"].shape, samples.states["y_0"].shape
+        (torch.Size([5]), torch.Size([5]))
+        """
+        query = self.state.with_evidence(mapping("evidence", evidence)).query((), budget, atol)
+        count, start = whole("n", n), seed_of(seed)
+        room_for("draws", 8 * count * len(self.ground), "a smaller n=")
+        result = inference.sample(query, count, start)
+        labels = {name: self.state.labels(self.ground.id(name)) for name in result.states}
+        return replace(result, labels={name: each for name, each in labels.items() if each is not None})
+
+    @within_memory("log_prob")
+    def log_prob(
+        self,
+        evidence: Mapping[str, object] | None = None,
+        *,
+        budget: int = reference.BUDGET,
+        atol: float = reference.ATOL,
+    ) -> Tensor:
+        """`log P(evidence)`; a log density, where a node is continuous.
+
+        Args:
+            evidence: Evidence besides that of the sentence.
+            budget: How many joint states may be computed, as in `posterior`.
+            atol: How exactly evidence must be reproduced, as in `posterior`.
+
+        Returns:
+            A tensor without dims.
+
+        >>> import torch
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
+        >>> s = net.sentence("the cat sat")
+        >>> both, one = s.log_prob({"y_0": "cat", "y_2": "cat"}), s.log_prob({"y_2": "cat"})
+        >>> torch.testing.assert_close((both - one).exp(), s.posterior("y_0", {"y_2": "cat"})[1], check_dtype=False)
+        """
+        query = self.state.with_evidence(mapping("evidence", evidence)).query((), budget, atol)
+        return inference.joint_log_evidence(query)
+
+    @within_memory("counterfactual")
+    def counterfactual(
+        self,
+        name: str,
+        do: Mapping[str, object],
+        evidence: Mapping[str, object] | None = None,
+        *,
+        budget: int = reference.BUDGET,
+        atol: float = reference.ATOL,
+    ) -> Counterfactual:
+        """What a node would have been under `do`, given the evidence.
+
+        The noise of a Normal is its observed value less its mean; that of a categorical is Gumbel-max, by convention.
+
+        Args:
+            name: A node.
+            do: Interventions, as `do` takes them. A node may have evidence and be set to something else.
+            evidence: Evidence besides that of the sentence.
+            budget: How many joint states may be computed, as in `posterior`.
+            atol: How exactly evidence must be reproduced, as in `posterior`.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
+        >>> s = net.sentence("the cat sat")
+        >>> s.counterfactual("y_2", do={"c": 1}, evidence={"y_2": "cat"}).probabilities.shape
+        torch.Size([3])
+        """
+        state = self.state.with_evidence(mapping("evidence", evidence))
+        done = self.state.resolve_interventions(mapping("do", do))
+        limits = whole("budget", budget), tolerance("atol", atol)
+        node = self.ground.id(name)
+        result = inference.counterfactual(state.world, done, state.evidence, node, *limits)
+        return replace(result, labels=state.labels(node))
+
+    # what is read
+
+    def explain(self, question: str, *arguments: Any, **options: Any) -> Route:
+        """How a question would be answered: the algorithm, why, joint states and FLOPs; nothing is computed.
+
+        Args:
+            question: The name of the method: `"value"` (for `s[name]`), `"tpm"`, `"attention"`, `"posterior"`,
+                `"log_prob"`, `"sample"`, `"counterfactual"`, `"reads"`, `"tan_tree"`, `"separated"`, `"graph"` or
+                `"draw"`.
+            *arguments: The arguments of that method.
+            **options: The keyword arguments of that method.
+
+        Returns:
+            The route; `print` it. `route.node` names what rules out a faster algorithm.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4, observe=bt.tpm.Categorical(3)).sentence("the cat sat")
+        >>> route = s.explain("posterior", "c", evidence={"y_2": 1})
+        >>> route.algorithm, route.states, route.is_exact
+        ('elimination', 2, True)
+        """
+        return inference.explain(self.state, question, *arguments, **options)
+
+    @within_memory("reads")
+    def reads(
+        self,
+        slices: str | int | Collection[int] = "all",
+        evidence: Mapping[str, object] | None = None,
+        *,
+        residual: float = 0.5,
+        head: int | None = None,
+        role: str | None = None,
+        method: str = "rollout",
+        budget: int = reference.BUDGET,
+        inclusion: Inclusion | None = None,
+    ) -> Reads:
+        """P(source word | output word) in the Markov chain of attention TPMs: which word was read, over slices.
+
+        Args:
+            slices: `"all"`, or slices that follow one another.
+            evidence: Evidence besides that of the sentence. Under a selector the products are averaged over its
+                posterior.
+            residual: The share of a step that stays at its word.
+            head: One head; heads of a plate are averaged by default.
+            role: The node that reads, where a slice has several.
+            method: `"rollout"`, or `"flow"`, the greatest flow.
+            budget: How many joint states may be computed, as in `posterior`.
+            inclusion: The result of `bt.inclusion`, which averages over the heads that are included.
+
+        Returns:
+            Its `matrix` is `[word, word]`, with a row for each output word.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4, slices=2, mask="causal").sentence("the cat sat")
+        >>> read = s.reads()
+        >>> read.tokens, read.matrix.shape, read.matrix[0, 1:].tolist()   # the first word read nothing behind it
+        (('the', 'cat', 'sat'), torch.Size([3, 3]), [0.0, 0.0])
+        """
+        stack, numbers = asking.slices_that_read(self.state.network, slices, role)
+        query = self.state.with_evidence(mapping("evidence", evidence)).query((), budget)
+        return inference.reads(
+            query,
+            self.state.tokens[stack],
+            numbers,
+            role=role,
+            residual=residual,
+            head=head,
+            method=method,
+            inclusion=inclusion,
+            answers=None if self.state.evidence else self.state.answers,
+        )
+
+    def tan(
+        self,
+        boxes: str | Mapping[str, str] = "words",
+        *,
+        slice: int = 0,
+        stack: str | None = None,
+        class_box: str | None = None,
+    ) -> Tan:
+        """What a slice is when it is shrunk to boxes.
+
+        Args:
+            boxes: `"words"`, `"roles"`, or a mapping from nodes to boxes.
+            slice: The slice.
+            stack: Whose slice, where there are several stacks.
+            class_box: The box of the class; by default the state that enters.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.tan("words").kind, s.tan("roles").nearly
+        ('no DAG', 'reverse TAN')
+        """
+        return inference.tan(self.state, boxes, slice, class_box, stack)
+
+    def tan_tree(
+        self,
+        slice: int = 0,
+        evidence: Mapping[str, object] | None = None,
+        *,
+        head: int | None = None,
+        role: str | None = None,
+        budget: int = reference.BUDGET,
+    ) -> TanTree:
+        """The best parent of each word in a slice's attention, and how much of the attention that keeps.
+
+        Args:
+            slice: The slice.
+            evidence: Evidence besides that of the sentence.
+            head: One head; heads of a plate are averaged by default.
+            role: The node that reads, where a slice has several.
+            budget: How many joint states may be computed, as in `posterior`.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> tree = s.tan_tree()
+        >>> len(tree.parents), 0 <= tree.mass <= 1
+        (3, True)
+        """
+        read = self.reads(slice, evidence, residual=0.0, head=head, role=role, budget=budget)
+        return inference.tan_tree(read.matrix, read.tokens, read.slices[0], read.head)
+
+    # structure
+
+    @cached_property
+    def _structure(self) -> StructureQueries:
+        return StructureQueries(self.ground, self.state.network.functional_families)
+
+    def parents(self, name: str) -> list[str]:
+        """The nodes with an arrow into this one.
+
+        Args:
+            name: A node.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.parents("x_1_2")
+        ['q_0_2', 'k_0_0', 'k_0_1', 'k_0_2', 'v_0_0', 'v_0_1', 'v_0_2']
+        """
+        return self._structure.parents(name)
+
+    def children(self, name: str) -> list[str]:
+        """The nodes to which this one has an arrow.
+
+        Args:
+            name: A node.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.children("c")
+        ['W_q_0', 'W_k_0', 'W_v_0']
+        """
+        return self._structure.children(name)
+
+    def ancestors(self, *names: str) -> list[str]:
+        """All from which a path of arrows leads to one of these nodes.
+
+        Args:
+            *names: Nodes.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.ancestors("q_0_2")
+        ['c', 'x_0_2', 'W_q_0']
+        """
+        return self._structure.ancestors(names)
+
+    def descendants(self, *names: str) -> list[str]:
+        """All to which a path of arrows leads from one of these nodes.
+
+        Args:
+            *names: Nodes.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.descendants("q_0_0", "q_0_2")
+        ['x_1_0', 'x_1_2']
+        """
+        return self._structure.descendants(names)
+
+    def blanket(self, name: str) -> list[str]:
+        """The Markov blanket: parents, children, and the children's other parents.
+
+        Args:
+            name: A node.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.blanket("W_q_0")
+        ['c', 'x_0_0', 'x_0_1', 'x_0_2', 'q_0_0', 'q_0_1', 'q_0_2']
+        """
+        return self._structure.blanket(name)
+
+    def separations(self, questions: Sequence[Sequence[Names]], *, deterministic: bool = False) -> NDArray[np.bool_]:
+        """`separated` for many questions at once, some thousands a second.
+
+        Args:
+            questions: `(x, y)` or `(x, y, given)` for each question.
+            deterministic: As in `separated`.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.separations([("q_0_0", "k_0_1"), ("q_0_0", "k_0_1", ["c"])])
+        array([False,  True])
+        """
+        return self._structure.separations(questions, deterministic=deterministic)
+
+    def minimal_separator(self, x: Names, y: Names) -> list[str] | None:
+        """Nodes that separate x from y, none of which can be left out; None where an arrow joins x and y.
+
+        Args:
+            x: A node, or several.
+            y: A node, or several.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.minimal_separator("x_0_0", "x_1_1")
+        ['W_k_0', 'W_v_0', 'k_0_0', 'v_0_0']
+        """
+        return self._structure.minimal_separator(x, y)
+
+    def active_trail(self, x: Names, y: Names, given: Names = (), *, deterministic: bool = False) -> Trail | None:
+        """A shortest trail along which x tells of y, given others; None where they are separated.
+
+        Args:
+            x: A node, or several.
+            y: A node, or several.
+            given: A node, or several.
+            deterministic: Pass no node that `given` determines.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> print(s.active_trail("q_0_0", "k_0_1"))
+        q_0_0 <- W_q_0 <- c -> W_k_0 -> k_0_1
+        """
+        return self._structure.active_trail(x, y, given, deterministic=deterministic)
+
+    def reaches(self, x: str, y: str) -> bool:
+        """Whether a path of arrows leads from x to y.
+
+        Args:
+            x: A node.
+            y: A node.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.reaches("x_0_1", "x_1_2"), s.reaches("q_0_1", "x_1_2")
+        (True, False)
+        """
+        return self._structure.reaches(x, y)
+
+    def minimal_cut(self, x: str, y: str, *, limit: int = LIMIT) -> list[str] | None:
+        """A smallest set of nodes on every path of arrows from x to y; None where an arrow joins them.
+
+        Args:
+            x: A node.
+            y: A node.
+            limit: How many arrows the graph may have.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.minimal_cut("c", "x_1_0")
+        ['W_k_0', 'W_v_0', 'q_0_0']
+        """
+        return self._structure.minimal_cut(x, y, limit=limit)
+
+    def topological_order(self) -> list[str]:
+        """All nodes, parents before children.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> order = s.topological_order()
+        >>> order[0], order[-1], len(order)
+        ('c', 'x_1_2', 19)
+        """
+        return self._structure.topological_order()
+
+    @within_memory("separated")
+    def separated(
+        self,
+        x: Names,
+        y: Names,
+        given: Names = (),
+        *,
+        deterministic: bool = False,
+        verify: bool = False,
+        budget: int = reference.BUDGET,
+    ) -> Separation:
+        """Whether the graph separates x from y given others.
+
+        Sound, and not complete where TPMs are deterministic. Roots count as free, words and weights among them.
+        Evidence is given only if named.
+
+        Args:
+            x: A node, or several.
+            y: A node, or several.
+            given: A node, or several.
+            deterministic: Close `given` under the nodes that it determines (D-separation).
+            verify: Compute how dependent x and y are in this sentence's numbers: over the states of the choices of a
+                small net, and to first order as the words vary.
+            budget: How many joint states `verify` may compute.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> bool(s.separated("q_0_0", "k_0_1")), bool(s.separated("q_0_0", "k_0_1", given=["W_q_0", "x_0_0"]))
+        (False, True)
+        """
+        one_of("verify", verify, (True, False))
+        whole("budget", budget)
+        result = self._structure.separated(x, y, given, deterministic=deterministic)
+        if not verify:
+            return result
+        left, right, known = ([self.ground.id(name) for name in part] for part in (result.x, result.y, result.given))
+        over_choices, over_roots = inference.dependences(self.state.world, left, right, known, budget)
+        return replace(result, over_choices=over_choices, over_roots=over_roots)
+
+    def shrink(self, boxes: Mapping[str, str] | Callable[[str], str], *, weights: bool = False) -> Quotient:
+        """The graph with each box of nodes shrunk to one.
+
+        Args:
+            boxes: The box of each node, as a mapping or a function of its name.
+            weights: Whether selectors and weights are in the graph.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.shrink(lambda name: name[0]).boxes
+        ('x', 'q', 'k', 'v')
+        """
+        one_of("weights", weights, (True, False))
+        return graph.shrink(self.ground, boxes, Selection(weights=weights))
+
+    # figures and exports
+
+    @within_memory("graph")
+    def graph(
+        self,
+        *,
+        weights: bool = True,
+        slices: int | Collection[int] | None = None,
+        words: object = None,
+        heads: int | Collection[int] | None = None,
+        attention: bool = False,
+        min_weight: float | None = None,
+        limit: int | None = export.LIMIT,
+    ) -> nx.DiGraph:
+        """The ground graph: one node for each word, named by the naming law, with role, slice, head, word, kind, ...
+
+        Args:
+            weights: Whether selectors and weights are in it.
+            slices: The slices that are in it; all where None.
+            words: The words that are in it; all where None.
+            heads: The heads that are in it; all where None.
+            attention: Whether arrows carry `weight`, `P(j | i)` on average over the posterior of the open choices.
+            min_weight: Arrows that are read with less weight are left out.
+            limit: How many arrows may remain (None: any number).
+
+        Raises:
+            BudgetError: More arrows than `limit` remain.
+        """
+        return export.sentence_to_networkx(
+            self.state,
+            weights=weights,
+            slices=slices,
+            words=words,
+            heads=heads,
+            attention=attention,
+            min_weight=min_weight,
+            limit=limit,
+        )
+
+    @within_memory("picture")
+    def picture(self, **options: Any) -> Picture:
+        """The figure of the sentence: its nodes in a grid; of many, each word's states and the strongest reads.
+
+        Args:
+            **options: `detail` is "nodes", "words" (the reading grid) or "folded"; `weights`, `slices`, `words`,
+                `heads` keep a part, `min_weight` and `top` the strongest reads, `only` some nodes or a networkx graph
+                of them; `highlight` marks names, patterns, paths or an answer (a trail, a separation, a sweep);
+                `boxes` frames what `tan` and `shrink` would shrink; `attention=False` leaves out `P(j | i)`; `theme`
+                is light, dark or auto; `legend=False` leaves out the legend; `limit` is the greatest number of arrows.
+
+        Raises:
+            BudgetError: There are more arrows; the error names the filters that fit.
+
+        >>> import bnet_transformer as bt
+        >>> figure = bt.bayesuvius(dim=4).sentence("the cat sat").picture()
+        >>> len(figure.boxes), len(figure.arrows)
+        (19, 42)
+        """
+        layout: Picture = figures.picture(self.state, **options)
+        return layout
+
+    @within_memory("draw")
+    def draw(self, path: Path, **options: Any) -> None:
+        """Write the bnet of the sentence.
+
+        Args:
+            path: The file. Its suffix is svg, png, pdf, tex, dot, html, json, graphml or bif.
+            **options: Those of `picture`; of json and graphml, of `graph`; of html, of `explore`; bif has none.
+
+        >>> import bnet_transformer as bt
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     bt.bayesuvius(dim=4).sentence("the cat").draw(f"{folder}/cat.dot", weights=False)
+        ...     Path(f"{folder}/cat.dot").read_text()[:7]
+        'digraph'
+        """
+        figures.draw(self.state, path, **options)
+
+    @within_memory("explore")
+    def explore(
+        self,
+        path: Path,
+        *,
+        detail: str | None = None,
+        posterior: str | Sequence[str] | None = None,
+        inclusion: object = None,
+        slices: int | Collection[int] | None = None,
+        heads: int | Collection[int] | None = None,
+        title: str | None = None,
+        theme: str = "auto",
+    ) -> Path:
+        """Write the interactive page of the sentence, one HTML file that opens from disk, and return its path.
+
+        Args:
+            path: The file.
+            detail: What is unfolded at first: `"words"` (states alone), `"nodes"` (every slice); by default what can
+                be read.
+            posterior: Discrete nodes whose posterior is shown besides the selectors'.
+            inclusion: The result of `bt.inclusion`, or a table of the probability that each head is in,
+                `[slice, head]`.
+            slices: The slices whose reads are kept.
+            heads: The heads whose reads are kept.
+            title: The title; by default the sentence.
+            theme: light, dark or auto.
+
+        >>> import bnet_transformer as bt
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     page = bt.bayesuvius(dim=4).sentence("the cat").explore(f"{folder}/cat.html", theme="dark")
+        ...     page.endswith("cat.html")
+        True
+        """
+        options = {"posterior": posterior, "inclusion": inclusion, "slices": slices, "heads": heads}
+        figures.write_page(self.state, path, detail=detail, title=title, theme=theme, **options)
+        return path
+
+    @within_memory("widget")
+    def widget(self, **options: Any) -> Widget:
+        """The same page as a widget of notebooks, in which `do` is live: a click sets a node and runs the net again.
+
+        Args:
+            **options: Those of `explore`.
+
+        Returns:
+            The widget; its `sentence` is the sentence after all clicks.
+        """
+        return notebook.widget_of(self, options)
+
+    @within_memory("to_pgmpy")
+    def to_pgmpy(self, *, limit: int = 10_000_000, runs: int = reference.BUDGET) -> DiscreteBayesianNetwork:
+        """The discrete part, given the words, as a pgmpy network.
+
+        Args:
+            limit: How many table entries there may be.
+            runs: How many runs of the net the tables may take.
+        """
+        return export.to_pgmpy(self.state.world, evidence=self.state.evidence, limit=limit, runs=runs)
+
+    @within_memory("to_bif")
+    def to_bif(self, *, limit: int = 10_000_000, runs: int = reference.BUDGET) -> str:
+        """The discrete part, given the words, in the BIF format.
+
+        Args:
+            limit: How many table entries there may be.
+            runs: How many runs of the net the tables may take.
+        """
+        return export.to_bif(self.state.world, evidence=self.state.evidence, limit=limit, runs=runs)
+
+    def __repr__(self) -> str:
+        text = " | ".join(" ".join(tokens) for tokens in self.state.tokens.values())
+        text = text if len(text) <= 60 else text[:59] + "…"
+        counts = f"{len(self.ground):,} nodes, {self.ground.count_arrows():,} arrows"
+        for what, nodes in (("do", self.state.interventions), ("seen", self.state.evidence)):
+            counts += f", {what} {', '.join(map(self.ground.name, nodes))}" if nodes else ""
+        return f"<Sentence {text!r}: {counts}>" if self.state.tokens else f"<Sentence: {counts}>"
+
+    @within_memory("picture")
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> notebook.Bundle:
+        """What a notebook shows: the widget, or the figure where no widget can run."""
+        return notebook.bundle(repr(self), lambda: figures.plain_figure(self.state), self.widget)

@@ -1,0 +1,123 @@
+"""Data of every form say the same to every question, and a batch is cut, repeated and shared as its sentences are."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.data import Batch, Evidence, encode_sentence, read_batch
+from bnet_transformer.data.batch import pad, split_gaps
+from bnet_transformer.data.dataset import read_dataset
+from bnet_transformer.data.examples import ExampleReader
+from bnet_transformer.data.task import infer_fit_task, infer_task
+from bnet_transformer.tpm import Categorical
+
+WORDS = ["a", "b", "c", "d"]
+X, Y = [[0, 1, 2], [3, 2, 1]], [[1, 0, 1], [0, 0, 1]]
+
+
+def mixture(combine: str = "select") -> bt.BNet:
+    return bt.bayesuvius(4, heads=2, combine=combine, vocabulary=WORDS, observe=Categorical(2)).to(torch.float64)
+
+
+def forms(net: bt.BNet) -> list[object]:
+    """The same two sentences, in every form that data have."""
+    text = ["a b c", "d c b"]
+    pairs = list(zip(text, Y, strict=True))
+    task = infer_fit_task(net.network)
+    return [
+        *(pairs, list(zip(X, Y, strict=True)), (X, Y), (text, Y), (torch.tensor(X), torch.tensor(Y))),
+        *((np.array(X), np.array(Y, dtype=np.int32)), (np.array(text), Y)),
+        *([{"": x, "y": y} for x, y in pairs], {"": text, "y": Y}, pd.DataFrame({"": text, "y": Y})),
+        *(read_batch(net.network, pairs), read_dataset(ExampleReader(task), pairs)),
+    ]
+
+
+@pytest.mark.parametrize("k", range(12))
+def test_every_form_says_the_same_to_every_question(k):
+    net = mixture()
+    first, data = forms(net)[0], forms(net)[k]
+    f = bt.fit(net, first, method=bt.MAP(steps=2), progress=False)
+    assert bt.fit(net, data, method=bt.MAP(steps=2), progress=False).bounds == f.bounds
+    for ask in (f.responsibilities, f.predict, f.log_likelihood):
+        assert torch.equal(ask(data), ask(first))
+    assert f.check(data, draws=2).observed == f.check(first, draws=2).observed
+    trained = bt.bayesuvius(4, heads=2, vocabulary=WORDS, combine="concat", observe=net.declaration.nodes[-1].tpm)
+    losses = [bt.train(trained, each, steps=3, batch=2, progress=False).losses for each in (first, data)]
+    assert losses[0] == losses[1]
+    assert torch.equal(
+        bt.inclusion(trained, data, progress=False).mean, bt.inclusion(trained, first, progress=False).mean
+    )
+
+
+def test_sentences_alone_and_with_what_is_observed_predict_the_same():
+    net = mixture()
+    f = bt.fit(net, forms(net)[0], method=bt.MAP(steps=2), progress=False)
+    for data in (["a b c", "d c b"], X, np.array(X), torch.tensor(X), {"": X}):
+        assert torch.equal(f.predict(data), f.predict(forms(net)[0]))
+
+
+def test_several_stacks_take_tuples_mappings_and_columns():
+    net = bt.encoder_decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.0)
+    rows = [("a b", "c d a"), ("d", "b c a")]
+    mappings = [{"enc": enc, "dec": dec} for enc, dec in rows]
+    columns = {"enc": [enc for enc, _ in rows], "dec": [dec for _, dec in rows]}
+    losses = [bt.train(net, data, steps=2, batch=2, progress=False).losses for data in (rows, mappings, columns)]
+    assert losses[0] == losses[1] == losses[2]
+    found = [bt.inclusion(net, data, output="dec_x_1", progress=False).mean for data in (rows, mappings, columns)]
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_a_sentence_and_a_batch_encode_words_alike():
+    for net, said in ((mixture(), "a b c"), (bt.bayesuvius(4), "any words"), (bt.bayesuvius(4), torch.randn(3, 4))):
+        main = infer_task(net.network).words[""].member.family.name
+        value = encode_sentence(net.network, said).given[main]
+        assert torch.equal(net.batch([said]).x[""][0], value)
+        assert torch.equal(read_batch(net.network, [said], observed="none").x[""][0], value)
+
+
+def test_gaps_are_split_from_values_and_put_back():
+    states, reals = torch.tensor([[1, -1]]), torch.tensor([[[1.0, 2.0], [torch.nan, torch.nan]]])
+    batch = Batch({}, None, {"s": split_gaps(states), "r": split_gaps(reals)})
+    assert batch.evidence["s"].value.tolist() == [[1, 0]] and batch.count == 2
+    assert torch.equal(batch.observed["s"], states) and torch.equal(batch.observed["r"].isnan(), reals.isnan())
+    assert torch.equal(Batch.of_flat(batch.flat()).observed["s"], states)
+
+
+def test_parts_of_a_batch_have_no_padding_and_miss_no_sentence():
+    net = mixture()
+    batch = read_batch(net.network, [("a b c", Y[0]), ("d", [1]), ("c b", [0, None])], mask_padding=True)
+    places = []
+    for which, part in batch.parts_by_length(net.network, 100):
+        assert part.mask is None and part.x[""].shape[1] == part.evidence["y"].value.shape[1]
+        assert torch.equal(part.observed["y"], batch.take(which).observed["y"][:, : part.x[""].shape[1]])
+        places += which.tolist()
+    assert sorted(places) == [0, 1, 2]
+    assert batch.repeat(2).x[""][:2].tolist() == [batch.x[""][0].tolist()] * 2
+    assert [len(batch.shard(rank, 2)) for rank in range(2)] == [2, 1]
+    assert batch.take(slice(1)).shard(1, 2).count == 0 and batch.same(batch.take(torch.arange(3)))
+
+
+def test_padding_is_on_the_axis_of_words():
+    padded = pad([torch.ones(2, 1), torch.ones(2, 3)], 1, -1)
+    assert padded.tolist() == [[[1, -1, -1]] * 2, [[1, 1, 1]] * 2]
+
+
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        ({"": ["a b"], "y": [[0, 1], [1, 0]]}, "columns of one length"),
+        ({"": "a b"}, "a list for each stack"),
+        ((["a b"], [[0, 7]]), r"data\[0\], y: expected states from 0 to 1"),
+        ((torch.tensor([[0, 9]]), torch.tensor([[0, 1]])), r"data\[0\], sentence: expected ids from 0 to 3"),
+        (lambda step: [], "pairs of sentences"),
+    ],
+)
+def test_bad_data_are_refused_with_their_place(data, message):
+    with pytest.raises(bt.BNetError, match=message):
+        bt.fit(mixture(), data, method=bt.MAP(steps=1), progress=False)
+
+
+def test_evidence_is_one_class():
+    assert bt.inference.Evidence is Evidence

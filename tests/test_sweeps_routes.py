@@ -1,0 +1,87 @@
+"""Which algorithm computes the cells of a sweep: decided from the structure, told beforehand, the same answers."""
+
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.inference import Attend, Zero, route
+from bnet_transformer.inference.route import PerformanceWarning
+from bnet_transformer.inference.sweeps import engine, explain_sweep
+from bnet_transformer.inference.sweeps.routing import Obstacle, Obstacles
+from tests.sweeping import case, metric, outcomes, pair
+from tests.test_sweeps import close, doubled, two
+
+
+def ask(name, at="x"):
+    clean, corrupt = pair(case(name))
+    return (clean, corrupt), {"at": at, "metric": metric(outcomes(corrupt))}
+
+
+def test_a_plain_net_shares_one_run():
+    clean, corrupt = two(doubled(observe=bt.tpm.Categorical(3)))
+    told = explain_sweep(clean, corrupt, at="q", metric={"y_2": (0, 1)})
+    assert (told.algorithm, told.node, told.parts, told.evaluations) == ("compiled", None, (), 0)
+    assert told.is_exact and told.flops > 0 and not told.is_slow
+    one = explain_sweep(clean, corrupt, at=["q_0_0_1"], metric={"y_2": (0, 1)})
+    assert one.question == "sweep of 1 cell" and one.flops < told.flops
+    first = explain_sweep(clean, corrupt, at="q", metric={"y_2": (0, 1)}, first_order=True)
+    assert first.algorithm == "compiled" and not first.is_exact and "slopes" in first.reason
+
+
+def test_each_kind_of_cell_has_its_route():
+    """Cells below the recurrence share a run, those above it run alone; the node is named."""
+    sentences, options = ask("recurrent")
+    told = explain_sweep(*sentences, **options)
+    assert told.algorithm == "sequential"
+    assert [(part.algorithm, part.node) for part in told.parts] == [
+        ("compiled", None),
+        ("sequential", "h_0"),
+        ("sequential", "h_1"),
+    ]
+    assert str(told).count("\n") == 3 and "one after another" in str(told)
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "node"), [("marginal", "W_q", "j_0"), ("hidden Markov", "W", "z_0"), ("recurrent, rnn", "x", "x_1")]
+)
+def test_the_node_that_forbids_one_run_is_named(name, at, node):
+    sentences, options = ask(name, at)
+    told = explain_sweep(*sentences, **options)
+    assert (told.parts or (told,))[0].node == node and told.flops is None and told.evaluations > 0
+
+
+def test_rows_of_a_node_that_is_set_run_alone():
+    clean, corrupt = two(doubled(observe=bt.tpm.Categorical(3)))
+    corrupt = corrupt.do({"a_0_1_2": Attend([0.2, 0.5, 0.3]), "a_1_0_0": Zero()})
+    told = explain_sweep(clean, corrupt, at="j", metric={"y_2": 1})
+    assert [part.node for part in told.parts] == ["a_0_1_2", "a_1_0_0"]
+    told = explain_sweep(clean, corrupt, at="x", metric={"y_2": 1})
+    assert [(part.algorithm, part.node) for part in told.parts] == [("compiled", None), ("sequential", "a_0")]
+
+
+@pytest.mark.parametrize("at", ["x", "a", "j", "v -> a"])
+@pytest.mark.parametrize("part", ["all", "some"])
+def test_both_algorithms_give_the_same_numbers(monkeypatch, at, part):
+    clean, corrupt = two(doubled(observe=bt.tpm.Categorical(3)))
+    ask = {"at": at, "metric": metric(["y_0", "x_2_2"])}
+    together = bt.sweep(clean, corrupt, **ask)
+    obstacle = Obstacle("x_1", "stands in the way")
+    obstacles = Obstacles(obstacle) if part == "all" else Obstacles(None, {0: obstacle}, {1: obstacle, 2: obstacle})
+    monkeypatch.setattr(engine, "find_obstacles", lambda *_, **__: obstacles)
+    alone = bt.sweep(clean, corrupt, **ask)
+    torch.testing.assert_close(alone.outcomes, together.outcomes, rtol=1e-10, atol=1e-10, equal_nan=True)
+    close(alone.clean, together.clean)
+    close(alone.corrupt, together.corrupt)
+
+
+def test_a_slow_sweep_warns_before_it_starts(monkeypatch):
+    sentences, options = ask("recurrent")
+    monkeypatch.setattr(route, "SLOW", 10)
+    with pytest.raises(PerformanceWarning, match=r"sweep of 9 cells: sequential.*\n.*\n.*h_0 computes its words"):
+        bt.sweep(*sentences, **options)
+
+
+def test_slopes_of_a_recurrence_are_refused_with_the_node():
+    sentences, options = ask("recurrent", "h")
+    with pytest.raises(bt.BNetError, match="first_order: expected cells that one batch can hold; got h_0 computes"):
+        bt.sweep(*sentences, **options, first_order=True)
