@@ -220,4 +220,4 @@ def test_choices_of_words_over_slices_are_drawn_where_they_cannot_be_summed(tmp_
     f.save(tmp_path / "f.safetensors")
     assert torch.equal(bt.load(tmp_path / "f.safetensors").choices["c_1"], f.choices["c_1"])
     with pytest.raises(bt.BNetError, match=r"bt\.SVI"):
-        bt.fit(net, (x, y), method=bt.MAP(choices="sampled"))
+        bt.fit(net, (x, y), **{"choices": "sampled"})
