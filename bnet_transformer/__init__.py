@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from bnet_transformer.errors import UnknownNameError as UnknownNameError
     from bnet_transformer.files.checkpoint import Checkpoints as Checkpoints
     from bnet_transformer.inference.circuits import circuit as circuit
+    from bnet_transformer.inference.explain import explain as explain
     from bnet_transformer.inference.fit import EM as EM
     from bnet_transformer.inference.fit import MAP as MAP
     from bnet_transformer.inference.fit import NUTS as NUTS
@@ -91,6 +92,7 @@ __all__ = [
     "decoder",
     "encoder",
     "encoder_decoder",
+    "explain",
     "fit",
     "from_pretrained",
     "geometric",
@@ -138,6 +140,7 @@ _HOME = {
     "decoder": "models",
     "encoder": "models",
     "encoder_decoder": "models",
+    "explain": "inference.explain",
     "fit": "inference.fit",
     "from_pretrained": "pretrained",
     "geometric": "models",

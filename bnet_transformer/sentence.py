@@ -327,7 +327,7 @@ class Sentence:
         >>> route.algorithm, route.states, route.is_exact
         ('elimination', 2, True)
         """
-        return inference.explain(self.state, question, *arguments, **options)
+        return inference.explain_question(self.state, question, *arguments, **options)
 
     @within_memory("reads")
     def reads(

@@ -302,7 +302,7 @@ def test_arrows_carry_what_is_read(s):
             for role in "kv":
                 assert weighed[f"{role}_0_{j}"][f"x_1_{i}"]["weight"] == pytest.approx(float(table[i, j]), abs=1e-6)
     assert "weight" not in weighed["x_0_0"]["q_0_0"]
-    mean = torch.einsum("c,cij->ij", s.posterior("c", {"y_0": 1}), s.attention(0).double())
+    mean = torch.einsum("c,cij->ij", s.posterior("c", {"y_0": 1}).double(), s.attention(0).double())
     seen = s.observe(y_0=1).graph(attention=True)
     assert seen["k_0_1"]["x_1_0"]["weight"] == pytest.approx(float(mean[0, 1]), abs=1e-6)
     strong = s.do(c=2).graph(min_weight=0.4)

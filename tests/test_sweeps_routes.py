@@ -5,9 +5,9 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.inference import Attend, Zero, route
-from bnet_transformer.inference.route import PerformanceWarning
+from bnet_transformer.inference.route import Obstacle, PerformanceWarning
 from bnet_transformer.inference.sweeps import engine, explain_sweep
-from bnet_transformer.inference.sweeps.routing import Obstacle, Obstacles
+from bnet_transformer.inference.sweeps.routing import Obstacles
 from tests.sweeping import case, metric, outcomes, pair
 from tests.test_sweeps import close, doubled, two
 
@@ -38,7 +38,7 @@ def test_each_kind_of_cell_has_its_route():
         ("sequential", "h_0"),
         ("sequential", "h_1"),
     ]
-    assert str(told).count("\n") == 3 and "one after another" in str(told)
+    assert str(told).count("\n") == 3 and "one word after another" in str(told)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_both_algorithms_give_the_same_numbers(monkeypatch, at, part):
     clean, corrupt = two(doubled(observe=bt.tpm.Categorical(3)))
     ask = {"at": at, "metric": metric(["y_0", "x_2_2"])}
     together = bt.sweep(clean, corrupt, **ask)
-    obstacle = Obstacle("x_1", "stands in the way")
+    obstacle = Obstacle("x_1", "in the way")
     obstacles = Obstacles(obstacle) if part == "all" else Obstacles(None, {0: obstacle}, {1: obstacle, 2: obstacle})
     monkeypatch.setattr(engine, "find_obstacles", lambda *_, **__: obstacles)
     alone = bt.sweep(clean, corrupt, **ask)
@@ -77,11 +77,11 @@ def test_both_algorithms_give_the_same_numbers(monkeypatch, at, part):
 def test_a_slow_sweep_warns_before_it_starts(monkeypatch):
     sentences, options = ask("recurrent")
     monkeypatch.setattr(route, "SLOW", 10)
-    with pytest.raises(PerformanceWarning, match=r"sweep of 9 cells: sequential.*\n.*\n.*h_0 computes its words"):
+    with pytest.raises(PerformanceWarning, match=r"sweep of 9 cells: sequential.*\n.*\n.*h_0 is computed"):
         bt.sweep(*sentences, **options)
 
 
 def test_slopes_of_a_recurrence_are_refused_with_the_node():
     sentences, options = ask("recurrent", "h")
-    with pytest.raises(bt.BNetError, match="first_order: expected cells that one batch can hold; got h_0 computes"):
+    with pytest.raises(bt.BNetError, match="first_order: expected cells that one batch can hold; got h_0 is computed"):
         bt.sweep(*sentences, **options, first_order=True)

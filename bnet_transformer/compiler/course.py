@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bnet_transformer.axes import WORD, Reach
+from bnet_transformer.errors import put
 from bnet_transformer.network import Network
 
 Values = Tensor | Mapping[str, Tensor]
@@ -23,18 +23,13 @@ class Layout:
 
     enumerated: tuple[int, ...]
     plates: tuple[str, ...]
+    batch: int = field(init=False, compare=False)  # plain fields: torch.compile cannot trace a cached property
+    word: int = field(init=False, compare=False)
+    rank: int = field(init=False, compare=False)
 
-    @cached_property
-    def batch(self) -> int:
-        return len(self.enumerated)
-
-    @cached_property
-    def word(self) -> int:
-        return len(self.enumerated) + 1 + len(self.plates)
-
-    @cached_property
-    def rank(self) -> int:
-        return self.word + 1
+    def __post_init__(self) -> None:
+        batch = len(self.enumerated)
+        put(self, batch=batch, word=batch + 1 + len(self.plates), rank=batch + 2 + len(self.plates))
 
     def axis(self, plate: str) -> int:
         """The dim of a plate, or of the word."""

@@ -7,7 +7,7 @@ from bnet_transformer.inference.corpus import CorpusTan, corpus_tan
 from bnet_transformer.inference.dependence import dependences
 from bnet_transformer.inference.exact import log_evidence, posterior
 from bnet_transformer.inference.expected_reading import arrow_weights
-from bnet_transformer.inference.explain import explain
+from bnet_transformer.inference.explain import explain_question
 from bnet_transformer.inference.heads import Damage, Inclusion, damage
 from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
 from bnet_transformer.inference.node_queries import Answers
@@ -56,7 +56,7 @@ __all__ = [
     "damage",
     "dependences",
     "expanded",
-    "explain",
+    "explain_question",
     "is_own",
     "joint_log_evidence",
     "joint_posterior",

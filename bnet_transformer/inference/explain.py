@@ -1,6 +1,7 @@
-"""`Sentence.explain`: which algorithm would answer a question, why, and what it would cost; nothing is computed.
+"""Which algorithm would answer a question, why, and what it would cost; nothing is computed.
 
-Each explainer takes the arguments of the method of the same name.
+`explain` is for functions of whole data sets (`fit`, `sweep`), `explain_question` for methods of a sentence. Each
+explainer takes the arguments of the function or method of the same name.
 """
 
 from __future__ import annotations
@@ -24,7 +25,33 @@ from bnet_transformer.reference import ATOL, BUDGET
 Evidence = Mapping[str, object] | None
 
 
-def explain(state: SentenceState, question: str, *arguments: Any, **options: Any) -> Route:
+def explain(task: str, *arguments: Any, **options: Any) -> Route:
+    """How a fit or a sweep would be computed: the algorithm, why, joint states and FLOPs; nothing is computed.
+
+    Args:
+        task: `"fit"` or `"sweep"`. For a question to a sentence there is `Sentence.explain`.
+        *arguments: The arguments of that function.
+        **options: The keyword arguments of that function.
+
+    Returns:
+        The route; `print` it. `route.node` names what rules out a faster algorithm.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.bayesuvius(4, heads=2, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2))
+    >>> route = bt.explain("fit", net, [("the cat", "cat the"), ("cat the", "the cat")])
+    >>> route.algorithm, route.states
+    ('elimination', 2)
+    """
+    from bnet_transformer.inference.fit.explain import explain_fit
+    from bnet_transformer.inference.sweeps import explain_sweep
+
+    tasks: dict[str, Callable[..., Route]] = {"fit": explain_fit, "sweep": explain_sweep}
+    if task not in tasks:
+        raise unknown("task", task, tasks)
+    return tasks[task](*arguments, **options)
+
+
+def explain_question(state: SentenceState, question: str, *arguments: Any, **options: Any) -> Route:
     """How a question to a sentence would be answered.
 
     Args:

@@ -48,6 +48,7 @@ class Question:
     below: Mapping[int, int]  # readout -> the attention right below it, which is left to its likelihood
     choices: Mapping[int, Collection[int]]  # asked for -> the choices on which its value depends
     fault: ReadingError | None  # why the choices cannot be eliminated family by family; not raised here
+    has_plan: bool  # False where the plan is at fault, which then says how many joint states the sentences have
 
 
 def question_to_factors(
@@ -76,7 +77,7 @@ def question_to_factors(
     _check_names(network, evidence, do)
     forms = {name: _says(told, patched.get(name)) for name, told in evidence.items()}
     question = analyse_question(module, forms, query, do, {**patched, **rows})
-    if question.fault is not None:
+    if question.fault is not None and question.has_plan:
         raise question.fault
     inputs = module.inputs(x, given)
     for index, choices in question.choices.items():
@@ -163,7 +164,7 @@ def _analysed(
     want = _names(network, (needed - settled) | above_settled)
     choices = {index: _choices_above(network, index, free, closed) for index in free | told_of}
     fault = _open_fault(network, above_settled - closed)
-    fault = fault or module.find_needs(want, closed, free, partly - settled).fault
+    plan_fault = None if fault else module.find_needs(want, closed, free, partly - settled).fault
     return Question(
         want=want,
         settled=_names(network, settled),
@@ -171,7 +172,8 @@ def _analysed(
         needed=tuple(sorted(needed)),
         below=below,
         choices={index: choices.get(index, ()) for index in asked},
-        fault=fault or _elimination_fault(network, choices, below),
+        fault=fault or plan_fault or _elimination_fault(network, choices, below),
+        has_plan=plan_fault is None,
     )
 
 

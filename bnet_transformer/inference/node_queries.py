@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution, Independent
 from torch.distributions import Normal as TorchNormal
 
-from bnet_transformer import asking, cost, reference
+from bnet_transformer import asking, reference
 from bnet_transformer.compiler.course import Course, Layout, Request
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.plan import open_parent
 from bnet_transformer.compiler.seeing import seen
+from bnet_transformer.cost.count import plan_flops
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.batched_states import joint_states, of_one_sentence, pieces
 from bnet_transformer.inference.query import (
@@ -288,7 +289,7 @@ class Answers:
         want = sorted({query.member.family.index, *answers._wanted(query.table, [query.member])})
         is_open = frozenset(i for i in want if i not in closed and network.members[i].tpm.kind == "discrete")
         plan = self.module.plan(tuple(network.members[i].family.name for i in want), closed, is_open, patched=some)
-        return cost.plan_flops(network, plan, self.world.ground.words, closed, batch)
+        return plan_flops(network, plan, self.world.ground.words, closed, batch)
 
     def _closed(self, above: set[int]) -> tuple[frozenset[int], frozenset[int], Fault | None]:
         """The families above some whose value is known, those of which some nodes have one, and the fault of a family

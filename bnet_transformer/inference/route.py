@@ -28,6 +28,8 @@ ALGORITHMS = {
     "reference": "node by node in Python, slow",
 }
 
+FAST = ("graph", "compiled", "elimination")  # what is not one of these has a node that is the reason
+
 
 class PerformanceWarning(UserWarning):
     """A question takes a slow algorithm; the message names the node that is the reason, and the cost."""
@@ -121,8 +123,9 @@ def choose(question: str, rules: Sequence[Rule[S]], subject: S) -> Route:
     for rule in rules:
         fault = rule.fault(subject)
         if fault is None:
-            reason = rule.reason if before is None else f"{rule.reason}; not faster, for {_text(before)}"
-            return Route(question, rule.algorithm, reason, None if before is None else before.what)
+            if before is None or rule.algorithm in FAST:
+                return Route(question, rule.algorithm, rule.reason)
+            return Route(question, rule.algorithm, f"{rule.reason}; not faster, for {_text(before)}", before.what)
         before = fault
     raise AssertionError(f"no rule for {question}")
 

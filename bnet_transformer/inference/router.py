@@ -14,7 +14,8 @@ from dataclasses import replace
 
 import torch
 
-from bnet_transformer import cost, reference
+from bnet_transformer import reference
+from bnet_transformer.cost.count import plan_flops
 from bnet_transformer.inference.batched_states import of_one_sentence
 from bnet_transformer.inference.factors import Question, analyse_question
 from bnet_transformer.inference.query import Query, evidence_forms, mixed_fault, set_families
@@ -171,4 +172,4 @@ def explain(query: Query, route: Route) -> Route:
     closed = {*set_families(world)[0], *question.settled}
     known = frozenset(world.network.graph.family(name).index for name in closed)
     plan = query.module.plan(want, known, question.free)
-    return replace(route, flops=cost.plan_flops(world.network, plan, words, known, batch))
+    return replace(route, flops=plan_flops(world.network, plan, words, known, batch))

@@ -16,7 +16,6 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -176,7 +175,7 @@ class TPM(abc.ABC):
         """How many values a discrete node has; None where the sentence decides it, or there is no such number."""
         return None
 
-    @cached_property
+    @property
     def is_random(self) -> bool:
         """True where the parents do not decide the value: the node is discrete or continuous."""
         return self.kind in ("discrete", "continuous")

@@ -153,9 +153,11 @@ def _view(state: SentenceState, asked: Options, highlights: Highlights) -> str:
 
 
 def _has_grid(state: SentenceState, selection: Selection) -> bool:
-    """True where a reading grid can be drawn: some words are read, and each stack of them has a state over words."""
-    ends = [end for member in _readers(state.network, selection.slices) for end in ends_of(state.network, member)]
-    return bool(ends) and all(asking.state_of(state.network, stack) is not None for stack, _ in ends)
+    """True where a reading grid can be drawn: words are read by distributions, between states over words."""
+    readers = _readers(state.network, selection.slices)
+    stacks = {stack for member in readers for stack, _ in ends_of(state.network, member)}
+    has_states = all(asking.state_of(state.network, stack) is not None for stack in stacks)
+    return bool(readers) and has_states and all(member.tpm.has_reading for member in readers)
 
 
 def _others(state: SentenceState, selection: Selection) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from bnet_transformer.inference.route import Obstacle
 from bnet_transformer.inference.sweeps import arrows, sequential
 from bnet_transformer.inference.sweeps.ablation import Ablation
 from bnet_transformer.inference.sweeps.cells import Cells, Entries, Ids
@@ -26,7 +27,7 @@ from bnet_transformer.inference.sweeps.needed_positions import (
     numbers_in,
 )
 from bnet_transformer.inference.sweeps.patched_run import PatchedRun, setting_of
-from bnet_transformer.inference.sweeps.routing import Obstacle, Obstacles, find_obstacles, sources_of
+from bnet_transformer.inference.sweeps.routing import Obstacles, find_obstacles, sources_of
 from bnet_transformer.inference.sweeps.sparse_update import Setting
 from bnet_transformer.world import where
 

@@ -24,7 +24,8 @@ import numpy as np
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.cost import cost
-from bnet_transformer.inference.route import Route
+from bnet_transformer.inference.query import mixed_fault, set_families
+from bnet_transformer.inference.route import Obstacle, Route
 from bnet_transformer.inference.sweeps.cells import Cells, Entries, Ids
 from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.inference.sweeps.needed_positions import (
@@ -38,19 +39,8 @@ from bnet_transformer.network import Member, Network
 from bnet_transformer.world import World
 
 CHUNK = 2**24  # entries of the tables of changed words at once
-ONE_AFTER_ANOTHER = "computes its words one after another"
-OPEN_CHOICES = "has open choices that the sweep does not enumerate"
-
-
-@dataclass(frozen=True)
-class Obstacle:
-    """The node or family that keeps a cell from being computed with others, and what it does."""
-
-    node: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.node} {self.reason}"
+ONE_AFTER_ANOTHER = "computed one word after another"
+OPEN_CHOICES = "an open choice that the sweep does not enumerate"
 
 
 @dataclass(frozen=True)
@@ -128,28 +118,18 @@ def _sources_by_cells(world: World, cells: Cells) -> Iterator[tuple[list[int], s
 
 def find_obstacle_of_a_run(examples: Examples, families: Collection[int]) -> Obstacle | None:
     """Why one compiled run does not compute the values of families (of random ones their distribution)."""
-    world = examples.world
-    network, ground = world.network, world.ground
-    set_nodes: dict[int, list[int]] = {}
-    for node in world.do:
-        set_nodes.setdefault(ground.family_of(node).index, []).append(node)
-    above = {*families, *network.graph.ancestors(families)}
-    for index in set_nodes.keys() & above:
-        if len({(world.do[node].shape, world.do[node].dtype) for node in set_nodes[index]}) > 1:
-            return Obstacle(network.members[index].family.name, "has nodes set to states and others set to tensors")
-    whole = {
-        index
-        for index, nodes in set_nodes.items()
-        if len(nodes) == ground.offsets[index + 1] - ground.offsets[index]
-        and network.members[index].tpm.kind != "input"
-    }
-    with_rows = {ground.family_of(node).index for node in world.rows}
-    want = [network.graph.families[index].name for index in sorted(families)]
-    needs = examples.module.find_needs(want, whole, patched=(set_nodes.keys() - whole) | with_rows)
+    world, graph = examples.world, examples.world.network.graph
+    above = {*families, *graph.ancestors(families)}
+    mixed = mixed_fault(world, world.do, above=above)
+    if mixed is not None:
+        return mixed
+    known, patched = ([graph.by_name[name].index for name in names] for names in set_families(world, above))
+    want = [graph.families[index].name for index in sorted(families)]
+    needs = examples.module.find_needs(want, known, patched=patched)
     if needs.enumerated:
-        return Obstacle(network.graph.families[min(needs.enumerated)].name, OPEN_CHOICES)
+        return Obstacle(graph.families[min(needs.enumerated)].name, OPEN_CHOICES)
     if needs.fault is not None:
-        return Obstacle(needs.fault.what, f"needs {needs.fault.expected}")
+        return Obstacle(needs.fault.what, f"without {needs.fault.expected}")
     return None
 
 
@@ -161,7 +141,7 @@ def _obstacle_of_rows(sides: Collection[Examples], entries: Entries) -> Obstacle
         ground = examples.world.ground
         cut, rows = ground.cut_in(entries.family), ground.rows_in(entries.family)
         if cut or rows:
-            return Obstacle(ground.name((cut or rows)[0]), "is set by do()")
+            return Obstacle(ground.name((cut or rows)[0]), "set by do()")
     return None
 
 
@@ -204,7 +184,7 @@ def _obstacles_of_selectors(
     """The selectors of a family that change: the obstacle, and the table of the cells."""
     for selector in {selector for given in member.inputs for _, selector in given.pick}:
         if selector in changed:
-            reason = f"changes, and {member.family.name} picks by it"
+            reason = f"a selector that changes, by which {member.family.name} picks"
             yield Obstacle(network.graph.families[selector].name, reason), changed[selector][1]
 
 
@@ -214,9 +194,9 @@ def _obstacles_of_family(
     """The rules for a family of which these words are computed again, or change."""
     family = member.family
     if any(axis == WORD for given in member.inputs for axis, _ in given.pick):
-        yield Obstacle(family.name, "picks a word by a choice"), descends
+        yield Obstacle(family.name, "picked by a choice of a word"), descends
     if world.ground.rows_in(family.index):
-        yield Obstacle(family.name, "has rows of attention that are set by do()"), descends
+        yield Obstacle(family.name, "mixed by rows of attention that do() set"), descends
     if family.index in world.network.graph.recurrent:
         yield Obstacle(family.name, ONE_AFTER_ANOTHER), changed
 
@@ -285,7 +265,7 @@ def make_route(
     for obstacle in dict.fromkeys(obstacles.values()):
         count = sum(each == obstacle for each in obstacles.values())
         reason, evaluations = str(obstacle), count * runs * nodes
-        parts.append(Route(_question(count), "sequential", reason, obstacle.node, states, evaluations=evaluations))
+        parts.append(Route(_question(count), "sequential", reason, obstacle.what, states, evaluations=evaluations))
     if len(parts) == 1:
         return parts[0]
     reason = "cells meet different obstacles"

@@ -44,13 +44,15 @@ class Reading:
 def prepare(state: SentenceState, members: Sequence[Member]) -> None:
     """Compute what these members read in one course of the net, where that can be."""
     set_ = {state.ground.family_of(node).index for node in state.world.do}
-    state.answers.prepare([member for member in members if member.family.index not in set_])
+    state.answers.prepare([m for m in members if m.tpm.has_reading and m.family.index not in set_])
 
 
 def reading_of(state: SentenceState, member: Member, heads: Collection[int] | None = None) -> Reading | str:
     """What a member reads; in words why nothing, where its TPM has no `P(j | i)`."""
     world, family = state.world, member.family
     set_ = [node for node in world.do if world.ground.family_of(node).index == family.index]
+    if not member.tpm.has_reading:
+        return f"{family.name}: expected attention P(j | i); got {member.tpm.why_no_reading()}"
     if family.index in world.network.graph.recurrent and set_:
         return f"{family.name} reads what is set in it: no P(j | i) is shown"
     if set_:  # what it would read, had it not been set; the rows of what is set are empty
