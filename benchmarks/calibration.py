@@ -15,7 +15,6 @@ import datetime
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from scipy.stats import chi2
@@ -59,20 +58,20 @@ def nuts_ranks(
     replications: int, draws: int = 19, thin: int = 3, warmup: int = 100, learn: Sequence[str] = LEARN
 ) -> list[list[int]]:
     """Ranks of the truth among thinned draws of NUTS, of each number by itself."""
-    return _ranks("nuts", replications, learn, thin, {"chains": 1, "draws": draws * thin, "warmup": warmup})
+    return _ranks(bt.NUTS(chains=1, draws=draws * thin, warmup=warmup), replications, learn, thin)
 
 
 def svi_ranks(replications: int, draws: int = 19) -> list[list[int]]:
     """The same among draws of the mean-field guide."""
-    return _ranks("svi", replications, LEARN, 1, {"draws": draws, "steps": 1000, "rate": 0.03})
+    return _ranks(bt.SVI(draws=draws, steps=1000, rate=0.03), replications, LEARN, 1)
 
 
-def _ranks(method: str, replications: int, learn: Sequence[str], thin: int, options: dict[str, Any]) -> list[list[int]]:
+def _ranks(method: bt.NUTS | bt.SVI, replications: int, learn: Sequence[str], thin: int) -> list[list[int]]:
     """The share of the first head, and the first entry of its W_v where that is learned: the rank of each."""
     ranks: list[list[int]] = [[] for _ in learn]
     for seed in range(replications):
         net, data, _ = tiny(1000 + seed)
-        f = bt.fit(net, data, method=method, learn=learn, spread=1.0, seed=seed, progress=False, **options)
+        f = bt.fit(net, data, method=method, learn=learn, spread=1.0, seed=seed, progress=False)
         for name, each in zip(learn, ranks, strict=True):
             samples = f.samples[name].flatten(0, 1)[thin - 1 :: thin].flatten(1)[:, 0]
             each.append(int((samples < _natural(name, net.parameters[name]).flatten()[0]).sum()))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import inspect
 import itertools
 import shlex
 import sys
@@ -191,17 +190,19 @@ def responsibilities(where: Where) -> list[Figure]:
 def geometric_steps(where: Where) -> list[Figure]:
     """Steps of `bt.train` on a geometric net (3 wide, 3 slices, 2 blocks; windows of 3 words, batches of 512), recorded
     as a CUDA graph, and not; and the minutes of 500,000. They must be minutes: at most ten."""
-    few: dict[str, Any] = {"steps": 20, "rate": 0.01, "batch": 64, "progress": False}
-    ways = [False, True] if "recorded" in inspect.signature(bt.train).parameters and where.cuda else [False]
+    few: dict[str, Any] = {"steps": 20, "optimizer": bt.AdamW(rate=0.01), "batch": 64, "progress": False}
+    ways = [False, True] if where.cuda else [False]
     data = _turned(1024)
     want = bt.train(_geometric(), data, device="cpu", **few).losses
     rows = []
     for recorded in ways:
-        more: dict[str, Any] = {"device": where.device} | ({"recorded": True} if recorded else {})
+        more: dict[str, Any] = {"device": where.device, "execution": bt.Execution(recorded=recorded)}
         got = bt.train(_geometric(), data, **few, **more).losses
         _agree([torch.tensor(got)], [torch.tensor(want)], "the losses on the device and on the CPU")
         data_here = _turned(4096)
-        run = functools.partial(bt.train, _geometric(), data_here, rate=0.01, batch=512, progress=False, **more)
+        run = functools.partial(
+            bt.train, _geometric(), data_here, optimizer=bt.AdamW(rate=0.01), batch=512, progress=False, **more
+        )
         rate = _steps_a_second(run, where.pick(500, 10), where.pick(2500, 30), where)
         said = "recorded" if recorded else "as they come"
         target = 10.0 if recorded else None

@@ -101,8 +101,8 @@ def every_restart(per: str, sigma: float, restarts: int, steps: int) -> list[tup
     x, y, _ = drawn(true, selector, LEARN, seed=1)
     tx, ty, tc = drawn(true, selector, JUDGE, seed=2)
     with tempfile.TemporaryDirectory() as folder:
-        options = {"restarts": restarts, "steps": steps, "spread": SPREAD, "prune": False, "folder": folder}
-        f = bt.fit(net, (x, y), progress=False, **options)
+        method = bt.MAP(restarts=restarts, steps=steps, prune=False)
+        f = bt.fit(net, (x, y), method=method, spread=SPREAD, checkpoints=folder, progress=False)
         kept = checkpoint.read(Path(folder, checkpoint.NAME), net.network)
     last = {who: score for step, who, score in f.measured if step == kept.step}
     found = []
@@ -128,14 +128,14 @@ def head_row(per: str, sigma: float, near: float | None, gap: float | None, rest
     best, floor = oracle(true, tx, ty, tc, selector)
     start = time.perf_counter()
     net = mixture(per, sigma, HEADS)
-    f = bt.fit(net, (x, y), restarts=restarts, steps=steps, spread=SPREAD, progress=False)
+    f = bt.fit(net, (x, y), method=bt.MAP(restarts=restarts, steps=steps), spread=SPREAD, progress=False)
     spent = time.perf_counter() - start
     ari = rand_index(tc, f.responsibilities((tx, ty)).argmax(-1))
     nll = -float(f.log_likelihood((tx, ty)).sum()) / ty.numel()
     met = None if near is None else ari >= best - near and (gap is None or nll <= floor + gap)
     end = max(step for step, _, _ in f.measured)
     last = sorted((score for step, _, score in f.measured if step == end), reverse=True)
-    g = bt.fit(true, (x, y), steps=200, rate=0.01, batch=LEARN, spread=SPREAD, progress=False)
+    g = bt.fit(true, (x, y), method=bt.MAP(steps=200, rate=0.01), batch=LEARN, spread=SPREAD, progress=False)
     near_truth = rand_index(tc, g.responsibilities((tx, ty)).argmax(-1))
     told = ", ".join(f"{score / (WORDS * DIM):.4f}" for score in last)
     goal = (
@@ -160,10 +160,10 @@ def summed_row(steps: int) -> Row:
     true = planted("sentence", 1.0)
     x, y, _ = drawn(true, "c", LEARN, seed=1)
     tx, ty, _ = drawn(true, "c", JUDGE, seed=2)
-    f = bt.fit(mixture("sentence", 1.0, HEADS), (x, y), restarts=4, steps=steps, progress=False)
+    f = bt.fit(mixture("sentence", 1.0, HEADS), (x, y), method=bt.MAP(restarts=4, steps=steps), progress=False)
     mine = -float(f.log_likelihood((tx, ty)).sum()) / ty.numel()
     net = bt.bayesuvius(DIM, heads=HEADS, key_dim=KEY, combine="concat", observe=Normal(1.0))
-    g = bt.fit(net, (x, y), restarts=4, steps=2 * steps, progress=False)
+    g = bt.fit(net, (x, y), method=bt.MAP(restarts=4, steps=2 * steps), progress=False)
     theirs = -float(g.log_likelihood((tx, ty)).sum()) / ty.numel()
     sigma, best = at_best_sigma(g.predict(tx), ty)
     told = f"{theirs:.4f} at sigma 1, {theirs - mine:.4f} more; {best:.4f} at its own best sigma {sigma:.3f}, "
@@ -184,7 +184,7 @@ def offered_row(restarts: int, steps: int) -> Row:
     true = planted("sentence", 1.0)
     x, y, _ = drawn(true, "c", LEARN, seed=1)
     tx, ty, tc = drawn(true, "c", JUDGE, seed=2)
-    f = bt.fit(mixture("sentence", 1.0, 8), (x, y), method="em", restarts=restarts, steps=steps, progress=False)
+    f = bt.fit(mixture("sentence", 1.0, 8), (x, y), method=bt.EM(restarts=restarts, steps=steps), progress=False)
     nll = -float(f.log_likelihood((tx, ty)).sum()) / ty.numel()
     ari = rand_index(tc, f.responsibilities((tx, ty)).argmax(-1))
     shares = ", ".join(f"{p:.3f}" for p in sorted(f.pi.tolist(), reverse=True))
@@ -250,7 +250,7 @@ def codebook_row(sentences: int = 20_000, atoms: int = 6, sigma: float = 1.0) ->
     fresh = bt.bayesuvius(DIM, heads=HEADS, atoms=atoms, key_dim=KEY, observe=Normal(sigma), seed=5)
     net = true.replace({name: fresh.parameters[name] for name in tables})
     start = time.perf_counter()
-    f = bt.fit(net, (x, y), method="em", learn=tables, restarts=8, steps=200, every=200, progress=False)
+    f = bt.fit(net, (x, y), method=bt.EM(restarts=8, steps=200), learn=tables, every=200, progress=False)
     spent = time.perf_counter() - start
     states = [found[f"W_{role}_0"].reshape(-1).long() for role in "qkv"]
     floor = total_variation(true, *observed_atoms(states, atoms))

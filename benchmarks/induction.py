@@ -92,7 +92,7 @@ def built(noise: float = 0.05) -> bt.BNet:
 def trained(heads: int = 2, steps: int = 1000, seed: int = 0) -> bt.BNet:
     """The same declaration, learned by gradient from sentences of which a part is said again."""
     net = declared(heads, 32, 16, 16, seed=seed)
-    return bt.train(net, said_again, steps=steps, rate=0.005, warmup=50, progress=False).net
+    return bt.train(net, said_again, steps=steps, optimizer=bt.AdamW(rate=0.005, warmup=50), progress=False).net
 
 
 def said_again(step: int, count: int = 64) -> Tensor:

@@ -59,7 +59,7 @@ def fit_step(count: int) -> float:
     net, data = _mixture(count)
 
     def run(steps: int) -> None:
-        bt.fit(net, data, steps=steps, batch=count, every=10**6, progress=False)
+        bt.fit(net, data, method=bt.MAP(steps=steps), batch=count, every=10**6, progress=False)
 
     return _by_step(run, *STEPS["fit"])
 
@@ -67,7 +67,7 @@ def fit_step(count: int) -> float:
 def read(count: int) -> float:
     """Seconds of the responsibilities of so many sentences."""
     net, data = _mixture(count)
-    found = bt.fit(net, _mixture(8)[1], steps=1, progress=False)
+    found = bt.fit(net, _mixture(8)[1], method=bt.MAP(steps=1), progress=False)
     found.responsibilities(data)
     start = time.perf_counter()
     found.responsibilities(data)

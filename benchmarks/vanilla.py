@@ -13,7 +13,8 @@ from benchmarks.harness import Figure, figure, interleaved, ratios
 from benchmarks.limits import of_the_limit
 from bnet_transformer._core.distributed import Ranks
 from bnet_transformer.data import Batch, Evidence
-from bnet_transformer.training.run import Recipe, Run
+from bnet_transformer.training.configs import TrainConfig
+from bnet_transformer.training.run import Run
 from bnet_transformer.training.task import infer_trainable_task
 
 DIM, HEADS, SLICES, VOCABULARY, BATCH, WORDS, NEW = 256, 8, 3, 1000, 16, 32, 32
@@ -46,8 +47,8 @@ def training_step() -> list[Figure]:
     heads, against the same step written out for `torch.nn.Transformer` with the same weights."""
     ours, theirs, source, target = _pair()
     adam = torch.optim.AdamW(theirs.parameters(), 1e-3, betas=(0.9, 0.98), eps=1e-9)
-    recipe = Recipe(batch=BATCH, rate=1e-3, clip=1.0)
-    run = Run(infer_trainable_task(ours.network), recipe, 1, Ranks(0, 1, torch.device("cpu")), None, False, {})
+    config = TrainConfig(batch=BATCH, optimizer=bt.AdamW(rate=1e-3, clip=1.0))
+    run = Run(infer_trainable_task(ours.network), config, 1, Ranks(0, 1, torch.device("cpu")), None, {})
     batch = Batch({"enc": source, "dec": target[:, :-1]}, None, {"dec_y": Evidence(target[:, 1:])})
 
     def step() -> float:

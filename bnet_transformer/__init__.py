@@ -26,8 +26,14 @@ if TYPE_CHECKING:
     from bnet_transformer.errors import FileError as FileError
     from bnet_transformer.errors import ReadingError as ReadingError
     from bnet_transformer.errors import UnknownNameError as UnknownNameError
+    from bnet_transformer.files.checkpoint import Checkpoints as Checkpoints
     from bnet_transformer.inference.circuits import circuit as circuit
     from bnet_transformer.inference.explain import explain as explain
+    from bnet_transformer.inference.fit import EM as EM
+    from bnet_transformer.inference.fit import MAP as MAP
+    from bnet_transformer.inference.fit import NUTS as NUTS
+    from bnet_transformer.inference.fit import SVI as SVI
+    from bnet_transformer.inference.fit import Fit as Fit
     from bnet_transformer.inference.fit import fit as fit
     from bnet_transformer.inference.heads import inclusion as inclusion
     from bnet_transformer.inference.heads import roles as roles
@@ -48,20 +54,32 @@ if TYPE_CHECKING:
     from bnet_transformer.pretrained import from_pretrained as from_pretrained
     from bnet_transformer.pretrained.geometric_file import load_geometric as load_geometric
     from bnet_transformer.sentence import Sentence as Sentence
+    from bnet_transformer.training import AdamW as AdamW
+    from bnet_transformer.training import EarlyStopping as EarlyStopping
+    from bnet_transformer.training import Execution as Execution
     from bnet_transformer.training import train as train
     from bnet_transformer.viz.plots import plot as plot
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "EM",
+    "MAP",
+    "NUTS",
+    "SVI",
+    "AdamW",
     "Arrow",
     "BNet",
     "BNetError",
     "BudgetError",
+    "Checkpoints",
     "Declaration",
     "DeclarationError",
+    "EarlyStopping",
     "EvidenceError",
+    "Execution",
     "FileError",
+    "Fit",
     "Node",
     "Plate",
     "Reach",
@@ -93,18 +111,27 @@ __all__ = [
 ]
 
 _HOME = {
+    "AdamW": "training",
     "Arrow": "network",
     "BNet": "bnet",
     "BNetError": "errors",
     "BudgetError": "errors",
+    "Checkpoints": "files.checkpoint",
     "Declaration": "network",
     "DeclarationError": "errors",
+    "EM": "inference.fit",
+    "EarlyStopping": "training",
     "EvidenceError": "errors",
+    "Execution": "training",
     "FileError": "errors",
+    "Fit": "inference.fit",
+    "MAP": "inference.fit",
+    "NUTS": "inference.fit",
     "Node": "network",
     "Plate": "network",
     "Reach": "axes",
     "ReadingError": "errors",
+    "SVI": "inference.fit",
     "Sentence": "sentence",
     "Stack": "network",
     "UnknownNameError": "errors",

@@ -147,7 +147,9 @@ def tried(trial: Trial, series: Tensor) -> Tried:
     """Train a net on the windows of the series, and let it go on from the first one of each."""
     begun = time.perf_counter()
     data = windows(series.float(), trial.words, ahead=trial.words)
-    found = bt.train(trial.net, data, steps=trial.steps, batch=trial.batch, rate=RATE, schedule="cosine")
+    found = bt.train(
+        trial.net, data, steps=trial.steps, batch=trial.batch, optimizer=bt.AdamW(rate=RATE, schedule="cosine")
+    )
     spent = time.perf_counter() - begun
     net, first = found.net.to(torch.float64), series[:, : trial.words]
     further = net.iterate(first, LONG + 1 - trial.words, ahead=trial.words)

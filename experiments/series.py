@@ -89,10 +89,7 @@ class Forecaster:
             self.told(windows, future),
             steps=STEPS,
             batch=BATCH,
-            rate=3e-3,
-            schedule="cosine",
-            warmup=100,
-            clip=1.0,
+            optimizer=bt.AdamW(rate=3e-3, schedule="cosine", warmup=100, clip=1.0),
             seed=seed,
         )
 

@@ -34,7 +34,11 @@ def _symbols(name: str, task: Callable[..., toy.Pairs], steps: int, rate: float)
     net = bt.encoder_decoder(64, heads=4, slices=2, hidden=256, vocabulary=11, dropout=0.1)
     begun = time.perf_counter()
     found = bt.train(
-        net, lambda step: task(80, seed=step), steps=steps, batch=80, schedule="noam", warmup=400, rate=rate
+        net,
+        lambda step: task(80, seed=step),
+        steps=steps,
+        batch=80,
+        optimizer=bt.AdamW(schedule="noam", warmup=400, rate=rate),
     )
     spent = time.perf_counter() - begun
     source, target = task(COUNT, seed=UNSEEN)
@@ -56,10 +60,7 @@ def dates() -> Result:
         lambda step: toy.dates(64, seed=step),
         steps=1500,
         batch=64,
-        rate=3e-3,
-        schedule="cosine",
-        warmup=100,
-        clip=1.0,
+        optimizer=bt.AdamW(rate=3e-3, schedule="cosine", warmup=100, clip=1.0),
         start=toy.START,
         stop=toy.STOP,
     )
@@ -106,7 +107,7 @@ def _final(count: int, seed: int) -> float:
         lambda step: toy.sorting(32, length=8, seed=1000 * seed + step),
         steps=300,
         batch=32,
-        rate=3e-3,
+        optimizer=bt.AdamW(rate=3e-3),
         seed=seed,
     )
     return statistics.mean(found.losses[-20:])

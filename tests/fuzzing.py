@@ -43,6 +43,7 @@ from bnet_transformer.files import checkpoint, plain, store
 from bnet_transformer.inference.surgery import matching
 from bnet_transformer.pretrained import from_hugging_face, from_lens, to_hugging_face, to_lens
 from bnet_transformer.training import kept
+from tests import flat_options
 from tests.keeping import same
 
 SECONDS = 10.0  # of the processor, that one input may take: a busy machine takes longer by the clock
@@ -392,13 +393,20 @@ def read_checkpoint(data: bytes) -> None:
     """A run that goes on from a checkpoint."""
     path = _rebuilt(data)
     kept(trainee(), path.parent)
-    bt.train(trainee(), ["the cat"], steps=3, folder=path.parent, resume=True, progress=False)
+    bt.train(trainee(), ["the cat"], steps=3, checkpoints=bt.Checkpoints(path.parent, resume=True), progress=False)
 
 
 def seeds_checkpoint() -> list[bytes]:
     """The checkpoint of a run of a step."""
     folder = place() / "began"
-    bt.train(trainee(), ["the cat"], steps=2, folder=folder, resume=folder.exists(), every=1, progress=False)
+    bt.train(
+        trainee(),
+        ["the cat"],
+        steps=2,
+        checkpoints=bt.Checkpoints(folder, resume=folder.exists()),
+        every=1,
+        progress=False,
+    )
     return [_told(folder / checkpoint.NAME)]
 
 
@@ -418,7 +426,7 @@ def read_ascent(data: bytes) -> None:
     told = str(json.loads(data)["head"])
     asked = next((each for each in METHODS if repr(each["method"]) in told), CHAINS)
     small, sentences = fitted()
-    bt.fit(small, sentences, folder=path.parent, resume=True, every=1, progress=False, **asked)
+    flat_options.fit(small, sentences, folder=path.parent, resume=True, every=1, progress=False, **asked)
 
 
 def seeds_ascent() -> list[bytes]:
@@ -427,7 +435,7 @@ def seeds_ascent() -> list[bytes]:
     found = []
     for asked in METHODS:
         folder = place() / f"began-{asked['method']}"
-        bt.fit(small, sentences, folder=folder, resume=folder.exists(), every=1, progress=False, **asked)
+        flat_options.fit(small, sentences, folder=folder, resume=folder.exists(), every=1, progress=False, **asked)
         found.append(_told(folder / checkpoint.NAME))
     return found
 
@@ -446,7 +454,7 @@ def seeds_fit() -> list[bytes]:
         steps = {} if "chains" in options else {"steps": 1}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            bt.fit(small, sentences, progress=False, **options, **steps).save(path)
+            flat_options.fit(small, sentences, progress=False, **options, **steps).save(path)
         found.append(_told(path))
     return found
 

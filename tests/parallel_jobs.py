@@ -16,9 +16,10 @@ from torch import distributed
 import bnet_transformer as bt
 from bnet_transformer._core import distributed as parallel
 from bnet_transformer.inference import damage
-from bnet_transformer.inference.fit.ascent import Ascent
+from bnet_transformer.inference.fit.ascent import RestartOptimizer
 from bnet_transformer.tpm import Categorical, Normal
 from bnet_transformer.training import alone
+from tests import flat_options
 
 D = torch.float64
 WORDS = ["the", "cat", "sat", "on", "a", "mat"]
@@ -41,7 +42,7 @@ def vectors(count, width=3):
 
 
 def fit(net, data, **options):
-    return bt.fit(net, data, progress=False, **options)
+    return flat_options.fit(net, data, progress=False, **options)
 
 
 def numbers(f):
@@ -55,13 +56,13 @@ def fits(count, folder=None):
     ids = torch.arange(count * 3).reshape(count, 3) % 6, torch.arange(count * 3).reshape(count, 3) % 3
     few = {"spread": 1.0, "draws": 3, "batch": 3}
     return {
-        "map": numbers(fit(mixture(), data, steps=4, batch=3, restarts=3, spread=1.0)),
-        "em": numbers(fit(mixture(), data, method="em", steps=3, inner=2, batch=3)),
+        "map": numbers(fit(mixture(), data, method=bt.MAP(steps=4, restarts=3), batch=3, spread=1.0)),
+        "em": numbers(fit(mixture(), data, method=bt.EM(steps=3, inner=2), batch=3)),
         "svi": numbers(fit(mixture(), data, method="svi", steps=4, **few)),
-        "svi of tables": numbers(fit(mixture(), data, method="svi", steps=4, draws=3, learn=["c.logits"])),
+        "svi of tables": numbers(fit(mixture(), data, method=bt.SVI(steps=4, draws=3), learn=["c.logits"])),
         "svi, one by one": numbers(fit(mixture(), data, method="svi", steps=3, **few | {"batch": 1})),
         "svi, drawn": numbers(fit(word["net"], ids, method="svi", steps=3, choices="sampled", **few | {"batch": 2})),
-        "nuts": numbers(fit(mixture(), data, method="nuts", chains=3, draws=2, warmup=3, learn=["c.logits"])),
+        "nuts": numbers(fit(mixture(), data, method=bt.NUTS(chains=3, draws=2, warmup=3), learn=["c.logits"])),
     }
 
 
@@ -73,8 +74,11 @@ def chains(folder, resume, **options):
 def of_fits(count):
     """What a fit tells of many sentences: a point, and a posterior."""
     data, found = vectors(count), {}
-    point, word = fit(mixture(), vectors(6), steps=1), fit(mixture("word"), vectors(6), steps=1)
-    samples = fit(mixture(), data, method="svi", steps=2, draws=3, spread=1.0)
+    point, word = (
+        fit(mixture(), vectors(6), method=bt.MAP(steps=1)),
+        fit(mixture("word"), vectors(6), method=bt.MAP(steps=1)),
+    )
+    samples = fit(mixture(), data, method=bt.SVI(steps=2, draws=3), spread=1.0)
     for name, f in (("point", point), ("word", word), ("samples", samples)):
         told = f.responsibilities(data), f.log_likelihood(data), f.predict(data[0])
         found[name] = [*told, f.log_likelihoods] if f.samples else [*told]
@@ -118,22 +122,24 @@ def trained(folder=None, kill=False, **options):
         return step(k)
 
     net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.0).to(D)
-    return bt.train(net, data, **{"steps": 8, "rate": 0.01, "every": 2} | options, folder=folder, progress=False)
+    return flat_options.train(
+        net, data, **{"steps": 8, "rate": 0.01, "every": 2} | options, folder=folder, progress=False
+    )
 
 
 def fitted(folder=None, kill=False, **options):
-    before = Ascent.advance
+    before = RestartOptimizer.advance
 
     def advance(self):
         if kill and self.step == 5:
             os.kill(os.getpid(), signal.SIGKILL)
         before(self)
 
-    Ascent.advance = advance
+    RestartOptimizer.advance = advance
     try:
         return fit(mixture(), vectors(7), steps=8, batch=3, every=2, spread=1.0, folder=folder, **options)
     finally:
-        Ascent.advance = before
+        RestartOptimizer.advance = before
 
 
 def killed(folder):
@@ -153,11 +159,11 @@ def together(folder):
 def apart(folder):
     """What ranks must not do each in its own way, and a few sentences for many ranks."""
     found = fits(2) | of_fits(2) | of_heads(2)
-    f = fit(mixture(), vectors(6), steps=1)
-    sliced = fit(mixture("slice", slices=2), vectors(6), steps=1)
+    f = fit(mixture(), vectors(6), method=bt.MAP(steps=1))
+    sliced = fit(mixture("slice", slices=2), vectors(6), method=bt.MAP(steps=1))
     refused = []
     for ask in (
-        lambda: fit(mixture(), tuple(part + (RANK == 1) for part in vectors(6)), steps=1),
+        lambda: fit(mixture(), tuple(part + (RANK == 1) for part in vectors(6)), method=bt.MAP(steps=1)),
         lambda: f.log_likelihood(vectors(4)) if RANK == 2 else f.responsibilities(vectors(4)),
         lambda: trained(rate=0.02 + 0.01 * RANK),
         lambda: sliced.responsibilities(vectors(4), selector=f"c_{int(RANK == 1)}"),
@@ -180,7 +186,7 @@ def apart(folder):
 def astray(folder):
     """Ranks that fail, come late or know more than others, and go on: they meet again, or each is told soon."""
     data, other = vectors(5), {"dropout": 0.3 if RANK == 1 else 0.2}
-    samples = fit(mixture(), data, method="svi", steps=2, draws=3, spread=1.0)
+    samples = fit(mixture(), data, method=bt.SVI(steps=2, draws=3), spread=1.0)
     if RANK == 0:
         with alone():
             samples.log_likelihoods  # noqa: B018 (kept by this rank alone)
@@ -189,7 +195,7 @@ def astray(folder):
     distributed.destroy_process_group()  # as scripts end
     found["refused"] = [
         told(lambda: bt.roles(summed(), TEXTS, relations={"mine": failing})),
-        told(lambda: fit(mixture(), data, steps=4, every=1 + RANK)),
+        told(lambda: fit(mixture(), data, method=bt.MAP(steps=4), every=1 + RANK)),
         told(
             lambda: bt.inclusion(bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, **other), TEXTS[:6], progress=False)
         ),
@@ -199,10 +205,10 @@ def astray(folder):
             time.sleep(0.1)
     else:
         parallel.PATIENCE = timedelta(seconds=2)
-        found["refused"].append(told(lambda: fit(mixture(), data, steps=1)))
+        found["refused"].append(told(lambda: fit(mixture(), data, method=bt.MAP(steps=1))))
         (folder / f"late{RANK}").touch()
         parallel.PATIENCE = timedelta(minutes=10)
-    return found | {"again": numbers(fit(mixture(), data, steps=2))}
+    return found | {"again": numbers(fit(mixture(), data, method=bt.MAP(steps=2)))}
 
 
 def told(ask):

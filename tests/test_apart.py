@@ -10,6 +10,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer._core.torch_context import own_random
 from bnet_transformer.tpm.arrays import own_tensor
+from tests import flat_options
 
 WORDS = ["the", "cat", "sat"]
 PAIRS = [("the cat sat", "cat the sat"), ("sat the cat", "the sat cat")]
@@ -34,7 +35,9 @@ def decoder():
 
 
 def fitted(method, seed=0):
-    return bt.fit(mixture(), PAIRS, method=method, seed=seed, progress=False, **METHODS[method]).net.network.parameters
+    return flat_options.fit(
+        mixture(), PAIRS, method=method, seed=seed, progress=False, **METHODS[method]
+    ).net.network.parameters
 
 
 def trained(seed=0):
@@ -75,13 +78,13 @@ def test_a_net_of_inference_mode_learns_after_it():
     with torch.inference_mode():
         net = mixture()
     assert not any(value.is_inference() for value in net.network.parameters.values())
-    assert bt.fit(net, PAIRS, steps=1, progress=False).finished
+    assert bt.fit(net, PAIRS, method=bt.MAP(steps=1), progress=False).finished
 
 
 def test_a_default_device_is_not_that_of_a_run():
     net, dec = mixture(), decoder()
     with torch.device("meta"):
-        assert bt.fit(net, PAIRS, steps=1, progress=False).finished
+        assert bt.fit(net, PAIRS, method=bt.MAP(steps=1), progress=False).finished
         assert bt.train(dec, ["the cat sat"], steps=1, progress=False).steps == 1
 
 
@@ -100,7 +103,7 @@ def together(asked):
 def test_threads_draw_as_they_would_alone():
     asked = {("train", k): lambda k=k: trained(k) for k in range(2)}
     asked |= {(m, k): lambda m=m, k=k: fitted(m, k)["c.logits"].tolist() for m in ("svi", "nuts") for k in range(2)}
-    found = bt.fit(mixture(), PAIRS, steps=1, progress=False)
+    found = bt.fit(mixture(), PAIRS, method=bt.MAP(steps=1), progress=False)
     asked |= {("check", k): lambda: found.check(PAIRS, draws=5).p for k in range(2)}
     assert together(asked) == {name: ask() for name, ask in asked.items()}
 
@@ -128,14 +131,14 @@ def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have():
 
 def test_what_a_fit_was_told_is_its_own():
     x, y = torch.ones(2, 3, 4), torch.ones(2, 3, 4)
-    found = bt.fit(real(), (x, y), steps=1, progress=False)
+    found = bt.fit(real(), (x, y), method=bt.MAP(steps=1), progress=False)
     before = found.log_likelihood(found.data)
     x.zero_(), y.zero_()
     assert found.log_likelihood(found.data).equal(before)
 
 
 def test_a_statistic_changes_its_own_copy():
-    found = bt.fit(mixture(), PAIRS, steps=1, progress=False)
+    found = bt.fit(mixture(), PAIRS, method=bt.MAP(steps=1), progress=False)
     before = found.data.evidence["y"].value.clone()
     found.check(found.data, {"none left": lambda y: y.zero_().sum()}, draws=2)
     assert found.data.evidence["y"].value.equal(before)

@@ -163,7 +163,7 @@ def test_fit_is_that_of_python_and_can_be_asked(here):
     net = bt.bayesuvius(
         4, heads=2, mask="causal", vocabulary=vocabulary, observe=bt.tpm.Categorical(len(vocabulary)), seed=2
     )
-    wanted = bt.fit(net, [(each[:-1], each[1:]) for each in words], steps=3, seed=2, progress=False)
+    wanted = bt.fit(net, [(each[:-1], each[1:]) for each in words], method=bt.MAP(steps=3), seed=2, progress=False)
     options = ["--dim", 4, "--steps", 3, "--seed", 2]
     found = told("fit", "-f", "said.txt", *options, "-o", "n.safetensors", "-o", "n.fit", "-o", "n.svg", "-o", "n.json")
     assert found["bounds"] == pytest.approx(wanted.bounds) and found["observed"] == "next"
@@ -194,7 +194,9 @@ def test_fit_reads_labels_and_words_behind_a_tab(here):
 def test_train_is_that_of_python_and_goes_on(here):
     vocabulary = [*dict.fromkeys(" ".join(SAID).split()), "end"]
     net = bt.decoder(4, heads=2, slices=1, dropout=0.0, vocabulary=vocabulary, seed=1)
-    wanted = bt.train(net, SAID, steps=3, rate=0.01, stop="end", seed=1, held_out=SAID, progress=False)
+    wanted = bt.train(
+        net, SAID, steps=3, optimizer=bt.AdamW(rate=0.01), stop="end", seed=1, held_out=SAID, progress=False
+    )
     options = ["--rate", 0.01, "--stop", "end", "--seed", 1, "--held-out", "said.txt"]
     new = ["--dim", 4, "--slices", 1]
     found = told(
@@ -273,10 +275,11 @@ def test_cost_is_that_of_the_net(tiny, here):
         (["fit", "the cat", "-m", "tiny", "--dim", "3"], "no option of a new net beside it; got --dim"),
         (["fit", "the"], "at least 2 words"),
         (["fit", "the cat", "--method", "nuts"], "spread"),
+        (["fit", "the cat", "--method", "nuts", "--restarts", "2"], "--restarts: expected an option of --method nuts"),
         (["fit", "the cat", "--observe", "label"], "lines with a tab"),
         (["fit", "the cat\tb", "the dog"], "one tab in each, or in none"),
         (["fit", "-f", "labelled.txt", "--observe", "words"], "as many words behind the tab"),
-        (["fit", "the cat", "--resume"], "folder="),
+        (["fit", "the cat", "--resume"], "--checkpoint"),
         (["fit", "the cat", "-o", "none/n.safetensors"], "a folder that is there"),
         (["fit", "the cat", "--held-out", "none.txt"], "--file none.txt"),
         (["train", "the cat", "-m", "tiny"], "no random choice beneath the readouts"),

@@ -38,8 +38,8 @@ def forms(net: bt.BNet) -> list[object]:
 def test_every_form_says_the_same_to_every_question(k):
     net = mixture()
     first, data = forms(net)[0], forms(net)[k]
-    f = bt.fit(net, first, steps=2, progress=False)
-    assert bt.fit(net, data, steps=2, progress=False).bounds == f.bounds
+    f = bt.fit(net, first, method=bt.MAP(steps=2), progress=False)
+    assert bt.fit(net, data, method=bt.MAP(steps=2), progress=False).bounds == f.bounds
     for ask in (f.responsibilities, f.predict, f.log_likelihood):
         assert torch.equal(ask(data), ask(first))
     assert f.check(data, draws=2).observed == f.check(first, draws=2).observed
@@ -53,7 +53,7 @@ def test_every_form_says_the_same_to_every_question(k):
 
 def test_sentences_alone_and_with_what_is_observed_predict_the_same():
     net = mixture()
-    f = bt.fit(net, forms(net)[0], steps=2, progress=False)
+    f = bt.fit(net, forms(net)[0], method=bt.MAP(steps=2), progress=False)
     for data in (["a b c", "d c b"], X, np.array(X), torch.tensor(X), {"": X}):
         assert torch.equal(f.predict(data), f.predict(forms(net)[0]))
 
@@ -116,7 +116,7 @@ def test_padding_is_on_the_axis_of_words():
 )
 def test_bad_data_are_refused_with_their_place(data, message):
     with pytest.raises(bt.BNetError, match=message):
-        bt.fit(mixture(), data, steps=1, progress=False)
+        bt.fit(mixture(), data, method=bt.MAP(steps=1), progress=False)
 
 
 def test_evidence_is_one_class():

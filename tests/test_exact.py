@@ -288,7 +288,7 @@ def test_a_batch_refuses_choices_that_meet(make):
     with pytest.raises(bt.BNetError, match=r"expected (a choice whose words|choices for each word)"):
         log_evidence(net.module(), {"y": Evidence(y)}, x)
     with pytest.raises(bt.BNetError):
-        bt.fit(net, (x, y), steps=1, progress=False)
+        bt.fit(net, (x, y), method=bt.MAP(steps=1), progress=False)
     if make is own_choices:
         elbo = TraceEnum_ELBO(max_plate_nesting=net.pyro().max_plate_nesting)
         with pytest.raises(bt.BNetError, match="a choice whose words do not meet"):

@@ -135,7 +135,7 @@ def test_gradients_of_a_categorical_readout_are_those_of_float64(states):
 def test_a_fit_by_em_in_float32_keeps_shares_that_the_data_say_nothing_of():
     """Of heads that are alike the data tell nothing: em leaves their shares as they are."""
     net, (x, y) = alike(mixture(1e-3)), data(40)
-    f = bt.fit(net, (x, y), method="em", learn=["c.logits"], steps=5, progress=False)
+    f = bt.fit(net, (x, y), method=bt.EM(steps=5), learn=["c.logits"], progress=False)
     torch.testing.assert_close(f.pi, PRIOR, atol=1e-5, rtol=0)
     responsibilities = f.responsibilities((x, y))
     torch.testing.assert_close(responsibilities.sum(-1), torch.ones(40), atol=1e-6, rtol=0)

@@ -18,12 +18,13 @@ from bnet_transformer import tpm
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
-from bnet_transformer.inference.fit import run
-from bnet_transformer.inference.fit.ascent import Ascent
-from bnet_transformer.inference.fit.descent import begun
+from bnet_transformer.inference.fit import point
+from bnet_transformer.inference.fit.ascent import RestartOptimizer
+from bnet_transformer.inference.fit.descent import init_restarts
 from bnet_transformer.inference.fit.matching import matched, rand_index
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.tpm import Categorical, Normal
+from tests import flat_options
 
 WORDS = ["a", "b", "c", "d"]
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -54,7 +55,7 @@ def objective_of(net, learn=None, spread=None):
 
 
 def fit(net, data, **options):
-    return bt.fit(net, data, progress=False, **options)
+    return flat_options.fit(net, data, progress=False, **options)
 
 
 def at_random(net, seed=0):
@@ -147,23 +148,23 @@ def test_a_power_flattens_every_head():
 def test_em_never_falls_and_ends_where_map_does(prior):
     net, data = at_random(told(atoms=2, prior=prior)), ids(60)
     tables = [name for name in net.parameters if name.endswith("logits") and name != "y.logits"]
-    em = fit(net, data, method="em", learn=tables, steps=150)
+    em = fit(net, data, method=bt.EM(steps=150), learn=tables)
     assert min(np.diff(em.bounds)) > -1e-10
     objective, corpus = objective_of(em.net, tables), read_batch(net.network, data)
     sets = {name: em.net.parameters[name][None].clone().requires_grad_() for name in tables}
     bound = (objective.log_evidences(sets, corpus).sum(1) + objective.log_prior(sets)).sum() / 60
     assert max(float(g.abs().max()) for g in torch.autograd.grad(bound, list(sets.values()))) < 2e-3
-    by_gradient = fit(em.net, data, learn=tables, steps=60, rate=0.01, batch=60)
+    by_gradient = fit(em.net, data, learn=tables, method=bt.MAP(steps=60, rate=0.01), batch=60)
     assert by_gradient.bounds[-1] == pytest.approx(em.bounds[-1], abs=2e-3)
 
 
 def test_em_with_one_table_is_the_closed_form():
     """One sentence-level selector, heads known: the M-step is the mean of the responsibilities."""
     net, data = at_random(mixture()), vectors(40)
-    f = fit(net, data, method="em", learn=["c.logits"], steps=1)
+    f = fit(net, data, method=bt.EM(steps=1), learn=["c.logits"])
     share = posterior(net.module(), "c", {"y": Evidence(data[1])}, data[0]).mean(0)
     torch.testing.assert_close(f.pi, share)
-    again = fit(told(prior=4.0), ids(40), method="em", learn=["c.logits"], steps=1)
+    again = fit(told(prior=4.0), ids(40), method=bt.EM(steps=1), learn=["c.logits"])
     share = posterior(told(prior=4.0).module(), "c", {"y": Evidence(ids(40)[1])}, ids(40)[0]).sum(0) + 3
     torch.testing.assert_close(again.pi, share / share.sum())
 
@@ -175,7 +176,7 @@ def test_restarts_at_once_are_restarts_one_by_one(method):
     options |= {"inner": 4} if method == "em" else {}
     together = fit(net, data, restarts=3, prune=False, **options)
     objective = objective_of(net)
-    run = begun(net.network, objective.learned.names, 3, 0, torch.device("cpu"))
+    run = init_restarts(net.network, objective.learned.names, 3, 0, torch.device("cpu"))
     scores = []
     for r in range(3):
         one = fit(net.replace(run.one(r)), data, **options)
@@ -188,7 +189,7 @@ def test_restarts_at_once_are_restarts_one_by_one(method):
 
 
 def test_pruning_keeps_the_better_half_and_the_best_is_the_best_measured():
-    f = fit(mixture(), vectors(60), restarts=8, steps=16, every=4, held_out=vectors(10, seed=1))
+    f = fit(mixture(), vectors(60), method=bt.MAP(restarts=8, steps=16), every=4, held_out=vectors(10, seed=1))
     who = {step: sorted(w for s, w, _ in f.measured if s == step) for step in (4, 8, 16)}
     assert [len(who[step]) for step in (4, 8, 16)] == [8, 4, 2]
     at = {w: score for step, w, score in f.measured if step == 8}
@@ -198,7 +199,7 @@ def test_pruning_keeps_the_better_half_and_the_best_is_the_best_measured():
 
 
 def test_sentences_held_out_of_the_data_are_learned_from_in_the_end():
-    f = fit(mixture(), vectors(60), restarts=2, steps=8)
+    f = fit(mixture(), vectors(60), method=bt.MAP(restarts=2, steps=8))
     assert f.judged_on == "6 held-out sentences" and len(f.bounds) == 8 + 2 and f.sentences == 60
 
 
@@ -208,12 +209,15 @@ def test_planted_heads_are_found():
     x = torch.randn(400, 5, 4, dtype=torch.float64)
     drawn = true.pyro()(x)
     y, c = drawn["y"].reshape(400, 5, 4), drawn["c"].reshape(-1)
-    f = fit(mixture(heads=2, observe=Normal(0.3), seed=9), (x, y), restarts=4, steps=120)
+    f = fit(mixture(heads=2, observe=Normal(0.3), seed=9), (x, y), method=bt.MAP(restarts=4, steps=120))
     assert rand_index(c, f.responsibilities((x, y)).argmax(-1)) > 0.97
     most = f.responsibilities((x, y)).argmax(-1)
     order = matched(torch.tensor([[int(((most == h) & (c == k)).sum()) for h in range(2)] for k in range(2)]))
     torch.testing.assert_close(f.pi[list(order)], torch.tensor([0.7, 0.3]).double(), atol=0.06, rtol=0)
-    A, true_A = f.heads.A["x_1"][list(order)], bt.fit(true, (x, y), steps=1, rate=1e-9, progress=False).heads.A["x_1"]
+    A, true_A = (
+        f.heads.A["x_1"][list(order)],
+        bt.fit(true, (x, y), method=bt.MAP(steps=1, rate=1e-9), progress=False).heads.A["x_1"],
+    )
     assert float(torch.nn.functional.cosine_similarity(A.flatten(1), true_A.flatten(1)).min()) > 0.97
 
 
@@ -223,7 +227,7 @@ def test_planted_heads_are_found():
 def test_questions_agree_with_the_reference():
     net = at_random(told())
     x, y = ids(3)
-    f = fit(net, (x, y), steps=1, rate=1e-12)
+    f = fit(net, (x, y), method=bt.MAP(steps=1, rate=1e-12))
     s = net.sentence([WORDS[i] for i in x[0]])
     evidence = {f"y_{i}": int(k) for i, k in enumerate(y[0])}
     torch.testing.assert_close(f.responsibilities((x, y))[0], s.posterior("c", evidence), atol=1e-9, rtol=1e-9)
@@ -231,14 +235,16 @@ def test_questions_agree_with_the_reference():
         torch.testing.assert_close(f.predict(x)[0, i], s.posterior(f"y_{i}"), atol=1e-9, rtol=1e-9)
     real = at_random(mixture())
     x, y = vectors(3)
-    f = fit(real, (x, y), steps=1, rate=1e-12)
+    f = fit(real, (x, y), method=bt.MAP(steps=1, rate=1e-12))
     s = real.sentence(x=x[1])
     mean = torch.einsum("c,cd->d", real.parameters["c.logits"].softmax(-1), s["x_1_2"])
     torch.testing.assert_close(f.predict(x)[1, 2], mean, atol=1e-9, rtol=1e-9)
     words = at_random(mixture("word"))
     s = words.sentence(x=x[1])
     mean = torch.einsum("c,cd->d", words.parameters["c_0.logits"].softmax(-1), s["x_1_2"])
-    torch.testing.assert_close(fit(words, (x, y), steps=1, rate=1e-12).predict(x)[1, 2], mean, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(
+        fit(words, (x, y), method=bt.MAP(steps=1, rate=1e-12)).predict(x)[1, 2], mean, atol=1e-9, rtol=1e-9
+    )
 
 
 def mean_of(logits, atoms):
@@ -248,7 +254,7 @@ def mean_of(logits, atoms):
 @pytest.mark.parametrize("per", ["sentence", "word", "codebook", "codebook of words"])
 def test_invariants_are_those_of_each_head(per):
     net = at_random(NETS[per][0]())
-    heads = fit(net, vectors(4), steps=1, rate=1e-12).heads
+    heads = fit(net, vectors(4), method=bt.MAP(steps=1, rate=1e-12)).heads
     store = net.parameters
     if per in ("sentence", "word"):
         key = "values" if per == "sentence" else "value"
@@ -267,7 +273,7 @@ def test_invariants_are_those_of_each_head(per):
 
 def test_dead_heads_are_told():
     net = mixture().replace({"c.logits": torch.tensor([0.6, 0.395, 0.005]).double().log()})
-    heads = fit(net, vectors(4), steps=1, rate=1e-12).heads
+    heads = fit(net, vectors(4), method=bt.MAP(steps=1, rate=1e-12)).heads
     assert heads.dead == (2,) and heads.live == 2
 
 
@@ -275,7 +281,7 @@ def test_a_fit_compared_with_its_heads_in_another_order():
     net, data = at_random(mixture()), vectors(80)
     order = [2, 0, 1]
     turned = net.replace({k: v[order] for k, v in net.parameters.items() if v.dim()})
-    f, g = (fit(n, data, steps=1, rate=1e-12) for n in (net, turned))
+    f, g = (fit(n, data, method=bt.MAP(steps=1, rate=1e-12)) for n in (net, turned))
     found = f.compare(g, data)
     assert found.match == tuple(order.index(h) for h in range(3)) and found.agreement == pytest.approx(1.0)
     assert found.gain == pytest.approx(0.0, abs=1e-9)
@@ -302,23 +308,23 @@ def test_rand_index_and_matching_are_those_of_others():
 
 def test_the_last_phase_gives_nothing_worse_than_it_began_with(monkeypatch):
     """With a rate that is far too large, its first measure is its best."""
-    begun, plain = {}, run._with_all
+    start, plain = {}, point._continue_on_all
 
-    def with_all(objective, recipe, habits, corpus, best, *rest):
-        begun.update(objective=objective, corpus=corpus, best=best)
-        return plain(objective, recipe, habits, corpus, best, *rest)
+    def continue_on_all(problem, method, best):
+        start.update(objective=problem.objective, corpus=problem.corpus, best=best)
+        return plain(problem, method, best)
 
-    monkeypatch.setattr(run, "_with_all", with_all)
-    monkeypatch.setattr(run, "LAST", 60.0)
-    f = fit(mixture(heads=2), vectors(), restarts=2, steps=8, spread=1.0, every=1)
+    monkeypatch.setattr(point, "_continue_on_all", continue_on_all)
+    monkeypatch.setattr(point, "LAST", 60.0)
+    f = fit(mixture(heads=2), vectors(), method=bt.MAP(restarts=2, steps=8), spread=1.0, every=1)
 
     def log_posterior(parameters):
-        objective = begun["objective"]
+        objective = start["objective"]
         store = {**objective.network.parameters, **parameters}
-        evidence = objective.log_evidence(store, begun["corpus"]).sum()
+        evidence = objective.log_evidence(store, start["corpus"]).sum()
         return float(evidence + objective.log_prior({name: value[None] for name, value in store.items()}))
 
-    assert log_posterior(f.net.parameters) >= log_posterior(begun["best"])
+    assert log_posterior(f.net.parameters) >= log_posterior(start["best"])
 
 
 @pytest.mark.parametrize("prior", [None, 2.0])
@@ -332,7 +338,9 @@ def test_checks_draw_from_the_fitted_tables_and_not_from_their_prior(prior):
     means = torch.stack([net.module()(x, do={"c": torch.full((400,), c)}) for c in range(2)])
     expected = float(pi @ means.detach().square().mean((1, 2, 3))) + sigma**2
     square = {"square": lambda y: y.square().mean()}
-    found = bt.fit(net, (x, means[0]), steps=1, rate=1e-12, progress=False).check((x, means[0]), square, draws=100)
+    found = bt.fit(net, (x, means[0]), method=bt.MAP(steps=1, rate=1e-12), progress=False).check(
+        (x, means[0]), square, draws=100
+    )
     assert abs(found.mean["square"] - expected) < 4 * found.spread["square"] / 10
     assert found.spread["square"] < expected / 2
 
@@ -341,12 +349,12 @@ def test_checks_pass_for_the_net_that_made_the_data_and_fail_for_another():
     net = mixture(observe=Normal(0.5))
     x = torch.randn(200, 3, 4, dtype=torch.float64)
     y = net.pyro()(x)["y"].reshape(200, 3, 4)
-    good = fit(net, (x, y), steps=1, rate=1e-12).check((x, y), draws=40)
+    good = fit(net, (x, y), method=bt.MAP(steps=1, rate=1e-12)).check((x, y), draws=40)
     assert all(0.02 < p < 0.98 for p in good.p.values())
-    bad = fit(net, (x, 3 * y), steps=1, rate=1e-12).check((x, 3 * y), draws=40)
+    bad = fit(net, (x, 3 * y), method=bt.MAP(steps=1, rate=1e-12)).check((x, 3 * y), draws=40)
     assert bad.p["variance"] == 0.0 and len(bad.to_dataframe()) == 3 and "<div>" in bad._repr_html_()
     own = {"largest": lambda y: y.max()}
-    assert list(fit(net, (x, y), steps=1).check((x, y), own, draws=3).p) == ["largest"]
+    assert list(fit(net, (x, y), method=bt.MAP(steps=1)).check((x, y), own, draws=3).p) == ["largest"]
 
 
 # data
@@ -356,10 +364,10 @@ def test_lists_of_several_lengths_are_arrays_where_they_are_of_one():
     net = told()
     x, y = ids(4)
     pairs = [([WORDS[i] for i in a], b.tolist()) for a, b in zip(x, y, strict=True)]
-    for f in (fit(net, pairs, steps=3), fit(net, (x.numpy(), y.numpy()), steps=3)):
-        assert f.bounds == fit(net, (x, y), steps=3).bounds
+    for f in (fit(net, pairs, method=bt.MAP(steps=3)), fit(net, (x.numpy(), y.numpy()), method=bt.MAP(steps=3))):
+        assert f.bounds == fit(net, (x, y), method=bt.MAP(steps=3)).bounds
     ragged = [*pairs, (["a", "b"], [1, None])]
-    f = fit(net, ragged, steps=1, rate=1e-12)
+    f = fit(net, ragged, method=bt.MAP(steps=1, rate=1e-12))
     seen = Evidence(torch.tensor([[1, 0]]), torch.tensor([[True, False]]))
     alone = log_evidence(net.module(), {"y": seen}, torch.tensor([[0, 1]]))
     torch.testing.assert_close(f.log_likelihood(ragged)[-1], alone[0].detach(), atol=1e-8, rtol=1e-8)
@@ -373,7 +381,7 @@ def test_words_that_nothing_is_seen_of_are_left_out_where_that_is_said():
     seen = torch.ones(6, 3, dtype=torch.bool)
     seen[2, 1] = False
     wanted = log_evidence(net.module(), {"y": Evidence(y.nan_to_num(), seen)}, x).mean().detach()
-    assert fit(net, (x, y), missing=True, steps=1).bounds[0] == pytest.approx(float(wanted))
+    assert fit(net, (x, y), missing=True, method=bt.MAP(steps=1)).bounds[0] == pytest.approx(float(wanted))
 
 
 @pytest.mark.parametrize("missing", [False, True])
@@ -397,8 +405,8 @@ def test_a_fit_of_choices_that_cannot_be_summed_draws_them_as_it_is_advised():
         assert fit(net, data, steps=1, draws=2, spread=1.0, **advised).choices
     net = mixture("slice", slices=3)
     with pytest.raises(bt.BudgetError, match="choices='sampled'") as caught:
-        fit(net, data, steps=1, budget=9)
-    assert fit(net, data, steps=1, budget=27).bounds
+        fit(net, data, method=bt.MAP(steps=1), budget=9)
+    assert fit(net, data, method=bt.MAP(steps=1), budget=27).bounds
     advised = eval(f"dict({caught.value.allowed.partition('; ')[2]})")
     assert fit(net, data, steps=1, budget=9, draws=2, spread=1.0, **advised).choices
 
@@ -427,10 +435,15 @@ REFUSED = [
     (mixture, (X, Y), {"learn": ["W_z"]}, "W_q_0.values"),
     (mixture, (X, Y), {"learn": "c.logits"}, "list"),
     (mixture, (X, Y), {"method": "nuts"}, "spread"),
-    (mixture, (X, Y), {"method": "svi", "restarts": 2, "spread": 1.0}, "map or em"),
+    (
+        mixture,
+        (X, Y),
+        {"method": "svi", "restarts": 2, "spread": 1.0},
+        r"method=bt.MAP\(restarts=...\)",
+    ),
     (mixture, (X, Y), {"method": "nuts", "spread": 1.0, "batch": 2}, "whole likelihood"),
     (mixture, (X, Y), {"anneal": 2.0}, "anneal"),
-    (mixture, (X, Y), {"resume": True}, "folder="),
+    (mixture, (X, Y), {"resume": True}, r"checkpoints=bt.Checkpoints\(resume=...\)"),
     (mixture, (X, Y), {"held_out": (X, Y * torch.nan)}, "held_out"),
 ]
 
@@ -443,14 +456,14 @@ def test_bad_input_is_refused(make, data, options, message):
 
 
 def test_one_sentence_is_enough():
-    f = fit(mixture(), [(X[0], Y[0])], restarts=2, steps=3)
+    f = fit(mixture(), [(X[0], Y[0])], method=bt.MAP(restarts=2, steps=3))
     assert f.sentences == 1 and f.judged_on == "the sentences learned from"
 
 
 def test_a_corpus_has_one_draw_and_warns():
     net = at_random(mixture("corpus"))
     with pytest.warns(UserWarning, match="model selection"):
-        f = fit(net, (X, Y), steps=2)
+        f = fit(net, (X, Y), method=bt.MAP(steps=2))
     wanted = log_evidence(net.module(), {"y": Evidence(Y)}, X).detach() / len(X)
     assert f.bounds[0] == pytest.approx(float(wanted)) and f.responsibilities((X, Y)).shape == (1, 3)
 
@@ -460,9 +473,9 @@ def test_a_corpus_has_one_draw_and_warns():
 
 def test_a_diverging_fit_stops_and_says_what_to_change(tmp_path):
     with pytest.raises(bt.BNetError, match=r"no checkpoint was kept.*a rate= below"):
-        fit(mixture(), (X, Y), rate=1e6, steps=50)
+        fit(mixture(), (X, Y), method=bt.MAP(rate=1e6, steps=50))
     with pytest.raises(bt.BNetError, match="before the first good checkpoint"):
-        fit(mixture(), (X, Y), rate=1e6, steps=50, folder=tmp_path, every=1)
+        fit(mixture(), (X, Y), method=bt.MAP(rate=1e6, steps=50), checkpoints=tmp_path, every=1)
 
 
 @pytest.mark.parametrize("method", ["map", "em", "svi"])
@@ -471,7 +484,7 @@ def test_an_interrupt_gives_the_best_so_far_and_goes_on_exactly(method, tmp_path
     options = {"method": method, "steps": 12, "batch": 8, "held_out": vectors(9, seed=3), "spread": 1.0, **many}
     options = options | ({"held_out": None} if method == "svi" else {})
     whole = fit(mixture(), vectors(), every=4, **options)
-    advance = Ascent.advance
+    advance = RestartOptimizer.advance
 
     def interrupted(self):
         advance(self)
@@ -479,7 +492,7 @@ def test_an_interrupt_gives_the_best_so_far_and_goes_on_exactly(method, tmp_path
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ascent, "advance", interrupted)
+        patch.setattr(RestartOptimizer, "advance", interrupted)
         half = fit(mixture(), vectors(), every=4, folder=tmp_path, **options)
     assert not half.finished and len(half.bounds) == 7 and half.bounds == whole.bounds[:7]
     resumed = fit(mixture(), vectors(), every=4, folder=tmp_path, resume=True, **options)
@@ -501,9 +514,9 @@ from bnet_transformer.tpm import Normal
 net = bt.bayesuvius(4, heads=2, observe=Normal(1.0))
 torch.manual_seed(0)
 data = torch.randn(20, 3, 4), torch.randn(20, 3, 4)
-options = {"steps": 400, "every": 10, "batch": 5, "progress": False}
+options = {"method": bt.MAP(steps=400), "every": 10, "batch": 5, "progress": False}
 if __name__ == "__main__":
-    bt.fit(net, data, folder=sys.argv[1], **options)
+    bt.fit(net, data, checkpoints=sys.argv[1], **options)
 """
 
 
@@ -522,26 +535,27 @@ def test_a_killed_fit_loses_at_most_one_interval(tmp_path):
         child.wait()
     space: dict = {"__name__": "killed"}
     exec(script.read_text(), space)
-    resumed = bt.fit(space["net"], space["data"], folder=folder, resume=True, **space["options"])
+    checkpoints = bt.Checkpoints(folder, resume=True)
+    resumed = bt.fit(space["net"], space["data"], checkpoints=checkpoints, **space["options"])
     whole = bt.fit(space["net"], space["data"], **space["options"])
     assert resumed.bounds == whole.bounds
     assert all(torch.equal(v, whole.net.parameters[k]) for k, v in resumed.net.parameters.items())
 
 
 def test_patience_ends_a_fit_that_gets_no_better():
-    f = fit(mixture(), vectors(), steps=100, every=5, patience=2, held_out=vectors(5, seed=1))
+    f = fit(mixture(), vectors(), method=bt.MAP(steps=100, patience=2), every=5, held_out=vectors(5, seed=1))
     assert len(f.bounds) < 100
 
 
 def test_bfloat16_learns_as_well():
     net = mixture().to(torch.float32)
     data = tuple(part.float() for part in vectors())
-    f = fit(net, data, steps=20, precision="bfloat16")
+    f = fit(net, data, method=bt.MAP(steps=20, precision="bfloat16"))
     assert f.bounds[-1] > f.bounds[0] and f.net.parameters["c.logits"].dtype == torch.float32
 
 
 def test_a_saved_fit_is_loaded_as_it_was(tmp_path):
-    f = fit(at_random(told(atoms=2)), ids(), restarts=2, steps=4)
+    f = fit(at_random(told(atoms=2)), ids(), method=bt.MAP(restarts=2, steps=4))
     f.save(tmp_path / "f.safetensors")
     g = bt.load(tmp_path / "f.safetensors")
     assert isinstance(g.net, bt.BNet) and (g.bounds, g.measured, g.judged_on) == (f.bounds, f.measured, f.judged_on)
@@ -559,7 +573,7 @@ def test_a_saved_fit_is_loaded_as_it_was(tmp_path):
 
 
 def test_what_a_point_has_not_is_refused():
-    f = fit(mixture(), (X, Y), steps=1)
+    f = fit(mixture(), (X, Y), method=bt.MAP(steps=1))
     with pytest.raises(bt.BNetError, match="svi, nuts"):
         f.interval("c.logits")
     with pytest.raises(bt.BNetError, match="svi, nuts"):
@@ -581,7 +595,7 @@ def test_a_choice_that_hangs_on_its_word_has_no_table():
     readout = bt.Node("y", Normal(0.5), ["x"], plates=word)
     stack = bt.Stack(slice_, [bt.Node("x", tpm.Given(4), plates=word)], [readout])
     net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)])).to(torch.float64)
-    f = bt.fit(net, vectors(4), steps=2, progress=False)
+    f = bt.fit(net, vectors(4), method=bt.MAP(steps=2), progress=False)
     assert f.theta == {} and "c_0.logits" in f.atoms
     for ask in (lambda: f.pi, lambda: f.heads, lambda: f.responsibilities(vectors(4))):
         with pytest.raises(bt.BNetError, match=r"hangs on no other node; got c_0, .*; allowed: posterior"):
@@ -598,7 +612,7 @@ def test_em_gives_the_mode_of_the_posterior_and_not_the_step_of_the_best_likelih
     x, lopsided = vectors(30)[0], torch.tensor([0.95, 0.05], dtype=torch.float64)
     torch.manual_seed(0)
     data = x, flat.replace({"c.logits": lopsided.log()}).pyro()(x)["y"].reshape(30, 3, 4)
-    start = fit(flat, data, method="em", learn=["c.logits"], steps=200).net.parameters["c.logits"]
+    start = fit(flat, data, method=bt.EM(steps=200), learn=["c.logits"]).net.parameters["c.logits"]
     grid = (torch.arange(20000, dtype=torch.float64) + 0.5) / 20000
     sets = {"c.logits": torch.stack([grid, 1 - grid], -1).log()}
     evidence = objective_of(net).log_evidences(sets, read_batch(net.network, data)).sum(1)
@@ -615,7 +629,7 @@ def test_em_gives_the_mode_of_the_posterior_and_not_the_step_of_the_best_likelih
 def test_a_fit_gives_the_best_log_posterior_that_it_reached(method):
     """Weights of far too large a likelihood for their prior: each step towards the mode loses likelihood."""
     data, net = vectors(30), mixture()
-    net = fit(net, data, steps=100)  # the prior is flat: the best likelihood
+    net = fit(net, data, method=bt.MAP(steps=100))  # the prior is flat: the best likelihood
     f = fit(net.net, data, method=method, spread=0.2, steps=40, every=1, batch=30, rate=0.02)
     reached = []
     for each in (net, f):
@@ -633,7 +647,7 @@ def test_a_fit_gives_the_best_log_posterior_that_it_reached(method):
 
 def test_held_out_sentences_judge_by_their_log_evidence_whatever_the_prior():
     held_out = vectors(10, seed=1)
-    f = fit(mixture(), vectors(30), spread=0.3, steps=10, every=1, held_out=held_out)
+    f = fit(mixture(), vectors(30), spread=0.3, method=bt.MAP(steps=10), every=1, held_out=held_out)
     assert f.judged_by == "log evidence" and f.judged_on == "held-out sentences"
     assert f.log_likelihood(held_out).mean() == pytest.approx(max(score for *_, score in f.measured))
     assert f.to_dataframe().columns[-1] == "log evidence of a sentence"

@@ -20,12 +20,14 @@ from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.inference.fit import draws, result
 from bnet_transformer.inference.fit.chains import Chain, started
 from bnet_transformer.inference.fit.matching import overlap_of
+from bnet_transformer.inference.fit.methods import FitProblem
 from bnet_transformer.inference.fit.objective import Objective, learned_of
-from bnet_transformer.inference.fit.recipe import Recipe
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.samples import aligned
 from bnet_transformer.inference.fit.variational import Model, Variational
 from bnet_transformer.tpm import Normal
+from bnet_transformer.training.loop_config import LoopConfig
+from tests import flat_options
 
 ARVIZ = pytest.mark.filterwarnings("ignore:\nArviZ is undergoing:FutureWarning")
 WEIGHTS = ["W_q_0.values", "W_k_0.values", "W_v_0.values"]
@@ -52,7 +54,7 @@ def objective_of(net, learn=None, spread=1.0):
 
 def nuts(net, data, **options):
     told = {"chains": 2, "draws": 8, "warmup": 6, "spread": 1.0, "progress": False, **options}
-    return bt.fit(net, data, method="nuts", **told)
+    return flat_options.fit(net, data, method="nuts", **told)
 
 
 def turned(net, learn, times):
@@ -166,7 +168,7 @@ def test_svi_finds_the_nearest_mean_field_of_linear_regression_by_minibatches(re
     """The mean is exact; the spread of each number is that given all others."""
     net, data, spread, mean, precision = regression
     options = {"steps": 400, "batch": 4, "rate": 0.03, "draws": 4000, "learn": ["W_v_0.values"], "spread": spread}
-    f = bt.fit(net, data, method="svi", progress=False, **options)
+    f = flat_options.fit(net, data, method="svi", progress=False, **options)
     drawn = f.samples["W_v_0.values"][0, :, 0]
     torch.testing.assert_close(f.net.parameters["W_v_0.values"][0], mean, atol=0.03, rtol=0)
     wanted = precision.diagonal().rsqrt().expand(2, 2)
@@ -183,10 +185,10 @@ def test_map_em_svi_and_nuts_agree_on_shares_and_weights():
     options = {"learn": ["c.logits", "W_v_0.values"], "spread": 2.0, "progress": False}
     start = true.replace({"c.logits": torch.zeros(2).double()})
     fits = {
-        "map": bt.fit(start, data, method="map", batch=100, steps=120, **options),
-        "em": bt.fit(start, data, method="em", batch=100, steps=60, **options),
-        "svi": bt.fit(start, data, method="svi", batch=100, steps=250, **options),
-        "nuts": bt.fit(start, data, method="nuts", chains=2, draws=60, warmup=40, **options),
+        "map": flat_options.fit(start, data, method="map", batch=100, steps=120, **options),
+        "em": flat_options.fit(start, data, method="em", batch=100, steps=60, **options),
+        "svi": flat_options.fit(start, data, method="svi", batch=100, steps=250, **options),
+        "nuts": flat_options.fit(start, data, method="nuts", chains=2, draws=60, warmup=40, **options),
     }
     pis = torch.stack([f.pi for f in fits.values()])
     assert float((pis.max(0).values - pis.min(0).values).max()) < 0.02
@@ -203,15 +205,14 @@ def test_a_step_of_svi_is_that_of_trace_enum_elbo(batch):
     x, y = data_of(net)
     learn = ["c.logits", "W_v_0.values"]
     objective, corpus = objective_of(net, learn), read_batch(net.network, (x, y))
-    recipe = Recipe("svi", batch=batch, seed=4)
     with ranks(torch.device("cpu")) as here:
-        run = Variational(objective, recipe, corpus, corpus, here, {})
+        run = Variational(FitProblem(objective, corpus, None, batch, 4, LoopConfig(), {}, here), bt.SVI())
     torch.manual_seed(0)
     run.sets.values = {name: value + 0.3 * torch.randn_like(value) for name, value in run.sets.values.items()}
-    ours, gradient = run.rise(0)
+    ours, gradient = run.bound_and_grad(0)
     leaves = {name: value.detach().requires_grad_() for name, value in run.sets.values.items()}
     of = run.guide({name: value[0] for name, value in leaves.items()})
-    which = run.which(0)
+    which = run.minibatch_indices(0)
     which = torch.arange(12) if which is None else which
     reading, drawn = net.pyro(parameters="own"), {}
 
@@ -328,7 +329,7 @@ def test_pieces_give_what_the_whole_gives_and_hold_no_more_than_is_said(monkeypa
 def test_likelihoods_of_draws_are_made_when_asked_for(monkeypatch):
     net = mixture()
     monkeypatch.setattr(result, "likelihoods", lambda *_: pytest.fail("asked for"))
-    f = bt.fit(net, data_of(net), method="svi", learn=["c.logits"], steps=2, draws=5, progress=False)
+    f = bt.fit(net, data_of(net), method=bt.SVI(steps=2, draws=5), learn=["c.logits"], progress=False)
     assert f.samples["c.logits"].shape == (1, 5, 2)
     with pytest.raises(pytest.fail.Exception, match="asked for"):
         f.log_likelihoods  # noqa: B018
@@ -425,7 +426,7 @@ def test_what_nuts_tells_of_its_draws_goes_to_arviz_and_into_a_file(tmp_path):
 def test_progress_tells_the_bound_the_live_heads_and_the_time_left(method, capsys):
     net = mixture()
     options = {"steps": 60} if method == "svi" else {"draws": 8, "warmup": 6, "chains": 1}
-    bt.fit(net, data_of(net), method=method, learn=["c.logits"], progress=True, **options)
+    flat_options.fit(net, data_of(net), method=method, learn=["c.logits"], progress=True, **options)
     told = capsys.readouterr().err
     assert "bound=" in told and "2 heads" in told and "<" in told
 
@@ -435,7 +436,7 @@ def test_progress_tells_the_bound_the_live_heads_and_the_time_left(method, capsy
 def test_posteriors_are_found_on_another_device(method):
     net = mixture()
     options = {"steps": 20} if method == "svi" else {"draws": 4, "warmup": 4, "chains": 2}
-    f = bt.fit(net, data_of(net), method=method, spread=1.0, device="cuda", progress=False, **options)
+    f = flat_options.fit(net, data_of(net), method=method, spread=1.0, device="cuda", progress=False, **options)
     assert (
         f.pi.device.type == "cpu" and f.log_likelihoods.isfinite().all() and f.predict(data_of(net)[0]).isfinite().all()
     )

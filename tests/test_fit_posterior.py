@@ -14,6 +14,7 @@ from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.inference.fit.sampling import Model
 from bnet_transformer.tpm import Categorical, Normal
+from tests import flat_options
 
 ARVIZ = pytest.mark.filterwarnings("ignore:\nArviZ is undergoing:FutureWarning")
 WORDS = list("abcd")
@@ -45,7 +46,7 @@ def fits(data):
     }
     found = {}
     for method, more in options.items():
-        found[method] = bt.fit(net, data, method=method, learn=["c.logits"], progress=False, **more)
+        found[method] = flat_options.fit(net, data, method=method, learn=["c.logits"], progress=False, **more)
     return found
 
 
@@ -90,7 +91,7 @@ def test_arviz_names_a_selectors_shares_pi_and_other_tables_theta():
     pytest.importorskip("arviz")
     net = bt.bayesuvius(2, heads=2, observe=Normal(1.0), atoms=3)
     data = torch.zeros(3, 2, 2), torch.zeros(3, 2, 2)
-    f = bt.fit(net, data, method="svi", spread=1.0, steps=2, draws=3, progress=False)
+    f = bt.fit(net, data, method=bt.SVI(steps=2, draws=3), spread=1.0, progress=False)
     found = f.to_arviz().posterior
     named = {"c_pi": "c.logits"} | {f"W_{role}_0_theta": f"W_{role}_0.logits" for role in "qkv"}
     assert not [name for name in found if name.endswith("_logits")]
@@ -159,11 +160,11 @@ def test_the_marginal_as_a_factor_is_what_enumeration_gives(atoms, data):
 def test_chains_are_kept_and_resumed(data, tmp_path):
     small = data[0][:20], data[1][:20]
     options = {"method": "nuts", "learn": ["c.logits"], "draws": 10, "warmup": 10, "chains": 2, "progress": False}
-    whole = bt.fit(told(), small, folder=tmp_path, **options)
-    again = bt.fit(told(), small, folder=tmp_path, resume=True, **options)
+    whole = flat_options.fit(told(), small, folder=tmp_path, **options)
+    again = flat_options.fit(told(), small, folder=tmp_path, resume=True, **options)
     assert torch.equal(whole.samples["c.logits"], again.samples["c.logits"])
     assert not torch.equal(whole.samples["c.logits"][0], whole.samples["c.logits"][1])
-    assert torch.equal(bt.fit(told(), small, **options).samples["c.logits"], whole.samples["c.logits"])
+    assert torch.equal(flat_options.fit(told(), small, **options).samples["c.logits"], whole.samples["c.logits"])
 
 
 def test_exact_posteriors_are_calibrated():
@@ -186,7 +187,7 @@ def test_drawn_choices_come_near_to_summed_ones(atoms, data):
 
     net = told(atoms=atoms)
     options = {"method": "svi", "learn": ["c.logits"], "batch": 120, "choices": "sampled", "progress": False}
-    f = bt.fit(net, data, steps=400, rate=0.2, **options)
+    f = flat_options.fit(net, data, steps=400, rate=0.2, **options)
     objective = objective_of(net, ["c.logits"])
     exact = objective.log_evidence(dict(f.net.parameters), read_batch(net.network, data))
     below = float(exact.mean()) - f.measured[-1][2]
@@ -209,8 +210,8 @@ def test_choices_of_words_over_slices_are_drawn_where_they_cannot_be_summed(tmp_
     net = true.replace({f"c_{t}.logits": torch.zeros(2).double() for t in (0, 1)})
     options = {"method": "svi", "learn": ["c_0.logits", "c_1.logits"], "progress": False, "steps": 400}
     with pytest.raises(bt.BNetError):
-        bt.fit(net, (x, y), **options)
-    f = bt.fit(net, (x, y), choices="sampled", batch=60, rate=0.2, anneal=0.01, **options)
+        flat_options.fit(net, (x, y), **options)
+    f = flat_options.fit(net, (x, y), choices="sampled", batch=60, rate=0.2, anneal=0.01, **options)
     assert f.choices["c_1"].shape == (60, 3, 2)
     right = f.choices["c_1"].argmax(-1) == drawn["c_1"].reshape(60, 3)
     usual = float((drawn["c_1"] == 0).double().mean())
@@ -218,5 +219,5 @@ def test_choices_of_words_over_slices_are_drawn_where_they_cannot_be_summed(tmp_
     torch.testing.assert_close(f.theta["c_1"], torch.tensor([0.7, 0.3]).double(), atol=0.12, rtol=0)
     f.save(tmp_path / "f.safetensors")
     assert torch.equal(bt.load(tmp_path / "f.safetensors").choices["c_1"], f.choices["c_1"])
-    with pytest.raises(bt.BNetError, match="svi"):
-        bt.fit(net, (x, y), choices="sampled")
+    with pytest.raises(bt.BNetError, match=r"bt\.SVI"):
+        bt.fit(net, (x, y), **{"choices": "sampled"})

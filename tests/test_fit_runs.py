@@ -19,9 +19,10 @@ from bnet_transformer.files import checkpoint
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.inference.fit import predictive, result, run
 from bnet_transformer.inference.fit.objective import Objective
-from bnet_transformer.inference.fit.recipe import TAKEN_BY
+from bnet_transformer.inference.fit.run import method_of
 from bnet_transformer.tpm import Categorical, Normal
 from bnet_transformer.training.steps import schedule_of
+from tests import flat_options
 
 ARVIZ = pytest.mark.filterwarnings("ignore:\nArviZ is undergoing:FutureWarning")
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
@@ -43,7 +44,7 @@ def vectors(n=40, words=3, seed=0):
 
 
 def fit(net, data, **options):
-    return bt.fit(net, data, progress=False, **options)
+    return flat_options.fit(net, data, progress=False, **options)
 
 
 def evidences(net, x, y):
@@ -58,7 +59,7 @@ X, Y = [[0, 1], [2, 3]], [[1, 0], [3, 1]]
 
 def test_lists_tell_what_arrays_tell():
     arrays, net = (torch.tensor(X), torch.tensor(Y)), told()
-    f = fit(net, arrays, steps=3)
+    f = fit(net, arrays, method=bt.MAP(steps=3))
     for data in (
         (X, Y),
         list(zip(X, Y, strict=True)),
@@ -66,7 +67,7 @@ def test_lists_tell_what_arrays_tell():
         (np.array(X), Y),
         [list(p) for p in zip(X, Y, strict=True)],
     ):
-        assert fit(net, data, steps=3).bounds == f.bounds
+        assert fit(net, data, method=bt.MAP(steps=3)).bounds == f.bounds
         torch.testing.assert_close(f.log_likelihood(data), f.log_likelihood(arrays))
     wanted = posterior(f.net.module(), "c", {"y": Evidence(arrays[1])}, arrays[0])
     for x, y in ((X, Y), (["a b", "c d"], [["b", "a"], ["d", "b"]]), (np.array(X), arrays[1])):
@@ -90,7 +91,7 @@ def test_sentences_of_several_lengths_are_asked_about():
 ])  # fmt: skip
 def test_forms_of_two_meanings_are_refused(data, message):
     with pytest.raises(bt.BNetError, match=message):
-        fit(told(), data, steps=1)
+        fit(told(), data, method=bt.MAP(steps=1))
 
 
 def test_whole_numbers_are_real_where_a_net_has_vectors():
@@ -104,17 +105,17 @@ def test_whole_numbers_are_real_where_a_net_has_vectors():
 
 def test_what_is_learned_may_be_told_by_any_collection():
     data = vectors(8)
-    found = fit(mixture(), data, steps=2, learn=(name for name in ["c.logits"]))
+    found = fit(mixture(), data, method=bt.MAP(steps=2), learn=(name for name in ["c.logits"]))
     assert found.learned == ("c.logits",)
     for learn in (3, [3], "c.logits"):
         with pytest.raises(bt.BNetError, match="learn: expected a list of str"):
-            fit(mixture(), data, steps=1, learn=learn)
+            fit(mixture(), data, method=bt.MAP(steps=1), learn=learn)
 
 
 @pytest.mark.parametrize("device", ["nonsense", 3, "meta", *([] if torch.cuda.is_available() else ["cuda"])])
 def test_a_device_that_is_not_there_is_refused(device):
     with pytest.raises(bt.BNetError, match="device: expected a device of this machine"):
-        fit(mixture(), vectors(4), steps=1, device=device)
+        fit(mixture(), vectors(4), method=bt.MAP(steps=1), device=device)
 
 
 # the steps
@@ -182,7 +183,7 @@ def evidences_of(module, x, y, c):
 def test_annealed_steps_climb_the_flattened_evidence():
     net, (x, y) = mixture(), vectors(20)
     joint, steps = each_head(net, x, y), 8
-    f = fit(net, (x, y), steps=steps, rate=1e-12, anneal=0.2, batch=20)
+    f = fit(net, (x, y), method=bt.MAP(steps=steps, rate=1e-12, anneal=0.2), batch=20)
     powers = [min(1.0, 0.2 + 0.8 * 2 * k / steps) for k in range(steps)]
     assert f.bounds == pytest.approx([float((p * joint).logsumexp(0).mean() / p) for p in powers], abs=1e-9)
 
@@ -190,10 +191,10 @@ def test_annealed_steps_climb_the_flattened_evidence():
 def test_an_annealed_step_of_em_counts_flattened_responsibilities():
     net, (x, y) = mixture(), vectors(30)
     joint = each_head(net, x, y)
-    f = fit(net, (x, y), method="em", learn=["c.logits"], steps=1, anneal=0.05)
+    f = fit(net, (x, y), method=bt.EM(steps=1, anneal=0.05), learn=["c.logits"])
     torch.testing.assert_close(f.pi, (0.05 * joint).softmax(0).mean(1), **CLOSE)
     assert float((f.pi - joint.softmax(0).mean(1)).abs().max()) > 0.01
-    both = fit(net, (x, y), method="em", steps=1, rate=1e-12, anneal=0.05)
+    both = fit(net, (x, y), method=bt.EM(steps=1, rate=1e-12, anneal=0.05))
     torch.testing.assert_close(both.pi, (0.05 * joint).softmax(0).mean(1), **CLOSE)
 
 
@@ -209,7 +210,7 @@ def test_bfloat16_is_autocast():
 
 def test_the_last_phase_learns_from_all_sentences(tmp_path):
     net, data = mixture(), vectors(60)
-    f = fit(net, data, restarts=2, steps=8, folder=tmp_path)
+    f = fit(net, data, method=bt.MAP(restarts=2, steps=8), checkpoints=tmp_path)
     kept = checkpoint.read(tmp_path / checkpoint.NAME, net.network)
     best = net.replace({name: kept.part("best")[name] for name in f.learned})
     assert f.bounds[8] == pytest.approx(float(evidences(best, *data).mean()), abs=1e-9)
@@ -218,20 +219,33 @@ def test_the_last_phase_learns_from_all_sentences(tmp_path):
 # options
 
 
-@pytest.mark.parametrize("option", TAKEN_BY)
-@pytest.mark.parametrize("method", ["map", "em", "svi", "nuts"])
-def test_an_option_that_a_method_does_not_take_is_refused(method, option):
-    other = {"prune": False, "held_out": vectors(3), "anneal": 0.5, "precision": "bfloat16", "rate": 0.01, "clip": 1.0}
-    if method in TAKEN_BY[option]:
-        return
-    with pytest.raises(bt.BNetError, match=rf"{option}: expected .*(map|em|svi|nuts)"):
-        fit(mixture(), vectors(6), method=method, spread=1.0, **{option: other.get(option, 7)})
+MISPLACED = {"inner": "bt.EM", "chains": "bt.NUTS", "draws": "bt.SVI", "restarts": "bt.MAP", "resume": "bt.Checkpoints"}
 
 
-def test_em_of_tables_refuses_what_gradients_take():
-    for option in ({"rate": 0.1}, {"batch": 3}, {"clip": 1.0}, {"inner": 3}, {"weight_decay": 0.1}):
-        with pytest.raises(bt.BNetError, match="em of tables"):
-            fit(mixture(), vectors(6), method="em", learn=["c.logits"], steps=1, **option)
+@pytest.mark.parametrize("option", MISPLACED)
+def test_an_option_of_a_config_names_its_config(option):
+    with pytest.raises(bt.BNetError, match=rf"{option}: .*an option of a config.*{MISPLACED[option]}\({option}=...\)"):
+        bt.fit(mixture(), vectors(6), **{option: 3})
+
+
+def test_an_option_that_nothing_has_is_refused_with_near_names():
+    with pytest.raises(bt.UnknownNameError, match="restarts"):
+        bt.fit(mixture(), vectors(6), restart=3)
+    with pytest.raises(TypeError, match="chains"):
+        bt.EM(chains=2)
+
+
+@pytest.mark.parametrize("method", ["svi", "nuts"])
+def test_held_out_sentences_are_for_points(method):
+    with pytest.raises(bt.BNetError, match="held_out: expected None"):
+        bt.fit(mixture(), vectors(6), method=method, spread=1.0, held_out=vectors(3))
+
+
+@pytest.mark.parametrize(
+    "method", [bt.MAP(), bt.EM(inner=3), bt.SVI(draws=7), bt.NUTS()], ids=lambda method: method.name
+)
+def test_a_name_is_the_method_with_its_defaults(method):
+    assert method_of(method) is method and method_of(method.name) == type(method)()
 
 
 # checkpoints
@@ -248,21 +262,29 @@ def test_a_fit_that_diverged_goes_on_from_what_was_good(tmp_path):
 
 def test_nothing_is_kept_of_a_fit_that_never_was_good(tmp_path):
     with pytest.raises(bt.BNetError, match="before the first good checkpoint"):
-        fit(mixture(), vectors(), steps=50, rate=1e6, folder=tmp_path, every=1)
-    f = fit(mixture(), vectors(), steps=5, rate=1e-3, folder=tmp_path, every=1, resume="changed")
-    assert f.bounds == fit(mixture(), vectors(), steps=5, rate=1e-3).bounds
+        fit(mixture(), vectors(), method=bt.MAP(steps=50, rate=1e6), checkpoints=tmp_path, every=1)
+    f = fit(
+        mixture(),
+        vectors(),
+        method=bt.MAP(steps=5, rate=1e-3),
+        checkpoints=bt.Checkpoints(tmp_path, resume="changed"),
+        every=1,
+    )
+    assert f.bounds == fit(mixture(), vectors(), method=bt.MAP(steps=5, rate=1e-3)).bounds
     with pytest.raises(bt.BNetError, match="last step to where no bound is"):
-        fit(mixture(), vectors(), steps=1, rate=1e6)
+        fit(mixture(), vectors(), method=bt.MAP(steps=1, rate=1e6))
 
 
 def test_more_steps_are_not_lost_to_an_older_last_phase(tmp_path):
     net, data = mixture(heads=3), vectors(60)
-    fit(net, data, restarts=3, steps=8, folder=tmp_path)
-    longer = fit(net, data, restarts=3, steps=40, folder=tmp_path, resume="changed")
+    fit(net, data, method=bt.MAP(restarts=3, steps=8), checkpoints=tmp_path)
+    longer = fit(net, data, method=bt.MAP(restarts=3, steps=40), checkpoints=bt.Checkpoints(tmp_path, resume="changed"))
     kept = checkpoint.read(tmp_path / checkpoint.NAME, net.network)
     best = net.replace({name: kept.part("best")[name] for name in longer.learned})
     assert longer.bounds[40] == pytest.approx(float(evidences(best, *data).mean()), abs=1e-9)
-    again = fit(net, data, restarts=3, steps=40, folder=tmp_path, resume=True)  # a finished last phase stays
+    again = fit(
+        net, data, method=bt.MAP(restarts=3, steps=40), checkpoints=bt.Checkpoints(tmp_path, resume=True)
+    )  # a finished last phase stays
     assert again.bounds == longer.bounds
 
 
@@ -320,7 +342,7 @@ def test_one_draw_of_a_corpus_is_refused_under_torchrun(monkeypatch):
     here.own.rank = 0
     monkeypatch.setattr(run, "ranks", here.ranks)
     with pytest.warns(UserWarning, match="model selection"), pytest.raises(bt.BNetError, match=r"torchrun.*corpus"):
-        fit(mixture("corpus"), vectors(6), steps=1)
+        fit(mixture("corpus"), vectors(6), method=bt.MAP(steps=1))
 
 
 @pytest.mark.parametrize("count", [21, 2])
@@ -355,7 +377,7 @@ def test_a_last_phase_clears_what_a_killed_one_left(tmp_path):
     """It keeps its checkpoints in a folder of its own."""
     left = tmp_path / "all" / ".checkpoint.safetensors.0123456789abcdef.tmp"
     left.mkdir(parents=True)
-    fit(mixture(), vectors(21), restarts=2, steps=4, folder=tmp_path)
+    fit(mixture(), vectors(21), method=bt.MAP(restarts=2, steps=4), checkpoints=tmp_path)
     assert [each.name for each in (tmp_path / "all").iterdir()] == [checkpoint.NAME]
 
 
@@ -452,7 +474,7 @@ def test_a_fit_remembers_that_words_may_be_missing(tmp_path):
 
 def test_a_sampled_fit_says_what_it_can_tell():
     net, data = mixture("word", slices=2), vectors(6)
-    f = fit(net, data, method="svi", choices="sampled", learn=["c_0.logits", "c_1.logits"], steps=3, draws=4)
+    f = fit(net, data, method=bt.SVI(choices="sampled", steps=3, draws=4), learn=["c_0.logits", "c_1.logits"])
     asked = [
         lambda: f.log_likelihood(data),
         lambda: f.responsibilities(data),

@@ -12,6 +12,7 @@ from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.inference.fit.draws import selectors_of
 from bnet_transformer.inference.fit.samples import head_dim
 from bnet_transformer.tpm import Categorical, Given, Linear, Normal, Weight
+from tests import flat_options
 from tests.asia import PARENTS, D, asia, joint, sampled, site_density, tables
 from tests.cases import hidden_states, jolted, sites
 
@@ -25,7 +26,7 @@ def counted(data: dict[str, torch.Tensor], name: str) -> np.ndarray:
 
 def test_em_of_complete_data_is_the_share_of_what_was_seen():
     net, data = asia(), sampled(asia(), 500)
-    found = bt.fit(jolted(net), data, method="em", steps=1, progress=False)
+    found = bt.fit(jolted(net), data, method=bt.EM(steps=1), progress=False)
     for name in PARENTS:
         counts = counted(data, name)
         np.testing.assert_allclose(found.theta[name], counts / counts.sum(-1, keepdims=True), atol=1e-6)
@@ -34,7 +35,7 @@ def test_em_of_complete_data_is_the_share_of_what_was_seen():
 def test_rows_and_columns_are_the_same_data():
     net, data = asia(), sampled(asia(), 20)
     rows = [{name: ("no", "yes")[int(data[name][k])] for name in PARENTS} for k in range(20)]
-    a, b = (bt.fit(net, each, method="em", steps=2, progress=False) for each in (data, rows))
+    a, b = (bt.fit(net, each, method=bt.EM(steps=2), progress=False) for each in (data, rows))
     assert a.data.same(b.data) and all(a.theta[name].equal(b.theta[name]) for name in PARENTS)
 
 
@@ -46,14 +47,14 @@ def test_a_dataframe_is_the_same_data_and_its_empty_cells_are_not_observed(dtype
     if dtype == "category":
         frame = frame.apply(lambda column: column.map({0: "no", 1: "yes"}))
     columns = {name: frame[name] for name in PARENTS}
-    a, b, c = (bt.fit(net, each, method="em", steps=2, progress=False) for each in (data, frame, columns))
+    a, b, c = (bt.fit(net, each, method=bt.EM(steps=2), progress=False) for each in (data, frame, columns))
     assert a.data.same(b.data) and a.data.same(c.data) and all(a.theta[name].equal(b.theta[name]) for name in PARENTS)
     torch.testing.assert_close(a.log_likelihood(frame), a.log_likelihood(data))
 
 
 def test_nan_is_not_observed_and_booleans_are_states():
     net = asia()
-    expected = bt.fit(net, {"dysp": [1, -1, 0], "asia": [1, 0, 0]}, method="em", steps=2, progress=False)
+    expected = bt.fit(net, {"dysp": [1, -1, 0], "asia": [1, 0, 0]}, method=bt.EM(steps=2), progress=False)
     for dysp, asia_ in (
         ([True, None, False], [True, False, False]),
         ([1, math.nan, 0], torch.tensor([True, False, False])),
@@ -61,17 +62,17 @@ def test_nan_is_not_observed_and_booleans_are_states():
         (torch.tensor([1, math.nan, 0]), (1.0, 0.0, 0.0)),
         (["yes", math.nan, "no"], [1, 0, 0]),
     ):
-        found = bt.fit(net, {"dysp": dysp, "asia": asia_}, method="em", steps=2, progress=False)
+        found = bt.fit(net, {"dysp": dysp, "asia": asia_}, method=bt.EM(steps=2), progress=False)
         assert found.data.same(expected.data)
     rows = [{"dysp": True, "asia": 1}, {"dysp": math.nan, "asia": False}, {"dysp": 0.0, "asia": 0}]
-    assert bt.fit(net, rows, method="em", steps=2, progress=False).data.same(expected.data)
+    assert bt.fit(net, rows, method=bt.EM(steps=2), progress=False).data.same(expected.data)
     with pytest.raises(bt.BNetError):
         bt.fit(net, {"dysp": [0.5, 1.0]}, progress=False)
 
 
 def test_a_check_names_the_readout_it_is_of():
     net, data = asia(), sampled(asia(), 40)
-    found = bt.fit(net, data, method="em", steps=1, progress=False)
+    found = bt.fit(net, data, method=bt.EM(steps=1), progress=False)
     for told, readout in (({}, "xray"), ({"readout": "dysp"}, "dysp")):
         check = found.check(data, draws=3, **told)
         share = float(data[readout].double().mean())
@@ -110,7 +111,7 @@ def test_em_of_incomplete_data_takes_the_steps_of_sums_over_all_states(prior):
         counts, _ = expected_counts(net, rows)
         shares = {name: torch.tensor(count) + (prior or 1.0) - 1 for name, count in counts.items()}
         net = net.replace({f"{k}.logits": (v / v.sum(-1, keepdim=True)).log() for k, v in shares.items()})
-    found = bt.fit(start, data, method="em", steps=3, progress=False)
+    found = bt.fit(start, data, method=bt.EM(steps=3), progress=False)
     for name in PARENTS:
         np.testing.assert_allclose(found.theta[name], tables(net)[name], atol=1e-7)
     assert float(found.log_likelihood(data).sum()) == pytest.approx(expected_counts(net, rows)[1])
@@ -122,7 +123,7 @@ def test_a_table_below_observed_nodes_is_learned_alone():
     del data["lung"]
     rows = [{name: int(value[k]) for name, value in data.items()} for k in range(80)]
     counts, _ = expected_counts(net, rows)
-    found = bt.fit(net, data, method="em", steps=1, learn=["lung.logits"], progress=False)
+    found = bt.fit(net, data, method=bt.EM(steps=1), learn=["lung.logits"], progress=False)
     share = counts["lung"] / counts["lung"].sum(-1, keepdims=True)
     np.testing.assert_allclose(found.theta["lung"], share, atol=1e-7)
     assert found.net.parameters["dysp.logits"].equal(net.parameters["dysp.logits"])
@@ -139,7 +140,7 @@ def test_samples_of_the_posterior_are_dirichlet():
         {"method": "svi", "steps": 300, "draws": 1000},
         {"method": "nuts", "chains": 1, "warmup": 40, "draws": 120},
     ):
-        found = bt.fit(net, data, progress=False, **options)
+        found = flat_options.fit(net, data, progress=False, **options)
         torch.testing.assert_close(found.theta["rain"], (rain / rain.sum()).to(D), atol=0.03, rtol=0)
         torch.testing.assert_close(found.theta["wet"], (wet / wet.sum(-1, keepdim=True)).to(D), atol=0.05, rtol=0)
 
@@ -148,7 +149,7 @@ def test_a_mixture_is_fitted_to_an_array_of_observations():
     truth = jolted(sites(), 1.0).to(D)
     y = truth.pyro()(batch=300)["y"].squeeze(-2).detach()
     start = jolted(sites(), 0.3).to(D)
-    found = bt.fit(start, y, method="em", steps=60, restarts=2, progress=False)
+    found = bt.fit(start, y, method=bt.EM(steps=60, restarts=2), progress=False)
     torch.testing.assert_close(found.log_likelihood(y), site_density(found.net, y), rtol=1e-9, atol=1e-9)
     assert found.log_likelihood(y).mean() > site_density(start, y).mean()
     logs = torch.stack(
@@ -174,7 +175,7 @@ def test_inputs_of_a_net_without_words_are_columns_too():
     net = bt.BNet(bt.Declaration(nodes=nodes)).to(D)
     u, noise = torch.randn(50, 2, dtype=D), torch.randn(50, 1, dtype=D)
     y = u @ torch.tensor([[1.5], [-0.5]], dtype=D) + 0.1 * noise
-    found = bt.fit(net, {"u": u, "y": y}, steps=400, progress=False)
+    found = bt.fit(net, {"u": u, "y": y}, method=bt.MAP(steps=400), progress=False)
     least = torch.linalg.lstsq(u, y).solution
     torch.testing.assert_close(found.net.parameters["W.value"], least.T, atol=1e-3, rtol=0)
     torch.testing.assert_close(found.predict({"u": u}), u @ found.net.parameters["W.value"].T)
@@ -184,7 +185,7 @@ def test_inputs_of_a_net_without_words_are_columns_too():
     narrow = [bt.Node("v", Given(1)), bt.Node("b", Linear(1), ["v"]), bt.Node("y", Normal(1.0), ["b"])]
     narrow = bt.BNet(bt.Declaration(nodes=narrow)).to(D)
     frame = pd.DataFrame({"v": u[:, 0], "y": y[:, 0]})
-    a, b = (bt.fit(narrow, each, steps=3, progress=False) for each in (frame, {"v": u[:, :1], "y": y}))
+    a, b = (bt.fit(narrow, each, method=bt.MAP(steps=3), progress=False) for each in (frame, {"v": u[:, :1], "y": y}))
     assert a.data.same(b.data)
 
 
@@ -198,7 +199,7 @@ def test_time_may_be_slices():
         alpha = (alpha[:, :, None] + move).logsumexp(1) + emit[:, y[:, t]].T
     ours = log_evidence(net.module(), {f"y_{t}": Evidence(y[:, t]) for t in range(3)})
     torch.testing.assert_close(ours, alpha.logsumexp(1))
-    found = bt.fit(net, {f"y_{t}": y[:, t] for t in range(3)}, method="em", steps=5, progress=False)
+    found = bt.fit(net, {f"y_{t}": y[:, t] for t in range(3)}, method=bt.EM(steps=5), progress=False)
     assert set(found.theta) == {"x_0", "x", "y"} and found.bounds[-1] > found.bounds[0]
 
 
@@ -235,4 +236,4 @@ def test_data_that_are_none_are_refused(data, match):
 
 def test_choices_that_are_observed_are_not_drawn():
     with pytest.raises(bt.BNetError, match="asia"):
-        bt.fit(asia(), sampled(asia(), 5), method="svi", choices="sampled", progress=False)
+        bt.fit(asia(), sampled(asia(), 5), method=bt.SVI(choices="sampled"), progress=False)

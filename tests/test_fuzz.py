@@ -27,7 +27,7 @@ from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.data.arrays import map_tokens
 from bnet_transformer.files import checkpoint
 from bnet_transformer.pretrained.vocabulary import folder_tokenizer
-from tests import fuzzing
+from tests import flat_options, fuzzing
 from tests.soak.fuzz import NEEDS
 
 PARSERS = fuzzing.all_parsers()
@@ -322,7 +322,7 @@ def test_a_checkpoint_of_other_parameters_is_no_fit_to_go_on_from(part, tmp_path
     by_map = part in ("all", "first", "second", "best", "who")
     way = {"method": "map", "steps": 2} if by_map else fuzzing.CHAINS
     asked = {**way, "every": 1, "folder": tmp_path, "progress": False}
-    bt.fit(small, sentences, **asked)
+    flat_options.fit(small, sentences, **asked)
     path = tmp_path / checkpoint.NAME
     head, tensors = files.read_tensors(path, "a checkpoint", checkpoint.FORMAT, checkpoint.VERSION)
     name = next(each for each in tensors if each.removeprefix("story/" if by_map else "0/").startswith(part))
@@ -337,4 +337,4 @@ def test_a_checkpoint_of_other_parameters_is_no_fit_to_go_on_from(part, tmp_path
     files.write_tensors(path, head, tensors)
     with pytest.raises(bt.FileError, match="expected a checkpoint"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        bt.fit(small, sentences, resume=True, **asked)
+        flat_options.fit(small, sentences, resume=True, **asked)

@@ -84,7 +84,7 @@ def _folder_of_vocabulary(folder):
 def _fitted(_):
     net = bt.bayesuvius(2, heads=2, observe=bt.tpm.Normal(1.0))
     data = torch.zeros(2, 2, 2), torch.zeros(2, 2, 2)
-    return bt.fit(net, data, method="svi", spread=1.0, steps=2, draws=2).to_arviz()
+    return bt.fit(net, data, method=bt.SVI(steps=2, draws=2), spread=1.0).to_arviz()
 
 
 MISSING = [

@@ -9,6 +9,7 @@ import bnet_transformer as bt
 from bnet_transformer.tpm import Add, Categorical, Given, Linear, Normal, Positions
 from bnet_transformer.training import windows
 from experiments import rigid_body
+from tests import flat_options
 
 D = torch.float64
 WORD = ["word"]
@@ -275,9 +276,9 @@ def test_arrays_of_real_numbers_are_read_as_their_examples() -> None:
     net, (x, y) = forecaster().to(torch.float32), windows(vectors(2, 12, 4), 3, 1)
     y[0, 1] = torch.nan
     options = {"steps": 12, "batch": 4, "held_out": (x[:5], y[:5]), "every": 4}
-    whole = bt.train(net, (x, y), **options)
+    whole = flat_options.train(net, (x, y), **options)
     for other in (list(zip(x, y, strict=True)), (x.numpy(), y.numpy())):
-        found = bt.train(net, other, **options)
+        found = flat_options.train(net, other, **options)
         assert found.losses == whole.losses and found.held_out == whole.held_out
     fresh = bt.train(net, lambda step: (x[step : step + 4], y[step : step + 4]), steps=3)
     assert fresh.losses == bt.train(net, lambda s: list(zip(x[s : s + 4], y[s : s + 4], strict=True)), steps=3).losses
@@ -299,7 +300,7 @@ def test_a_number_that_is_not_finite_is_told_before_the_first_step(kind: str, va
     said = {"data": (x, y), "held_out": data} if kind == "held out" else {"data": data}
     what = "held_out" if kind == "held out" else "data"
     with pytest.raises(bt.BNetError, match=rf"{what}\[{len(x) - 2}\], sentence.*: .*NaN or an infinite one at word 1"):
-        bt.train(net, **said, steps=1, batch=1)
+        flat_options.train(net, **said, steps=1, batch=1)
     if kind in ("tensors", "arrays"):
         infinite = y.masked_fill(torch.arange(len(y))[:, None, None] == 5, torch.inf)
         with pytest.raises(bt.BNetError, match=r"data\[5\], y: expected finite numbers"):

@@ -92,9 +92,9 @@ def test_ranks_that_fail_or_come_late_meet_again(tmp_path):
     for rank, each in enumerate(found):
         same(each["again"], again)
         same(each["kept"], kept)
-        failed, habits, net, *late = each["refused"]
+        failed, loops, net, *late = each["refused"]
         assert failed == "this rank fails" if rank == 2 else "rank 2: RuntimeError: this rank fails" in failed
-        assert "torchrun, fit" in habits and "other habits on rank 1" in habits
+        assert "torchrun, fit" in loops and "other loop on rank 1" in loops
         assert "torchrun, inclusion" in net and "other net on rank 1" in net
         assert rank == 1 or "rank 1 did not come in 2 s" in late[0]
 
@@ -241,5 +241,5 @@ def test_choices_of_words_are_drawn_in_sentences_of_different_lengths():
     pairs = [(text, [k % 3 for k in range(len(text.split()))]) for text in jobs.TEXTS]
     f = jobs.fit(net, pairs, method="svi", steps=2, draws=2, spread=1.0, choices="sampled")
     assert {name: tuple(each.shape) for name, each in f.choices.items()} == {"c_0": (7, 6, 2), "c_1": (7, 6, 2)}
-    with pytest.raises(bt.ReadingError, match=r"choices='sampled'$"):  # and not what Pyro's trace adds
+    with pytest.raises(bt.ReadingError, match=r"choices='sampled'\)$"):  # and not what Pyro's trace adds
         jobs.fit(net, pairs, method="svi", steps=2, draws=2, spread=1.0)

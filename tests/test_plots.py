@@ -47,8 +47,8 @@ def fits():
     net = bt.bayesuvius(3, heads=3, key_dim=2, observe=Normal(0.3))
     torch.manual_seed(1)
     x, y = torch.randn(24, 3, 3), torch.randn(24, 3, 3)
-    plain = bt.fit(net, (x, y), restarts=3, steps=12, progress=False)
-    nuts = bt.fit(net, (x, y), method="nuts", learn=["c.logits"], chains=1, draws=20, warmup=5, progress=False)
+    plain = bt.fit(net, (x, y), method=bt.MAP(restarts=3, steps=12), progress=False)
+    nuts = bt.fit(net, (x, y), method=bt.NUTS(chains=1, draws=20, warmup=5), learn=["c.logits"], progress=False)
     return plain, nuts, x, y
 
 
@@ -250,7 +250,7 @@ def test_fits_show_every_selector_and_on_what_they_were_judged():
     torch.manual_seed(0)
     x, y = torch.randn(6, 2, 4), torch.randn(6, 2, 4)
     net = bt.bayesuvius(4, heads=2, slices=2, per="slice", observe=Normal(0.3))
-    found = bt.fit(net, (x, y), steps=3, restarts=1, progress=False)
+    found = bt.fit(net, (x, y), method=bt.MAP(steps=3, restarts=1), progress=False)
     figure = bt.plot(found)
     for k, name in enumerate(("c_0", "c_1")):
         assert figure.axes[k].get_xlabel() == name

@@ -12,6 +12,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.inference import damage
 from bnet_transformer.tpm import Categorical
+from tests import flat_options
 
 WORDS = ["the", "cat", "dog", "sat"]
 TEXTS = ["the cat sat", "the dog sat"]
@@ -39,7 +40,7 @@ def fit(method: str) -> Callable[[bool | None], None]:
     def fitted(progress: bool | None) -> None:
         net = bt.bayesuvius(4, heads=2, key_dim=2, vocabulary=WORDS, observe=Categorical(4))
         data = torch.tensor([[0, 1, 3], [0, 2, 3]]), torch.tensor([[1, 3, 0], [2, 3, 0]])
-        bt.fit(net, data, method=method, learn=["c.logits"], progress=progress, **options)
+        flat_options.fit(net, data, method=method, learn=["c.logits"], progress=progress, **options)
 
     return fitted
 

@@ -166,14 +166,17 @@ def scaled(value):
 def test_a_run_of_a_net_that_holds_a_plain_object_goes_on(tmp_path):
     data = torch.ones(4, 3, 2), torch.zeros(4, 3, 2)
     whole = bt.train(scaled(2.0), data, steps=4, progress=False)
-    bt.train(scaled(2.0), data, steps=2, folder=tmp_path, progress=False)
+    bt.train(scaled(2.0), data, steps=2, checkpoints=tmp_path, progress=False)
     with pytest.raises(bt.FileError, match="another declaration"):
-        bt.train(scaled(3.0), data, steps=4, folder=tmp_path, resume=True, progress=False)
-    assert bt.train(scaled(2.0), data, steps=4, folder=tmp_path, resume=True, progress=False).losses == whole.losses
+        bt.train(scaled(3.0), data, steps=4, checkpoints=bt.Checkpoints(tmp_path, resume=True), progress=False)
+    assert (
+        bt.train(scaled(2.0), data, steps=4, checkpoints=bt.Checkpoints(tmp_path, resume=True), progress=False).losses
+        == whole.losses
+    )
     odd = scaled(2.0)
     odd.declaration.stacks[0].slice[0].tpm.amount.lock = threading.Lock()
     with pytest.raises(bt.BNetError, match="declaration: expected one that a checkpoint can tell from others; got one"):
-        bt.train(odd, data, steps=2, folder=tmp_path / "odd", progress=False)
+        bt.train(odd, data, steps=2, checkpoints=tmp_path / "odd", progress=False)
 
 
 def test_two_runs_do_not_share_a_folder():

@@ -15,21 +15,24 @@ from bnet_transformer.data import Batch, Evidence, read_batch
 from bnet_transformer.data.dataset import read_dataset
 from bnet_transformer.data.examples import ExampleReader
 from bnet_transformer.data.task import infer_task
-from bnet_transformer.inference.fit import ascent, descent
+from bnet_transformer.inference.fit import ascent, descent, point
+from bnet_transformer.inference.fit.methods import FitProblem
 from bnet_transformer.inference.fit.objective import Objective as Evidences
 from bnet_transformer.inference.fit.objective import learned_of
-from bnet_transformer.inference.fit.recipe import Recipe as FitRecipe
 from bnet_transformer.tpm import Normal
 from bnet_transformer.training import captured, loop
+from bnet_transformer.training.configs import TrainConfig
+from bnet_transformer.training.loop_config import LoopConfig
 from bnet_transformer.training.objective import Objective
-from bnet_transformer.training.run import Recipe, Run
+from bnet_transformer.training.run import Run
 from bnet_transformer.training.task import infer_trainable_task
+from tests import flat_options
 from tests.cases import CASES, vanilla
 
 D, CPU = torch.float64, torch.device("cpu")
 WORDS = list("abcdefg")
 TEXT = ["a b c d", "b c", "g f e d c b a", "a a b", "d e f"]
-train = partial(bt.train, progress=False)
+train = partial(flat_options.train, progress=False)
 
 # what makes the host wait for a GPU: a number read, a shape that hangs on numbers, a tensor made of numbers of the host
 WAITS = {
@@ -78,8 +81,10 @@ def batch_of(net: bt.BNet) -> Batch:
     return Batch(x, mask or None, {name: Evidence(value) for name, value in observed.items()})
 
 
-def run_of(net: bt.BNet, **options) -> Run:
-    return Run(infer_trainable_task(net.network), Recipe(clip=1.0), 10, Ranks(0, 1, CPU), None, False, {}, **options)
+def run_of(net: bt.BNet) -> Run:
+    return Run(
+        infer_trainable_task(net.network), TrainConfig(optimizer=bt.AdamW(clip=1.0)), 10, Ranks(0, 1, CPU), None, {}
+    )
 
 
 def can_train(case) -> bool:
@@ -111,27 +116,25 @@ def corpus_like(net: bt.BNet) -> Batch:
     return read_batch(net.network, each)
 
 
-def ascent_of(net: bt.BNet, method: str) -> ascent.Ascent:
+def optimizer_of(net: bt.BNet, method: type) -> ascent.RestartOptimizer:
     network, corpus = net.network, corpus_like(net)
     observed = tuple(network.member(name) for name in corpus.evidence)
     objective = Evidences(network, learned_of(network, observed, None, None), 10**6)
-    weightless = objective.choosing == {*objective.learned.names}
-    more = {} if (weightless and method == "em") or objective.of_corpus else {"batch": 2}
-    more |= {"inner": 1} if method == "em" and not weightless else {}
-    recipe = FitRecipe(method, 5, restarts=3, **more)
-    return ascent.Ascent(objective, recipe, corpus, corpus, Ranks(0, 1, CPU), {})
+    batch = None if objective.of_corpus else 2
+    problem = FitProblem(objective, corpus, None, batch, 0, LoopConfig(), {}, Ranks(0, 1, CPU))
+    return point.optimizer_of(problem, method(steps=5, restarts=3, **({"inner": 1} if method is bt.EM else {})))
 
 
 MIXTURES = [case for case in CASES if case.evidence and case.name not in ("word, two slices", "hidden Markov")]
 
 
-@pytest.mark.parametrize("method", ["map", "em"])
+@pytest.mark.parametrize("method", [bt.MAP, bt.EM])
 @pytest.mark.parametrize("case", MIXTURES, ids=lambda case: case.name)
 def test_a_step_of_a_fit_reads_nothing(case, method):
-    run = ascent_of(case.net, method)
+    run = optimizer_of(case.net, method)
     with NoWait():
         run.advance()
-    run.listen(all=True)
+    run.drain_pending(all=True)
     assert len(run.bounds) == 1 and math.isfinite(run.bounds[0])
 
 
@@ -144,8 +147,8 @@ def test_losses_that_come_late_are_the_same(lag, tmp_path, monkeypatch):
     options = {"steps": 12, "batch": 2, "rate": 0.01, "held_out": TEXT, "every": 4}
     at_once = train(net, TEXT, **options)
     monkeypatch.setattr(late.DeferredScalars, "on", classmethod(lambda cls, device: cls(lag)))
-    later = train(net, TEXT, folder=tmp_path, **{**options, "steps": 8})
-    later = train(net, TEXT, folder=tmp_path, resume=True, **options)
+    later = train(net, TEXT, checkpoints=tmp_path, **{**options, "steps": 8})
+    later = train(net, TEXT, checkpoints=bt.Checkpoints(tmp_path, resume=True), **options)
     assert later.losses == at_once.losses and later.held_out == at_once.held_out
     assert all(torch.equal(value, later.net.parameters[name]) for name, value in at_once.net.parameters.items())
 
@@ -164,7 +167,7 @@ def test_a_run_that_diverges_writes_nothing_of_it(lag, tmp_path, monkeypatch):
 
     monkeypatch.setattr(late.DeferredScalars, "on", classmethod(lambda cls, device: cls(lag)))
     with pytest.raises(bt.BNetError, match=r"step 8: .*got loss nan.*keeps the last good checkpoint, of step 6"):
-        train(net, data, steps=100, loss=loss, folder=tmp_path, every=3)
+        train(net, data, steps=100, loss=loss, checkpoints=tmp_path, every=3)
     assert max(asked) == 7 + min(lag, 2)  # a checkpoint that is due after step 9 hears of all
     found = bt.training.kept(net, tmp_path)
     assert (
@@ -178,16 +181,18 @@ def test_fits_that_are_heard_of_late_are_the_same(lag, method, monkeypatch):
     """Restarts that diverge are let go some steps later; the others are as they were."""
     net = bt.bayesuvius(4, heads=2, observe=Normal(1.0)).to(D)
     x, y = (torch.randn(12, 3, 4, generator=torch.Generator().manual_seed(s), dtype=D) for s in (0, 1))
-    fit = partial(bt.fit, net, (x, y), method=method, steps=12, batch=5, restarts=4, spread=1.0, progress=False)
-    begun = descent.begun
+    fit = partial(
+        flat_options.fit, net, (x, y), method=method, steps=12, batch=5, restarts=4, spread=1.0, progress=False
+    )
+    init_restarts = descent.init_restarts
 
     def spoilt(*args):
-        sets = begun(*args)
-        if len(sets.who) == 4:  # not those of the last phase
+        sets = init_restarts(*args)
+        if len(sets.restart_ids) == 4:  # not those of the last phase
             sets.values["W_q_0.values"][2] = math.nan
         return sets
 
-    monkeypatch.setattr(ascent, "begun", spoilt)
+    monkeypatch.setattr(ascent, "init_restarts", spoilt)
     at_once = fit()
     monkeypatch.setattr(late.DeferredScalars, "on", classmethod(lambda cls, device: cls(lag)))
     later = fit()
@@ -263,7 +268,7 @@ def recorded(monkeypatch, net, data, **options):
     with monkeypatch.context() as patch:
         patch.setattr(Run, "__init__", noted)
         patch.setattr(loop, "recorder_of", lambda device, world: recorder)
-        return train(net, data, recorded=True, **options), recorder
+        return train(net, data, execution=bt.Execution(recorded=True), **options), recorder
 
 
 def test_replayed_steps_are_the_steps(monkeypatch, tmp_path):
@@ -287,7 +292,7 @@ def test_a_resumed_run_is_replayed_too(monkeypatch, tmp_path):
     net = bt.geometric(4, heads=2, slices=1, observe=Normal(0.5))
     x, y = (torch.randn(12, 3, 4, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
     whole = train(net, (x, y), steps=9, batch=4)
-    train(net, (x, y), steps=5, batch=4, folder=tmp_path)
+    train(net, (x, y), steps=5, batch=4, checkpoints=tmp_path)
     found, recorder = recorded(monkeypatch, net, (x, y), steps=9, batch=4, folder=tmp_path, resume=True)
     assert found.losses == whole.losses and (recorder.recorded, recorder.replayed) == (2, 6)
 
@@ -299,8 +304,8 @@ def test_parameters_that_lie_otherwise_are_stepped_and_resumed_alike(monkeypatch
     assert not all(value.is_contiguous() for value in turned.parameters.values())
     options = {"batch": 2, "rate": 0.01, "steps": 8}
     plain = train(net, TEXT, **options)
-    train(turned, TEXT, folder=tmp_path, **{**options, "steps": 4})
-    resumed = train(turned, TEXT, folder=tmp_path, resume=True, **options)
+    train(turned, TEXT, checkpoints=tmp_path, **{**options, "steps": 4})
+    resumed = train(turned, TEXT, checkpoints=bt.Checkpoints(tmp_path, resume=True), **options)
     again, _ = recorded(monkeypatch, turned, TEXT, **options)
     for found in (resumed, again):
         assert found.losses == pytest.approx(plain.losses, abs=1e-5)
@@ -329,7 +334,7 @@ def test_a_loss_that_reads_other_parameters_in_other_batches_is_not_recorded(mon
 def test_what_cannot_be_recorded_is_refused():
     net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS)
     with pytest.raises(bt.BNetError, match=r"recorded: expected a CUDA device.*got cpu"):
-        train(net, TEXT, steps=2, recorded=True)
+        train(net, TEXT, steps=2, execution=bt.Execution(recorded=True))
     with pytest.raises(bt.BNetError, match="recorded: expected one process"):
         captured.recorder_of(torch.device("cuda"), 2)
     for what in ("recorded", "compile"):
@@ -375,7 +380,7 @@ def test_training_compiled_is_training(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **options: own(function, backend=counted, **options))
     plain = train(net, (x, y), steps=4, batch=4)
     torch._dynamo.reset()
-    found = train(net, (x, y), steps=4, batch=4, compile=True)
+    found = train(net, (x, y), steps=4, batch=4, execution=bt.Execution(compile=True))
     assert found.losses == pytest.approx(plain.losses, abs=1e-5)
     assert 1 <= len(graphs) <= 2  # one for steps, one for the last loss
 
@@ -386,7 +391,7 @@ def test_sentences_of_more_lengths_than_are_compiled_train_on(monkeypatch):
     plain = train(net, [[0, 1, 2], [1, 2, 3, 4]], steps=2, batch=1)
     torch._dynamo.reset()
     with torch._dynamo.config.patch(recompile_limit=1):
-        found = train(net, [[0, 1, 2], [1, 2, 3, 4]], steps=2, batch=1, compile=True)
+        found = train(net, [[0, 1, 2], [1, 2, 3, 4]], steps=2, batch=1, execution=bt.Execution(compile=True))
     assert found.losses == pytest.approx(plain.losses, abs=1e-5)
 
 
@@ -401,7 +406,7 @@ def test_a_step_on_a_gpu_waits_for_nothing(name):
     from torch.profiler import ProfilerActivity, profile
 
     net = NETS[name]().to("cuda")
-    run = Run(infer_trainable_task(net.network), Recipe(), 20, Ranks(0, 1, torch.device("cuda", 0)), None, False, {})
+    run = Run(infer_trainable_task(net.network), TrainConfig(), 20, Ranks(0, 1, torch.device("cuda", 0)), None, {})
 
     def step():
         run.gradient(run.feed(batch_of(net.to("cpu"))))
@@ -425,7 +430,7 @@ def test_a_step_on_a_gpu_waits_for_nothing(name):
 def test_replayed_steps_on_a_gpu_are_the_steps():
     net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.2).to("cuda")
     options = {"steps": 20, "batch": 2, "clip": 0.3, "held_out": TEXT, "every": 5}
-    plain, found = train(net, TEXT, **options), train(net, TEXT, recorded=True, **options)
+    plain, found = train(net, TEXT, **options), train(net, TEXT, execution=bt.Execution(recorded=True), **options)
     assert found.losses == plain.losses and found.held_out == plain.held_out
 
 
@@ -439,7 +444,7 @@ def test_a_loss_that_waits_is_not_recorded():
         return found * float(found > -1)
 
     with pytest.raises(bt.BNetError, match=r"recorded: expected a step that reads no number off the device"):
-        train(net, data, steps=4, batch=1, loss=loss, recorded=True)
+        train(net, data, steps=4, batch=1, loss=loss, execution=bt.Execution(recorded=True))
 
 
 # a readout whose spread is learned
@@ -453,6 +458,6 @@ def test_the_spread_of_a_readout_is_learned(method):
     still = {name: torch.zeros_like(v) for name, v in net.parameters.items() if name[0] not in "cy"}
     net = net.replace({**net.parameters, **still})  # all values are zero, whatever the head
     learn = ["y.log_sigma", "c.logits"] if method == "em" else ["y.log_sigma"]
-    found = bt.fit(net, (x, 0.3 * noise), method=method, steps=150, rate=0.1, learn=learn, progress=False)
+    found = flat_options.fit(net, (x, 0.3 * noise), method=method, steps=150, rate=0.1, learn=learn, progress=False)
     sigma = float(found.net.parameters["y.log_sigma"].exp())
     assert sigma == pytest.approx(float((0.3 * noise).square().mean().sqrt()), rel=2e-3)

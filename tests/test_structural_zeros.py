@@ -11,6 +11,7 @@ from pyro.infer import TraceEnum_ELBO
 import bnet_transformer as bt
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.tpm import Categorical
+from tests import flat_options
 from tests.asia import PARENTS, D, check_posteriors, joint, marginal, sampled, tables, textbook
 
 GIVEN = [{}, {"dysp": 1}, {"xray": 1, "dysp": 0}, {"asia": 1, "either": 1}, {"either": 0, "smoke": 1}]
@@ -98,14 +99,14 @@ def test_a_row_that_is_no_distribution_is_refused(row):
 def test_a_fit_keeps_zeros_and_counts_the_rest(options):
     net, data = textbook(), sampled(textbook(), 200)
     start = net.replace({k: v.clamp(min=-1) for k, v in net.parameters.items() if k != "either.logits"})
-    found = bt.fit(start, data, restarts=1, progress=False, **options)
+    found = flat_options.fit(start, data, restarts=1, progress=False, **options)
     np.testing.assert_allclose(found.theta["either"], tables(net)["either"], atol=1e-12)
     for name in ("bronc", "smoke"):
         counts = np.zeros((2,) * (len(PARENTS[name]) + 1))
         np.add.at(counts, tuple(data[each].numpy() for each in (*PARENTS[name], name)), 1)
         np.testing.assert_allclose(found.theta[name], counts / counts.sum(-1, keepdims=True), atol=1e-3)
     free = {name: value for name, value in data.items() if name not in ("tub", "lung")}
-    found = bt.fit(start, free, restarts=3, progress=False, **options)
+    found = flat_options.fit(start, free, restarts=3, progress=False, **options)
     np.testing.assert_allclose(found.theta["either"], tables(net)["either"], atol=1e-12)
 
 
@@ -113,11 +114,11 @@ def test_a_fit_that_cannot_keep_zeros_is_refused():
     net, data = textbook(), sampled(textbook(), 5)
     for method in ("svi", "nuts"):
         with pytest.raises(bt.BNetError, match="either"):
-            bt.fit(net, data, method=method, progress=False)
+            flat_options.fit(net, data, method=method, progress=False)
     nodes = [bt.Node(name, Categorical(2, prior=2.0), parents) for name, parents in PARENTS.items()]
     smooth = bt.BNet(bt.Declaration(nodes=nodes)).to(D).replace(net.parameters)
     with pytest.raises(bt.BNetError, match="either"):
         bt.fit(smooth, data, method="em", progress=False)
     learn = [name for name in net.parameters if name != "either.logits"]
-    found = bt.fit(smooth, data, method="em", learn=learn, steps=2, progress=False)
+    found = bt.fit(smooth, data, method=bt.EM(steps=2), learn=learn, progress=False)
     assert found.net.parameters["either.logits"].equal(net.parameters["either.logits"])

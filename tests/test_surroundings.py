@@ -27,7 +27,9 @@ ASKED: dict[str, Callable[[bt.BNet], torch.Tensor]] = {
     "reads": lambda net: net.sentence("the cat sat").reads().matrix,
     "log_prob": lambda net: net.sentence("the cat sat").log_prob({"y_1": "cat"}),
     "sample": lambda net: net.sentence("the cat sat").sample(5, seed=1).states["y_1"],
-    "fit": lambda net: bt.fit(net, [("the cat", "cat the")], steps=2, progress=False).net.parameters["c.logits"],
+    "fit": lambda net: bt.fit(net, [("the cat", "cat the")], method=bt.MAP(steps=2), progress=False).net.parameters[
+        "c.logits"
+    ],
     "predict": lambda net: fitted().predict(["the cat"]),
     "slopes": lambda net: bt.sweep(*two(net), metric=CAT, first_order=True, progress=False).effects,
     "copy": lambda net: copy.deepcopy(net.sentence("the cat sat"))["x_2_1"],
@@ -43,7 +45,7 @@ def two(net: bt.BNet) -> tuple[bt.Sentence, bt.Sentence]:
 @cache
 def fitted() -> Fit[bt.BNet]:
     """A fit, made once and outside of every default."""
-    return bt.fit(made(), [("the cat", "cat the")], steps=2, progress=False)
+    return bt.fit(made(), [("the cat", "cat the")], method=bt.MAP(steps=2), progress=False)
 
 
 def made() -> bt.BNet:
@@ -161,9 +163,24 @@ def test_a_number_of_numpy_is_a_number():
 def test_a_number_of_numpy_is_kept_with_a_run(tmp_path):
     fast = np.float32(0.1)
     net = bt.bayesuvius(4, vocabulary=WORDS, observe=bt.tpm.Categorical(3))
-    bt.fit(net, [("the cat", "cat the")], steps=1, rate=fast, batch=np.int64(1), folder=tmp_path / "a", progress=False)
+    bt.fit(
+        net,
+        [("the cat", "cat the")],
+        method=bt.MAP(steps=1, rate=fast),
+        checkpoints=tmp_path / "a",
+        batch=np.int64(1),
+        progress=False,
+    )
     dec = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS)
-    bt.train(dec, ["the cat"], steps=1, rate=fast, batch=np.int64(1), folder=tmp_path / "b", progress=False)
+    bt.train(
+        dec,
+        ["the cat"],
+        steps=1,
+        optimizer=bt.AdamW(rate=fast),
+        checkpoints=tmp_path / "b",
+        batch=np.int64(1),
+        progress=False,
+    )
 
 
 class Silent:
@@ -227,8 +244,8 @@ TAKING: dict[str, Callable[[bt.BNet, torch.Tensor], object]] = {
     "replace": lambda net, odd: net.replace({"W_q_0.values": odd}),
     "prompt": lambda net, odd: DEC.generate(odd, length=1),
     "start": lambda net, odd: DEC.generate("the", start=odd, length=1),
-    "fit": lambda net, odd: bt.fit(net, [(odd, odd)], steps=1, progress=False),
-    "arrays": lambda net, odd: bt.fit(net, (odd, odd), steps=1, progress=False),
+    "fit": lambda net, odd: bt.fit(net, [(odd, odd)], method=bt.MAP(steps=1), progress=False),
+    "arrays": lambda net, odd: bt.fit(net, (odd, odd), method=bt.MAP(steps=1), progress=False),
     "train": lambda net, odd: bt.train(DEC, [odd], steps=1, progress=False),
     "probabilities": lambda net, odd: bt.tpm.Categorical(2, probabilities=odd),
 }
@@ -255,7 +272,7 @@ def test_a_range_without_an_end_is_refused(net):
         lambda: net.sentence(range(10**30)),
         lambda: bt.bayesuvius(4).sentence(endless),
         lambda: DEC.generate(endless),
-        lambda: bt.fit(net, endless, steps=1, progress=False),
+        lambda: bt.fit(net, endless, method=bt.MAP(steps=1), progress=False),
         lambda: bt.train(DEC, endless, steps=1, progress=False),
         lambda: bt.inclusion(DEC, endless, progress=False),
     ]
@@ -296,7 +313,7 @@ def test_a_size_past_all_memory_is_counted():
 def test_what_overflows_is_told_once(recwarn):
     real, big = bt.bayesuvius(4, observe=bt.tpm.Normal(1.0)), torch.full((3, 4), 1e30)
     with pytest.raises(bt.BNetError, match="expected a finite bound"):
-        bt.fit(real, [(big, torch.zeros(3, 4))], method="svi", spread=1.0, steps=2, progress=False)
+        bt.fit(real, [(big, torch.zeros(3, 4))], method=bt.SVI(steps=2), spread=1.0, progress=False)
     assert not recwarn.list
 
 

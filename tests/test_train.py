@@ -26,6 +26,7 @@ from bnet_transformer.tpm import Categorical, Normal
 from bnet_transformer.training import toy
 from bnet_transformer.training.steps import schedule_of
 from bnet_transformer.training.task import infer_trainable_task
+from tests import flat_options
 
 D = torch.float64
 WORDS = list("abcdefg")
@@ -44,7 +45,7 @@ PAIRS = [("a b c", "g a b"), ("b", "g b c d e"), ("e f g a", "g g")]
 
 
 def first_loss(net: bt.BNet, data: object, **options) -> float:
-    return bt.train(net, data, **{"steps": 1, "batch": 100, **options}).losses[0]
+    return flat_options.train(net, data, **{"steps": 1, "batch": 100, **options}).losses[0]
 
 
 # the loss is minus the reference's log probability
@@ -113,7 +114,7 @@ def test_smoothing_is_torchs_and_held_out_losses_have_none():
     net, ids = small(), torch.randint(0, 7, (5, 6))
     logits = net.module().eval()(ids[:, :-1]).detach().flatten(0, 1)
     smooth = functional.cross_entropy(logits, ids[:, 1:].flatten(), label_smoothing=0.2)
-    found = bt.train(net, ids, steps=1, batch=5, smoothing=0.2, rate=1e-12, held_out=ids)
+    found = bt.train(net, ids, steps=1, batch=5, smoothing=0.2, optimizer=bt.AdamW(rate=1e-12), held_out=ids)
     assert found.losses[0] == pytest.approx(float(smooth), abs=1e-12)
     plain = functional.cross_entropy(logits, ids[:, 1:].flatten())
     assert found.held_out[0][1] == pytest.approx(float(plain), abs=1e-8)
@@ -145,7 +146,7 @@ def test_a_loss_of_the_users_may_sum_choices_out():
         s = net.sentence(said)
         log_p = torch.stack([s.tpm(f"y_{i}").log_prob(torch.tensor(v)) for i, v in enumerate(seen)])
         parts.append((log_p.sum(0) + s.tpm("c").logits.log_softmax(-1)).logsumexp(0))
-    found = bt.train(net, data, steps=20, batch=2, rate=0.05, loss=loss)
+    found = bt.train(net, data, steps=20, batch=2, optimizer=bt.AdamW(rate=0.05), loss=loss)
     assert found.losses[0] == pytest.approx(-float(torch.stack(parts).mean()), abs=1e-10)
     assert found.losses[-1] < found.losses[0]
 
@@ -156,7 +157,7 @@ def test_a_loss_of_the_users_may_sum_choices_out():
 def test_steps_are_those_of_a_loop_written_out():
     net, ids = small(), torch.randint(0, 7, (6, 5))
     options = {"rate": 2.0, "schedule": "noam", "warmup": 3, "clip": 0.3, "weight_decay": 0.1, "seed": 5}
-    found = bt.train(net, ids, steps=5, batch=6, **options)
+    found = flat_options.train(net, ids, steps=5, batch=6, **options)
     module = bt.BNet(net.declaration).to(D).replace({k: v.clone() for k, v in net.parameters.items()}).module()
     matrices = [v for k, v in module.store.items() if not k.endswith(("bias", "gain", "bias_in", "bias_out"))]
     vectors = [v for k, v in module.store.items() if k.endswith(("bias", "gain", "bias_in", "bias_out"))]
@@ -187,7 +188,9 @@ def test_training_learns_and_leaves_the_callers_net_alone():
     net = bt.decoder(16, heads=2, slices=1, vocabulary=WORDS, dropout=0.1)
     before = {name: value.clone() for name, value in net.parameters.items()}
     state = torch.get_rng_state()
-    found = bt.train(net, ["a b c d e f g"] * 8, steps=60, batch=8, rate=1e-2, held_out=["a b c d e f g"])
+    found = bt.train(
+        net, ["a b c d e f g"] * 8, steps=60, batch=8, optimizer=bt.AdamW(rate=1e-2), held_out=["a b c d e f g"]
+    )
     assert (
         found.held_out[-1][1] < 0.05 < found.losses[0] and found.net.generate("a", length=6).texts[0] == "b c d e f g"
     )
@@ -199,7 +202,7 @@ def test_seeds_decide_order_and_dropout():
     net = small(dropout=0.3)
     one, same, other = (bt.train(net, SENTENCES, steps=4, batch=2, seed=seed) for seed in (1, 1, 2))
     assert one.losses == same.losses != other.losses
-    still = bt.train(net, ["a b c d e f g a b"], steps=3, rate=1e-12)
+    still = bt.train(net, ["a b c d e f g a b"], steps=3, optimizer=bt.AdamW(rate=1e-12))
     assert len({round(loss, 6) for loss in still.losses}) == 3  # each step drops out anew
     torch.manual_seed(99)
     assert bt.train(net, SENTENCES, steps=4, batch=2, seed=1).losses == one.losses
@@ -241,7 +244,9 @@ def test_forms_of_data_are_one(tmp_path):
 def test_bfloat16_is_near_and_keeps_parameters():
     net = bt.decoder(16, heads=2, slices=1, vocabulary=WORDS, dropout=0.0)
     ids = torch.randint(0, 7, (4, 20))
-    near, own = (bt.train(net, ids, steps=3, batch=4, precision=p) for p in ("bfloat16", "float32"))
+    near, own = (
+        bt.train(net, ids, steps=3, batch=4, execution=bt.Execution(precision=p)) for p in ("bfloat16", "float32")
+    )
     assert near.losses == pytest.approx(own.losses, rel=0.02) and near.losses != own.losses
     assert near.net.network.dtype == torch.float32
 
@@ -249,12 +254,19 @@ def test_bfloat16_is_near_and_keeps_parameters():
 def test_it_stops_early_and_gives_the_best():
     net = small()
     found = bt.train(
-        net, ["a b c d"], steps=400, batch=1, rate=0.05, held_out=["d a c b", "b a d"], every=2, patience=3
+        net,
+        ["a b c d"],
+        steps=400,
+        batch=1,
+        optimizer=bt.AdamW(rate=0.05),
+        early_stopping=bt.EarlyStopping(patience=3),
+        held_out=["d a c b", "b a d"],
+        every=2,
     )
     losses = [loss for _, loss in found.held_out]
     best = losses.index(min(losses))
     assert found.steps < 400 and len(losses) == best + 1 + 3
-    held = bt.train(found.net, ["d a c b", "b a d"], steps=1, batch=2, rate=1e-9).losses[0]
+    held = bt.train(found.net, ["d a c b", "b a d"], steps=1, batch=2, optimizer=bt.AdamW(rate=1e-9)).losses[0]
     assert held == pytest.approx(min(losses), abs=1e-9)
 
 
@@ -277,7 +289,7 @@ def data(step):
     time.sleep(0.02)
     return [[(step + k) % 7, k % 7, (step * k) % 7] for k in range(5)]
 if __name__ == "__main__":
-    bt.train(net, data, steps=10**6, folder=sys.argv[1], every=1)
+    bt.train(net, data, steps=10**6, checkpoints=sys.argv[1], every=1)
 """
 
 
@@ -299,7 +311,9 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
 
     with safe_open(folder / NAME, framework="pt") as opened:
         done = json.loads(opened.metadata()["bnet_transformer"])["step"]
-    resumed = bt.train(space["net"], space["data"], steps=done + 4, folder=folder, every=1, resume=True)
+    resumed = bt.train(
+        space["net"], space["data"], steps=done + 4, checkpoints=bt.Checkpoints(folder, resume=True), every=1
+    )
     whole = bt.train(space["net"], space["data"], steps=done + 4)
     assert done >= 1 and resumed.losses == whole.losses
     assert all(torch.equal(v, whole.net.parameters[k]) for k, v in resumed.net.parameters.items())
@@ -308,15 +322,17 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
 @pytest.fixture
 def kept(tmp_path):
     """A folder with a checkpoint after four steps."""
-    bt.train(small(), SENTENCES, steps=4, batch=2, folder=tmp_path / "kept")
+    bt.train(small(), SENTENCES, steps=4, batch=2, checkpoints=tmp_path / "kept")
     return tmp_path / "kept"
 
 
 def test_a_resumed_run_has_its_losses_measures_and_best(tmp_path):
     options = {"batch": 2, "held_out": SENTENCES, "every": 1, "patience": 9}
-    whole = bt.train(small(dropout=0.1), SENTENCES, steps=6, **options)
-    bt.train(small(dropout=0.1), SENTENCES, steps=3, folder=tmp_path, **options)
-    resumed = bt.train(small(dropout=0.1), SENTENCES, steps=6, folder=tmp_path, resume=True, **options)
+    whole = flat_options.train(small(dropout=0.1), SENTENCES, steps=6, **options)
+    flat_options.train(small(dropout=0.1), SENTENCES, steps=3, checkpoints=tmp_path, **options)
+    resumed = flat_options.train(
+        small(dropout=0.1), SENTENCES, steps=6, checkpoints=bt.Checkpoints(tmp_path, resume=True), **options
+    )
     assert (resumed.losses, resumed.held_out) == (whole.losses, whole.held_out)
     assert all(torch.equal(v, whole.net.parameters[k]) for k, v in resumed.net.parameters.items())
 
@@ -335,18 +351,18 @@ def test_a_resumed_run_has_its_losses_measures_and_best(tmp_path):
 )
 def test_a_checkpoint_of_another_run_is_refused(kept, net, options, match):
     with pytest.raises(bt.BNetError, match=match):
-        bt.train(net(), SENTENCES, **{"steps": 8, "batch": 2, "folder": kept, "resume": True, **options})
+        flat_options.train(net(), SENTENCES, **{"steps": 8, "batch": 2, "folder": kept, "resume": True, **options})
 
 
 def test_a_checkpoint_of_other_data_or_with_other_bytes_is_refused(kept):
     with pytest.raises(bt.BNetError, match="data="):
-        bt.train(small(), SENTENCES[1:], steps=8, batch=2, folder=kept, resume=True)
+        bt.train(small(), SENTENCES[1:], steps=8, batch=2, checkpoints=bt.Checkpoints(kept, resume=True))
     content = bytearray((kept / NAME).read_bytes())
     content[-9] ^= 1
     for broken in (bytes(content), bytes(content[:100]), b"", b"no such thing" * 9):
         (kept / NAME).write_bytes(broken)
         with pytest.raises(bt.FileError):
-            bt.train(small(), SENTENCES, steps=8, batch=2, folder=kept, resume=True)
+            bt.train(small(), SENTENCES, steps=8, batch=2, checkpoints=bt.Checkpoints(kept, resume=True))
 
 
 def test_a_diverging_loss_stops_with_the_last_good_checkpoint(tmp_path):
@@ -355,11 +371,16 @@ def test_a_diverging_loss_stops_with_the_last_good_checkpoint(tmp_path):
     bad = [(torch.ones(2, 4), torch.full((2, 4), 1e30))]
     options = {"batch": 1, "folder": tmp_path, "every": 1}
     with pytest.raises(bt.BNetError, match=r"step 4.*last good checkpoint.*rate="):
-        bt.train(net, lambda step: good if step < 3 else bad, steps=9, **options)
-    again = bt.train(net, lambda step: good, steps=5, resume=True, **options)
+        flat_options.train(net, lambda step: good if step < 3 else bad, steps=9, **options)
+    again = flat_options.train(net, lambda step: good, steps=5, resume=True, **options)
     assert again.losses == bt.train(net, lambda step: good, steps=5, batch=1).losses
     with pytest.raises(bt.BNetError, match=r"at most 5.*no checkpoint"):
-        bt.train(net, lambda step: [(torch.ones(2, 4), torch.full((2, 4), 9.0))], steps=9, bound=5.0)
+        bt.train(
+            net,
+            lambda step: [(torch.ones(2, 4), torch.full((2, 4), 9.0))],
+            steps=9,
+            early_stopping=bt.EarlyStopping(bound=5.0),
+        )
 
 
 GROWING = {"batch": 20, "rate": 40.0, "warmup": 200, "every": 1, "bound": 3.0}  # the loss is above 3 after some steps
@@ -370,7 +391,7 @@ def _grown(folder, **options):
     net = bt.decoder(8, heads=2, slices=1, vocabulary=7, dropout=0.0)
     ids = torch.randint(0, 7, (20, 6), generator=torch.Generator().manual_seed(0))
     with pytest.raises(bt.BNetError, match="loss") as told:
-        bt.train(net, ids, **{"steps": 300, "folder": folder, **GROWING, **options})
+        flat_options.train(net, ids, **{"steps": 300, "folder": folder, **GROWING, **options})
     return net, ids, str(told.value)
 
 
@@ -391,19 +412,21 @@ def test_a_diverged_run_goes_on_with_other_rates(tmp_path):
     assert "resume='changed' with a rate= below 40" in told
     options = {"steps": 60, "folder": tmp_path, **GROWING}
     with pytest.raises(bt.BNetError, match=r"rate=40.0.*resume='changed'"):
-        bt.train(net, ids, resume=True, **{**options, "rate": 1e-3})
+        flat_options.train(net, ids, resume=True, **{**options, "rate": 1e-3})
     before = training.kept(net, tmp_path)
     calmer = {**options, "rate": 1e-3, "schedule": "cosine", "warmup": 0, "clip": 1.0}
-    found = bt.train(net, ids, resume="changed", **calmer)
+    found = flat_options.train(net, ids, resume="changed", **calmer)
     assert found.steps == 60 and found.losses[: before.steps] == before.losses
-    assert bt.train(net, ids, resume=True, **calmer).losses == found.losses  # the settings of the checkpoint are new
+    assert (
+        flat_options.train(net, ids, resume=True, **calmer).losses == found.losses
+    )  # the settings of the checkpoint are new
     with pytest.raises(bt.BNetError, match=r"seed=0.*seed=1"):
-        bt.train(net, ids, resume="changed", seed=1, **calmer)
+        flat_options.train(net, ids, resume="changed", seed=1, **calmer)
 
 
 def test_what_a_checkpoint_holds(tmp_path):
     options = {"batch": 2, "held_out": SENTENCES[:2], "every": 1, "patience": 4, "rate": 0.3, "steps": 30}
-    found = bt.train(small(), SENTENCES, folder=tmp_path, **options)
+    found = flat_options.train(small(), SENTENCES, checkpoints=tmp_path, **options)
     best, last = (training.kept(small(), tmp_path, best=best) for best in (True, False))
     assert (best.steps, best.losses, best.held_out) == (found.steps, found.losses, found.held_out)
     assert all(torch.equal(value, found.net.parameters[name]) for name, value in best.net.parameters.items())
@@ -422,8 +445,8 @@ def test_a_resumed_run_has_the_same_aim(kept):
     cross = {"loss": lambda module, batch: module(batch.x).square().mean()}
     for other, match in ((cross, "loss=None"), ({"held_out": SENTENCES}, "held_out=None"), ({}, "at least the 4")):
         with pytest.raises(bt.BNetError, match=match):
-            bt.train(small(), SENTENCES, **{"steps": 8 if other else 3, **options, **other})
-    assert bt.train(small(), SENTENCES, steps=4, **options).steps == 4
+            flat_options.train(small(), SENTENCES, **{"steps": 8 if other else 3, **options, **other})
+    assert flat_options.train(small(), SENTENCES, steps=4, **options).steps == 4
 
 
 def test_a_loss_of_the_users_is_known_again(tmp_path):
@@ -438,11 +461,11 @@ def test_a_loss_of_the_users_is_known_again(tmp_path):
 
     options = {"batch": 2, "folder": tmp_path, "resume": True}
     net, whole = small(), bt.train(small(), SENTENCES, steps=6, batch=2, loss=squares(1.0))
-    bt.train(net, SENTENCES, steps=3, loss=squares(1.0), **options)
-    assert bt.train(net, SENTENCES, steps=6, loss=squares(1.0), **options).losses == whole.losses
+    flat_options.train(net, SENTENCES, steps=3, loss=squares(1.0), **options)
+    assert flat_options.train(net, SENTENCES, steps=6, loss=squares(1.0), **options).losses == whole.losses
     for form in ("less", "twice", "sizes"):
         with pytest.raises(bt.BNetError, match="loss="):
-            bt.train(net, SENTENCES, steps=8, loss=squares(1.0, form), **options)
+            flat_options.train(net, SENTENCES, steps=8, loss=squares(1.0, form), **options)
 
 
 def test_a_loss_may_leave_parameters_alone(tmp_path):
@@ -450,9 +473,11 @@ def test_a_loss_may_leave_parameters_alone(tmp_path):
         return module.store["W_q_0/value"].square().mean()
 
     options = {"batch": 2, "loss": loss}
-    bt.train(small(), SENTENCES, steps=2, folder=tmp_path, **options)
-    found = bt.train(small(), SENTENCES, steps=4, folder=tmp_path, resume=True, **options)
-    assert found.losses == bt.train(small(), SENTENCES, steps=4, **options).losses
+    flat_options.train(small(), SENTENCES, steps=2, checkpoints=tmp_path, **options)
+    found = flat_options.train(
+        small(), SENTENCES, steps=4, checkpoints=bt.Checkpoints(tmp_path, resume=True), **options
+    )
+    assert found.losses == flat_options.train(small(), SENTENCES, steps=4, **options).losses
     assert torch.equal(found.net.parameters["W_k_0.value"], small().parameters["W_k_0.value"])
 
 
@@ -474,9 +499,9 @@ def test_an_interrupt_finishes_the_step_and_keeps_a_checkpoint(tmp_path):
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        bt.train(small(), data, steps=9, folder=tmp_path, every=100)
+        bt.train(small(), data, steps=9, checkpoints=tmp_path, every=100)
     assert signal.getsignal(signal.SIGINT) is before
-    found = bt.train(small(), lambda step: SENTENCES, steps=9, folder=tmp_path, resume=True)
+    found = bt.train(small(), lambda step: SENTENCES, steps=9, checkpoints=bt.Checkpoints(tmp_path, resume=True))
     assert found.losses == bt.train(small(), lambda step: SENTENCES, steps=9).losses
 
 
@@ -516,14 +541,16 @@ import bnet_transformer as bt
 words = list("abcdefg")
 net = bt.encoder_decoder(8, heads=2, slices=1, vocabulary=words, dropout=0.0).to(torch.float64)
 data = [("a b c", "g a b"), ("b", "g b c d e"), ("e f g a", "g g"), ("a", "g a"), ("c d", "g f e d c b a")]
-def run(folder=None, steps=6, **options):
-    found = bt.train(net, data, steps=steps, batch=3, rate=1e-2, clip=0.5, held_out=data[:3], folder=folder, **options)
+adamw = bt.AdamW(rate=1e-2, clip=0.5)
+def run(steps=6, **options):
+    found = bt.train(net, data, steps=steps, batch=3, optimizer=adamw, held_out=data[:3], **options)
     return [found.losses, found.held_out, [float(v.abs().sum()) for v in found.net.parameters.values()]]
 if __name__ == "__main__":
     torch.distributed.init_process_group("gloo")
-    results = [run(), run(shard=True)]
-    run(sys.argv[1], steps=3, shard=True)
-    results.append(run(sys.argv[1], resume=True))
+    shard = bt.Execution(shard=True)
+    results = [run(), run(execution=shard)]
+    run(steps=3, execution=shard, checkpoints=sys.argv[1])
+    results.append(run(checkpoints=bt.Checkpoints(sys.argv[1], resume=True)))
     if torch.distributed.get_rank() == 0:
         with open(sys.argv[2], "w") as out:
             json.dump(results, out)
@@ -573,7 +600,7 @@ BAD = [
     ({"precision": "float32"}, "float64"),
     ({"words": 4}, "words"),
     ({"patience": 2}, "held_out"),
-    ({"resume": True}, "folder="),
+    ({"resume": True}, "Checkpoints"),
     ({"seed": -1}, "seed"),
     ({"shard": True}, "torchrun"),
     ({"start": "h"}, "word"),
@@ -586,7 +613,7 @@ BAD = [
     ({"device": "cuda:99"}, "device"),
     ({"device": "meta"}, "device"),
     ({"rate": 1e308}, "rate"),
-    ({"resume": "new"}, "'changed'"),
+    ({"folder": "new", "resume": "new"}, "'changed'"),
 ]
 
 
@@ -594,7 +621,7 @@ BAD = [
 def test_bad_options_are_told(options, match):
     options = {"steps": 1, **options} if options and "epochs" not in options else options
     with pytest.raises(bt.BNetError, match=match):
-        bt.train(small(), SENTENCES, **options)
+        flat_options.train(small(), SENTENCES, **options)
 
 
 @pytest.mark.parametrize("option", ["start", "stop"])
@@ -605,9 +632,9 @@ def test_words_around_what_is_told_are_refused_where_no_next_word_is(option):
         (bt.encoder(4, heads=1, slices=1, **CLASSES), [("a b", 1)]),
     ):
         with pytest.raises(bt.BNetError, match=f"{option}: expected None: the net tells no next word"):
-            bt.train(net, data, steps=1, **{option: [9.0] * 4})
+            flat_options.train(net, data, steps=1, **{option: [9.0] * 4})
     with pytest.raises(bt.BNetError, match=f"{option}: expected None: a stream is cut"):
-        bt.train(small(), np.arange(20) % 4, words=4, steps=1, **{option: "a"})
+        flat_options.train(small(), np.arange(20) % 4, words=4, steps=1, **{option: "a"})
 
 
 @pytest.mark.parametrize("net", [bt.recurrent(4, features=3), bt.decoder(4, heads=1, slices=1, features=3)])

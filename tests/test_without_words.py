@@ -44,7 +44,7 @@ def test_a_stack_without_slices_is_its_prologue_and_epilogue():
     net = jolted(no_slices()).to(D)
     s = net.sentence("cat the")
     assert s.parents("y_1") == ["x_1"] and list(s.ground.words.values()) == [2]
-    trained = bt.train(net, [("the cat", [0, 1]), ("sat", [1])], steps=30, rate=0.1, progress=False)
+    trained = bt.train(net, [("the cat", [0, 1]), ("sat", [1])], steps=30, optimizer=bt.AdamW(rate=0.1), progress=False)
     assert trained.losses[-1] < trained.losses[0]
 
 
@@ -276,7 +276,7 @@ def test_commands_take_the_values_of_given_nodes(tmp_path):
         lambda net, s: bt.train(net, ["a b"]),
         lambda net, s: bt.roles(net, ["a b"]),
         lambda net, s: bt.inclusion(net, ["a b"]),
-        lambda net, s: bt.fit(net, {"asia": [1]}, steps=1, progress=False).responsibilities("a"),
+        lambda net, s: bt.fit(net, {"asia": [1]}, method=bt.MAP(steps=1), progress=False).responsibilities("a"),
     ],
 )
 def test_what_needs_words_is_refused(ask):

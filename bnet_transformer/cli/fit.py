@@ -13,6 +13,7 @@ from bnet_transformer.errors import BNetError
 if TYPE_CHECKING:
     from bnet_transformer.bnet import BNet
     from bnet_transformer.inference.fit import Fit
+    from bnet_transformer.inference.fit.methods import Method
 
 FORMATS = (".fit", ".json", *outputs.PICTURES, ".safetensors")
 DECLARED = ("dim", "heads", "slices", "per", "atoms", "key_dim", "value_dim", "residual", "prior")
@@ -55,8 +56,11 @@ def command(
     source: str | None,
     model: str | None,
     observe: str | None,
+    method: str,
     held_out: str | None,
-    seed: int,
+    folder: str | None,
+    resume: bool,
+    changed: bool,
     outs: tuple[str, ...],
     as_json: bool,
     **asked: Any,
@@ -70,14 +74,16 @@ def command(
     data = lines.lines_of(sentences, source)
     outputs.check_outs(outs, FORMATS)
     declared = shared.known(**{name: asked.pop(name) for name in DECLARED})
+    checkpoints = lines.checkpoints_of(folder, resume=resume, changed=changed)
     observed = data.observed(observe)
     judges = None if held_out is None else lines.lines_of((), held_out)
-    net = _new(data, observed, declared, seed) if model is None else _told(model, declared, observed)
+    net = _new(data, observed, declared, asked["seed"]) if model is None else _told(model, declared, observed)
     labels = [label for member in net.network.members for label in getattr(member.tpm, "labels", None) or ()]
     names = [*labels, *(word for known in net.network.vocabularies.values() for word in known or ())]
     from bnet_transformer.inference.fit import fit
 
-    options = lines.resumed(**asked, seed=seed)
+    options = shared.known(**asked)
+    options |= {"method": _method(method, options), "checkpoints": checkpoints}
     if judges is not None:
         options["held_out"] = judges.pairs(judges.observed(observed), names)
     found = fit(net, data.pairs(observed, names), **options)
@@ -88,7 +94,14 @@ def command(
     else:
         outputs.say([*_summary(found, observed), *(f"written: {out}" for out in outs)])
     if not found.finished:
-        raise Interrupted("interrupted: this is the best so far" + _kept(options.get("folder")))
+        raise Interrupted("interrupted: this is the best so far" + _kept(folder))
+
+
+def _method(name: str, options: dict[str, Any]) -> Method:
+    """The config of a method, with those of the options that are its own, which are taken out of them."""
+    from bnet_transformer.inference.fit.run import METHODS, method_of
+
+    return shared.config_of(type(method_of(name)), options, tuple(METHODS), f"--method {name}")
 
 
 def _kept(folder: str | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +13,7 @@ from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
     from bnet_transformer.bnet import BNet
+    from bnet_transformer.files.checkpoint import Checkpoints
 
 UNSEEN = "_"
 OBSERVED = ("next", "words", "label")
@@ -69,14 +70,32 @@ def checkpoint_options() -> Callable[[shared.F], shared.F]:
         click.option("--patience", type=int, help="End after so many measures without a better one."),
         click.option("--every", type=int, help="Measure, and keep a checkpoint, every so many steps."),
         click.option("--checkpoint", "folder", help="A folder for checkpoints."),
-        click.option("--resume", is_flag=True, default=None, help="Go on from the checkpoint, as it began."),
-        click.option("--changed", is_flag=True, default=None, help="Go on with another rate, or number of steps, too."),
+        click.option("--resume", is_flag=True, help="Go on from the checkpoint, as it began."),
+        click.option("--changed", is_flag=True, help="Go on with another rate, or number of steps, too."),
     )
 
 
-def resumed(*, resume: bool | None, changed: bool | None, **asked: object) -> dict[str, Any]:
-    """The options that were told, and how to go on from a checkpoint."""
-    return shared.known(**asked, resume="changed" if changed else resume)
+def checkpoints_of(folder: str | None, *, resume: bool, changed: bool) -> Checkpoints | None:
+    """The config of the options `--checkpoint`, `--resume` and `--changed`.
+
+    Args:
+        folder: The folder of `--checkpoint`.
+        resume: `--resume`.
+        changed: `--changed`.
+
+    Returns:
+        The config; None without a folder.
+
+    Raises:
+        BNetError: Where a run is to go on, and there is no folder.
+    """
+    from bnet_transformer.files.checkpoint import Checkpoints
+
+    if folder is None:
+        if resume or changed:
+            raise BNetError("--resume", expected="--checkpoint with a folder", got="none")
+        return None
+    return Checkpoints(folder, "changed" if changed else resume)
 
 
 def lines_of(told: Sequence[str], source: str | None) -> Lines:

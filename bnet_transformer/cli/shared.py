@@ -7,7 +7,8 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -315,6 +316,30 @@ def words(told: str | None, alone: Sequence[str]) -> list[int | str] | None:
     parts = [] if told is None else names("--words", told)
     named: list[int | str] = [int(part) if is_whole(part) else part for part in parts]
     return None if told is None and not alone else [*named, *alone]
+
+
+def config_of(kind: type[T], options: dict[str, Any], others: Sequence[type[Any]] = (), chosen: str = "") -> T:
+    """The config of some options, which are taken out of them.
+
+    Args:
+        kind: The class of the config.
+        options: The options that were given, by their names in Python.
+        others: Configs that could be chosen in place of this one; their options are refused.
+        chosen: How this one is chosen on the command line, for the error.
+
+    Returns:
+        The config with those options, and its defaults for all else.
+
+    Raises:
+        BNetError: Where an option is one of `others` alone.
+    """
+    names = {field.name for field in fields(cast(Any, kind))}
+    for name in sorted(options):
+        homes = [other.name for other in others if name in {field.name for field in fields(other)}]
+        if homes and name not in names:
+            option, allowed = f"--{name.replace('_', '-')}", " or ".join(f"--method {home}" for home in homes)
+            raise BNetError(option, expected=f"an option of {chosen}", got="one that it does not have", allowed=allowed)
+    return kind(**{name: options.pop(name) for name in names & options.keys()})
 
 
 def known(**asked: object) -> dict[str, Any]:

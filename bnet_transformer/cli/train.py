@@ -53,7 +53,9 @@ def command(
     steps: int | None,
     epochs: int | None,
     held_out: str | None,
-    seed: int,
+    folder: str | None,
+    resume: bool,
+    changed: bool,
     outs: tuple[str, ...],
     as_json: bool,
     **asked: Any,
@@ -70,12 +72,13 @@ def command(
     outputs.check_outs(outs, FORMATS)
     declared = shared.known(**{name: asked.pop(name) for name in DECLARED})
     ends = [word for word in (start, stop) if word is not None]
-    net = _new(data, ends, declared, seed) if model is None else _told(model, declared)
-    options = lines.resumed(**asked, start=start, stop=stop, seed=seed, epochs=epochs)
+    net = _new(data, ends, declared, asked["seed"]) if model is None else _told(model, declared)
+    checkpoints = lines.checkpoints_of(folder, resume=resume, changed=changed)
+    options = _configured(shared.known(**asked, start=start, stop=stop, epochs=epochs, checkpoints=checkpoints))
     options["steps"] = STEPS if steps is None and epochs is None else steps
     if judges is not None:
         options["held_out"] = _examples(net, judges)
-    found = _trained(net, _examples(net, data), options)
+    found = _trained(net, _examples(net, data), options, folder)
     told = {
         "command": "train",
         "model": model,
@@ -98,13 +101,20 @@ def command(
     outputs.say([f"{found.steps} steps on {len(data.texts)} sentences: {loss}", *(f"written: {out}" for out in outs)])
 
 
-def _trained(net: BNet, data: object, options: dict[str, Any]) -> Trained[BNet]:
+def _configured(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of `train`, those that belong together in their configs."""
+    from bnet_transformer.training.configs import AdamW, EarlyStopping
+
+    optimizer, early_stopping = shared.config_of(AdamW, options), shared.config_of(EarlyStopping, options)
+    return {**options, "optimizer": optimizer, "early_stopping": early_stopping}
+
+
+def _trained(net: BNet, data: object, options: dict[str, Any], folder: str | None) -> Trained[BNet]:
     from bnet_transformer.training import train
 
     try:
         return train(net, data, **options)
     except KeyboardInterrupt as error:
-        folder = options.get("folder")
         raise Interrupted("interrupted" + ("" if folder is None else f": --resume goes on from {folder}")) from error
 
 

@@ -95,7 +95,7 @@ class Batch:
 
         >>> import bnet_transformer as bt
         >>> net = bt.bayesuvius(4, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2))
-        >>> fitted = bt.fit(net, [("the cat", "cat the"), ("cat the", "the cat")], steps=1)
+        >>> fitted = bt.fit(net, [("the cat", "cat the"), ("cat the", "the cat")], method=bt.MAP(steps=1))
         >>> fitted.log_likelihood(fitted.data.take(slice(1))).shape
         torch.Size([1])
         """

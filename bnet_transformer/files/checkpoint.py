@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.hashing import digest_of
-from bnet_transformer.errors import BNetError, FileError, mapping, whole
+from bnet_transformer.errors import BNetError, FileError, mapping, one_of, put, whole
 from bnet_transformer.files import alone, as_path, read_tensors, reading, write_tensors
 from bnet_transformer.network import Network
 
@@ -21,6 +21,54 @@ WANTED = "a checkpoint of train"
 HEADINGS = ("net", "first", "second", "count", "best")  # of the tensors of a run
 FORMAT, VERSION, NAME = "bnet_transformer checkpoint", 1, "checkpoint.safetensors"
 CHANGEABLE = frozenset(("rate", "schedule", "warmup", "dim", "clip", "precision", "steps"))
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Where a run keeps its checkpoints, and whether it goes on from the one that is there.
+
+    Args:
+        folder: The folder of the checkpoint; it is made where it does not exist.
+        resume: False refuses a folder that has a checkpoint. True goes on from it bit for bit, with the same settings,
+            or begins where there is none. `"changed"` goes on with another rate, schedule, warmup, dim, clip, precision
+            or number of steps.
+
+    >>> Checkpoints("runs/first", resume=True).changeable
+    frozenset()
+    """
+
+    folder: str | Path
+    resume: bool | str = False
+
+    def __post_init__(self) -> None:
+        put(self, folder=as_path(self.folder))
+        one_of("resume", self.resume, (True, False, "changed"))
+
+    @property
+    def changeable(self) -> frozenset[str]:
+        """The settings that a resumed run may have others of."""
+        return CHANGEABLE if self.resume == "changed" else frozenset()
+
+    def path(self) -> Path:
+        """The file of the checkpoint; its folder is made."""
+        return path_of(self.folder)
+
+    def begin(self) -> tuple[Path, bool]:
+        """The file of the checkpoint, and whether the run goes on from it.
+
+        Raises:
+            FileError: Where there is a checkpoint that the run is not to go on from.
+        """
+        path = self.path()
+        if path.exists() and not self.resume:
+            allowed = "resume=True, another folder="
+            raise FileError(str(path), expected="no checkpoint yet", got="one", allowed=allowed)
+        return path, path.exists()
+
+    @classmethod
+    def of(cls, value: Checkpoints | str | Path | None) -> Checkpoints | None:
+        """The config of what a caller gives: a folder alone is one without `resume`."""
+        return value if value is None or isinstance(value, Checkpoints) else cls(value)
 
 
 @dataclass(frozen=True)
@@ -43,7 +91,7 @@ def diverged(step: int, expected: str, told: str, ways: str, path: Path | None, 
     if kept is not None:
         ways = f"{path} keeps the last good checkpoint, of step {kept}: resume='changed' with {ways}"
     elif path is None:
-        told = f"{told}; no checkpoint was kept (folder=)"
+        told = f"{told}; no checkpoint was kept (checkpoints=)"
     else:
         told = f"{told}; it came before the first good checkpoint (every=)"
     return BNetError(f"step {step}", expected=expected, got=told, allowed=ways)
@@ -60,9 +108,9 @@ def path_of(folder: object) -> Path:
 
 
 @contextlib.contextmanager
-def kept_by(folder: object, first: bool) -> Iterator[None]:
+def kept_by(checkpoints: Checkpoints | None, first: bool) -> Iterator[None]:
     """While a run keeps checkpoints in a folder no other does; of several processes the `first` sees to it."""
-    with contextlib.nullcontext() if folder is None or not first else alone(path_of(folder)):
+    with contextlib.nullcontext() if checkpoints is None or not first else alone(checkpoints.path()):
         yield
 
 

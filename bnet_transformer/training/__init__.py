@@ -1,13 +1,27 @@
 """Training by gradient, decoding and rollout: `train`, `generate`, `iterate`, and small tasks to try them on (`toy`).
 
 Both work on any declaration. `task` says what a net is trained for, `data` makes minibatches, `objective` the loss,
-`run` and `loop` the steps and checkpoints; `incremental` computes one word at a time, and `decoding` chooses it.
+`configs` the options that belong together, `run` and `loop` the steps and checkpoints; `incremental` computes one word
+at a time, and `decoding` chooses it.
 """
 
 from bnet_transformer._core.distributed import alone
+from bnet_transformer.training.configs import AdamW, EarlyStopping, Execution
 from bnet_transformer.training.generate import Generated, generate
 from bnet_transformer.training.iterate import iterate, windows
 from bnet_transformer.training.loop import kept, train
 from bnet_transformer.training.result import Trained
 
-__all__ = ["Generated", "Trained", "alone", "generate", "iterate", "kept", "train", "windows"]
+__all__ = [
+    "AdamW",
+    "EarlyStopping",
+    "Execution",
+    "Generated",
+    "Trained",
+    "alone",
+    "generate",
+    "iterate",
+    "kept",
+    "train",
+    "windows",
+]

@@ -1,9 +1,8 @@
-"""One run of training: its settings, its state, one step of it, and its checkpoints."""
+"""One run of training: its state, one step of it, and its checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,68 +18,16 @@ from bnet_transformer.compiler import Module
 from bnet_transformer.data import Batch, Dataset
 from bnet_transformer.data.examples import ExampleReader
 from bnet_transformer.data.task import Task
-from bnet_transformer.errors import BNetError, number, one_of, put, seed_of, whole
+from bnet_transformer.errors import BNetError
 from bnet_transformer.files import checkpoint
 from bnet_transformer.network import Member
 from bnet_transformer.tpm import Dropout
 from bnet_transformer.training.captured import Fed, Recorder, Replayed
+from bnet_transformer.training.configs import TrainConfig
 from bnet_transformer.training.objective import Loss, Objective
 from bnet_transformer.training.sharding import laid_like, spread
 from bnet_transformer.training.sharding import whole as put_together
-from bnet_transformer.training.steps import SCHEDULES, optimiser_of, schedule_of, set_rate, width_of
-
-PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a net is trained; with the same recipe, net and data a run has the same losses."""
-
-    batch: int = 32
-    smoothing: float = 0.0
-    rate: float | None = None
-    schedule: str = "constant"
-    warmup: int = 0
-    dim: int | None = None
-    betas: tuple[float, float] = (0.9, 0.98)
-    eps: float = 1e-9
-    weight_decay: float = 0.0
-    clip: float | None = None
-    precision: str | None = None
-    words: int | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        put(self, batch=whole("batch", self.batch), smoothing=number("smoothing", self.smoothing))
-        if not 0 <= self.smoothing < 1:
-            raise BNetError("smoothing", expected="a share below 1", got=self.smoothing)
-        for what in ("rate", "eps", "clip"):
-            if getattr(self, what) is not None:
-                put(self, **{what: number(what, getattr(self, what), above=0)})
-        one_of("schedule", self.schedule, SCHEDULES)
-        put(self, warmup=whole("warmup", self.warmup, least=0))
-        for what in ("dim", "words"):
-            if getattr(self, what) is not None:
-                put(self, **{what: whole(what, getattr(self, what))})
-        pair = isinstance(self.betas, tuple | list) and len(self.betas) == 2
-        if not pair or not all(0 <= number("betas", beta) < 1 for beta in self.betas):
-            raise BNetError("betas", expected="two numbers from 0 to below 1", got=self.betas)
-        put(self, betas=tuple(map(float, self.betas)), weight_decay=number("weight_decay", self.weight_decay))
-        if self.weight_decay < 0:
-            raise BNetError("weight_decay", expected="a number of at least 0", got=self.weight_decay)
-        one_of("precision", self.precision, (None, *PRECISIONS))
-        put(self, seed=seed_of(self.seed))
-
-    def check(self, task: Task) -> None:
-        """Refuse what does not go with the net."""
-        if self.smoothing and any(readout.tpm.kind == "continuous" for readout in task.readouts):
-            raise BNetError("smoothing", expected="0, for a readout is real-valued", got=self.smoothing)
-        wanted = PRECISIONS.get(self.precision or "")
-        if wanted not in (None, torch.bfloat16, task.network.dtype):
-            allowed = f"net.to({wanted}), or precision='bfloat16'"
-            raise BNetError(
-                "precision", expected=f"that of the net, {task.network.dtype}", got=self.precision, allowed=allowed
-            )
+from bnet_transformer.training.steps import optimiser_of, schedule_of, set_rate, width_of
 
 
 class Run:
@@ -93,45 +40,43 @@ class Run:
     def __init__(
         self,
         task: Task,
-        recipe: Recipe,
+        config: TrainConfig,
         steps: int,
         ranks: Ranks,
         loss: Loss | None,
-        shard: bool,
-        settings: Any,
-        *,
-        compile: bool = False,
+        settings: Mapping[str, Any],
         recorder: Recorder | None = None,
     ) -> None:
-        recipe.check(task)
+        config.check(task)
+        optimizer, execution = config.optimizer, config.execution
         network = task.network
         network.one_type()
         own = {name: value.detach().clone().to(ranks.device) for name, value in network.parameters.items()}
-        self.network, self.recipe, self.ranks, self.settings = network, recipe, ranks, dict(settings)
+        self.network, self.config, self.ranks, self.settings = network, config, ranks, dict(settings)
         self.module = Module(network.with_parameters(own))
         if loss is None:
             read = {m.owner for readout in task.readouts for m in network.ancestral_members(readout)}
             for name, value in self.module.store.items():
                 value.requires_grad_(value.requires_grad and name.rpartition("/")[0] in read)
-        self.objective = Objective(self.module, task, recipe.smoothing, loss)
-        if compile:
+        self.objective = Objective(self.module, task, config.smoothing, loss)
+        if execution.compile:
             self.objective.compile()
-        self.checks = not (compile and ranks.device.type == "cuda")  # what is compiled is compiled once
-        self.spread: nn.Module = spread(self.objective, ranks, shard=shard, known_use=loss is None)
+        self.checks = not (execution.compile and ranks.device.type == "cuda")  # what is compiled is compiled once
+        self.spread: nn.Module = spread(self.objective, ranks, shard=execution.shard, known_use=loss is None)
         self.named = [(k.replace("/", "."), v) for k, v in self.module.store.items() if v.requires_grad]
         if not self.named:
             raise BNetError("net", expected="parameters that training changes", got="none")
-        betas, eps, decay = recipe.betas, recipe.eps, recipe.weight_decay
-        self.optimiser = optimiser_of(network, self.named, betas, eps, decay, fused=not shard)
-        self.rate = schedule_of(recipe.schedule, recipe.rate, recipe.warmup, steps, recipe.dim or width_of(network))
-        self.recorded, self.fused = recorder is not None, not shard
+        self.recorded, self.fused = recorder is not None, not execution.shard
+        self.optimiser = optimiser_of(
+            network, self.named, optimizer.betas, optimizer.eps, optimizer.weight_decay, fused=self.fused
+        )
+        dim = optimizer.dim or width_of(network)
+        self.rate = schedule_of(optimizer.schedule, optimizer.rate, optimizer.warmup, steps, dim)
         self._gradient = self._made_gradient if recorder is None else Replayed(self._made_gradient, recorder)
         self._step = self._made_step if recorder is None else Replayed(self._made_step, recorder)
         self.draws = loss is not None or any(map(_draws, network.members))
         self.step = 0  # how many steps are done
-        self.late = DeferredScalars.on(
-            ranks.device
-        )  # the loss and length of the gradient of steps that were not heard of yet
+        self.late = DeferredScalars.on(ranks.device)  # loss and length of the gradient of steps not heard of yet
         self.losses: list[float] = []  # of a step that is done, or more: its gradient comes first
         self.held_out: list[tuple[int, float]] = []
         self.best: dict[str, Tensor] = {}
@@ -157,7 +102,7 @@ class Run:
     def gradient(self, fed: Fed) -> None:
         """The gradient of what was fed, clipped where that is asked for; no parameter changes."""
         if self.draws:
-            reseed(derive_seed(self.recipe.seed, "dropout", self.step, self.ranks.rank), self.ranks.device)
+            reseed(derive_seed(self.config.seed, "dropout", self.step, self.ranks.rank), self.ranks.device)
         if not self.spread.training:
             self.spread.train()
         self.late.put(self._gradient(fed))
@@ -165,7 +110,7 @@ class Run:
     def follow(self) -> None:
         """Change the parameters along the gradient."""
         rate, most = self.rate(self.step + 1), torch.finfo(self.network.dtype).max
-        if max(rate / (1 - self.recipe.betas[0]), rate * self.recipe.weight_decay) > most:
+        if max(rate / (1 - self.config.optimizer.betas[0]), rate * self.config.optimizer.weight_decay) > most:
             raise BNetError("rate", expected=f"a rate whose step {self.network.dtype} can hold", got=rate)
         set_rate(self.optimiser, rate)
         self._step({})
@@ -198,8 +143,8 @@ class Run:
             (mean * world).backward()
         told = self.ranks.all_reduce(torch.stack([mean.detach(), fed.get("asked", torch.zeros_like(mean))]))
         length = get_total_norm([value.grad for value in parameters if value.grad is not None])
-        if self.recipe.clip is not None:
-            clip_grads_with_norm_(parameters, self.recipe.clip, length)
+        if self.config.optimizer.clip is not None:
+            clip_grads_with_norm_(parameters, self.config.optimizer.clip, length)
         return torch.stack([told[0], put_together(length).double(), told[1]])
 
     def _kept_gradient(self, mean: Tensor, parameters: list[nn.Parameter]) -> None:
@@ -227,7 +172,9 @@ class Run:
     def _sum(self, fed: Fed) -> Tensor:
         """This process's share of the loss."""
         batch = Batch.of_flat({name: value for name, value in fed.items() if name not in ("count", "asked")})
-        with torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.recipe.precision == "bfloat16"):
+        with torch.autocast(
+            self.ranks.device.type, torch.bfloat16, enabled=self.config.execution.precision == "bfloat16"
+        ):
             found: Tensor = self.spread(batch)
         return found
 
@@ -285,14 +232,13 @@ class Run:
 
 
 def settings_of(
-    recipe: Recipe, reader: ExampleReader, data: Dataset, held_out: Dataset | None, loss: Loss | None, steps: int
+    config: TrainConfig, reader: ExampleReader, data: Dataset, held_out: Dataset | None, loss: Loss | None, steps: int
 ) -> dict[str, Any]:
-    """What a resumed run must share with the run that it goes on with."""
-    told = {name: getattr(recipe, name) for name in recipe.__dataclass_fields__}
-    told |= {"data": data.digest(), "start": reader.start, "stop": reader.stop}
-    told |= {"held_out": None if held_out is None else held_out.digest()}
-    told |= {"loss": None if loss is None else code_of(loss)}
-    return told | ({"steps": steps} if recipe.schedule == "cosine" else {})
+    """What a resumed run must share with the run that wrote the checkpoint."""
+    settings = {**config.settings, "data": data.digest(), "start": reader.start, "stop": reader.stop}
+    settings |= {"held_out": None if held_out is None else held_out.digest()}
+    settings |= {"loss": None if loss is None else code_of(loss)}
+    return settings | ({"steps": steps} if config.optimizer.schedule == "cosine" else {})
 
 
 def _in_form(value: Tensor, like: Tensor) -> Tensor:

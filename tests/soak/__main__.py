@@ -83,7 +83,7 @@ What is promised:
   folder, `.name.*.tmp`, which nothing reads; in the folder of a run the next run takes it away.
 - **An interrupt ends a run in good order.** Ctrl-C (SIGINT) finishes the step and keeps its checkpoint; a command
   then ends with 130. SIGTERM is no more than a kill.
-- **One run at a time in a folder.** A second `train` or `fit` with the same `folder=` is refused with the number of
+- **One run at a time in a folder.** A second `train` or `fit` with the same folder is refused with the number of
   the process that has it. A killed run leaves its `checkpoint.safetensors.lock`, which locks nothing any more: the
   next run takes it over, and takes it away at its end.
 - **Our files are read to the bit or refused.** Nets, fits and checkpoints hold a SHA-256 of their content and a

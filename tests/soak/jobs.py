@@ -24,6 +24,7 @@ from bnet_transformer.cli import main
 from bnet_transformer.files import replacing, store
 from bnet_transformer.inference import fit as fitting
 from bnet_transformer.tpm import Categorical, Normal
+from tests import flat_options
 
 IMPORTED = (matplotlib, pyro.infer, torch._dynamo, export, inference, pretrained, viz, fitting)
 WORDS = ("the", "cat", "sat", "on", "mat", "dog")
@@ -76,10 +77,12 @@ def run(kind: str, folder: Path | None = None, resume: bool = False, seed: int =
         warnings.simplefilter("ignore")
         if kind == "train":
             held = {"held_out": list(SAID[:2]), "patience": 99}
-            trained = bt.train(decoder(), list(SAID), steps=24, batch=4, rate=0.01, **held, **kept)
+            trained = flat_options.train(
+                decoder(), list(SAID), steps=24, batch=4, optimizer=bt.AdamW(rate=0.01), **held, **kept
+            )
             found = {**trained.net.parameters}
             return {"losses": [*trained.losses, *(loss for _, loss in trained.held_out)], "found": digest(found)}
-        fitted = bt.fit(mixture(), vectors(), method=kind, **OPTIONS[kind], **kept)
+        fitted = flat_options.fit(mixture(), vectors(), method=kind, **OPTIONS[kind], **kept)
     found = {**fitted.net.parameters, **{f"sample {k}": v for k, v in fitted.samples.items()}}
     return {"losses": [*fitted.bounds, *(score for _, _, score in fitted.measured)], "found": digest(found)}
 
@@ -148,7 +151,7 @@ def writers(what: str) -> list[Callable[[Path], object]]:
 
 def fit(net: bt.BNet, seed: int) -> Any:
     """A short fit."""
-    return bt.fit(net, vectors(), steps=3, rate=0.05, seed=seed, progress=False)
+    return bt.fit(net, vectors(), method=bt.MAP(steps=3, rate=0.05), seed=seed, progress=False)
 
 
 def written(target: Path, what: str, which: int) -> None:

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 import bnet_transformer as bt
 from bnet_transformer.cli import main
+from tests import flat_options
 from tests.soak import jobs
 from tests.soak.files import _folder_of_bert
 from tests.soak.probing import Found, Probe, Setup, Tally, answer, folder
@@ -32,7 +33,7 @@ def _decoder(slices: int = 1, **options: object) -> bt.BNet:
 
 
 def _fit(**options: object) -> object:
-    return bt.fit(jobs.mixture(), jobs.vectors(), steps=None, progress=False, **options)
+    return flat_options.fit(jobs.mixture(), jobs.vectors(), progress=False, **options)
 
 
 def _mixture(**options: object) -> bt.BNet:
@@ -83,7 +84,7 @@ ENOUGH: dict[str, Callable[[], object]] = {
     "reads of 1,500 words": lambda: _decoder(2).sentence(_words(1_500)).reads(slices="all"),
     "posterior of 4^7 states": lambda: _mixture(slices=3).sentence(_words(3)).posterior("y_1", budget=10**6),
     "fit(method='svi', draws=10**6)": lambda: bt.fit(
-        jobs.mixture(), jobs.vectors(), method="svi", steps=1, draws=10**6, spread=1.0, progress=False
+        jobs.mixture(), jobs.vectors(), method=bt.SVI(steps=1, draws=10**6), spread=1.0, progress=False
     ),
     "explore of 300 words": lambda: _explored(300),
 }

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import bnet_transformer as bt
+from tests import flat_options
 from tests.soak import jobs
 from tests.soak.probing import Found, Probe, Setup, Tally, folder
 
@@ -54,14 +55,14 @@ def _fitted(method: str) -> Given:
         net = bt.bayesuvius(64, heads=2, seed=1, observe=bt.tpm.Normal(0.5))
         g = torch.Generator().manual_seed(0)
         data = tuple(torch.randn(64, 16, 64, generator=g) for _ in range(2))
-        found = bt.fit(net, data, method=method, progress=False, **options)
+        found = flat_options.fit(net, data, method=method, progress=False, **options)
         return {"bounds": torch.tensor(found.bounds), **found.samples, **found.net.parameters}
 
     return made
 
 
 def _trained(place: Path) -> Mapping[str, Tensor]:
-    trained = bt.train(_wide(), [_said(64)] * 16, steps=6, batch=8, rate=1e-3, progress=False)
+    trained = bt.train(_wide(), [_said(64)] * 16, steps=6, batch=8, optimizer=bt.AdamW(rate=1e-3), progress=False)
     return {"losses": torch.tensor(trained.losses), **trained.net.parameters}
 
 

@@ -113,7 +113,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "mediated": lambda: bt.mediation(made("clean"), made("corrupt"), metric=CAT, progress=False),
     "held": lambda: bt.inclusion(made("dec"), ["the cat sat", "sat the cat"], draws=50, progress=False),
     "told": lambda: bt.roles(made("dec"), ["the cat sat", "sat the cat"], draws=50),
-    "fitted": lambda: bt.fit(made("net"), PAIRS, method="em", steps=2, progress=False),
+    "fitted": lambda: bt.fit(made("net"), PAIRS, method=bt.EM(steps=2), progress=False),
     "trained": lambda: bt.train(made("dec"), ["the cat sat", "sat the cat"], steps=2, progress=False),
 }
 

@@ -4,6 +4,7 @@ RESULT = "a result: the package makes it"
 RECORD = "a record that the package makes and hands out"
 CALLED = "called by the package, with values that it has checked; what one of one's own gives back: rows of `tpm.TPM`"
 ERROR = "raised by the package"
+CONFIG = "options of `fit` and `train`, where they have rows"
 
 REASONS = {
     **dict.fromkeys(
@@ -40,8 +41,14 @@ REASONS = {
         ],
         ERROR,
     ),
+    **dict.fromkeys(
+        ["MAP", "EM", "SVI", "NUTS", "AdamW", "EarlyStopping", "Execution", "Checkpoints"],
+        CONFIG,
+    ),
     "Sentence": "`net.sentence` makes it",
-    "compiler.Module.run": "a step of the package's own readings, with what `forward` has checked",
+    "inference.fit.explain_fit": "the arguments of `fit`, refused as `fit` refuses them",
+    "inference.fit.Fit.from_pyro": "a table of refused results is in `tests/test_fit_from_pyro.py`",
+    "compiler.Module.course": "a step of the package's own readings, with what `forward` has checked",
     "pretrained.Family": "a table of an adapter's own; `register` reads it",
     "pretrained.Where": "a table of an adapter's own; `register` reads it",
     "equations.Equations": RESULT,

@@ -112,21 +112,33 @@ ROWS = {
         ('bt.train(dec, ["the cat"], steps=1, epochs=1)', "BNetError: steps: expected steps= or epochs=, one of them"),
         ('bt.train(dec, ["the cat"])', "BNetError: steps: expected steps= or epochs=, one of them"),
         ('bt.train(dec, ["the cat"], steps=1, batch=0)', "BNetError: batch: expected a whole number of at least 1"),
-        ('bt.train(dec, ["the cat"], steps=1, rate=0)', "BNetError: rate: expected a finite number above 0"),
-        ('bt.train(dec, ["the cat"], steps=1, rate=nan)', "BNetError: rate: expected a finite number above 0"),
+        (
+            'bt.train(dec, ["the cat"], steps=1, optimizer=bt.AdamW(rate=0))',
+            "BNetError: rate: expected a finite number above 0",
+        ),
+        (
+            'bt.train(dec, ["the cat"], steps=1, optimizer=bt.AdamW(rate=nan))',
+            "BNetError: rate: expected a finite number above 0",
+        ),
         ('bt.train(dec, ["the cat"], steps=1, smoothing=1)', "BNetError: smoothing: expected a share below 1"),
         (
-            'bt.train(dec, ["the cat"], steps=1, betas=(1, 2))',
+            'bt.train(dec, ["the cat"], steps=1, optimizer=bt.AdamW(betas=(1, 2)))',
             "BNetError: betas: expected two numbers from 0 to below 1",
         ),
         (
-            'bt.train(dec, ["the cat"], steps=1, schedule="cos")',
+            'bt.train(dec, ["the cat"], steps=1, optimizer=bt.AdamW(schedule="cos"))',
             "BNetError: schedule: expected one of the allowed values",
         ),
-        ('bt.train(dec, ["the cat"], steps=1, warmup=-1)', "BNetError: warmup: expected a whole number of at least 0"),
-        ('bt.train(dec, ["the cat"], steps=1, clip=0)', "BNetError: clip: expected a finite number above 0"),
         (
-            'bt.train(dec, ["the cat"], steps=1, precision="half")',
+            'bt.train(dec, ["the cat"], steps=1, optimizer=bt.AdamW(warmup=-1))',
+            "BNetError: warmup: expected a whole number of at least 0",
+        ),
+        (
+            'bt.train(dec, ["the cat"], steps=1, optimizer=bt.AdamW(clip=0))',
+            "BNetError: clip: expected a finite number above 0",
+        ),
+        (
+            'bt.train(dec, ["the cat"], steps=1, execution=bt.Execution(precision="half"))',
             "BNetError: precision: expected one of the allowed values",
         ),
         ('bt.train(dec, ["the cat"], steps=1, seed=2**63)', "BNetError: seed: expected a whole number below 2^63"),
@@ -144,9 +156,15 @@ ROWS = {
             'bt.train(dec, ["the cat"], steps=1, loss=lambda module, batch: torch.tensor(nan))',
             "BNetError: loss: expected a tensor that follows from parameters that training changes",
         ),
-        ('bt.train(dec, ["the cat"], steps=1, resume=True)', "BNetError: resume: expected a folder= with a checkpoint"),
-        ('bt.train(dec, ["the cat"], steps=1, folder=text)', "FileError: …/a.txt: expected a folder for checkpoints"),
-        ('bt.train(dec, ["the cat"], steps=1, patience=1)', "BNetError: patience: expected held_out= data to measure"),
+        ('bt.train(dec, ["the cat"], steps=1, resume=True)', "BNetError: resume: expected an option of train"),
+        (
+            'bt.train(dec, ["the cat"], steps=1, checkpoints=text)',
+            "FileError: …/a.txt: expected a folder for checkpoints",
+        ),
+        (
+            'bt.train(dec, ["the cat"], steps=1, early_stopping=bt.EarlyStopping(patience=1))',
+            "BNetError: patience: expected held_out= data to measure",
+        ),
         (
             "bt.train(dec, lambda step: None, steps=1)",
             "BNetError: data: expected a list of sentences or of pairs, an array [sentence, word], a pair of arrays, a file of tokens",
@@ -176,9 +194,12 @@ ROWS = {
             'bt.train(dec, ["the cat"], steps=1, progress="no")',
             "BNetError: progress: expected one of the allowed values",
         ),
-        ('bt.train(dec, ["the cat"], steps=1, bound=nan)', "BNetError: bound: expected a finite number"),
         (
-            'bt.train(dec, ["the cat"], steps=1, shard=True)',
+            'bt.train(dec, ["the cat"], steps=1, early_stopping=bt.EarlyStopping(bound=nan))',
+            "BNetError: bound: expected a finite number",
+        ),
+        (
+            'bt.train(dec, ["the cat"], steps=1, execution=bt.Execution(shard=True))',
             "BNetError: shard: expected several processes (torchrun --nproc-per-node 2)",
         ),
         ("bt.train(dec, (np.array(1), np.array(1)), steps=1)", "BNetError: data: expected arrays of one length"),

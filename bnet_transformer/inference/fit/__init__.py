@@ -1,13 +1,17 @@
 """Fitting nets with choices: MAP, EM, SVI and NUTS over one objective, the exact log evidence.
 
-`objective` is what all methods make large, `recipe` how; `descent` and `ascent` follow many restarts at once,
-`sampling` gives posteriors; `result` is what comes out, with `heads`, `matching`, `predictive`, `samples`, `saved`.
+`objective` is what all methods make large. `methods` has their options, and `run` the table of the functions that
+solve a problem by them: `point` (with `ascent` and `descent`, which take steps of many restarts at once) and `sampling`
+(with `variational` and `chains`). `explain` says how before it starts. `result` is what comes out, with `heads`,
+`matching`, `predictive`, `samples`, and `saved`; `from_pyro` makes one of what a user found with Pyro.
 """
 
+from bnet_transformer.inference.fit.explain import explain_fit
 from bnet_transformer.inference.fit.heads import Heads
 from bnet_transformer.inference.fit.matching import Comparison
+from bnet_transformer.inference.fit.methods import EM, MAP, NUTS, SVI
 from bnet_transformer.inference.fit.predictive import Check
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.run import fit
 
-__all__ = ["Check", "Comparison", "Fit", "Heads", "fit"]
+__all__ = ["EM", "MAP", "NUTS", "SVI", "Check", "Comparison", "Fit", "Heads", "explain_fit", "fit"]

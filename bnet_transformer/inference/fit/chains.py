@@ -20,7 +20,7 @@ from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError
 from bnet_transformer.files import checkpoint, reading
 from bnet_transformer.inference.factors import NEVER
-from bnet_transformer.inference.fit.recipe import Recipe
+from bnet_transformer.inference.fit.methods import FitProblem
 from bnet_transformer.inference.fit.variational import SIMPLEX, Model, site
 from bnet_transformer.network import Network
 
@@ -32,17 +32,17 @@ TOLD = ("diverging", "acceptance_rate", "n_steps", "tree_depth", "step_size", "l
 class Chain:
     """One chain: NUTS with random numbers of its own, what it drew after the warmup, and what is known of each draw."""
 
-    def __init__(self, model: Model, recipe: Recipe, corpus: Batch, number: int) -> None:
-        self.model, self.corpus, self.warmup, self.number = model, corpus, recipe.warmup, number
+    def __init__(self, model: Model, problem: FitProblem, warmup: int, number: int) -> None:
+        self.model, self.corpus, self.warmup, self.number = model, problem.corpus, warmup, number
         self.drawn: list[dict[str, Tensor]] = []
         self.told: list[tuple[float, ...]] = []
         self.evaluations = self.divergences = 0
-        self.random = _seeded(derive_seed(recipe.seed, "chain", number), model.device)
+        self.random = _seeded(derive_seed(problem.seed, "chain", number), model.device)
         self.kernel = NUTS(potential_fn=self._potential)
         with self._own_random():
-            self.z = started(model, corpus, number)
+            self.z = started(model, problem.corpus, number)
             self.kernel.initial_params = self.z
-            self.kernel.setup(recipe.warmup)
+            self.kernel.setup(warmup)
 
     def advance(self) -> None:
         """One step of the warmup, or one draw."""

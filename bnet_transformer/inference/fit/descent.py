@@ -20,26 +20,26 @@ FIRST, SECOND, SMALL = 0.9, 0.99, 1e-8  # of Adam: how long means last, and what
 
 @dataclass
 class Sets:
-    """The learned parameters of every restart that is still followed, with Adam's means; `who` says which they are."""
+    """The learned parameters of each restart that is still followed, and the moments of AdamW, one restart in front."""
 
     values: dict[str, Tensor]
     first: dict[str, Tensor]
     second: dict[str, Tensor]
-    who: list[int]
+    restart_ids: list[int]
 
     def keep(self, places: list[int]) -> None:
         """Follow only some."""
         for part in (self.values, self.first, self.second):
             for name, value in part.items():
                 part[name] = value[places]
-        self.who = [self.who[place] for place in places]
+        self.restart_ids = [self.restart_ids[place] for place in places]
 
     def one(self, place: int) -> dict[str, Tensor]:
         """The parameters of one."""
         return {name: value[place].detach().clone() for name, value in self.values.items()}
 
 
-def begun(network: Network, names: tuple[str, ...], restarts: int, seed: int, device: torch.device) -> Sets:
+def init_restarts(network: Network, names: tuple[str, ...], restarts: int, seed: int, device: torch.device) -> Sets:
     """The net's own parameters for the first restart, newly drawn ones for the others; logits of -inf for all."""
     own = [{name: network.parameters[name] for name in names}]
     for r in range(1, restarts):
@@ -51,7 +51,7 @@ def begun(network: Network, names: tuple[str, ...], restarts: int, seed: int, de
     return Sets(values, zeros, {k: v.clone() for k, v in zeros.items()}, list(range(restarts)))
 
 
-def bound_and_gradient(
+def bound_and_grad(
     objective: Objective, sets: Sets, corpus: Batch, total: int, power: float, ranks: Ranks, autocast: bool
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The mean over sentences of `log P(y) + log P(parameters) / total`, `[set]`, and its gradient.
@@ -76,7 +76,7 @@ def squared_length(gradient: Mapping[str, Tensor]) -> Tensor:
     return torch.stack([g.reshape(len(g), -1).double().square().sum(1) for g in gradient.values()]).sum(0)
 
 
-def climb(
+def adamw_step(
     sets: Sets, gradient: Mapping[str, Tensor], step: int, rate: float, clip: float | None, decay: float
 ) -> Tensor:
     """One step of AdamW up the gradient, for each set by itself; which sets have sound gradients, `[set]`."""
@@ -93,13 +93,13 @@ def climb(
     return sound
 
 
-def settle_tables(objective: Objective, sets: Sets, parts: list[Batch], power: float, ranks: Ranks) -> Tensor:
+def m_step(objective: Objective, sets: Sets, parts: list[Batch], power: float, ranks: Ranks) -> Tensor:
     """The M-step in closed form: `theta = (counts + concentration - 1) / sum`, for the tables that choose.
 
     Returns the log evidence of all sentences before it, `[set]`. Under torchrun the parts are this process's share.
     """
     totals = {name: torch.zeros_like(sets.values[name]) for name in sorted(objective.choosing)}
-    bound = torch.zeros(len(sets.who), dtype=objective.network.dtype, device=ranks.device)
+    bound = torch.zeros(len(sets.restart_ids), dtype=objective.network.dtype, device=ranks.device)
     for part in parts:
         counts, evidence = torch.vmap(lambda one, part=part: objective.counts(one, part, power))(sets.values)
         bound = bound + evidence

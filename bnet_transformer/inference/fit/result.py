@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 import torch
 from torch import Tensor
@@ -61,7 +61,8 @@ class Fit(Generic[N]):
     value)`, on the sentences `judged_on`. `judged_by` says what that is: of `map` and `em` the log evidence of held-out
     sentences, else the log posterior density (the log prior up to a constant), which is the log evidence where there is
     no prior. `choices` is the approximate posterior of every choice, `[sentence, *plates, word, state]`, where they
-    were sampled. `approximate` says what is not exact. `data` is what it was fitted to, which `save` leaves out.
+    were sampled. `effective_sample_size` is that of the weights of importance sampling. `approximate` says what is not
+    exact. `data` is what it was fitted to, which `save` leaves out.
     """
 
     net: N
@@ -84,7 +85,70 @@ class Fit(Generic[N]):
     matched: tuple[str, ...] = field(default=(), repr=False)
     judged_by: str = LOG_EVIDENCE
     known_likelihoods: Tensor | None = field(default=None, repr=False)
+    effective_sample_size: float | None = field(default=None, repr=False)
     _made: dict[bool, Tensor | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def from_pyro(
+        cls,
+        net: N,
+        data: object,
+        result: object,
+        *,
+        sites: Mapping[str, str] | None = None,
+        arguments: tuple[object, ...] = (),
+        num_samples: int = 500,
+        missing: bool = False,
+        budget: int = 2**16,
+        seed: int = 0,
+    ) -> Fit[N]:
+        """The fit that a result of Pyro is: of your own model, guide or kernel on `net.pyro()`.
+
+        A site is one of a parameter where it has its name (`"W_v_0.values"`), its name with `_` for `.`
+        (`"W_v_0_values"`), or the name that `net.pyro()` gives to a table (`"theta_c"`, of `"c.logits"`). Tables are
+        probabilities. Parameters without a site stay as the net has them. Sites of choices, such as `"c"`, are ignored:
+        given the parameters the fit sums choices out exactly. Heads that no part of the net names are put in the order
+        of the likeliest draw, as those of NUTS are.
+
+        Args:
+            net: The net of which `net.pyro()` was fitted.
+            data: The sentences and what was observed of them, in the forms of `bt.fit`.
+            result: One of: `pyro.infer.MCMC` after its run; samples by site, `[draw, *shape]` or
+                `[chain, draw, *shape]`; the same with weights, a pair (values, log weights) for each site; a guide, of
+                which `num_samples` are drawn (of one of Delta sites, such as `AutoDelta`, the point);
+                `pyro.infer.Importance` after its run. Weighted draws are resampled systematically to `num_samples`.
+            sites: Site -> parameter, for sites of other names.
+            arguments: What a guide is called with.
+            num_samples: Draws of a guide, or of resampling.
+            missing: As for `bt.fit`.
+            budget: As for `bt.fit`.
+            seed: The seed of a guide's draws and of resampling.
+
+        Returns:
+            The fit, with `method="pyro"`. `approximate` says what is not exact, and `effective_sample_size` how many
+            draws weighted ones count as.
+
+        Raises:
+            BNetError: Where a site or its values do not match the net; names of sites have near names.
+
+        >>> import torch
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(4, heads=2, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2), prior=1.0)
+        >>> data = [("the cat", "cat the"), ("cat the", "the cat")]
+        >>> draws = torch.distributions.Dirichlet(torch.ones(2)).sample((100,))
+        >>> f = bt.Fit.from_pyro(net, data, {"theta_c": draws})
+        >>> f.samples["c.logits"].shape
+        torch.Size([1, 100, 2])
+        """
+        from bnet_transformer.inference.fit.from_pyro import fit_from_pyro
+
+        network = net if isinstance(net, Network) else getattr(net, "network", None)
+        if not isinstance(network, Network):
+            raise BNetError("net", expected="a net", got=net)
+        options = {"sites": sites, "arguments": arguments, "num_samples": num_samples, "missing": missing}
+        made = fit_from_pyro(network, data, result, **options, budget=budget, seed=seed)  # type: ignore[arg-type]
+        held = made.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(made.net)
+        return replace(made, net=held)  # type: ignore[return-value]
 
     @property
     def network(self) -> Network:

@@ -3,266 +3,258 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from bnet_transformer._core.distributed import Ranks, device_of, ranks
-from bnet_transformer._core.hashing import derive_seed, digest_of
+from bnet_transformer._core.hashing import digest_of
+from bnet_transformer._core.options import name_config_of_options
 from bnet_transformer._core.torch_context import own_random, with_gradients
 from bnet_transformer.compiler.plan import MEETING
 from bnet_transformer.data import Batch, read_batch
-from bnet_transformer.errors import BNetError, BudgetError, ReadingError, one_of, room_for, whole, within_memory
-from bnet_transformer.files import checkpoint
+from bnet_transformer.errors import (
+    BNetError,
+    BudgetError,
+    ReadingError,
+    number,
+    one_of,
+    seed_of,
+    whole,
+    within_memory,
+)
+from bnet_transformer.files.checkpoint import Checkpoints, kept_by
 from bnet_transformer.inference.factors import OVER_BUDGET
-from bnet_transformer.inference.fit.ascent import Ascent, ascend
+from bnet_transformer.inference.fit.methods import EM, MAP, NUTS, SVI, FitProblem, Method
 from bnet_transformer.inference.fit.objective import Objective, learned_of
-from bnet_transformer.inference.fit.recipe import Habits, Recipe
+from bnet_transformer.inference.fit.point import fit_point
 from bnet_transformer.inference.fit.result import Fit
-from bnet_transformer.inference.fit.sampling import sampled
+from bnet_transformer.inference.fit.sampling import fit_nuts, fit_svi
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.reference import BUDGET
+from bnet_transformer.training.loop_config import LoopConfig
 from bnet_transformer.training.result import N
 
-WAYS = {  # what a fit can do about choices that cannot be summed, for what other questions can do
-    MEETING: "method='svi', choices='sampled'",
-    OVER_BUDGET: "a larger budget=; method='svi', choices='sampled'",
+# Every method: its config, and the function that solves a problem by it. A new method is one row.
+METHODS: dict[type[Method], Callable[[FitProblem, Any], Fit[Network]]] = {
+    MAP: fit_point,
+    EM: fit_point,
+    SVI: fit_svi,
+    NUTS: fit_nuts,
 }
-LAST = 0.2  # of the rate, when the best restart goes on with all sentences
-SHARE, MOST = 0.1, 1000  # of the sentences that are held out to choose among restarts, where none are told
+WAYS = {  # what a fit can do about choices that cannot be summed, for what other questions can do
+    MEETING: "method=bt.SVI(choices='sampled')",
+    OVER_BUDGET: "a larger budget=; method=bt.SVI(choices='sampled')",
+}
 
 
+@name_config_of_options(method=tuple(METHODS), checkpoints=(Checkpoints,))
 @with_gradients()
 def fit(
     net: N,
     data: object,
     *,
-    method: str = "map",
-    steps: int | None = None,
-    batch: int | None = None,
-    rate: float | None = None,
-    restarts: int = 1,
-    prune: bool = True,
+    method: Method | str = "map",
     held_out: object = None,
-    anneal: float | None = None,
-    inner: int = 10,
+    batch: int | None = None,
     spread: float | None = None,
     learn: Collection[str] | None = None,
-    clip: float | None = None,
-    weight_decay: float = 0.0,
-    precision: str | None = None,
-    chains: int = 4,
-    draws: int = 500,
-    warmup: int = 300,
-    choices: str = "exact",
     missing: bool = False,
     budget: int = BUDGET,
     every: int | None = None,
-    patience: int | None = None,
-    folder: str | Path | None = None,
-    resume: bool | str = False,
+    checkpoints: Checkpoints | str | Path | None = None,
     seed: int = 0,
     device: str | torch.device | None = None,
     progress: bool | None = None,
 ) -> Fit[N]:
-    """The parameters of a net with choices, from sentences and what is observed of them; the net stays as it is.
+    """Fit the parameters of a net with choices to sentences and what is observed of them; the net stays as it is.
 
-    `data` is a list of pairs (sentence, observed), or a tuple (x, y) of arrays or lists. All methods climb the exact
-    log evidence plus the log prior: Dirichlet on the tables where the net has a `prior`, Normal of a `spread` on the
-    weights. `"map"` climbs it by AdamW; `"em"` sets the tables in closed form every `inner` steps, and climbs with the
-    weights; `"svi"` and `"nuts"` give samples of the posterior. Of several `restarts`, followed all at once, the worse
-    half is let go after a quarter and a half of the steps (`prune`). The best restart and step are given: by the log
-    evidence of the `held_out` sentences, and where none are held out by the log posterior density. Of several restarts
-    a tenth of `data` is held out where `held_out` is None; the best then goes on with all for a quarter of the steps
-    more, and the best of these by the log posterior density is given. `anneal` flattens likelihoods at first. Where
-    choices are too many to be summed, `choices="sampled"` draws them, of `"svi"`, which is approximate. `learn` names
-    the parameters to learn. Every `every` steps there is a measure, and a checkpoint in `folder`; `resume` goes on from
-    it ("changed": with another rate, steps, clip or precision). Ctrl-C gives the best so far. Under torchrun each
-    process takes its share of each batch.
+    All methods share one objective, the exact log evidence plus the log prior: Dirichlet on the tables where the net
+    has a `prior`, Normal of a `spread` on the weights. Of several restarts a tenth of `data` is held out where
+    `held_out` is None; the best then goes on with all sentences for a quarter of the steps more. Ctrl-C gives the best
+    so far. Under torchrun each process takes its share of each batch.
+
+    Args:
+        net: A net with a readout.
+        data: A list of pairs (sentence, observed), or a tuple (x, y) of arrays or lists.
+        method: `bt.MAP`, `bt.EM`, `bt.SVI` or `bt.NUTS` with their options, or `"map"`, `"em"`, `"svi"`, `"nuts"` for
+            one with its defaults.
+        held_out: Data, in the forms of `data`, that choose the best restart and step of MAP and EM.
+        batch: Sentences of a step; None for 256, or all of fewer.
+        spread: The standard deviation of a Normal prior on every weight; None for no prior. SVI and NUTS need one.
+        learn: The names of the parameters to learn; None for all above a readout.
+        missing: True takes a word whose numbers are all NaN as not observed.
+        budget: The most joint states of a sentence that are summed.
+        every: Steps from one measure, and checkpoint, to the next; None for ten in a fit.
+        checkpoints: Where checkpoints go, and whether the fit goes on from one; a folder alone begins a new fit.
+        seed: The seed of restarts, minibatches and draws.
+        device: Where to compute; None for where the net is.
+        progress: True for a progress bar, False for none, None for one in a terminal.
+
+    Returns:
+        The fitted net, what is known of its parameters, and the questions that one asks of a fit.
+
+    Raises:
+        BNetError: Where an option is out of its range or does not go with the net, or every restart diverged.
+        BudgetError: Where more joint states than `budget` would be summed.
+        ReadingError: Where choices of different words meet, so that they cannot be summed word by word.
 
     >>> import bnet_transformer as bt
     >>> words = ["the", "cat", "sat"]
     >>> net = bt.bayesuvius(4, heads=2, vocabulary=words, observe=bt.tpm.Categorical(3), prior=1.0)
-    >>> found = bt.fit(net, [("the cat sat", "cat the sat"), ("sat the cat", "the sat cat")], method="em", steps=4)
-    >>> found.pi.shape, found.net
+    >>> data = [("the cat sat", "cat the sat"), ("sat the cat", "the sat cat")]
+    >>> f = bt.fit(net, data, method=bt.EM(steps=4))
+    >>> f.pi.shape, f.net
     (torch.Size([2]), <BNet bayesuvius: ...>)
     """
-    recipe = Recipe(
-        method, steps, batch, rate, restarts, prune, anneal, inner, spread, clip, weight_decay, precision, chains,
-        draws, warmup, choices, seed,
-    )  # fmt: skip
-    recipe.refuse_untaken([k for k, v in (("patience", patience), ("held_out", held_out)) if v is not None])
-    habits, network = Habits(every, patience, folder, resume, progress), network_of(net)
-    network.one_type()
-    one_of("missing", missing, (True, False))
-    corpus = read_batch(network, data, missing=missing)
-    judge = None if held_out is None else read_batch(network, held_out, "held_out", missing=missing)
-    learned = learned_of(network, tuple(network.member(name) for name in corpus.evidence), learn, spread)
-    objective = Objective(network, learned, whole("budget", budget))
-    _check(objective, recipe, corpus)
-    _check_room(objective, recipe)
+    config = method_of(method)
+    loop = LoopConfig(every, Checkpoints.of(checkpoints), progress)
+    question = question_of(net, data, config, held_out, batch, spread, learn, missing, budget, seed)
     try:
-        found = _fitted(objective, recipe, habits, corpus, judge, device_of(device, network))
+        fitted = _solved(question, config, loop, device_of(device, question.objective.network))
     except (BudgetError, ReadingError) as error:
         if error.allowed not in WAYS:
             raise
         raise type(error)(error.what, expected=error.expected, got=error.got, allowed=WAYS[error.allowed]) from error
-    made = found.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(found.net)
-    return replace(found, net=made, missing=missing, data=corpus)  # type: ignore[return-value]
+    made = fitted.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(fitted.net)
+    return replace(fitted, net=made, missing=missing, data=question.corpus)  # type: ignore[return-value]
 
 
-def _fitted(
-    objective: Objective,
-    recipe: Recipe,
-    habits: Habits,
-    corpus: Batch,
-    judge: Batch | None,
-    device: torch.device,
-) -> Fit[Network]:
-    settings = {**recipe.told(), "learn": list(objective.learned.names), "sentences": len(corpus)}
-    settings["data"] = corpus.digest() + ("" if judge is None else judge.digest())
-    settings["parameters"] = digest_of(objective.network.parameters)
-    with (
-        within_memory("fit"),
-        ranks(device) as here,
-        own_random(here.device),
-        checkpoint.kept_by(habits.folder, here.first),
-    ):
-        if here.world > 1 and objective.of_corpus and recipe.method != "nuts":
-            wanted = "choices of sentences or words: a share of a corpus with one draw has no evidence of its own"
-            raise BNetError("torchrun", expected=wanted, got="per='corpus'", allowed="one process")
-        alike = {"net": objective.network, "budget": objective.budget, "habits": habits.together}
-        here.assert_same("fit", **settings, **alike, checkpoint=habits.kept)
+def method_of(method: Method | str) -> Method:
+    """The config of a method, which a caller may give by its name alone.
+
+    Args:
+        method: A config, or its `name`.
+
+    Returns:
+        The config; of a name, one with default options.
+
+    Raises:
+        BNetError: Where there is no such method.
+    """
+    if isinstance(method, Method):
+        return method
+    named = {kind.name: kind for kind in METHODS}
+    one_of("method", method, named)
+    return named[method]()
+
+
+@dataclass(frozen=True)
+class FitQuestion:
+    """What `fit` is asked, checked: the objective, the sentences, and the options that all methods share."""
+
+    objective: Objective
+    corpus: Batch
+    held_out: Batch | None
+    batch: int | None
+    spread: float | None
+    seed: int
+
+    def settings(self, method: Method) -> dict[str, Any]:
+        """What a resumed fit must share with the fit that wrote the checkpoint."""
+        return {
+            **method.settings,
+            "batch": self.batch,
+            "spread": self.spread,
+            "seed": self.seed,
+            "learn": list(self.objective.learned.names),
+            "sentences": len(self.corpus),
+            "data": self.corpus.digest() + ("" if self.held_out is None else self.held_out.digest()),
+            "parameters": digest_of(self.objective.network.parameters),
+        }
+
+
+def question_of(
+    net: object,
+    data: object,
+    method: Method,
+    held_out: object = None,
+    batch: int | None = None,
+    spread: float | None = None,
+    learn: Collection[str] | None = None,
+    missing: bool = False,
+    budget: int = BUDGET,
+    seed: int = 0,
+) -> FitQuestion:
+    """What `fit` is asked, checked as a whole.
+
+    Args:
+        net: The net.
+        data: The sentences and what is observed of them.
+        method: The config.
+        held_out: As for `fit`.
+        batch: As for `fit`.
+        spread: As for `fit`.
+        learn: As for `fit`.
+        missing: As for `fit`.
+        budget: As for `fit`.
+        seed: As for `fit`.
+
+    Returns:
+        The question.
+
+    Raises:
+        BNetError: Where an option is out of its range, or does not go with the net or the method.
+    """
+    network = network_of(net)
+    network.one_type()
+    one_of("missing", missing, (True, False))
+    batch = None if batch is None else whole("batch", batch)
+    spread = None if spread is None else number("spread", spread, above=0)
+    if held_out is not None and not method.is_point:
+        wanted = "None: held-out sentences choose among the restarts and steps of a point estimate"
+        allowed = "method=bt.MAP(...) or bt.EM(...); f.log_likelihood(held_out) of the fit"
+        raise BNetError("held_out", expected=wanted, got=f"data, with {method.name}", allowed=allowed)
+    corpus = read_batch(network, data, missing=missing)
+    judge = None if held_out is None else read_batch(network, held_out, "held_out", missing=missing)
+    learned = learned_of(network, tuple(network.member(name) for name in corpus.evidence), learn, spread)
+    objective = Objective(network, learned, whole("budget", budget))
+    question = FitQuestion(objective, corpus, judge, batch, spread, seed_of(seed))
+    _check(question, method)
+    size = sum(network.parameters[name].numel() * network.parameters[name].element_size() for name in learned.names)
+    method.check_memory(size)
+    return question
+
+
+def _solved(question: FitQuestion, method: Method, loop: LoopConfig, device: torch.device) -> Fit[Network]:
+    """The fit by a method, on the device and in the processes that there are."""
+    objective, settings = question.objective, question.settings(method)
+    with within_memory("fit"), ranks(device) as here, own_random(here.device), kept_by(loop.checkpoints, here.first):
+        _check_ranks(here, objective, method)
+        alike = {"net": objective.network, "budget": objective.budget, "loop": (method, loop.shared)}
+        here.assert_same("fit", **settings, **alike, checkpoint=loop.has_checkpoint)
         objective.to(here.device)
-        corpus = corpus.to(here.device)
-        if recipe.method in ("svi", "nuts"):
-            return sampled(objective, recipe, habits, corpus, settings, here)
-        told, all_, split = "held-out sentences", corpus, judge is None
-        if judge is None:
-            corpus, judge, told = _split(corpus, recipe, objective.of_corpus)
-        else:
-            judge = judge.to(here.device)
-        run = Ascent(objective, recipe, corpus, judge, here, settings)
-        finished = ascend(run, habits)
-        _, restart, best = run.best
-        bounds = run.bounds
-        if split and len(corpus) < len(all_) and finished:
-            last, finished = _with_all(objective, recipe, habits, all_, best, settings, here)
-            best, bounds = last.best[2], [*bounds, *last.bounds]
-    network = _with(objective.network, best)
-    return Fit(
-        network,
-        recipe.method,
-        len(all_),
-        told,
-        restart,
-        finished,
-        None,
-        objective.learned.names,
-        objective.budget,
-        tuple(bounds),
-        tuple(run.measured),
-        judged_by=run.judged_by,
-    )
+        corpus, judge = (None if c is None else c.to(here.device) for c in (question.corpus, question.held_out))
+        assert corpus is not None
+        problem = FitProblem(objective, corpus, judge, question.batch, question.seed, loop, settings, here)
+        return METHODS[type(method)](problem, method)
 
 
-def _with(network: Network, found: Mapping[str, Tensor]) -> Network:
-    """The net with the parameters found, each where the net had it."""
-    home = {name: value.to(network.parameters[name].device) for name, value in found.items()}
-    return network.with_parameters({**network.parameters, **home})
+def _check_ranks(here: Ranks, objective: Objective, method: Method) -> None:
+    """Refuse shares of a corpus that shares one draw; chains of NUTS are on all sentences."""
+    if here.world > 1 and objective.of_corpus and method.shares_sentences:
+        wanted = "choices of sentences or words: a share of a corpus with one draw has no evidence of its own"
+        raise BNetError("torchrun", expected=wanted, got="per='corpus'", allowed="one process")
 
 
-def _with_all(
-    objective: Objective,
-    recipe: Recipe,
-    habits: Habits,
-    corpus: Batch,
-    best: Mapping[str, Tensor],
-    settings: dict[str, Any],
-    here: Ranks,
-) -> tuple[Ascent, bool]:
-    """The best restart goes on with the sentences that chose it as well, for a quarter of the steps, slowly."""
-    again = Objective(_with(objective.network, best), objective.learned, objective.budget).to(here.device)
-    slower = replace(
-        recipe,
-        restarts=1,
-        anneal=None,
-        steps=max(1, recipe.total // 4),
-        rate=recipe.highest * LAST if recipe.highest else None,
-    )
-    began = {"again": "with all sentences", "parameters": digest_of(again.network.parameters)}
-    last = Ascent(again, slower, corpus, corpus, here, {**settings, **began})
-    folder = None if habits.folder is None else Path(habits.folder) / "all"
-    with checkpoint.kept_by(folder, here.first):
-        if folder is not None and habits.resume and here.first:
-            _leave_other(checkpoint.path_of(folder), again.network, began)
-        here.barrier()
-        last.measure()  # where it begins may be better than where its steps lead
-        return last, ascend(last, replace(habits, folder=folder))
-
-
-def _leave_other(path: Path, network: Network, began: Mapping[str, str]) -> None:
-    """Take away the checkpoint of a last phase that began where another first phase had ended."""
-    if path.exists() and checkpoint.read(path, network).settings.get("parameters") != began["parameters"]:
-        path.unlink()
-
-
-def _split(corpus: Batch, recipe: Recipe, of_corpus: bool) -> tuple[Batch, Batch, str]:
-    """Sentences to learn from, and those by which restarts are judged: the same where there is nothing to choose."""
-    count = min(MOST, int(SHARE * len(corpus)))
-    if recipe.restarts == 1 or of_corpus or not count:
-        return corpus, corpus, "the sentences learned from"
-    order = torch.randperm(len(corpus), generator=torch.Generator().manual_seed(derive_seed(recipe.seed, "held out")))
-    return corpus.take(order[count:]), corpus.take(order[:count]), f"{count} held-out sentences"
-
-
-def _check_room(objective: Objective, recipe: Recipe) -> None:
-    """Refuse more sets of parameters than the memory of the machine can hold."""
-    found = objective.network.parameters
-    size = sum(found[name].numel() * found[name].element_size() for name in objective.learned.names)
-    if recipe.method in ("map", "em"):
-        room_for(f"{recipe.restarts} restarts", 3 * recipe.restarts * size, "fewer restarts=")
-        return
-    chains = recipe.chains if recipe.method == "nuts" else 1
-    room_for(f"{chains * recipe.draws} draws", chains * recipe.draws * size, "fewer draws=, chains= or names in learn=")
-
-
-def _check_zeros(objective: Objective, recipe: Recipe) -> None:
-    """Refuse to learn a table with probabilities of 0 where its prior has no density there."""
-    for name, concentration in objective.learned.tables.items():
-        if recipe.method in ("map", "em") and concentration == 1.0:
-            continue
-        if bool(objective.network.parameters[name].isneginf().any()):
-            got = f"method={recipe.method!r}" + ("" if concentration == 1.0 else f", prior={concentration:g}")
-            allowed = f"learn= without {name}"
-            wanted = "method='em' or 'map' and no prior for a table with probabilities of 0"
-            raise BNetError(name, expected=wanted, got=got, allowed=allowed)
-
-
-def _check(objective: Objective, recipe: Recipe, corpus: Batch) -> None:
+def _check(question: FitQuestion, method: Method) -> None:
     """Refuse what does not go with the net."""
+    objective, corpus = question.objective, question.corpus
     learned = objective.learned
-    _check_zeros(objective, recipe)
-    if not learned.weights and objective.choosing == {*learned.names}:
-        recipe.refuse_weightless()
+    _check_zeros(objective, method)
     if objective.of_corpus:
-        if recipe.batch is not None and recipe.batch < len(corpus):
+        if question.batch is not None and question.batch < len(corpus):
             wanted = f"all {len(corpus)} sentences at each step: they share one draw, and a part of them is biased"
-            raise BNetError("batch", expected=wanted, got=recipe.batch, allowed="per='sentence'")
+            raise BNetError("batch", expected=wanted, got=question.batch, allowed="per='sentence'")
         warnings.warn(
             "per='corpus' is model selection, not a mixture: its log odds grow with the data, and one head takes all",
-            stacklevel=4,
+            stacklevel=6,
         )
-    inner = [family.name for family in objective.selectors if family.name in corpus.evidence]
-    if recipe.choices == "sampled" and inner:
-        got = f"'sampled', with {', '.join(inner)} observed"
-        raise BNetError("choices", expected="'exact': a choice that is observed is not drawn", got=got)
     sparse = {name: concentration for name, concentration in learned.tables.items() if concentration < 1}
-    if sparse and recipe.method in ("map", "em"):
+    if sparse and method.is_point:
         name, concentration = next(iter(sparse.items()))
         raise BNetError(
             f"the prior of {name}",
@@ -270,13 +262,31 @@ def _check(objective: Objective, recipe: Recipe, corpus: Batch) -> None:
             got=concentration,
             allowed="svi, nuts",
         )
-    real = torch.finfo(objective.network.dtype)
-    if recipe.spread is not None and not real.tiny <= recipe.spread * recipe.spread <= real.max:
+    _check_spread(question, method)
+
+
+def _check_spread(question: FitQuestion, method: Method) -> None:
+    """Refuse a spread whose square the net's type cannot hold, and a posterior of weights without a prior."""
+    learned, spread = question.objective.learned, question.spread
+    real = torch.finfo(question.objective.network.dtype)
+    if spread is not None and not real.tiny <= spread * spread <= real.max:
         square = f"a standard deviation whose square {real.dtype} can hold"
-        raise BNetError("spread", expected=square, got=recipe.spread)
-    if recipe.method in ("svi", "nuts") and learned.weights and recipe.spread is None:
+        raise BNetError("spread", expected=square, got=spread)
+    if not method.is_point and learned.weights and spread is None:
         got = f"none for {', '.join(learned.weights[:3])}"
         allowed = "spread=1.0, say"
         if learned.tables:
             allowed += f"; learn={[*learned.tables]}, which leaves the weights as they are"
         raise BNetError("spread", expected="a prior on the weights: their standard deviation", got=got, allowed=allowed)
+
+
+def _check_zeros(objective: Objective, method: Method) -> None:
+    """Refuse to learn a table with probabilities of 0 where its prior has no density there."""
+    for name, concentration in objective.learned.tables.items():
+        if method.is_point and concentration == 1.0:
+            continue
+        if bool(objective.network.parameters[name].isneginf().any()):
+            got = f"method={method.name!r}" + ("" if concentration == 1.0 else f", prior={concentration:g}")
+            allowed = f"learn= without {name}"
+            wanted = "method='em' or 'map' and no prior for a table with probabilities of 0"
+            raise BNetError(name, expected=wanted, got=got, allowed=allowed)

@@ -10,24 +10,22 @@ from typing import Any
 import pyro
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from bnet_transformer._core.distributed import Ranks
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.torch_context import reseed
-from bnet_transformer.data import Batch
-from bnet_transformer.errors import BNetError, FileError
-from bnet_transformer.files import checkpoint
-from bnet_transformer.inference.fit.ascent import ascend
+from bnet_transformer.errors import BNetError
+from bnet_transformer.inference.fit.ascent import optimize
 from bnet_transformer.inference.fit.chains import TOLD, Chain, go_on, keep
 from bnet_transformer.inference.fit.draws import representative
+from bnet_transformer.inference.fit.methods import NUTS, SVI, FitProblem
 from bnet_transformer.inference.fit.objective import LOG_EVIDENCE, Objective
-from bnet_transformer.inference.fit.recipe import Habits, Recipe
+from bnet_transformer.inference.fit.point import with_learned
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.samples import aligned
 from bnet_transformer.inference.fit.variational import Drawn, Model, Variational
 from bnet_transformer.network import Network
-from bnet_transformer.training.loop import asked_to_stop
+from bnet_transformer.training.loop_config import asked_to_stop
 
 NARROW = "mean-field: the posterior is taken as independent by parameter, and its spread comes out too small"
 DRAWN = "; choices are drawn, not summed, and taken as independent of each other given the sentence"
@@ -35,12 +33,12 @@ EARLY = "interrupted in the warmup: nothing is drawn yet, and the net is the lik
 
 
 @dataclass(frozen=True)
-class Found:
+class Posterior:
     """What a method found: samples with tables as probabilities, and the parameters to show, tables as logarithms."""
 
     samples: dict[str, Tensor]
     shown: dict[str, Tensor]
-    finished: bool
+    is_finished: bool
     approximate: str | None = None
     bounds: tuple[float, ...] = ()
     measured: tuple[tuple[int, int, float], ...] = ()
@@ -49,84 +47,113 @@ class Found:
     judged_by: str = LOG_EVIDENCE
     choices: dict[str, Tensor] = field(default_factory=dict)
 
+    def as_fit(self, network: Network, method: str, objective: Objective, sentences: int) -> Fit[Network]:
+        """The fit with this posterior.
 
-def sampled(
-    objective: Objective, recipe: Recipe, habits: Habits, corpus: Batch, settings: dict[str, Any], ranks: Ranks
-) -> Fit[Network]:
-    """A fit with a posterior."""
-    if recipe.method == "nuts" and recipe.batch is not None and recipe.batch < len(corpus):
-        wanted = f"None or all {len(corpus)} sentences: NUTS needs the whole likelihood"
-        raise BNetError("batch", expected=wanted, got=recipe.batch, allowed="svi")
-    by = _by_svi if recipe.method == "svi" else _by_nuts
-    found = by(objective, recipe, habits, corpus, settings, ranks)
-    network = objective.network
-    shown = _home(network, found.shown)
-    return Fit(
-        network.with_parameters({**network.parameters, **shown}),
-        recipe.method,
-        len(corpus),
-        "the sentences learned from",
-        finished=found.finished,
-        approximate=found.approximate,
-        learned=objective.learned.names,
-        budget=objective.budget,
-        bounds=found.bounds,
-        measured=found.measured,
-        samples=_home(network, found.samples),
-        divergent=tuple(int(n) for n in found.statistics.get("diverging", torch.zeros(0, 1)).sum(1)),
-        choices=found.choices,
-        statistics=found.statistics,
-        matched=found.matched,
-        judged_by=found.judged_by,
-    )
+        Args:
+            network: The net that was fitted.
+            method: The name of the method.
+            objective: What was learned, and within which budget.
+            sentences: How many sentences it was learned from.
 
-
-def _home(network: Network, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What was found, each where the net has its own."""
-    return {name: value.to(network.parameters[name].device) for name, value in found.items()}
+        Returns:
+            The fit; its net has the parameters to show, and every tensor is where the net has its own.
+        """
+        return Fit(
+            with_learned(network, self.shown),
+            method,
+            sentences,
+            "the sentences learned from",
+            finished=self.is_finished,
+            approximate=self.approximate,
+            learned=objective.learned.names,
+            budget=objective.budget,
+            bounds=self.bounds,
+            measured=self.measured,
+            samples={name: value.to(network.parameters[name].device) for name, value in self.samples.items()},
+            divergent=tuple(int(n) for n in self.statistics.get("diverging", torch.zeros(0, 1)).sum(1)),
+            choices=self.choices,
+            statistics=self.statistics,
+            matched=self.matched,
+            judged_by=self.judged_by,
+        )
 
 
-def _by_svi(
-    objective: Objective, recipe: Recipe, habits: Habits, corpus: Batch, settings: dict[str, Any], ranks: Ranks
-) -> Found:
-    drawn = recipe.choices == "sampled"
-    run = (Drawn if drawn else Variational)(objective, recipe, corpus, corpus, ranks, settings)
-    finished = ascend(run, habits)
-    reseed(derive_seed(recipe.seed, "posterior"), ranks.device)
-    samples = {name: of.sample((1, recipe.draws)) for name, of in run.guide(run.sets.one(0)).items()}
-    return Found(
+def fit_svi(problem: FitProblem, method: SVI) -> Fit[Network]:
+    """A fit by a mean-field guide.
+
+    Args:
+        problem: What is fitted.
+        method: The options.
+
+    Returns:
+        The fit, with draws of the guide as samples.
+    """
+    objective, is_drawn = problem.objective, method.choices == "sampled"
+    run = (Drawn if is_drawn else Variational)(problem, method)
+    is_finished = optimize(run, problem.loop)
+    reseed(derive_seed(problem.seed, "posterior"), problem.ranks.device)
+    samples = {name: of.sample((1, method.draws)) for name, of in run.guide(run.sets.one(0)).items()}
+    posterior = Posterior(
         samples,
         run.mean(),
-        finished,
-        NARROW + (DRAWN if drawn else ""),
+        is_finished,
+        NARROW + (DRAWN if is_drawn else ""),
         tuple(run.bounds),
         tuple(run.measured),
         judged_by=run.judged_by,
         choices=run.choices(),
     )
+    return posterior.as_fit(objective.network, method.name, objective, len(problem.corpus))
 
 
-def _by_nuts(
-    objective: Objective, recipe: Recipe, habits: Habits, corpus: Batch, settings: dict[str, Any], ranks: Ranks
-) -> Found:
-    """All chains, a draw of each in turn: whenever they end, each has as many draws.
+def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
+    """A fit by NUTS: a draw of each chain in turn, so that all chains have as many draws whenever they end.
 
     Under torchrun each rank follows every so many-th chain, on all sentences.
+
+    Args:
+        problem: What is fitted.
+        method: The options.
+
+    Returns:
+        The fit; without samples where it was interrupted in the warmup.
+
+    Raises:
+        BNetError: Where `batch` is less than all sentences.
     """
-    path = None if habits.folder is None else checkpoint.path_of(habits.folder)
-    there = path is not None and path.exists()
-    if there and not habits.resume:
-        raise FileError(str(path), expected="no checkpoint yet", got="one", allowed="resume=True, another folder=")
+    objective, corpus = problem.objective, problem.corpus
+    if problem.batch is not None and problem.batch < len(corpus):
+        wanted = f"None or all {len(corpus)} sentences: NUTS needs the whole likelihood"
+        raise BNetError("batch", expected=wanted, got=problem.batch, allowed="svi")
+    chains, is_finished = _run_chains(problem, method)
+    drawn, statistics_by_chain, best = _of_all(chains, method.chains, problem.ranks)
+    if not drawn:
+        tables = objective.learned.tables
+        shown = {name: value.log() if name in tables else value for name, value in best.items()}
+        posterior = Posterior({}, shown, is_finished, EARLY)
+        return posterior.as_fit(objective.network, method.name, objective, len(corpus))
+    samples = {name: torch.stack([each[name] for each in drawn]) for name in objective.learned.names}
+    statistics = dict(zip(TOLD, torch.stack(statistics_by_chain).unbind(-1), strict=True))
+    samples, matched = aligned(objective, corpus, samples, statistics["lp"])
+    shown = representative(objective.network, samples, objective.learned.tables)
+    posterior = Posterior(samples, shown, is_finished, statistics=statistics, matched=matched)
+    return posterior.as_fit(objective.network, method.name, objective, len(corpus))
+
+
+def _run_chains(problem: FitProblem, method: NUTS) -> tuple[list[Chain], bool]:
+    """The chains of this rank after their draws, and whether they came to the end."""
+    objective, loop, ranks = problem.objective, problem.loop, problem.ranks
+    path, has_checkpoint = (None, False) if loop.checkpoints is None else loop.checkpoints.begin()
     ranks.barrier()
-    objective.keep(corpus)
-    model, steps, done = Model(objective), recipe.warmup + recipe.draws, 0
-    hide = True if not ranks.first or habits.progress is False else False if habits.progress else None
+    objective.keep(problem.corpus)
+    model, steps, done = Model(objective), method.warmup + method.draws, 0
     with pyro.validation_enabled(False), warnings.catch_warnings(), asked_to_stop() as asked:
         warnings.simplefilter("ignore", UserWarning)  # Pyro's own, of torch interfaces that go away
-        chains = [Chain(model, recipe, corpus, number) for number in ranks.shard(range(recipe.chains))]
-        if path is not None and there:
-            done = go_on(path, objective.network, chains, settings, habits.free)
-        with tqdm(total=steps, initial=done, disable=hide, unit="draw", leave=False) as bar:
+        chains = [Chain(model, problem, method.warmup, number) for number in ranks.shard(range(method.chains))]
+        if path is not None and loop.checkpoints is not None and has_checkpoint:
+            done = go_on(path, objective.network, chains, problem.settings, loop.checkpoints.changeable)
+        with loop.progress_bar(ranks, steps, done, "draw") as bar:
             stop = ranks.any(bool(asked))
             while done < steps and not stop:
                 for chain in chains:
@@ -135,20 +162,11 @@ def _by_nuts(
                 stop = ranks.any(bool(asked))
                 bar.update()
                 if chains:
-                    bar.set_postfix(_told(objective, chains, len(corpus)), refresh=False)
-                if path is not None and (habits.pauses(done, steps) or stop):
-                    keep(path, objective.network, chains, settings, ranks)
-            bar.refresh()  # a quick fit tells how it ended, too
-    drawn, told, best = _of_all(chains, recipe.chains, ranks)
-    names, finished = objective.learned.names, done == steps
-    if not drawn:
-        shown = {name: value.log() if name in objective.learned.tables else value for name, value in best.items()}
-        return Found({}, shown, finished, EARLY)
-    samples = {name: torch.stack([each[name] for each in drawn]) for name in names}
-    statistics = dict(zip(TOLD, torch.stack(told).unbind(-1), strict=True))
-    samples, matched = aligned(objective, corpus, samples, statistics["lp"])
-    shown = representative(objective.network, samples, objective.learned.tables)
-    return Found(samples, shown, finished, statistics=statistics, matched=matched)
+                    bar.set_postfix(_told(objective, chains, len(problem.corpus)), refresh=False)
+                if path is not None and (loop.is_pause(done, steps) or stop):
+                    keep(path, objective.network, chains, problem.settings, ranks)
+            bar.refresh()  # a quick fit shows how it ended, too
+    return chains, done == steps
 
 
 def _of_all(

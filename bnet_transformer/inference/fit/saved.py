@@ -20,7 +20,7 @@ from bnet_transformer.training import alone
 FORMAT, VERSION, WANTED = "bnet_transformer fit", 1, "a fit that save wrote"
 TOLD = (
     *("method", "sentences", "judged_on", "judged_by", "restart", "finished", "approximate"),
-    *("learned", "budget", "missing", "divergent", "matched"),
+    *("learned", "budget", "missing", "divergent", "matched", "effective_sample_size"),
 )
 
 

@@ -18,8 +18,9 @@ from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.torch_context import reseed
 from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.fit.ascent import USUAL, Ascent
+from bnet_transformer.inference.fit.ascent import USUAL, RestartOptimizer
 from bnet_transformer.inference.fit.descent import Sets
+from bnet_transformer.inference.fit.methods import SVI, FitProblem
 from bnet_transformer.inference.fit.objective import Objective
 
 SIMPLEX = constraints.simplex
@@ -81,11 +82,11 @@ def _as_it_was() -> Iterator[None]:
         raise found from None
 
 
-class Variational(Ascent):
+class Variational(RestartOptimizer):
     """A fit by a mean-field guide: a Dirichlet for each row of a table, a Normal for each weight."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, problem: FitProblem, method: SVI) -> None:
+        super().__init__(problem, method)
         self.own = self.full[0] if len(self.full) == 1 else self.ranks.shard(self.corpus)
         self.model = Model(self.objective)
         values: dict[str, Tensor] = {}
@@ -112,13 +113,13 @@ class Variational(Ascent):
                 found[name] = dist.Normal(mean, told[f"log_spread/{name}"].exp()).to_event(mean.dim())
         return found
 
-    def rise(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The evidence lower bound per sentence, by one draw, and its gradient.
 
         Under torchrun all ranks draw the same; each has the likelihood of its share of the sentences, and its part of
         the divergence from the prior, which is one part in so many.
         """
-        reseed(derive_seed(self.recipe.seed, "draw", step), self.ranks.device)
+        reseed(derive_seed(self.seed, "draw", step), self.ranks.device)
         leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
         told = {name: value[0] for name, value in leaves.items()}
 
@@ -136,19 +137,19 @@ class Variational(Ascent):
             warnings.filterwarnings("ignore", r"Encountered [+-]?(NaN|inf)", UserWarning)  # our own error tells it
             weight = world * total / self.batch_of(step)
             loss = TraceMeanField_ELBO().differentiable_loss(self.model, guide, self.share(step), weight)
-        return self.whole_rise(-loss / total, leaves)
+        return self.sum_over_ranks(-loss / total, leaves)
 
     def batch_of(self, step: int) -> int:
         """How many sentences a step has, over all ranks."""
-        which = self.which(step)
+        which = self.minibatch_indices(step)
         return len(self.corpus) if which is None else len(which)
 
     def share(self, step: int) -> Batch:
         """This rank's share of the sentences of a step."""
-        which = self.which(step)
+        which = self.minibatch_indices(step)
         return self.own if which is None else self.corpus.take(self.ranks.shard(which))
 
-    def whole_rise(self, bound: Tensor, leaves: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def sum_over_ranks(self, bound: Tensor, leaves: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The bound and its gradient, `[set]`, from this rank's part of the bound."""
         gradients = torch.autograd.grad(bound, list(leaves.values()))
         whole = {name: self.ranks.all_reduce(each) for name, each in zip(leaves, gradients, strict=True)}
@@ -171,7 +172,11 @@ class Variational(Ascent):
     def shares(self) -> list[Tensor]:
         """The shares of heads of each selector at the mean of the guide, `[set, head]`."""
         means = self.mean()
-        return [means[name].exp()[None] for name in sorted(self.settled) if name in means and means[name].dim() == 1]
+        return [
+            means[name].exp()[None]
+            for name in sorted(self.objective.choosing)
+            if name in means and means[name].dim() == 1
+        ]
 
     def mean(self) -> dict[str, Tensor]:
         """The mean of the guide, as parameters."""
@@ -189,9 +194,15 @@ class Drawn(Variational):
     The gradient of the tables is the score function's, each draw measured against the mean of the others.
     """
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    sums_choices = False
+
+    def __init__(self, problem: FitProblem, method: SVI) -> None:
+        super().__init__(problem, method)
         network = self.objective.network
+        observed = [family.name for family in self.objective.selectors if family.name in self.corpus.evidence]
+        if observed:
+            got = f"'sampled', with {', '.join(observed)} observed"
+            raise BNetError("choices", expected="'exact': a choice that is observed is not drawn", got=got)
         words = {stack: value.shape[1] for stack, value in self.corpus.x.items()}
         for family in self.objective.selectors:
             member = network.members[family.index]
@@ -206,22 +217,22 @@ class Drawn(Variational):
                 part[f"choice/{family.name}"] = start.clone()
         self.best = self.best[0], 0, self.sets.one(0)
 
-    def rise(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The evidence lower bound per sentence by a few draws, and its gradient."""
-        reseed(derive_seed(self.recipe.seed, "draw", step), self.ranks.device)
+        reseed(derive_seed(self.seed, "draw", step), self.ranks.device)
         leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
         told = {name: value[0] for name, value in leaves.items()}
         guide = self.guide(told)
         drawn = {name: of.rsample() for name, of in guide.items()}
-        which = self.which(step)
+        which = self.minibatch_indices(step)
         which = torch.arange(len(self.corpus), device=self.ranks.device) if which is None else which
-        joint, guess = self._draw(drawn, told, which, self.recipe.power(step))
+        joint, guess = self._draw(drawn, told, which, self.method.likelihood_power(step))
         signal = (joint - guess).detach()
         others = (signal.sum(0) - signal) / (DRAWS - 1)
         kl = torch.stack([kl_divergence(of, self.model.prior(name)).sum() for name, of in guide.items()]).sum()
         kl = kl / len(self.corpus) / self.ranks.world
         climbed = (joint + (signal - others) * guess).sum() / (DRAWS * len(which)) - kl
-        _, gradient = self.whole_rise(climbed, leaves)
+        _, gradient = self.sum_over_ranks(climbed, leaves)
         bound = signal.sum() / (DRAWS * len(which)) - kl.detach()
         return self.ranks.all_reduce(bound[None]), gradient
 
@@ -234,7 +245,7 @@ class Drawn(Variational):
         """The mean of the bound of a sentence at the mean of the guide, by the same draws every time."""
         told = self.sets.one(0)
         means = {name: of.mean for name, of in self.guide(told).items()}
-        reseed(derive_seed(self.recipe.seed, "judge"), self.ranks.device)
+        reseed(derive_seed(self.seed, "judge"), self.ranks.device)
         with torch.no_grad():
             places = torch.arange(len(self.corpus), device=self.ranks.device).split(USUAL)
             parts = [torch.sub(*self._draw(means, told, which)).mean(0) for which in places]

@@ -1,0 +1,244 @@
+"""What a user found with Pyro on `net.pyro()`, by a model, guide or kernel of their own, as a `Fit`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyro.poutine as poutine
+import torch
+from pyro.infer import MCMC, EmpiricalMarginal, Importance
+from torch import Tensor
+
+from bnet_transformer._core.hashing import derive_seed
+from bnet_transformer._core.torch_context import own_random, reseed
+from bnet_transformer.data import Batch, read_batch
+from bnet_transformer.errors import BNetError, mapping, seed_of, unknown, whole
+from bnet_transformer.inference.fit.draws import likelihoods, representative, stored, tables_of
+from bnet_transformer.inference.fit.explain import elimination_fault
+from bnet_transformer.inference.fit.objective import Objective, learned_of
+from bnet_transformer.inference.fit.point import with_learned
+from bnet_transformer.inference.fit.result import Fit
+from bnet_transformer.inference.fit.samples import aligned
+from bnet_transformer.network import Network
+from bnet_transformer.pyro_reading import PyroModel
+from bnet_transformer.pyro_reading.checks import check_rows
+from bnet_transformer.reference import BUDGET
+
+FEW = 20.0  # effective draws below which importance sampling tells little
+FORMS = "pyro.infer.MCMC, Importance or EmpiricalMarginal after its run, a mapping of samples, or a guide"
+
+
+@dataclass(frozen=True)
+class SiteDraws:
+    """Draws of Pyro's sites, `[chain, draw, *shape]`, and what is known of how they were made."""
+
+    values: Mapping[str, Tensor]
+    divergent: tuple[int, ...] = ()
+    approximate: str | None = None
+    effective_sample_size: float | None = None
+    is_point: bool = False  # all draws are one: of a guide of Delta sites
+
+
+def fit_from_pyro(
+    network: Network,
+    data: object,
+    result: object,
+    *,
+    sites: Mapping[str, str] | None = None,
+    arguments: tuple[object, ...] = (),
+    num_samples: int = 500,
+    missing: bool = False,
+    budget: int = BUDGET,
+    seed: int = 0,
+) -> Fit[Network]:
+    """The fit that Pyro's samples, or a guide, are; `Fit.from_pyro` has the arguments."""
+    network.one_type()
+    corpus = read_batch(network, data, missing=missing)
+    seed, num_samples = seed_of(seed), whole("num_samples", num_samples)
+    with own_random(network.device):
+        reseed(derive_seed(seed, "from pyro"), network.device)
+        draws = _draws_of(result, arguments, num_samples)
+    samples = _parameters_of(network, draws.values, mapping("sites", sites))
+    readouts = tuple(network.member(name) for name in corpus.evidence)
+    objective = Objective(network, learned_of(network, readouts, list(samples), None), whole("budget", budget))
+    tables = objective.learned.tables
+    common: dict[str, Any] = {
+        "learned": objective.learned.names,
+        "budget": objective.budget,
+        "approximate": draws.approximate,
+        "missing": missing,
+        "data": corpus,
+    }
+    if draws.is_point:
+        point = {name: value[0] for name, value in stored(samples, tables).items()}
+        return Fit(with_learned(network, point), "pyro", len(corpus), "nothing", **common)
+    samples, matched = _with_heads_in_one_order(objective, corpus, samples)
+    return Fit(
+        with_learned(network, representative(network, samples, tables)),
+        "pyro",
+        len(corpus),
+        "nothing",
+        samples=samples,
+        matched=matched,
+        divergent=draws.divergent,
+        effective_sample_size=draws.effective_sample_size,
+        **common,
+    )
+
+
+def _draws_of(result: object, arguments: tuple[object, ...], num_samples: int) -> SiteDraws:
+    """Draws of every site of what Pyro gave."""
+    if isinstance(result, MCMC):
+        values = result.get_samples(group_by_chain=True)
+        by_chain = result.diagnostics().get("divergences", {})
+        return SiteDraws(values, tuple(len(draws) for draws in by_chain.values()))
+    if isinstance(result, Importance):
+        return _resampled(
+            _traced(result.exec_traces), torch.stack([*map(torch.as_tensor, result.log_weights)]), num_samples
+        )
+    if isinstance(result, EmpiricalMarginal):  # it does not hold the names of its sites
+        wanted, allowed = "a mapping from the names of sites to marginals", "{'theta_c': marginal}; the Importance"
+        raise BNetError("result", expected=wanted, got="a marginal alone", allowed=allowed)
+    if isinstance(result, Mapping):
+        return _of_mapping(result, num_samples)
+    if callable(result):
+        return _of_guide(result, arguments, num_samples)
+    raise BNetError("result", expected=FORMS, got=result)
+
+
+def _traced(traces: list[Any]) -> dict[str, Tensor]:
+    """The values of the sites that were drawn in each of some traces, `[draw, *shape]`."""
+    if not traces:
+        raise BNetError("result", expected="a run of it, with its arguments, before", got="no draw")
+    drawn = [name for name, site in traces[0].nodes.items() if _is_drawn(site)]
+    return {name: torch.stack([trace.nodes[name]["value"].detach() for trace in traces]) for name in drawn}
+
+
+def _is_drawn(site: Mapping[str, Any]) -> bool:
+    """True for a site that holds a value of the posterior: not observed, no plate, no helper of an AutoGuide."""
+    if site["type"] != "sample" or site["is_observed"] or type(site["fn"]).__name__ == "_Subsample":
+        return False
+    return not (site["infer"] or {}).get("is_auxiliary", False) and isinstance(site["value"], Tensor)
+
+
+def _of_guide(guide: Callable[..., Any], arguments: tuple[object, ...], num_samples: int) -> SiteDraws:
+    """Draws of a guide; those of Delta sites are all the same, and so one point."""
+    with torch.no_grad():
+        traces = [poutine.trace(guide).get_trace(*arguments) for _ in range(num_samples)]
+    values = {name: value[None] for name, value in _traced(traces).items()}
+    is_point = all(bool((value == value[:, :1]).all()) for value in values.values())
+    note = None if is_point else "draws of a guide: as near to the posterior as its family allows"
+    return SiteDraws(values, approximate=note, is_point=is_point)
+
+
+def _of_mapping(result: Mapping[Any, Any], num_samples: int) -> SiteDraws:
+    """Draws by site; with weights, marginals or pairs (values, log weights)."""
+    if not result or not all(isinstance(name, str) for name in result):
+        raise BNetError("result", expected="a mapping from the names of sites to samples", got=result)
+    result = {
+        name: (value.enumerate_support(), value.log_weights) if isinstance(value, EmpiricalMarginal) else value
+        for name, value in result.items()
+    }
+    if all(isinstance(value, tuple) and len(value) == 2 for value in result.values()):
+        first, *others = [torch.as_tensor(log_weights) for _, log_weights in result.values()]
+        if not all(torch.equal(each, first) for each in others):
+            raise BNetError("result", expected="the same weights for every site: those of joint draws", got="others")
+        values = {name: torch.as_tensor(values) for name, (values, _) in result.items()}
+        return _resampled(values, first, num_samples)
+    return SiteDraws({name: torch.as_tensor(values) for name, values in result.items()})
+
+
+def _resampled(values: Mapping[str, Tensor], log_weights: Tensor, num_samples: int) -> SiteDraws:
+    """Weighted draws as draws that count alike, by systematic resampling.
+
+    One uniform number places `num_samples` evenly spaced points on the cumulative weights, so that a draw of weight w
+    is taken either floor(w n) or ceil(w n) times: of all unbiased ways the one with the least variance in practice
+    (Douc, Cappe and Moulines 2005). The effective sample size is `1 / sum w^2` of the weights before (Kong 1992).
+    """
+    log_weights = log_weights.detach().double().flatten()
+    if not bool((log_weights > -torch.inf).any()) or bool(log_weights.isnan().any()):
+        raise BNetError("result", expected="log weights, one of them finite", got="none that is")
+    weights = log_weights.softmax(0)
+    size = float(1 / weights.square().sum())
+    if size < FEW:
+        few = (
+            f"importance sampling: {len(weights)} draws count as {size:.1f}; a guide nearer to the posterior gives more"
+        )
+        warnings.warn(few, stacklevel=5)
+    start = torch.rand((), dtype=torch.float64).item()
+    points = (torch.arange(num_samples, dtype=torch.float64, device=weights.device) + start) / num_samples
+    taken = torch.searchsorted(weights.cumsum(0), points).clamp(max=len(weights) - 1)
+    note = f"importance sampling: {len(weights)} weighted draws, which count as {size:.1f}, resampled to {num_samples}"
+    return SiteDraws({name: value[taken][None] for name, value in values.items()}, (), note, size)
+
+
+def _parameters_of(network: Network, values: Mapping[str, Tensor], sites: Mapping[str, str]) -> dict[str, Tensor]:
+    """The samples of parameters, `[chain, draw, *shape]`, tables as probabilities, from those of sites."""
+    known = site_names(network)
+    families = {member.family.name for member in network.members}
+    for site, name in sites.items():
+        if name not in network.shapes:
+            raise unknown("parameter", name, network.shapes)
+        known[site] = name
+    missing = sites.keys() - values.keys()
+    if missing:
+        raise unknown("site of the result", min(missing), values)
+    found: dict[str, Tensor] = {}
+    for site, value in values.items():
+        if site not in known and site in families:
+            continue  # a choice that was drawn: it is summed out, given the parameters
+        if site not in known:
+            raise unknown("site", site, known)
+        name = known[site]
+        if name in found:
+            raise BNetError(site, expected="one site for each parameter", got=f"two for {name}")
+        found[name] = _shaped(network, name, site, value)
+    if not found:
+        raise BNetError("result", expected=f"a site for some parameter: {', '.join(known)}", got=", ".join(values))
+    leads = {value.shape[:2] for value in found.values()}
+    if len(leads) > 1:
+        raise BNetError(
+            "result", expected="as many draws of every site", got=", ".join(str(tuple(lead)) for lead in leads)
+        )
+    return found
+
+
+def site_names(network: Network) -> dict[str, str]:
+    """Site -> parameter: the parameter's own name, that with `_` for `.`, and the sites of tables in `net.pyro()`."""
+    known = {name: name for name in network.shapes} | {name.replace(".", "_"): name for name in network.shapes}
+    known |= {f"theta_{name.removesuffix('.logits')}": name for name in tables_of(network) & {*network.shapes}}
+    return known | {site: name for name, site in PyroModel(network).priors.items()}
+
+
+def _shaped(network: Network, name: str, site: str, value: Tensor) -> Tensor:
+    """Samples of one parameter as `[chain, draw, *shape]`, checked, in the type and on the device of the parameter."""
+    own = network.parameters[name]
+    lead = value.dim() - own.dim()
+    if (
+        not value.is_floating_point()
+        or lead not in (1, 2)
+        or value.shape[lead:] != own.shape
+        or 0 in value.shape[:lead]
+    ):
+        wanted = f"real numbers [draw, {', '.join(map(str, own.shape))}], or [chain, draw, ...], of {name}"
+        raise BNetError(site, expected=wanted, got=f"{value.dtype} of shape {tuple(value.shape)}")
+    value = (value[None] if lead == 1 else value).detach().to(own)
+    if not bool(value.isfinite().all()):
+        raise BNetError(site, expected="finite numbers", got="NaN or infinity")
+    if name in tables_of(network):
+        check_rows(site, value, own)
+    return value
+
+
+def _with_heads_in_one_order(
+    objective: Objective, corpus: Batch, samples: dict[str, Tensor]
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The samples with the heads of each draw in the order of the likeliest one's, where choices can be summed."""
+    if elimination_fault(objective, corpus)[1] is not None:
+        return samples, ()
+    lead = next(iter(samples.values())).shape[:2]
+    density = likelihoods(objective, corpus, stored(samples, objective.learned.tables)).sum(1).reshape(lead)
+    return aligned(objective, corpus, samples, density)

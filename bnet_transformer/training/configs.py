@@ -1,0 +1,171 @@
+"""The options of `train` that belong together: the optimizer, early stopping, and how a step is executed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from bnet_transformer.data.task import Task
+from bnet_transformer.errors import BNetError, number, one_of, put, seed_of, whole
+from bnet_transformer.training.steps import SCHEDULES, default_rate
+
+PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """AdamW and the schedule of its rate.
+
+    Args:
+        rate: The highest rate, 0.001 where it is None; with the schedule `"noam"` a factor, 1 where it is None.
+        schedule: `"constant"`, `"cosine"` (to 0 at the last step) or `"noam"`.
+        warmup: Steps in which the rate rises.
+        dim: The width of the states, for `"noam"`; None for that of the net.
+        betas: How long the two moments last.
+        eps: What keeps the division by the second moment finite.
+        weight_decay: The decay of matrices and tables; biases and gains do not decay.
+        clip: The greatest length of the gradient; None for any.
+
+    Raises:
+        BNetError: Where an option is out of its range.
+
+    >>> import bnet_transformer as bt
+    >>> bt.AdamW(0.01, schedule="cosine").highest_rate
+    0.01
+    """
+
+    rate: float | None = None
+    schedule: str = "constant"
+    warmup: int = 0
+    dim: int | None = None
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-9
+    weight_decay: float = 0.0
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        for option in ("rate", "eps", "clip"):
+            if getattr(self, option) is not None:
+                put(self, **{option: number(option, getattr(self, option), above=0)})
+        one_of("schedule", self.schedule, SCHEDULES)
+        put(self, warmup=whole("warmup", self.warmup, least=0))
+        if self.dim is not None:
+            put(self, dim=whole("dim", self.dim))
+        pair = isinstance(self.betas, tuple | list) and len(self.betas) == 2
+        if not pair or not all(0 <= number("betas", beta) < 1 for beta in self.betas):
+            raise BNetError("betas", expected="two numbers from 0 to below 1", got=self.betas)
+        put(self, betas=tuple(map(float, self.betas)), weight_decay=number("weight_decay", self.weight_decay))
+        if self.weight_decay < 0:
+            raise BNetError("weight_decay", expected="a number of at least 0", got=self.weight_decay)
+
+    @property
+    def highest_rate(self) -> float:
+        """The highest rate, or the factor of Noam's schedule."""
+        return default_rate(self.schedule) if self.rate is None else self.rate
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """When training ends before its steps.
+
+    Args:
+        patience: Held-out losses that are not better than the best one after which training ends; the net of the best
+            one is the result. None for all steps. It needs `held_out`.
+        bound: The loss above which training ends with an error, as it does for one that is not finite; None for any.
+
+    Raises:
+        BNetError: Where an option is out of its range.
+
+    >>> import bnet_transformer as bt
+    >>> bt.EarlyStopping(patience=3).is_valid(2.0)
+    True
+    """
+
+    patience: int | None = None
+    bound: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.patience is not None:
+            put(self, patience=whole("patience", self.patience))
+        if self.bound is not None:
+            put(self, bound=number("bound", self.bound))
+
+    def is_valid(self, loss: float, length: float = 0.0) -> bool:
+        """True for a loss, with the length of its gradient, that training may go on from."""
+        return math.isfinite(loss + length) and (self.bound is None or loss <= self.bound)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a step is executed; but for rounding, it comes to the same.
+
+    Args:
+        precision: None for that of the net, or `"bfloat16"` for products in bfloat16. The name of the net's own
+            floating type is accepted as well.
+        compile: True has torch.compile make code of the net and its loss.
+        recorded: True records the work of a step as a CUDA graph and replays it.
+        shard: True splits the state of the optimizer, and parameters between steps, over the processes of torchrun.
+
+    Raises:
+        BNetError: Where an option is none of its values.
+
+    >>> import bnet_transformer as bt
+    >>> bt.Execution(precision="bfloat16").compile
+    False
+    """
+
+    precision: str | None = None
+    compile: bool = False
+    recorded: bool = False
+    shard: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("precision", self.precision, (None, *PRECISIONS))
+        for option in ("shard", "compile", "recorded"):
+            one_of(option, getattr(self, option), (True, False))
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a net is trained: with the same config, net and data a run has the same losses."""
+
+    batch: int = 32
+    smoothing: float = 0.0
+    words: int | None = None
+    seed: int = 0
+    optimizer: AdamW = AdamW()
+    early_stopping: EarlyStopping = EarlyStopping()
+    execution: Execution = Execution()
+
+    def __post_init__(self) -> None:
+        put(self, batch=whole("batch", self.batch), smoothing=number("smoothing", self.smoothing))
+        if not 0 <= self.smoothing < 1:
+            raise BNetError("smoothing", expected="a share below 1", got=self.smoothing)
+        if self.words is not None:
+            put(self, words=whole("words", self.words))
+        put(self, seed=seed_of(self.seed))
+        for option, kind in (("optimizer", AdamW), ("early_stopping", EarlyStopping), ("execution", Execution)):
+            if not isinstance(getattr(self, option), kind):
+                raise BNetError(option, expected=f"a bt.{kind.__name__}(...)", got=getattr(self, option))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a resumed run must share with the run that wrote the checkpoint."""
+        optimizer = {field.name: getattr(self.optimizer, field.name) for field in fields(self.optimizer)}
+        own = {name: getattr(self, name) for name in ("batch", "smoothing", "words", "seed")}
+        return {**own, **optimizer, "precision": self.execution.precision}
+
+    def check(self, task: Task) -> None:
+        """Refuse what does not go with the net."""
+        if self.smoothing and any(readout.tpm.kind == "continuous" for readout in task.readouts):
+            raise BNetError("smoothing", expected="0, for a readout is real-valued", got=self.smoothing)
+        precision = self.execution.precision
+        wanted = PRECISIONS.get(precision or "")
+        if wanted not in (None, torch.bfloat16, task.network.dtype):
+            allowed = f"net.to({wanted}), or precision='bfloat16'"
+            raise BNetError(
+                "precision", expected=f"that of the net, {task.network.dtype}", got=precision, allowed=allowed
+            )
