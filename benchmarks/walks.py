@@ -72,7 +72,7 @@ def em_fit(seed: int) -> Callable[[], object]:
     net, generator = mixture(seed), torch.Generator().manual_seed(0)
     x, y = (torch.randn(20, 3, 4, generator=generator) for _ in range(2))
     if "steps" in inspect.signature(bt.fit).parameters:
-        return lambda: bt.fit(net, (x, y), method=bt.EM(steps=STEPS), progress=False)
+        return lambda: bt.fit(net, (x, y), method="em", steps=STEPS, progress=False)  # version 0.1
     return lambda: bt.fit(net, (x, y), method=bt.EM(steps=STEPS), progress=False)
 
 

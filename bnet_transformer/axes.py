@@ -148,7 +148,7 @@ class Reach:
 
     def matrix(self, children: int, parents: int) -> NDArray[np.bool_]:
         """`[children, parents]`: true where word i of the child has an arrow from word j of the parent."""
-        return _matrix(self, whole("children", children, least=0), whole("parents", parents, least=0))
+        return _matrix(self, children, parents)
 
     def count(self, i: NDArray[Any], j: NDArray[Any], children: int, parents: int) -> int:
         """How many arrows words i of the child have from words j of the parent, both in order; without their table.
@@ -261,9 +261,9 @@ def _table(value: object) -> tuple[tuple[bool, ...], ...]:
     return tuple(tuple(bool(cell) for cell in row) for row in table)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64, typed=True)  # of each type apart, so that numbers that are not whole are always looked at
 def _matrix(reach: Reach, children: int, parents: int) -> NDArray[np.bool_]:
-    reach.check(children, parents)
+    reach.check(whole("children", children, least=0), whole("parents", parents, least=0))
     room_for("the matrix of a reach", children * parents, "fewer words")
     if reach.kind == "mask":
         pairs = np.array(reach.table, dtype=bool)

@@ -48,12 +48,14 @@ class World:
 
     def surgery(self, done: Done) -> World:
         """The same sentence with more nodes set; of what is told of one node, the last counts."""
+        if not done:
+            return self
         do = {node: value for node, value in self.do.items() if node not in done}
         rows = {node: row for node, row in self.rows.items() if node not in done}
         do |= {node: value for node, value in done.items() if isinstance(value, Tensor)}
         rows |= {node: value.weights for node, value in done.items() if isinstance(value, Row)}
         kept = {node: _kept(where(self, node)[0]) for node in rows}
-        return replace(self, ground=Ground(self.ground.folded, self.ground.words, do, kept), do=do, rows=rows)
+        return replace(self, ground=self.ground.surgery(do, kept), do=do, rows=rows)
 
 
 def sources(

@@ -142,10 +142,10 @@ class Module(nn.Module):
         x, readings, nudges = request.x, request.readings, request.nudges or {}
         inputs, words, batch, device = x if isinstance(x, Inputs) else self.inputs(x, request.given)
         set_ = self.told("do", request.do, words, batch) | self.told("evidence", request.observed, words, batch)
-        batch = batch_of(self.network, set_, batch)
+        batch = batch_of(self.network, set_, batch) if set_ else batch
         gates = told_gates(self.network, request.gates, batch, next(iter(self.store.values()), None))
         batch = max([batch, *map(len, gates.values())])
-        patches = mapping("patched", request.patched)
+        patches = request.patched or {}
         some = self.told("do", {name: value for name, (value, _) in patches.items()}, words, batch)
         rows = {self.network.graph.family(name).index: row for name, row in (request.rows or {}).items()}
         # One weight folds maps into an attention where there are more words than features. Then there are no
@@ -249,6 +249,8 @@ class Module(nn.Module):
 
     def told(self, what: str, told: object, words: Mapping[str, int], batch: int) -> dict[int, tuple[str, Tensor]]:
         """Values by the number of their family, each with its name in messages; wrong names and forms are refused."""
+        if told is None or told == {}:
+            return {}
         found = by_family(self.network, what, told)
         batch = batch_of(self.network, found, batch)
         for index, (name, value) in found.items():

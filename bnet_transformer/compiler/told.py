@@ -31,7 +31,7 @@ def wanted(want: object) -> tuple[str, ...]:
 
 def by_family(network: Network, what: str, told: object) -> dict[int, tuple[str, Tensor]]:
     """Values by the number of their family, each with how a message calls it; names that are none are refused."""
-    values = mapping(what, told)
+    values = {} if told is None else mapping(what, told)
     return {network.graph.family(name).index: (f"{what}[{name!r}]", value) for name, value in values.items()}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -63,20 +64,37 @@ class Ground:
         self.words = dict(words)
         self.cut = frozenset(cut)
         self.rows = dict(rows or {})
-        self.shapes = tuple(self._shape(family) for family in folded.families)
+        shapes = [[folded.sizes[plate] for plate in family.plates] for family in folded.families]
+        for family, shape in zip(folded.families, shapes, strict=True):
+            shape += [] if family.words is None else [self.words[family.words]]
+        self.shapes = tuple([tuple(shape) for shape in shapes])
         sizes = [math.prod(shape) for shape in self.shapes]
         if sum(sizes) > MOST_NODES:
             raise BudgetError("ground graph", expected=f"at most {MOST_NODES} nodes", got=f"{sum(sizes)}")
         self.offsets: Ids = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
         self._above: dict[int, list[int]] = {}
+        self.cut_by_family, self.rows_by_family = self._by_family(self.cut), self._rows_by_family()
 
-    def _shape(self, family: Family) -> tuple[int, ...]:
-        plates = tuple(self.folded.sizes[plate] for plate in family.plates)
-        return plates if family.words is None else (*plates, self.words[family.words])
+    def surgery(self, nodes: Iterable[int], rows: Mapping[int, Kept] | None = None) -> Ground:
+        """The same nodes without the arrows into some: what `do` leaves.
 
-    def surgery(self, nodes: Iterable[int]) -> Ground:
-        """The same graph without the arrows into `nodes`: what `do` leaves."""
-        return Ground(self.folded, self.words, self.cut | frozenset(nodes), self.rows)
+        Args:
+            nodes: All nodes that lose their incoming arrows.
+            rows: All nodes that keep some of theirs, with the bundles that they keep; those of this graph by default.
+        """
+        ground = copy(self)
+        ground.cut, ground.rows, ground._above = frozenset(nodes), dict(self.rows if rows is None else rows), {}
+        ground.cut_by_family, ground.rows_by_family = ground._by_family(ground.cut), ground._rows_by_family()
+        return ground
+
+    def _by_family(self, nodes: Iterable[int]) -> dict[int, list[int]]:
+        families: dict[int, list[int]] = {}
+        for node in nodes:
+            families.setdefault(self.family_of(node).index, []).append(node)
+        return families
+
+    def _rows_by_family(self) -> dict[int, list[int]]:
+        return self._by_family(node for node in self.rows if node not in self.cut)
 
     # names
 
@@ -214,8 +232,8 @@ class Ground:
         plates = {axis for axis in (*inner, *outer) if axis != WORD}
         total = math.prod(len(_shared(axis, inner, outer)) for axis in plates)
         total *= self._count_words(bundle, inner.get(WORD, ONE), outer.get(WORD, ONE))
-        rows = self.rows_in(bundle.child)
-        total -= sum(self._count_at(bundle, node, selection) for node in (*self.cut_in(bundle.child), *rows))
+        cut, rows = self.cut_by_family.get(bundle.child, []), self.rows_by_family.get(bundle.child, [])
+        total -= sum(self._count_at(bundle, node, selection) for node in (*cut, *rows))
         some = self.kept_of(bundle) if rows else None
         return total if some is None else total + sum(self._count_at(some, node, selection) for node in rows)
 
@@ -241,13 +259,11 @@ class Ground:
 
     def cut_in(self, family: int) -> list[int]:
         """The nodes of a family whose incoming arrows are gone."""
-        low, high = int(self.offsets[family]), int(self.offsets[family + 1])
-        return [node for node in self.cut if low <= node < high]
+        return self.cut_by_family.get(family, [])
 
     def rows_in(self, family: int) -> list[int]:
         """The nodes of a family that keep some of their incoming arrows."""
-        low, high = int(self.offsets[family]), int(self.offsets[family + 1])
-        return [node for node in self.rows if low <= node < high and node not in self.cut]
+        return self.rows_by_family.get(family, [])
 
     def kept_of(self, bundle: Bundle) -> Bundle | None:
         """What stays of a bundle at the nodes that keep some of their arrows; None where nothing does."""
@@ -307,7 +323,7 @@ class Ground:
             j = outer[WORD].astype(size)[j]
         times = len(sources)
         sources, targets = (sources[:, None] + j).ravel(), (targets[:, None] + i).ravel()
-        cut, rows = self.cut_in(bundle.child), self.rows_in(bundle.child)
+        cut, rows = self.cut_by_family.get(bundle.child, []), self.rows_by_family.get(bundle.child, [])
         if not cut and not rows:
             return sources, targets
         stays = ~np.isin(targets, cut)

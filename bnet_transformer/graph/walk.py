@@ -5,7 +5,7 @@ A set of nodes is a boolean array for each family, so that one step along a bund
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,7 +102,7 @@ def _closure(
 
 def spread(ground: Ground, bundle: Bundle, mark: Marks, *, up: bool) -> Marks:
     """The nodes one arrow of a bundle away from the marked ones: parents going up, children going down."""
-    rows = ground.rows_in(bundle.child)
+    rows = ground.rows_by_family.get(bundle.child)
     if not rows:
         return _spread(ground, bundle, mark, up=up)
     at = np.zeros(ground.shapes[bundle.child], dtype=bool)
@@ -118,8 +118,9 @@ def spread(ground: Ground, bundle: Bundle, mark: Marks, *, up: bool) -> Marks:
 def _spread(ground: Ground, bundle: Bundle, mark: Marks, *, up: bool) -> Marks:
     child, parent = ground.folded.families[bundle.child], ground.folded.families[bundle.parent]
     here, there = (child, parent) if up else (parent, child)
-    if up:
-        mark = _uncut(ground, mark, child)
+    cut = ground.cut_by_family.get(child.index, ())
+    if cut and up:
+        mark = _without(ground, mark, child, cut)
     pairs = ground.reads(bundle) if up else ground.reads(bundle).T
     if here.words is None:
         mark = mark[..., None]
@@ -132,14 +133,11 @@ def _spread(ground: Ground, bundle: Bundle, mark: Marks, *, up: bool) -> Marks:
         if plate not in stay:
             mark = np.repeat(np.expand_dims(mark, k), ground.folded.sizes[plate], axis=k)
     mark = np.asarray(mark[..., 0]) if there.words is None else mark
-    return mark if up else _uncut(ground, mark, child)
+    return _without(ground, mark, child, cut) if cut and not up else mark
 
 
-def _uncut(ground: Ground, mark: Marks, family: Family) -> Marks:
+def _without(ground: Ground, mark: Marks, family: Family, cut: Sequence[int]) -> Marks:
     """The marks without the nodes into which no arrow leads any more."""
-    cut = ground.cut_in(family.index)
-    if not cut:
-        return mark
     kept = mark.copy()
     kept.reshape(-1)[np.array(cut) - int(ground.offsets[family.index])] = False
     return kept

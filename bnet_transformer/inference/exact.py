@@ -12,7 +12,7 @@ from bnet_transformer.compiler.course import Course, SomeNodes
 from bnet_transformer.compiler.module import Module, Values
 from bnet_transformer.compiler.told import readable
 from bnet_transformer.data import Evidence
-from bnet_transformer.errors import BNetError, mapping, tolerance, whole
+from bnet_transformer.errors import BNetError, tolerance, whole
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
 from bnet_transformer.inference.factors import Factor, question_to_factors
@@ -98,7 +98,7 @@ def posterior(
         names = ", ".join(m.family.name for m in network.members if m.tpm.kind == "discrete")
         got = f"a {member.tpm.kind} one"
         raise BNetError(query, expected="a discrete family", got=got, allowed=names or "none: this net has none")
-    if query in mapping("do", do):
+    if query in (do or ()):
         raise BNetError(query, expected="a family that is still random", got="one that is set by do=")
     with torch.no_grad():
         course, factors = question_to_factors(

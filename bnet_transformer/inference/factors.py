@@ -73,7 +73,7 @@ def question_to_factors(
     """
     network = module.network
     evidence, do = mapping("evidence", evidence), mapping("do", do)
-    patched, rows = mapping("patched", patched), mapping("rows", rows)
+    patched, rows = patched or {}, rows or {}
     _check_names(network, evidence, do)
     forms = {name: _says(told, patched.get(name)) for name, told in evidence.items()}
     question = analyse_question(module, forms, query, do, {**patched, **rows})
@@ -208,9 +208,9 @@ def _elimination_fault(
     return None
 
 
-def _check_names(network: Network, evidence: object, do: Mapping[str, Tensor]) -> None:
+def _check_names(network: Network, evidence: Mapping[str, Evidence], do: Mapping[str, Tensor]) -> None:
     """Refuse evidence on what is no family, on what is given or set, and what is no `Evidence`."""
-    for name, told in mapping("evidence", evidence).items():
+    for name, told in evidence.items():
         member = network.member(name)
         if name in do:
             raise EvidenceError(name, expected="do or evidence on a node, not both", got="both")

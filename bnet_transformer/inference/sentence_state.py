@@ -151,7 +151,9 @@ class SentenceState:
             if node in self.evidence and not torch.equal(value, self.evidence[node]):
                 got = f"{value.tolist()} beside {self.evidence[node].tolist()}"
                 raise EvidenceError(self.ground.name(node), expected="one piece of evidence for a node", got=got)
-        return replace(self, evidence={**self.evidence, **evidence}, before=None)
+        state = replace(self, evidence={**self.evidence, **evidence}, before=None)
+        vars(state)["world"] = self.world  # evidence changes no arrow: the cached property holds for both
+        return state
 
     def query(self, nodes: Collection[int] = (), budget: int = BUDGET, atol: float = ATOL) -> Query:
         """A question about probabilities, given the evidence of this state.

@@ -152,7 +152,12 @@ class TPM(abc.ABC):
 
     slots: ClassVar[tuple[str, ...]] = ()
     kind: ClassVar[Kind] = "deterministic"
+    is_random: ClassVar[bool] = False  # True where the parents do not decide the value: discrete or continuous
     elementwise: ClassVar[bool] = False  # True where the equation has no matrix product
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.is_random = cls.kind in ("discrete", "continuous")
 
     def takes(self) -> tuple[str, ...]:
         """The slots that its parents fill, in order."""
@@ -174,11 +179,6 @@ class TPM(abc.ABC):
     def states(self) -> int | None:
         """How many values a discrete node has; None where the sentence decides it, or there is no such number."""
         return None
-
-    @property
-    def is_random(self) -> bool:
-        """True where the parents do not decide the value: the node is discrete or continuous."""
-        return self.kind in ("discrete", "continuous")
 
     @property
     def default(self) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 LONGEST = 16
 UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -43,6 +44,7 @@ def shown(word: object, longest: int | None = LONGEST) -> str:
     return seen + "…" if cut else seen
 
 
+@lru_cache(maxsize=2**12)
 def visible(text: str) -> str:
     r"""The text with unseen characters, which files and readers stumble over, as escapes.
 
@@ -110,6 +112,7 @@ def _ems(text: str) -> float:
     return sum(_em(letter) for letter in text)
 
 
+@lru_cache(maxsize=2**12)
 def _em(letter: str) -> float:
     if letter.isascii():
         return WIDTHS[ord(letter) - 32] / 100 if " " <= letter <= "~" else 0.7

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from bnet_transformer.viz.labels import Run, measured, plain
@@ -42,7 +43,7 @@ class Box:
     under: int = 0
     title: str = ""
 
-    @property
+    @cached_property
     def edges(self) -> tuple[float, float, float, float]:
         """Left, top, right, bottom."""
         return self.x - self.width / 2, self.y - self.height / 2, self.x + self.width / 2, self.y + self.height / 2
@@ -88,7 +89,7 @@ class Text:
     colour: str = "ink"
     title: str = ""
 
-    @property
+    @cached_property
     def edges(self) -> tuple[float, float, float, float]:
         """Left, top, right, bottom."""
         wide = measured(self.runs, self.size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import lru_cache
 from xml.sax import saxutils
 
 from bnet_transformer.viz.labels import SMALL, Run, plain, visible
@@ -99,6 +100,7 @@ def _described(picture: Picture) -> str:
     return ". ".join(part for part in (counts, f"Legend: {legend}" if legend else "", picture.caption) if part)
 
 
+@lru_cache(maxsize=2**14)  # a figure has the same few coordinates many times over
 def _n(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".") or "0"
 
@@ -151,6 +153,7 @@ def _arrow(arrow: Arrow, ink: Ink) -> str:
     return f"{opened}{title}{line}{point}</g>"
 
 
+@lru_cache(maxsize=2**14)
 def _p(point: tuple[float, float]) -> str:
     return f"{_n(point[0])},{_n(point[1])}"
 
