@@ -5,7 +5,7 @@ import torch
 from beartype.claw import beartype_package
 from hypothesis import settings
 
-INNER = ["graph.folded", "graph.ground", "graph.walk", "reference"]
+INNER = ["graph.ground", "graph.walk", "reference"]  # beartype draws from random: not what a fit calls
 
 for room in INNER:
     beartype_package(f"bnet_transformer.{room}")

@@ -434,6 +434,7 @@ REFUSED = [
     (mixture, (X, Y), {"method": "mcmc"}, "'map'"),
     (mixture, (X, Y), {"learn": ["W_z"]}, "W_q_0.values"),
     (mixture, (X, Y), {"learn": "c.logits"}, "list"),
+    (mixture, (X, Y), {"method": bt.EM(inner=3), "learn": ["c.logits"]}, "EM of tables alone"),
     (mixture, (X, Y), {"method": "nuts"}, "spread"),
     (
         mixture,

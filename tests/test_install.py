@@ -22,7 +22,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 EXTRAS = PROJECT["optional-dependencies"]
 # What the package imports of an extra, and the rooms that may: each door names its extra.
 DOORS = {
-    "tokenizers": {"tokens.py", "pretrained/vocabulary.py"},
+    "tokenizers": {"_core/tokenizer.py", "pretrained/vocabulary.py"},
     "huggingface_hub": {"pretrained/hub.py"},
     "transformers": {"pretrained/config.py"},
     "arviz": {"inference/fit/samples.py", "inference/fit/comparing.py"},

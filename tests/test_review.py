@@ -202,7 +202,7 @@ def test_a_strangers_mistakes_are_faults(wrong):
 @pytest.mark.parametrize("wrong", ["sum", "nothing"])
 def test_a_value_of_another_shape_is_told(wrong):
     s = net(bt.Node("a", Bad(wrong), ["x"], W), line("x", "a")).sentence("a")
-    with pytest.raises(bt.BNetError, match=r"a_0_0 \(Bad\): expected a value of shape \(4,\)"):
+    with pytest.raises(bt.BNetError, match=r"a_0 \(Bad\): expected a value of shape \(4,\)"):
         s["x_1_0"]
 
 

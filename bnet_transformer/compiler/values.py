@@ -16,7 +16,7 @@ from bnet_transformer.compiler.plan import Plan
 from bnet_transformer.compiler.products import Fold
 from bnet_transformer.compiler.scan import scan
 from bnet_transformer.compiler.seeing import full, given_value, seen, standing
-from bnet_transformer.errors import ReadingError
+from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.network import Input, Member
 from bnet_transformer.tpm import Affine, At, Attention, Select
 
@@ -119,7 +119,7 @@ def computed(course: Course, member: Member, at: At, parents: list[Tensor]) -> T
     if not isinstance(found, Tensor) or found.shape[max(0, found.dim() - len(member.shape)) :] != member.shape:
         got = f"one of shape {tuple(found.shape)}" if isinstance(found, Tensor) else repr(found)
         what = f"{member.family.name} ({type(member.tpm).__name__})"
-        raise ReadingError(what, expected=f"values of shape {member.shape}, as it says", got=got)
+        raise BNetError(what, expected=f"a value of shape {member.shape}, as it says", got=got)
     return found
 
 

@@ -5,7 +5,7 @@ It knows no sentence yet: the word plate has no size here. `Ground` adds the wor
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -117,30 +117,32 @@ class FoldedGraph:
         grouped = {index for group in self.groups if len(group) > 1 for index in group}
         return frozenset(grouped | {arrow.child for arrow in self.bundles if arrow.child == arrow.parent})
 
-    def ancestors(self, families: Iterable[int], ends: Collection[int] = ()) -> set[int]:
+    def ancestors(self, families: Iterable[int], ends: Container[int] = ()) -> set[int]:
         """The families from which arrows lead to some; one of these is among them only if it leads to one of these.
 
         Args:
             families: Where the walk starts.
             ends: Families above which it does not go, be they among those where it starts or not.
         """
-        return self._closure(families, self.into, ends)
+        return self._closure(families, True, ends)
 
     def descendants(self, families: Iterable[int]) -> set[int]:
         """The families to which arrows lead from some; one of these is among them only if one of these leads to it."""
-        return self._closure(families, self.out_of, ())
+        return self._closure(families, False, ())
 
-    def ancestral_set(self, families: Collection[int], ends: Collection[int] = ()) -> set[int]:
+    def ancestral_set(self, families: Iterable[int], ends: Container[int] = ()) -> set[int]:
         """Some families and all their ancestors: see `ancestors`."""
-        return {*families, *self.ancestors(families, ends)}
+        own = set(families)
+        return own | self.ancestors(own, ends)
 
-    def _closure(self, families: Iterable[int], arrows: Sequence[Sequence[Bundle]], ends: Collection[int]) -> set[int]:
+    def _closure(self, families: Iterable[int], up: bool, ends: Container[int]) -> set[int]:
         found: set[int] = set()
         stack = list(families)
         while stack:
             index = stack.pop()
             if index not in ends:
-                more = {a.parent if arrows is self.into else a.child for a in arrows[index]} - found
+                arrows = self.into[index] if up else self.out_of[index]
+                more = {a.parent if up else a.child for a in arrows} - found
                 found |= more
                 stack.extend(more)
         return found

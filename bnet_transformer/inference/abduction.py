@@ -184,7 +184,8 @@ def _told(twins: _Twins, query: int, found: list[_Branch]) -> Counterfactual:
     if _kind(other, query) == "discrete" and (state is None or not state.is_floating_point()):
         states = torch.stack([branch.states[query] if state is None else state for branch in found])
         share = torch.zeros(other.count_states(query), dtype=torch.float64)
-        return Counterfactual(name, share.index_add(0, states, weights), convention=convention)
+        share = share.index_add(0, states, weights).to(other.network.log_dtype)
+        return Counterfactual(name, share, convention=convention)
     values, sigmas = [], []
     for branch in found:
         run = twins.run(branch.states)
@@ -195,7 +196,7 @@ def _told(twins: _Twins, query: int, found: list[_Branch]) -> Counterfactual:
         else:
             values.append(run.value(query))
     spread = torch.stack(sigmas) if sigmas else None
-    return Counterfactual(name, None, torch.stack(values), weights, spread, convention)
+    return Counterfactual(name, None, torch.stack(values), weights.to(other.network.log_dtype), spread, convention)
 
 
 def _normal(world: World, node: int, distribution: Distribution) -> tuple[Tensor, Tensor]:

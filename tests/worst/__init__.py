@@ -97,5 +97,7 @@ def _thing(name: str) -> Any:
 
 def takes(thing: Any, *, method: bool = False) -> bool:
     """Whether there is something to get wrong: a parameter besides self."""
+    if inspect.isclass(thing) and issubclass(thing, Warning):
+        return False
     parameters = list(inspect.signature(thing).parameters)
     return bool(parameters[1:] if method or parameters[:1] == ["self"] else parameters)

@@ -32,11 +32,11 @@ ROWS = {
         ),
         (
             'of(mine(value=lambda self, at, x: x.sum(-1)), "x").sentence([0, 1])["z_1"]',
-            "BNetError: z_1 (Mine): expected a value of shape (4,), as it says",
+            "BNetError: z (Mine): expected a value of shape (4,), as it says",
         ),
         (
             'of(mine(value=lambda self, at, x: None), "x").sentence([0, 1])["z_1"]',
-            "BNetError: z_1 (Mine): expected a value of shape (4,), as it says",
+            "BNetError: z (Mine): expected a value of shape (4,), as it says",
         ),
         (
             'of(mine(slots=("x", "x")), "x")',

@@ -161,8 +161,8 @@ class MAP(PointMethod):
 class EM(PointMethod):
     """Expectation maximisation: tables in closed form from expected counts, weights by AdamW between.
 
-    Where tables alone are learned every step is the closed form of all sentences: `rate`, `clip`, `weight_decay`,
-    `precision` and `inner`, and the `batch` of `fit`, have no effect.
+    Where tables alone are learned every step is the closed form of all sentences: then `rate`, `clip`, `weight_decay`,
+    `precision` and `inner`, and the `batch` of `fit`, are refused.
 
     Args:
         inner: Steps of the weights from one closed form of the tables to the next.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.hashing import derive_seed, digest_of
+from bnet_transformer.errors import BNetError
 from bnet_transformer.files import checkpoint
 from bnet_transformer.inference.fit.ascent import RestartOptimizer, optimize
 from bnet_transformer.inference.fit.descent import bound_and_grad, m_step
@@ -18,6 +19,7 @@ from bnet_transformer.inference.fit.objective import Objective
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.network import Network
 
+OF_GRADIENTS = ("rate", "clip", "weight_decay", "precision", "inner")  # of EM, for the weights alone
 LAST = 0.2  # of the rate, when the best restart goes on with all sentences
 SHARE, MOST = 0.1, 1000  # of the sentences that are held out to choose among restarts, where none are given
 
@@ -60,6 +62,20 @@ class ClosedFormEM(GradientAscent):
         return (evidence + prior) / len(self.corpus), {}
 
 
+def _check_options(problem: FitProblem, method: MAP | EM) -> None:
+    """Refuse what EM has no use for where tables alone are learned: every step is the closed form of all sentences."""
+    if isinstance(method, MAP) or set(problem.objective.learned.names) - problem.objective.choosing:
+        return
+    options = {name: getattr(method, name) for name in OF_GRADIENTS if getattr(method, name) != getattr(EM(), name)}
+    options |= {} if problem.batch is None else {"batch": problem.batch}
+    for name, value in options.items():
+        wanted, allowed = (
+            "no option of steps by gradient: EM of tables alone has none",
+            "bt.MAP(), or weights in learn=",
+        )
+        raise BNetError(name, expected=wanted, got=f"{name}={value!r}", allowed=allowed)
+
+
 def optimizer_of(problem: FitProblem, method: MAP | EM) -> GradientAscent:
     """The steps of a method."""
     if isinstance(method, MAP):
@@ -78,6 +94,7 @@ def fit_point(problem: FitProblem, method: MAP | EM) -> Fit[Network]:
     Returns:
         The fit, whose net has the best parameters that were measured.
     """
+    _check_options(problem, method)
     chosen, judged_on = _split(problem, method)
     run = optimizer_of(chosen, method)
     is_finished = optimize(run, problem.loop)
