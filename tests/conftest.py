@@ -1,5 +1,8 @@
 """Under pytest the inner rooms check their own annotations; every test starts from one seed."""
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
 import pytest
 import torch
 from beartype.claw import beartype_package
@@ -38,3 +41,21 @@ def each_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for room in (asking, reference):
         monkeypatch.setattr(room, "runs", runs)
+
+
+@pytest.fixture
+def without_the_reference(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
+    """A context in which the reference cannot be used: all that is answered in it is computed in batches."""
+
+    from bnet_transformer import reference
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the reference was used")
+
+    @contextmanager
+    def context() -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            patch.setattr(reference.Run, "__init__", refuse)
+            yield
+
+    return context

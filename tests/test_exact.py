@@ -1,7 +1,7 @@
 """Exact elimination against the reference, on every case that has a likelihood and discrete choices."""
 
 import itertools
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import pytest
 import torch
@@ -160,22 +160,6 @@ def test_surgery_on_some_words_and_on_all():
     every = s.do({f"x_1_{i}": s.do(c=1)[f"x_1_{i}"] for i in range(3)}).do(W_v_1=torch.eye(4))
     got = every.posterior("c")
     torch.testing.assert_close(got, reference.posterior(every.state.world, s.ground.id("c"), s.state.evidence))
-
-
-@pytest.fixture
-def without_the_reference(monkeypatch):
-    """A context in which the reference cannot be used: all that is answered in it is computed in batches."""
-
-    def refuse(*_):
-        raise AssertionError("the reference was used")
-
-    @contextmanager
-    def context():
-        with monkeypatch.context() as patch:
-            patch.setattr(reference.Run, "__init__", refuse)
-            yield
-
-    return context
 
 
 def surgeries(s: bt.Sentence):

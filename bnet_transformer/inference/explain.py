@@ -96,7 +96,10 @@ def _explain_posterior(
     for node in nodes:
         asking.must_be_discrete(state.world, node)
     query = state.with_evidence(mapping("evidence", evidence)).query(nodes, budget, atol).without_input_evidence()
-    return router.explain(query, router.route_posterior(query))
+    route = router.route_posterior(query)
+    if route.algorithm == "compiled":  # it is the node's TPM
+        return replace(_explain_tpm(state, state.ground.name(nodes[0])), question=route.question)
+    return router.explain(query, route)
 
 
 def _explain_log_prob(
