@@ -13,17 +13,16 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.distributions import Categorical, Distribution, Independent
-from torch.distributions import Normal as TorchNormal
+from torch.distributions import Distribution
 
 from bnet_transformer import asking, reference
-from bnet_transformer.compiler.course import Course, Layout, Request
+from bnet_transformer.compiler.course import Course, Request
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.plan import open_parent
-from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.cost.count import plan_flops
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.batched_states import joint_states, of_one_sentence, pieces
+from bnet_transformer.inference.family_tables import FamilyTable, distribution_of, inputs_of, table_of
 from bnet_transformer.inference.query import (
     interventions,
     mixed_fault,
@@ -32,17 +31,9 @@ from bnet_transformer.inference.query import (
     word_counts,
 )
 from bnet_transformer.inference.route import Fault, Obstacle, Route, Rule, always, choose
-from bnet_transformer.network import Input, Member
+from bnet_transformer.network import Member
 from bnet_transformer.reference import BUDGET, World
 from bnet_transformer.tpm import Normal
-
-
-@dataclass(frozen=True)
-class FamilyTable:
-    """The values of one family in a layout, `[*enumerated, 1, *plates, word, *shape]`."""
-
-    layout: Layout
-    values: Tensor
 
 
 @dataclass(frozen=True)
@@ -170,7 +161,7 @@ class Answers:
         if route.algorithm == "reference":
             return asking.distribution(self.world, node, self.evidence)
         parameters = self._answer(query, route, lambda: asking.distribution(self.world, node, self.evidence))
-        return _distribution_of(query.member, parameters)
+        return distribution_of(query.member, parameters)
 
     def attention(self, slice_: int, role: str | None) -> Tensor:
         """`P(j | i)` of the family that reads in a slice: `[*states, *plates, word, word]`.
@@ -405,13 +396,13 @@ class Answers:
         if missing:
             course = self._course(self._wanted(table, missing), set().union(*map(self._above, missing)))
             for member in missing:
-                self._tables[table, member.family.index] = _table_of(table, member, course)
+                self._tables[table, member.family.index] = table_of(table, member, course)
 
     def _wanted(self, table: str, members: Sequence[Member]) -> list[int]:
         """The families whose values a table of some families is made of."""
         if table == "value":
             return sorted({member.family.index for member in members})
-        inputs = [given for member in members for given in _inputs(table, member)]
+        inputs = [given for member in members for given in inputs_of(table, member)]
         return sorted({given.parent for given in inputs} | {s for given in inputs for _, s in given.pick})
 
     def _course(self, wanted: Sequence[int], above: set[int]) -> Course:
@@ -479,43 +470,3 @@ class Answers:
         nodes = {n for n in {**mine, **theirs} if n not in mine or n not in theirs or not mine[n].equal(theirs[n])}
         families = {self.world.ground.family_of(node).index for node in nodes}
         return families | self.world.network.graph.descendants(families)
-
-
-def _distribution_of(member: Member, parameters: Tensor) -> Distribution:
-    """The distribution of a node: of its value, of its mean and sigma, or of its logits."""
-    if not member.tpm.is_random:
-        from pyro.distributions import Delta
-
-        return Delta(parameters, event_dim=len(member.shape))
-    if isinstance(member.tpm, Normal):
-        mean, sigma = parameters.unbind(-2)
-        return Independent(TorchNormal(mean, sigma, validate_args=False), 1, validate_args=False)
-    return Categorical(logits=parameters, validate_args=False)
-
-
-def _inputs(table: str, member: Member) -> list[Input]:
-    """What the logits or the reading of a family depend on."""
-    slots = member.tpm.reading_slots()
-    return [given for given in member.inputs if table != "reading" or given.slot in slots]
-
-
-def _table_of(table: str, member: Member, course: Course) -> FamilyTable:
-    """A table of a family, whose parents a pass has computed."""
-    if table == "value":
-        return FamilyTable(course.layout, course.values[member.family.index])
-    inputs = _inputs(table, member)
-    at, values = seen(course, replace(member, inputs=tuple(inputs)))
-    each = iter(values)
-    parents = [next(each) if given in inputs else torch.zeros(0) for given in member.inputs]
-    if table == "normal":  # its mean and its sigma, one above the other
-        normal = member.tpm.distribution(at, *parents)
-        return FamilyTable(course.layout, course.layout.full(torch.stack([normal.mean, normal.stddev], -2), 2))
-    entries = member.tpm.reading(at, *parents) if table == "reading" else member.tpm.logits(at, *parents)
-    if entries is None:
-        raise BNetError(member.family.name, expected="attention P(j | i)", got=member.tpm.why_no_reading())
-    entries = entries if table == "reading" else torch.log_softmax(entries.to(course.log_dtype), -1)
-    entries = course.layout.full(entries, 1)
-    if table == "reading" and member.family.index in course.rows:
-        rows, which = course.rows[member.family.index]
-        entries = torch.where(which[..., None], rows, entries)
-    return FamilyTable(course.layout, entries)
