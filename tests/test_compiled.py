@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bnet_transformer as bt
+from bnet_transformer import reference
 from bnet_transformer.compiler import Module
 from bnet_transformer.inference import Evidence, log_evidence
-from bnet_transformer.tpm import Categorical, Normal
+from bnet_transformer.tpm import Attention, Categorical, Given, Linear, Normal, Select, Weight
 from tests.cases import CASES, Case
 
 D = torch.float64
@@ -307,3 +308,21 @@ def test_a_question_is_worked_out_once_and_told_from_others():
         for evidence, do in asked:
             alone = log_evidence(net.module(), evidence, x, do=do)
             torch.testing.assert_close(log_evidence(module, evidence, x, do=do), alone, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("roles", ["q", "k", "v", "qkv"])
+def test_weights_of_each_word_are_not_folded_past_the_attention(roles):
+    word, every = ["word"], bt.Reach("every")
+    nodes = [bt.Node("c", Categorical(2), plates=word)]
+    for role in "qkv":
+        own = role in roles
+        weight = bt.Node(f"W_{role}", Select((4, 4)), ["c"], word) if own else bt.Node(f"W_{role}", Weight((4, 4)))
+        nodes += [weight, bt.Node(role, Linear(), [f"W_{role}", "x"], word)]
+    nodes.append(bt.Node("x", Attention(), ["q", bt.Arrow("k", every), bt.Arrow("v", every)], word))
+    stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=word)], [bt.Node("y", Categorical(2), ["x"], word)])
+    s = bt.BNet(bt.Declaration([stack])).to(torch.float64).sentence("a b c d e f")  # more words than features
+    done = s.do({f"c_0_{word}": word % 2 for word in range(6)})
+    value = reference.values(done.state.world, done.ground.id("x_1_1"), {})
+    torch.testing.assert_close(done["x_1_1"], value)
+    share = reference.posterior(s.state.world, s.ground.id("y_1"), {}, 2**16)
+    torch.testing.assert_close(s.posterior("y_1"), share)

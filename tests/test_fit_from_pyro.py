@@ -185,3 +185,11 @@ def test_a_fit_says_what_it_will_do():
     with pytest.raises(bt.BNetError, match="spread"):
         explain_fit(net, data, method="nuts")
     assert "elimination" in str(route)
+
+
+@pytest.mark.parametrize("weights", [4, 6])
+def test_weights_are_one_for_each_draw(weights):
+    net = mixture()
+    marginal = {"theta_c": (torch.full((5, 2), 0.5, dtype=D), torch.zeros(weights))}
+    with pytest.raises(bt.BNetError, match="a log weight of each draw of theta_c"):
+        bt.Fit.from_pyro(net, data_of(net, 4), marginal)

@@ -131,7 +131,7 @@ class Counting:
             else:
                 self._scan([network.members[index] for index in group])
         for index in self.plan.wanted:
-            if network.members[index].tpm.is_random:
+            if network.members[index].tpm.is_random and index not in self.known:
                 self._readout(network.members[index])
 
     def _made(self, member: Member) -> None:

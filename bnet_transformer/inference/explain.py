@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 from bnet_transformer import asking, reference
@@ -46,9 +47,9 @@ def explain(task: str, *arguments: Any, **options: Any) -> Route:
     from bnet_transformer.inference.sweeps import explain_sweep
 
     tasks: dict[str, Callable[..., Route]] = {"fit": explain_fit, "sweep": explain_sweep}
-    if task not in tasks:
+    if not isinstance(task, str) or task not in tasks:
         raise unknown("task", task, tasks)
-    return tasks[task](*arguments, **options)
+    return _asked(task, tasks[task], *arguments, **options)
 
 
 def explain_question(state: SentenceState, question: str, *arguments: Any, **options: Any) -> Route:
@@ -63,15 +64,19 @@ def explain_question(state: SentenceState, question: str, *arguments: Any, **opt
     Returns:
         The route: algorithm, reason, joint states, FLOPs.
     """
-    if question not in EXPLAINERS:
+    if not isinstance(question, str) or question not in EXPLAINERS:
         raise unknown("question", question, EXPLAINERS)
+    return _asked(question, EXPLAINERS[question], state, *arguments, **options)
+
+
+def _asked(question: str, explainer: Callable[..., Route], *arguments: Any, **options: Any) -> Route:
+    """What an explainer says, or the error that names an argument that it does not take."""
     try:
-        return EXPLAINERS[question](state, *arguments, **options)
+        signature(explainer).bind(*arguments, **options)
     except TypeError as error:
-        if "_explain_" not in str(error):
-            raise
-        wanted, got = f"the arguments of {question}", str(error).partition("() ")[2]
+        wanted, got = f"the arguments of {question}", str(error).removeprefix("got ")
         raise BNetError(f"explain({question!r}, ...)", expected=wanted, got=got) from error
+    return explainer(*arguments, **options)
 
 
 def _explain_value(state: SentenceState, name: str) -> Route:
@@ -93,6 +98,8 @@ def _explain_posterior(
     state: SentenceState, name: object, evidence: Evidence = None, *, budget: int = BUDGET, atol: float = ATOL
 ) -> Route:
     nodes = [state.ground.id(each) for each in names_of("name", name)]
+    if not nodes:
+        raise BNetError("name", expected="a node, or several", got="none")
     for node in nodes:
         asking.must_be_discrete(state.world, node)
     query = state.with_evidence(mapping("evidence", evidence)).query(nodes, budget, atol).without_input_evidence()
@@ -158,8 +165,11 @@ def _explain_draw(state: SentenceState, path: object = None, *, attention: bool 
 
 
 def _explain_separated(state: SentenceState, x: Any, y: Any, given: Any = (), **options: Any) -> Route:
-    names = [*names_of("x", x), *names_of("y", y), *names_of("given", given)]
-    question = f"separation of {names[0]} and {names[1]}"
+    left, right, known = names_of("x", x), names_of("y", y), names_of("given", given)
+    for what, part in (("x", left), ("y", right)):
+        if not part:
+            raise BNetError(what, expected="at least one node", got="none")
+    names, question = [*left, *right, *known], f"separation of {', '.join(left)} and {', '.join(right)}"
     if not options.get("verify"):
         return Route(question, "graph", "separation is a property of the graph (Bayes ball)")
     nodes = [state.ground.id(name) for name in names]

@@ -281,10 +281,14 @@ class Answers:
             answers = self.of_states(states, self.module)
         network = self.world.network
         closed, some, _ = answers._closed(answers._above(query.member))
-        want = sorted({query.member.family.index, *answers._wanted(query.table, [query.member])})
-        is_open = frozenset(i for i in want if i not in closed and network.members[i].tpm.kind == "discrete")
-        plan = self.module.plan(tuple(network.members[i].family.name for i in want), closed, is_open, patched=some)
-        return plan_flops(network, plan, self.world.ground.words, closed, batch)
+        words, wanted = self.world.ground.words, answers._wanted(query.table, [query.member])
+        for want in (sorted({query.member.family.index, *wanted}), wanted):  # with its own products, where planned
+            is_open = frozenset(i for i in want if i not in closed and network.members[i].tpm.kind == "discrete")
+            names = tuple(network.members[i].family.name for i in want)
+            if self.module.find_needs(names, closed, is_open, some, words).fault is None:
+                break
+        plan = self.module.plan(names, closed, is_open, patched=some)
+        return plan_flops(network, plan, words, closed, batch)
 
     def _closed(self, above: set[int]) -> tuple[frozenset[int], frozenset[int], Fault | None]:
         """The families above some whose value is known, those of which some nodes have one, and the fault of a family

@@ -18,6 +18,7 @@ from bnet_transformer import reference
 from bnet_transformer.cost.count import plan_flops
 from bnet_transformer.inference.batched_states import of_one_sentence
 from bnet_transformer.inference.factors import Question, analyse_question
+from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.query import Query, evidence_forms, mixed_fault, set_families
 from bnet_transformer.inference.route import Fault, Obstacle, Route, Rule, always, choose
 from bnet_transformer.reference import World
@@ -157,6 +158,14 @@ def explain(query: Query, route: Route) -> Route:
     """The route of a query with the joint states and the FLOPs of its compiled passes; the sums are not counted."""
     if route.algorithm == "reference":
         return route
+    if route.algorithm == "compiled":
+        answers = Answers(query.module, query.world, {})
+        asked = answers.distribution_query(query.nodes[0])
+        of_tpm = answers.route_distribution(query.nodes[0])
+        flops = answers.flops(of_tpm, asked)
+        if of_tpm.algorithm == "compiled":
+            return replace(route, flops=flops)
+        return replace(of_tpm, question=route.question, flops=flops)
     batch, node, states, world = 1, next(iter(query.nodes), None), tuple[int, ...](), query.world
     if route.algorithm in ("conditioning", "enumeration"):
         batch, node, states = route.states, None, tuple(dict.fromkeys([*query.nodes, *route.choices]))

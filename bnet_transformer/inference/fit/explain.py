@@ -29,7 +29,11 @@ def explain_fit(
     learn: Collection[str] | None = None,
     missing: bool = False,
     budget: int = BUDGET,
+    every: int | None = None,
+    checkpoints: object = None,
     seed: int = 0,
+    device: object = None,
+    progress: bool | None = None,
 ) -> Route:
     """Say how `fit` computes a step, with the same arguments, without fitting.
 
@@ -43,7 +47,11 @@ def explain_fit(
         learn: As for `fit`.
         missing: As for `fit`.
         budget: As for `fit`.
+        every: As for `fit`; it changes no route.
+        checkpoints: As for `fit`; they change no route, and none is read or written.
         seed: As for `fit`.
+        device: As for `fit`; it changes no route.
+        progress: As for `fit`; there is no bar.
 
     Returns:
         The route: the algorithm, the joint states of the choices of a sentence, the FLOPs of the compiled passes of a

@@ -159,6 +159,10 @@ def _resampled(values: Mapping[str, Tensor], log_weights: Tensor, num_samples: i
     (Douc, Cappe and Moulines 2005). The effective sample size is `1 / sum w^2` of the weights before (Kong 1992).
     """
     log_weights = log_weights.detach().double().flatten()
+    for name, value in values.items():
+        if value.shape[:1] != log_weights.shape:
+            wanted = f"a log weight of each draw of {name}, whose shape is {tuple(value.shape)}"
+            raise BNetError("result", expected=wanted, got=f"{len(log_weights)} log weights")
     if not bool((log_weights > -torch.inf).any()) or bool(log_weights.isnan().any()):
         raise BNetError("result", expected="log weights, one of them finite", got="none that is")
     weights = log_weights.softmax(0)

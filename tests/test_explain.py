@@ -1,0 +1,99 @@
+"""`explain` answers wherever the question does, and says that the reference answers where the reference runs."""
+
+import pytest
+
+import bnet_transformer as bt
+from bnet_transformer import reference
+from bnet_transformer.tpm import Attention, Categorical, Given, Linear, Select
+from tests.cases import CASES
+
+WORD = ["word"]
+HEAVY = {"codebook, two slices", "slice, codebook"}
+
+
+def meeting() -> bt.Sentence:
+    """A choice of each word, decided by its word, whose weights other words read: in the second slice words meet."""
+    every = bt.Reach("every")
+    nodes = [bt.Node("c", Categorical(2), ["x"], WORD), bt.Node("W", Select((3, 3)), ["c"], WORD)]
+    nodes.append(bt.Node("v", Linear(), ["W", "x"], WORD))
+    nodes.append(bt.Node("x", Attention(), ["x", bt.Arrow("x", every), bt.Arrow("v", every)], WORD))
+    readout = [bt.Node("y", Categorical(2), ["x"], WORD)]
+    stack = bt.Stack(nodes, [bt.Node("x", Given(3), plates=WORD)], readout, slices=2)
+    return bt.BNet(bt.Declaration([stack])).sentence("the cat")
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Counts the runs of the reference."""
+    found, made = [], reference.Run.__init__
+
+    def counted(self, *arguments, **options):
+        found.append(1)
+        made(self, *arguments, **options)
+
+    monkeypatch.setattr(reference.Run, "__init__", counted)
+    return found
+
+
+def agrees(make, runs, question, ask, *arguments, **options):
+    """Where the question answers, explain does, and says that the reference does where it runs."""
+    runs.clear()
+    try:
+        ask(make())
+    except bt.BNetError:
+        return
+    ran, s = bool(runs), make()
+    runs.clear()
+    route = s.explain(question, *arguments, **options)
+    assert not runs and (route.algorithm == "reference" or not ran), f"{question} {arguments}: {route}"
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name not in HEAVY], ids=lambda case: case.name)
+def test_every_node_of_every_case(case, runs):
+    net = case.net
+    for name in net.sentence(case.said).topological_order()[::3]:
+        make = lambda: net.sentence(case.said)  # noqa: E731
+        agrees(make, runs, "value", lambda s, name=name: s[name], name)
+        agrees(make, runs, "tpm", lambda s, name=name: s.tpm(name), name)
+        agrees(make, runs, "posterior", lambda s, name=name: s.posterior(name), name)
+    agrees(make, runs, "attention", lambda s: s.attention(0), 0)
+
+
+def test_where_words_meet(runs):
+    net = meeting().net
+    make = lambda: net.sentence("the cat")  # noqa: E731
+    for name in make().topological_order():
+        agrees(make, runs, "value", lambda s, name=name: s[name], name)
+        agrees(make, runs, "tpm", lambda s, name=name: s.tpm(name), name)
+        agrees(make, runs, "posterior", lambda s, name=name: s.posterior(name), name)
+    for t in range(2):
+        agrees(make, runs, "attention", lambda s, t=t: s.attention(t), t)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda s: s.explain(["posterior"], "c"),
+        lambda s: s.explain("posterior", []),
+        lambda s: s.explain("posterior", "c", given={}),
+        lambda s: s.explain("separated", [], "c", verify=True),
+        lambda s: bt.explain("fit"),
+        lambda s: bt.explain(["fit"]),
+        lambda s: bt.explain("sweep", s, s),
+    ],
+)
+def test_a_wrong_question_is_an_error_that_names_it(ask):
+    with pytest.raises(bt.BNetError):
+        ask(bt.bayesuvius(3).sentence("the cat"))
+
+
+def test_a_fit_is_explained_by_its_own_arguments(tmp_path):
+    net = bt.bayesuvius(3, heads=2, vocabulary=["the", "cat"], observe=Categorical(2))
+    options = {"progress": False, "checkpoints": tmp_path / "kept", "every": 2, "device": "cpu"}
+    assert bt.explain("fit", net, [("the cat", "cat the")], method="em", **options).algorithm == "elimination"
+    assert not (tmp_path / "kept").exists()
+
+
+def test_all_nodes_of_a_separation_are_named():
+    s = bt.bayesuvius(3).sentence("the cat")
+    assert s.explain("separated", ["x_0_0", "x_0_1"], "c").question == "separation of x_0_0, x_0_1 and c"
