@@ -91,7 +91,9 @@ def sample(query: Query, n: int, seed: int) -> Samples:
     for group in world.network.graph.groups:
         left = {node for index in group for node in _random(world, index) if node not in drawn}
         nodes = [node for node in order if node in left]
-        if nodes and _batch_fault(module, world, group, drawn) is None:
+        if not nodes:
+            continue
+        if _batch_fault(module, world, group, drawn) is None:
             drawn |= _at_once(module, world, nodes, drawn, n, generator)
         else:
             drawn |= _one_after_another(world, nodes, drawn, n, generator)
