@@ -17,7 +17,7 @@ author = "The bnet_transformer authors"
 project_copyright = f"{author}; Apache-2.0"
 release = version = __version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "rendering"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "rendering"]
 root_doc = "docs/index"
 include_patterns = ["docs/**.md", "notebooks/*.ipynb", "CONTRIBUTING.md", "CHANGELOG.md"]
 exclude_patterns = [".*", "build", "demo", "dist", "bnet_transformer", "tests", "benchmarks", "experiments"]
@@ -34,6 +34,8 @@ nb_execution_mode = "off"
 nb_merge_streams = True
 
 autodoc_member_order = "bysource"
+napoleon_numpy_docstring = False  # Args:, Returns:, Raises:
+napoleon_use_ivar = True
 autodoc_typehints = "signature"
 add_module_names = False
 python_maximum_signature_line_length = 88

@@ -136,7 +136,7 @@ ROWS = {
             "found.finished",
         ),
     ],
-    "inference.fit.Fit.heads_of": [
+    "Fit.heads_of": [
         ('fitted.heads_of("zz")', "UnknownNameError: selector: expected a known name"),
         ("fitted.heads_of(3)", "UnknownNameError: selector: expected a known name"),
         ('fitted.heads_of("q")', "UnknownNameError: selector: expected a known name"),
@@ -144,7 +144,7 @@ ROWS = {
         ('fitted.heads_of(["c"])', "UnknownNameError: selector: expected a known name"),
         ("fitted.heads_of()", "works: the first selector", "found.selector == 'c'"),
     ],
-    "inference.fit.Fit.compare": [
+    "Fit.compare": [
         ("fitted.compare(None)", "BNetError: compare: expected a Fit, or a net"),
         ('fitted.compare(net, selector="zz")', "BNetError: data: expected sentences to compare on"),
         ("fitted.compare(dec)", "BNetError: data: expected sentences to compare on"),
@@ -159,7 +159,7 @@ ROWS = {
             "BNetError: data: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
         ),
     ],
-    "inference.fit.Fit.interval": [
+    "Fit.interval": [
         ('fitted.interval("zz")', "BNetError: interval: expected a fit with a posterior"),
         ('fitted.interval("c.logits", 1.5)', "BNetError: interval: expected a fit with a posterior"),
         ('fitted.interval("c.logits")', "BNetError: interval: expected a fit with a posterior"),
@@ -167,7 +167,7 @@ ROWS = {
         ('fitted.interval("c.logits", nan)', "BNetError: interval: expected a fit with a posterior"),
         ('fitted.interval("c.logits", 0)', "BNetError: interval: expected a fit with a posterior"),
     ],
-    "inference.fit.Fit.log_likelihood": [
+    "Fit.log_likelihood": [
         (
             "fitted.log_likelihood([])",
             "BNetError: data: expected pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists",
@@ -190,7 +190,7 @@ ROWS = {
             "BNetError: data[0], sentence: expected ids from 0 to 2",
         ),
     ],
-    "inference.fit.Fit.predict": [
+    "Fit.predict": [
         ('fitted.predict("the dog")', "BNetError: data: expected a list of sentences, or an array of them"),
         ("fitted.predict([])", "BNetError: data: expected a list of sentences, or an array of them"),
         ('fitted.predict(["the cat"], readout="zz")', "UnknownNameError: readout: expected a known name"),
@@ -200,7 +200,7 @@ ROWS = {
         ("fitted.predict(torch.tensor([[0, 7]]))", "BNetError: data[0], sentence: expected ids from 0 to 2"),
         ('fitted.predict(["the cat"], readout=["y"])', "UnknownNameError: readout: expected a known name"),
     ],
-    "inference.fit.Fit.responsibilities": [
+    "Fit.responsibilities": [
         ('fitted.responsibilities((["the cat sat"], ["the"]))', "BNetError: data[0], y: expected values of shape (3,)"),
         (
             "fitted.responsibilities(([], []))",
@@ -227,7 +227,7 @@ ROWS = {
             "UnknownNameError: data[0], word of the sentence: expected a known name",
         ),
     ],
-    "inference.fit.Fit.check": [
+    "Fit.check": [
         ("fitted.check(pairs, draws=0)", "BNetError: draws: expected a whole number of at least 1"),
         ('fitted.check(pairs, statistics="mean")', "BNetError: statistics: expected a mapping from names"),
         (
@@ -267,7 +267,7 @@ ROWS = {
             'math.isnan(found.spread["share of 0"])',
         ),
     ],
-    "inference.fit.Fit.save": [
+    "Fit.save": [
         ("fitted.save(folder)", "FileError: …: expected the path of a file"),
         ("fitted.save(None)", "FileError: path: expected the path of a file, a string or a Path"),
         ('fitted.save(folder / "no" / "a.fit")', "FileError: …/no/a.fit: expected a folder that is there"),

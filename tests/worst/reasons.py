@@ -14,7 +14,7 @@ REASONS = {
             *("inference.Damage", "inference.heads.Roles", "inference.circuits.Circuit", "graph.Quotient"),
             "viz.Picture",
             *("inference.sweeps.Sweep", "inference.sweeps.Mediation", "training.Trained", "training.Generated"),
-            *("inference.fit.Fit", "inference.fit.Heads", "inference.fit.Comparison", "inference.fit.Check"),
+            *("Fit", "inference.fit.Heads", "inference.fit.Comparison", "inference.fit.Check"),
             *("cost.Cost", "cost.SliceCost", "cost.Row", "cost.Polynomial", "equations.Equation"),
         ],
         RESULT,
