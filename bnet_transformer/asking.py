@@ -47,7 +47,7 @@ def must_be_discrete(world: World, node: int) -> None:
         raise BNetError(
             world.ground.name(node),
             expected="a discrete random node",
-            got=f"a {member.tpm.kind} one ({type(member.tpm).__name__})",
+            got=f"{'an' if member.tpm.kind == 'input' else 'a'} {member.tpm.kind} one ({type(member.tpm).__name__})",
             allowed="nodes of " + ", ".join(names) if names else "none: this net has no discrete random node",
         )
 

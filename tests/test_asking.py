@@ -491,3 +491,8 @@ def test_choices_below_what_is_set_are_told_by_convention():
         s.counterfactual("y_1", {"c": 0}, {"x_1_0": torch.zeros(4)})
     with pytest.raises(bt.UnknownNameError):
         s.counterfactual("y_9", {"c": 0})
+
+
+def test_a_posterior_of_an_input_says_so():
+    with pytest.raises(bt.BNetError, match=r"expected a discrete random node; got an input one \(Given\)"):
+        bt.bayesuvius(3).sentence("the cat").posterior("x_0_0")

@@ -57,6 +57,8 @@ def test_every_node_of_every_case(case, runs):
         agrees(make, runs, "tpm", lambda s, name=name: s.tpm(name), name)
         agrees(make, runs, "posterior", lambda s, name=name: s.posterior(name), name)
     agrees(make, runs, "attention", lambda s: s.attention(0), 0)
+    agrees(make, runs, "sample", lambda s: s.sample(3), 3)
+    agrees(make, runs, "sample", lambda s: s.sample(3, case.evidence), 3, case.evidence)
 
 
 def test_where_words_meet(runs):
@@ -85,6 +87,14 @@ def test_where_words_meet(runs):
 def test_a_wrong_question_is_an_error_that_names_it(ask):
     with pytest.raises(bt.BNetError):
         ask(bt.bayesuvius(3).sentence("the cat"))
+
+
+def test_draws_one_after_another_are_the_references(runs):
+    s = next(case for case in CASES if case.name == "hidden Markov").sentence
+    route = s.explain("sample", 50)
+    assert (route.algorithm, route.node) == ("reference", "z_0") and not runs
+    s.sample(50)
+    assert runs
 
 
 def test_a_fit_is_explained_by_its_own_arguments(tmp_path):

@@ -125,12 +125,13 @@ def choose(question: str, rules: Sequence[Rule[S]], subject: S) -> Route:
         if fault is None:
             if before is None or rule.algorithm in FAST:
                 return Route(question, rule.algorithm, rule.reason)
-            return Route(question, rule.algorithm, f"{rule.reason}; not faster, for {_text(before)}", before.what)
+            return Route(question, rule.algorithm, f"{rule.reason}; not faster, for {fault_text(before)}", before.what)
         before = fault
     raise AssertionError(f"no rule for {question}")
 
 
-def _text(fault: Fault) -> str:
+def fault_text(fault: Fault) -> str:
+    """A fault in words, for the reason of a route."""
     if isinstance(fault, Obstacle):
         return str(fault)
     return f"{fault.what} would need {fault.expected}, and there is {fault.got}"

@@ -25,7 +25,7 @@ from bnet_transformer.inference.factors import Question
 from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
 from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.query import Query, evidence_by_family, sentence_arguments
-from bnet_transformer.inference.route import Fault, Obstacle, Route
+from bnet_transformer.inference.route import Fault, Obstacle, Route, fault_text
 from bnet_transformer.network import Member
 from bnet_transformer.reference import Run, World
 from bnet_transformer.tpm.arrays import in_numpy
@@ -105,11 +105,46 @@ def route_sample(query: Query, n: int) -> Route:
     question, query = f"{n} draws", query.without_input_evidence()
     above = replace(query, nodes=tuple(router.enumerated_choices(query) if query.evidence else ()))
     if not above.nodes:
-        return Route(question, "compiled", "nothing is observed: every node is drawn from its TPM")
-    if _is_chain(above):
+        route = Route(question, "compiled", "nothing is observed: every node is drawn from its TPM")
+    elif _is_chain(above):
         reason = "the choices above the evidence are drawn one by one, each from its posterior given those before it"
-        return Route(question, "elimination", reason, choices=above.nodes)
-    return replace(router.explain(above, router.route_posterior(above)), question=question)
+        route = Route(question, "elimination", reason, choices=above.nodes)
+    else:
+        route = replace(router.explain(above, router.route_posterior(above)), question=question)
+    slow = _route_one_after_another(query, n, above.nodes)
+    if slow is None:
+        return route
+    return replace(slow, question=question, parts=(replace(route, question="the others"), slow))
+
+
+def _route_one_after_another(query: Query, n: int, above: Sequence[int]) -> Route | None:
+    """How the nodes are drawn that no batch gives; None where there are none."""
+    world, evaluations, faults = query.world, 0, list[Fault]()
+    drawn = {node: value[None] for node, value in query.settled().items()} | _zeros(world, above)
+    module = of_one_sentence(query.module)
+    for group in world.network.graph.groups:
+        nodes = [node for index in group for node in _random(world, index) if node not in drawn]
+        fault = _batch_fault(module, world, group, drawn) if nodes else None
+        if fault is not None:
+            faults.append(fault)
+            evaluations += n * len(nodes)
+        drawn |= _zeros(world, nodes)
+    if not faults:
+        return None
+    reason = f"each node is drawn by itself from its TPM; not faster, for {fault_text(faults[0])}"
+    return Route("draws one after another", "reference", reason, faults[0].what, evaluations=evaluations)
+
+
+def _zeros(world: World, nodes: Sequence[int]) -> Drawn:
+    """A draw of each node, zero: of draws the structure of a question takes the shape alone."""
+    device, found = world.network.device, Drawn()
+    for node in nodes:
+        member = world.network.members[world.ground.family_of(node).index]
+        if member.tpm.kind == "discrete":
+            found[node] = torch.zeros(1, dtype=torch.long, device=device)
+        else:
+            found[node] = torch.zeros(1, *member.shape, dtype=world.network.dtype, device=device)
+    return found
 
 
 def _is_chain(query: Query) -> bool:
