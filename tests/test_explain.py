@@ -4,6 +4,7 @@ import pytest
 
 import bnet_transformer as bt
 from bnet_transformer import reference
+from bnet_transformer.inference.explain import EXPLAINERS
 from bnet_transformer.tpm import Attention, Categorical, Given, Linear, Select
 from tests.cases import CASES
 
@@ -57,6 +58,7 @@ def test_every_node_of_every_case(case, runs):
         agrees(make, runs, "tpm", lambda s, name=name: s.tpm(name), name)
         agrees(make, runs, "posterior", lambda s, name=name: s.posterior(name), name)
     agrees(make, runs, "attention", lambda s: s.attention(0), 0)
+    agrees(make, runs, "log_prob", lambda s: s.log_prob(case.evidence), case.evidence)
     agrees(make, runs, "sample", lambda s: s.sample(3), 3)
     agrees(make, runs, "sample", lambda s: s.sample(3, case.evidence), 3, case.evidence)
 
@@ -107,3 +109,35 @@ def test_a_fit_is_explained_by_its_own_arguments(tmp_path):
 def test_all_nodes_of_a_separation_are_named():
     s = bt.bayesuvius(3).sentence("the cat")
     assert s.explain("separated", ["x_0_0", "x_0_1"], "c").question == "separation of x_0_0, x_0_1 and c"
+
+
+def test_the_node_that_rules_elimination_out_is_named():
+    s = bt.bayesuvius(4, heads=3, slices=2, per="word", observe=Categorical(3)).sentence("the cat sat")
+    route = s.explain("posterior", "c_0_0", {"y_2": 1})
+    assert (route.algorithm, route.states, route.node) == ("enumeration", 81, "c_0")
+    route = s.explain("value", "x_2_0")
+    assert (route.algorithm, route.states) == ("enumeration", 81)
+    route = s.explain("posterior", "c_0_0", {"x_1_0": s.do(c_0_0=1)["x_1_0"]})
+    assert (route.algorithm, route.node) == ("elimination", None)
+
+
+def test_flops_of_a_route_are_those_of_the_pass():
+    net = bt.bayesuvius(8, heads=3, slices=2, per="slice")
+    s = net.sentence("a b c d")
+    assert s.explain("value", "x_2_3").flops == net.cost(words=4, want=["x_2"]).flops
+    assert s.do(c_0=0, c_1=1).explain("value", "x_2_3").flops < s.do(c_0=0).explain("value", "x_2_3").flops
+
+
+def test_every_question_has_an_explainer_of_its_name():
+    names = {name for name in EXPLAINERS if name != "value"}
+    assert all(callable(getattr(bt.Sentence, name)) for name in names)
+
+
+def test_a_slow_question_says_so_before_it_starts(monkeypatch):
+    from bnet_transformer.inference import PerformanceWarning, route
+
+    monkeypatch.setattr(route, "SLOW", 0)
+    s = bt.bayesuvius(4, attention="marginal", observe=Categorical(3)).sentence("a b c")
+    assert s.explain("tpm", "j_0").algorithm == "reference"
+    with pytest.warns(PerformanceWarning, match="j is neither"):
+        s.tpm("j_0")
