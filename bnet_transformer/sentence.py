@@ -14,7 +14,7 @@ from torch.distributions import Distribution
 
 from bnet_transformer import asking, export, graph, inference, reference
 from bnet_transformer.data.encode import once
-from bnet_transformer.errors import BNetError, mapping, one_of, room_for, seed_of, tolerance, whole, within_memory
+from bnet_transformer.errors import BNetError, mapping, one_of, room_for, seed_of, whole, within_memory
 from bnet_transformer.graph import Ground, Quotient, Selection, Separation, StructureQueries, Trail
 from bnet_transformer.graph.queries import Names, names_of
 from bnet_transformer.graph.trails import LIMIT
@@ -301,9 +301,8 @@ class Sentence:
         """
         state = self.state.with_evidence(mapping("evidence", evidence))
         done = self.state.resolve_interventions(mapping("do", do))
-        limits = whole("budget", budget), tolerance("atol", atol)
         node = self.ground.id(name)
-        result = inference.counterfactual(state.world, done, state.evidence, node, *limits)
+        result = inference.counterfactual(state.query([node], budget, atol), done)
         return replace(result, labels=state.labels(node))
 
     # what is read

@@ -20,7 +20,9 @@ from torch.distributions import Normal as TorchNormal
 from bnet_transformer import reference
 from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.graph import ancestral_order
-from bnet_transformer.reference import ATOL, BUDGET, Done, Run, World
+from bnet_transformer.inference import router
+from bnet_transformer.inference.query import Query
+from bnet_transformer.reference import Done, Run, World
 from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.world import where
 
@@ -82,14 +84,18 @@ class _Branch:
     assumed: bool
 
 
-def counterfactual(
-    world: World, done: Done, evidence: Seen, query: int, budget: int = BUDGET, atol: float = ATOL
-) -> Counterfactual:
-    """What `query` would have been under `done`, given the evidence in the world as it was; by enumeration."""
-    reference.log_evidence(world, evidence, None, budget, atol)
-    other = world.surgery(done)
-    settled = reference.settling(world, evidence)
-    free = reference.choices(world, [*evidence, query], settled, beyond=True)
+def counterfactual(question: Query, done: Done) -> Counterfactual:
+    """What a node would have been under other interventions, by enumeration.
+
+    Args:
+        question: The node that is asked for, and the evidence in the sentence as it was.
+        done: The interventions.
+    """
+    world, evidence, (query,) = question.world, question.evidence, question.nodes
+    free = router.enumerated_choices(question)
+    router.route_reference(f"counterfactual of {question.names()}", world, free).warn_if_slow()
+    reference.log_evidence(world, evidence, None, question.budget, question.atol)
+    other, settled = world.surgery(done), question.settled()
     order = [n for n in ancestral_order(other.ground, [query]) if n not in other.do]
     random = [node for node in order if where(world, node)[0].tpm.is_random]
     for node in random:
@@ -98,8 +104,8 @@ def counterfactual(
             raise ReadingError(world.ground.name(node), expected=wanted, got="neither evidence nor do")
     found: list[_Branch] = []
     twins = _Twins(other)
-    for run in reference.runs(world, free, settled, budget):
-        log = reference.log_joint(run, free, evidence, atol)
+    for run in reference.runs(world, free, settled, question.budget):
+        log = reference.log_joint(run, free, evidence, question.atol)
         if log > -math.inf:
             branches = [_Branch(math.exp(log), {}, False)]
             for node in random:

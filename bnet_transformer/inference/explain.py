@@ -173,7 +173,7 @@ def _explain_separated(state: SentenceState, x: Any, y: Any, given: Any = (), **
     if not options.get("verify"):
         return Route(question, "graph", "separation is a property of the graph (Bayes ball)")
     nodes = [state.ground.id(name) for name in names]
-    return _by_reference(state, question, reference.choices(state.world, nodes, {}, beyond=True))
+    return router.route_reference(question, state.world, reference.choices(state.world, nodes, {}, beyond=True))
 
 
 def _explain_counterfactual(
@@ -181,7 +181,7 @@ def _explain_counterfactual(
 ) -> Route:
     query = state.with_evidence(mapping("evidence", evidence)).query([state.ground.id(name)])
     state.resolve_interventions(mapping("do", do))
-    return _by_reference(state, f"counterfactual of {name}", router.enumerated_choices(query))
+    return router.route_reference(f"counterfactual of {name}", state.world, router.enumerated_choices(query))
 
 
 EXPLAINERS: dict[str, Callable[..., Route]] = {
@@ -217,10 +217,3 @@ def _slowest(state: SentenceState, members: Collection[Any]) -> Route:
 def _reading_parents(state: SentenceState, family: int) -> set[int]:
     nodes = state.ground.nodes(state.network.members[family].family).tolist()
     return {parent for node in nodes for parent in reference.reading_parents(state.world, node)}
-
-
-def _by_reference(state: SentenceState, question: str, choices: Collection[int]) -> Route:
-    """The route of a question that has no compiled algorithm."""
-    states = math.prod(state.world.count_states(choice) for choice in choices)
-    reason = "the compiled net has no algorithm for it"
-    return Route(question, "reference", reason, None, states, None, states * len(state.ground))

@@ -140,6 +140,13 @@ def without_barren_choices(world: World, relevant: Collection[int]) -> World:
     return replace(world, do={**{node: zero for node in nodes if node not in relevant}, **world.do})
 
 
+def route_reference(question: str, world: World, choices: Collection[int]) -> Route:
+    """The route of a question that has no compiled algorithm: a run of the net for each joint state of the choices."""
+    states = math.prod(world.count_states(choice) for choice in choices)
+    reason = "the compiled net has no algorithm for it"
+    return Route(question, "reference", reason, states=states, evaluations=states * len(world.ground))
+
+
 def _with_states(query: Query, route: Route) -> Route:
     """The route with its number of joint states, and the evaluations of the reference."""
     world = query.world
