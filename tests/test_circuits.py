@@ -437,3 +437,11 @@ def test_the_induction_net_that_has_learned_it():
         area = induction.roc_auc([name in wanted for name in rows], [row[0] for row in rows.values()])
         assert area > 0.98
     assert abs(found.faithfulness - 1) < 0.1
+
+
+@pytest.mark.parametrize("states", [3, 4])  # as many states as words, and more
+def test_all_edges_are_the_net_where_do_set_a_word_of_the_readout(states):
+    net = bt.decoder(4, heads=2, slices=1, hidden=8, vocabulary=["the", "cat", "sat", "on"][:states]).to(torch.float64)
+    clean, corrupt = (net.sentence(words).do(y_1=0) for words in ("the cat sat", "cat the sat"))
+    found = bt.circuit(clean, corrupt, metric={"y_2": (0, 1)}, threshold=1e-12)
+    assert found.faithfulness == pytest.approx(1, abs=1e-6)

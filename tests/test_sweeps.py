@@ -508,3 +508,17 @@ def test_no_difference_has_no_effect(at, which):
 
 
 EXAMPLES = several(doubled(observe=bt.tpm.Categorical(3)))
+
+
+@pytest.mark.parametrize("states", [2, 5])  # 5 cells over 2 words: as many rows as states
+def test_a_readout_of_which_do_set_a_word(states):
+    net = bt.bayesuvius(4, heads=2, slices=2, observe=bt.tpm.Categorical(states)).to(torch.float64)
+    clean, corrupt = (net.sentence(words).do(c=0, y_0=1) for words in ("the cat", "a dog"))
+    swept = bt.sweep(clean, corrupt, at="x", metric={"y_1": (0, 1)}, progress=False)
+
+    def outcome(s):
+        logits = s.tpm("y_1").logits
+        return float(logits[0] - logits[1])
+
+    for name, effect in swept.top(4):
+        assert effect == pytest.approx(outcome(corrupt.do({name: clean})) - outcome(corrupt), abs=1e-9)

@@ -127,8 +127,8 @@ class Runs:
             self._masked[key] = Masked.of(self.clean, self.arrows, index, word)
         masked = self._masked[key]
         found = masked.value(self._course(masked.member, word, values, words), self.corrupt, kept)
-        if index in self.clean.patched:
-            value, which = self.clean.patched[index]
+        value, which = self.clean.patched.get(index, (None, None))
+        if value is not None and which is not None and found.dim() == value.dim():  # not log P of a choice
             if word is not None:
                 value, which = (each.narrow(self.clean.layout.word, word, 1) for each in (value, which))
             found = torch.where(which.reshape(*which.shape, *[1] * (value.dim() - which.dim())), value, found)

@@ -184,6 +184,8 @@ class PatchedRun:
     def _with_patch(self, found: Tensor, index: int, rows: Rows) -> Tensor:
         """The rows of a family, with the nodes of a word that `do` set as they are set."""
         value, which = self.base.patched[index]
+        if found.dim() > value.dim():  # log P of a choice: no metric asks about the nodes that are set
+            return found
         axis = self.base.layout.word
         word = rows.word if which.shape[axis] > 1 else torch.zeros_like(rows.word)
         which = which.index_select(axis, word)
