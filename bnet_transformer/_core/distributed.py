@@ -348,7 +348,7 @@ def _apart(told: str) -> BNetError:
         "torchrun",
         expected="every rank to come to the same point",
         got=f"one that did not ({told})",
-        allowed="the error of that rank says why; folder= and resume=True go on",
+        allowed="the error of that rank says why; checkpoints=bt.Checkpoints(folder, resume=True) goes on",
     )
 
 

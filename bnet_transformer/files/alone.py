@@ -91,7 +91,7 @@ def _held(path: Path) -> int:
             who = os.read(held, 20).decode("ascii", "replace")
             os.close(held)
             got = f"one that {f'process {who}' if who else 'another run'} writes to"
-            allowed = "another folder=, or this one when that run has ended"
+            allowed = "another folder, or this one when that run has ended"
             raise FileError(
                 str(folder), expected="a folder that no other run writes to", got=got, allowed=allowed
             ) from error

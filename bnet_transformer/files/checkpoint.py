@@ -61,7 +61,7 @@ class Checkpoints:
         """
         path = self.path()
         if path.exists() and not self.resume:
-            allowed = "resume=True, another folder="
+            allowed = "bt.Checkpoints(folder, resume=True), another folder"
             raise FileError(str(path), expected="no checkpoint yet", got="one", allowed=allowed)
         return path, path.exists()
 
@@ -89,7 +89,8 @@ class Checkpoint:
 def diverged(step: int, expected: str, told: str, ways: str, path: Path | None, kept: int | None) -> BNetError:
     """The error of a step that went wrong: what was told, what is kept (the checkpoint of which step), the ways on."""
     if kept is not None:
-        ways = f"{path} keeps the last good checkpoint, of step {kept}: resume='changed' with {ways}"
+        resumed = "bt.Checkpoints(folder, resume='changed')"
+        ways = f"{path} keeps the last good checkpoint, of step {kept}: {resumed} with {ways}"
     elif path is None:
         told = f"{told}; no checkpoint was kept (checkpoints=)"
     else:
@@ -153,7 +154,7 @@ def digest(network: Network) -> str:
 def _check_net(where: str, network: Network, head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Refuse the parameters of another net: by name, by shape and type, then by the declaration."""
     kept = {name[4:]: tuple(value.shape) for name, value in tensors.items() if name.startswith("net/")}
-    allowed = "another folder=, or the net that the checkpoint is of"
+    allowed = "another folder, or the net that the checkpoint is of"
     for name in sorted(network.shapes.keys() ^ kept.keys()):
         got = f"one with {name}" if name in kept else f"one without {name}"
         raise FileError(where, expected="a checkpoint of this net", got=got, allowed=allowed)
@@ -202,5 +203,5 @@ def check_settings(path: Path, found: Checkpoint, settings: Mapping[str, Any], f
     if other:
         wanted = "the settings that the run began with: " + ", ".join(f"{name}={kept.get(name)!r}" for name in other)
         got = ", ".join(f"{name}={now.get(name)!r}" for name in other)
-        ways = "another folder=" + (", resume='changed'" if {*other} <= CHANGEABLE else "")
+        ways = "another folder" + (", bt.Checkpoints(folder, resume='changed')" if {*other} <= CHANGEABLE else "")
         raise BNetError(str(path), expected=wanted, got=got, allowed=ways)

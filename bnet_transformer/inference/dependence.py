@@ -188,7 +188,7 @@ class _Varied:
         if not ids or not self.given.issuperset(ids):
             varied = self._noisy(value)
             for each in ids:
-                self.told[each] = torch.cat([self.told[each], (varied - value.detach()).flatten()])
+                self.told[each] = torch.cat([self.told[each].reshape(-1), (varied - value.detach()).flatten()])
             value = run.tell(node, varied)
         self.told[node] = value
 

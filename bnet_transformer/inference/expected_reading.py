@@ -10,7 +10,7 @@ from torch import Tensor
 from bnet_transformer import asking
 from bnet_transformer.axes import WORD
 from bnet_transformer.graph import Selection
-from bnet_transformer.inference.joint_posterior import joint_posterior
+from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
 from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.query import Query
 from bnet_transformer.inference.route import Route
@@ -74,6 +74,7 @@ def arrow_weights(query: Query, answers: Answers, selection: Selection) -> dict[
         For each arrow, (source, target) by ground id, its weight. A parent that fills a slot of its own (the query, the
         residual) has none.
     """
+    joint_log_evidence(query)  # evidence that is impossible is refused, whatever is read
     ground, members = query.world.ground, query.world.network.members
     reading = {
         member.family.index: member

@@ -17,6 +17,7 @@ from bnet_transformer.errors import BNetError, mapping, unknown
 from bnet_transformer.graph.queries import names_of
 from bnet_transformer.inference import router
 from bnet_transformer.inference.expected_reading import route_expected_reading
+from bnet_transformer.inference.joint_posterior import check_nodes
 from bnet_transformer.inference.node_queries import NodeQuery
 from bnet_transformer.inference.route import Route
 from bnet_transformer.inference.sampling import route_sample
@@ -103,6 +104,7 @@ def _explain_posterior(
     for node in nodes:
         asking.must_be_discrete(state.world, node)
     query = state.with_evidence(mapping("evidence", evidence)).query(nodes, budget, atol).without_input_evidence()
+    check_nodes(query)
     route = router.route_posterior(query)
     if route.algorithm == "compiled":  # it is the node's TPM
         return replace(_explain_tpm(state, state.ground.name(nodes[0])), question=route.question)
@@ -211,6 +213,9 @@ def _slowest(state: SentenceState, members: Collection[Any]) -> Route:
     if not members:
         return Route("attention", "graph", "no node reads words")
     routes = [route_expected_reading(state.answers, member) for member in members]
+    for member in members:  # what is read is averaged over the posterior of the choices
+        choices = next(iter(state.answers.reading_query(member).choices.values()), [])
+        routes += [router.route_posterior(state.query(choices).without_input_evidence())] if choices else []
     return max(routes, key=lambda route: (route.evaluations, route.states))
 
 

@@ -31,7 +31,7 @@ def joint_posterior(query: Query, answers: Answers | None = None) -> Tensor:
         BudgetError: Where more joint states than the budget have to be computed; says how many.
         EvidenceError: Where the evidence is impossible; names the first piece that is.
     """
-    _check_nodes(query)
+    check_nodes(query)
     query = query.without_input_evidence()
     route = router.route_posterior(query)
     if route.algorithm == "compiled":
@@ -187,7 +187,7 @@ def _name_nan(query: Query, nodes: Sequence[int], states: Tensor) -> None:
     raise BNetError("joint posterior", expected="log probabilities that are numbers", got="NaN")
 
 
-def _check_nodes(query: Query) -> None:
+def check_nodes(query: Query) -> None:
     """Refuse a node that is asked for twice, and more joint states of the nodes than the budget."""
     if len(set(query.nodes)) < len(query.nodes):
         raise BNetError("nodes", expected="different nodes", got=query.names())

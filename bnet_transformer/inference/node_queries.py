@@ -176,8 +176,9 @@ class Answers:
         route = self._route("attention", query)
         route.warn_if_slow()
         if route.algorithm == "reference":
-            return asking.attention(self.world, slice_, role, self.evidence)
-        return self._answer(query, route, lambda: asking.attention(self.world, slice_, role, self.evidence))
+            return asking.attention(self.world, slice_, role, self.evidence).to(self.world.network.log_dtype)
+        table = self._answer(query, route, lambda: asking.attention(self.world, slice_, role, self.evidence))
+        return table.to(self.world.network.log_dtype)
 
     def route_value(self, node: int) -> Route:
         """How the value of a node is computed."""

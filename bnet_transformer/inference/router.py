@@ -17,8 +17,7 @@ import torch
 from bnet_transformer import reference
 from bnet_transformer.cost.count import plan_flops
 from bnet_transformer.inference.batched_states import of_one_sentence
-from bnet_transformer.inference.factors import Question, analyse_question
-from bnet_transformer.inference.node_queries import Answers
+from bnet_transformer.inference.factors import Question, analyse_question, check_count
 from bnet_transformer.inference.query import Query, evidence_forms, mixed_fault, set_families
 from bnet_transformer.inference.route import Fault, Obstacle, Route, Rule, always, choose
 from bnet_transformer.reference import World
@@ -166,13 +165,9 @@ def explain(query: Query, route: Route) -> Route:
     if route.algorithm == "reference":
         return route
     if route.algorithm == "compiled":
-        answers = Answers(query.module, query.world, {})
-        asked = answers.distribution_query(query.nodes[0])
-        of_tpm = answers.route_distribution(query.nodes[0])
-        flops = answers.flops(of_tpm, asked)
-        if of_tpm.algorithm == "compiled":
-            return replace(route, flops=flops)
-        return replace(of_tpm, question=route.question, flops=flops)
+        return route
+    if route.algorithm == "enumeration":
+        reference.check_joint_states(query.world, route.choices, query.budget)
     batch, node, states, world = 1, next(iter(query.nodes), None), tuple[int, ...](), query.world
     if route.algorithm in ("conditioning", "enumeration"):
         batch, node, states = route.states, None, tuple(dict.fromkeys([*query.nodes, *route.choices]))
@@ -182,6 +177,8 @@ def explain(query: Query, route: Route) -> Route:
     assert isinstance(question, Question)
     members, words = world.network.members, world.ground.words
     if route.algorithm == "elimination":
+        for index, above in question.choices.items():
+            check_count(world.network, index, above, words, query.budget)
         counts = [math.prod(world.network.count_states(i, words) for i in above) for above in question.choices.values()]
         route = replace(route, states=max(counts, default=1))
     want = tuple(dict.fromkeys([*question.want, *(members[index].family.name for index in question.needed)]))

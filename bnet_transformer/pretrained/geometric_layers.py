@@ -27,7 +27,6 @@ WIDEST = 2**13
 """As wide as a matrix of so many numbers is."""
 
 SIDES = {"LowerTriangular": "lower", "UpperTriangular": "upper"}
-TYPES = ("SkewSymMatrix", *SIDES, "StiefelManifold")
 
 
 @dataclass(frozen=True)

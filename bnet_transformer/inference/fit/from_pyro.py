@@ -92,7 +92,10 @@ def fit_from_pyro(
 def _draws_of(result: object, arguments: tuple[object, ...], num_samples: int) -> SiteDraws:
     """Draws of every site of what Pyro gave."""
     if isinstance(result, MCMC):
-        values = result.get_samples(group_by_chain=True)
+        try:
+            values = result.get_samples(group_by_chain=True)
+        except (AttributeError, TypeError) as error:  # it has no draws yet
+            raise BNetError("result", expected="a run of it, with its arguments, before", got="no draw") from error
         by_chain = result.diagnostics().get("divergences", {})
         return SiteDraws(values, tuple(len(draws) for draws in by_chain.values()))
     if isinstance(result, Importance):

@@ -230,7 +230,8 @@ def _solved(question: FitQuestion, method: Method, loop: LoopConfig, device: tor
         corpus, judge = (None if c is None else c.to(here.device) for c in (question.corpus, question.held_out))
         assert corpus is not None
         problem = FitProblem(objective, corpus, judge, question.batch, question.seed, loop, settings, here)
-        return METHODS[type(method)](problem, method)
+        solve = next(solve for kind, solve in METHODS.items() if isinstance(method, kind))
+        return solve(problem, method)
 
 
 def _check_ranks(here: Ranks, objective: Objective, method: Method) -> None:

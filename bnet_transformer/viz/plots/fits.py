@@ -156,8 +156,8 @@ def cost(result: Cost, canvas: Canvas, *, show: str = "flops") -> None:
 def _chosen(result: Fit[Any], owner: str | None) -> list[str]:
     """The selectors that are drawn: all, one of each owner of a table; or that of one owner."""
     by_owner: dict[str, str] = {}
-    for member in result._selectors():
-        by_owner.setdefault(member.owner, member.family.name)
+    for name in result.selectors:
+        by_owner.setdefault(result.network.member(name).owner, name)
     if owner is not None and owner not in by_owner:
         raise BNetError("owner", expected="a selector", got=owner, allowed=", ".join(by_owner) or "none")
     return list(by_owner.values()) if owner is None else [by_owner[owner]]
@@ -165,7 +165,7 @@ def _chosen(result: Fit[Any], owner: str | None) -> list[str]:
 
 def _pi(result: Fit[Any], canvas: Canvas, ax: Axes, selector: str, share: float) -> None:
     found = result.heads_of(selector)
-    low, high = _interval(result, f"{result._selector(selector).owner}.logits", share)
+    low, high = _interval(result, f"{result.network.member(selector).owner}.logits", share)
     _usage(canvas, ax, found, low, high)
     canvas.subtitle(ax, f"{found.live} live of {len(found.usage)}, {found.effective:.2f} in effect")
     canvas.note(f"Intervals of {share:.0%}." if low is not None else "")
