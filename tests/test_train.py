@@ -409,7 +409,7 @@ def test_a_checkpoint_holds_what_was_seen_to_be_good(tmp_path, last):
 
 def test_a_diverged_run_goes_on_with_other_rates(tmp_path):
     net, ids, told = _grown(tmp_path)
-    assert "resume='changed' with a rate= below 40" in told
+    assert "resume='changed') with a rate= below 40" in told
     options = {"steps": 60, "folder": tmp_path, **GROWING}
     with pytest.raises(bt.BNetError, match=r"rate=40.0.*resume='changed'"):
         flat_options.train(net, ids, resume=True, **{**options, "rate": 1e-3})
