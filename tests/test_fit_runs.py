@@ -254,7 +254,7 @@ def test_a_name_is_the_method_with_its_defaults(method):
 def test_a_fit_that_diverged_goes_on_from_what_was_good(tmp_path):
     options = {"folder": tmp_path, "every": 1}
     first = fit(mixture(), vectors(), steps=20, **options)
-    with pytest.raises(bt.BNetError, match="keeps the last good checkpoint, of step 20: .*resume='changed'"):
+    with pytest.raises(bt.BNetError, match=r"keeps the last good checkpoint, of step 20: .*resume='changed'"):
         fit(mixture(), vectors(), steps=60, rate=1e6, resume="changed", **options)
     f = fit(mixture(), vectors(), steps=60, rate=1e-2, resume="changed", **options)
     assert len(f.bounds) == 60 and min(f.bounds[20:]) > first.bounds[-1] - 0.1
