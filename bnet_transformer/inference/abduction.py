@@ -92,10 +92,10 @@ def counterfactual(question: Query, done: Done) -> Counterfactual:
         done: The interventions.
     """
     world, evidence, (query,) = question.world, question.evidence, question.nodes
-    free = router.enumerated_choices(question)
+    free = question.choices
     router.route_reference(f"counterfactual of {question.names()}", world, free).warn_if_slow()
     reference.log_evidence(world, evidence, None, question.budget, question.atol)
-    other, settled = world.surgery(done), question.settled()
+    other, settled = world.surgery(done), question.settled
     order = [n for n in ancestral_order(other.ground, [query]) if n not in other.do]
     random = [node for node in order if where(world, node)[0].tpm.is_random]
     for node in random:

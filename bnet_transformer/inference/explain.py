@@ -183,7 +183,7 @@ def _explain_counterfactual(
 ) -> Route:
     query = state.with_evidence(mapping("evidence", evidence)).query([state.ground.id(name)])
     state.resolve_interventions(mapping("do", do))
-    return router.route_reference(f"counterfactual of {name}", state.world, router.enumerated_choices(query))
+    return router.route_reference(f"counterfactual of {name}", state.world, query.choices)
 
 
 EXPLAINERS: dict[str, Callable[..., Route]] = {

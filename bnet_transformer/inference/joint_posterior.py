@@ -103,8 +103,7 @@ def _joint_log_probs(query: Query, route: Route) -> Tensor:
     """`log P(nodes, evidence)`, `[*states]`, by conditioning, enumeration or the reference."""
     world = query.world
     supports = [_possible_states(query, node) for node in query.nodes]
-    rest = {node: value for node, value in query.evidence.items() if node not in query.nodes}
-    query = replace(query, evidence=rest)
+    query = query.without_own_evidence()
     logs = torch.full([world.count_states(node) for node in query.nodes], -math.inf, dtype=torch.float64)
     place = torch.meshgrid(*(torch.tensor(support) for support in supports), indexing="ij")
     if route.algorithm == "conditioning":
@@ -138,8 +137,8 @@ def _of_all_choices(query: Query, algorithm: str, supports: Sequence[Sequence[in
         algorithm: `"enumeration"`, all joint states as a batch of the compiled net, or `"reference"`, a loop over them.
         supports: The states of each node that is asked for.
     """
-    world, settled = query.world, query.settled()
-    choices = router.enumerated_choices(query)
+    world, settled = query.world, query.settled
+    choices = query.choices
     others = [node for node in choices if node not in query.nodes]
     every = [*supports, *(range(world.count_states(node)) for node in others)]
     shape = [len(support) for support in every]
@@ -181,8 +180,8 @@ def _log_probs(query: Query, nodes: Sequence[int], states: Tensor) -> Tensor:
 
 def _name_nan(query: Query, nodes: Sequence[int], states: Tensor) -> None:
     """Raise the error that names the node whose log probability is no number, in one joint state."""
-    known = {**query.settled(), **dict(zip(nodes, states, strict=True))}
-    choices = [node for node in router.enumerated_choices(query) if node in known]
+    known = {**query.settled, **dict(zip(nodes, states, strict=True))}
+    choices = [node for node in query.choices if node in known]
     reference.log_joint(reference.Run(query.world, known), choices, query.evidence, query.atol)
     raise BNetError("joint posterior", expected="log probabilities that are numbers", got="NaN")
 

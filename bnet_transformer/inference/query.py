@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -47,9 +48,20 @@ class Query:
         """The names of the nodes that are asked for."""
         return ", ".join(map(self.world.ground.name, self.nodes))
 
+    @cached_property
     def settled(self) -> dict[int, Tensor]:
         """The evidence that says outright which state or value a random node has."""
         return reference.settling(self.world, self.evidence)
+
+    @cached_property
+    def choices(self) -> list[int]:
+        """The open choices above the nodes and the evidence, and those that decide their distributions in turn."""
+        return reference.choices(self.world, [*self.nodes, *self.evidence], self.settled, beyond=True)
+
+    def without_own_evidence(self) -> Query:
+        """The same query without evidence on the nodes that it asks for."""
+        rest = {node: value for node, value in self.evidence.items() if node not in self.nodes}
+        return self if len(rest) == len(self.evidence) else replace(self, evidence=rest)
 
     def without_input_evidence(self) -> Query:
         """The same query without evidence on inputs, which either repeats the input or is impossible.

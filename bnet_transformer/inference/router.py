@@ -58,25 +58,19 @@ def elimination_fault(query: Query) -> Fault | None:
     node, *others = query.nodes or (None,)
     if others:
         return Obstacle(query.names(), "more than one node")
-    question = find_question(query, node)
-    return question.fault if isinstance(question, Question) else question
+    return question_fault(query, node)
 
 
 def conditioning_fault(query: Query) -> Fault | None:
     """Why the rest cannot be eliminated where each joint state of the nodes is evidence on a sentence of a batch."""
-    evidence = {node: value for node, value in query.evidence.items() if node not in query.nodes}
-    question = find_question(replace(query, evidence=evidence), None, query.nodes)
-    return question.fault if isinstance(question, Question) else question
+    return question_fault(query.without_own_evidence(), None, query.nodes)
 
 
 def enumeration_fault(query: Query) -> Fault | None:
     """Why not even all choices above, each in a state, can be the batch of a pass of the compiled net."""
-    choices = enumerated_choices(query)
-    world = without_barren_choices(query.world, {*choices, *query.nodes, *query.evidence})
-    states = dict.fromkeys([*query.nodes, *choices])
-    evidence = {node: value for node, value in query.evidence.items() if node not in query.nodes}
-    question = find_question(replace(query, world=world, evidence=evidence), None, [*states])
-    return question.fault if isinstance(question, Question) else question
+    world = without_barren_choices(query.world, {*query.choices, *query.nodes, *query.evidence})
+    states = dict.fromkeys([*query.nodes, *query.choices])
+    return question_fault(replace(query.without_own_evidence(), world=world), None, [*states])
 
 
 JOINT: Sequence[Rule[Query]] = (
@@ -113,9 +107,10 @@ def find_question(query: Query, node: int | None, states: Collection[int] = ()) 
     return analyse_question(module, evidence_forms(world, query.evidence, states), family, do, some)
 
 
-def enumerated_choices(query: Query) -> list[int]:
-    """The open choices above the nodes and the evidence, and those that decide their distributions in turn."""
-    return reference.choices(query.world, [*query.nodes, *query.evidence], query.settled(), beyond=True)
+def question_fault(query: Query, node: int | None, states: Collection[int] = ()) -> Fault | None:
+    """Why elimination cannot answer what `find_question` finds for the same arguments; None where it can."""
+    question = find_question(query, node, states)
+    return question.fault if isinstance(question, Question) else question
 
 
 def relevant_world(world: World, nodes: Collection[int]) -> World:
@@ -150,10 +145,9 @@ def _with_states(query: Query, route: Route) -> Route:
     """The route with its number of joint states, and the evaluations of the reference."""
     world = query.world
     if route.algorithm in ("enumeration", "reference"):
-        choices = enumerated_choices(query)
-        states = math.prod(world.count_states(node) for node in dict.fromkeys([*query.nodes, *choices]))
+        states = math.prod(world.count_states(node) for node in dict.fromkeys([*query.nodes, *query.choices]))
         evaluations = states * len(world.ground) if route.algorithm == "reference" else 0
-        return replace(route, states=states, evaluations=evaluations, choices=tuple(choices))
+        return replace(route, states=states, evaluations=evaluations, choices=tuple(query.choices))
     if route.algorithm == "conditioning":
         states = math.prod(world.count_states(node) for node in query.nodes)
         return replace(route, states=states, choices=query.nodes)
@@ -162,9 +156,7 @@ def _with_states(query: Query, route: Route) -> Route:
 
 def explain(query: Query, route: Route) -> Route:
     """The route of a query with the joint states and the FLOPs of its compiled passes; the sums are not counted."""
-    if route.algorithm == "reference":
-        return route
-    if route.algorithm == "compiled":
+    if route.algorithm in ("compiled", "reference"):
         return route
     if route.algorithm == "enumeration":
         reference.check_joint_states(query.world, route.choices, query.budget)

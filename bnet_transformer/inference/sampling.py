@@ -21,7 +21,6 @@ from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.graph import topological_order
 from bnet_transformer.inference import exact, router
 from bnet_transformer.inference.batched_states import of_one_sentence, pieces
-from bnet_transformer.inference.factors import Question
 from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
 from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.query import Query, evidence_by_family, sentence_arguments
@@ -82,10 +81,10 @@ def sample(query: Query, n: int, seed: int) -> Samples:
     generator = torch.Generator().manual_seed(seed)
     query = replace(query.without_input_evidence(), nodes=())
     joint_log_evidence(query)
-    world, settled = query.world, query.settled()
+    world, settled = query.world, query.settled
     order = topological_order(world.ground).tolist()
     drawn = {node: value.expand(n, *value.shape) for node, value in settled.items()}
-    above = set(router.enumerated_choices(query))
+    above = set(query.choices)
     drawn |= _above_evidence(replace(query, nodes=tuple(node for node in order if node in above)), n, generator)
     module = of_one_sentence(query.module)
     for group in world.network.graph.groups:
@@ -103,7 +102,7 @@ def sample(query: Query, n: int, seed: int) -> Samples:
 def route_sample(query: Query, n: int) -> Route:
     """How n draws are made: first those of the choices above the evidence, then the rest from their TPMs."""
     question, query = f"{n} draws", query.without_input_evidence()
-    above = replace(query, nodes=tuple(router.enumerated_choices(query) if query.evidence else ()))
+    above = replace(query, nodes=tuple(query.choices if query.evidence else ()))
     if not above.nodes:
         route = Route(question, "compiled", "nothing is observed: every node is drawn from its TPM")
     elif _is_chain(above):
@@ -120,7 +119,7 @@ def route_sample(query: Query, n: int) -> Route:
 def _route_one_after_another(query: Query, n: int, above: Sequence[int]) -> Route | None:
     """How the nodes are drawn that no batch gives; None where there are none."""
     world, evaluations, faults = query.world, 0, list[Fault]()
-    drawn = {node: value[None] for node, value in query.settled().items()} | _zeros(world, above)
+    drawn = {node: value[None] for node, value in query.settled.items()} | _zeros(world, above)
     module = of_one_sentence(query.module)
     for group in world.network.graph.groups:
         nodes = [node for index in group for node in _random(world, index) if node not in drawn]
@@ -192,8 +191,7 @@ def _above_evidence(query: Query, n: int, generator: torch.Generator) -> Drawn:
 
 def _chain_fault(query: Query, k: int) -> Fault | None:
     """Why `P(choice k | the choices before it, evidence)` cannot be had by elimination."""
-    question = router.find_question(query, query.nodes[k], query.nodes[:k])
-    return question.fault if isinstance(question, Question) else question
+    return router.question_fault(query, query.nodes[k], query.nodes[:k])
 
 
 def _along_a_chain(query: Query, n: int, generator: torch.Generator) -> Drawn:
