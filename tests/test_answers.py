@@ -113,7 +113,8 @@ def test_answers_are_compiled(case):
         if member.tpm.kind == "deterministic":
             node = s.ground.id(next(s.ground.family_names(member.family)))
             meet = case.name == "word, two slices" and member.family.name == "x_2"  # the choices of words
-            assert s.state.answers.route_value(node).algorithm == ("enumeration" if meet else "compiled")
+            answers = s.state.answers
+            assert answers.route(answers.value_query(node)).algorithm == ("enumeration" if meet else "compiled")
 
 
 @pytest.mark.parametrize("case", LIGHT, ids=lambda case: case.name)
@@ -128,7 +129,8 @@ def test_readings_of_a_batch_are_the_sentences(case):
         return
     for name, found in readings.items():
         member = s.net.network.member(name)
-        table = s.state.answers.reading(member, s.state.answers.route_reading(member))
+        query = s.state.answers.reading_query(member)
+        table = s.state.answers.compute(query, s.state.answers.route(query))
         batch = table.dim() - len(member.family.plates) - 2
         torch.testing.assert_close(found.select(batch, 0), table, **EXACT)
 

@@ -82,17 +82,17 @@ def _asked(question: str, explainer: Callable[..., Route], *arguments: Any, **op
 
 def _explain_value(state: SentenceState, name: str) -> Route:
     node = state.ground.id(name)
-    return _with_flops(state, state.answers.route_value(node), state.answers.value_query(node))
+    return _route_with_flops(state, state.answers.value_query(node))
 
 
 def _explain_tpm(state: SentenceState, name: str) -> Route:
     node = state.ground.id(name)
-    return _with_flops(state, state.answers.route_distribution(node), state.answers.distribution_query(node))
+    return _route_with_flops(state, state.answers.distribution_query(node))
 
 
 def _explain_attention(state: SentenceState, slice: int, *, role: str | None = None, words: str = "tokens") -> Route:
     member = asking.reader(state.world, slice, role)
-    return _with_flops(state, state.answers.route_reading(member), state.answers.reading_query(member))
+    return _route_with_flops(state, state.answers.reading_query(member))
 
 
 def _explain_posterior(
@@ -202,7 +202,8 @@ EXPLAINERS: dict[str, Callable[..., Route]] = {
 }
 
 
-def _with_flops(state: SentenceState, route: Route, query: NodeQuery) -> Route:
+def _route_with_flops(state: SentenceState, query: NodeQuery) -> Route:
+    route = state.answers.route(query)
     choices = next(iter(query.choices.values()), [])
     states = math.prod(map(state.world.count_states, choices)) if route.algorithm == "compiled" else route.states
     return replace(route, states=states, flops=state.answers.flops(route, query))
@@ -212,9 +213,10 @@ def _slowest(state: SentenceState, members: Collection[Any]) -> Route:
     """The route of the family that takes most; where all are compiled, with the FLOPs of all together at most."""
     if not members:
         return Route("attention", "graph", "no node reads words")
-    routes = [route_expected_reading(state.answers, member) for member in members]
-    for member in members:  # what is read is averaged over the posterior of the choices
-        choices = next(iter(state.answers.reading_query(member).choices.values()), [])
+    queries = [state.answers.reading_query(member) for member in members]
+    routes = [route_expected_reading(query) for query in queries]
+    for query in queries:  # what is read is averaged over the posterior of the choices
+        choices = next(iter(query.choices.values()), [])
         routes += [router.route_posterior(state.query(choices).without_input_evidence())] if choices else []
     return max(routes, key=lambda route: (route.evaluations, route.states))
 

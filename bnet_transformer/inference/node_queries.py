@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -35,19 +36,23 @@ from bnet_transformer.network import Member
 from bnet_transformer.reference import BUDGET, World
 from bnet_transformer.tpm import Normal
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class NodeQuery:
     """What is asked of a family: a table of it, at one node or at all that read.
 
     Args:
-        answers: Who is asked.
+        question: `"value"`, `"TPM"` or `"attention"`, for messages.
+        answers: The sentence that is asked.
         table: `"value"`, `"logits"`, `"normal"` (mean and sigma) or `"reading"`.
         member: The family.
         node: The node; None for all nodes of the family.
         above: For each node that is asked about the nodes whose values decide it.
     """
 
+    question: str
     answers: Answers
     table: str
     member: Member
@@ -63,16 +68,15 @@ class NodeQuery:
         return {node: answers.open_choices(nodes) for node, nodes in self.above.items()}
 
     @cached_property
-    def shared(self) -> list[int]:
-        """The open choices that decide all the nodes."""
-        shared_and_own = asking.shared_and_own(self.answers.world, self.choices)
-        return [] if shared_and_own is None else shared_and_own[0]
+    def shared_and_own(self) -> tuple[list[int], list[int]]:
+        """The open choices that decide all the nodes, and the families of which each node depends on its own word's."""
+        return asking.shared_and_own(self.answers.world, self.choices) or ([], [])
 
-    @cached_property
-    def own(self) -> list[int]:
-        """The families of which each node depends on the choice of its own word."""
-        shared_and_own = asking.shared_and_own(self.answers.world, self.choices)
-        return [] if shared_and_own is None else shared_and_own[1]
+    @property
+    def one_state(self) -> Answers:
+        """The answers in one joint state of the shared choices: those of a batch of states have the same structure."""
+        states = {choice: torch.zeros(1, dtype=torch.long) for choice in self.shared_and_own[0]}
+        return self.answers.of_states(states, self.answers.module)
 
 
 def kind_fault(query: NodeQuery) -> Fault | None:
@@ -112,10 +116,10 @@ def batch_fault(query: NodeQuery) -> Fault | None:
     fault, answers, name = kind_fault(query), query.answers, query.member.family.name
     if fault is not None:
         return fault
-    if not query.shared or answers.states:
+    shared, own = query.shared_and_own
+    if not shared or answers.states:
         return Obstacle(name, "below no open choices that all its nodes share")
-    states = {choice: torch.zeros(1, dtype=torch.long) for choice in query.shared}
-    return answers.of_states(states, answers.module).table_fault(query.table, [query.member], set(query.own))
+    return query.one_state.table_fault(query.table, [query.member], own)
 
 
 RULES: Sequence[Rule[NodeQuery]] = (
@@ -147,21 +151,13 @@ class Answers:
     def value(self, node: int) -> Tensor:
         """The value of a node: `[*states, *shape]`."""
         query = self.value_query(node)
-        route = self._route("value", query)
-        route.warn_if_slow()
-        if route.algorithm == "reference":
-            return reference.values(self.world, node, self.evidence)
-        return self._answer(query, route, lambda: reference.values(self.world, node, self.evidence))
+        return self._answer(query, lambda: reference.values(self.world, node, self.evidence), lambda table: table)
 
     def distribution(self, node: int) -> Distribution:
         """`P(node | parents)`, batched over the open choices that decide the parents."""
         query = self.distribution_query(node)
-        route = self._route("TPM", query)
-        route.warn_if_slow()
-        if route.algorithm == "reference":
-            return asking.distribution(self.world, node, self.evidence)
-        parameters = self._answer(query, route, lambda: asking.distribution(self.world, node, self.evidence))
-        return distribution_of(query.member, parameters)
+        make = lambda parameters: distribution_of(query.member, parameters)  # noqa: E731
+        return self._answer(query, lambda: asking.distribution(self.world, node, self.evidence), make)
 
     def attention(self, slice_: int, role: str | None) -> Tensor:
         """`P(j | i)` of the family that reads in a slice: `[*states, *plates, word, word]`.
@@ -173,36 +169,33 @@ class Answers:
         asking.check_all_read(self.world, member)
         query = self.reading_query(member)
         asking.check_choices_shared(self.world, member, query.choices)
-        route = self._route("attention", query)
-        route.warn_if_slow()
-        if route.algorithm == "reference":
-            return asking.attention(self.world, slice_, role, self.evidence).to(self.world.network.log_dtype)
-        table = self._answer(query, route, lambda: asking.attention(self.world, slice_, role, self.evidence))
+        table = self._answer(
+            query, lambda: asking.attention(self.world, slice_, role, self.evidence), lambda table: table
+        )
         return table.to(self.world.network.log_dtype)
 
-    def route_value(self, node: int) -> Route:
-        """How the value of a node is computed."""
-        return self._route("value", self.value_query(node))
-
-    def route_distribution(self, node: int) -> Route:
-        """How the distribution of a node is computed."""
-        return self._route("TPM", self.distribution_query(node))
-
-    def route_reading(self, member: Member) -> Route:
-        """How `P(j | i)` of a family is computed."""
-        return self._route("attention", self.reading_query(member))
+    def route(self, query: NodeQuery) -> Route:
+        """How a query is answered."""
+        name = query.member.family.name if query.node is None else self.world.ground.name(query.node)
+        route = choose(f"{query.question} of {name}", RULES, query)
+        if route.algorithm == "compiled":
+            return route
+        choices = tuple(dict.fromkeys(choice for above in query.choices.values() for choice in above))
+        count = math.prod(self.world.count_states(choice) for choice in choices)
+        nodes = len(query.above) * len(self._above(query.member)) if route.algorithm == "reference" else 0
+        return replace(route, states=count, evaluations=count * nodes, choices=choices)
 
     def value_query(self, node: int) -> NodeQuery:
         """What is asked for the value of a node."""
-        return NodeQuery(self, "value", self._where(node)[0], node, {node: [node]})
+        return NodeQuery("value", self, "value", self._where(node)[0], node, {node: [node]})
 
     def distribution_query(self, node: int) -> NodeQuery:
         """What is asked for the parameters of a node's distribution: its value, mean and sigma, or logits."""
         member = self._where(node)[0]
         if member.tpm.kind == "deterministic" and node not in self.world.do:
-            return self.value_query(node)
+            return replace(self.value_query(node), question="TPM")
         table = "normal" if isinstance(member.tpm, Normal) else "logits"
-        return NodeQuery(self, table, member, node, {node: reference.parents(self.world, node)})
+        return NodeQuery("TPM", self, table, member, node, {node: reference.parents(self.world, node)})
 
     def reading_query(self, member: Member) -> NodeQuery:
         """What is asked for `P(j | i)` of a family: of the nodes that read by their TPM."""
@@ -210,12 +203,7 @@ class Answers:
         if self.has_choice_above(member):  # else no node depends on a choice
             nodes = [n for n in self.world.ground.nodes(member.family).tolist() if n not in self.world.do]
             above = {n: reference.reading_parents(self.world, n) for n in nodes if n not in self.world.rows}
-        return NodeQuery(self, "reading", member, None, above)
-
-    def reading(self, member: Member, route: Route) -> Tensor:
-        """`P(j | i)` of a family by a compiled route, `[*states, *plates, word, word]`; rows of set nodes are as if
-        they were not set."""
-        return self._answer(self.reading_query(member), route, lambda: None)
+        return NodeQuery("attention", self, "reading", member, None, above)
 
     def prepare(self, members: Sequence[Member]) -> None:
         """Compute what families read in one pass of the net, where the structure allows one for all."""
@@ -277,9 +265,7 @@ class Answers:
             return None
         answers, batch = self, 1
         if route.algorithm == "enumeration":
-            batch = math.prod(self.world.count_states(choice) for choice in query.shared)
-            states = {choice: torch.zeros(1, dtype=torch.long) for choice in query.shared}
-            answers = self.of_states(states, self.module)
+            answers, batch = query.one_state, math.prod(map(self.world.count_states, query.shared_and_own[0]))
         network = self.world.network
         closed, some, _ = answers._closed(answers._above(query.member))
         words, wanted = self.world.ground.words, answers._wanted(query.table, [query.member])
@@ -303,30 +289,34 @@ class Answers:
         closed = batched | {graph.family(name).index for name in whole}
         return frozenset(closed), frozenset({graph.family(name).index for name in some} - batched), fault
 
-    def _route(self, table: str, query: NodeQuery) -> Route:
-        name = query.member.family.name if query.node is None else self.world.ground.name(query.node)
-        route = choose(f"{table} of {name}", RULES, query)
-        if route.algorithm == "compiled":
-            return route
-        choices = tuple(dict.fromkeys(choice for above in query.choices.values() for choice in above))
-        count = math.prod(self.world.count_states(choice) for choice in choices)
-        nodes = len(query.above) * len(self._above(query.member)) if route.algorithm == "reference" else 0
-        return replace(route, states=count, evaluations=count * nodes, choices=choices)
+    def compute(self, query: NodeQuery, route: Route) -> Tensor:
+        """What a compiled route gives; rows of set nodes are as if they were not set."""
+        return self._entry(query) if route.algorithm == "compiled" else self._in_every_state(query)
 
-    def _answer(self, query: NodeQuery, route: Route, blame: Callable[[], object]) -> Tensor:
-        """What a compiled route gives; `blame` asks the reference, which names the node that is no number."""
-        table = self._entry(query) if route.algorithm == "compiled" else self._in_every_state(query)
+    def _answer(self, query: NodeQuery, by_reference: Callable[[], T], finish: Callable[[Tensor], T]) -> T:
+        """The answer by the route of a query.
+
+        Args:
+            query: What is asked.
+            by_reference: The answer of the reference, which also names the node where the compiled net gives NaN.
+            finish: What is made of the table of a compiled route.
+        """
+        route = self.route(query)
+        route.warn_if_slow()
+        if route.algorithm == "reference":
+            return by_reference()
+        table = self.compute(query, route)
         if bool(table.isnan().any()):
-            blame()
+            by_reference()
             raise BNetError(query.member.family.name, expected="numbers", got="NaN")
-        return table
+        return finish(table)
 
     def _in_every_state(self, query: NodeQuery) -> Tensor:
         """What is asked of a family, in every joint state of the shared open choices, as one batch: `[*states, ...]`.
 
         The choices of each word's own stay open, and have a dim each.
         """
-        world, free, own = self.world, query.shared, query.own
+        world, (free, own) = self.world, query.shared_and_own
         reference.check_joint_states(world, free, BUDGET)
         sizes = [world.count_states(choice) for choice in free]
         states, module, parts = joint_states([range(size) for size in sizes]), of_one_sentence(self.module), []

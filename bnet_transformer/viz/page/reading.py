@@ -133,10 +133,10 @@ def _choices(state: SentenceState, member: Member) -> tuple[dict[str, int], bool
 
 def _mean(state: SentenceState, member: Member) -> Table:
     """The reading averaged over the posterior of the choices: `[*plates, word, word]`."""
-    nodes = len(state.ground.nodes(member.family))
-    if nodes > SLOW and route_expected_reading(state.answers, member).algorithm == "reference":
+    nodes, reading = len(state.ground.nodes(member.family)), state.answers.reading_query(member)
+    if nodes > SLOW and route_expected_reading(reading).algorithm == "reference":
         raise BudgetError(member.family.name, expected=f"at most {SLOW} nodes for a mean", got=nodes)
-    return in_numpy(expected_reading(state.query(), state.answers, member))
+    return in_numpy(expected_reading(state.query(), reading))
 
 
 def _emptied(world: World, table: Table, nodes: Sequence[int]) -> Table:
