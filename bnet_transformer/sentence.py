@@ -16,7 +16,7 @@ from bnet_transformer import asking, export, graph, inference, reference
 from bnet_transformer.data.encode import once
 from bnet_transformer.errors import BNetError, mapping, one_of, room_for, seed_of, whole, within_memory
 from bnet_transformer.graph import Ground, Quotient, Selection, Separation, StructureQueries, Trail
-from bnet_transformer.graph.queries import Names, names_of
+from bnet_transformer.graph.queries import Names
 from bnet_transformer.graph.trails import LIMIT
 from bnet_transformer.inference import Counterfactual, Inclusion, Reads, Route, Samples, SentenceState, Tan, TanTree
 from bnet_transformer.viz import Picture, figures
@@ -200,12 +200,7 @@ class Sentence:
         >>> s.posterior("c", evidence={"y_2": "cat"}).shape, s.posterior(["c", "y_0"]).shape
         (torch.Size([2]), torch.Size([2, 3]))
         """
-        nodes = [self.ground.id(each) for each in names_of("name", name)]
-        if not nodes:
-            raise BNetError("name", expected="a node, or several", got="none")
-        query = self.state.with_evidence(mapping("evidence", evidence)).query(nodes, budget, atol)
-        for node in nodes:
-            asking.must_be_discrete(self.state.world, node)
+        query = self.state.posterior_query(name, evidence, budget, atol)
         return inference.joint_posterior(query, self.state.answers).to(self.state.network.log_dtype)
 
     @within_memory("sample")
@@ -237,7 +232,7 @@ class Sentence:
         >>> samples.states["c"].shape, samples.states["y_0"].shape
         (torch.Size([5]), torch.Size([5]))
         """
-        query = self.state.with_evidence(mapping("evidence", evidence)).query((), budget, atol)
+        query = self.state.with_evidence(evidence).query((), budget, atol)
         count, start = whole("n", n), seed_of(seed)
         room_for("draws", 8 * count * len(self.ground), "a smaller n=")
         result = inference.sample(query, count, start)
@@ -269,7 +264,7 @@ class Sentence:
         >>> both, one = s.log_prob({"y_0": "cat", "y_2": "cat"}), s.log_prob({"y_2": "cat"})
         >>> torch.testing.assert_close((both - one).exp(), s.posterior("y_0", {"y_2": "cat"})[1], check_dtype=False)
         """
-        query = self.state.with_evidence(mapping("evidence", evidence)).query((), budget, atol)
+        query = self.state.with_evidence(evidence).query((), budget, atol)
         return inference.joint_log_evidence(query)
 
     @within_memory("counterfactual")
@@ -299,7 +294,7 @@ class Sentence:
         >>> s.counterfactual("y_2", do={"c": 1}, evidence={"y_2": "cat"}).probabilities.shape
         torch.Size([3])
         """
-        state = self.state.with_evidence(mapping("evidence", evidence))
+        state = self.state.with_evidence(evidence)
         done = self.state.resolve_interventions(mapping("do", do))
         node = self.ground.id(name)
         result = inference.counterfactual(state.query([node], budget, atol), done)
@@ -364,7 +359,7 @@ class Sentence:
         (('the', 'cat', 'sat'), torch.Size([3, 3]), [0.0, 0.0])
         """
         stack, numbers = asking.slices_that_read(self.state.network, slices, role)
-        query = self.state.with_evidence(mapping("evidence", evidence)).query((), budget)
+        query = self.state.with_evidence(evidence).query((), budget)
         return inference.reads(
             query,
             self.state.tokens[stack],

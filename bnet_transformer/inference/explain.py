@@ -19,6 +19,7 @@ from bnet_transformer.inference import router
 from bnet_transformer.inference.expected_reading import route_expected_reading
 from bnet_transformer.inference.joint_posterior import check_nodes
 from bnet_transformer.inference.node_queries import NodeQuery
+from bnet_transformer.inference.paths import open_choices
 from bnet_transformer.inference.route import Route
 from bnet_transformer.inference.sampling import route_sample
 from bnet_transformer.inference.sentence_state import SentenceState
@@ -98,23 +99,18 @@ def _explain_attention(state: SentenceState, slice: int, *, role: str | None = N
 def _explain_posterior(
     state: SentenceState, name: object, evidence: Evidence = None, *, budget: int = BUDGET, atol: float = ATOL
 ) -> Route:
-    nodes = [state.ground.id(each) for each in names_of("name", name)]
-    if not nodes:
-        raise BNetError("name", expected="a node, or several", got="none")
-    for node in nodes:
-        asking.must_be_discrete(state.world, node)
-    query = state.with_evidence(mapping("evidence", evidence)).query(nodes, budget, atol).without_input_evidence()
+    query = state.posterior_query(name, evidence, budget, atol).without_input_evidence()
     check_nodes(query)
     route = router.route_posterior(query)
     if route.algorithm == "compiled":  # it is the node's TPM
-        return replace(_explain_tpm(state, state.ground.name(nodes[0])), question=route.question)
+        return replace(_explain_tpm(state, query.names()), question=route.question)
     return router.explain(query, route)
 
 
 def _explain_log_prob(
     state: SentenceState, evidence: Evidence = None, *, budget: int = BUDGET, atol: float = ATOL
 ) -> Route:
-    query = state.with_evidence(mapping("evidence", evidence)).query((), budget, atol).without_input_evidence()
+    query = state.with_evidence(evidence).query((), budget, atol).without_input_evidence()
     return router.explain(query, router.route_log_evidence(query))
 
 
@@ -127,7 +123,7 @@ def _explain_sample(
     budget: int = BUDGET,
     atol: float = ATOL,
 ) -> Route:
-    return route_sample(state.with_evidence(mapping("evidence", evidence)).query((), budget, atol), n)
+    return route_sample(state.with_evidence(evidence).query((), budget, atol), n)
 
 
 def _explain_reads(
@@ -140,10 +136,9 @@ def _explain_reads(
     **_: Any,
 ) -> Route:
     chosen = asking.slices_that_read(state.network, slices, role)[1]
-    query = state.with_evidence(mapping("evidence", evidence)).query((), budget)
+    query = state.with_evidence(evidence).query((), budget)
     members = [asking.reader(state.world, t, role) for t in chosen]
-    parents = {parent for member in members for parent in _reading_parents(state, member.family.index)}
-    choices = reference.choices(state.world, parents, {})
+    choices = open_choices(state.world, chosen, role)
     if not choices:
         return _slowest(state, members)
     route = router.route_posterior(replace(query, nodes=tuple(choices)).without_input_evidence())
@@ -181,7 +176,7 @@ def _explain_separated(state: SentenceState, x: Any, y: Any, given: Any = (), **
 def _explain_counterfactual(
     state: SentenceState, name: str, do: Mapping[str, object], evidence: Evidence = None, **_: Any
 ) -> Route:
-    query = state.with_evidence(mapping("evidence", evidence)).query([state.ground.id(name)])
+    query = state.with_evidence(evidence).query([state.ground.id(name)])
     state.resolve_interventions(mapping("do", do))
     return router.route_reference(f"counterfactual of {name}", state.world, query.choices)
 
@@ -219,8 +214,3 @@ def _slowest(state: SentenceState, members: Collection[Any]) -> Route:
         choices = next(iter(query.choices.values()), [])
         routes += [router.route_posterior(state.query(choices).without_input_evidence())] if choices else []
     return max(routes, key=lambda route: (route.evaluations, route.states))
-
-
-def _reading_parents(state: SentenceState, family: int) -> set[int]:
-    nodes = state.ground.nodes(state.network.members[family].family).tolist()
-    return {parent for node in nodes for parent in reference.reading_parents(state.world, node)}

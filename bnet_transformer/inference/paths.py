@@ -221,15 +221,18 @@ def _heads(world: World, free: Sequence[int], head: int | None, inclusion: Inclu
     return f"{told}, {over}" if told else over
 
 
+def open_choices(world: World, slices: Sequence[int], role: str | None) -> list[int]:
+    """The open choices that decide what is read in some slices."""
+    families = [asking.reader(world, t, role).family for t in slices]
+    if not asking.choice_above(world.network, {family.index for family in families}):
+        return []
+    nodes = [node for family in families for node in world.ground.nodes(family).tolist()]
+    return choices(world, {parent for node in nodes for parent in reference.reading_parents(world, node)}, {})
+
+
 def open_states(query: Query, slices: Sequence[int], role: str | None) -> tuple[list[int], Tensor, Tensor]:
     """The open choices that decide what is read, their joint states that can be, `[S, choice]`, and `P(state | e)`."""
-    free: list[int] = []
-    world = query.world
-    families = [asking.reader(world, t, role).family for t in slices]
-    if asking.choice_above(world.network, {family.index for family in families}):
-        nodes = [node for family in families for node in world.ground.nodes(family).tolist()]
-        above = {parent for node in nodes for parent in reference.reading_parents(world, node)}
-        free = choices(world, above, {})
+    free = open_choices(query.world, slices, role)
     if not free:
         return [], torch.zeros(1, 0, dtype=torch.long), torch.ones(1, dtype=torch.float64)
     share = joint_posterior(replace(query, nodes=tuple(free)))

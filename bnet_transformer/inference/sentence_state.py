@@ -12,8 +12,9 @@ from torch import Tensor
 from bnet_transformer import asking
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.data.encode import EncodedSentence, Tokens, encode_value
-from bnet_transformer.errors import BNetError, EvidenceError, tolerance, whole
+from bnet_transformer.errors import BNetError, EvidenceError, mapping, tolerance, whole
 from bnet_transformer.graph import Ground, Selection
+from bnet_transformer.graph.queries import names_of
 from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.query import Query
 from bnet_transformer.inference.surgery import OwnValues, expanded, is_own, matching, value_for
@@ -131,11 +132,11 @@ class SentenceState:
         rest = {node: value for node, value in self.interventions.items() if node not in nodes}
         return replace(self, interventions=rest, before=None)
 
-    def with_evidence(self, nodes: Mapping[str, object]) -> SentenceState:
+    def with_evidence(self, nodes: Mapping[str, object] | None) -> SentenceState:
         """The state with more evidence.
 
         Args:
-            nodes: For each node a value, a state or a label.
+            nodes: For each node a value, a state or a label; None for no more.
 
         Returns:
             A state with this evidence besides that of this one.
@@ -143,7 +144,7 @@ class SentenceState:
         Raises:
             EvidenceError: An intervention, or another value, is on the same node.
         """
-        ids = {self.ground.id(name): value for name, value in nodes.items()}
+        ids = {self.ground.id(name): value for name, value in mapping("evidence", nodes).items()}
         for node in ids.keys() & self.interventions.keys():
             raise EvidenceError(self.ground.name(node), expected="do or evidence on a node, not both", got="both")
         evidence = {node: encode_value(self.world, node, value, evidence=True) for node, value in ids.items()}
@@ -165,6 +166,23 @@ class SentenceState:
         """
         limits = whole("budget", budget), tolerance("atol", atol)
         return Query(self.module, self.world, self.evidence, tuple(nodes), *limits)
+
+    def posterior_query(self, name: object, evidence: Mapping[str, object] | None, budget: int, atol: float) -> Query:
+        """The query of a posterior.
+
+        Args:
+            name: A discrete node, or several.
+            evidence: Evidence besides that of this state.
+            budget: The most joint states of choices that are computed.
+            atol: The tolerance of evidence on nodes that are functions of their parents.
+        """
+        nodes = [self.ground.id(each) for each in names_of("name", name)]
+        if not nodes:
+            raise BNetError("name", expected="a node, or several", got="none")
+        query = self.with_evidence(evidence).query(nodes, budget, atol)
+        for node in nodes:
+            asking.must_be_discrete(self.world, node)
+        return query
 
     def selection(
         self,

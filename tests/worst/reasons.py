@@ -72,6 +72,7 @@ REASONS = {
             "inference.SentenceState",
             "inference.SentenceState.labels",
             "inference.SentenceState.query",
+            "inference.SentenceState.posterior_query",
             "inference.SentenceState.resolve_interventions",
             "inference.SentenceState.selection",
             "inference.SentenceState.with_evidence",
