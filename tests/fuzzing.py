@@ -37,6 +37,7 @@ import bnet_transformer as bt
 from bnet_transformer import axes, files
 from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.cli import main, shared
+from bnet_transformer.cli.signatures import Numbers
 from bnet_transformer.data.arrays import map_tokens
 from bnet_transformer.export.text import from_json, to_json
 from bnet_transformer.files import checkpoint, plain, store
@@ -831,8 +832,7 @@ def read_spec(data: bytes) -> None:
     """What people write behind `--do`, `--metric`, `--slices`, `--words`."""
     told = text_of(data)
     _answered(lambda: shared.values("--do", [told]))
-    _answered(lambda: shared.numbers("--slices", told))
-    _answered(lambda: shared.words(told, ()))
+    _answered(lambda: Numbers().convert(told, None, None))
     _answered(lambda: shared.states("--metric", told))
     found = _answered(lambda: shared.names("NODE", told))
     assert found is None or shared.names("NODE", ",".join(found)) == found  # type: ignore[arg-type]
@@ -936,9 +936,9 @@ SEEDS_MESSAGE = [
 
 def read_lines(data: bytes) -> None:
     """A file of sentences."""
-    from bnet_transformer.cli.lines import lines_of
+    from bnet_transformer.cli.learning import lines_of
 
-    found = lines_of((), str(put("lines.txt", data)))
+    found = lines_of(shared.Source((), str(put("lines.txt", data))))
     assert found.texts and all(found.texts)
     for observed in ("next", "words", "label"):
         _answered(lambda observed=observed: found.pairs(found.observed(observed)))
