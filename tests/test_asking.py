@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import bnet_transformer as bt
 from bnet_transformer.inference import Attend, Mean, Noise, Zero, corpus_tan
 from bnet_transformer.inference.abduction import gumbel_max
-from bnet_transformer.inference.paths import max_flow
+from bnet_transformer.inference.rollout import max_flow
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import case_of, close, doubled
 
