@@ -11,7 +11,7 @@ import bnet_transformer as bt
 from bnet_transformer._core import deferred_scalars as late
 from bnet_transformer._core.distributed import Ranks
 from bnet_transformer.data import Batch, Evidence, read_batch
-from bnet_transformer.data.task import infer_task
+from bnet_transformer.data.task import infer_task, infer_trainable_task
 from bnet_transformer.inference.fit import ascent, descent, point
 from bnet_transformer.inference.fit.methods import FitProblem
 from bnet_transformer.inference.fit.objective import Objective as Evidences
@@ -19,9 +19,7 @@ from bnet_transformer.inference.fit.objective import learned_of
 from bnet_transformer.tpm import Normal
 from bnet_transformer.training.configs import TrainConfig
 from bnet_transformer.training.loop_config import LoopConfig
-from bnet_transformer.training.objective import Objective
-from bnet_transformer.training.run import Run
-from bnet_transformer.training.task import infer_trainable_task
+from bnet_transformer.training.run import Objective, Run
 from tests import flat_options
 from tests.cases import CASES, vanilla
 
