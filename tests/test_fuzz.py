@@ -29,7 +29,8 @@ import bnet_transformer as bt
 from bnet_transformer import axes, files
 from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.cli import shared
-from bnet_transformer.cli.lines import lines_of
+from bnet_transformer.cli.learning import lines_of
+from bnet_transformer.cli.signatures import Numbers
 from bnet_transformer.data.arrays import map_tokens
 from bnet_transformer.export.text import from_json, to_json
 from bnet_transformer.files import store
@@ -219,7 +220,7 @@ def seeds_stream() -> list[bytes]:
 
 
 def read_lines(path: Path) -> None:
-    found = lines_of((), str(path))
+    found = lines_of(shared.Source((), str(path)))
     assert found.texts and all(found.texts)
 
 
@@ -231,7 +232,7 @@ def read_name(path: Path) -> None:
     asks += [lambda: s.do({name: 0}), lambda: s.observe({name: "y"}), lambda: s.separated(name, "x_0_0")]
     asks += [
         lambda: shared.values("--do", [name]),
-        lambda: shared.numbers("--slices", name),
+        lambda: Numbers().convert(name, None, None),
         lambda: axes.as_reach(name),
     ]
     for ask in asks:
