@@ -21,6 +21,7 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.inference import Zero
 from bnet_transformer.tpm import Categorical
 from tests.browsing import chromium, needs_chromium, opened
+from tests.test_page import bits_of
 
 pytest.importorskip("anywidget", reason='the widget: pip install "bnet-transformer[notebook]"')
 
@@ -56,15 +57,10 @@ class Told:
 def shown(about, block, slice_, slot=0):
     """`P(j | i)` of a slice as the page has it: `[plate, word, word]`, from the description and the block."""
     reading = next(r for r in about["readings"] if about["families"][r["family"]]["step"] == slice_)
-    words = len(about["stacks"][0]["words"])
-    if isinstance(reading["pairs"], dict):
-        bits = np.unpackbits(np.frombuffer(base64.b64decode(reading["pairs"]["table"]), np.uint8))
-        pairs = bits[: words * words].reshape(words, words).astype(bool)
-    else:
-        pairs = {"every": np.ones((words, words), bool), "causal": np.tri(words, dtype=bool)}[reading["pairs"]]
+    pairs = bits_of(about, block, reading["pairs"])
     size = int(pairs.sum()) * reading["plates"]
     own = np.frombuffer(block, np.uint8)[reading["at"] + slot * size :][:size].reshape(reading["plates"], -1)
-    table = np.zeros((reading["plates"], words, words))
+    table = np.zeros((reading["plates"], *pairs.shape))
     table[:, pairs] = own / about["steps"]
     return table
 
