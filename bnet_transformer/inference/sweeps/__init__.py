@@ -1,7 +1,7 @@
 """Sweeps: many interventions as one batch, for their effect on a metric; along nodes, attention rows, arrows and paths.
 
 In the order in which data flows: `examples` holds the sentences, `metric` the question, `cell_spec` turns `at` and
-`over` into `cells`, `choices` finds the open choices that outcomes are averaged over, `needed_positions` says which
+`over` into cells, `choices` finds the open choices that outcomes are averaged over, `needed_positions` says which
 nodes are computed again, `routing` which cells are computed together; `engine` runs these by `patched_run` (on the
 changed values alone, `sparse_update`) and the others one at a time by `sequential`. `arrows` sends values along paths,
 `ablation` makes the values of ablations, `attribution` estimates all effects to first order.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,12 @@ from bnet_transformer.inference.route import Route
 from bnet_transformer.inference.surgery import Mean, Noise, Zero
 from bnet_transformer.inference.sweeps.ablation import Ablation
 from bnet_transformer.inference.sweeps.attribution import estimate_cells
-from bnet_transformer.inference.sweeps.cell_spec import cells_of
-from bnet_transformer.inference.sweeps.cells import Cells
+from bnet_transformer.inference.sweeps.cell_spec import Cells, cells_of
 from bnet_transformer.inference.sweeps.engine import ExampleBatch, run_cells
 from bnet_transformer.inference.sweeps.examples import MEMORY, Examples, examples_of, pair
 from bnet_transformer.inference.sweeps.metric import Metric, metric_of
 from bnet_transformer.inference.sweeps.needed_positions import bytes_of, find_needed_positions
-from bnet_transformer.inference.sweeps.results import Mediation, Sweep
+from bnet_transformer.inference.sweeps.results import ByCell, Mediation, Sweep
 from bnet_transformer.inference.sweeps.routing import make_route
 
 __all__ = ["Mediation", "Sweep", "explain_sweep", "mediation", "sweep"]
@@ -83,7 +82,7 @@ def sweep(
         outcomes, best, worst = estimate_cells(batches, asked.metric, cells, progress)
     else:
         outcomes, best, worst = run_cells(batches, asked.metric, cells, size, progress)
-    return Sweep(cells.at, cells.axes, cells.labels, cells.places, outcomes, best, worst, _named(cells), first_order)
+    return Sweep(**cells.described(), outcomes=outcomes, clean=best, corrupt=worst, first_order=first_order)
 
 
 @within_memory("explain_sweep")
@@ -153,19 +152,9 @@ def mediation(
     if isinstance(clean, Zero | Mean | Noise):
         raise BNetError("clean", expected="sentences", got=clean)
     there = sweep(clean, corrupt, at=through, metric=metric, over=over, memory=memory, progress=progress)
-    assert there.clean is not None
     back = sweep(corrupt, clean, at=through, metric=metric, over=over, memory=memory, progress=progress)
-    return Mediation(
-        there.at,
-        there.axes,
-        there.labels,
-        there.places,
-        there.outcomes,
-        back.outcomes,
-        there.clean,
-        there.corrupt,
-        there.names,
-    )
+    shared = {each.name: getattr(there, each.name) for each in fields(ByCell)}
+    return Mediation(**shared, indirect_outcomes=there.outcomes, direct_outcomes=back.outcomes)
 
 
 @dataclass(frozen=True)
@@ -254,9 +243,3 @@ def _ablation(
     offsets = examples.world.ground.offsets
     nodes = [int(offsets[each.family]) + int(node) for each in cells.entries for node in np.unique(each.node)]
     return Ablation(intervention, sentences, nodes, memory)
-
-
-def _named(cells: Cells) -> dict[tuple[int, ...], str]:
-    """The names of cells by their index."""
-    shape = cells.shape
-    return {tuple(int(i) for i in np.unravel_index(number, shape)): name for number, name in cells.names.items()}

@@ -12,7 +12,7 @@ from torch import Tensor
 from bnet_transformer.compiler.course import Course, Layout
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.compiler.values import computed
-from bnet_transformer.inference.sweeps.cells import Ids, Route
+from bnet_transformer.inference.sweeps.cell_spec import Ids, Route
 from bnet_transformer.inference.sweeps.patched_run import PatchedRun, picked
 from bnet_transformer.inference.sweeps.sparse_update import CELLS, Setting, full_shape, index_of
 

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from bnet_transformer.inference.route import Obstacle
 from bnet_transformer.inference.sweeps import arrows, sequential
 from bnet_transformer.inference.sweeps.ablation import Ablation
-from bnet_transformer.inference.sweeps.cells import Cells, Entries, Ids
+from bnet_transformer.inference.sweeps.cell_spec import Cells, Entries, Ids
 from bnet_transformer.inference.sweeps.choices import Choices, choices_of
 from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.inference.sweeps.metric import Metric

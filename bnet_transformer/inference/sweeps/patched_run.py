@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.sweeps.cells import Entries
+from bnet_transformer.inference.sweeps.cell_spec import Entries
 from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.inference.sweeps.needed_positions import NeededPositions, Table, find_changed_positions
 from bnet_transformer.inference.sweeps.sparse_update import (

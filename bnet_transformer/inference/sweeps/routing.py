@@ -26,7 +26,7 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.cost import cost
 from bnet_transformer.inference.query import mixed_fault, set_families
 from bnet_transformer.inference.route import Obstacle, Route
-from bnet_transformer.inference.sweeps.cells import Cells, Entries, Ids
+from bnet_transformer.inference.sweeps.cell_spec import Cells, Entries, Ids
 from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.inference.sweeps.needed_positions import (
     NeededPositions,

@@ -19,7 +19,7 @@ from bnet_transformer.graph import ancestors
 from bnet_transformer.inference.joint_posterior import joint_log_probs, joint_posterior
 from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.query import Query
-from bnet_transformer.inference.sweeps.cells import Cells
+from bnet_transformer.inference.sweeps.cell_spec import Cells
 from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.world import Row, World, choices, where
 
