@@ -7,7 +7,7 @@ a path of roles ("v -> a"), or a list of names, patterns and paths of names; `ov
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,7 +44,7 @@ class Entries:
 
 
 @dataclass(frozen=True)
-class Route:
+class NodePath:
     """A path of ground nodes that a cell sends a value along, the last of which it sets."""
 
     cell: int
@@ -61,11 +61,16 @@ class Cells:
     labels: Mapping[str, tuple[str, ...]]
     names: Mapping[int, str] = field(repr=False)
     entries: tuple[Entries, ...] = field(default=(), repr=False)
-    routes: tuple[Route, ...] = field(default=(), repr=False)
+    paths: tuple[NodePath, ...] = field(default=(), repr=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(len(self.places[axis]) for axis in self.axes)
+
+    def nodes_set(self, world: World) -> list[int]:
+        """Ground ids of the nodes that cells set, without the ends of paths."""
+        offsets = world.ground.offsets
+        return [int(offsets[each.family]) + int(node) for each in self.entries for node in np.unique(each.node)]
 
     def described(self) -> dict[str, Any]:
         """What a result tells of its cells."""
@@ -101,10 +106,10 @@ def _listed(world: World, patterns: Sequence[str]) -> Cells:
         if patterns.count(pattern) > 1:
             raise BNetError("at", expected="each cell once", got=f"{pattern!r} twice")
     by_family: dict[int, list[tuple[int, int]]] = {}
-    routes = []
+    paths = []
     for cell, pattern in enumerate(patterns):
         if ARROW in pattern:
-            routes.append(Route(cell, named_route(world, pattern)))
+            paths.append(NodePath(cell, named_path(world, pattern)))
             continue
         for node in matching(world.ground, pattern):
             family = world.ground.family_of(node).index
@@ -117,7 +122,7 @@ def _listed(world: World, patterns: Sequence[str]) -> Cells:
     count = tuple(range(len(patterns)))
     places, labels = {"cell": count}, {"cell": tuple(patterns)}
     names = dict(enumerate(patterns))
-    return Cells("cells", ("cell",), places, labels, names, tuple(entries), tuple(routes))
+    return Cells("cells", ("cell",), places, labels, names, tuple(entries), tuple(paths))
 
 
 def of_role(world: World, at: str, over: object) -> Cells:
@@ -222,19 +227,22 @@ def of_arrows(world: World, at: str, over: object) -> Cells:
     axes = chosen(over, default, default)
     grid, ends = [], []
     for parent, child, sources, targets in steps[0]:
-        place = _arrow_places(world, parent, child, sources, targets)
+        theirs, mine = indices_of(world, parent, sources), indices_of(world, child, targets)
+        place = {**theirs, **mine, SLICE: np.full(len(sources), -1 if child.slice is None else child.slice)}
+        if WORD in theirs:
+            place[READ] = theirs[WORD]
         grid.append((child, {axis: place[axis] for axis in default}, sources))
         ends.append((sources, targets))
     sizes = places_along(axes, grid, 0)
-    routes: list[Route] = []
+    paths: list[NodePath] = []
     names: dict[int, str] = {}
     for (_, place, _), (sources, targets) in zip(grid, ends, strict=True):
         cell = cell_numbers(axes, sizes, place, len(sources))
         for number, source, target in zip(cell.tolist(), sources.tolist(), targets.tolist(), strict=True):
-            routes.append(Route(number, (source, target)))
+            paths.append(NodePath(number, (source, target)))
             name = f"{world.ground.name(source)} {ARROW} {world.ground.name(target)}"
             names[number] = _joined_name(names.get(number, name), name)
-    return Cells(at, axes, sizes, {}, names, routes=tuple(routes))
+    return Cells(at, axes, sizes, {}, names, paths=tuple(paths))
 
 
 def _joined_name(one: str, other: str) -> str:
@@ -286,26 +294,14 @@ def _arrow_axes(world: World, step: Step) -> tuple[str, ...]:
     return own[0]
 
 
-def _arrow_places(world: World, parent: Family, child: Family, sources: Ids, targets: Ids) -> dict[str, Ids]:
-    theirs = indices_of(world, parent, sources)
-    mine = indices_of(world, child, targets)
-    found = {axis: at for axis, at in {**theirs, **mine}.items() if axis != WORD}
-    found[SLICE] = np.full(len(sources), -1 if child.slice is None else child.slice)
-    if WORD in mine:
-        found[WORD] = mine[WORD]
-    if WORD in theirs:
-        found[READ] = theirs[WORD]
-    return found
-
-
 def _paths(world: World, at: str, steps: Sequence[Step]) -> Cells:
     """Every ground path along some roles."""
-    routes = [Route(k, nodes) for k, nodes in enumerate(_joined(steps))]
-    if not routes:
+    paths = [NodePath(k, nodes) for k, nodes in enumerate(_joined(steps))]
+    if not paths:
         raise BNetError(f"at {at!r}", expected="paths of the bnet", got="none")
-    names = {r.cell: f" {ARROW} ".join(map(world.ground.name, r.nodes)) for r in routes}
-    places = {"path": tuple(range(len(routes)))}
-    return Cells(at, ("path",), places, {"path": tuple(names.values())}, names, routes=tuple(routes))
+    names = {r.cell: f" {ARROW} ".join(map(world.ground.name, r.nodes)) for r in paths}
+    places = {"path": tuple(range(len(paths)))}
+    return Cells(at, ("path",), places, {"path": tuple(names.values())}, names, paths=tuple(paths))
 
 
 def _check_room(at: str, count: int) -> None:
@@ -322,25 +318,20 @@ def _count(steps: Sequence[Step], nodes: int) -> int:
     return int(ways.sum())
 
 
-def _joined(steps: Sequence[Step]) -> Iterator[tuple[int, ...]]:
-    follow: list[dict[int, list[int]]] = []
+def _joined(steps: Sequence[Step]) -> list[tuple[int, ...]]:
+    """Every ground path along some roles."""
+    first = dict.fromkeys(source for _, _, sources, _ in steps[0] for source in sources.tolist())
+    paths: list[tuple[int, ...]] = [(source,) for source in first]
     for step in steps:
         onward: dict[int, list[int]] = {}
         for _, _, sources, targets in step:
             for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
                 onward.setdefault(source, []).append(target)
-        follow.append(onward)
-    paths: Iterator[tuple[int, ...]] = ((source,) for source in follow[0])
-    for onward in follow:
-        paths = _longer(paths, onward)
+        paths = [(*path, target) for path in paths for target in onward.get(path[-1], ())]
     return paths
 
 
-def _longer(paths: Iterator[tuple[int, ...]], onward: Mapping[int, Sequence[int]]) -> Iterator[tuple[int, ...]]:
-    return ((*path, target) for path in paths for target in onward.get(path[-1], ()))
-
-
-def named_route(world: World, text: str) -> tuple[int, ...]:
+def named_path(world: World, text: str) -> tuple[int, ...]:
     """The nodes of a path of names, each an arrow from the one before."""
     nodes = tuple(world.ground.id(name.strip()) for name in text.split(ARROW))
     for parent, child in itertools.pairwise(nodes):
@@ -453,6 +444,6 @@ def _stacks(world: World, cells: Cells) -> dict[str, str]:
         member = members[cells.entries[0].family]
         reads = [members[g.parent].family.words for g in member.inputs if WORD in g.over]
         return {WORD: member.family.words or "", READ: (reads[0] if reads else None) or ""}
-    first = cells.routes[0].nodes
+    first = cells.paths[0].nodes
     parent, child = (world.ground.family_of(node) for node in (first[0], first[-1]))
     return {WORD: child.words or "", READ: parent.words or ""}
