@@ -6,6 +6,7 @@ import random
 
 import networkx as nx
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -357,6 +358,8 @@ def test_the_tree_is_networkxs_and_its_mass_is_what_is_kept(options):
 
 
 def test_the_tree_of_a_corpus_is_pgmpys():
+    from pgmpy.estimators import TreeSearch
+
     rng = np.random.default_rng(0)
     label = rng.integers(0, 2, 2400)
     a = rng.integers(0, 3, 2400)
@@ -365,7 +368,10 @@ def test_the_tree_of_a_corpus_is_pgmpys():
     d = np.where(rng.random(2400) < 0.7, b, rng.integers(0, 3, 2400))
     found = corpus_tan(label.tolist(), np.stack([a, b, c, d], 1), ["a", "b", "c", "d"])
     ours = {frozenset((found.boxes[p], box)) for box, p in zip(found.boxes, found.parents, strict=True) if p >= 0}
-    theirs = {frozenset(pair) for pair in found.pgmpy_tan if "class" not in pair}
+    frame = pd.DataFrame({"a": a, "b": b, "c": c, "d": d, "class": label})
+    search = TreeSearch(frame, root_node="a", n_jobs=1)
+    tree = search.estimate(estimator_type="tan", show_progress=False, class_node="class")
+    theirs = {frozenset(pair) for pair in tree.edges() if "class" not in pair}
     assert ours == theirs == {frozenset("ab"), frozenset("bc"), frozenset("bd")}
     from sklearn.metrics import mutual_info_score
 

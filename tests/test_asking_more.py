@@ -15,7 +15,7 @@ import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.graph import Ground, Question, active_trail, minimal_separator, separated
 from bnet_transformer.inference import corpus_tan, sampling
-from bnet_transformer.inference.walks import best_paths, max_flow
+from bnet_transformer.inference.rollout import best_paths, max_flow
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import case_of, close, doubled
 from tests.test_graph import as_networkx, grounded, plans

@@ -2,15 +2,13 @@
 
 from bnet_transformer.data import Evidence
 from bnet_transformer.inference.abduction import Counterfactual, counterfactual
-from bnet_transformer.inference.corpus_tan import CorpusTan, corpus_tan
+from bnet_transformer.inference.corpus_tan import CorpusTan, corpus_tan, tan_of_corpus
 from bnet_transformer.inference.dependence import dependences
-from bnet_transformer.inference.exact import log_evidence, posterior
-from bnet_transformer.inference.expected_reading import arrow_weights
+from bnet_transformer.inference.exact import add_gradient, log_evidence, posterior
 from bnet_transformer.inference.explain import explain_question
 from bnet_transformer.inference.heads import Damage, Inclusion, damage
-from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
+from bnet_transformer.inference.joint_posterior import arrow_weights, joint_log_evidence, joint_posterior
 from bnet_transformer.inference.node_queries import Answers
-from bnet_transformer.inference.pieces import add_gradient
 from bnet_transformer.inference.rollout import Path, Reads, reads
 from bnet_transformer.inference.route import PerformanceWarning, Route
 from bnet_transformer.inference.sampling import Samples, sample
@@ -27,7 +25,6 @@ from bnet_transformer.inference.surgery import (
     value_for,
 )
 from bnet_transformer.inference.tan import Tan, TanTree, tan, tan_tree
-from bnet_transformer.inference.tan_of_corpus import tan_of_corpus
 
 __all__ = [
     "Answers",

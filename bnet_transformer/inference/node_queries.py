@@ -14,29 +14,102 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Categorical, Distribution, Independent
+from torch.distributions import Normal as TorchNormal
 
 from bnet_transformer import asking, reference
-from bnet_transformer.compiler.course import Course, Request
+from bnet_transformer.compiler.course import Course, Layout, Request
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.plan import open_parent
+from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.cost.count import plan_flops
-from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.batched_states import joint_states, of_one_sentence, pieces
-from bnet_transformer.inference.family_tables import FamilyTable, distribution_of, inputs_of, table_of
+from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.inference.query import (
     interventions,
+    joint_states,
     mixed_fault,
     node_values_by_family,
+    of_one_sentence,
+    pieces,
     set_families,
     word_counts,
 )
 from bnet_transformer.inference.route import Fault, Obstacle, Route, Rule, always, choose
-from bnet_transformer.network import Member
+from bnet_transformer.network import Input, Member
 from bnet_transformer.reference import BUDGET, World
 from bnet_transformer.tpm import Normal
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FamilyTable:
+    """The values of one family in a layout, `[*enumerated, 1, *plates, word, *shape]`."""
+
+    layout: Layout
+    values: Tensor
+
+
+def distribution_of(member: Member, parameters: Tensor) -> Distribution:
+    """The distribution of a node: of its value, of its mean and sigma, or of its logits."""
+    if not member.tpm.is_random:
+        from pyro.distributions import Delta
+
+        return Delta(parameters, event_dim=len(member.shape))
+    if isinstance(member.tpm, Normal):
+        mean, sigma = parameters.unbind(-2)
+        return Independent(TorchNormal(mean, sigma, validate_args=False), 1, validate_args=False)
+    return Categorical(logits=parameters, validate_args=False)
+
+
+def normal_of(member: Member, found: object) -> torch.distributions.Normal:
+    """The normal of a distribution of vectors, or the error that it is none."""
+    normal = found.base_dist if isinstance(found, torch.distributions.Independent) else found
+    if isinstance(normal, torch.distributions.Normal):
+        return normal
+    wanted, got = "a Categorical or a Normal to draw from", type(found).__name__
+    allowed = "net.pyro()(x), which draws without evidence" if _is_in_pyro(found) else None
+    raise ReadingError(member.family.name, expected=wanted, got=got, allowed=allowed)
+
+
+def _is_in_pyro(found: object) -> bool:
+    """Whether the Pyro model can draw from a distribution."""
+    from bnet_transformer.pyro_reading.shapes import pyro_distribution
+
+    try:
+        pyro_distribution("", found)  # type: ignore[arg-type]
+    except BNetError:
+        return False
+    return True
+
+
+def inputs_of(table: str, member: Member) -> list[Input]:
+    """What the logits or the reading of a family depend on."""
+    slots = member.tpm.reading_slots()
+    return [given for given in member.inputs if table != "reading" or given.slot in slots]
+
+
+def table_of(table: str, member: Member, course: Course) -> FamilyTable:
+    """A table of a family, whose parents a pass has computed."""
+    if table == "value":
+        return FamilyTable(course.layout, course.values[member.family.index])
+    inputs = inputs_of(table, member)
+    at, values = seen(course, replace(member, inputs=tuple(inputs)))
+    each = iter(values)
+    parents = [next(each) if given in inputs else torch.zeros(0) for given in member.inputs]
+    if table == "normal":  # its mean and its sigma, one above the other
+        normal = normal_of(member, member.tpm.distribution(at, *parents))
+        both = torch.stack([normal.mean, normal.stddev.expand_as(normal.mean)], -2)
+        return FamilyTable(course.layout, course.layout.full(both, 2))
+    entries = member.tpm.reading(at, *parents) if table == "reading" else member.tpm.logits(at, *parents)
+    if entries is None:
+        raise BNetError(member.family.name, expected="attention P(j | i)", got=member.tpm.why_no_reading())
+    entries = entries if table == "reading" else torch.log_softmax(entries.to(course.log_dtype), -1)
+    entries = course.layout.full(entries, 1)
+    if table == "reading" and member.family.index in course.rows:
+        rows, which = course.rows[member.family.index]
+        entries = torch.where(which[..., None], rows, entries)
+    return FamilyTable(course.layout, entries)
 
 
 @dataclass(frozen=True)
@@ -205,6 +278,10 @@ class Answers:
             above = {n: reference.reading_parents(self.world, n) for n in nodes if n not in self.world.rows}
         return NodeQuery("attention", self, "reading", member, None, above)
 
+    def family(self, table: str, member: Member) -> Tensor:
+        """A table of all nodes of a family below no open choice: `[*plates, word, ...]`, the batch of states first."""
+        return self._entry(NodeQuery("TPM", self, table, member, None, {}))
+
     def prepare(self, members: Sequence[Member]) -> None:
         """Compute what families read in one pass of the net, where the structure allows one for all."""
         if self.table_fault("reading", members, ()) is None:
@@ -346,8 +423,11 @@ class Answers:
         """The entry of one node, or of all nodes of its family: `[*states, *shape]`, NaN and all."""
         member, free = query.member, next(iter(query.choices.values()), [])
         index = None if query.node is None else self.world.ground.place(query.node)[1]
-        shape = {"value": member.shape, "normal": (2, *member.shape), "logits": (member.tpm.states,)}.get(query.table)
-        shape = (self.words_read(member),) if shape is None else shape
+        shape = {"value": member.shape, "normal": (2, *member.shape)}.get(query.table)
+        if query.table == "logits":
+            shape = (self.world.network.count_states(member.family.index, self.world.ground.words),)
+        elif shape is None:
+            shape = (self.words_read(member),)
         table = self._table(query.table, member)
         states = {self.world.ground.family_of(choice).index: self.world.count_states(choice) for choice in free}
         return self._narrowed(table, member, states, index, shape)

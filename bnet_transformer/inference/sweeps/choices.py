@@ -13,9 +13,8 @@ from torch import Tensor
 from bnet_transformer import reference
 from bnet_transformer.asking import choice_above
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
-from bnet_transformer.inference.batched_states import joint_states
 from bnet_transformer.inference.joint_posterior import joint_log_probs
-from bnet_transformer.inference.query import Query
+from bnet_transformer.inference.query import Query, joint_states
 from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.reference import BUDGET
 from bnet_transformer.world import World, choices, where
