@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.errors import BNetError, ReadingError
+from bnet_transformer.errors import ReadingError
 from bnet_transformer.network import Input, Member, Network, network_of
 from bnet_transformer.tpm import Affine, Attention, Dot, Linear
 
@@ -85,9 +85,9 @@ def _fold(network: Network, member: Member, spread: Spread, free: set[int]) -> F
     (W_q, x_q), (W_k, x_k) = q.inputs, k.inputs
     if _is_of_words(network, W_k):
         return None
-    size = _Sizes(network, spread)
     (key,), (d_q,), (d_k,) = q.shape, q.parents[1].shape, k.parents[1].shape
-    if d_k > key or size(W_q, W_k) * d_q * d_k > (size(W_q) * d_q + size(W_k) * d_k) * key:
+    together, alone_q, alone_k = (_size(network, spread, *some) for some in ((W_q, W_k), (W_q,), (W_k,)))
+    if d_k > key or together * d_q * d_k > (alone_q * d_q + alone_k * d_k) * key:
         return None
     inputs = [replace(x_q, slot="q"), replace(member.inputs[1], parent=x_k.parent), *member.inputs[2:]]
     away, W_v = {q.family.index, k.family.index}, None
@@ -129,22 +129,11 @@ def _spread(network: Network, order: Sequence[int], enumerated: set[int]) -> Spr
     return found
 
 
-@dataclass(frozen=True)
-class _Sizes:
+def _size(network: Network, spread: Spread, *weights: Input) -> float:
     """How many entries the dims have along which some weights spread."""
-
-    network: Network
-    spread: Spread
-
-    def __call__(self, *weights: Input) -> float:
-        dims = {d for W in weights for d in self.spread.get(W.parent, frozenset())}
-        return math.prod(self._size(d) for d in dims)
-
-    def _size(self, dim: object) -> float:
-        if isinstance(dim, str):
-            return self.network.graph.sizes[dim]
-        assert isinstance(dim, int)
-        return self.network.members[dim].tpm.states or math.inf
+    dims = {dim for W in weights for dim in spread.get(W.parent, frozenset())}
+    families = [network.members[dim].tpm.states or math.inf for dim in dims if isinstance(dim, int)]
+    return math.prod([network.graph.sizes[dim] for dim in dims if isinstance(dim, str)]) * math.prod(families)
 
 
 @dataclass(frozen=True)
@@ -183,12 +172,6 @@ def network_to_plan(
     Some nodes of the families `patched` are set. `words` of each stack are for the messages.
     """
     network = network_of(network)
-    if isinstance(want, str) or not isinstance(want, Sequence):
-        raise BNetError("want", expected="a list of families", got=want)
-    for index in (*known, *enumerate_too):
-        if index not in range(len(network.members)):
-            wanted_numbers = f"numbers of families, from 0 to {len(network.members) - 1}"
-            raise BNetError("known, enumerate_too", expected=wanted_numbers, got=index)
     wanted = tuple(network.graph.family(name).index for name in want)
     needs = find_needs(network, wanted, known, enumerate_too, patched=patched, passed=passed, words=words)
     if needs.fault is not None:

@@ -38,6 +38,7 @@ from bnet_transformer.inference.route import Fault, Obstacle, Route, Rule, alway
 from bnet_transformer.network import Input, Member
 from bnet_transformer.reference import BUDGET, World
 from bnet_transformer.tpm import Normal
+from bnet_transformer.world import where
 
 T = TypeVar("T")
 
@@ -67,20 +68,7 @@ def normal_of(member: Member, found: object) -> torch.distributions.Normal:
     normal = found.base_dist if isinstance(found, torch.distributions.Independent) else found
     if isinstance(normal, torch.distributions.Normal):
         return normal
-    wanted, got = "a Categorical or a Normal to draw from", type(found).__name__
-    allowed = "net.pyro()(x), which draws without evidence" if _is_in_pyro(found) else None
-    raise ReadingError(member.family.name, expected=wanted, got=got, allowed=allowed)
-
-
-def _is_in_pyro(found: object) -> bool:
-    """Whether the Pyro model can draw from a distribution."""
-    from bnet_transformer.pyro_reading.shapes import pyro_distribution
-
-    try:
-        pyro_distribution("", found)  # type: ignore[arg-type]
-    except BNetError:
-        return False
-    return True
+    raise ReadingError(member.family.name, expected="a Categorical or a Normal to draw from", got=type(found).__name__)
 
 
 def inputs_of(table: str, member: Member) -> list[Input]:
@@ -136,7 +124,7 @@ class NodeQuery:
     def choices(self) -> dict[int, list[int]]:
         """The open choices that decide each node."""
         answers = self.answers
-        if not answers.has_choice_above(self.member):
+        if not asking.choice_above(answers.world.network, [self.member.family.index]):
             return {key: [] for key in self.above}
         return {node: answers.open_choices(nodes) for node, nodes in self.above.items()}
 
@@ -260,11 +248,11 @@ class Answers:
 
     def value_query(self, node: int) -> NodeQuery:
         """What is asked for the value of a node."""
-        return NodeQuery("value", self, "value", self._where(node)[0], node, {node: [node]})
+        return NodeQuery("value", self, "value", where(self.world, node)[0], node, {node: [node]})
 
     def distribution_query(self, node: int) -> NodeQuery:
         """What is asked for the parameters of a node's distribution: its value, mean and sigma, or logits."""
-        member = self._where(node)[0]
+        member = where(self.world, node)[0]
         if member.tpm.kind == "deterministic" and node not in self.world.do:
             return replace(self.value_query(node), question="TPM")
         table = "normal" if isinstance(member.tpm, Normal) else "logits"
@@ -273,7 +261,7 @@ class Answers:
     def reading_query(self, member: Member) -> NodeQuery:
         """What is asked for `P(j | i)` of a family: of the nodes that read by their TPM."""
         above = {}
-        if self.has_choice_above(member):  # else no node depends on a choice
+        if asking.choice_above(self.world.network, [member.family.index]):  # else no node depends on a choice
             nodes = [n for n in self.world.ground.nodes(member.family).tolist() if n not in self.world.do]
             above = {n: reference.reading_parents(self.world, n) for n in nodes if n not in self.world.rows}
         return NodeQuery("attention", self, "reading", member, None, above)
@@ -290,11 +278,6 @@ class Answers:
     def open_choices(self, nodes: Sequence[int]) -> list[int]:
         """The open choices that decide some nodes."""
         return reference.choices(self.world, nodes, reference.settling(self.world, self.evidence))
-
-    def has_choice_above(self, member: Member) -> bool:
-        """True where a discrete family is above a family."""
-        above = self._above(member) - {member.family.index}
-        return any(self.world.network.members[index].tpm.kind == "discrete" for index in above)
 
     def of_states(self, states: Mapping[int, Tensor], module: Module) -> Answers:
         """The answers of many sentences that differ in the states of some choices, `[S]` each."""
@@ -315,7 +298,7 @@ class Answers:
         enumerated: Collection[int] = () if layout is None else layout.enumerated
         if missing:
             want, world = self._wanted(table, missing), self.world
-            above = set().union(*map(self._above, missing))
+            above = self._above(*missing)
             closed, some, fault = self._closed(above)
             if fault is not None:
                 return fault
@@ -406,18 +389,14 @@ class Answers:
         dims = sorted(range(len(order)), key=order.__getitem__)
         return table.permute(*dims, *range(len(order), table.dim()))
 
-    def _where(self, node: int) -> tuple[Member, tuple[int, ...]]:
-        family, index = self.world.ground.place(node)
-        return self.world.network.members[family.index], index
-
     def words_read(self, member: Member) -> int:
         """How many words there are to read."""
         given = member.word_inputs[0]
         return self.world.ground.words[self.world.network.members[given.parent].family.words or ""]
 
-    def _above(self, member: Member) -> set[int]:
-        """The families above one, itself included."""
-        return {member.family.index, *self.world.network.graph.ancestors([member.family.index])}
+    def _above(self, *members: Member) -> set[int]:
+        """The families above some, themselves included."""
+        return self.world.network.graph.ancestral_set([member.family.index for member in members])
 
     def _entry(self, query: NodeQuery) -> Tensor:
         """The entry of one node, or of all nodes of its family: `[*states, *shape]`, NaN and all."""
@@ -469,7 +448,7 @@ class Answers:
         """Compute the tables that are missing, all in one pass of the net."""
         missing = [member for member in members if (table, member.family.index) not in self._tables]
         if missing:
-            course = self._course(self._wanted(table, missing), set().union(*map(self._above, missing)))
+            course = self._course(self._wanted(table, missing), self._above(*missing))
             for member in missing:
                 self._tables[table, member.family.index] = table_of(table, member, course)
 
@@ -535,7 +514,8 @@ class Answers:
 
     def _keeps(self, member: Member) -> bool:
         """True for a family that is a function of its parents, beneath no open choice."""
-        return bool(member.inputs) and member.tpm.kind == "deterministic" and not self.has_choice_above(member)
+        is_function = bool(member.inputs) and member.tpm.kind == "deterministic"
+        return is_function and not asking.choice_above(self.world.network, [member.family.index])
 
     @cached_property
     def _touched(self) -> set[int]:
