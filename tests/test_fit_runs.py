@@ -121,10 +121,10 @@ def test_a_device_that_is_not_there_is_refused(device):
 # the steps
 
 
-def own_steps(net, x, y, names, *, steps, batch, rate, spread, clip, decay):
-    """The same by torch's AdamW: bounds, and the parameters at the end."""
+def own_steps(net, x, y, names, *, steps, batch, rate, spread, clip):
+    """The same by torch's Adam: bounds, and the parameters at the end."""
     leaves = {name: net.parameters[name].detach().clone().requires_grad_() for name in names}
-    optimiser = torch.optim.AdamW(list(leaves.values()), lr=rate, betas=(0.9, 0.99), eps=1e-8, weight_decay=decay)
+    optimiser = torch.optim.Adam(list(leaves.values()), lr=rate, betas=(0.9, 0.99), eps=1e-8)
     rates, bounds, prior_rows = schedule_of("cosine", rate, max(1, steps // 20), steps, None), [], 2.0
     for step in range(steps):
         epoch, place = divmod(step, -(-len(x) // batch))
@@ -157,13 +157,13 @@ def own_steps(net, x, y, names, *, steps, batch, rate, spread, clip, decay):
     return bounds, leaves
 
 
-@pytest.mark.parametrize("clip, decay", [(None, 0.0), (0.5, 0.0), (None, 0.3), (0.5, 0.3)])
-def test_map_is_torchs_adamw_up_the_evidence_of_minibatches_and_the_prior_of_the_whole(clip, decay):
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_map_is_torchs_adam_up_the_evidence_of_minibatches_and_the_prior_of_the_whole(clip):
     net, (x, y) = mixture(prior=2.0), vectors(40)
     options = {"steps": 7, "batch": 16, "rate": 0.1, "spread": 0.7}
     names = ["c.logits", *(f"W_{r}_0.values" for r in "qkv")]
-    bounds, leaves = own_steps(net, x, y, names, clip=clip, decay=decay, **options)
-    f = fit(net, (x, y), clip=clip, weight_decay=decay, every=7, **options)
+    bounds, leaves = own_steps(net, x, y, names, clip=clip, **options)
+    f = fit(net, (x, y), clip=clip, every=7, **options)
     assert f.bounds == pytest.approx(bounds, abs=1e-7)
     for name, value in leaves.items():
         torch.testing.assert_close(f.net.parameters[name], value.detach(), rtol=1e-6, atol=1e-8)
@@ -196,16 +196,6 @@ def test_an_annealed_step_of_em_counts_flattened_responsibilities():
     assert float((f.pi - joint.softmax(0).mean(1)).abs().max()) > 0.01
     both = fit(net, (x, y), method=bt.EM(steps=1, rate=1e-12, anneal=0.05))
     torch.testing.assert_close(both.pi, (0.05 * joint).softmax(0).mean(1), **CLOSE)
-
-
-def test_bfloat16_is_autocast():
-    net, (x, y) = mixture().to(torch.float32), tuple(part.float() for part in vectors(20))
-    f = fit(net, (x, y), precision="bfloat16", batch=20, **STILL)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        wanted = float(log_evidence(net.module(), {"y": Evidence(y)}, x).mean())
-    exact = float(evidences(net, x, y).mean())
-    assert f.bounds[0] == pytest.approx(wanted, rel=1e-3)
-    assert 1e-3 < abs(f.bounds[0] - exact) < 0.05 * abs(exact)
 
 
 def test_the_last_phase_learns_from_all_sentences(tmp_path):
@@ -288,13 +278,9 @@ def test_more_steps_are_not_lost_to_an_older_last_phase(tmp_path):
     assert again.bounds == longer.bounds
 
 
-@pytest.mark.parametrize("method, options", [
-    ("map", {"steps": 4}),
-    ("nuts", {"chains": 1, "draws": 6, "warmup": 4}),
-])  # fmt: skip
 @pytest.mark.parametrize("what", ["W_v_0.values", "c.logits"])
-def test_other_parameters_are_no_start_for_a_kept_fit(method, options, what, tmp_path):
-    options = {"method": method, "learn": ["c.logits"], "folder": tmp_path, **options}
+def test_other_parameters_are_no_start_for_a_kept_fit(what, tmp_path):
+    options = {"method": "map", "steps": 4, "learn": ["c.logits"], "folder": tmp_path}
     net = mixture()
     fit(net, vectors(8), **options)
     with pytest.raises(bt.BNetError, match="the settings that the run began with: parameters="):

@@ -32,7 +32,7 @@ def holds(found: Found) -> None:
     assert found.tries and not found.failures, "\n".join(found.failures)
 
 
-@pytest.mark.parametrize("kind", ["train", "nuts"])
+@pytest.mark.parametrize("kind", ["train", "map"])
 def test_a_killed_run_goes_on_as_if_it_had_never_been(kind):
     holds(kill.probe_run(kind, Setup(1, 7)))
 

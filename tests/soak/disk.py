@@ -106,7 +106,7 @@ def writers(kept: Path) -> dict[str, Write]:
     for suffix in PICTURES:
         made[f"plot a.{suffix}"] = lambda path: bt.plot(fit).figure.savefig(path)
     made["train checkpoint"] = lambda path: jobs.run("train", path.parent, resume=True)
-    for kind in ("map", "nuts"):
+    for kind in ("map",):
         made[f"fit-{kind} checkpoint"] = partial(_fitted, kind)
     return made | dict(_commands(kept))
 

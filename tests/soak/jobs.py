@@ -33,7 +33,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "map": {"steps": 24, "restarts": 2, "batch": 16, "rate": 0.05},
     "em": {"steps": 24, "inner": 4, "rate": 0.05},
     "svi": {"steps": 24, "spread": 1.0, "draws": 4, "rate": 0.05},
-    "nuts": {"chains": 2, "warmup": 6, "draws": 6, "learn": ("c.logits",)},
 }
 KINDS = ("train", *OPTIONS)
 

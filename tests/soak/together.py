@@ -240,7 +240,7 @@ def probe_leftovers(setup: Setup) -> Found:
 def plan(setup: Setup) -> list[tuple[Probe, Setup]]:
     """A tenth of `times` for each."""
     few = Setup(max(1, setup.times // 10), setup.seed)
-    made: list[Probe] = [partial(probe_folder, kind) for kind in ("train", "map", "nuts")]
+    made: list[Probe] = [partial(probe_folder, kind) for kind in ("train", "map")]
     made += [probe_lock, probe_leftovers, probe_checkpoint, probe_moved, probe_names, probe_commands]
     made += [partial(probe_reader, suffix) for suffix in (".safetensors", ".fit", ".html", ".svg")]
     return [*((probe, few) for probe in made), *pages.plan(setup)]

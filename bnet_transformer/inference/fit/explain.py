@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from inspect import signature
+from typing import Any
 
 from bnet_transformer.cost.count import plan_flops
 from bnet_transformer.data import Batch
@@ -11,47 +12,22 @@ from bnet_transformer.inference.factors import Question, analyse_question
 from bnet_transformer.inference.fit.ascent import USUAL
 from bnet_transformer.inference.fit.methods import NUTS, SVI, Method, PointMethod
 from bnet_transformer.inference.fit.objective import Objective
-from bnet_transformer.inference.fit.run import FitQuestion, method_of, question_of
+from bnet_transformer.inference.fit.run import FitQuestion, fit, method_of, question_of
 from bnet_transformer.inference.route import Route
-from bnet_transformer.reference import BUDGET
 
+OF_THE_LOOP = ("every", "checkpoints", "device", "progress")
 DRAWN = "method=bt.SVI(choices='sampled') draws them"
 
 
-def explain_fit(
-    net: object,
-    data: object,
-    *,
-    method: Method | str = "map",
-    held_out: object = None,
-    batch: int | None = None,
-    spread: float | None = None,
-    learn: Collection[str] | None = None,
-    missing: bool = False,
-    budget: int = BUDGET,
-    every: int | None = None,
-    checkpoints: object = None,
-    seed: int = 0,
-    device: object = None,
-    progress: bool | None = None,
-) -> Route:
+def explain_fit(net: object, data: object, *, method: Method | str = "map", **options: Any) -> Route:
     """Say how `fit` computes a step, with the same arguments, without fitting.
 
     Args:
         net: As for `fit`.
         data: As for `fit`.
         method: As for `fit`.
-        held_out: As for `fit`.
-        batch: As for `fit`.
-        spread: As for `fit`.
-        learn: As for `fit`.
-        missing: As for `fit`.
-        budget: As for `fit`.
-        every: As for `fit`; it changes no route.
-        checkpoints: As for `fit`; they change no route, and none is read or written.
-        seed: As for `fit`.
-        device: As for `fit`; it changes no route.
-        progress: As for `fit`; there is no bar.
+        **options: The other options of `fit`. Checkpoints, the device and the progress bar change no route, and no
+            checkpoint is read or written.
 
     Returns:
         The route: the algorithm, the joint states of the choices of a sentence, the FLOPs of the compiled passes of a
@@ -68,7 +44,7 @@ def explain_fit(
     ('elimination', 2)
     """
     config = method_of(method)
-    question = question_of(net, data, config, held_out, batch, spread, learn, missing, budget, seed)
+    question = question_of(net, data, config, **{k: v for k, v in options.items() if k not in OF_THE_LOOP})
     objective, corpus = question.objective, question.corpus
     structure = structure_of(objective, corpus)
     states, names = most_states(objective, corpus, structure)
@@ -89,6 +65,9 @@ def explain_fit(
     if not objective.learned.weights:
         reason += "; only tables are learned, so the likelihoods of all joint states are computed once"
     return Route(title, "elimination", reason, states=states, flops=flops)
+
+
+explain_fit.__signature__ = signature(fit)  # type: ignore[attr-defined]  # what help() shows and bt.explain checks
 
 
 def structure_of(objective: Objective, corpus: Batch) -> Question:

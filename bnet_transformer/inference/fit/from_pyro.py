@@ -16,12 +16,11 @@ from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.torch_context import own_random, reseed
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.errors import BNetError, mapping, seed_of, unknown, whole
-from bnet_transformer.inference.fit.draws import likelihoods, representative, stored, tables_of
+from bnet_transformer.inference.fit.draws import aligned, likelihoods, representative, stored, tables_of
 from bnet_transformer.inference.fit.explain import elimination_fault
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.inference.fit.point import with_learned
 from bnet_transformer.inference.fit.result import Fit
-from bnet_transformer.inference.fit.samples import aligned
 from bnet_transformer.network import Network
 from bnet_transformer.pyro_reading import PyroModel
 from bnet_transformer.pyro_reading.checks import check_rows

@@ -20,7 +20,7 @@ from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.errors import BNetError, BudgetError, ReadingError, unknown, whole, within_memory
 from bnet_transformer.errors import share as check_share
 from bnet_transformer.inference.exact import posterior
-from bnet_transformer.inference.fit.comparing import compared, gains, held_by_both
+from bnet_transformer.inference.fit.comparison import Comparison, compared, gains, held_by_both, words_present
 from bnet_transformer.inference.fit.draws import (
     interval,
     interval_of_invariant,
@@ -32,7 +32,6 @@ from bnet_transformer.inference.fit.draws import (
     tables_of,
 )
 from bnet_transformer.inference.fit.heads import Heads, heads_of, parted, sources_of
-from bnet_transformer.inference.fit.matching import Comparison, words_present
 from bnet_transformer.inference.fit.objective import LOG_EVIDENCE, Objective, learned_of
 from bnet_transformer.inference.fit.predictive import Check, checked, predicted
 from bnet_transformer.network import Member, Network, network_of
@@ -323,7 +322,7 @@ class Fit(Generic[N]):
     @within_memory("to_arviz")
     def to_arviz(self) -> az.InferenceData:
         """The samples as ArviZ's InferenceData: posterior, invariants of the labels of heads, log likelihoods."""
-        from bnet_transformer.inference.fit.samples import to_arviz
+        from bnet_transformer.inference.fit.draws import to_arviz
 
         return to_arviz(self)
 

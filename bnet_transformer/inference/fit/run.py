@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from bnet_transformer._core.distributed import Ranks, device_of, ranks
+from bnet_transformer._core.distributed import device_of, ranks
 from bnet_transformer._core.hashing import digest_of
 from bnet_transformer._core.options import name_config_of_options
 from bnet_transformer._core.torch_context import own_random, with_gradients
@@ -29,10 +29,11 @@ from bnet_transformer.errors import (
 from bnet_transformer.files.checkpoint import Checkpoints, kept_by
 from bnet_transformer.inference.factors import OVER_BUDGET
 from bnet_transformer.inference.fit.methods import EM, MAP, NUTS, SVI, FitProblem, Method
+from bnet_transformer.inference.fit.nuts import fit_nuts
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.inference.fit.point import fit_point
 from bnet_transformer.inference.fit.result import Fit
-from bnet_transformer.inference.fit.sampling import fit_nuts, fit_svi
+from bnet_transformer.inference.fit.variational import fit_svi
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.reference import BUDGET
 from bnet_transformer.training.loop_config import LoopConfig
@@ -89,7 +90,8 @@ def fit(
         missing: True takes a word whose numbers are all NaN as not observed.
         budget: The most joint states of a sentence that are summed.
         every: Steps from one measure, and checkpoint, to the next; None for ten in a fit.
-        checkpoints: Where checkpoints go, and whether the fit goes on from one; a folder alone begins a new fit.
+        checkpoints: Where checkpoints go, and whether the fit goes on from one; a folder alone begins a new fit. NUTS
+            has none.
         seed: The seed of restarts, minibatches and draws.
         device: Where to compute; None for where the net is.
         progress: True for a progress bar, False for none, None for one in a terminal.
@@ -112,7 +114,22 @@ def fit(
     """
     config = method_of(method)
     loop = LoopConfig(every, Checkpoints.of(checkpoints), progress)
-    question = question_of(net, data, config, held_out, batch, spread, learn, missing, budget, seed)
+    if isinstance(config, NUTS) and checkpoints is not None:
+        wanted = "None: the state of Pyro's sampler cannot be saved"
+        allowed = "Ctrl-C, which gives the draws so far, and f.save(path); method=bt.MAP(), bt.EM() or bt.SVI()"
+        raise BNetError("checkpoints", expected=wanted, got="a folder, with nuts", allowed=allowed)
+    question = question_of(
+        net,
+        data,
+        config,
+        held_out=held_out,
+        batch=batch,
+        spread=spread,
+        learn=learn,
+        missing=missing,
+        budget=budget,
+        seed=seed,
+    )
     try:
         fitted = _solved(question, config, loop, device_of(device, question.objective.network))
     except (BudgetError, ReadingError) as error:
@@ -171,6 +188,7 @@ def question_of(
     net: object,
     data: object,
     method: Method,
+    *,
     held_out: object = None,
     batch: int | None = None,
     spread: float | None = None,
@@ -179,19 +197,7 @@ def question_of(
     budget: int = BUDGET,
     seed: int = 0,
 ) -> FitQuestion:
-    """What `fit` is asked, checked as a whole.
-
-    Args:
-        net: The net.
-        data: The sentences and what is observed of them.
-        method: The config.
-        held_out: As for `fit`.
-        batch: As for `fit`.
-        spread: As for `fit`.
-        learn: As for `fit`.
-        missing: As for `fit`.
-        budget: As for `fit`.
-        seed: As for `fit`.
+    """What `fit` is asked, checked as a whole; the arguments are those of `fit`.
 
     Returns:
         The question.
@@ -223,7 +229,9 @@ def _solved(question: FitQuestion, method: Method, loop: LoopConfig, device: tor
     """The fit by a method, on the device and in the processes that there are."""
     objective, settings = question.objective, question.settings(method)
     with within_memory("fit"), ranks(device) as here, own_random(here.device), kept_by(loop.checkpoints, here.first):
-        _check_ranks(here, objective, method)
+        if here.world > 1 and objective.of_corpus and not isinstance(method, NUTS):  # whose chains have all sentences
+            wanted = "choices of sentences or words: a share of a corpus with one draw has no evidence of its own"
+            raise BNetError("torchrun", expected=wanted, got="per='corpus'", allowed="one process")
         alike = {"net": objective.network, "budget": objective.budget, "loop": (method, loop.shared)}
         here.assert_same("fit", **settings, **alike, checkpoint=loop.has_checkpoint)
         objective.to(here.device)
@@ -232,13 +240,6 @@ def _solved(question: FitQuestion, method: Method, loop: LoopConfig, device: tor
         problem = FitProblem(objective, corpus, judge, question.batch, question.seed, loop, settings, here)
         solve = next(solve for kind, solve in METHODS.items() if isinstance(method, kind))
         return solve(problem, method)
-
-
-def _check_ranks(here: Ranks, objective: Objective, method: Method) -> None:
-    """Refuse shares of a corpus that shares one draw; chains of NUTS are on all sentences."""
-    if here.world > 1 and objective.of_corpus and method.shares_sentences:
-        wanted = "choices of sentences or words: a share of a corpus with one draw has no evidence of its own"
-        raise BNetError("torchrun", expected=wanted, got="per='corpus'", allowed="one process")
 
 
 def _check(question: FitQuestion, method: Method) -> None:
