@@ -12,10 +12,9 @@ from scipy.special import betaln
 from scipy.stats import beta, kstest, spearmanr
 
 import bnet_transformer as bt
-from bnet_transformer.inference.heads.annealing import settings as all_settings
-from bnet_transformer.inference.heads.conditional import draws_of
 from bnet_transformer.inference.heads.gates import runs_of
-from bnet_transformer.inference.heads.posterior import posterior_of
+from bnet_transformer.inference.heads.posterior import draws_of, posterior_of
+from bnet_transformer.inference.heads.posterior import settings as all_settings
 from bnet_transformer.inference.heads.relaxed import relaxed
 from bnet_transformer.inference.heads.result import head_shares
 from bnet_transformer.tpm import Activation, Attention, Concat, Dot, Given, Normal, Weight
@@ -273,8 +272,8 @@ def test_svi_of_one_slice_is_exact_but_for_drawing():
         own[head, list(features)] = torch.randn(len(features), 8, generator=seeded(head), dtype=D) / (1 + head)
     net, x = net.replace({"W_o_1.value": own}), torch.randn(15, 3, 8, generator=seeded(2), dtype=D)
     runs = runs_of(net.network, x, "x_2", seen=False, sites=("a_1",))
-    exact = found_for(runs.table(all_settings(3), quiet, 2**29)[0] / 36, 800)
-    f = relaxed(runs, 1 / 36, 60, 800, seeded(), quiet, 2**29)
+    exact = found_for(runs.table(all_settings(3), quiet)[0] / 36, 800)
+    f = relaxed(runs, 1 / 36, 60, 800, seeded(), quiet)
     assert bool(((f.log_bayes[0] - exact.log_bayes).abs() < 4 * (f.error[0] + exact.error) + 0.02).all())
     assert float((f.log_bayes[0] - exact.log_bayes).abs().max()) < 0.1 * float(exact.log_bayes.max())
     torch.testing.assert_close(f.inclusion[:, 0], exact.inclusion, atol=0.05, rtol=0)

@@ -117,7 +117,6 @@ Y = torch.zeros(3, 2, dtype=torch.long)
         (X, {"draws": 0}, "at least 1"),
         (X, {"rounds": 2, "method": "svi"}, "at least 3"),
         (X, {"seed": "a"}, "whole number"),
-        (X, {"memory": 0}, "at least 1"),
         (X, {"budget": 23}, "24: 3 sentences under 8 settings of 3 gates.*2 sentences.*svi"),
         ([], {}, "a list of sentences"),
         ("the cat", {}, "a list of sentences"),

@@ -15,29 +15,17 @@ warms up; of what comes after, the mean is taken.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bnet_transformer._core.distributed import Ranks
-from bnet_transformer.inference.heads.conditional import drawn, draws_of
+from bnet_transformer.inference.heads.posterior import Posterior, drawn, draws_of
 from bnet_transformer.inference.heads.runs import Part, Runs
 
 TOGETHER = 12  # one in so many gates is relaxed at a time, or a single one
 WARM = 1 / 2  # of the rounds, in which the power of the likelihood rises, and no estimate counts
 LATEST = 0.2  # the least weight of the latest estimate
-
-
-@dataclass(frozen=True)
-class Relaxed:
-    """What is known of all heads: draws of `rho`, `[draw, site, head]`; `log_bayes` and its `error`, `[site, head]`;
-    `inclusion`, `[sentence, site, head]`."""
-
-    rho: Tensor
-    log_bayes: Tensor
-    error: Tensor
-    inclusion: Tensor
 
 
 class _Worth:
@@ -75,13 +63,12 @@ def relaxed(
     rounds: int,
     draws: int,
     generator: torch.Generator,
-    told: Callable[[int], None],
-    memory: int,
-) -> Relaxed:
+    told: Callable[[int], object],
+) -> Posterior:
     """The posterior of all gates; `scale` is what `log P` of a run is multiplied by; in a round each gate is relaxed
     once in every sentence. Random numbers are drawn for the sentences of all ranks, so that each has its own."""
     shape, ranks = (len(runs.corpus), len(runs.sites), runs.heads), runs.ranks
-    worth, parts = _Worth(shape), list(runs.parts(runs.fitting(memory)))
+    worth, parts = _Worth(shape), list(runs.parts(runs.fitting()))
     count = sum(ranks.all_gather_object(shape[0]))
     warm = max(1, round(WARM * rounds))
     for turn in range(rounds):
@@ -109,14 +96,15 @@ def _slopes(runs: Runs, part: Part, likely: Tensor, place: int, random: Tensor) 
     return there, slope.double().cpu()
 
 
-def _found(worth: Tensor, variance: Tensor, draws: int, generator: torch.Generator, ranks: Ranks) -> Relaxed:
+def _found(worth: Tensor, variance: Tensor, draws: int, generator: torch.Generator, ranks: Ranks) -> Posterior:
     sites, heads = worth.shape[1:]
     rho, log_bayes = draws_of(worth.flatten(1).T, draws, generator, ranks)
     each = torch.sigmoid(torch.logit(rho[:, :64].T)[:, None] + worth.flatten(1)).mean(0)  # [sentence, site * head]
     error = ranks.all_reduce((each.square() * variance.flatten(1)).sum(0)).sqrt()
-    return Relaxed(
+    return Posterior(
         rho.T.reshape(draws, sites, heads),
         log_bayes.reshape(sites, heads),
         error.reshape(sites, heads),
         ranks.all_gather(each.reshape(worth.shape)),
+        None,
     )
