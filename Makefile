@@ -27,14 +27,13 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 VERSION := import platform; print(platform.python_version())
 
 .DEFAULT_GOAL := help
-.PHONY: demo test slow peers lint notebooks docs docs-links bench experiments soak audit clean help remake
+.PHONY: demo test test-all lint notebooks docs docs-links bench experiments soak audit clean help remake
 .NOTPARALLEL:
 
 help:
 	@echo "make demo         build the bnet of a sentence in MiniLM, print it, write figures, graph and equations to demo/"
 	@echo "make test         the quick tests"
-	@echo "make slow         the other tests: fits, chains, several processes (some minutes)"
-	@echo "make peers        install the libraries that some tests ask as oracles (TransformerLens); without them these skip"
+	@echo "make test-all     every test, with the libraries that serve as oracles (TransformerLens, BertViz; some minutes)"
 	@echo "make lint         ruff, mypy, tsc for the page's script, and the order of the rooms (import-linter)"
 	@echo "make docs         the pictures of the pages, then the site into build/docs (Sphinx), and whether its links lead anywhere"
 	@echo "make docs-links   whether the links to the web lead anywhere (needs the network)"
@@ -51,13 +50,11 @@ demo: $(MINILM)
 
 test: $(DEV)
 	@echo "== test: the quick tests, one process for each core"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m "not slow"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow"
 
-slow: $(DEV)
-	@echo "== slow: the tests of ten seconds and more that make test leaves out"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m slow tests
-
-peers: $(PEERS)
+test-all: $(PEERS)
+	@echo "== test-all: every test, one process for each core"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal
 
 lint: $(DEV)
 	@echo "== lint: the front end of the page"

@@ -31,7 +31,7 @@ def written_pages() -> list[Figure]:
     and RequireJS when they are opened; ours fetches nothing. Each in a fresh process, in turn."""
     theirs = [view for view in ("head_view", "model_view") if importlib.util.find_spec("bertviz")]
     if not theirs:
-        print("BertViz is not installed (make peers): ours is measured alone", file=sys.stderr)
+        print("BertViz is not installed (make test-all installs it): ours is measured alone", file=sys.stderr)
     rows = []
     for words, targets in LENGTHS.items():
         runs: dict[str, list[tuple[float, float, float]]] = {who: [] for who in ("whole", "ours", *theirs)}

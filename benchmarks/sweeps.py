@@ -286,7 +286,7 @@ def agree(ours: Any, theirs: Any) -> None:
 def missing() -> bool:
     """True, and said, where TransformerLens is not installed."""
     if importlib.util.find_spec("transformer_lens") is None:
-        print("skipped: TransformerLens is missing (make peers)", file=sys.stderr, flush=True)
+        print("skipped: TransformerLens is missing (make test-all installs it)", file=sys.stderr, flush=True)
         return True
     return False
 

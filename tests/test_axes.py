@@ -4,7 +4,7 @@ import keyword
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bnet_transformer.axes import REACHES, WIDE, Reach, as_reach, join, role_fault, split, stem_of
@@ -13,6 +13,7 @@ from bnet_transformer.errors import BNetError
 roles = st.from_regex(r"[A-Za-z][A-Za-z0-9_]{0,8}", fullmatch=True).filter(lambda role: role_fault(role) is None)
 
 
+@settings(max_examples=30)
 @given(stack=st.just("") | roles, role=roles, indices=st.lists(st.integers(0, 10**6), max_size=4))
 def test_names_parse_back(stack, role, indices):
     stem = stem_of(stack, role)

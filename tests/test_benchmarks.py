@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner
 
 from benchmarks import __main__ as rows
-from benchmarks import gpu, limits, walks
+from benchmarks import gpu, limits, size, walks
 from benchmarks.harness import LIMIT, MOST_RUNS, Row, figure, growth, interleaved, peak_of, slope
 from benchmarks.limits import Machine, Work, limit_of, work_of
 from benchmarks.telling import cells, to_markdown
@@ -198,7 +198,7 @@ def test_the_command_passes_on_how_many_runs(monkeypatch):
 
     told = []
     monkeypatch.setattr(bench, "_run", run)
-    found = CliRunner().invoke(bench.command, ["a-row", "--runs", "3", "--markdown"], standalone_mode=False)
+    found = CliRunner().invoke(bench.bench, ["a-row", "--runs", "3", "--markdown"], standalone_mode=False)
     assert told == [["a-row", "--runs", "3"]] and "`python -m benchmarks a-row --runs 3`" in found.stdout
 
 
@@ -231,3 +231,8 @@ def test_a_walk_counts_the_calls_of_the_package_alone():
     counts, names = walks.walk(lambda: [one_of("x", 1, (1, 2)), *generator(), math.sqrt(4)])
     assert counts == {"calls": 1, "functions": 1, "files": 1, "switches": 1}
     assert dict(names) == {"errors.py one_of": 1}
+
+
+def test_lines_count_without_docstrings_and_comments():
+    source = '"""A module."""\n\nx = """not a\ndocstring"""  # counts\n# does not\ndef f():\n    "One."\n    return 1\n'
+    assert size.code_lines(source) == 5

@@ -114,7 +114,6 @@ def test_windows(kind, told, reach):
     assert FAMILIES[kind].options({**sizes, **told}, None, None).reach == reach
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -131,12 +130,10 @@ def test_windows(kind, told, reach):
         ("MPNetForMaskedLM", {**MPNET, "is_decoder": True}),
     ],
 )
-def test_who_reads_whom_is_as_transformers_has_it(name, options, attention):
+def test_who_reads_whom_is_as_transformers_has_it(name, options):
     """Some settings count for some families alone: `is_causal` for all decoders, `is_decoder` for BERT and RoBERTa,
     the types of slices for Qwen2; and names of ours are none of a config's."""
-    if attention == "sdpa" and not getattr(T, name)._supports_sdpa:
-        pytest.skip(f"transformers has no {attention} for {name}")
-    model = random_model(name, options, attention=attention)
+    model = random_model(name, options, attention="sdpa" if getattr(T, name)._supports_sdpa else "eager")
     ids = torch.randint(2, 13, (2, 18), generator=torch.Generator().manual_seed(0))
     module = from_pretrained(model).module().eval()
     present = torch.arange(18) < torch.tensor([18, 5])[:, None]

@@ -87,7 +87,7 @@ def as_networkx(ground: Ground, selection: Selection = EVERYTHING) -> nx.DiGraph
     return graph
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES[1::3], ids=lambda case: case.name)
 def test_questions_of_structure_agree_with_networkx(case):
     ground = case.sentence.ground
     graph = as_networkx(ground)
@@ -139,7 +139,7 @@ def grounded(plan) -> Ground:
     return Ground(FoldedGraph(families, bundles, {"atom": 2, "head": 3}, {"": 1}, groups), {"": words})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(plans(), st.data())
 def test_random_nets_agree_with_networkx(plan, data):
     ground = grounded(plan)
@@ -174,7 +174,7 @@ def test_blankets_agree_with_pgmpy(plan, data):
     assert {ground.name(n) for n in ground.parents(node)} == set(dag.get_parents(ground.name(node)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(plans(), st.data())
 def test_a_selection_is_the_induced_subgraph(plan, data):
     ground = grounded(plan)
@@ -218,7 +218,7 @@ def test_shrinking_counts_and_cycles():
     assert "q_0_2" in some.boxes and some.to_networkx()["x_0_0"]["qs"]["count"] == 1
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(plans(), st.randoms(use_true_random=False))
 def test_shrinking_agrees_with_networkx_quotients(plan, random):
     ground = grounded(plan)

@@ -40,11 +40,9 @@ def asked(net, module, pixels):
     return [found[name] for name in want[:-2]], found["norm"], found[last], readings
 
 
-@pytest.mark.parametrize("exact", [(D, 1e-9), (torch.float32, 1e-4)], ids=["float64", "float32"])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(("dtype", "tolerance", "attention"), [(D, 1e-9, "eager"), (torch.float32, 1e-4, "sdpa")])
 @pytest.mark.parametrize(("name", "options"), MODELS, ids=NAMES)
-def test_states_attention_and_readout_are_transformers(name, options, attention, exact):
-    dtype, tolerance = exact
+def test_states_attention_and_readout_are_transformers(name, options, attention, dtype, tolerance):
     model = random_model(name, options, dtype, attention)
     net = from_pretrained(model)
     pixels = images(net, dtype=dtype)

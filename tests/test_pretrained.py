@@ -15,7 +15,6 @@ from bnet_transformer.pretrained.keys import entries, short, weights_to_paramete
 from bnet_transformer.pretrained.source import Held
 from tests.hugging import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, D, T, config, random_model
 
-EXACT = [(D, 1e-9), (torch.float32, 1e-4)]
 ODD = {"hidden_size": 15, "num_attention_heads": 5, "hidden_act": "relu", "layer_norm_eps": 1e-5}
 LLAMA_3 = {
     "rope_type": "llama3",
@@ -94,19 +93,13 @@ def outputs(net, module, ids, present):
     return [found[name] for name in want], [found[name] for name in logits]
 
 
-@pytest.mark.parametrize("exact", EXACT, ids=["float64", "float32"])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize(("name", "options"), MODELS, ids=NAMES)
-def test_states_and_logits_are_transformers(name, options, attention, exact):
-    dtype, tolerance = exact
-    if attention == "sdpa" and not getattr(T, name)._supports_sdpa:
-        pytest.skip(f"transformers has no {attention} for {name}")
-    model = random_model(name, options, dtype, attention)
-    net = from_pretrained(model)
+def check_states(model, net, exact):
+    """States and logits are those of a model of transformers."""
     ids, present = padded()
     theirs = model(ids, attention_mask=present.long(), output_hidden_states=True)
-    states, logits = outputs(net, net.module().eval(), ids, present)
-    near = {"rtol": tolerance, "atol": tolerance}
+    module = net.module().eval()
+    states, logits = outputs(net, module, ids, present)
+    near = {"rtol": exact, "atol": exact}
     assert len(states) == len(theirs.hidden_states)
     for ours, other in zip(states, theirs.hidden_states, strict=True):
         torch.testing.assert_close(ours[present], other[present], **near)
@@ -115,13 +108,25 @@ def test_states_and_logits_are_transformers(name, options, attention, exact):
         rows = present if ours.dim() == 3 else slice(None)
         torch.testing.assert_close(ours[rows], theirs.logits[rows], **near)
     if getattr(theirs, "pooler_output", None) is not None:
-        torch.testing.assert_close(net.module().eval()(ids, present, want=["pooled"])["pooled"], theirs[1], **near)
+        torch.testing.assert_close(module(ids, present, want=["pooled"])["pooled"], theirs[1], **near)
+
+
+FUSED = {model.config_class.model_type: k for k, (name, _) in enumerate(MODELS) for model in [getattr(T, name)]
+         if model._supports_sdpa}  # fmt: skip
+
+
+@pytest.mark.parametrize("k", FUSED.values(), ids=FUSED)
+def test_states_in_single_precision_are_those_of_fused_attention(k):
+    name, options = MODELS[k]
+    model = random_model(name, options, torch.float32, "sdpa")
+    check_states(model, from_pretrained(model), 1e-4)
 
 
 @pytest.mark.parametrize(("name", "options"), MODELS, ids=NAMES)
-def test_attention_and_gradients_are_transformers(name, options):
+def test_states_attention_and_gradients_are_transformers(name, options):
     model = random_model(name, options)
-    net = from_pretrained(model)
+    net, family = from_pretrained(model), FAMILIES[model.config.model_type]
+    check_states(model, net, 1e-9)
     ids, present = padded()
     alone = model(ids[:1], output_attentions=True)
     s = net.sentence(ids[0])
@@ -143,20 +148,13 @@ def test_attention_and_gradients_are_transformers(name, options):
         weight = weight * present[..., None]
     (other * weight).sum().backward()
     mine = torch.autograd.grad((ours * weight).sum(), list(module.store.values()), allow_unused=True)
-    held = {key: value.grad for key, value in model.named_parameters() if value.grad is not None}
-    by_key = {short(FAMILIES[net.declaration.name], key): grad for key, grad in held.items()}
+    held = {short(family, key): value.grad for key, value in model.named_parameters() if value.grad is not None}
     scale = max(float(grad.abs().max()) for grad in held.values())
     gradients = dict(zip((name.replace("/", ".") for name in module.store), mine, strict=True))
     checked = 0
-    for entry in entries(net.network, FAMILIES[net.declaration.name]):
-        theirs = next(
-            (
-                by_key[short(FAMILIES[net.declaration.name], key)]
-                for key in entry.keys
-                if short(FAMILIES[net.declaration.name], key) in by_key
-            ),
-            None,
-        )
+    for entry in entries(net.network, family):
+        keys = [short(family, key) for key in entry.keys]
+        theirs = next((held[key] for key in keys if key in held), None)
         if gradients[entry.name] is None:
             assert theirs is None or not theirs.any()
             continue

@@ -48,15 +48,14 @@ def test_a_folder_is_read_as_transformers_reads_it(name, tmp_path):
     check_logits(from_pretrained(tmp_path), kind.from_pretrained(tmp_path).eval(), sentence)
 
 
-@pytest.mark.parametrize("both", [False, True], ids=["alias", "both"])
 @pytest.mark.parametrize("name", ALIASED)
-def test_alternative_names_of_settings_are_read(name, both, tmp_path):
-    """Each name of the config class's attribute_map, alone and beside a contradicting own name, which loses."""
+def test_alternative_names_of_settings_are_read(name, tmp_path):
+    """Each name of the config class's attribute_map, beside a contradicting own name, which loses."""
     kind, sentence = saved(name, tmp_path)
     settings = kind.config_class.from_pretrained(tmp_path)
     changes = {}
     for alias, own in kind.config_class.attribute_map.items():
-        changes |= {alias: getattr(settings, own), own: getattr(settings, own) * 2 if both else ...}
+        changes |= {alias: getattr(settings, own), own: getattr(settings, own) * 2}
     if name == "t5":  # the slices of its decoder are those of the own name
         changes["num_decoder_layers"] = settings.num_decoder_layers
     config(tmp_path, **changes)
@@ -88,18 +87,20 @@ def configs():
     yield "marian", {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 17}
 
 
-@pytest.mark.parametrize(("name", "settings"), list(configs()))
-def test_a_config_is_read_alike_without_transformers(name, settings, monkeypatch):
+def test_configs_are_read_alike_without_transformers(monkeypatch):
     """The oracle is the config class; without it, the family's own table of names and defaults says the same."""
-    family = FAMILIES[name]
-    theirs = family.options(T.AutoConfig.for_model(name, **settings).to_dict(), None, None)
-    raw = {"model_type": name, **settings}
-    assert family.options(load_config(family, raw, "test"), None, None) == theirs
+    told = [(FAMILIES[name], {"model_type": name, **settings}) for name, settings in configs()]
+    theirs = []
+    for family, raw in told:
+        settings = {key: value for key, value in raw.items() if key != "model_type"}
+        theirs.append(family.options(T.AutoConfig.for_model(family.name, **settings).to_dict(), None, None))
+        assert family.options(load_config(family, raw, "test"), None, None) == theirs[-1], raw
     for module in [each for each in sys.modules if each.split(".")[0] == "transformers"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert load_config(family, raw, "test") == raw
-    assert family.options(raw, None, None) == theirs
+    for (family, raw), options in zip(told, theirs, strict=True):
+        assert load_config(family, raw, "test") == raw
+        assert family.options(raw, None, None) == options, raw
 
 
 def test_alternative_names_are_those_of_the_config_classes():
@@ -115,8 +116,9 @@ def test_a_folder_is_read_without_transformers(tmp_path, monkeypatch):
     check_logits(from_pretrained(tmp_path), model, sentence)
 
 
-@pytest.mark.parametrize("projection", ["relu", "gated-gelu", "gated-relu"])
-@pytest.mark.parametrize("activation", ["tanh", "gelu", "silu"])
+@pytest.mark.parametrize(
+    ("projection", "activation"), [("relu", "tanh"), ("gated-gelu", "gelu"), ("gated-relu", "silu")]
+)
 def test_an_explicit_activation_of_t5_is_read(projection, activation, tmp_path):
     kind, options, sentences = TABLE["t5"]
     options = {**options, "feed_forward_proj": projection, "dense_act_fn": activation}
@@ -137,7 +139,7 @@ def test_an_activation_that_no_family_has_is_refused_in_t5(projection, tmp_path)
             from_pretrained(source)
 
 
-@pytest.mark.parametrize("name", list(TABLE))
+@pytest.mark.parametrize("name", ["bert", "t5"])
 def test_slices_that_differ_are_refused(name, tmp_path):
     """A config may give one slice settings of its own, which no family reads."""
     kind, options, _ = TABLE[name]
@@ -152,27 +154,28 @@ def test_slices_that_differ_are_refused(name, tmp_path):
             from_pretrained(source)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"num_hidden_layers": 10**9},
-        {"n_layer": 10**9},
-        {"num_labels": 10**12},
-        {"num_labels": "many"},
-        {"n_head": "three"},
-        {"to_dict": 3},
-        {"__class__": "x"},
-        {"__dict__": {}},
-        {"self": 3},
-        {"id2label": [1, 2]},
-    ],
-    ids=str,
-)
-def test_hostile_configs_are_refused(changes, tmp_path):
+HOSTILE = [
+    {"num_hidden_layers": 10**9},
+    {"n_layer": 10**9},
+    {"num_labels": 10**12},
+    {"num_labels": "many"},
+    {"n_head": "three"},
+    {"to_dict": 3},
+    {"__class__": "x"},
+    {"__dict__": {}},
+    {"self": 3},
+    {"id2label": [1, 2]},
+]
+
+
+def test_hostile_configs_are_refused(tmp_path):
     saved("gpt2", tmp_path)
-    config(tmp_path, **changes)
-    with pytest.raises(bt.BNetError):
-        from_pretrained(tmp_path)
+    sound = (tmp_path / "config.json").read_text()
+    for changes in HOSTILE:
+        (tmp_path / "config.json").write_text(sound)
+        config(tmp_path, **changes)
+        with pytest.raises(bt.BNetError):
+            print(changes, from_pretrained(tmp_path))
 
 
 def test_a_config_that_transformers_refuses_is_refused(tmp_path):

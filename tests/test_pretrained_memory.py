@@ -85,26 +85,31 @@ def test_a_replaced_activation_is_refused(name):
     model, sentence = held(name)
     assert not read_or_refused(model, sentence)
     parent, _, last = ACTIVATIONS[name].rpartition(".")
-    for other in (torch.nn.Tanh(), Wrong()):
-        assert isinstance(getattr(model.get_submodule(parent), last), torch.nn.Module)
-        setattr(model.get_submodule(parent), last, other)
-        with pytest.raises(bt.BNetError, match=ACTIVATIONS[name]):
-            from_pretrained(model)
+    assert isinstance(getattr(model.get_submodule(parent), last), torch.nn.Module)
+    setattr(model.get_submodule(parent), last, torch.nn.Tanh() if name in ("bert", "t5") else Wrong())
+    with pytest.raises(bt.BNetError, match=ACTIVATIONS[name]):
+        from_pretrained(model)
 
 
-@pytest.mark.parametrize(("name", "setting"), [(name, setting) for name in CHANGES for setting in CHANGES[name]])
-def test_a_config_changed_after_building_is_read_or_refused(name, setting):
-    model, sentence = held(name)
-    setattr(model.config, setting, CHANGES[name][setting])
-    refused = read_or_refused(model, sentence)
-    assert refused or setting in ("is_causal", "scale_decoder_outputs", "num_hidden_layers", "sliding_window")
+@pytest.mark.parametrize("name", list(TABLE))
+def test_a_config_changed_after_building_is_read_or_refused(name):
+    for setting, value in CHANGES[name].items():
+        model, sentence = held(name)
+        setattr(model.config, setting, value)
+        assert read_or_refused(model, sentence) or setting in READ, setting
+
+
+READ = ("is_causal", "scale_decoder_outputs", "num_hidden_layers", "sliding_window")
+SETTINGS = ("eps", "variance_epsilon", "scaling", "num_heads", "embed_scale", "offset", "is_causal")
 
 
 @pytest.mark.parametrize("name", list(TABLE))
 def test_settings_of_modules_that_no_config_has_are_refused(name):
+    """One module of each class; the last, which is deepest."""
     model, sentence = held(name)
-    for path, module in model.named_modules():
-        for setting in ("eps", "variance_epsilon", "scaling", "num_heads", "embed_scale", "offset", "is_causal"):
+    modules = {type(module): (path, module) for path, module in model.named_modules()}
+    for path, module in modules.values():
+        for setting in SETTINGS:
             value = getattr(module, setting, None)
             if isinstance(value, int | float):
                 setattr(module, setting, 0 if value is True else value + 1)
@@ -132,8 +137,7 @@ CASTS = {
 }
 
 
-@pytest.mark.parametrize("cast", list(CASTS))
-@pytest.mark.parametrize("name", ROTARY)
+@pytest.mark.parametrize(("name", "cast"), list(zip(ROTARY, CASTS, strict=True)))
 def test_a_cast_that_rounds_the_angles_is_refused(name, cast):
     """A cast model computes with rounded angles, in float32: the net's are exact."""
     kind, options, _ = TABLE[name]
@@ -147,7 +151,7 @@ def test_a_cast_that_rounds_the_angles_is_refused(name, cast):
     assert from_pretrained(model).check()
 
 
-@pytest.mark.parametrize("name", ROTARY)
+@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
 def test_types_that_leave_the_angles_are_read(name, tmp_path):
     """What the refusal of a cast advises: 1,500 words as `transformers` reads them, whose angles are in float32."""
     kind = getattr(T, TABLE[name][0])
@@ -156,7 +160,7 @@ def test_types_that_leave_the_angles_are_read(name, tmp_path):
     loaded, oracle = (kind.from_pretrained(tmp_path, dtype=torch.bfloat16).eval() for _ in range(2))
     net = from_pretrained(loaded, dtype=torch.float32)
     check_logits(net, oracle.float(), words, 1e-3)
-    if name in ("llama", "qwen2"):  # whose tiny models show what rounded angles do: others turn less, or read less far
+    if name == "llama":  # whose tiny model shows what rounded angles do: gpt_neox turns less
         with pytest.raises(AssertionError):
             check_logits(net, oracle.bfloat16().float(), words, 1e-3)
     cast = from_pretrained(kind.from_pretrained(tmp_path, dtype=torch.float32), dtype=torch.bfloat16)
@@ -266,13 +270,13 @@ def test_classes_whose_constructors_take_other_arguments_are_read():
     assert read_or_refused(named, sentence)
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+@pytest.mark.parametrize("name", ["gpt2"])
 def test_a_compiled_model_is_read(name):
     model, sentence = held(name)
     check_logits(from_pretrained(torch.compile(model, backend="eager")), model, sentence, 1e-9)
 
 
-@pytest.mark.parametrize("name", ROTARY)
+@pytest.mark.parametrize("name", ["qwen2", "gpt_neox"])
 def test_a_longest_sentence_changed_after_building_is_read(name):
     """Angles that do not depend on the length are those of any length."""
     model, sentence = held(name)
@@ -280,7 +284,7 @@ def test_a_longest_sentence_changed_after_building_is_read(name):
     assert not read_or_refused(model, sentence)
 
 
-@pytest.mark.parametrize("name", ["albert", "bert", "distilbert", "roberta"])
+@pytest.mark.parametrize("name", ["albert", "distilbert"])
 def test_chunks_of_a_feed_forward_net_are_read(name):
     model, sentence = held(name)
     model.config.chunk_size_feed_forward = 5

@@ -59,16 +59,11 @@ def test_a_model_in_memory_is_what_it_computes(name, options, head):
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "head", "case"),
-    [
-        (*each, case)
-        for each in HEADED
-        for case in ("same", "other", "bias", "alone")
-        if case != "bias" or each[1] != GPT2
-    ],
+    ("k", "case"), [(0, "same"), (0, "bias"), (1, "other"), (2, "alone"), (3, "same"), (3, "other")]
 )
-def test_a_folder_is_read_as_transformers_reads_it(name, options, head, case, tmp_path):
+def test_a_folder_is_read_as_transformers_reads_it(k, case, tmp_path):
     """With the readout's table beside that of the words: the same or another; another bias; or in its place."""
+    name, options, head = HEADED[k]
     model = random_model(name, options)
     model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")

@@ -38,7 +38,7 @@ def sides(ground: Ground, pick: random.Random) -> Question:
     return Question(frozenset(nodes[:one]), frozenset(nodes[one : one + 1]), frozenset(nodes[one + 1 :]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(plans(), st.data())
 def test_random_nets_agree_with_networkx_and_trails_are_active(plan, data):
     ground = grounded(plan)
@@ -47,7 +47,7 @@ def test_random_nets_agree_with_networkx_and_trails_are_active(plan, data):
     ground = ground.surgery(data.draw(st.sets(st.integers(0, len(ground) - 1), max_size=2)))
     graph = as_networkx(ground)
     pick = random.Random(data.draw(st.integers(0, 10**6)))
-    questions = [sides(ground, pick) for _ in range(8)]
+    questions = [sides(ground, pick) for _ in range(6)]
     truth = [nx.is_d_separator(graph, set(q.x), set(q.y), set(q.given)) for q in questions]
     assert separated(ground, questions).tolist() == truth
     assert [bool(separated(ground, [q])[0]) for q in questions] == truth
@@ -71,7 +71,7 @@ def check_trail(graph: nx.DiGraph, ground: Ground, q: Question, trail) -> None:
     assert not (set(nodes) - colliders) & q.given
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(plans(), st.data())
 def test_separators_and_cuts_are_minimal(plan, data):
     ground = grounded(plan)
@@ -108,8 +108,7 @@ REACHES = ["same", "every", "causal", "earlier", "before", "first", "last", "win
 
 
 @pytest.mark.parametrize("kind", REACHES)
-@pytest.mark.parametrize("heads", [1, 5])
-def test_many_words_agree_whatever_the_reach(kind, heads):
+def test_many_words_agree_whatever_the_reach(kind, heads=5):
     """Sentences long enough that words and heads are left out, two slices deep."""
     n, pick = 11, random.Random(kind)
     table = tuple(tuple(pick.random() < 0.4 or i == j for j in range(n)) for i in range(n))
@@ -133,18 +132,18 @@ def test_many_words_agree_whatever_the_reach(kind, heads):
     folded = FoldedGraph(kept, moved, {"head": heads}, {"": 2}, tuple((k,) for k in range(7)))
     ground = Ground(folded, {"": n}).surgery([3])
     graph = as_networkx(ground)
-    questions = [sides(ground, pick) for _ in range(150)]
+    questions = [sides(ground, pick) for _ in range(60)]
     truth = [nx.is_d_separator(graph, set(q.x), set(q.y), set(q.given)) for q in questions]
     assert separated(ground, questions).tolist() == truth
     small = thinned(ground, [{0}])
     assert (len(small.ground) < len(ground)) == (kind in ("same", "every", "causal", "first", "last") or heads > 2)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
 def test_every_case_agrees_with_networkx(case):
     ground = case.sentence.ground
     graph, pick = as_networkx(ground), random.Random(3)
-    questions = [sides(ground, pick) for _ in range(40)]
+    questions = [sides(ground, pick) for _ in range(25)]
     truth = [nx.is_d_separator(graph, set(q.x), set(q.y), set(q.given)) for q in questions]
     assert separated(ground, questions).tolist() == truth
     functions = case.net.network.functional_families
@@ -179,11 +178,11 @@ def determined(graph: nx.DiGraph, ground: Ground, q: Question, functions) -> boo
     return True
 
 
-def test_two_hundred_nets_agree_with_pgmpy():
+def test_random_nets_agree_with_pgmpy():
     from pgmpy.base import DAG
 
     pick = random.Random(7)
-    for _ in range(200):
+    for _ in range(50):
         n = pick.randint(3, 9)
         families = tuple(Family(k, "", f"r{chr(97 + k)}", None, (), None) for k in range(n))
         pairs = [(i, j) for i, j in itertools.combinations(range(n), 2) if pick.random() < 0.35]
@@ -201,7 +200,7 @@ def draws(pick: random.Random, n: int):
     return [pick.sample(range(n), pick.randint(2, n)) for _ in range(4)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(2, 7), st.integers(0, 10**6), st.floats(0.2, 1))
 def test_arborescences_are_networkxs(n, seed, density):
     rng = np.random.default_rng(seed)

@@ -29,7 +29,7 @@ from bnet_transformer.network.order import (
 from bnet_transformer.network.templates import Key, Template, declaration_to_templates
 from bnet_transformer.tpm.arrays import is_plain
 from bnet_transformer.tpm.base import TPM, Parameter, Parent, Shape
-from bnet_transformer.tpm.rotary import Rotary
+from bnet_transformer.tpm.score import Rotary
 
 MOST_FAMILIES = 50_000
 MOST_NUMBERS = 2**33

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError, FileError, room_for
-from bnet_transformer.tpm.packed import packed_size
+from bnet_transformer.tpm.geometric import packed_size
 
 MOST = 2**26
 """As many numbers as one dataset may hold."""

@@ -5,20 +5,14 @@ A TPM of your own is a frozen dataclass that extends `TPM` and writes the equati
 
 from bnet_transformer.tpm.attention import Attention, Read
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product
-from bnet_transformer.tpm.bias import Bias, Buckets, Relative
-from bnet_transformer.tpm.cayley import Cayley
-from bnet_transformer.tpm.combine import Add, Concat, Dropout, Pool
+from bnet_transformer.tpm.combine import Add, Concat, Pool
 from bnet_transformer.tpm.discrete import Categorical, Codebook, Select
-from bnet_transformer.tpm.images import Patches, Start
+from bnet_transformer.tpm.geometric import Cayley, Skew, Triangular
 from bnet_transformer.tpm.linear import Affine, Linear
-from bnet_transformer.tpm.norm import Norm
 from bnet_transformer.tpm.normal import Normal
-from bnet_transformer.tpm.packed import Skew, Triangular
-from bnet_transformer.tpm.recurrent import Gated, Memory, Recur
-from bnet_transformer.tpm.roots import Embed, Given, Positions, Sinusoid, Weight
-from bnet_transformer.tpm.rotary import Rotary
-from bnet_transformer.tpm.score import Bilinear, Dot, Normaliser, Score
-from bnet_transformer.tpm.steps import Activation, FeedForward, ResNet, Scale
+from bnet_transformer.tpm.roots import Embed, Given, Patches, Positions, Sinusoid, Start, Weight
+from bnet_transformer.tpm.score import Bias, Bilinear, Buckets, Dot, Normaliser, Relative, Rotary, Score
+from bnet_transformer.tpm.steps import Activation, Dropout, FeedForward, Gated, Memory, Norm, Recur, ResNet, Scale
 
 __all__ = [
     "TPM",

@@ -24,11 +24,12 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from bnet_transformer.axes import Reach
-from bnet_transformer.errors import BNetError, one_of, put, tolerance, whole
+from bnet_transformer.errors import BNetError, put, tolerance, whole
+from bnet_transformer.tpm.checks import Checked, Checks, called, flag
 from bnet_transformer.tpm.symbols import Symbols
 
 if TYPE_CHECKING:
-    from bnet_transformer.tpm.images import Patches
+    from bnet_transformer.tpm.roots import Patches
 
 Kind = Literal["input", "deterministic", "discrete", "continuous"]
 Shape = tuple[int, ...]
@@ -70,7 +71,7 @@ class Parent:
 
 
 @dataclass(frozen=True)
-class Parameter:
+class Parameter(Checked):
     """A tensor that a TPM owns: its shape for one node, how it starts, whether training changes it.
 
     It starts as `fill` where that is given (a number, or nested tuples of `shape`), else normal with `spread`.
@@ -80,11 +81,14 @@ class Parameter:
     spread: float = 1.0
     fill: float | tuple[object, ...] | None = None
     learnable: bool = True
+    field_checks: ClassVar[Checks] = {
+        "shape": lambda _, value: shape_of("shape of a parameter", value),
+        "spread": called("spread of a parameter", tolerance),
+        "learnable": flag,
+    }
 
     def __post_init__(self) -> None:
-        put(self, shape=shape_of("shape of a parameter", self.shape))
-        put(self, spread=tolerance("spread of a parameter", self.spread))
-        one_of("learnable", self.learnable, (True, False))
+        super().__post_init__()
         if self.fill is None:
             return
         try:
@@ -144,7 +148,7 @@ class At:
 
 
 @dataclass(frozen=True)
-class TPM(abc.ABC):
+class TPM(Checked, abc.ABC):
     """The conditional distribution of a node given its parents.
 
     Its `kind` is "input" (the value comes with the sentence), "deterministic", "discrete" or "continuous".
@@ -279,6 +283,16 @@ class TPM(abc.ABC):
         if self.kind == "discrete":
             return "the words read"
         return "real"
+
+
+@dataclass(frozen=True)
+class VectorMap(TPM):
+    """A TPM from one vector to another of the same width."""
+
+    slots: ClassVar[tuple[str, ...]] = ("x",)
+
+    def shape(self, *parents: Parent) -> Shape:
+        return (vector(parents[0]),)
 
 
 def vector(parent: Parent, width: int | None = None, *, why: str = "") -> int:

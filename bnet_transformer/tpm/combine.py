@@ -1,4 +1,4 @@
-"""Sums and gatherings: add parents, sum heads through `W_o`, pick, drop out, pool."""
+"""Sums and gatherings: add parents, sum heads through `W_o`, pool."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, number, one_of, put, whole
+from bnet_transformer.errors import BNetError, whole
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, matrix, single_axis, vector
+from bnet_transformer.tpm.checks import Checks, called, choice, flag
 from bnet_transformer.tpm.linear import apply
-from bnet_transformer.tpm.notation import numeral
-from bnet_transformer.tpm.pool import POOLS, pooled, pooled_latex
 from bnet_transformer.tpm.symbols import Symbols
+
+POOLS = ("mean", "sum")
 
 
 @final
@@ -64,11 +64,7 @@ class Concat(TPM):
     bias: bool = False
     residual: bool = False
     plates: int = 1
-
-    def __post_init__(self) -> None:
-        for what in ("mapped", "bias", "residual"):
-            one_of(what, getattr(self, what), (True, False))
-        put(self, plates=whole("plates", self.plates))
+    field_checks: ClassVar[Checks] = {"mapped": flag, "bias": flag, "residual": flag, "plates": whole}
 
     def takes(self) -> tuple[str, ...]:
         return (*(("W_o.",) if self.mapped else ()), "a.", *(("x",) if self.residual else ()))
@@ -140,9 +136,7 @@ class Pool(TPM):
     how: str = "mean"
     slots: ClassVar[tuple[str, ...]] = ("x.",)
     elementwise: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        one_of("pool", self.how, POOLS)
+    field_checks: ClassVar[Checks] = {"how": called("pool", choice(*POOLS))}
 
     def shape(self, *parents: Parent) -> Shape:
         single_axis(parents[0])
@@ -159,34 +153,23 @@ class Pool(TPM):
         return s.equals(pooled_latex(self.how, s, "x."))
 
 
-@final
-@dataclass(frozen=True)
-class Dropout(TPM):
-    """`m x / (1 - p)`, m Bernoulli(1 - p), in training; in evaluation the delta `1(x' = x)`, never enumerated.
+def pooled(how: str, x: Tensor, mask: Tensor) -> Tensor:
+    """`[..., m, d] -> [..., d]` over the words that the mask `[..., m]` reads."""
+    weight = mask.to(x.dtype)
+    if how == "mean":
+        weight = weight / weight.sum(-1, keepdim=True)
+    return (weight[..., None] * x).sum(-2)
 
-    >>> Dropout(0.1).value(At(), torch.ones(2))
-    tensor([1., 1.])
-    """
 
-    p: float = 0.1
-    slots: ClassVar[tuple[str, ...]] = ("x",)
-    elementwise: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        put(self, p=number("dropout p", self.p))
-        if not 0 <= self.p < 1:
-            raise BNetError("dropout p", expected="a probability below 1", got=self.p)
-
-    def shape(self, *parents: Parent) -> Shape:
-        return (vector(parents[0]),)
-
-    def value(self, at: At, *parents: Tensor) -> Tensor:
-        return torch.nn.functional.dropout(parents[0], self.p, training=at.training)
-
-    def latex(self, s: Symbols) -> str:
-        x, keep = s.of("x"), numeral(1 - self.p)
-        s.define(
-            rf"\text{{in training }} {s.own['a']} = \frac{{m}}{{{keep}}} {x}"
-            rf", \; m \sim \operatorname{{Bernoulli}}({keep}) \text{{ for each entry}}"
-        )
-        return s.equals(x)
+def pooled_latex(how: str, s: Symbols, slot: str, letter: str = "a") -> str:
+    """The pooled collection as the form of `s` shows it, its feature under `letter`."""
+    share = "" if how == "sum" else rf"\frac{{1}}{{{s.count(slot)}}} "
+    x = s.of(slot, letter)
+    if s.form in ("word", "einstein") or s.index(slot) != "j":
+        return f"{share}{s.sum(slot)} {x}"
+    if not s.over_all(slot):
+        s.only("word")
+    one, across = r"\mathbf{1}", r"\mathbf{1}^\top"
+    if s.whole:
+        one = across = f"{one} {across}"
+    return f"{share}{across} {x}" if s.form == "row" else f"{share}{x} {one}"

@@ -10,7 +10,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, listed, number, one_of, put, whole
+from bnet_transformer.errors import BNetError, listed, put, whole
 from bnet_transformer.tpm.base import (
     TPM,
     At,
@@ -24,8 +24,9 @@ from bnet_transformer.tpm.base import (
     shape_of,
     single_axis,
 )
+from bnet_transformer.tpm.checks import Checks, called, choice, flag, optional, positive
+from bnet_transformer.tpm.combine import POOLS, pooled, pooled_latex
 from bnet_transformer.tpm.notation import numeral, scripts
-from bnet_transformer.tpm.pool import POOLS, pooled, pooled_latex
 from bnet_transformer.tpm.symbols import Symbol, Symbols
 
 
@@ -51,18 +52,20 @@ class Categorical(TPM):
     affine: bool = True
     labels: tuple[str, ...] | None = None
     kind: ClassVar[Kind] = "discrete"
+    field_checks: ClassVar[Checks] = {
+        "n": called("Categorical states", whole),
+        "pool": choice(None, *POOLS),
+        "learnable": choice(None, True, False),
+        "affine": flag,
+        "prior": optional(positive),
+    }
 
     def __post_init__(self) -> None:
-        put(self, n=whole("Categorical states", self.n))
-        one_of("pool", self.pool, (None, *POOLS))
-        one_of("learnable", self.learnable, (None, True, False))
-        one_of("affine", self.affine, (True, False))
+        super().__post_init__()
         if self.probabilities is not None:
             put(self, probabilities=_simplex(self.probabilities, self.n))
         if self.learnable is None:
             put(self, learnable=self.probabilities is None)
-        if self.prior is not None:
-            put(self, prior=number("prior", self.prior, above=0))
         if self.labels is not None:
             put(self, labels=listed("labels", self.labels, str))
             if len(self.labels) != self.n or len(set(self.labels)) != self.n:
@@ -168,11 +171,7 @@ class Select(TPM):
     spread: float | None = None
     slots: ClassVar[tuple[str, ...]] = ("*c",)
     elementwise: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        put(self, size=shape_of("Select", self.size))
-        if self.spread is not None:
-            put(self, spread=number("spread", self.spread, above=0))
+    field_checks: ClassVar[Checks] = {"size": called("Select", shape_of), "spread": optional(positive)}
 
     def shape(self, *parents: Parent) -> Shape:
         if not parents:
@@ -208,14 +207,12 @@ class Codebook(TPM):
     spread: float | None = None
     kind: ClassVar[Kind] = "discrete"
     elementwise: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        put(self, atoms=whole("atoms", self.atoms))
-        put(self, size=shape_of("Codebook", self.size))
-        if self.prior is not None:
-            put(self, prior=number("prior", self.prior, above=0))
-        if self.spread is not None:
-            put(self, spread=number("spread", self.spread, above=0))
+    field_checks: ClassVar[Checks] = {
+        "atoms": whole,
+        "size": called("Codebook", shape_of),
+        "prior": optional(positive),
+        "spread": optional(positive),
+    }
 
     @property
     def states(self) -> int | None:

@@ -4,88 +4,83 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, put, whole
+from bnet_transformer.errors import BNetError, whole
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, matrix, vector
-from bnet_transformer.tpm.symbols import Symbol, Symbols
+from bnet_transformer.tpm.checks import Checks, optional
+from bnet_transformer.tpm.symbols import Symbols
 
 
-@final
 @dataclass(frozen=True)
-class Linear(TPM):
-    """`W x` with W a weight node: `1(v = W_v x)`. `Linear(dim)` owns its matrix and has the one parent x.
-
-    >>> Linear().shape(Parent("W", (4, 8)), Parent("x", (8,)))
-    (4,)
-    """
+class _Map(TPM):
+    """`W x`, and `+ b` where the kind has a bias; with `dim` the matrix is its own, of so many rows."""
 
     dim: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.dim is not None:
-            put(self, dim=whole("dim", self.dim))
+    biased: ClassVar[bool] = False
+    field_checks: ClassVar[Checks] = {"dim": optional(whole)}
 
     def takes(self) -> tuple[str, ...]:
         return ("W", "x") if self.dim is None else ("x",)
 
     @property
     def learnable(self) -> bool:
-        return self.dim is not None
+        return self.biased or self.dim is not None
 
     def shape(self, *parents: Parent) -> Shape:
-        return _shape(self.dim, parents)
+        if self.dim is not None:
+            vector(parents[0])
+            return (self.dim,)
+        W, x = parents
+        out, width = matrix(W)
+        if x.shape != (width,) or x.states is not None:
+            wanted = f"a vector of width {width} (the columns of {W.name})"
+            raise BNetError(x.name, expected=wanted, got=x.form)
+        return (out,)
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
-        return _own_matrix(self.dim, parents)
+        found = {"bias": Parameter(self.shape(*parents), fill=0.0)} if self.biased else {}
+        if self.dim is None:
+            return found
+        width = vector(parents[0])
+        return {"weight": Parameter((self.dim, width), width**-0.5)} | found
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
-        return _products(self.dim, parents)
+        (out,), (width,) = self.shape(*parents), parents[-1].shape
+        return (Product(parents, (out, width), own=self.dim is not None),)
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
         W = parents[0] if self.dim is None else at["weight"]
-        return apply(W, parents[-1])
+        return apply(W, parents[-1], at["bias"] if self.biased else None)
 
     def latex(self, s: Symbols) -> str:
-        return s.equals(s.map(_matrix_of(self.dim, s), s.of("x")))
+        W = s.weight("W") if self.dim is None else s.parameter("W")
+        return s.equals(s.map(W, s.of("x")) + (s.plus(s.parameter("b")) if self.biased else ""))
 
 
 @final
 @dataclass(frozen=True)
-class Affine(TPM):
+class Linear(_Map):
+    """`W x` with W a weight node: `1(v = W_v x)`. `Linear(dim)` owns its matrix and has the one parent x.
+
+    >>> Linear().shape(Parent("W", (4, 8)), Parent("x", (8,)))
+    (4,)
+    """
+
+
+@final
+@dataclass(frozen=True)
+class Affine(_Map):
     """`W x + b` with W a weight node and b its own. `Affine(dim)` owns both and has the one parent x.
 
     >>> sorted(Affine(4).parameters(Parent("x", (8,))))
     ['bias', 'weight']
     """
 
-    dim: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.dim is not None:
-            put(self, dim=whole("dim", self.dim))
-
-    def takes(self) -> tuple[str, ...]:
-        return ("W", "x") if self.dim is None else ("x",)
-
-    def shape(self, *parents: Parent) -> Shape:
-        return _shape(self.dim, parents)
-
-    def parameters(self, *parents: Parent) -> dict[str, Parameter]:
-        return _own_matrix(self.dim, parents) | {"bias": Parameter(self.shape(*parents), fill=0.0)}
-
-    def products(self, *parents: Parent) -> tuple[Product, ...]:
-        return _products(self.dim, parents)
-
-    def value(self, at: At, *parents: Tensor) -> Tensor:
-        W = parents[0] if self.dim is None else at["weight"]
-        return apply(W, parents[-1], at["bias"])
-
-    def latex(self, s: Symbols) -> str:
-        return s.equals(s.map(_matrix_of(self.dim, s), s.of("x")) + s.plus(s.parameter("b")))
+    biased: ClassVar[bool] = True
 
 
 def apply(W: Tensor, x: Tensor, b: Tensor | None = None) -> Tensor:
@@ -94,34 +89,3 @@ def apply(W: Tensor, x: Tensor, b: Tensor | None = None) -> Tensor:
         return torch.nn.functional.linear(x, W.reshape(W.shape[-2:]), b)
     y = torch.einsum("...oi,...i->...o", W, x)
     return y if b is None else y + b
-
-
-def _shape(dim: int | None, parents: tuple[Parent, ...]) -> Shape:
-    if dim is not None:
-        vector(parents[0])
-        return (dim,)
-    out, width = matrix(parents[0])
-    if parents[1].shape != (width,) or parents[1].states is not None:
-        raise BNetError(
-            parents[1].name,
-            expected=f"a vector of width {width} (the columns of {parents[0].name})",
-            got=parents[1].form,
-        )
-    return (out,)
-
-
-def _products(dim: int | None, parents: tuple[Parent, ...]) -> tuple[Product, ...]:
-    """Of `W x`."""
-    (out,), (width,) = _shape(dim, parents), parents[-1].shape
-    return (Product(parents, (out, width), own=dim is not None),)
-
-
-def _matrix_of(dim: int | None, s: Symbols) -> Symbol:
-    return s.weight("W") if dim is None else s.parameter("W")
-
-
-def _own_matrix(dim: int | None, parents: tuple[Parent, ...]) -> dict[str, Parameter]:
-    if dim is None:
-        return {}
-    width = vector(parents[0])
-    return {"weight": Parameter((dim, width), width**-0.5)}

@@ -12,10 +12,11 @@ from torch.distributions import Distribution, Independent
 from torch.distributions import Normal as TorchNormal
 from torch.nn import functional
 
-from bnet_transformer.errors import number, one_of, put, whole
+from bnet_transformer.errors import whole
 from bnet_transformer.tpm.base import TPM, At, Kind, Parameter, Parent, Product, Shape, single_axis, vector
+from bnet_transformer.tpm.checks import Checks, choice, flag, optional, positive
+from bnet_transformer.tpm.combine import POOLS, pooled, pooled_latex
 from bnet_transformer.tpm.notation import raised
-from bnet_transformer.tpm.pool import POOLS, pooled, pooled_latex
 from bnet_transformer.tpm.symbols import Symbols
 
 
@@ -35,13 +36,12 @@ class Normal(TPM):
     learnable: bool = False
     pool: str | None = None
     kind: ClassVar[Kind] = "continuous"
-
-    def __post_init__(self) -> None:
-        put(self, sigma=number("sigma", self.sigma, above=0))
-        if self.dim is not None:
-            put(self, dim=whole("dim", self.dim))
-        one_of("learnable", self.learnable, (True, False))
-        one_of("pool", self.pool, (None, *POOLS))
+    field_checks: ClassVar[Checks] = {
+        "sigma": positive,
+        "dim": optional(whole),
+        "learnable": flag,
+        "pool": choice(None, *POOLS),
+    }
 
     def takes(self) -> tuple[str, ...]:
         return ("x.",) if self.pool else ("x",)

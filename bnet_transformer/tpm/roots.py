@@ -1,5 +1,5 @@
 """Nodes whose value comes from outside: from the sentence (`Given`), the parameter store (`Weight`), or the
-position (`Sinusoid`, `Positions`)."""
+position (`Sinusoid`, `Positions`); what makes words vectors (`Embed`), and images words (`Patches`, `Start`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, number, one_of, put, whole
+from bnet_transformer.errors import BNetError, number, whole
 from bnet_transformer.tpm.base import (
     TPM,
     At,
@@ -18,14 +18,102 @@ from bnet_transformer.tpm.base import (
     Parameter,
     Parent,
     Shape,
+    VectorMap,
     broadcast,
     index,
     matrix,
     shape_of,
 )
-from bnet_transformer.tpm.images import Patches
+from bnet_transformer.tpm.checks import Checked, Checks, called, choice, flag, optional, positive
 from bnet_transformer.tpm.notation import raised, scaled
 from bnet_transformer.tpm.symbols import FEATURES, Symbols
+
+
+@final
+@dataclass(frozen=True)
+class Patches(Checked):
+    """How an image `[channel, row, column]` is cut into words: patches of `high` rows and `wide` columns, row by row.
+
+    Word 0 is of no patch (it gathers the image, and is given as zeros); rows and columns that fill no patch are left.
+
+    >>> Patches(channels=3, rows=8, columns=8, high=4, wide=4).tokens
+    ('[CLS]', '0,0', '0,1', '1,0', '1,1')
+    """
+
+    channels: int
+    rows: int
+    columns: int
+    high: int
+    wide: int
+    field_checks: ClassVar[Checks] = dict.fromkeys(
+        ("channels", "rows", "columns", "high", "wide"), lambda what, value: whole(f"{what} of the patches", value)
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.high > self.rows or self.wide > self.columns:
+            wanted = f"at most the image, {self.rows} x {self.columns}"
+            raise BNetError("patches", expected=wanted, got=f"{self.high} x {self.wide}")
+
+    @property
+    def down(self) -> int:
+        """How many patches stand below each other."""
+        return self.rows // self.high
+
+    @property
+    def across(self) -> int:
+        """How many patches stand side by side."""
+        return self.columns // self.wide
+
+    @property
+    def words(self) -> int:
+        """How many words an image has, its first among them."""
+        return 1 + self.down * self.across
+
+    @property
+    def features(self) -> int:
+        """How many numbers a patch has."""
+        return self.channels * self.high * self.wide
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """What the words are called: by the row and the column of their patch."""
+        return ("[CLS]", *(f"{i},{j}" for i in range(self.down) for j in range(self.across)))
+
+    def read(self, image: Tensor) -> Tensor:
+        """The words of an image, `[word, feature]`; the features of a patch run over channel, row, column."""
+        wanted = (self.channels, self.rows, self.columns)
+        if tuple(image.shape) != wanted:
+            raise BNetError("image", expected=f"[channel, row, column] of shape {wanted}", got=tuple(image.shape))
+        kept = image[:, : self.down * self.high, : self.across * self.wide]
+        cut = kept.unfold(1, self.high, self.high).unfold(2, self.wide, self.wide)
+        words = cut.permute(1, 2, 0, 3, 4).reshape(-1, self.features)
+        return torch.cat([words.new_zeros(1, self.features), words])
+
+
+@final
+@dataclass(frozen=True)
+class Start(VectorMap):
+    """The first word has a vector of its own, `u`; every other is passed on: `x_0 = u`, `x_i = e_i`.
+
+    >>> Start().value(At({"vector": torch.tensor([9.])}, word=torch.arange(3)), torch.ones(3, 1)).squeeze()
+    tensor([9., 1., 1.])
+    """
+
+    spread: float = 0.02
+    elementwise: ClassVar[bool] = True
+    field_checks: ClassVar[Checks] = {"spread": positive}
+
+    def parameters(self, *parents: Parent) -> dict[str, Parameter]:
+        return {"vector": Parameter(self.shape(*parents), self.spread)}
+
+    def value(self, at: At, *parents: Tensor) -> Tensor:
+        return torch.where((at.word == 0)[..., None], at["vector"], parents[0])
+
+    def latex(self, s: Symbols) -> str:
+        s.only("word")
+        u, i = s.parameter("u"), s.own.word or 0
+        return s.equals(rf"\begin{{cases}} {u} & {i} = 0 \\ {s.of('x')} & {i} > 0 \end{{cases}}")
 
 
 @final
@@ -46,21 +134,22 @@ class Given(TPM):
     image: Patches | None = None
     kind: ClassVar[Kind] = "input"
     elementwise: ClassVar[bool] = True
+    field_checks: ClassVar[Checks] = {
+        "size": called("Given", shape_of),
+        "states": optional(whole),
+        "default": optional(lambda what, value: whole(what, value, least=0)),
+    }
 
     def __post_init__(self) -> None:
-        if self.states is not None:
-            put(self, states=whole("states", self.states))
-            if self.size != ():
-                raise BNetError("Given", expected="a size or states=, not both", got=self)
+        super().__post_init__()
+        if self.states is not None and self.size != ():
+            raise BNetError("Given", expected="a size or states=, not both", got=self)
         if self.image is not None and not isinstance(self.image, Patches):
             raise BNetError("image", expected="Patches, or None", got=self.image)
-        if self.image is not None and shape_of("Given", self.size) != (self.image.features,):
+        if self.image is not None and self.size != (self.image.features,):
             raise BNetError("Given", expected=f"the size {self.image.features} of a patch", got=self.size)
-        if self.default is not None:
-            put(self, default=whole("default", self.default, least=0))
-            if self.default >= (self.states or 0):
-                raise BNetError("default", expected="one of the states", got=self)
-        put(self, size=shape_of("Given", self.size))
+        if self.default is not None and self.default >= (self.states or 0):
+            raise BNetError("default", expected="one of the states", got=self)
 
     @property
     def reads_by_index(self) -> bool:
@@ -87,11 +176,7 @@ class Weight(TPM):
     size: int | Shape
     spread: float | None = None
     elementwise: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        put(self, size=shape_of("Weight", self.size))
-        if self.spread is not None:
-            put(self, spread=number("spread", self.spread, above=0))
+    field_checks: ClassVar[Checks] = {"size": called("Weight", shape_of), "spread": optional(positive)}
 
     def shape(self, *parents: Parent) -> Shape:
         return shape_of("Weight", self.size)
@@ -130,13 +215,13 @@ class Sinusoid(TPM):
     first: int = 0
     rounded: bool = False
     elementwise: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        put(self, dim=whole("dim", self.dim))
-        put(self, base=number("base", self.base, above=0))
-        one_of("halves", self.halves, (True, False))
-        one_of("rounded", self.rounded, (True, False))
-        one_of("first", self.first, (0, 1))
+    field_checks: ClassVar[Checks] = {
+        "dim": whole,
+        "base": positive,
+        "halves": flag,
+        "rounded": flag,
+        "first": choice(0, 1),
+    }
 
     def shape(self, *parents: Parent) -> Shape:
         return (self.dim,)
@@ -182,11 +267,7 @@ class Positions(TPM):
     dim: int
     spread: float = 0.02
     elementwise: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        put(self, length=whole("length", self.length))
-        put(self, dim=whole("dim", self.dim))
-        put(self, spread=number("spread", self.spread, above=0))
+    field_checks: ClassVar[Checks] = {"length": whole, "dim": whole, "spread": positive}
 
     def shape(self, *parents: Parent) -> Shape:
         return (self.dim,)
@@ -220,12 +301,7 @@ class Embed(TPM):
     tied: bool = False
     spread: float = 1.0
     elementwise: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        put(self, dim=whole("dim", self.dim))
-        put(self, scale=number("scale", self.scale))
-        put(self, spread=number("spread", self.spread, above=0))
-        one_of("tied", self.tied, (True, False))
+    field_checks: ClassVar[Checks] = {"dim": whole, "scale": number, "spread": positive, "tied": flag}
 
     def takes(self) -> tuple[str, ...]:
         return ("W", "token") if self.tied else ("token",)

@@ -1,23 +1,113 @@
-"""The parts of attention: scores (how much word i asks for word j) and normalisers."""
+"""The parts of attention: scores (how much word i asks for word j), rotary positions, biases, normalisers."""
 
 from __future__ import annotations
 
 import abc
+import math
 from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, number, one_of, put
-from bnet_transformer.tpm.base import Parent, Product, matrix, vector
-from bnet_transformer.tpm.notation import function, scaled, scripts
-from bnet_transformer.tpm.rotary import Rotary, Turns
+from bnet_transformer.errors import BNetError, number, whole
+from bnet_transformer.tpm.base import Parent, Product, broadcast, matrix, vector
+from bnet_transformer.tpm.checks import Checked, Checks, called, choice, flag, optional, positive
+from bnet_transformer.tpm.notation import function, numeral, raised, scaled, scripts
 from bnet_transformer.tpm.symbols import Symbol, Symbols
+
+Turns = dict[tuple[object, ...], list[tuple[Tensor, Tensor, Tensor]]]  # positions, with their cosines and sines
+
+
+@final
+@dataclass(frozen=True)
+class Rotary(Checked):
+    """Features e and e + w/2 of the first w of word i turn by the angle `i f_e`, `f_e = base^(-2e/w) / factor`.
+
+    `width` is w, by default all features; those behind it stay as they are. With `bands=(low, high, length)` only slow
+    turns are divided by the factor: those of less than `low` turns in `length` words, not those of more than `high`,
+    and the ones between in part, as in Llama 3.
+
+    >>> Rotary(100.0, factor=2.0).frequencies(4)
+    tensor([0.5000, 0.0500], dtype=torch.float64)
+    """
+
+    base: float = 10000.0
+    width: int | None = None
+    factor: float = 1.0
+    bands: tuple[float, float, int] | None = None
+    field_checks: ClassVar[Checks] = {
+        "base": called("rotary base", positive),
+        "factor": called("rotary factor", positive),
+        "width": optional(lambda _, value: whole("rotary width", value, least=2)),
+        "bands": optional(lambda _, value: _bands(value)),
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width is not None and self.width % 2:
+            raise BNetError("rotary width", expected="an even number (features are paired)", got=self.width)
+
+    def check(self, width: int, name: str, got: str) -> None:
+        """Refuse vectors whose features cannot be paired."""
+        if self.width is None and width % 2:
+            raise BNetError(name, expected="an even width (rotary positions pair it)", got=got)
+        if self.width is not None and self.width > width:
+            raise BNetError(name, expected=f"at least the {self.width} features that rotary positions turn", got=got)
+
+    def frequencies(self, width: int, device: torch.device | None = None) -> Tensor:
+        """The angles by which the pairs of a vector turn from one word to the next."""
+        turned = self.width or width
+        pairs = torch.arange(turned // 2, device=device, dtype=torch.float64)
+        frequency = self.base ** (-2 * pairs / turned)
+        if self.bands is None:
+            return frequency / self.factor
+        low, high, length = self.bands
+        kept = ((length * frequency / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+        return (kept + (1 - kept) / self.factor) * frequency
+
+    def turn(self, x: Tensor, position: Tensor, turns: Turns | None = None) -> Tensor:
+        """Vectors `[..., d]` of words at these positions, turned; `turns` keeps what turns them for the next ones."""
+        turned = self.width or x.shape[-1]
+        made = [] if turns is None else turns.setdefault((self, x.shape[-1], x.dtype, x.device), [])
+        found = next((turn for turn in made if turn[0] is position), None)
+        if found is None:
+            angle = position.to(torch.float64)[..., None] * self.frequencies(x.shape[-1], x.device)
+            found = position, angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+            made.append(found)
+        _, cos, sin = found
+        a, b, rest = x[..., : turned // 2], x[..., turned // 2 : turned], x[..., turned:]
+        return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
+
+    def define(self, s: Symbols, turn: str, width: int) -> None:
+        """Say in LaTeX what the turn of word i is."""
+        turned = self.width or width
+        angle = rf"i / {raised(self.base, f'2e/{turned}')}"
+        if self.bands is not None:
+            low, high, length = self.bands
+            angle = rf"i f_e, \; f_e = (s_e + \frac{{1 - s_e}}{{{numeral(self.factor)}}}) g_e"
+            s.define(rf"g_e = {raised(self.base, f'-2e/{turned}')}")
+            span, least = numeral(high - low), numeral(low)
+            inside = rf"\frac{{1}}{{{span}}} (\frac{{{length} g_e}}{{2 \pi}} - {least})"
+            s.define(rf"s_e = \min(\max({inside}, 0), 1)")
+        elif self.factor != 1:
+            angle = rf"i / ({numeral(self.factor)} \cdot {raised(self.base, f'2e/{turned}')})"
+        some = "" if turned == width else rf" \text{{ for }} e < {turned // 2}"
+        pair = rf"e \text{{ and }} e + {turned // 2}"
+        s.define(rf"{turn} \text{{ turns features }} {pair} \text{{ by the angle }} {angle}{some}")
+
+
+def _bands(bands: object) -> tuple[float, float, int]:
+    """Two growing numbers of turns and a number of words."""
+    if not isinstance(bands, tuple) or len(bands) != 3:
+        raise BNetError("rotary bands", expected="(low, high, length)", got=bands)
+    low = number("low of the rotary bands", bands[0], above=0)
+    high = number("high of the rotary bands", bands[1], above=low)
+    return low, high, whole("length of the rotary bands", bands[2])
 
 
 @dataclass(frozen=True)
-class Score(abc.ABC):
+class Score(Checked, abc.ABC):
     """A score: `[..., m]` from the word's own vector `[..., d]` and those it reads `[..., m, d]`."""
 
     roles: ClassVar[tuple[str, str]]
@@ -61,10 +151,10 @@ class Dot(Score):
     scale: float | None = 1.0
     rotary: float | Rotary | None = None
     roles: ClassVar[tuple[str, str]] = ("q", "k")
+    field_checks: ClassVar[Checks] = {"scale": optional(number)}
 
     def __post_init__(self) -> None:
-        if self.scale is not None:
-            put(self, scale=number("scale", self.scale))
+        super().__post_init__()
         self.turning  # noqa: B018  a base is checked where a Rotary is made of it
 
     @property
@@ -138,9 +228,7 @@ class Bilinear(Score):
     scale: float = 1.0
     roles: ClassVar[tuple[str, str]] = ("z", "z")
     extra: ClassVar[tuple[str, ...]] = ("A",)
-
-    def __post_init__(self) -> None:
-        put(self, scale=number("scale", self.scale))
+    field_checks: ClassVar[Checks] = {"scale": number}
 
     def check(self, query: Parent, key: Parent, *extra: Parent) -> None:
         wanted = (vector(query), vector(key))
@@ -174,7 +262,7 @@ class Bilinear(Score):
 
 @final
 @dataclass(frozen=True)
-class Normaliser:
+class Normaliser(Checked):
     """From scores to weights: `softmax` over what is read (then the weights are `P(j | i)`), `sigmoid`, or `none`.
 
     >>> Normaliser().weights(torch.tensor([0., 0., 9.]), torch.tensor([True, True, False]))
@@ -182,9 +270,7 @@ class Normaliser:
     """
 
     kind: str = "softmax"
-
-    def __post_init__(self) -> None:
-        one_of("normaliser", self.kind, ("softmax", "sigmoid", "none"))
+    field_checks: ClassVar[Checks] = {"kind": called("normaliser", choice("softmax", "sigmoid", "none"))}
 
     def weights(self, scores: Tensor, mask: Tensor) -> Tensor:
         """`[..., m]` over the words that the mask reads; the others weigh nothing."""
@@ -192,3 +278,131 @@ class Normaliser:
             return scores.masked_fill(~mask, -torch.inf).softmax(-1)
         weights = scores.sigmoid() if self.kind == "sigmoid" else scores
         return weights.masked_fill(~mask, 0.0)
+
+
+# biases by distance
+
+
+@dataclass(frozen=True)
+class Bias(Checked, abc.ABC):
+    """A bias `b[d(j - i)]`, from a parent `b` of `width` numbers."""
+
+    @property
+    @abc.abstractmethod
+    def width(self) -> int:
+        """How many numbers its parent has."""
+
+    @abc.abstractmethod
+    def bias(self, b: Tensor, i: Tensor, j: Tensor, *, from_key: bool = False) -> Tensor:
+        """`[..., m]`: what is added to the score of query i and keys j, or (`from_key`) of key i and queries j."""
+
+    @abc.abstractmethod
+    def number(self, s: Symbols, distance: str) -> str:
+        """Which number a distance has, in LaTeX; its definition goes to the symbols."""
+
+    def check(self, b: Parent) -> None:
+        """Refuse a table of another width."""
+        vector(b, self.width, why="the numbers of a bias by distance")
+
+    def latex(self, s: Symbols, read: str, *, from_key: bool = False) -> str:
+        r"""`+ b_{d(j-i)}`, by the distance from query to key; in matrix forms a matrix of all pairs."""
+        b, j = s.weight("b", ""), str(s.of(read).word)
+        apart = f"{s.own.word}-{j}" if from_key else f"{j}-{s.own.word}"
+        entry = b.with_sub(self.number(s, apart if s.own.word else j))
+        if s.form in ("word", "einstein"):
+            return f" + {entry}"
+        table = Symbol("B", sup=(str(b),))
+        s.define(rf"{table.entry('i', 'j')} = {entry}")
+        return f" + {s.pairs(table)}"
+
+
+@final
+@dataclass(frozen=True)
+class Relative(Bias):
+    """A bias by distance, `b[clip(j - i, -limit, limit) + limit]`, from a parent `b` of 2 limit + 1 numbers.
+
+    >>> Relative(1).bias(torch.tensor([9., 0., 1.]), torch.tensor(0), torch.arange(3))
+    tensor([0., 1., 1.])
+    """
+
+    limit: int
+    field_checks: ClassVar[Checks] = {"limit": lambda what, value: whole(what, value, least=0)}
+
+    @property
+    def width(self) -> int:
+        return 2 * self.limit + 1
+
+    def bias(self, b: Tensor, i: Tensor, j: Tensor, *, from_key: bool = False) -> Tensor:
+        apart = i[..., None] - j if from_key else j - i[..., None]
+        distance = apart.clamp(-self.limit, self.limit) + self.limit
+        if b.dim() == 1:
+            return b[distance]
+        batch = broadcast(b.shape[:-1], distance.shape[:-1])
+        return b.expand(*batch, b.shape[-1]).gather(-1, distance.expand(*batch, distance.shape[-1]))
+
+    def number(self, s: Symbols, distance: str) -> str:
+        cut = scripts("", [str(self.limit)])
+        s.define(rf"[\delta]{cut} = \min(\max(\delta, -{self.limit}), {self.limit})")
+        return f"[{distance}]{cut}"
+
+
+@final
+@dataclass(frozen=True)
+class Buckets(Bias):
+    """A bias by distance in `count` buckets (Raffel et al. 2020): small distances have one each, larger ones share
+    buckets that widen like logarithms, and all from `furthest` on share the last.
+
+    Half of the buckets are for the words behind; not `two_sided`, all are for those before, as under a causal mask.
+
+    >>> Buckets(4, furthest=8).bias(torch.arange(4.0), torch.tensor(1), torch.arange(4))
+    tensor([1., 0., 3., 3.])
+    """
+
+    count: int = 32
+    furthest: int = 128
+    two_sided: bool = True
+    field_checks: ClassVar[Checks] = {"two_sided": flag, "count": called("count of buckets", whole), "furthest": whole}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole("count of buckets", self.count, least=4 if self.two_sided else 2)
+        if self.furthest <= self._single:
+            wanted = f"more than {self._single}, the distances with a bucket of their own"
+            raise BNetError("furthest", expected=wanted, got=self.furthest)
+
+    @property
+    def width(self) -> int:
+        return self.count
+
+    @property
+    def _side(self) -> int:
+        """How many buckets one side has."""
+        return self.count // 2 if self.two_sided else self.count
+
+    @property
+    def _single(self) -> int:
+        """How many distances of a side have a bucket of their own."""
+        return self._side // 2
+
+    def bias(self, b: Tensor, i: Tensor, j: Tensor, *, from_key: bool = False) -> Tensor:
+        return Relative(self.furthest).bias(b[..., self._of_each(b.device)], i, j, from_key=from_key)
+
+    def _of_each(self, device: torch.device) -> Tensor:
+        """The bucket of every distance from -furthest to furthest, in float32, as models are trained."""
+        distance = torch.arange(-self.furthest, self.furthest + 1, device=device)
+        far = distance.abs() if self.two_sided else (-distance).clamp(min=0)
+        share = (far.clamp(min=self._single).float() / self._single).log() / math.log(self.furthest / self._single)
+        wide = self._single + (share * (self._side - self._single)).long()
+        found = torch.where(far < self._single, far, wide.clamp(max=self._side - 1))
+        return found + self._side * (distance > 0) if self.two_sided else found
+
+    def number(self, s: Symbols, distance: str) -> str:
+        single, side = self._single, self._side
+        cut = scripts("", [str(self.count), str(self.furthest)])
+        far = r"|\delta|" if self.two_sided else r"\max(-\delta, 0)"
+        behind = rf" + {side} \, [\delta > 0]" if self.two_sided else ""
+        share = rf"\frac{{\ln(r / {single})}}{{\ln({self.furthest} / {single})}}"
+        wide = rf"\min\left({side - 1}, {single} + \lfloor {side - single} \, {share} \rfloor\right)"
+        cases = rf"r & r < {single} \\ {wide} & r \ge {single}"
+        s.define(rf"\beta{cut}(\delta) = \begin{{cases}} {cases} \end{{cases}}{behind}, \; r = {far}")
+        return rf"\beta{cut}({distance})"

@@ -1,4 +1,4 @@
-"""The word-wise steps: an activation, the feed-forward map, the ResNet step."""
+"""The word-wise steps: activation, feed-forward map, ResNet step, norm, dropout, the steps of recurrent nets."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bnet_transformer.errors import number, one_of, put, whole
-from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, vector
+from bnet_transformer.errors import BNetError, number, whole
+from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, VectorMap, vector
+from bnet_transformer.tpm.checks import Checks, called, choice, flag, positive
 from bnet_transformer.tpm.linear import apply
-from bnet_transformer.tpm.notation import scaled
-from bnet_transformer.tpm.symbols import Symbols
+from bnet_transformer.tpm.notation import numeral, scaled, scripts
+from bnet_transformer.tpm.symbols import Symbol, Symbols
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -38,9 +39,17 @@ LATEX = {
 }
 
 
+activation_name = choice(*ACTIVATIONS)
+
+
+def activated(activation: str, inside: str | Symbol) -> str:
+    """An activation of something in LaTeX; the identity leaves it as it is."""
+    return f"{LATEX[activation]}({inside})" if LATEX[activation] else str(inside)
+
+
 @final
 @dataclass(frozen=True)
-class Activation(TPM):
+class Activation(VectorMap):
     """`s(x)`, entry by entry.
 
     >>> Activation("relu").value(At(), torch.tensor([-1.0, 2.0]))
@@ -48,26 +57,19 @@ class Activation(TPM):
     """
 
     activation: str = "relu"
-    slots: ClassVar[tuple[str, ...]] = ("x",)
     elementwise: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        one_of("activation", self.activation, ACTIVATIONS)
-
-    def shape(self, *parents: Parent) -> Shape:
-        return (vector(parents[0]),)
+    field_checks: ClassVar[Checks] = {"activation": activation_name}
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
         return ACTIVATIONS[self.activation](parents[0])
 
     def latex(self, s: Symbols) -> str:
-        activate = LATEX[self.activation]
-        return s.equals(f"{activate}({s.of('x')})" if activate else s.of("x"))
+        return s.equals(activated(self.activation, s.of("x")))
 
 
 @final
 @dataclass(frozen=True)
-class Scale(TPM):
+class Scale(VectorMap):
     """`factor x`.
 
     >>> Scale(0.5).value(At(), torch.tensor([2.0]))
@@ -75,14 +77,8 @@ class Scale(TPM):
     """
 
     factor: float
-    slots: ClassVar[tuple[str, ...]] = ("x",)
     elementwise: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        put(self, factor=number("factor", self.factor))
-
-    def shape(self, *parents: Parent) -> Shape:
-        return (vector(parents[0]),)
+    field_checks: ClassVar[Checks] = {"factor": number}
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
         return self.factor * parents[0]
@@ -93,7 +89,7 @@ class Scale(TPM):
 
 @final
 @dataclass(frozen=True)
-class FeedForward(TPM):
+class FeedForward(VectorMap):
     """`W_2 s(W_1 x + b_1) + b_2`; gated: `W_2 (s(W_g x + b_g) * (W_1 x + b_1)) + b_2`; without biases if so asked.
 
     >>> sorted(FeedForward(32).parameters(Parent("x", (8,))))
@@ -104,16 +100,7 @@ class FeedForward(TPM):
     activation: str = "relu"
     gated: bool = False
     bias: bool = True
-    slots: ClassVar[tuple[str, ...]] = ("x",)
-
-    def __post_init__(self) -> None:
-        put(self, hidden=whole("hidden", self.hidden))
-        one_of("activation", self.activation, ACTIVATIONS)
-        for what in ("gated", "bias"):
-            one_of(what, getattr(self, what), (True, False))
-
-    def shape(self, *parents: Parent) -> Shape:
-        return (vector(parents[0]),)
+    field_checks: ClassVar[Checks] = {"hidden": whole, "activation": activation_name, "gated": flag, "bias": flag}
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         (width,) = self.shape(*parents)
@@ -152,7 +139,7 @@ class FeedForward(TPM):
 
 @final
 @dataclass(frozen=True)
-class ResNet(TPM):
+class ResNet(VectorMap):
     """`z + s(W z + b)`, `blocks` times with parameters of their own (seed 000).
 
     >>> ResNet(blocks=2).parameters(Parent("z", (3,)))["weight"].shape
@@ -161,14 +148,7 @@ class ResNet(TPM):
 
     blocks: int = 1
     activation: str = "tanh"
-    slots: ClassVar[tuple[str, ...]] = ("x",)
-
-    def __post_init__(self) -> None:
-        put(self, blocks=whole("blocks", self.blocks))
-        one_of("activation", self.activation, ACTIVATIONS)
-
-    def shape(self, *parents: Parent) -> Shape:
-        return (vector(parents[0]),)
+    field_checks: ClassVar[Checks] = {"blocks": whole, "activation": activation_name}
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         (width,) = self.shape(*parents)
@@ -201,3 +181,211 @@ class ResNet(TPM):
         s.define(rf"{start}{one}({z[0]}){end} = {step}")
         chain = rf"{last} \circ" + (r" \cdots \circ" if self.blocks > 2 else "") + f" {first}"
         return s.equals(f"{start}({chain})({s.of('x', '')}){end}")
+
+
+@final
+@dataclass(frozen=True)
+class Norm(VectorMap):
+    """`gain (x - mean x) / sqrt(var x + eps) + bias`; `Norm("rms")`: `gain x / sqrt(mean x^2 + eps)`.
+
+    `bias=False` leaves the bias of a layer norm out.
+
+    >>> Norm("rms").parameters(Parent("x", (8,))).keys()
+    dict_keys(['gain'])
+    """
+
+    form: str = "layer"
+    eps: float = 1e-5
+    affine: bool = True
+    bias: bool = True
+    elementwise: ClassVar[bool] = True
+    field_checks: ClassVar[Checks] = {
+        "form": called("norm", choice("layer", "rms")),
+        "eps": positive,
+        "affine": flag,
+        "bias": flag,
+    }
+
+    @property
+    def learnable(self) -> bool:
+        return self.affine
+
+    def parameters(self, *parents: Parent) -> dict[str, Parameter]:
+        if not self.affine:
+            return {}
+        shape = self.shape(*parents)
+        gain = {"gain": Parameter(shape, fill=1.0)}
+        return gain | {"bias": Parameter(shape, fill=0.0)} if self._biased else gain
+
+    def value(self, at: At, *parents: Tensor) -> Tensor:
+        x = parents[0]
+        gain, bias = at.parameters.get("gain"), at.parameters.get("bias")
+        own = None if gain is None or gain.dim() > 1 else gain  # a gain for each entry of a plate is applied apart
+        if self.form == "layer":
+            scaled = functional.layer_norm(x, x.shape[-1:], own, None if own is None else bias, self.eps)
+        else:
+            scaled = functional.rms_norm(x, x.shape[-1:], own, self.eps)
+        if own is not None or gain is None:
+            return scaled
+        return gain * scaled if bias is None else gain * scaled + bias
+
+    def latex(self, s: Symbols) -> str:
+        x, b = s.of("x"), s.of("x", "b")
+        gain, bias = s.parameter("g"), s.plus(s.parameter("b"))
+        layer, eps = self.form == "layer", numeral(self.eps)
+        if s.form in ("row", "column"):
+            sub = [] if self.eps == 1e-5 else [eps]
+            name = scripts(rf"\operatorname{{{'LayerNorm' if layer else 'RMSNorm'}}}", sub)
+            s.define(rf"{name}(x) = {_normed('x', 'x', layer, eps, '')} \text{{ for each word}}")
+            scale = rf"\operatorname{{diag}}({gain})"
+            value = rf"{name}({x}) \, {scale}" if s.form == "row" else rf"{scale} \, {name}({x})"
+            return s.equals(value + (bias if self._biased else "") if self.affine else f"{name}({x})")
+        value = _normed(str(x), str(b), layer, eps, "_b" if s.form == "einstein" else "")
+        if not self.affine:
+            return s.equals(value)
+        times = rf"{gain['a']} " if s.form == "einstein" else rf"{gain} \odot "
+        return s.equals(times + value + (bias if self._biased else ""))
+
+    @property
+    def _biased(self) -> bool:
+        return self.form == "layer" and self.bias
+
+
+def _normed(x: str, inner: str, layer: bool, eps: str, over: str) -> str:
+    """The normalised vector, before gain and bias; `over` is the index that mean and variance run over."""
+    mean, variance = rf"\operatorname{{mean}}{over}", rf"\operatorname{{var}}{over}"
+    if layer:
+        return rf"\frac{{{x} - {mean}({inner})}}{{\sqrt{{{variance}({inner}) + {eps}}}}}"
+    square = f"({inner})^2" if over else rf"{inner} \odot {inner}"
+    return rf"\frac{{{x}}}{{\sqrt{{{mean}({square}) + {eps}}}}}"
+
+
+@final
+@dataclass(frozen=True)
+class Dropout(VectorMap):
+    """`m x / (1 - p)`, m Bernoulli(1 - p), in training; in evaluation the delta `1(x' = x)`, never enumerated.
+
+    >>> Dropout(0.1).value(At(), torch.ones(2))
+    tensor([1., 1.])
+    """
+
+    p: float = 0.1
+    elementwise: ClassVar[bool] = True
+    field_checks: ClassVar[Checks] = {"p": called("dropout p", number)}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.p < 1:
+            raise BNetError("dropout p", expected="a probability below 1", got=self.p)
+
+    def value(self, at: At, *parents: Tensor) -> Tensor:
+        return functional.dropout(parents[0], self.p, training=at.training)
+
+    def latex(self, s: Symbols) -> str:
+        x, keep = s.of("x"), numeral(1 - self.p)
+        s.define(
+            rf"\text{{in training }} {s.own['a']} = \frac{{m}}{{{keep}}} {x}"
+            rf", \; m \sim \operatorname{{Bernoulli}}({keep}) \text{{ for each entry}}"
+        )
+        return s.equals(x)
+
+
+# recurrent nets
+
+
+@final
+@dataclass(frozen=True)
+class Recur(TPM):
+    """`s(W x + U h + b)`: x is the word, h what came of the words before it.
+
+    >>> sorted(Recur(3).parameters(Parent("x", (2,)), Parent("h", (3,))))
+    ['U', 'W', 'bias']
+    """
+
+    dim: int
+    activation: str = "tanh"
+    bias: bool = True
+    slots: ClassVar[tuple[str, ...]] = ("x", "h")
+    field_checks: ClassVar[Checks] = {"dim": whole, "activation": activation_name, "bias": flag}
+
+    def shape(self, *parents: Parent) -> Shape:
+        for parent in parents:
+            vector(parent)
+        return (self.dim,)
+
+    def parameters(self, *parents: Parent) -> dict[str, Parameter]:
+        spread = (3 * self.dim) ** -0.5  # that of torch's own, which draws from U(-1 / sqrt(dim), 1 / sqrt(dim))
+        found = {name: Parameter((self.dim, *parent.shape), spread) for name, parent in zip("WU", parents, strict=True)}
+        return found | ({"bias": Parameter((self.dim,), fill=0.0)} if self.bias else {})
+
+    def products(self, *parents: Parent) -> tuple[Product, ...]:
+        return tuple(Product((parent,), (self.dim, *parent.shape), own=True) for parent in parents)
+
+    def value(self, at: At, *parents: Tensor) -> Tensor:
+        x, h = parents
+        return ACTIVATIONS[self.activation](apply(at["W"], x, at["bias"] if self.bias else None) + apply(at["U"], h))
+
+    def latex(self, s: Symbols) -> str:
+        bias = s.plus(s.parameter("b")) if self.bias else ""
+        inside = s.map(s.parameter("W"), s.of("x")) + f" + {s.map(s.parameter('U'), s.of('h'))}" + bias
+        return s.equals(activated(self.activation, inside))
+
+
+@final
+@dataclass(frozen=True)
+class Memory(TPM):
+    """`forget * cell + input * candidate`, entry by entry: what is kept of a cell, and what is added to it.
+
+    >>> Memory().value(At(), *(torch.tensor([x]) for x in (1.0, 2.0, 0.5, 4.0)))
+    tensor([4.])
+    """
+
+    slots: ClassVar[tuple[str, ...]] = ("input", "candidate", "forget", "cell")
+    elementwise: ClassVar[bool] = True
+
+    def shape(self, *parents: Parent) -> Shape:
+        return _alike(parents)
+
+    def value(self, at: At, *parents: Tensor) -> Tensor:
+        input_, candidate, forget, cell = parents
+        return torch.addcmul(forget * cell, input_, candidate)
+
+    def latex(self, s: Symbols) -> str:
+        input_, candidate, forget, cell = (str(s.of(slot)) for slot in self.slots)
+        times = " " if s.form == "einstein" else r" \odot "
+        return s.equals(f"{forget}{times}{cell} + {input_}{times}{candidate}")
+
+
+@final
+@dataclass(frozen=True)
+class Gated(TPM):
+    """`g * s(x)`, entry by entry: what a gate lets through.
+
+    >>> Gated("relu").value(At(), torch.tensor([0.5, 0.5]), torch.tensor([-1.0, 2.0]))
+    tensor([0., 1.])
+    """
+
+    activation: str = "tanh"
+    slots: ClassVar[tuple[str, ...]] = ("g", "x")
+    elementwise: ClassVar[bool] = True
+    field_checks: ClassVar[Checks] = {"activation": activation_name}
+
+    def shape(self, *parents: Parent) -> Shape:
+        return _alike(parents)
+
+    def value(self, at: At, *parents: Tensor) -> Tensor:
+        g, x = parents
+        return g * ACTIVATIONS[self.activation](x)
+
+    def latex(self, s: Symbols) -> str:
+        times = " " if s.form == "einstein" else r" \odot "
+        return s.equals(f"{s.of('g')}{times}{activated(self.activation, s.of('x'))}")
+
+
+def _alike(parents: tuple[Parent, ...]) -> Shape:
+    """The one width of several vectors."""
+    width = vector(parents[0])
+    for parent in parents[1:]:
+        if parent.states is not None or parent.shape != (width,):
+            raise BNetError(parent.name, expected=f"a vector of width {width}, as {parents[0].name}", got=parent.form)
+    return (width,)

@@ -1,0 +1,80 @@
+"""How many lines there are to read: of each part of the package, of the tests, of the pages and of the page's script.
+
+    python -m benchmarks.size [--against FOLDER]
+
+Lines of code and blank lines count; docstrings and lines that hold only a comment do not, for these should grow. Pages
+(Markdown in `docs/`, the README, the CHANGELOG and CONTRIBUTING) count whole. With `--against`, the same script counts
+another checkout too and prints the ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import tokenize
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+
+
+def code_lines(source: str) -> int:
+    """Count the lines of Python source, without docstrings and without lines that hold only a comment.
+
+    >>> code_lines('def f():\\n    \"\"\"Return 1.\"\"\"\\n    # the one\\n    return 1\\n')
+    2
+    """
+    skipped: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            skipped.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and token.line.strip().startswith("#"):
+            skipped.add(token.start[0])
+    return len(source.splitlines()) - len(skipped)
+
+
+def count_lines(root: Path) -> dict[str, int]:
+    """Count the lines of a checkout.
+
+    Args:
+        root: The folder that holds `bnet_transformer`, `tests` and `docs`.
+
+    Returns:
+        The number of lines of each part of the package, and of the sums.
+    """
+    package, parts = root / "bnet_transformer", Counter[str]()
+    for path in package.rglob("*.py"):
+        first, *rest = path.relative_to(package).parts
+        parts[f"package: {first}" if rest else "package: its modules"] += code_lines(path.read_text(encoding="utf-8"))
+    script = [path for path in (package / "viz/page/front").glob("*") if path.suffix in (".js", ".css", ".html")]
+    pages = [*(root / "docs").rglob("*.md"), *(root / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING"))]
+    tests = (root / "tests").rglob("*.py")
+    return {
+        **dict(sorted(parts.items(), key=lambda item: -item[1])),
+        "package": parts.total(),
+        "tests": sum(code_lines(path.read_text(encoding="utf-8")) for path in tests),
+        "pages": sum(len(path.read_text(encoding="utf-8").splitlines()) for path in pages),
+        "script of the page": sum(len(path.read_text(encoding="utf-8").splitlines()) for path in script),
+        "files of the package": sum(1 for _ in package.rglob("*.py")),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Count the lines and print them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.size", description=__doc__)
+    parser.add_argument("--against", type=Path, metavar="FOLDER", help="count another checkout too")
+    asked = parser.parse_args(arguments)
+    now = count_lines(ROOT)
+    before = count_lines(asked.against) if asked.against else {}
+    for name in [*now, *(name for name in before if name not in now)]:
+        lines, old = now.get(name, 0), before.get(name)
+        print(f"{name:28}{lines:8,}" + (f"   before {old:8,}   ratio {lines / old:.2f}" if old else ""))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
