@@ -241,7 +241,7 @@ def attended(net, x, families, loss):
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("observe", [Categorical(3), Normal(0.5, dim=2), Categorical(4, pool="mean")], ids=str)
+@pytest.mark.parametrize("observe", [Normal(0.5, dim=2), Categorical(4, pool="mean")], ids=str)
 def test_importance_is_its_published_definition_by_autograd(observe):
     net = concat(observe=observe)
     discrete, pooled = observe.kind == "discrete", getattr(observe, "pool", None) is not None
@@ -312,9 +312,9 @@ def permuted(net, orders):
 
 def test_a_permutation_of_heads_permutes_the_result():
     net, orders = concat(observe=Normal(0.5)), ([2, 0, 1], [1, 0, 2])
-    x, y = torch.randn(8, 3, 4, dtype=D), torch.randn(8, 3, 4, dtype=D)
+    x, y = torch.randn(4, 3, 4, dtype=D), torch.randn(4, 3, 4, dtype=D)
     for data, options in (((x, y), {}), (x, {"sigma": 3.0})):
-        one, two = (inclusion(each, data, draws=1000, **options) for each in (net, permuted(net, orders)))
+        one, two = (inclusion(each, data, draws=600, **options) for each in (net, permuted(net, orders)))
         for t, order in enumerate(orders):
             for name in ("ablation", "ablation_error", "importance", "importance_error"):
                 close(getattr(two, name)[t], getattr(one, name)[t][order])
