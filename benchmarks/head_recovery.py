@@ -27,7 +27,7 @@ from torch.nn import functional
 
 import bnet_transformer as bt
 from bnet_transformer.files import checkpoint
-from bnet_transformer.inference.fit.comparison import matched
+from bnet_transformer.inference.fit.heads import matched
 from bnet_transformer.tpm import Normal
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "head_recovery.md"

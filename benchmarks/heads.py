@@ -134,8 +134,7 @@ def _peak(what: str) -> float:
     """The peak memory of a process that does this."""
     import torch
 
-    from bnet_transformer.inference.heads.posterior import settings
-    from bnet_transformer.inference.heads.relaxed import relaxed
+    from bnet_transformer.inference.heads.posterior import relaxed, settings
 
     runs = _runs(said(64 if what == "svi" else 4))
     if what == "exact":

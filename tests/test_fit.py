@@ -17,7 +17,7 @@ from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.inference.fit import point
 from bnet_transformer.inference.fit.ascent import RestartOptimizer, init_restarts
-from bnet_transformer.inference.fit.comparison import matched
+from bnet_transformer.inference.fit.heads import matched
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
@@ -450,11 +450,6 @@ def test_an_interrupt_gives_the_best_so_far_and_goes_on_exactly(method, tmp_path
         fit(mixture(), vectors(seed=5), every=4, folder=tmp_path, resume=True, **options)
     with pytest.raises(bt.FileError, match="resume=True"):
         fit(mixture(), vectors(), folder=tmp_path, **options)
-
-
-def test_patience_ends_a_fit_that_gets_no_better():
-    f = fit(mixture(), vectors(), method=bt.MAP(steps=100, patience=2), every=5, held_out=vectors(5, seed=1))
-    assert len(f.bounds) < 100
 
 
 def test_a_saved_fit_is_loaded_as_it_was(tmp_path):

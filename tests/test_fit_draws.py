@@ -18,8 +18,8 @@ from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.inference.fit import draws
-from bnet_transformer.inference.fit.comparison import overlap_of
 from bnet_transformer.inference.fit.draws import aligned
+from bnet_transformer.inference.fit.heads import overlap_of
 from bnet_transformer.inference.fit.methods import FitProblem
 from bnet_transformer.inference.fit.nuts import Chain, started
 from bnet_transformer.inference.fit.objective import Objective, learned_of

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.pyro_reading import PyroModel, pyro_model
+from bnet_transformer.pyro_reading import PyroModel
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import CASES, Case
 
@@ -53,7 +53,7 @@ def asked(case: Case, dtype: torch.dtype = D) -> Asked:
         y[family.name].view(-1, *value.shape)[at] = value
         seen[family.name].view(-1)[at] = True
     given = {name: value[None] for name, value in s.state.encoded.given.items()}
-    return Asked(s, pyro_model(s.net.network), {"given": given, "y": y, "seen": seen})
+    return Asked(s, PyroModel(s.net.network), {"given": given, "y": y, "seen": seen})
 
 
 def with_tables(asked: Asked) -> tuple[PyroModel, float]:
@@ -135,7 +135,7 @@ def test_what_it_cannot_sum_out_it_refuses_by_name():
 def small(**options: object) -> tuple[bt.BNet, PyroModel, Tensor]:
     options = {"heads": 3, "observe": Categorical(3), **options}
     net = bt.bayesuvius(4, **options).to(D)  # type: ignore[arg-type]
-    return net, pyro_model(net.network), torch.randn(2, 3, 4, dtype=D)
+    return net, PyroModel(net.network), torch.randn(2, 3, 4, dtype=D)
 
 
 def test_a_batch_is_its_sentences_and_a_corpus_selector_is_one():

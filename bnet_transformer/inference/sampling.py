@@ -254,7 +254,7 @@ def normal_of(member: Member, found: object) -> torch.distributions.Normal:
 
 def _is_in_pyro(found: object) -> bool:
     """Whether the Pyro model can draw from a distribution."""
-    from bnet_transformer.pyro_reading.shapes import pyro_distribution
+    from bnet_transformer.pyro_reading.checks import pyro_distribution
 
     try:
         pyro_distribution("", found)  # type: ignore[arg-type]

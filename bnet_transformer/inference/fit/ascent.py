@@ -1,4 +1,4 @@
-"""Restarts that learn at once, step by step: minibatches, Adam, bounds, measures, checkpoints and early stopping.
+"""Restarts that learn at once, step by step: minibatches, Adam, bounds, measures and checkpoints.
 
 A method says by `bound_and_grad` what a step makes large; `optimize` takes the steps.
 """
@@ -249,14 +249,6 @@ class RestartOptimizer(ABC):
             order = sorted(range(len(scores)), key=lambda place: -scores[place])
             self.sets.keep(sorted(order[: -(-len(order) // 2)]))
 
-    def should_stop_early(self) -> bool:
-        """True after `patience` measures without a better one."""
-        best: dict[int, float] = {}
-        for step, _, score in self.measured:
-            best[step] = max(score, best.get(step, -math.inf))
-        scores, patience = list(best.values()), self.method.patience
-        return patience is not None and bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= patience
-
     def snapshot(self) -> checkpoint.Checkpoint:
         """A checkpoint of where the fit stands."""
         network, (score, restart, best) = self.objective.network, self.best
@@ -328,7 +320,7 @@ def optimize(run: RestartOptimizer, loop: LoopConfig) -> bool:
     steps, before, stop = run.method.steps, run.step, False
     waiting: checkpoint.Checkpoint | None = None
     with loop.progress_bar(run.ranks, steps, run.step) as bar, asked_to_stop() as asked:
-        while run.step < steps and not stop and not run.should_stop_early():
+        while run.step < steps and not stop:
             run.advance()
             stop = run.ranks.any(bool(asked))
             pause = loop.is_pause(run.step, steps) or run.step in run.method.pruning_steps

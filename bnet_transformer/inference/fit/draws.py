@@ -14,8 +14,7 @@ from torch import Tensor
 
 from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.fit.comparison import matched, overlap_of, words_present
-from bnet_transformer.inference.fit.heads import invariants, sources_of
+from bnet_transformer.inference.fit.heads import invariants, matched, overlap_of, sources_of, words_present
 from bnet_transformer.inference.fit.objective import Objective
 from bnet_transformer.network import Member, Network
 

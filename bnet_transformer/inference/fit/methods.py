@@ -68,7 +68,6 @@ class IterativeMethod(Method):
     rate: float = 0.05
     clip: float | None = None
     anneal: float | None = None
-    patience: int | None = None
 
     def __post_init__(self) -> None:
         put(self, steps=whole("steps", self.steps), rate=number("rate", self.rate, above=0))
@@ -78,13 +77,6 @@ class IterativeMethod(Method):
             put(self, anneal=number("anneal", self.anneal))
         if self.anneal is not None and not 0 < self.anneal <= 1:
             raise BNetError("anneal", expected="the power from which likelihoods rise to 1, a share", got=self.anneal)
-        if self.patience is not None:
-            put(self, patience=whole("patience", self.patience))
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The options that a resumed fit must share; when it stops early is its own affair."""
-        return {name: value for name, value in super().settings.items() if name != "patience"}
 
     @property
     def pruning_steps(self) -> tuple[int, ...]:
@@ -131,7 +123,6 @@ class MAP(PointMethod):
         rate: The highest rate; it rises for a twentieth of the steps and falls to 0 as a cosine.
         clip: The greatest length of the gradient; None for any.
         anneal: The power from which likelihoods rise to 1 over the first half of the steps; None for 1 throughout.
-        patience: Measures without a better one after which the fit ends; None for all steps.
         restarts: Sets of parameters that are followed at once; the first begins at the net's own, others are drawn.
         prune: True drops the worse half of the restarts after a quarter and after a half of the steps.
 
@@ -159,7 +150,6 @@ class EM(PointMethod):
         rate: The highest rate of the weights; it rises for a twentieth of the steps and falls to 0 as a cosine.
         clip: The greatest length of the gradient; None for any.
         anneal: The power from which likelihoods rise to 1 over the first half of the steps; None for 1 throughout.
-        patience: Measures without a better one after which the fit ends; None for all steps.
         restarts: Sets of parameters that are followed at once; the first begins at the net's own, others are drawn.
         prune: True drops the worse half of the restarts after a quarter and after a half of the steps.
 
@@ -190,7 +180,6 @@ class SVI(IterativeMethod):
         rate: The highest rate; it rises for a twentieth of the steps and falls to 0 as a cosine.
         clip: The greatest length of the gradient; None for any.
         anneal: The power from which likelihoods rise to 1 over the first half of the steps, for sampled choices alone.
-        patience: Measures without a better one after which the fit ends; None for all steps.
         draws: Draws of the guide that are the samples of the posterior.
         choices: `"exact"` sums choices out. `"sampled"` draws them from a table for each sentence and word, where they
             are too many to be summed; that is approximate.

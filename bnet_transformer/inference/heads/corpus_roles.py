@@ -30,8 +30,17 @@ from bnet_transformer.compiler.module import Module
 from bnet_transformer.data import EncodedSentence
 from bnet_transformer.data.dataset import encode_sentences
 from bnet_transformer.errors import BNetError, number, one_of, room_for, seed_of, unknown, whole, within_memory
-from bnet_transformer.inference.heads.reading import Readers, allowed, readers_of, readings
-from bnet_transformer.inference.heads.relations import ONE_STACK, SEPARATORS, TOKENS, Pair, relations_of
+from bnet_transformer.inference.heads.reading import (
+    ONE_STACK,
+    SEPARATORS,
+    TOKENS,
+    Pair,
+    Readers,
+    allowed,
+    readers_of,
+    readings,
+    relations_of,
+)
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.tpm.arrays import in_numpy
 

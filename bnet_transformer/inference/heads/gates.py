@@ -23,8 +23,7 @@ from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.dataset import Needs, has_observed
 from bnet_transformer.data.task import check_has_words, infer_task
 from bnet_transformer.errors import BNetError, BudgetError, number, one_of, room_for, seed_of, whole, within_memory
-from bnet_transformer.inference.heads.posterior import Posterior, posterior_of, settings
-from bnet_transformer.inference.heads.relaxed import passes_of, relaxed
+from bnet_transformer.inference.heads.posterior import Posterior, passes_of, posterior_of, relaxed, settings
 from bnet_transformer.inference.heads.result import MEASURES, Damage, Inclusion, counts_of, order_by
 from bnet_transformer.inference.heads.runs import Around, Part, Runs, likelihood_for, sites_of
 from bnet_transformer.network import Network, network_of
