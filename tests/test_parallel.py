@@ -189,7 +189,7 @@ def test_an_environment_that_is_not_torchruns(told, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     for name, value in told.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(bt.BNetError, match="torchrun: expected WORLD_SIZE, RANK below it, MASTER_ADDR and MASTER_PORT"):
+    with pytest.raises(bt.BNetError, match="torchrun: expected WORLD_SIZE, RANK below it, MASTER_ADDR and a free"):
         jobs.fit(jobs.mixture(), jobs.vectors(2), steps=1)
 
 
@@ -200,7 +200,7 @@ def test_a_port_that_is_taken(monkeypatch):
         port = str(taken.getsockname()[1])
         for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": port}.items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(bt.BNetError, match="torchrun: expected all ranks at localhost"):
+        with pytest.raises(bt.BNetError, match=r"torchrun: expected .* a free MASTER_PORT"):
             jobs.fit(jobs.mixture(), jobs.vectors(2), steps=1)
 
 

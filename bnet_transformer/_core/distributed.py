@@ -215,7 +215,7 @@ def several() -> bool:
         return False
     if distributed.is_initialized():
         return distributed.get_world_size() > 1
-    return "WORLD_SIZE" in os.environ and _of_environment("WORLD_SIZE", 1) > 1
+    return os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 def _join(device: torch.device) -> Ranks:
@@ -226,26 +226,28 @@ def _join(device: torch.device) -> Ranks:
         from torch.distributed.distributed_c10d import PrefixStore
         from torch.distributed.rendezvous import rendezvous
 
-        _of_environment("RANK", below=_of_environment("WORLD_SIZE", 1))
-        if not os.environ.get("MASTER_ADDR"):
-            raise _unset("MASTER_ADDR")
-        port = _of_environment("MASTER_PORT", below=2**16)
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" or torch.cuda.is_available() else "gloo"
         try:
+            if not 0 <= int(os.environ["RANK"]) < int(os.environ["WORLD_SIZE"]):
+                raise ValueError(f"RANK={os.environ['RANK']} of {os.environ['WORLD_SIZE']}")
             store, rank, world = next(rendezvous("env://", timeout=PATIENCE))
-        except distributed.DistError as error:
-            wanted = f"all ranks at {os.environ['MASTER_ADDR']}:{port}"
-            got = str(error).partition(". ")[0]
-            raise BNetError("torchrun", expected=wanted, got=got, allowed="another MASTER_PORT") from error
+        except (KeyError, ValueError, distributed.DistError) as error:
+            names = "WORLD_SIZE, RANK below it, MASTER_ADDR and a free MASTER_PORT"
+            raise BNetError(
+                "torchrun",
+                expected=f"{names} in the environment, as torchrun sets them",
+                got=str(error).partition(". ")[0],
+                allowed="torchrun --nproc-per-node 2 script.py; training.alone(); no WORLD_SIZE, for one process",
+            ) from error
         # The store of torchrun outlives ranks that were killed, and still has their addresses.
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = PrefixStore(f"restart {restart}, group {_GROUP.count}", store)
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" or torch.cuda.is_available() else "gloo"
         distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
         _GROUP.is_open = True
         _GROUP.count += 1
         atexit.register(_close)
     if device.type == "cuda" and _GROUP.is_open:
-        device = torch.device("cuda", _of_environment("LOCAL_RANK"))
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
     return Ranks(distributed.get_rank(), distributed.get_world_size(), device)
 
@@ -255,23 +257,6 @@ def _close() -> None:
     if _GROUP.is_open and distributed.is_initialized():
         distributed.destroy_process_group()
     _GROUP.is_open = False
-
-
-def _of_environment(name: str, least: int = 0, below: int = 2**31) -> int:
-    """A number that torchrun tells its processes."""
-    told = os.environ.get(name, "")
-    if not told.isdecimal() or not least <= int(told) < below:
-        raise _unset(name)
-    return int(told)
-
-
-def _unset(name: str) -> BNetError:
-    return BNetError(
-        "torchrun",
-        expected="WORLD_SIZE, RANK below it, MASTER_ADDR and MASTER_PORT in the environment, as torchrun sets them",
-        got=f"{name}={os.environ[name]}" if name in os.environ else f"no {name}",
-        allowed="torchrun --nproc-per-node 2 script.py; training.alone(); no WORLD_SIZE, for one process",
-    )
 
 
 def _lost(told: str) -> BNetError:
