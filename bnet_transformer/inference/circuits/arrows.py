@@ -157,7 +157,7 @@ def _differing(clean: Examples, corrupt: Examples) -> tuple[Marks, Marks]:
             for index in group:
                 own = live[span(ground, index)]
                 for bundle in folded.into[index]:
-                    marks = live[span(ground, bundle.parent)].reshape(ground.shapes[bundle.parent])
+                    marks = live[span(ground, bundle.parent)].reshape(*ground.shapes[bundle.parent], 1)
                     own |= spread(ground, bundle, marks, up=False).reshape(-1)
             live[same] = False
             if np.array_equal(before, live) or (len(group) == 1 and not _reads_itself(folded.into[group[0]])):
