@@ -176,7 +176,7 @@ def test_a_config_that_no_model_has(change: dict[str, Any], told: str) -> None:
 
 @pytest.mark.parametrize("types", [7, "full_attention", [["full_attention"]], {"a": 1}])
 def test_types_of_slices_that_are_no_list_of_names(types: object) -> None:
-    from bnet_transformer.pretrained.turns import config_to_reach
+    from bnet_transformer.pretrained.config import config_to_reach
 
     refused(lambda: config_to_reach(types, None, 0, 2), "layer_types of the config")  # type: ignore[arg-type]
 

@@ -12,7 +12,7 @@ from bnet_transformer.cli import outputs, shared
 def command(as_json: bool) -> None:
     """List the pretrained nets that are local, and the families that can be read."""
     from bnet_transformer.pretrained import FAMILIES, PACKAGES, cached
-    from bnet_transformer.pretrained.hub import installed
+    from bnet_transformer.pretrained.source import installed
 
     there = {"tiny": "in the package"}
     for name, (package, _) in PACKAGES.items():

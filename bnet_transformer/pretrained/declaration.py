@@ -12,7 +12,6 @@ from bnet_transformer.models._observed import WORD
 from bnet_transformer.models._sublayers import TABLE, Sublayers
 from bnet_transformer.network import Arrow, Declaration, Node, Stack
 from bnet_transformer.pretrained.family import Family, Options
-from bnet_transformer.pretrained.images import image_words
 from bnet_transformer.tpm import (
     Activation,
     Add,
@@ -22,8 +21,10 @@ from bnet_transformer.tpm import (
     Embed,
     Given,
     Linear,
+    Patches,
     Pool,
     Positions,
+    Start,
     Weight,
 )
 
@@ -91,7 +92,7 @@ def _words(family: Family, options: Options, net: Sublayers, *, tied: bool) -> l
     """The first state: embedding, position and segment, and their norm where the family has one; then, where words
     are narrower than states, a map of them."""
     if options.image is not None:
-        return image_words(options.image, options.dim)
+        return _image_words(options.image, options.dim)
     if options.rotary is not None:
         table = Embed(options.dim, tied=tied)
         token = Node("token", Given(states=options.states), plates=WORD)
@@ -112,6 +113,17 @@ def _words(family: Family, options: Options, net: Sublayers, *, tied: bool) -> l
     if "embed_norm" in family.modules:
         return [*nodes, Node("embed_norm", net.normed, [last], WORD), Node("x", Affine(net.dim), ["embed_norm"], WORD)]
     return nodes if last == "x" else [*nodes, Node("x", net.normed, [last], WORD)]
+
+
+def _image_words(image: Patches, dim: int) -> list[Node]:
+    """The first state of the words of an image: `x_0_0 = u + position_0`, `x_0_i = W patch_i + b + position_i`."""
+    return [
+        Node("patch", Given(image.features, image=image), plates=WORD),
+        Node("embed", Affine(dim), ["patch"], WORD),
+        Node("start", Start(), [Arrow("embed", "rest")], WORD),
+        Node("position", Positions(image.words, dim), plates=WORD),
+        Node("x", Add(), ["start", "position"], WORD),
+    ]
 
 
 def _observed(family: Family, options: Options, net: Sublayers, *, tied: bool) -> list[Node]:

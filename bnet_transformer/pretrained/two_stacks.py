@@ -18,9 +18,9 @@ from bnet_transformer.errors import BNetError, FileError, whole
 from bnet_transformer.models._observed import WORD
 from bnet_transformer.models._sublayers import TABLE, Sublayers
 from bnet_transformer.network import Declaration, Node, Stack
+from bnet_transformer.pretrained.config import is_causal
 from bnet_transformer.pretrained.family import Family, Options
 from bnet_transformer.pretrained.keys import Weights, are_equal, has_bias, weight_keys, weight_of
-from bnet_transformer.pretrained.turns import is_causal
 from bnet_transformer.tpm import (
     TPM,
     Add,
@@ -88,7 +88,7 @@ class TwoStacks(Family):
         told = replace(told, reach=reach, labels=())  # it observes words alone
         if start is not None:
             told = replace(told, start=whole("decoder_start_token_id of the config", start, least=0))
-        apart = "one_table" in self.config and not config.get(self.config["one_table"], True)
+        apart = "one_table" in self.names and not config.get(self.names["one_table"], True)
         one_table = told.tied and not apart
         return Both(
             **{each.name: getattr(told, each.name) for each in fields(told)},
@@ -96,7 +96,7 @@ class TwoStacks(Family):
             embed_scale=told.dim**0.5 if self._says(config, "scaled_words") else 1.0,
             logits_scale=told.dim**-0.5 if self._says(config, "scaled_logits") else 1.0,
             gated=self._says(config, "gated_ffn"),
-            buckets=(self.size(config, "buckets"), self.size(config, "furthest")) if "buckets" in self.config else None,
+            buckets=(self.size(config, "buckets"), self.size(config, "furthest")) if "buckets" in self.names else None,
             one_table=one_table,
             apart=apart,
         )
@@ -114,7 +114,7 @@ class TwoStacks(Family):
         return found
 
     def _says(self, config: Mapping[str, Any], option: str) -> bool:
-        return option in self.config and bool(self.said(config, option))
+        return option in self.names and bool(self.said(config, option))
 
     def _readout(self, architecture: str | None) -> str | None:
         """What a model of both stacks observes, from the end of its name."""
