@@ -28,7 +28,7 @@ DOORS = {
     "arviz": {"inference/fit/samples.py", "inference/fit/comparing.py"},
     "anywidget": {"viz/page/widget.py"},
     "traitlets": {"viz/page/widget.py"},
-    "h5py": {"pretrained/geometric_layers.py"},
+    "h5py": {"pretrained/geometric_file.py"},
 }
 
 

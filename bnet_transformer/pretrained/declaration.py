@@ -16,6 +16,7 @@ from bnet_transformer.tpm import (
     Activation,
     Add,
     Affine,
+    Bias,
     Categorical,
     Dot,
     Embed,
@@ -38,24 +39,8 @@ def options_to_declaration(
     extras: Collection[str] = (),
 ) -> Declaration:
     """The declaration of a model; `extras` are nodes of the whole sentence: the model's `pooler`, a mean `pool`."""
-    net = Sublayers(
-        options.dim,
-        options.heads,
-        options.hidden,
-        options.norm,
-        None,
-        options.activation,
-        bias=True,
-        dropout=0.0,
-        eps=options.eps,
-        form=family.form,
-        gated=family.gated,
-        key_dim=options.key_dim,
-        score=Dot(None, options.rotary),
-        groups=options.groups,
-        unbiased=options.unbiased,
-        relative=family.relative,
-    )
+    score = Dot(None, options.rotary)
+    net = sublayers(family, options, options.hidden, gated=family.gated, score=score, relative=family.relative)
     tied = is_tied(options)
     slice_ = net.slice(options.reach)
     slice_, once = shared(slice_) if family.shared else (slice_, [])
@@ -75,6 +60,30 @@ def options_to_declaration(
     if "mean" in extras:
         outside.append(Node("embedding", Pool("mean"), [Arrow(net.out, "every")]))
     return Declaration([stack], outside, net.plates, name=family.name)
+
+
+def sublayers(
+    family: Family, options: Options, hidden: int, *, gated: bool, score: Dot, relative: Bias | None
+) -> Sublayers:
+    """The sublayers of a stack."""
+    return Sublayers(
+        options.dim,
+        options.heads,
+        hidden,
+        options.norm,
+        None,
+        options.activation,
+        bias=True,
+        dropout=0.0,
+        eps=options.eps,
+        form=family.form,
+        gated=gated,
+        key_dim=options.key_dim,
+        score=score,
+        groups=options.groups,
+        unbiased=options.unbiased,
+        relative=relative,
+    )
 
 
 def is_tied(options: Options) -> bool:
@@ -165,10 +174,13 @@ def _next_word(family: Family, options: Options, net: Sublayers, *, tied: bool) 
             Node("transform_norm", net.normed, ["transform"], WORD),
         ]
         source = "transform_norm"
-    own = None if tied else options.states
-    logits = Affine(own) if family.logits_bias else Linear(own)
+    return nodes + word_readout(options.states, source, tied=tied, biased=family.logits_bias)
+
+
+def word_readout(states: int, source: str, *, tied: bool, biased: bool) -> list[Node]:
+    """A word of the vocabulary at each place, from its own matrix or from the table of the words."""
+    logits = (Affine if biased else Linear)(None if tied else states)
     return [
-        *nodes,
         Node("logits", logits, [TABLE, source] if tied else [source], WORD),
-        Node("y", Categorical(options.states, affine=False), ["logits"], WORD),
+        Node("y", Categorical(states, affine=False), ["logits"], WORD),
     ]
