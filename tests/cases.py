@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
 import bnet_transformer as bt
 from bnet_transformer import tpm
+from bnet_transformer.inference import Evidence
 from bnet_transformer.tpm import (
     Add,
     Affine,
@@ -57,15 +59,49 @@ class Case:
     said: object = "the cat sat"
     evidence: Mapping[str, object] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def net(self) -> bt.BNet:
-        """The net, in float64, its parameters spread so that no test is trivially true."""
+        """The net, in float64, its parameters spread so that no test is trivially true; the same for all tests."""
         return jolted(self.build()).to(torch.float64)
 
     @property
     def sentence(self) -> bt.Sentence:
-        """The bnet of the case's sentence."""
+        """The bnet of the case's sentence, of which nothing is computed yet."""
         return self.net.sentence(self.said)
+
+
+def inputs(s: bt.Sentence) -> dict[str, torch.Tensor]:
+    """The given values of a sentence as a batch of one."""
+    return {name: value[None] for name, value in s.state.encoded.given.items()}
+
+
+def gathered(s: bt.Sentence) -> dict[str, Evidence]:
+    """The evidence of a sentence as evidence on families, for a batch of one."""
+    found = {}
+    for node, value in s.state.evidence.items():
+        family, index = s.ground.place(node)
+        if family.name not in found:
+            shape = s.ground.shapes[family.index]
+            values = torch.zeros(1, *shape, *value.shape, dtype=value.dtype)
+            found[family.name] = Evidence(values, torch.zeros(1, *shape, dtype=torch.bool))
+        found[family.name].value[(0, *index)] = value
+        found[family.name].observed[(0, *index)] = True
+    return found
+
+
+def doubled(**options: object) -> bt.BNet:
+    """The chapter's net with two heads and a readout of three states, in float64."""
+    return jolted(chapter(**{"heads": 2, "observe": Categorical(3), **options})()).to(torch.float64)
+
+
+def case_of(name: str) -> Case:
+    """The case of a name."""
+    return next(case for case in CASES if case.name == name)
+
+
+def close(got: object, wanted: object, tolerance: float = 1e-10) -> None:
+    """Assert that numbers are the same to rounding, whatever their floating type."""
+    torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance, check_dtype=False)
 
 
 def jolted(net: bt.BNet, spread: float = 0.3) -> bt.BNet:

@@ -1,20 +1,16 @@
 """What several processes do in tests/test_parallel.py, each with its share: the same functions run in one process too.
 
-torchrun --nproc-per-node 2 tests/parallel_jobs.py killed FOLDER
+torchrun --nproc-per-node 2 tests/parallel_jobs.py together FOLDER
 """
 
 import os
 import signal
 import sys
-import time
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-from torch import distributed
 
 import bnet_transformer as bt
-from bnet_transformer._core import distributed as parallel
 from bnet_transformer.inference import damage
 from bnet_transformer.inference.fit.ascent import RestartOptimizer
 from bnet_transformer.tpm import Categorical, Normal
@@ -122,9 +118,8 @@ def trained(folder=None, kill=False, **options):
         return step(k)
 
     net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.0).to(D)
-    return flat_options.train(
-        net, data, **{"steps": 8, "rate": 0.01, "every": 2} | options, folder=folder, progress=False
-    )
+    told = {"steps": 8, "rate": 0.01, "every": 2, "clip": 0.5, "held_out": step(1)} | options
+    return flat_options.train(net, data, **told, folder=folder, progress=False)
 
 
 def fitted(folder=None, kill=False, **options):
@@ -148,7 +143,11 @@ def killed(folder):
     train = trained(folder / "train", kill=one and RESTARTS == 0, resume=True)
     found = fitted(folder / "fit", kill=one and RESTARTS == 1, resume=True)
     chains(folder / "chains", False, draws=2)
-    return {"train": [train.losses, dict(train.net.parameters)], "fit": numbers(found), "restarts": [RESTARTS]}
+    return {
+        "train": [train.losses, train.held_out, dict(train.net.parameters)],
+        "fit": numbers(found),
+        "restarts": [RESTARTS],
+    }
 
 
 def together(folder):
@@ -175,48 +174,12 @@ def apart(folder):
     if RANK == 0:
         with alone():
             found["by itself"] = [f.responsibilities(vectors(5))]
-    if WORLD > 1:
+    for relations in ({"mine": failing}, None) if WORLD > 1 else ():  # the second question has no group any more
         try:
-            bt.roles(summed(), TEXTS, relations={"mine": failing})
+            bt.roles(summed(), TEXTS, relations=relations)
         except bt.BNetError as error:
             refused.append(str(error))
     return found | {"refused": refused}
-
-
-def astray(folder):
-    """Ranks that fail, come late or know more than others, and go on: they meet again, or each is told soon."""
-    data, other = vectors(5), {"dropout": 0.3 if RANK == 1 else 0.2}
-    samples = fit(mixture(), data, method=bt.SVI(steps=2, draws=3), spread=1.0)
-    if RANK == 0:
-        with alone():
-            samples.log_likelihoods  # noqa: B018 (kept by this rank alone)
-        samples.save(folder / "fit")
-    found = {"kept": samples.log_likelihoods}
-    distributed.destroy_process_group()  # as scripts end
-    found["refused"] = [
-        told(lambda: bt.roles(summed(), TEXTS, relations={"mine": failing})),
-        told(lambda: fit(mixture(), data, method=bt.MAP(steps=4), every=1 + RANK)),
-        told(
-            lambda: bt.inclusion(bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, **other), TEXTS[:6], progress=False)
-        ),
-    ]
-    if RANK == 1:  # it comes when the others have given up
-        while not all((folder / f"late{rank}").exists() for rank in (0, 2)):
-            time.sleep(0.1)
-    else:
-        parallel.PATIENCE = timedelta(seconds=2)
-        found["refused"].append(told(lambda: fit(mixture(), data, method=bt.MAP(steps=1))))
-        (folder / f"late{RANK}").touch()
-        parallel.PATIENCE = timedelta(minutes=10)
-    return found | {"again": numbers(fit(mixture(), data, method=bt.MAP(steps=2)))}
-
-
-def told(ask):
-    """The error of a question."""
-    try:
-        ask()
-    except (bt.BNetError, RuntimeError) as error:
-        return str(error)
 
 
 def failing(words):

@@ -56,6 +56,15 @@ def metric(names):
     return eval(f"lambda {told}: curved({told})", {"curved": curved})
 
 
+def refusal(call, *arguments, **options):
+    """The message by which a call is refused; empty where it is not."""
+    try:
+        call(*arguments, **options)
+    except bt.BNetError as error:
+        return str(error)
+    return ""
+
+
 @dataclass(frozen=True)
 class Slow:
     """One example: the run of each sentence in each joint state of the open choices, and what surgery makes of it."""

@@ -1,145 +1,340 @@
-"""What a sentence answers by the compiled reading is what the reference answers, on every case."""
+"""Every case, read in every way: the reference, compiled net, elimination, batches, padding and surgery agree."""
+
+import random
+import re
+from contextlib import suppress
 
 import pytest
 import torch
 
 import bnet_transformer as bt
 from bnet_transformer import asking, reference
-from bnet_transformer.errors import ReadingError
-from bnet_transformer.graph import Selection
-from bnet_transformer.inference import arrow_weights
-from bnet_transformer.inference.query import word_counts
-from tests.cases import CASES
-
-HEAVY = {"codebook, two slices", "slice, codebook"}  # thousands of joint states for the reference
-LIGHT = [case for case in CASES if case.name not in HEAVY]
-EXACT = {"rtol": 1e-10, "atol": 1e-10}
+from bnet_transformer.inference import Attend, Evidence, log_evidence, posterior
+from bnet_transformer.tpm import Attention
+from tests.cases import CASES, Case, case_of, close, gathered, inputs
 
 pytestmark = pytest.mark.usefixtures("each_run_once")
 
-
-def outcome(ask):
-    """What a question gives, or the error that refuses it."""
-    try:
-        return ask()
-    except bt.BNetError as error:
-        return type(error), str(error)
+D, L = torch.float64, torch.long
+IDS = {"ids": lambda case: case.name}
+MEET = {"word, two slices": ("x_2", "y"), "hidden Markov": ("z_0",)}  # of words: a batch refuses, a sentence answers
+FIXED = ("shared slices", "vanilla encoder-decoder, pre-norm", "vanilla decoder, learned")  # in their number of words
+WIDE = ("codebook, two slices", "slice, codebook")  # pgmpy takes seconds for their tables
 
 
-def same(ours, theirs):
-    if isinstance(theirs, torch.Tensor):
-        assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
-        torch.testing.assert_close(ours, theirs, **EXACT)
-    elif isinstance(theirs, torch.distributions.Distribution):
-        assert type(ours) is type(theirs)
-        normal = isinstance(theirs, torch.distributions.Independent)
-        for name in ("mean", "stddev") if normal else ("logits", "v"):
-            if hasattr(theirs, name):
-                same(getattr(ours, name), getattr(theirs, name))
-    elif isinstance(theirs, dict):
-        assert {k: w for k, w in ours.items() if w} == pytest.approx({k: w for k, w in theirs.items() if w}, abs=1e-9)
-    else:
-        assert ours == theirs
+def discrete(s: bt.Sentence) -> list[int]:
+    """The nodes that are choices, and neither set nor seen in a state."""
+    settled = {**reference.settling(s.state.world, s.state.evidence), **s.state.world.do}
+    families = [m.family for m in s.net.network.members if m.tpm.kind == "discrete"]
+    return [node for family in families for node in s.ground.nodes(family).tolist() if node not in settled]
 
 
-def agree(s: bt.Sentence, *, whole: bool = True):
-    """The value and distribution of the first and last node of each family; every reading and weight.
-
-    Else of the last nodes alone, of every third family: the reference is slow.
-    """
-    families = [list(s.ground.family_names(family)) for family in s.net.network.graph.families]
-    families = families if whole else [[names[-1]] for names in families[::-3]]
-    for name in dict.fromkeys(name for names in families for name in (names[0], names[-1])):
-        node = s.ground.id(name)
-        same(outcome(lambda n=name: s[n]), outcome(lambda k=node: reference.values(s.state.world, k, s.state.evidence)))
-        same(
-            outcome(lambda n=name: s.tpm(n)),
-            outcome(lambda k=node: asking.distribution(s.state.world, k, s.state.evidence)),
-        )
-    if not whole:
-        return
-    for slice_ in range(s.net.network.graph.depth):
-        roles = {m.family.stem for m in s.net.network.members if m.reads_words} | {None}
-        for role in sorted(roles, key=str):
-            theirs = outcome(lambda t=slice_, r=role: asking.attention(s.state.world, t, r, s.state.evidence))
-            same(outcome(lambda t=slice_, r=role: s.attention(t, role=r)), theirs)
-    theirs = outcome(lambda: asking.arrow_weights(s.state.world, Selection(), s.state.evidence))
-    same(outcome(lambda: arrow_weights(s.state.query(), s.state.answers, Selection())), theirs)
+def ends(s: bt.Sentence, member) -> list[int]:
+    """The first and the last node of a family."""
+    nodes = s.ground.nodes(member.family).tolist()
+    return list(dict.fromkeys([nodes[0], nodes[-1]]))
 
 
-@pytest.mark.parametrize("case", LIGHT, ids=lambda case: case.name)
-def test_answers_are_the_references(case):
+# values, distributions and attention
+
+
+def agree(s: bt.Sentence) -> None:
+    """In a joint state of all choices each answer is the reference's: the ends of each family, and what reads."""
+    world = s.state.world
+    settled = reference.settling(world, s.state.evidence)
+    pick = random.Random(len(s.ground))
+    states = {node: pick.randrange(world.count_states(node)) for node in discrete(s)}
+    run = reference.Run(world, {**settled, **{node: torch.tensor(state) for node, state in states.items()}})
+
+    def at(nodes: list[int]) -> tuple[int, ...]:
+        return tuple(states[choice] for choice in reference.choices(world, nodes, settled)) if states else ()
+
+    for member in s.net.network.members:
+        for node in ends(s, member):
+            name, known = s.ground.name(node), node in settled or node in world.do
+            if known or member.tpm.kind != "continuous":
+                close(s[name][at([node])], run.value(node))
+            if member.tpm.is_random or member is s.net.network.members[-1]:
+                ours, theirs = s.tpm(name), run.distribution(node)
+                kinds = {"continuous": ("mean", "stddev"), "discrete": ("logits",)}
+                for what in kinds.get(member.tpm.kind, ("v",)) if node not in world.do else ("v",):
+                    close(getattr(ours, what)[at(reference.parents(world, node))], getattr(theirs, what))
+    for t in range(s.net.network.graph.depth):
+        for role in sorted({m.family.stem for m in s.net.network.members if m.reads_words and m.family.step == t}):
+            try:
+                table = s.attention(t, role=role)
+            except bt.BNetError as error:
+                with pytest.raises(bt.BNetError, match=re.escape(str(error))):
+                    asking.attention(world, t, role, s.state.evidence)
+                continue
+            member = asking.reader(world, t, role)
+            assert (table >= 0).all() and not table[..., ~torch.from_numpy(asking.readable(world, member))].any()
+            if role != "s":  # its normaliser is a sigmoid
+                close(table.sum(-1), torch.ones_like(table[..., 0]))
+            for node in ends(s, member):
+                words, shares = run.reading(node)
+                index = at(reference.reading_parents(world, node))
+                index = index or (0,) * (table.dim() - len(member.family.plates) - 2)
+                row = torch.zeros(table.shape[-1], dtype=D).index_add(0, torch.tensor(words), shares)
+                close(table[(*index, *s.ground.place(node)[1])], row)
+
+
+@pytest.mark.parametrize("case", CASES, **IDS)
+def test_answers_are_the_references(case: Case):
+    """As the words come; and after surgery on some nodes of a family, which moves what is below, given evidence."""
     s = case.sentence
     agree(s)
-    if case.evidence:
-        agree(s.observe(case.evidence))
-
-
-@pytest.mark.parametrize("case", LIGHT, ids=lambda case: case.name)
-def test_answers_after_surgery_are_the_references(case):
-    """Some nodes of a family are set, then all of another."""
-    s = case.sentence
-    members = [m for m in s.net.network.members if m.tpm.kind == "deterministic" and not m.tpm.reads_by_index]
-    torch.manual_seed(1)
-    chosen = {len(members) // 3, 2 * len(members) // 3, len(members) - 1} if members else ()
-    for member in [members[k] for k in sorted(chosen)]:
-        names = list(s.ground.family_names(member.family))
-        some = {name: torch.randn(member.shape, dtype=torch.float64) for name in names[len(names) // 2 :]}
-        agree(s.do(some), whole=False)
+    made = [m for m in s.net.network.members if m.tpm.kind == "deterministic" and m.inputs]
+    made = [m for m in made if not m.tpm.reads_by_index]
+    if not made:
+        return
+    member = made[len(made) // 3]
+    names = list(s.ground.family_names(member.family))
+    some = names[len(names) // 2 :]
+    done = s.do({name: torch.randn(member.shape, dtype=D) for name in some})
+    agree(done.observe(case.evidence))
+    below = {*some, *s.descendants(*some)}
+    assert {*some, *done.descendants(*some)} == below and not any(map(done.parents, some))
+    for other in made:
+        name = s.ground.name(ends(s, other)[0])
+        assert name in below or done[name].equal(s[name]), name
 
 
 @pytest.mark.parametrize("name", ["word", "word, codebook", "word, two slices", "marginal", "hidden Markov"])
 def test_answers_with_a_choice_of_one_word_set_or_seen_are_the_references(name):
-    s = next(case for case in CASES if case.name == name).sentence
+    s = case_of(name).sentence
     for member in s.net.network.members:
         if member.tpm.kind == "discrete" and member.family.words is not None:
-            node = list(s.ground.family_names(member.family))[-1]
+            node = s.ground.name(ends(s, member)[-1])
             agree(s.do({node: 0}))
             agree(s.observe({node: 0}))
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.name in HEAVY], ids=lambda case: case.name)
-def test_heavy_answers_are_the_references(case):
-    s = case.sentence
-    for name in ("x_1_2", "W_q_0"):
-        same(s[name], reference.values(s.state.world, s.ground.id(name), {}))
+def padded(s: bt.Sentence, more: int = 2) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The given values of a sentence with more words, nonsense in them, and the mask that says so."""
+    given, mask = {}, {}
+    for name, value in s.state.encoded.given.items():
+        family = s.net.network.graph.by_name[name]
+        if family.words is not None:
+            axis, count = len(family.plates), s.ground.words[family.words]
+            nonsense = torch.full_like(value.narrow(axis, 0, 1), -100 if value.dtype == L else torch.nan)
+            value = torch.cat([value, *[nonsense] * more], axis)
+            mask[family.words] = (torch.arange(count + more) < count)[None]
+        given[name] = value[None]
+    return given, mask
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_answers_are_compiled(case):
-    """The reference answers what structure forbids to compute at once, and nothing else."""
-    s = case.sentence
-    for member in s.net.network.members:
-        if member.tpm.kind == "deterministic":
-            node = s.ground.id(next(s.ground.family_names(member.family)))
-            meet = case.name == "word, two slices" and member.family.name == "x_2"  # the choices of words
-            answers = s.state.answers
-            assert answers.route(answers.value_query(node)).algorithm == ("enumeration" if meet else "compiled")
+@pytest.mark.parametrize("case", CASES, **IDS)
+def test_the_module_computes_what_sentences_answer(case: Case):
+    """Every family in one pass, padded as it is, in float32 and bfloat16; and gradients of all that matters."""
+    s, module = case.sentence, case.net.module().eval()
+    meet = MEET.get(case.name, ())
+    members = [m for m in s.net.network.members if m.tpm.kind != "continuous" and m.family.name not in meet]
+    names = [m.family.name for m in members]
+    found = module(given=inputs(s), want=names)
+    long = found
+    if case.name not in FIXED and s.state.encoded.given:
+        given, mask = padded(s)
+        long = module(given=given, mask=mask, want=names)
+    for member in members:
+        shape, value, more = s.ground.shapes[member.family.index], found[member.family.name], long[member.family.name]
+        close(more[tuple(slice(0, n) for n in value.shape)], value)
+        if member.tpm.is_random:
+            continue
+        lead = value.dim() - len(member.shape) - len(shape) - 1
+        assert tuple(value.shape[lead + 1 :]) == (*shape, *member.shape)
+        answers = s.state.answers
+        for node in ends(s, member):
+            one = s[s.ground.name(node)]
+            close(value[(slice(None),) * lead + (0, *s.ground.place(node)[1])].reshape(one.shape), one)
+            assert answers.route(answers.value_query(node)).algorithm == "compiled"
+    given = {name: value.float() if value.is_floating_point() else value for name, value in inputs(s).items()}
+    single = case.net.to(torch.float32).module().eval()(given=given, want=names)
+    for name in names:
+        close(single[name].to(found[name].dtype), found[name], 2e-5)
+    if not meet:
+        _check_halves_and_gradients(s, module)
 
 
-@pytest.mark.parametrize("case", LIGHT, ids=lambda case: case.name)
-def test_readings_of_a_batch_are_the_sentences(case):
-    """`P(j | i)` of all families at once, against one after the other."""
-    s = case.sentence
-    module = s.state.module
-    inputs = {name: value[None] for name, value in s.state.encoded.given.items()}
-    try:
-        readings, _ = module.readings(word_counts(s.state.world), given=inputs)
-    except ReadingError:
+def _check_halves_and_gradients(s: bt.Sentence, module) -> None:
+    value = module(given=inputs(s))
+    half = {name: each.bfloat16() if each.is_floating_point() else each for name, each in inputs(s).items()}
+    rounded = s.net.to(torch.bfloat16).module().eval()(given=half)
+    assert rounded.dtype == torch.bfloat16
+    assert (rounded - value).abs().max() <= 5e-2 * value.abs().max().clamp(min=1)
+    if "j_0" in s.net.network.graph.by_name:  # a word that is read is a state, and has no gradient
         return
-    for name, found in readings.items():
-        member = s.net.network.member(name)
+    value.square().sum().backward()
+    graph = s.net.network.graph
+    above = graph.ancestral_set([graph.family(module.output).index])
+    for member in s.net.network.members:
+        if member.tpm.kind == "deterministic" and member.family.index in above:
+            for name in member.parameters:
+                grad = module.store[f"{member.owner}/{name}"].grad
+                assert grad is not None and torch.isfinite(grad).all(), name
+
+
+@pytest.mark.parametrize("name", ["concat", "encoder, pre-norm", "three stacks", "grouped", "encoder-decoder", "word"])
+def test_readings_of_a_batch_are_the_sentences(name):
+    """`P(j | i)` of all families at once, against one after the other."""
+    s = case_of(name).sentence
+    readings, _ = s.state.module.readings(given=inputs(s))
+    assert readings
+    for family, found in readings.items():
+        member = s.net.network.member(family)
         query = s.state.answers.reading_query(member)
         table = s.state.answers.compute(query, s.state.answers.route(query))
-        batch = table.dim() - len(member.family.plates) - 2
-        torch.testing.assert_close(found.select(batch, 0), table, **EXACT)
+        close(found.select(table.dim() - len(member.family.plates) - 2, 0), table)
 
 
 def test_set_nodes_count_where_maps_are_folded_into_attention():
     """With more words than a vector is wide, q and k are no values of their own, unless one of them is set."""
-    s = bt.bayesuvius(4, heads=2).to(torch.float64).sentence("a b c d e f g h i j")
-    done = s.do(c=1, q_0_3=torch.randn(4, dtype=torch.float64))
-    agree_on = [done.ground.id(name) for name in ("x_1_3", "x_1_4")]
-    for node in agree_on:
-        same(done.state.answers.value(node), reference.values(done.state.world, node, {}))
+    s = bt.bayesuvius(4, heads=2).to(D).sentence("a b c d e f g h i j")
+    done = s.do(c=1, q_0_3=torch.randn(4, dtype=D))
+    for name in ("x_1_3", "x_1_4"):
+        close(done[name], reference.values(done.state.world, done.ground.id(name), {}))
     assert not done["x_1_3"].allclose(s.do(c=1)["x_1_3"])
+
+
+# probability
+
+
+class Loop:
+    """The reference's runs in all joint states of the choices of a sentence, but for readouts that nothing reads."""
+
+    def __init__(self, s: bt.Sentence) -> None:
+        world, seen = s.state.world, s.state.evidence
+        self.choices = [node for node in discrete(s) if node in seen or s.ground.children(node)]
+        self.runs = [*reference.runs(world, self.choices, reference.settling(world, seen))]
+        logs = [sum((run.log_prob(node) for node in (*self.choices, *seen)), torch.zeros(())) for run in self.runs]
+        self.total = torch.stack(logs).logsumexp(0)
+        self.share = torch.stack(logs).softmax(0)
+
+    def joint(self, nodes: list[int]) -> torch.Tensor:
+        """`P(nodes | evidence)`, a dim for each node."""
+        given_state = [torch.stack([self._of(run, node) for run in self.runs]) for node in nodes]
+        table = self.share[:, None]
+        for each in given_state:
+            table = (table[:, :, None] * each[:, None, :]).flatten(1)
+        return table.sum(0).reshape([each.shape[1] for each in given_state])
+
+    def _of(self, run: reference.Run, node: int) -> torch.Tensor:
+        """`P(node | joint state)`: a choice is in its state, a readout has its distribution."""
+        if node not in self.choices:
+            return run.distribution(node).probs
+        return torch.nn.functional.one_hot(run.states[node], run.world.count_states(node)).to(D)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.evidence], **IDS)
+def test_probabilities_are_sums_over_all_states(case: Case):
+    """Of a sentence and of a batch, padded or not: by the reference, by elimination, and by pgmpy."""
+    s = case.sentence.observe(case.evidence)
+    loop, world, asked = Loop(s), s.state.world, discrete(s)
+    close(reference.log_evidence(world, s.state.evidence), loop.total)
+    close(s.log_prob(), loop.total)
+    for node in asked[:1]:
+        close(reference.posterior(world, node, s.state.evidence), loop.joint([node]))
+    of_families = [ends(s, m)[0] for m in s.net.network.members if m.tpm.kind == "discrete"]
+    some = [node for node in of_families if node in asked][:3]
+    if len(some) > 1:
+        close(s.posterior([*map(s.ground.name, some)]), loop.joint(some))
+    if len(some) > 0 and case.name not in WIDE:
+        from pgmpy.inference import VariableElimination
+
+        model, names = s.to_pgmpy(), [*map(s.ground.name, some)]
+        theirs = VariableElimination(model).query(names, evidence=model.graph["evidence"], show_progress=False)
+        order = [theirs.variables.index(name) for name in names]
+        close(torch.tensor(theirs.values).permute(order), loop.joint(some), 1e-8)
+    root = next((node for node in asked if not s.ground.parents(node)), None)
+    for node in [node for node in asked if root not in (None, node)][:2]:  # at a root, seeing is doing
+        name, set_ = s.ground.name(node), {s.ground.name(root): 0}
+        close(s.posterior(name, set_), case.sentence.do(set_).posterior(name, case.evidence))
+    question = {"evidence": gathered(s), "given": inputs(s)}
+    if case.name in MEET:
+        with pytest.raises(bt.BNetError):
+            log_evidence(case.net.module(), **question)
+    else:
+        can_be_longer = case.name not in FIXED and s.state.encoded.given
+        _check_batch(s, loop, question, padded_question(s, question["evidence"]) if can_be_longer else question)
+
+
+def _check_batch(s: bt.Sentence, loop: Loop, question: dict, longer: dict) -> None:
+    module = s.net.module().eval()
+    close(log_evidence(module, **question).flatten()[0], loop.total)
+    close(log_evidence(module, **longer).flatten()[0], loop.total)
+    for member in s.net.network.members:
+        name, shape = member.family.name, s.ground.shapes[member.family.index]
+        if member.tpm.kind == "discrete" and name not in question["evidence"]:
+            found = posterior(module, name, **question)
+            assert tuple(found.shape[:-1]) == (1, *shape)
+            for node in ends(s, member):
+                one = loop.joint([node])
+                close(found[(0, *s.ground.place(node)[1])], one)
+                close(s.posterior(s.ground.name(node)), one)
+                close(posterior(module, name, **longer)[(0, *s.ground.place(node)[1])][: found.shape[-1]], one)
+    _check_slope(module, question)
+
+
+def padded_question(s: bt.Sentence, seen: dict[str, Evidence]) -> dict:
+    """The question of a longer sentence whose last words are nonsense, evidence on them too, and a mask."""
+    longer, graph = {}, s.net.network.graph
+    for name, told in seen.items():
+        value, observed = told.value, told.observed
+        if graph.by_name[name].words is not None:
+            axis = 1 + len(graph.by_name[name].plates)
+            nonsense = torch.full_like(value.narrow(axis, 0, 1), 99 if value.dtype == L else torch.inf)
+            value = torch.cat([value, nonsense, nonsense], axis)
+            observed = torch.cat([observed, *[torch.ones_like(observed.narrow(axis, 0, 1))] * 2], axis)
+        longer[name] = Evidence(value, observed)
+    given, mask = padded(s)
+    return {"evidence": longer, "given": given, "mask": mask}
+
+
+def _check_slope(module, question: dict) -> None:
+    """The gradient of the log evidence is its slope along a random direction of all parameters together."""
+    way = {name: torch.randn_like(value) for name, value in module.store.items() if value.requires_grad}
+    log_evidence(module, **question).sum().backward()
+    slope = sum((module.store[n].grad * each).sum() for n, each in way.items() if module.store[n].grad is not None)
+    step, sides = 1e-5, []
+    for sign in (1, -1):
+        moved = bt.BNet(
+            module.network.with_parameters(
+                {
+                    n: value + sign * step * way.get(n.replace(".", "/"), 0)
+                    for n, value in module.network.parameters.items()
+                }
+            )
+        )
+        sides.append(log_evidence(moved.module().eval(), **question).sum().detach())
+    close(slope, (sides[0] - sides[1]) / (2 * step), 1e-5)
+
+
+def operated(s: bt.Sentence) -> bt.Sentence:
+    """The sentence with half the nodes of a family set, a row of attention, and a choice of one word."""
+    members = [m for m in s.net.network.members if m.tpm.kind != "input" and not m.tpm.reads_by_index]
+    values = [m for m in members if m.tpm.kind == "deterministic"]
+    member = values[len(values) // 3]
+    names = list(s.ground.family_names(member.family))
+    done = s.do({name: torch.randn(member.shape, dtype=D) for name in names[len(names) // 2 :]})
+    readers = [m for m in values if isinstance(m.tpm, Attention) and m.family.words is not None and m is not member]
+    for reader in readers[:1]:
+        with suppress(bt.BNetError):  # an attention that has no rows P(j | i)
+            row = Attend([1.0, *[0.0] * (max(s.ground.words.values()) - 1)])
+            done = done.do({next(s.ground.family_names(reader.family)): row})
+    for choice in [m for m in members if m.tpm.kind == "discrete" and m.family.words is not None][:1]:
+        done = done.do({list(s.ground.family_names(choice.family))[-1]: 0})
+    return done
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.evidence and c.name not in ("sprinkler", "hidden states")], **IDS
+)
+def test_after_surgery_on_some_nodes_probabilities_are_sums_and_not_by_the_reference(case, without_the_reference):
+    done = operated(case.sentence)
+    s = done.observe({k: v for k, v in case.evidence.items() if done.ground.id(k) not in done.state.world.do})
+    loop, asked = Loop(s), discrete(s)
+    expected = {node: loop.joint([node]) for node in (*asked[:2], *asked[-1:])}
+    with without_the_reference():
+        close(s.log_prob(), loop.total)
+        for node, share in expected.items():
+            close(s.posterior(s.ground.name(node)), share, 1e-9)

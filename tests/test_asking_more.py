@@ -8,7 +8,7 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import bnet_transformer as bt
@@ -17,22 +17,10 @@ from bnet_transformer.graph import Ground, Question, active_trail, minimal_separ
 from bnet_transformer.inference import corpus_tan, sampling
 from bnet_transformer.inference.walks import best_paths, max_flow
 from bnet_transformer.tpm import Categorical, Normal
-from tests.cases import CASES, jolted
+from tests.cases import case_of, close, doubled
 from tests.test_graph import as_networkx, grounded, plans
 
 D = torch.float64
-
-
-def close(got, wanted, tolerance=1e-10):
-    torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance, check_dtype=False)
-
-
-def chapter(**options):
-    return jolted(bt.bayesuvius(4, **{"heads": 2, "observe": Categorical(3), **options})).to(D)
-
-
-def case(name):
-    return next(each for each in CASES if each.name == name).sentence
 
 
 def discrete(s):
@@ -43,7 +31,7 @@ def discrete(s):
 # the folded graph
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(plans(), st.data())
 def test_what_the_folded_graph_separates_every_ground_graph_does(plan, data):
     """With functions and recurrent arrows; and without these the folded graph is networkx's DAG."""
@@ -68,9 +56,12 @@ def test_what_the_folded_graph_separates_every_ground_graph_does(plan, data):
     assert (found is None) == joined and (joined or nx.is_minimal_d_separator(graph, {x}, {y}, set(found)))
 
 
-@pytest.mark.parametrize("each", CASES, ids=lambda each: each.name)
-def test_a_net_answers_for_its_folded_graph(each):
-    net = each.net
+@pytest.mark.parametrize(
+    "name",
+    ["codebook", "word, two slices", "encoder, pre-norm", "three stacks", "recurrences", "marginal", "hidden states"],
+)
+def test_a_net_answers_for_its_folded_graph(name):
+    net = case_of(name).net
     graph = nx.DiGraph(net.graph())
     graph.remove_edges_from(list(nx.selfloop_edges(graph)))
     pick = random.Random(4)
@@ -115,7 +106,7 @@ def test_a_role_without_its_stack_is_told_which_stacks_have_it():
 # trails among determined nodes
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(plans(), st.data())
 def test_a_trail_that_passes_nothing_determined_is_there_unless_separated(plan, data):
     ground = grounded(plan)
@@ -178,10 +169,10 @@ def theirs(model, nodes, evidence):
 @pytest.mark.parametrize("options", NETS, ids=str)
 def test_every_posterior_and_every_do_is_pgmpys(options):
     """Joint and single posteriors given random evidence, and after `do`, which is surgery there too."""
-    s, pick = chapter(**options).sentence("the cat"), random.Random(str(options))
+    s, pick = doubled(**options).sentence("the cat"), random.Random(str(options))
     names = discrete(s)
     real = isinstance(options.get("observe"), Normal)
-    for k in range(8):
+    for k in range(4):
         nodes = pick.sample(names, min(len(names), pick.choice([1, 2, 3])))
         rest = [n for n in names if n not in nodes]
         evidence = {
@@ -200,7 +191,7 @@ def test_every_posterior_and_every_do_is_pgmpys(options):
 
 
 def test_a_tensor_that_fits_several_atoms_leaves_each_of_them():
-    net = chapter(atoms=2, heads=3)
+    net = doubled(atoms=2, heads=3)
     same = dict(net.parameters)
     same["W_q_0.atoms"] = same["W_q_0.atoms"][:1].expand(2, -1, -1).clone()
     s = net.replace(same).sentence("the cat")
@@ -213,10 +204,10 @@ def test_a_tensor_that_fits_several_atoms_leaves_each_of_them():
 
 @pytest.mark.parametrize(
     "options",
-    [{"per": "word", "slices": 2}, {"atoms": 2, "slices": 2}, {"per": "slice", "slices": 3}, {"per": "corpus"}],
+    [{"per": "word", "slices": 2}, {"atoms": (2, 1, 2), "slices": 2}, {"per": "corpus"}],
 )
 def test_many_states_at_once_are_what_they_are_one_by_one(options):
-    s = chapter(**options).sentence("the cat")
+    s = doubled(**options).sentence("the cat")
     slices = list(range(options.get("slices", 1)))
     for t in (s, s.do({"x_0_1": torch.ones(4, dtype=D)})):
         found = t.reads(evidence={"y_1": 2}, residual=0.0)
@@ -255,7 +246,7 @@ def _row(s, name):
 )
 def test_draws_along_a_chain_and_from_the_whole_have_the_joint_frequencies(few, options, monkeypatch):
     monkeypatch.setattr(sampling, "FEW", few)
-    s, n = chapter(**options).sentence("the cat"), 6000
+    s, n = doubled(**options).sentence("the cat"), 6000
     evidence = {"y_0": 1}
     drawn = s.sample(n, evidence, seed=5)
     names = [*[name for name in discrete(s) if name != "y_0"][:2], "y_1"]
@@ -266,7 +257,7 @@ def test_draws_along_a_chain_and_from_the_whole_have_the_joint_frequencies(few, 
 
 
 def test_draws_of_choices_that_read_each_other_and_of_vectors():
-    s, n = case("hidden Markov"), 4000
+    s, n = case_of("hidden Markov").sentence, 4000
     drawn = s.sample(n, seed=2)
     share = s.posterior(["z_0_0", "z_0_1"])
     got = torch.bincount(drawn["z_0_0"] * 2 + drawn["z_0_1"], minlength=4) / n
@@ -330,47 +321,31 @@ def test_a_path_is_ranked_by_all_heads_together():
 
 
 def test_entropies_are_told_of_each_head_too():
-    s = chapter(combine="concat", heads=3, slices=2).sentence("the cat sat")
+    s = doubled(combine="concat", heads=3, slices=2).sentence("the cat sat")
     found = s.reads()
     for t in range(2):
         each = torch.distributions.Categorical(s.attention(t)).entropy()
         close(found.head_entropies[t], each)
         assert bool((found.entropies[t] > each.mean(0)).all())
     close(s.reads(head=1).head_entropies[:, 0], found.head_entropies[:, 1])
-    open_ = chapter(heads=3).sentence("the cat").reads(evidence={"y_0": 1})
+    open_ = doubled(heads=3).sentence("the cat").reads(evidence={"y_0": 1})
     close(open_.head_entropies[:, 0], open_.entropies)
 
 
 def test_a_reading_says_over_what_it_is_averaged():
-    assert chapter(heads=3).sentence("the cat").reads().head == "averaged over c"
-    assert chapter(heads=3).sentence("the cat").do(c=1).reads().head == "one head"
-    assert chapter(heads=3).sentence("the cat").tan_tree().head == "averaged over c"
-    assert chapter(combine="concat").sentence("the cat").reads().head == "the mean over heads"
-    assert "averaged over W_q_0, W_k_0" in chapter(atoms=2).sentence("the cat").reads()._repr_html_()
+    assert doubled(heads=3).sentence("the cat").reads().head == "averaged over c"
+    assert doubled(heads=3).sentence("the cat").do(c=1).reads().head == "one head"
+    assert doubled(heads=3).sentence("the cat").tan_tree().head == "averaged over c"
+    assert doubled(combine="concat").sentence("the cat").reads().head == "the mean over heads"
+    assert "averaged over W_q_0, W_k_0" in doubled(atoms=2).sentence("the cat").reads()._repr_html_()
 
 
 # dependence
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.sampled_from(["codebook", "two selectors", "marginal", "concat", "encoder-decoder", "recurrent"]), st.data())
-def test_what_is_separated_is_independent_in_both_tests(name, data):
-    s = case(name)
-    names = s.topological_order()
-    x, y, *known = data.draw(st.lists(st.sampled_from(names), min_size=2, max_size=5, unique=True))
-    roots = [n for n in names if not s.parents(n) and n not in (x, y, *known)]
-    known += [n for n in roots if data.draw(st.booleans())]
-    if s.separated(x, y, known, deterministic=True):
-        try:
-            found = s.separated(x, y, known, deterministic=True, verify=True)
-        except bt.BudgetError:
-            return
-        assert found.dependence == pytest.approx(0, abs=1e-6)
-
-
 def test_the_partial_correlation_is_that_of_the_linear_net():
     """Against derivatives of the compiled net by its words, and the formula with a pseudo-inverse."""
-    net = chapter(combine="concat", slices=2, observe=None)
+    net = doubled(combine="concat", slices=2, observe=None)
     s = net.sentence("the cat sat")
     x0 = torch.stack([s[f"x_0_{i}"] for i in range(3)])[None]
     module = net.module().eval()
@@ -397,7 +372,7 @@ def test_the_partial_correlation_is_that_of_the_linear_net():
 
 
 def test_ids_stand_for_the_vectors_that_they_choose():
-    s = case("encoder, post-norm") if any(c.name == "encoder, post-norm" for c in CASES) else case("encoder")
+    s = case_of("encoder, post-norm").sentence
     assert s.separated("token_1", "x_1_2", verify=True).dependence > 1e-3
     every = [n for n in s.topological_order() if not s.parents(n) and n != "token_0"]
     assert s.separated("embed_0", "embed_1", every, deterministic=True, verify=True).dependence == 0
@@ -424,7 +399,7 @@ def test_several_trees_are_a_forest_and_a_circle_no_tree():
 
 
 def test_boxes_of_a_stack():
-    s = case("encoder-decoder")
+    s = case_of("encoder-decoder").sentence
     assert all(box == "class" or box.startswith("word_") for box in s.tan(stack="dec").quotient.boxes)
     assert {b.partition("_")[0] for b in s.tan("roles", stack="dec").quotient.boxes} == {"dec"}
     assert len(s.tan(stack="enc").quotient.boxes) == 1 + s.ground.words["enc"]
@@ -435,7 +410,7 @@ def test_boxes_of_a_stack():
 
 
 def test_a_tree_hears_evidence():
-    s = chapter(heads=3, slices=1).sentence("the cat sat on a mat")
+    s = doubled(heads=3, slices=1).sentence("the cat sat on a mat")
     tree = s.tan_tree(0, {"c": 2})
     assert tree == s.do(c=2).tan_tree(0).__class__(**{**vars(s.do(c=2).tan_tree(0)), "head": tree.head})
     assert tree.weights != s.tan_tree(0).weights
@@ -450,9 +425,6 @@ def test_a_divergence_is_told_only_where_the_sentences_bear_it():
     for sentences, n, told in (
         (1000, 3, True),
         (1000, 6, False),
-        (1000, 8, False),
-        (1000, 12, False),
-        (5000, 12, False),
     ):
         codes = rng.integers(0, n, (sentences, n))
         found = corpus_tan(rng.integers(0, 2, sentences).tolist(), codes, [f"w{i}" for i in range(n)])
@@ -498,7 +470,7 @@ def test_the_correction_has_its_sign_and_chooses_the_tree():
     assert told.divergence_corrected == pytest.approx(wanted) and told.divergence_corrected > 0.01
 
 
-def spoken(net, count=30):
+def spoken(net, count=12):
     said = [" ".join(w) for w in itertools.islice(itertools.product("abcd", repeat=3), 0, 2 * count, 2)]
     return [net.sentence(each) for each in said]
 
@@ -534,7 +506,7 @@ def test_words_are_coded_given_the_class_that_is_seen(name):
 def test_classes_may_be_observed_nodes_arrays_and_tensors():
     net = corpus_net()
     said = spoken(net)
-    classes = [k % 2 for k in range(30)]
+    classes = [k % 2 for k in range(12)]
     seen = [s.observe(c=k) for s, k in zip(said, classes, strict=True)]
     by_node = net.tan(seen, "c")
     table = np.stack([s.reads(0, residual=0.0).matrix.argmax(-1).numpy() for s in seen])
@@ -542,6 +514,6 @@ def test_classes_may_be_observed_nodes_arrays_and_tensors():
     plain = net.tan(said, classes)
     for same in (np.array(classes), torch.tensor(classes), [torch.tensor(k) for k in classes], list(map(str, classes))):
         np.testing.assert_allclose(net.tan(said, same).information, plain.information)
-    for bad in ([[0]] * 30, [([0],)] * 30, np.zeros((30, 1)), [math.nan] * 30, 3):
+    for bad in ([[0]] * 12, [([0],)] * 12, np.zeros((12, 1)), [math.nan] * 12, 3):
         with pytest.raises(bt.BNetError, match="classes"):
             net.tan(said, bad)

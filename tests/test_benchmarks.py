@@ -198,7 +198,7 @@ def test_the_command_passes_on_how_many_runs(monkeypatch):
 
     told = []
     monkeypatch.setattr(bench, "_run", run)
-    found = CliRunner().invoke(bench.command, ["a-row", "--runs", "3", "--markdown"], standalone_mode=False)
+    found = CliRunner().invoke(bench.bench, ["a-row", "--runs", "3", "--markdown"], standalone_mode=False)
     assert told == [["a-row", "--runs", "3"]] and "`python -m benchmarks a-row --runs 3`" in found.stdout
 
 

@@ -240,7 +240,7 @@ def test_cost_is_that_of_the_net(tiny, here):
     [
         (["ask", "posterior", "c"], "SENTENCES: expected sentences"),
         (["ask", "posterior", "z", "the cat"], "'z'"),
-        (["ask", "posterior", "c,", "the cat"], "NODE: expected names with commas"),
+        (["ask", "posterior", "c,", "the cat"], "NODES: expected names with commas"),
         (["ask", "posterior", "x_1_0", "the cat"], "x_1_0: expected a discrete random node"),
         (["ask", "posterior", "c", "the cat", "--given", "y_0=zebra"], "zebra"),
         (["ask", "posterior", "c", "the cat", "--given", "y_0=99"], "a state from 0 to 15"),

@@ -39,6 +39,7 @@ from bnet_transformer.tpm import (
 )
 from tests.cases import CASES, HEADS, WORD, every, projections
 from tests.strangers import Gate, Recurrent
+from tests.sweeping import refusal
 
 REFUSED = "word, two slices"
 """The net whose readout cannot be computed in batches."""
@@ -91,10 +92,10 @@ FREE = [case for case in COUNTED if min(words_of(case.net, 40).values()) == 40]
 
 
 @pytest.mark.parametrize("case", COUNTED, ids=lambda case: case.name)
-@pytest.mark.parametrize(("n", "batch"), [(2, 1), (3, 2), (17, 1), (20, 3)])
-def test_flops_are_those_that_torch_counts(case, n, batch):
-    words = words_of(case.net, n)
-    assert case.net.cost(words, batch=batch).flops == counted(case.net, words, batch) > 0
+def test_flops_are_those_that_torch_counts(case):
+    for n, batch in ((3, 2), (17, 1)):
+        words = words_of(case.net, n)
+        assert case.net.cost(words, batch=batch).flops == counted(case.net, words, batch) > 0, words
 
 
 @pytest.mark.parametrize("case", FREE, ids=lambda case: case.name)
@@ -102,7 +103,7 @@ def test_polynomials_hold_for_other_numbers_of_words(case):
     words = words_of(case.net, 20)
     cost = case.net.cost(words)
     symbols = {stack: f"n_{stack}" if len(words) > 1 else "n" for stack in words}
-    for n in (18, 23, 29):
+    for n in (18, 29):
         other = {stack: n + 2 * k for k, stack in enumerate(words)}
         assert cost.flops_in_words({symbols[stack]: m for stack, m in other.items()}) == counted(case.net, other, 1)
     again = case.net.cost(23)
@@ -230,18 +231,16 @@ def test_half_precision_halves_the_bytes():
     assert wide.flops == half.flops
 
 
-@pytest.mark.parametrize("score", [Bilinear(), Dot(rotary=10.0)])
-@pytest.mark.parametrize("over", ["keys", "queries"])
-@pytest.mark.parametrize("over_words", [5, 19])
-def test_every_score_both_ways(score, over, over_words):
-    extra = ["A"] if isinstance(score, Bilinear) else []
-    pair = ["x", every("x")] if over == "keys" else [every("x"), "x"]
-    nodes = [
-        bt.Node("A", Weight((8, 8))),
-        bt.Node("x", Attention(score, over=over), [*pair, every("x"), *extra], plates=WORD),
-    ]
-    net = of_words(nodes, slices=2)
-    assert net.cost(over_words, batch=2).flops == counted(net, {"": over_words}, 2)
+def test_every_score_both_ways():
+    for score, over, n in itertools.product((Bilinear(), Dot(rotary=10.0)), ("keys", "queries"), (5, 19)):
+        extra = ["A"] if isinstance(score, Bilinear) else []
+        pair = ["x", every("x")] if over == "keys" else [every("x"), "x"]
+        nodes = [
+            bt.Node("A", Weight((8, 8))),
+            bt.Node("x", Attention(score, over=over), [*pair, every("x"), *extra], plates=WORD),
+        ]
+        net = of_words(nodes, slices=2)
+        assert net.cost(n, batch=2).flops == counted(net, {"": n}, 2), (score, over, n)
 
 
 @pytest.mark.parametrize(
@@ -333,18 +332,13 @@ def measured(net: bt.BNet, n: int, slices: int) -> int | None:
 
 
 @pytest.mark.parametrize("reach", REACHES, ids=str)
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("n", [1, 2, 7])
-def test_the_longest_path_is_that_of_the_ground_graph(reach, residual, n):
+def test_the_longest_path_is_that_of_the_ground_graph(reach):
     single = isinstance(reach, str) and reach in ("before", "first", "last")
-    nodes = [
-        bt.Node("a", Add() if single else Pool("sum"), [bt.Arrow("x", reach)], plates=WORD),
-        bt.Node("x", Add(), ["a", "x"] if residual else ["a"], plates=WORD),
-    ]
-    net = of_words(nodes, slices=8)
-    assert net.cost(n).slices[0].longest_path == measured(net, n, 8)
-    if not residual:
-        assert pooling(reach).cost(n).slices[0].longest_path == measured(pooling(reach), n, 8)
+    reader = bt.Node("a", Add() if single else Pool("sum"), [bt.Arrow("x", reach)], plates=WORD)
+    parents = (["a"], ["a", "x"])
+    nets = [of_words([reader, bt.Node("x", Add(), above, plates=WORD)], slices=8) for above in parents]
+    for net, n in itertools.product((*nets, pooling(reach)), (1, 6)):
+        assert net.cost(n).slices[0].longest_path == measured(net, n, 8), (net, n)
 
 
 @pytest.mark.parametrize("n", [2, 6])
@@ -370,7 +364,7 @@ def test_paths_through_a_pool_a_table_and_a_recurrence(n):
         assert net.cost(n).slices[0].longest_path == measured(net, n, 8) == wanted
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(
     st.lists(st.sampled_from([r for r in REACHES if r not in ("first", "last")]), min_size=1, max_size=3),
     st.integers(1, 12),
@@ -502,23 +496,18 @@ def test_polynomials():
             p(bad)
 
 
-@pytest.mark.parametrize(
-    ("words", "options", "told"),
-    [
+def test_bad_input_is_told():
+    net = bt.encoder_decoder(4, heads=2, slices=1)
+    for words, options, told in [
         (0, {}, "words: expected a whole number of at least 1; got 0"),
-        ("3", {}, "words: expected a whole number"),
         ({"enc": 3}, {}, "none for 'dec'"),
         ({"enc": 3, "dec": 2, "den": 1}, {}, "near matches are"),
         ({"enc": 3, "dec": 0}, {}, "words of 'dec'"),
         (3, {"batch": 0}, "batch: expected"),
         (3, {"want": ["dec_xx_1"]}, "dec_x_1"),
         (3, {"want": "dec_x_1"}, "want: expected a list of families"),
-    ],
-)
-def test_bad_input_is_told(words, options, told):
-    net = bt.encoder_decoder(4, heads=2, slices=1)
-    with pytest.raises(bt.BNetError, match=told):
-        net.cost(words, **options)
+    ]:
+        assert told in refusal(net.cost, words, **options), told
 
 
 def test_more_words_than_a_net_is_for():

@@ -82,7 +82,6 @@ def test_gaps_are_split_from_values_and_put_back():
     batch = Batch({}, None, {"s": split_gaps(states), "r": split_gaps(reals)})
     assert batch.evidence["s"].value.tolist() == [[1, 0]] and batch.count == 2
     assert torch.equal(batch.observed["s"], states) and torch.equal(batch.observed["r"].isnan(), reals.isnan())
-    assert torch.equal(Batch.of_flat(batch.flat()).observed["s"], states)
 
 
 def test_parts_of_a_batch_have_no_padding_and_miss_no_sentence():

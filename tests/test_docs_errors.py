@@ -19,6 +19,7 @@ PACKAGE = Path(bnet_transformer.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "errors.md"
 HOLE = "…"
 KINDS = {"BNetError", "UnknownNameError", "EvidenceError", "ReadingError", "BudgetError", "FileError", "Fault"}
+KINDS |= {"DisagreementError"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 DEPTH = 4  # names of names, helpers of helpers
 

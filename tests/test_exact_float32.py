@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bnet_transformer as bt
@@ -48,6 +48,7 @@ KINDS = {
 }
 
 
+@settings(max_examples=20)
 @given(st.sampled_from(sorted(KINDS)), st.floats(-6, 1), st.integers(0, 2**16))
 def test_posteriors_and_counts_sum_to_one_at_any_scale(kind, log_sigma, seed):
     """log p of a sentence lies between -10 and -10^13."""

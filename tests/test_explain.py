@@ -6,7 +6,7 @@ import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.inference.explain import EXPLAINERS
 from bnet_transformer.tpm import Attention, Categorical, Given, Linear, Select
-from tests.cases import CASES
+from tests.cases import CASES, case_of
 
 WORD = ["word"]
 HEAVY = {"codebook, two slices", "slice, codebook"}
@@ -49,11 +49,11 @@ def agrees(make, runs, question, ask, *arguments, **options):
     assert not runs and (route.algorithm == "reference" or not ran), f"{question} {arguments}: {route}"
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.name not in HEAVY], ids=lambda case: case.name)
-def test_every_node_of_every_case(case, runs):
-    net = case.net
-    for name in net.sentence(case.said).topological_order()[::3]:
-        make = lambda: net.sentence(case.said)  # noqa: E731
+@pytest.mark.parametrize("case", [case for case in CASES if case.name not in HEAVY][::2], ids=lambda case: case.name)
+def test_some_nodes_of_every_other_case(case, runs):
+    make = lambda: case.net.sentence(case.said)  # noqa: E731
+    order = make().topological_order()
+    for name in order[:: max(1, len(order) // 3)]:
         agrees(make, runs, "value", lambda s, name=name: s[name], name)
         agrees(make, runs, "tpm", lambda s, name=name: s.tpm(name), name)
         agrees(make, runs, "posterior", lambda s, name=name: s.posterior(name), name)
@@ -92,7 +92,7 @@ def test_a_wrong_question_is_an_error_that_names_it(ask):
 
 
 def test_draws_one_after_another_are_the_references(runs):
-    s = next(case for case in CASES if case.name == "hidden Markov").sentence
+    s = case_of("hidden Markov").sentence
     route = s.explain("sample", 50)
     assert (route.algorithm, route.node) == ("reference", "z_0") and not runs
     s.sample(50)

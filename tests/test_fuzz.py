@@ -1,17 +1,19 @@
-"""Every parser, fed with what is spoilt: a value that goes out and comes back, or one clear refusal.
+"""Every reader of files and text, fed with spoilt input: the value that was written, or one `BNetError`.
 
-The long run is `python -m tests.soak fuzz`; what it found stands here by name.
+A spoilt input never runs a program, imports what it names, or hangs. Faults that were found so are tests of their own.
 """
 
 from __future__ import annotations
 
-import importlib
+import copy
+import functools
 import io
 import json
-import time
-import warnings
-from collections.abc import Callable, Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,283 +22,409 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load as load_bytes
+from safetensors.torch import save as save_bytes
 
 import bnet_transformer as bt
-from bnet_transformer import files
+from bnet_transformer import axes, files
 from bnet_transformer._core.tokenizer import Tokenizer
+from bnet_transformer.cli import shared
+from bnet_transformer.cli.learning import lines_of
+from bnet_transformer.cli.signatures import Numbers
 from bnet_transformer.data.arrays import map_tokens
-from bnet_transformer.files import checkpoint
-from bnet_transformer.pretrained.vocabulary import folder_tokenizer
-from tests import flat_options, fuzzing
-from tests.soak.fuzz import NEEDS
+from bnet_transformer.export.text import from_json, to_json
+from bnet_transformer.files import store
+from tests.keeping import same
 
-PARSERS = fuzzing.all_parsers()
-SLOW = {
-    "checkpoint",
-    "checkpoint of a fit",
-    "command line",
-    "fit file",
-    "name",
-    "safetensors header",
-    "widget's message",
-}
-REFUSED = {
-    "token stream",
-    "class of a stranger",
-    "config.json",
-    "parts of HDF5",
-    "vocabulary files",
-}  # some of their own
+# the law
+
+CANARY = "fuzz_canary"  # a module that nobody may import
+FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "pickle.find_class")
+FORBIDDEN += ("socket.connect", "socket.getaddrinfo", "marshal.loads", "webbrowser.open")
+_watching = threading.local()
 
 
-@pytest.mark.parametrize("name", PARSERS)
-def test_a_spoilt_input_is_refused_or_read(name: str) -> None:
-    if name in NEEDS:
-        pytest.importorskip(NEEDS[name])
-    parser = PARSERS[name]
-
-    @settings(
-        max_examples=12 if name in SLOW else 40, derandomize=True, database=None, deadline=None,
-        suppress_health_check=list(HealthCheck), phases=[Phase.generate],
-    )  # fmt: skip
-    @given(fuzzing.inputs(parser))
-    def run(data: bytes) -> None:
-        parser.target(data)
-
-    run()
+class Executed(BaseException):
+    """An input made the library run a program, import what it names, or ask the network."""
 
 
-@pytest.mark.parametrize("name", PARSERS)
-def test_sound_inputs_are_read(name: str) -> None:
-    if name in NEEDS:
-        pytest.importorskip(NEEDS[name])
-    for data in PARSERS[name].sound if name not in SLOW else PARSERS[name].sound[:3]:
-        with suppress(bt.BNetError) if name in REFUSED else nullcontext():
-            PARSERS[name].read(data)
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if not getattr(_watching, "on", False):
+        return
+    if event in FORBIDDEN or (event == "import" and str(arguments[0]).split(".")[0] == CANARY):
+        raise Executed(f"{event}: {arguments!r:.200}")
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=3), st.lists, max_leaves=9), st.data())
-@settings(max_examples=30, derandomize=True, database=None)
-def test_a_change_of_json_is_json(value: Any, data: st.DataObject) -> None:
-    edit = data.draw(st.builds(fuzzing.Edit, st.integers(0, 41), st.floats(0, 1, exclude_max=True), st.integers(0, 99)))
-    json.loads(json.dumps(edit.of_json(value)))
+@functools.cache
+def _install() -> None:
+    sys.addaudithook(_hook)  # for the life of the process: a hook cannot be taken away
 
 
-# the guards themselves
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "exec('1')",
-        "eval(compile('1', 'x', 'eval'))",
-        "__import__('os').system('true')",
-        "__import__('subprocess').Popen(['true'])",
-        "__import__('pickle').loads(b'cos\\nsystem\\n(Vtrue\\ntR.')",
-        "__import__('socket').create_connection(('127.0.0.1', 9))",
-        "__import__('fuzz_canary')",
-    ],
-)
-def test_what_is_forbidden_is_seen(code: str) -> None:
-    for module in ("os", "pickle", "socket", "subprocess"):
-        importlib.import_module(module)
-    run = eval(f"lambda: {code}")
-    with pytest.raises(fuzzing.Executed), fuzzing.watched():
-        run()
-
-
-def test_a_hang_is_interrupted() -> None:
-    with pytest.raises(TimeoutError, match="of the processor"), fuzzing.within(0.05):
-        while True:
-            pass
-    with pytest.raises(TimeoutError, match="by the clock"), fuzzing.within(0.01):
-        time.sleep(60)
-
-
-def test_what_is_imported_for_a_first_call_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line once failed on nothing at all, on a busy machine: its imports were counted."""
-    timed: list[bool] = []
-
-    @contextmanager
-    def within(_: float) -> Iterator[None]:
-        timed.append(True)
+@contextmanager
+def watched() -> Iterator[None]:
+    """Within it, to run a program or a pickle, to import the canary, or to ask the network is an error."""
+    _install()
+    _watching.on = True
+    try:
         yield
-        timed.pop()
-
-    read: list[tuple[bytes, bool]] = []
-    parser = fuzzing.Parser(
-        "any", lambda data: read.append((data, bool(timed))), lambda: [b"sound"], runs_programs=True
-    )
-    monkeypatch.setattr(fuzzing, "within", within)
-    parser.target(b"")
-    assert read == [(b"sound", False), (b"", True)]
+    finally:
+        _watching.on = False
 
 
-# what was found
-
-
-def refused(read: Callable[[], object], told: str, kind: type[bt.BNetError] = bt.BNetError) -> None:
+def refused(read: Callable[[], object], told: str = "", kind: type[bt.BNetError] = bt.BNetError) -> None:
     """One clear refusal that says so much."""
     with pytest.raises(kind, match=told) as error:
         read()
     assert len(str(error.value)) < 1000
 
 
-def test_an_archive_that_says_it_is_an_array_of_tokens(tmp_path: Any) -> None:
-    path = tmp_path / "tokens.npy"
-    np.savez(io.BytesIO(), np.arange(5))
-    with path.open("wb") as file:
-        np.savez(file, np.arange(5))
-    for content in (path.read_bytes(), b"PK\x03\x04", b"PK\x03\x04" + b"\0" * 99):
-        path.write_bytes(content)
-        refused(lambda: map_tokens(path), "a file of tokens", bt.FileError)
+# small files of each kind
 
 
-def test_a_header_of_an_array_that_is_no_python(tmp_path: Any) -> None:
+@functools.cache
+def net() -> bt.BNet:
+    return bt.bayesuvius(
+        2, heads=2, key_dim=1, vocabulary=("the", "cat"), observe=bt.tpm.Categorical(2, labels=("n", "y"))
+    )
+
+
+def read_net(path: Path) -> None:
+    """A file of a net: what it reads it writes back the same."""
+    found = bt.load(path)
+    same(files.load(_put(path.with_name("again.safetensors"), files.as_bytes(found.network))), found.network)
+
+
+def _put(path: Path, data: bytes) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def read_header(path: Path) -> None:
+    """A net whose header is that JSON, under a hash that is true of it."""
+    whole = files.as_bytes(net().network)
+    tensors = load_bytes(whole)
+    try:
+        head = json.loads(path.read_bytes())
+    except ValueError:
+        return  # no header could be written
+    with suppress(Exception):
+        head["sha256"] = store._digest(head, tensors)
+    read_net(_put(path, save_bytes(tensors, {store.KEY: json.dumps(head)})))
+
+
+def seeds_header() -> list[bytes]:
+    nets = (net(), bt.encoder_decoder(4, heads=2, slices=1, vocabulary=["a", "b"]), bt.geometric(2), bt.recurrent(2))
+    return [store._content(each.network)[1][store.KEY].encode() for each in nets]
+
+
+GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 4, "n_embd": 4, "n_layer": 1}
+GPT2 |= {"n_head": 2, "n_positions": 5, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
+
+
+@functools.cache
+def weights() -> dict[str, torch.Tensor]:
+    """The tensors of a small GPT-2."""
+    shapes = {"wte.weight": (4, 4), "wpe.weight": (5, 4), "ln_f.weight": (4,), "ln_f.bias": (4,)}
+    inner = {"ln_1": (4,), "ln_2": (4,), "attn.c_attn": (4, 12), "attn.c_proj": (4, 4)}
+    inner |= {"mlp.c_fc": (4, 16), "mlp.c_proj": (16, 4)}
+    shapes |= {f"h.0.{name}.weight": shape for name, shape in inner.items()}
+    shapes |= {f"h.0.{name}.bias": shape[-1:] for name, shape in inner.items()}
+    return {f"transformer.{name}": torch.full(shape, 0.5) for name, shape in shapes.items()}
+
+
+def read_folder(path: Path, name: str, holding: str = "model.safetensors") -> None:
+    """A folder of Hugging Face in which one file is spoilt."""
+    folder = path.parent / name.replace(".", "_")
+    _put(folder / "config.json", json.dumps(GPT2).encode())
+    _put(folder / holding, save_bytes(weights()))
+    bt.from_pretrained(str(_put(folder / name, path.read_bytes()).parent))
+
+
+def seeds_config() -> list[bytes]:
+    wordy = {
+        "vocab_size": 4,
+        "hidden_size": 4,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 3,
+    }
+    wordy |= {"max_position_embeddings": 8, "num_key_value_heads": 1, "id2label": {"0": "a", "1": "b"}}
+    kinds = ("bert", "albert", "roberta", "mpnet", "gpt_neox", "mistral", "qwen2", "llama", "vit")
+    return [json.dumps(each).encode() for each in (GPT2, *({**wordy, "model_type": kind} for kind in kinds))]
+
+
+def seeds_tokenizer() -> list[bytes]:
+    vocab = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "the": 3, "cat": 4, "##s": 5, "s": 6, "a": 7, "c": 8, "t": 9}
+    pieces = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "vocab": vocab}
+    merges = {"type": "BPE", "unk_token": "[UNK]", "vocab": vocab | {"ca": 10}, "merges": [["c", "a"]]}
+    models = [pieces | {"max_input_chars_per_word": 100}, merges | {"dropout": None, "fuse_unk": False}]
+    models += [{"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0]], "byte_fallback": False}]
+    models += [{"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]"}]
+    whole = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}}
+    return [json.dumps({**whole, "model": model}).encode() for model in models]
+
+
+def read_tokenizer(path: Path) -> None:
+    reader = Tokenizer(path.read_bytes().decode("utf-8", "replace"))
+    for said in ("the cats sat", ["the", "cats"], "aé中 x"):
+        with suppress(bt.BNetError):
+            _proved(reader, said)
+
+
+def _proved(reader: Tokenizer, said: str | list[str]) -> None:
+    """There is one entry for each token, groups part the tokens, and spans lie in the text."""
+    found, length = reader.read(said), len(said if isinstance(said, str) else " ".join(said))
+    assert len({len(each) for each in (found.tokens, found.ids, found.spans, found.special, found.segments)}) == 1
+    assert [k for group in found.groups for k in group] == list(range(len(found.ids)))
+    assert all(span is None or 0 <= span[0] <= span[1] <= length for span in found.spans)
+
+
+def read_text(path: Path) -> None:
+    """A text, by several tokenizers, and by a net that parts it at spaces."""
+    text = path.read_bytes().decode("utf-8", "surrogateescape")
+    for each in seeds_tokenizer():
+        for said in (text, text.split()):
+            with suppress(bt.BNetError):
+                _proved(Tokenizer(each.decode()), said)
+    assert net().sentence(text).words == tuple(text.split())
+
+
+def read_hdf5(path: Path) -> None:
+    """A parameter file of GeometricMachineLearning.jl."""
+    assert all(bool(value.isfinite().all()) for value in bt.load_geometric(path).parameters.values())
+
+
+def seeds_hdf5() -> list[bytes]:
+    h5py, held = pytest.importorskip("h5py"), io.BytesIO()
+    with h5py.File(held, "w") as file:
+        for which in ("PQ", "PK", "PV"):
+            file[f"L1/{which}/head_1"] = np.eye(2)
+        for k in (2, 3):
+            file[f"L{k}/weight"], file[f"L{k}/bias"] = np.eye(2), np.zeros(2)
+    return [held.getvalue()]
+
+
+def read_graph(path: Path) -> None:
+    found = from_json(path.read_bytes())
+    assert sorted(from_json(to_json(found)).edges) == sorted(found.edges)
+
+
+def seeds_stream() -> list[bytes]:
+    found = []
+    for save in (np.save, np.savez):
+        held = io.BytesIO()
+        save(held, np.arange(5))
+        found.append(held.getvalue())
+    return found
+
+
+def read_lines(path: Path) -> None:
+    found = lines_of(shared.Source((), str(path)))
+    assert found.texts and all(found.texts)
+
+
+def read_name(path: Path) -> None:
+    """A name of nodes, wherever one is asked for, and a value on a command line."""
+    name, s = path.read_bytes().decode("utf-8", "surrogateescape"), net().sentence("the cat")
+    assert axes.join(*axes.split(name)) == name
+    asks: list[Callable[[], object]] = [lambda: s[name], lambda: s.parents(name), lambda: s.posterior(name)]
+    asks += [lambda: s.do({name: 0}), lambda: s.observe({name: "y"}), lambda: s.separated(name, "x_0_0")]
+    asks += [
+        lambda: shared.values("--do", [name]),
+        lambda: Numbers().convert(name, None, None),
+        lambda: axes.as_reach(name),
+    ]
+    for ask in asks:
+        with suppress(bt.BNetError):
+            ask()
+
+
+def read_equations(path: Path) -> None:
+    """A role in the equations: braces balance, whatever it is called."""
+    role = path.read_bytes().decode("utf-8", "replace")
+    given = [bt.Node(name, bt.tpm.Given(2), plates=["word"]) for name in ("x", role)]
+    made = bt.BNet(bt.Declaration([bt.Stack([bt.Node("x", bt.tpm.Add(), ["x", role], ["word"])], given)]))
+    tex = made.equations()._repr_latex_()
+    assert tex.count("{") == tex.count("}")
+
+
+@dataclass(frozen=True)
+class Parser:
+    """What reads a file, sound files, whether they are JSON, and whether sound ones may be refused."""
+
+    read: Callable[[Path], object]
+    seeds: Callable[[], Sequence[bytes]]
+    is_json: bool = False
+    may_refuse: bool = False
+
+
+PARSERS = {
+    "net": Parser(read_net, lambda: [files.as_bytes(net().network)]),
+    "header of a net": Parser(read_header, seeds_header, is_json=True, may_refuse=True),
+    "config.json": Parser(lambda path: read_folder(path, "config.json"), seeds_config, is_json=True, may_refuse=True),
+    "weights": Parser(lambda path: read_folder(path, "model.safetensors"), lambda: [save_bytes(weights())]),
+    "index of weights": Parser(
+        lambda path: read_folder(path, "model.safetensors.index.json", "part.safetensors"),
+        lambda: [json.dumps({"weight_map": dict.fromkeys(weights(), "part.safetensors")}).encode()],
+        is_json=True,
+    ),
+    "vocab.txt": Parser(
+        lambda path: read_folder(path, "vocab.txt"), lambda: [b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe"]
+    ),
+    "tokenizer.json": Parser(read_tokenizer, seeds_tokenizer, is_json=True),
+    "text": Parser(read_text, lambda: [b"the cat the", b"cat the cat"]),
+    "HDF5": Parser(read_hdf5, seeds_hdf5),
+    "graph": Parser(read_graph, lambda: [to_json(net().sentence("the cat").graph()).encode()], is_json=True),
+    "token stream": Parser(
+        lambda path: map_tokens(path.rename(path.with_suffix(".npy"))), seeds_stream, may_refuse=True
+    ),
+    "file of sentences": Parser(read_lines, lambda: [b"the cat sat\nthe dog\n", b"\xef\xbb\xbfthe cat\tyes\n"]),
+    "name": Parser(read_name, lambda: [b"x_0_1", b"enc_x_1_0", b"q_0_*", b"v -> a", b"c=1", b"y_1=cat,dog"]),
+    "equations": Parser(read_equations, lambda: [b"y", b"W_q", "é".encode()], may_refuse=True),
+}
+
+# spoiling
+
+PIECES = [b"null", b"-1", b"1e999", b"NaN", b"[]", b"{}", b'"\\ud800"', b"\\u0000", b"../", b"{0.__class__}", b"%s"]
+PIECES += [b"os:system", b'{"class": "fuzz_canary:Thing"}', b"[" * 3000, b"9" * 5000, b"\xff\xfe", "ſ²٣\u202e".encode()]
+LEAVES = [None, True, 0, -1, 2**63, 10**30, 0.5, float("inf"), float("nan"), "", "\ud800", "../x", "fuzz_canary:Thing"]
+LEAVES += [[], {}, [None], {"class": "Add"}, {"class": "fuzz_canary:Thing"}, {"dict": [[[], 1]]}, [0] * 500, "a" * 5000]
+
+
+def spoilt_bytes(draw: st.DrawFn, data: bytes) -> bytes:
+    """The bytes with a piece put in, taken out, or in another's place; or cut short."""
+    at, length = draw(st.integers(0, len(data))), draw(st.integers(0, 40))
+    piece = draw(st.sampled_from(PIECES) | st.binary(max_size=8))
+    return draw(st.sampled_from([data[:at], data[:at] + piece + data[at:], data[:at] + piece + data[at + length :]]))
+
+
+def spoilt_json(draw: st.DrawFn, data: bytes) -> bytes:
+    """The JSON with another value somewhere, or without one."""
+    whole = json.loads(data)
+    holder, key = None, None
+    value = whole
+    while isinstance(value, dict | list) and value and (holder is None or draw(st.booleans())):
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+        holder, key = value, draw(st.sampled_from(keys))
+        value = holder[key]
+    if draw(st.integers(0, 3)):
+        holder[key] = copy.deepcopy(draw(st.sampled_from(LEAVES)))
+    else:
+        del holder[key]
+    return json.dumps(whole).encode()
+
+
+@st.composite
+def inputs(draw: st.DrawFn, parser: Parser, sound: Sequence[bytes]) -> bytes:
+    """A sound input that was changed once or twice."""
+    data = draw(st.sampled_from(sound))
+    if parser.is_json and draw(st.integers(0, 3)):
+        return spoilt_json(draw, data)
+    return spoilt_bytes(draw, spoilt_bytes(draw, data) if draw(st.booleans()) else data)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_spoilt_input_is_refused_or_read(name: str, tmp_path: Path) -> None:
+    if name in ("tokenizer.json", "text", "vocab.txt"):
+        pytest.importorskip("tokenizers")
+    parser = PARSERS[name]
+    sound = parser.seeds()
+    for data in sound:  # what is imported for a first call is no input's doing
+        with suppress(bt.BNetError) if parser.may_refuse else nullcontext():
+            parser.read(_put(tmp_path / "input", data))
+
+    @settings(
+        max_examples=25, derandomize=True, database=None, deadline=10_000,
+        suppress_health_check=list(HealthCheck), phases=[Phase.generate],
+    )  # fmt: skip
+    @given(inputs(parser, sound))
+    def run(data: bytes) -> None:
+        try:
+            with watched():
+                parser.read(_put(tmp_path / "input", data))
+        except bt.BNetError as error:
+            assert 0 < len(str(error)) < 20_000
+
+    run()
+
+
+def test_what_is_forbidden_is_seen() -> None:
+    for code in ("os.system('true')", "subprocess.Popen(['true'])", "pickle.loads(b'cos\\nsystem\\n(Vtrue\\ntR.')"):
+        with pytest.raises(Executed), watched():
+            exec(f"import os, pickle, subprocess\n{code}")
+    with pytest.raises(Executed), watched():
+        __import__(CANARY)
+
+
+# what was found
+
+
+def test_an_archive_or_a_broken_header_is_no_array_of_tokens(tmp_path: Path) -> None:
     path = tmp_path / "tokens.npy"
     np.save(path, np.arange(5))
     whole = path.read_bytes()
-    for old, new in ((b"}", b"("), (b"(5,)", b"(-5)"), (b"<i8", b"|O8"), (b"(5,)", b"9**9")):
-        path.write_bytes(whole.replace(old, new))
-        refused(lambda: map_tokens(path), "a file of tokens", bt.FileError)
+    spoilt = [whole.replace(old, new) for old, new in ((b"}", b"("), (b"(5,)", b"(-5)"), (b"<i8", b"|O8"))]
+    for content in (*spoilt, seeds_stream()[1], b"PK\x03\x04"):
+        refused(lambda content=content: map_tokens(_put(path, content)), "tokens", bt.FileError)
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
         ({"activation_function": {"a": 1}}, "activation_function"),
-        ({"n_layer": 10**30}, "n_layer of the config: expected a whole number of at most 1024"),
-        ({"vocab_size": 10**30}, "vocab_size of the config: expected a whole number of at most"),
-        ({"id2label": {"9" * 5000: "a"}}, "labels for 0, 1, 2"),
+        ({"n_layer": 10**30}, "n_layer"),
+        ({"vocab_size": 10**30}, "vocab_size"),
+        ({"id2label": {"9" * 5000: "a"}}, "labels"),
     ],
 )
-def test_a_config_that_no_model_has(change: dict[str, Any], told: str) -> None:
-    refused(lambda: fuzzing.read_config(json.dumps({**fuzzing.GPT2, **change}).encode()), told)
-
-
-@pytest.mark.parametrize("types", [7, "full_attention", [["full_attention"]], {"a": 1}])
-def test_types_of_slices_that_are_no_list_of_names(types: object) -> None:
-    from bnet_transformer.pretrained.config import config_to_reach
-
-    refused(lambda: config_to_reach(types, None, 0, 2), "layer_types of the config")  # type: ignore[arg-type]
+def test_a_config_that_no_model_has(change: dict[str, Any], told: str, tmp_path: Path) -> None:
+    path = _put(tmp_path / "input", json.dumps({**GPT2, **change}).encode())
+    refused(lambda: read_folder(path, "config.json"), told)
 
 
 @pytest.mark.parametrize("part", [["a"], {"a": 1}, None, "x" * 5000, "a\0b", "\ud800"])
-def test_an_index_that_names_no_file(part: object) -> None:
-    told = json.dumps({"weight_map": dict.fromkeys(fuzzing.weights("gpt2"), part)}).encode()
-    refused(lambda: fuzzing.read_index(told), "weight_map|the weights", bt.FileError)
+def test_an_index_that_names_no_file(part: object, tmp_path: Path) -> None:
+    path = _put(tmp_path / "input", json.dumps({"weight_map": dict.fromkeys(weights(), part)}).encode())
+    refused(lambda: read_folder(path, "model.safetensors.index.json", "part.safetensors"), "weight", bt.FileError)
 
 
 def test_half_of_a_character_is_no_text() -> None:
     pytest.importorskip("tokenizers")
-    reader = fuzzing.readers()[0]
+    reader = Tokenizer(seeds_tokenizer()[0].decode())
     for said in ("the \ud800", ["the", "\udcff"]):
-        refused(lambda said=said: reader.read(said), "text in Unicode; got half of a character")  # type: ignore[misc]
-    refused(lambda: reader.read("the", "\ud800"), "pair: expected text in Unicode")
-
-
-def test_a_word_that_a_vocabulary_without_an_unknown_token_lacks(tmp_path: Any) -> None:
-    pytest.importorskip("tokenizers")
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[CLS]\n[SEP]\n[MASK]\nthe\n", encoding="utf-8")
-    text = folder_tokenizer(tmp_path)
-    assert text is not None and Tokenizer(text).read("the").tokens == ("[CLS]", "the", "[SEP]")
-    refused(lambda: Tokenizer(text).read("a dog"), "text that its tokenizer reads; got WordPiece error")
-
-
-def test_the_work_of_a_list_of_words_is_linear() -> None:
-    """Which word a token is of was once looked for among all words anew; counted here, not timed."""
-    pytest.importorskip("tokenizers")
-
-    class Counted(list[int]):
-        asked = 0
-
-        def __getitem__(self, at: Any) -> Any:
-            Counted.asked += 1
-            return super().__getitem__(at)
-
-    from bnet_transformer._core.tokenizer import _entry
-
-    ends = Counted(range(4, 40_004, 4))
-    assert [_entry(ends, (at, at + 3)) for at in (0, 3, 4, 20_000, 39_999, 50_000)] == [0, 0, 1, 5000, 9999, 9999]
-    assert Counted.asked < 6 * 20
-
-
-BEGUN = PARSERS["checkpoint"]
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda told: told["head"].pop("step"),
-        lambda told: told["head"].update(step="two"),
-        lambda told: told["head"].update(step=-5),
-        lambda told: told["head"].pop("settings"),
-        lambda told: told["head"].update(settings="same"),
-        lambda told: told["tensors"].pop("losses"),
-        lambda told: told["tensors"].update(held_out=["F64", [3], [0, 0, 0]]),
-        lambda told: told["tensors"].pop("count/W_embed.value"),
-        lambda told: told["tensors"].update({"first/W_embed.value": ["F64", [1], [1]]}),
-        lambda told: told["tensors"].update({"second/nobody.value": ["F32", [1], [1]]}),
-        lambda told: told["tensors"].update({"best/W_embed.value": ["I64", [3, 4], [1] * 12]}),
-    ],
-)  # fmt: skip
-def test_a_checkpoint_with_a_true_hash_and_a_false_content(spoil: Callable[[dict[str, Any]], object]) -> None:
-    told = json.loads(BEGUN.sound[0])
-    spoil(told)
-    refused(lambda: BEGUN.read(json.dumps(told).encode()), "a checkpoint of train", bt.FileError)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fuzz_friend:os.system",
-        "fuzz_friend:bt.tpm.Linear",
-        "fuzz_friend:dataclasses.dataclass",
-        "fuzz_friend:Other",
-        "fuzz_friend:nothing",
-        "bnet_transformer.models.encoder:Node",
-        "bnet_transformer.models.encoder:torch.hub",
-    ],
-)
-def test_who_trusts_a_module_trusts_none_that_it_imports(name: str) -> None:
-    """A path was once followed through whatever a trusted module holds, and what stood there was made."""
-    fuzzing.friend()
-    head = json.loads(fuzzing.seeds_declaration()[0])
-    head["declaration"]["stacks"][0]["slice"][0]["tpm"]["class"] = name
-    with fuzzing.watched():
-        refused(
-            lambda: fuzzing._of_header(Path("net.safetensors"), head, ("fuzz_friend",)), "net.safetensors", bt.FileError
-        )
-
-
-def parts(told: dict[str, Any]) -> bytes:
-    """Parts of an HDF5 file, as `fuzzing.read_groups` takes them."""
-    return json.dumps({"parts": told, "says": {}}).encode()
-
-
-def test_a_width_that_lies_in_another_file() -> None:
-    """It was read from there: of a pipe it waited for ever."""
-    pytest.importorskip("h5py")
-    where = fuzzing.put("other", b"\2" + bytes(7))
-    told = {"L1/A/S": ["f8", [1], [1.0]], "L1/A/n": ["elsewhere", [1], str(where)]}
-    refused(lambda: fuzzing.read_groups(parts(told)), "L1/A/n: expected numbers in the file itself", bt.FileError)
-
-
-def test_a_short_file_of_many_numbers() -> None:
-    """Nobody wrote them, or they have many names: all of them were more than any memory."""
-    pytest.importorskip("h5py")
-    one = {"L1/PQ/head_1": ["f8", [500, 1000], None]}
-    often = {f"L1/P{role}/head_{k}": ["hard", [], "/L1/PQ/head_1"] for role in "QKV" for k in range(1, 9)}
-    told = {**one, **{name: each for name, each in often.items() if name not in one}}
-    refused(lambda: fuzzing.read_groups(parts(told)), "at most 1024 times the bytes of the file", bt.FileError)
-
-
-def test_half_of_a_character_in_an_error_is_told_by_its_code() -> None:
+        refused(lambda said=said: reader.read(said), "half of a character")
     assert str(bt.BNetError("type", expected="one", got="a\udcff")) == r"type: expected one; got 'a\udcff'"
 
 
+@pytest.mark.parametrize("path", ["os.system", "bt.tpm.Linear", "dataclasses.dataclass", "nothing"])
+def test_who_trusts_a_module_trusts_none_that_it_imports(path: str, tmp_path: Path) -> None:
+    """A path was once followed through whatever a trusted module holds, and what stood there was made."""
+    head = json.loads(seeds_header()[0])
+    head["declaration"]["stacks"][0]["slice"][0]["tpm"]["class"] = f"{__name__}:{path}"
+    head["sha256"] = store._digest(head, load_bytes(files.as_bytes(net().network)))
+    tensors = load_bytes(files.as_bytes(net().network))
+    found = _put(tmp_path / "net.safetensors", save_bytes(tensors, {store.KEY: json.dumps(head)}))
+    with watched():
+        refused(lambda: bt.load(found, trust=(__name__,)), "net.safetensors", bt.FileError)
+
+
+def test_numbers_of_a_julia_file_lie_in_it_and_are_no_more_than_it_holds(tmp_path: Path) -> None:
+    """A width in a pipe was waited for; numbers that nobody wrote were more than any memory."""
+    h5py, path = pytest.importorskip("h5py"), tmp_path / "net.h5"
+    with h5py.File(path, "w") as file:
+        file["L1/A/S"] = np.ones(1)
+        file.create_dataset("L1/A/n", shape=[1], dtype="f8", external=[(str(_put(tmp_path / "other", bytes(8))), 0, 8)])
+    refused(lambda: bt.load_geometric(path), "in the file itself", bt.FileError)
+    with h5py.File(path, "w") as file:
+        for role, k in ((role, k) for role in "QKV" for k in range(1, 9)):
+            file.create_dataset(f"L1/P{role}/head_{k}", shape=(500, 1000), dtype="f8", chunks=True)
+    refused(lambda: bt.load_geometric(path), "1024 times", bt.FileError)
+
+
 def test_a_tokenizer_that_panics_is_refused():
-    """Found by atheris: a panic of Rust is no Exception of Python."""
+    """A panic of Rust is no Exception of Python."""
 
     class PanicException(BaseException):
         pass
@@ -307,34 +435,6 @@ def test_a_tokenizer_that_panics_is_refused():
 
     reader = Tokenizer("{}")
     reader.__dict__["_tokenizer"] = Panics()
-    with pytest.raises(bt.BNetError, match="sentence: expected text that its tokenizer reads; got range end"):
-        reader.read("the cats sat")
+    refused(lambda: reader.read("the cats sat"), "sentence")
     with pytest.raises(KeyboardInterrupt):
         reader.read("stop")
-
-
-@pytest.mark.parametrize(
-    "part", ["all", "first", "second", "best", "who", "z", "drawn", "mass", "random/0", "told", "numbers"]
-)
-def test_a_checkpoint_of_other_parameters_is_no_fit_to_go_on_from(part, tmp_path):
-    """Found by atheris: names, shapes and numbers within a file that is signed anew."""
-    small, sentences = fuzzing.fitted()
-    by_map = part in ("all", "first", "second", "best", "who")
-    way = {"method": "map", "steps": 2} if by_map else fuzzing.CHAINS
-    asked = {**way, "every": 1, "folder": tmp_path, "progress": False}
-    flat_options.fit(small, sentences, **asked)
-    path = tmp_path / checkpoint.NAME
-    head, tensors = files.read_tensors(path, "a checkpoint", checkpoint.FORMAT, checkpoint.VERSION)
-    name = next(each for each in tensors if each.removeprefix("story/" if by_map else "0/").startswith(part))
-    if part == "who":
-        tensors[name] = tensors[name] + 7
-    elif part == "random/0":
-        tensors[name] = torch.zeros_like(tensors[name])
-    elif part in ("first", "mass", "told", "numbers"):
-        tensors[name] = tensors[name].reshape(-1).repeat(3)
-    else:
-        tensors[f"{name}{{}}"] = tensors.pop(name)
-    files.write_tensors(path, head, tensors)
-    with pytest.raises(bt.FileError, match="expected a checkpoint"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        flat_options.fit(small, sentences, resume=True, **asked)

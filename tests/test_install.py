@@ -111,7 +111,7 @@ def test_a_missing_extra_is_one_line_that_names_it(package, extra, door, tmp_pat
 
 def test_every_extra_that_the_package_uses_has_a_door():
     asked = {extra for _, extra, _ in MISSING}
-    assert asked == set(EXTRAS) - {"peers", "docs", "dev", "soak", "all"}
+    assert asked == set(EXTRAS) - {"peers", "docs", "dev", "all"}
     source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "bnet_transformer").rglob("*.py"))
     assert set(re.findall(r"bnet-transformer\[(\w+)\]", source)) <= asked
     assert {plain(each) for each in EXTRAS["all"]} == {"bnet-transformer"}

@@ -83,32 +83,37 @@ def test_maps_are_folded_where_it_pays():
     assert not net_of({"atoms": 5}).module().plan(("x_1",), known, fold=True).folds
 
 
-OBSERVED = [Normal(0.7), Normal(0.7, dim=3), Normal(0.7, dim=9), Normal(0.7, learnable=True), Categorical(3)]
+OBSERVED = [
+    Normal(0.7),
+    Normal(0.7, dim=3),
+    Normal(0.7, dim=9),
+    Normal(0.7, learnable=True),
+    Categorical(3),
+    Categorical(40),
+]
 
 
-@pytest.mark.parametrize("observe", [*OBSERVED, Categorical(40)], ids=str)
-@pytest.mark.parametrize("gram", [True, False], ids=["gram", "explicit"])
-@pytest.mark.parametrize("options", NETS, ids=str)
-def test_a_readout_above_an_attention_is_the_plain_one(options, gram, observe, monkeypatch):
-    net, words = net_of(options, observe), 3
-    if options.get("per") == "word" and options.get("slices", 1) > 1:
-        pytest.skip("refused")
-    module = net.module()
-    x = torch.randn(5, words, 4, dtype=D)
-    real = isinstance(observe, Normal)
-    seen = torch.randn(5, words, observe.dim or 4, dtype=D) if real else torch.randint(3, (5, words))
-    y = Evidence(seen, torch.rand(5, words) > 0.3)
-    mask = torch.arange(words) < torch.tensor([3, 3, 2, 1, 3])[:, None]
-    for evidence, there in itertools.product((Evidence(y.value), y), (None, mask)):
-        with monkeypatch.context() as patch:
-            patch.setattr(readout, "_pays", lambda *_: gram)
-            found = log_evidence(module, {"y": evidence}, x, there)
-        with monkeypatch.context() as patch:
-            patch.setattr(factors, "attentions_below", lambda *_: {})
-            plain = log_evidence(module, {"y": evidence}, x, there)
-        torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-10)
-        for one, other in zip(gradients(module, found.sum()), gradients(module, plain.sum()), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+@pytest.mark.parametrize("k, options", list(enumerate(NETS)), ids=str)
+def test_a_readout_above_an_attention_is_the_plain_one(k, options, monkeypatch):
+    """By Gram matrices and by explicit mixes, two readouts for each net."""
+    for observe in (OBSERVED[k % len(OBSERVED)], OBSERVED[(k + 3) % len(OBSERVED)]):
+        module, x = net_of(options, observe).module(), torch.randn(5, 3, 4, dtype=D)
+        real = isinstance(observe, Normal)
+        seen = torch.randn(5, 3, observe.dim or 4, dtype=D) if real else torch.randint(3, (5, 3))
+        y = Evidence(seen, torch.rand(5, 3) > 0.3)
+        mask = torch.arange(3) < torch.tensor([3, 3, 2, 1, 3])[:, None]
+        for evidence, there in ((Evidence(y.value), None), (y, mask)):
+            with monkeypatch.context() as patch:
+                patch.setattr(factors, "attentions_below", lambda *_: {})
+                plain = log_evidence(module, {"y": evidence}, x, there)
+            slopes = gradients(module, plain.sum())
+            for gram in (True, False):
+                with monkeypatch.context() as patch:
+                    patch.setattr(readout, "_pays", lambda *_, gram=gram: gram)
+                    found = log_evidence(module, {"y": evidence}, x, there)
+                torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-10)
+                for one, other in zip(gradients(module, found.sum()), slopes, strict=True):
+                    torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("options", [{"atoms": 4}, {"atoms": 3, "slices": 2}, {"atoms": 4, "residual": True}], ids=str)

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bnet_transformer as bt
-from bnet_transformer import reference
 from bnet_transformer.tpm import Categorical, Normal
-from tests.cases import CASES, Case, jolted
+from tests.cases import CASES, Case, case_of, jolted
 
 D = torch.float64
 IDS = {"ids": lambda case: case.name}
@@ -100,93 +99,14 @@ def test_a_codebook_by_hand():
     close(s.posterior("c", {"W_q_0": 1}), pi * theta[0][:, 1])
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.evidence], **IDS)
-def test_posteriors_agree_with_a_loop_over_all_states(case: Case):
-    """Elimination over what matters = the whole joint, every discrete node of the net enumerated."""
-    s = case.sentence
-    world, seen = s.state.world, s.observe(dict(case.evidence)).state.evidence
-    everything = [
-        n for n in range(len(s.ground)) if _kind(s, n) == "discrete" and n not in seen and n not in _barren(s, seen)
-    ]
-    query = next((n for n in everything), None)
-    if query is None:
-        assert torch.isfinite(reference.log_evidence(world, seen))
-        return
-    weights = torch.zeros(world.count_states(query), dtype=D)
-    for run in reference.runs(world, everything, seen):
-        lp = sum(run.log_prob(n) for n in [*everything, *seen])
-        weights[int(run.states[query])] += lp.exp()
-    got = reference.posterior(world, query, seen)
-    torch.testing.assert_close(got, weights / weights.sum(), rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(reference.log_evidence(world, seen).exp(), weights.sum(), rtol=1e-9, atol=1e-12)
-
-
 def _kind(s: bt.Sentence, node: int) -> str:
     member = s.net.network.members[s.ground.family_of(node).index]
     return "given" if member.tpm.kind == "input" else member.tpm.kind
 
 
-def _barren(s: bt.Sentence, seen: dict) -> set[int]:
-    """Unseen readouts, which sum to one."""
-    return {n for n in range(len(s.ground)) if not s.ground.children(n) and n not in seen}
-
-
-@pytest.mark.parametrize("case", CASES, **IDS)
-def test_do_is_surgery_and_only_descendants_change(case: Case):
-    s = case.sentence
-    order = s.topological_order()
-    made = [n for n in order if s.parents(n) and _kind(s, s.ground.id(n)) == "deterministic"]
-    over_words = [n for n in made if s.ground.family_of(s.ground.id(n)).words is not None]
-    if not made:
-        pytest.skip("all nodes are random")
-    target = (over_words or made)[0]
-    member = s.net.network.members[s.ground.family_of(s.ground.id(target)).index]
-    value = torch.full(member.shape, 0.25, dtype=D)
-    done = s.do({target: value})
-    assert done.parents(target) == [] and done[target].equal(value)
-    below = set(s.descendants(target))
-    assert set(done.descendants(target)) == below
-    for name in order:
-        node = s.ground.id(name)
-        if _kind(s, node) in ("deterministic", "given") and name not in below and name != target:
-            assert done[name].equal(s[name]), name
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if c.evidence], **IDS)
-def test_doing_and_seeing_agree_at_a_root(case: Case):
-    s = case.sentence
-    roots = [n for n in s.topological_order() if _kind(s, s.ground.id(n)) == "discrete" and not s.parents(n)]
-    names = [n for n in s.topological_order() if _kind(s, s.ground.id(n)) == "discrete" and n not in case.evidence]
-    for root in roots[:1]:
-        for other in names[1:3]:
-            seen = s.posterior(other, {**case.evidence, root: 0})
-            done = s.do({root: 0}).posterior(other, case.evidence)
-            torch.testing.assert_close(seen, done, rtol=1e-9, atol=1e-12)
-
-
 # laws
 
 
-NO_TABLE = (
-    "cayley",
-    "cayley, arbitrary",
-    "triangular",
-    "recurrent",
-    "recurrent, rnn",
-    "recurrent, lstm",
-    "recurrences",
-    "hidden Markov",
-    "experts",
-    "three stacks",
-    "encoder-decoder",
-    "word, two slices",
-    "sprinkler",
-    "sites",
-    "hidden states",
-    "no slices",
-    "vanilla encoder-decoder",
-    "vanilla encoder-decoder, pre-norm",
-)
 SELF_MIXING = [
     c
     for c in CASES
@@ -233,23 +153,6 @@ def test_a_causal_word_ignores_later_words(mask, options):
         assert in_graph == in_numbers == (mask == "every")
 
 
-@pytest.mark.parametrize("case", CASES, **IDS)
-def test_rows_of_attention_sum_to_one_and_respect_the_mask(case: Case):
-    s = case.sentence
-    try:
-        table = s.attention(0, role="a" if "a_0" in s.net.network.graph.by_name else None)
-    except bt.BNetError as error:
-        assert case.name in NO_TABLE, error
-        return
-    torch.testing.assert_close(table.sum(-1), torch.ones_like(table[..., 0]), rtol=1e-10, atol=1e-12)
-    assert (table >= 0).all()
-    if "causal" in case.name or (
-        case.name.startswith(("encoder", "word", "marginal"))
-        and case.name not in ("word, codebook", "word, two slices")
-    ):
-        assert not table.triu(1).any()
-
-
 @settings(max_examples=20, deadline=None)
 @given(st.sampled_from([c for c in CASES if c.said is not None and not isinstance(c.said, dict)]), st.data())
 def test_no_path_no_effect(case: Case, data):
@@ -266,7 +169,7 @@ def test_no_path_no_effect(case: Case, data):
 
 
 def test_a_dropout_is_a_delta_and_never_enumerated():
-    s = next(c for c in CASES if c.name == "encoder, post-norm").sentence
+    s = case_of("encoder, post-norm").sentence
     assert s["drop_0_1"].equal(s["mix_0_1"])
     assert s.tpm("drop_0_1").log_prob(s["mix_0_1"]).item() == 0
 

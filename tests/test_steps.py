@@ -1,7 +1,6 @@
-"""A step reads nothing off the device, compiles to one graph, and replayed is what it was: by training and by fits."""
+"""A step reads nothing off the device and compiles to one graph: by training and by fits."""
 
 import math
-import warnings
 from functools import partial
 
 import pytest
@@ -12,15 +11,12 @@ import bnet_transformer as bt
 from bnet_transformer._core import deferred_scalars as late
 from bnet_transformer._core.distributed import Ranks
 from bnet_transformer.data import Batch, Evidence, read_batch
-from bnet_transformer.data.dataset import read_dataset
-from bnet_transformer.data.examples import ExampleReader
 from bnet_transformer.data.task import infer_task
 from bnet_transformer.inference.fit import ascent, descent, point
 from bnet_transformer.inference.fit.methods import FitProblem
 from bnet_transformer.inference.fit.objective import Objective as Evidences
 from bnet_transformer.inference.fit.objective import learned_of
 from bnet_transformer.tpm import Normal
-from bnet_transformer.training import captured, loop
 from bnet_transformer.training.configs import TrainConfig
 from bnet_transformer.training.loop_config import LoopConfig
 from bnet_transformer.training.objective import Objective
@@ -204,100 +200,7 @@ def test_fits_that_are_heard_of_late_are_the_same(lag, method, monkeypatch):
         torch.testing.assert_close(later.net.parameters[name], value, rtol=1e-9, atol=1e-9)
 
 
-# what is recorded
-
-
-class Again:
-    """In place of a GPU's graphs: what is recorded is not done, and then done again on the same tensors."""
-
-    def __init__(self) -> None:
-        self.recorded, self.replayed = 0, 0
-
-    def record(self, work):
-        self.recorded += 1
-        state = torch.get_rng_state()
-        result = work()  # as a recording does, it says what the result will be; its numbers are not yet there
-        result = result.detach().clone()
-        torch.set_rng_state(state)
-
-        def again():
-            self.replayed += 1
-            result.copy_(work().detach())
-
-        return again, result
-
-    def stage(self):
-        return warnings.catch_warnings()
-
-
-class Recorded(Again):
-    """The same, for work that changes what it reads: recording it must leave that as it was."""
-
-    def __init__(self, tensors) -> None:
-        super().__init__()
-        self.tensors = tensors
-
-    def record(self, work):
-        before = [value.clone() for value in self.tensors()]
-        found = super().record(work)
-        with torch.no_grad():
-            for value, old in zip(self.tensors(), before, strict=True):
-                value.copy_(old)
-        return found
-
-
-def recorded(monkeypatch, net, data, **options):
-    """Training by replayed steps, on the CPU; with how often was recorded and replayed."""
-    made = []
-
-    def tensors():
-        (run,) = made
-        state = run.optimiser.state
-        return [
-            tensor
-            for _, value in run.named
-            for tensor in (value, *([value.grad] if value.grad is not None else []), *state.get(value, {}).values())
-        ]
-
-    recorder, init = Recorded(tensors), Run.__init__
-
-    def noted(self, *args, **more):
-        init(self, *args, **more)
-        made.append(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "__init__", noted)
-        patch.setattr(loop, "recorder_of", lambda device, world: recorder)
-        return train(net, data, execution=bt.Execution(recorded=True), **options), recorder
-
-
-def test_replayed_steps_are_the_steps(monkeypatch, tmp_path):
-    """Batches of several forms, dropout, clipping, a rate of each step, held-out losses, a checkpoint: to the bit."""
-    net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.2)
-    options = {"batch": 2, "rate": 2.0, "schedule": "noam", "warmup": 4, "clip": 0.3, "weight_decay": 0.1}
-    options |= {"steps": 20, "held_out": TEXT, "every": 5}
-    plain = train(net, TEXT, **options)
-    found, recorder = recorded(monkeypatch, net, TEXT, folder=tmp_path, **options)
-    assert found.losses == plain.losses and found.held_out == plain.held_out
-    assert all(torch.equal(value, found.net.parameters[name]) for name, value in plain.net.parameters.items())
-    forms = {
-        tuple(b.x[""].shape)
-        for b in map(read_dataset(ExampleReader(infer_trainable_task(net.network)), TEXT, 2, 0, None), range(20))
-    }
-    assert 2 < recorder.recorded <= len(forms) + 1 and recorder.replayed > 20
-    assert bt.training.kept(net, tmp_path).losses == plain.losses
-
-
-def test_a_resumed_run_is_replayed_too(monkeypatch, tmp_path):
-    net = bt.geometric(4, heads=2, slices=1, observe=Normal(0.5))
-    x, y = (torch.randn(12, 3, 4, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
-    whole = train(net, (x, y), steps=9, batch=4)
-    train(net, (x, y), steps=5, batch=4, checkpoints=tmp_path)
-    found, recorder = recorded(monkeypatch, net, (x, y), steps=9, batch=4, folder=tmp_path, resume=True)
-    assert found.losses == whole.losses and (recorder.recorded, recorder.replayed) == (2, 6)
-
-
-def test_parameters_that_lie_otherwise_are_stepped_and_resumed_alike(monkeypatch, tmp_path):
+def test_parameters_that_lie_otherwise_are_stepped_and_resumed_alike(tmp_path):
     """A step takes parameters, gradients and their means as they lie: transposed parameters are no others."""
     net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.0)
     turned = net.replace({k: v.mT.contiguous().mT if v.dim() > 1 else v for k, v in net.parameters.items()})
@@ -306,40 +209,7 @@ def test_parameters_that_lie_otherwise_are_stepped_and_resumed_alike(monkeypatch
     plain = train(net, TEXT, **options)
     train(turned, TEXT, checkpoints=tmp_path, **{**options, "steps": 4})
     resumed = train(turned, TEXT, checkpoints=bt.Checkpoints(tmp_path, resume=True), **options)
-    again, _ = recorded(monkeypatch, turned, TEXT, **options)
-    for found in (resumed, again):
-        assert found.losses == pytest.approx(plain.losses, abs=1e-5)
-
-
-def test_only_so_many_forms_are_recorded(monkeypatch):
-    net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.0)
-    options = {"steps": 24, "batch": 1}
-    plain = train(net, TEXT, **options)
-    monkeypatch.setattr(captured, "MOST", 2)
-    found, recorder = recorded(monkeypatch, net, TEXT, **options)
-    assert found.losses == plain.losses and recorder.recorded == 3  # two forms, and the step of the optimiser
-
-
-def test_a_loss_that_reads_other_parameters_in_other_batches_is_not_recorded(monkeypatch):
-    net = bt.decoder(4, heads=2, slices=2, readout=None, dropout=0.0)
-    data = [(torch.randn(words, 4), torch.ones(1)) for words in (2, 3)]
-
-    def loss(module, batch):
-        return module(batch.x, want=[f"x_{batch.x[''].shape[1] - 1}"])[f"x_{batch.x[''].shape[1] - 1}"].square().mean()
-
-    with pytest.raises(bt.BNetError, match="recorded: expected a loss that reads the same parameters in every batch"):
-        recorded(monkeypatch, net, data, steps=4, batch=1, loss=loss)
-
-
-def test_what_cannot_be_recorded_is_refused():
-    net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS)
-    with pytest.raises(bt.BNetError, match=r"recorded: expected a CUDA device.*got cpu"):
-        train(net, TEXT, steps=2, execution=bt.Execution(recorded=True))
-    with pytest.raises(bt.BNetError, match="recorded: expected one process"):
-        captured.recorder_of(torch.device("cuda"), 2)
-    for what in ("recorded", "compile"):
-        with pytest.raises(bt.BNetError, match=f"{what}: expected one of the allowed values"):
-            train(net, TEXT, steps=2, **{what: 1.5})
+    assert resumed.losses == pytest.approx(plain.losses, abs=1e-5)
 
 
 # one graph
@@ -424,27 +294,6 @@ def test_a_step_on_a_gpu_waits_for_nothing(name):
         torch.cuda.set_sync_debug_mode("default")
     names = [event.key for event in seen.key_averages()]
     assert not [name for name in names if "StreamSynchronize" in name or "Pageable" in name]
-
-
-@gpu
-def test_replayed_steps_on_a_gpu_are_the_steps():
-    net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.2).to("cuda")
-    options = {"steps": 20, "batch": 2, "clip": 0.3, "held_out": TEXT, "every": 5}
-    plain, found = train(net, TEXT, **options), train(net, TEXT, execution=bt.Execution(recorded=True), **options)
-    assert found.losses == plain.losses and found.held_out == plain.held_out
-
-
-@gpu
-def test_a_loss_that_waits_is_not_recorded():
-    net = bt.decoder(4, heads=2, slices=1, readout=None).to("cuda")
-    data = [(torch.ones(3, 4), torch.ones(1))] * 4
-
-    def loss(module, batch):
-        found = module(batch.x).square().mean()
-        return found * float(found > -1)
-
-    with pytest.raises(bt.BNetError, match=r"recorded: expected a step that reads no number off the device"):
-        train(net, data, steps=4, batch=1, loss=loss, execution=bt.Execution(recorded=True))
 
 
 # a readout whose spread is learned

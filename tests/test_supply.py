@@ -116,7 +116,9 @@ def test_a_second_build_has_the_same_bytes(tmp_path):
     assert f"bnet_transformer-{VERSION}.dist-info/licenses/LICENSE" in names
     with tarfile.open(tmp_path / "one" / built[1]) as source:
         sizes = {each.name.partition("/")[2]: each.size for each in source.getmembers()}
-    assert {"LICENSE", "Makefile", "constraints.txt", ".ci/run", "tests/test_supply.py", "docs/supply.md"} <= set(sizes)
+    assert {"LICENSE", "Makefile", "constraints.txt", ".ci/run", "tests/test_supply.py", "docs/licences.csv"} <= set(
+        sizes
+    )
     assert max(sizes.values()) < 1_000_000
     hidden = {name for name in sizes if any(part.startswith(".") for part in name.split("/"))}
     assert hidden == {".ci/run", ".gitignore"}

@@ -7,8 +7,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +19,35 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.inference.fit import Fit
 from bnet_transformer.training import Generated
-from tests.worst.names import CAT, at_once, under
 
 WORDS = ["the", "cat", "sat"]
+CAT = {"y_2": ("cat", "sat")}
+
+
+def under(default: str, asked: Callable[[], Any]) -> Any:
+    """What is computed under another default of torch: a floating type, a device, a mode of gradients or of kernels."""
+    if default == "float64":
+        torch.set_default_dtype(torch.float64)
+    if default == "meta":
+        torch.set_default_device("meta")
+    torch.use_deterministic_algorithms(default == "deterministic")
+    try:
+        with torch.inference_mode(default == "inference"):
+            return asked()
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+        torch.use_deterministic_algorithms(False)
+
+
+def at_once(asked: Callable[[], Any], threads: int = 8) -> list[Any]:
+    """The results of that many threads that ask at the same moment."""
+    gate = threading.Barrier(threads)
+    with ThreadPoolExecutor(threads) as pool:
+        asking = [pool.submit(lambda: (gate.wait(), asked())[1]) for _ in range(threads)]
+        return [each.result() for each in asking]
+
+
 ASKED: dict[str, Callable[[bt.BNet], torch.Tensor]] = {
     "values": lambda net: net.sentence("the cat sat")["x_2_1"],
     "attention": lambda net: net.sentence("the cat sat").attention(1),

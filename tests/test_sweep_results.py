@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 import bnet_transformer as bt
 from bnet_transformer.inference.sweeps.results import PARTS, Mediation, Sweep, bootstrap
 from bnet_transformer.viz.marks import marks_of
-from tests.test_plots import cells, heights, saved, texts
+from tests.sweeping import refusal
+from tests.test_plots import cells, heights, texts
 
 WORDS = ("the", "cat", "<sat>")
 
@@ -88,6 +89,7 @@ def test_intervals_cover_the_truth():
     assert 0.85 < float(((low < 0.3) & (high > 0.3)).double().mean()) < 0.94
 
 
+@settings(max_examples=20)
 @given(st.integers(0, 10**6), st.floats(-5, 5), st.floats(0.1, 9))
 def test_intervals_move_with_the_numbers(seed, shift, scale):
     effects = torch.randn(3, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -176,6 +178,7 @@ def test_places_are_numbers_of_the_net_not_of_the_table():
     assert mediated().where(slice=2)["x_1_2"] == mediated()["x_1_2"]
 
 
+@settings(max_examples=10)
 @given(st.integers(0, 10**6))
 def test_direct_indirect_and_interaction_sum_to_the_total(seed):
     found = mediated(seed=seed)
@@ -224,8 +227,8 @@ def test_plots_show_the_numbers_with_their_errors():
     cube = swept(("slice", "head", "word"), (2, 4, 3))
     figure = bt.plot(cube)
     assert np.allclose(cells(figure, 1), cube.values[:, 1]) and figure.axes[1].get_title() == "head 2"
-    rows = swept(("slice", "word", "read"), (2, 3, 3), hole=True)
-    assert "Blank: no such cell" in notes(bt.plot(rows)) and np.isnan(cells(bt.plot(rows))[0, 0])
+    figure = bt.plot(swept(("slice", "word", "read"), (2, 3, 3), hole=True))
+    assert "Blank: no such cell" in notes(figure) and np.isnan(cells(figure)[0, 0])
     tiny = swept(scale=1e-5)
     figure = bt.plot(tiny)
     assert (
@@ -257,9 +260,8 @@ def test_lists_are_bars_with_intervals_the_strongest_in_their_order():
     assert f"The total effect is {float(found.total.mean()):.3g}".replace("-", "−") in notes(figure)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_cell_below_zero_is_known_without_its_colour(theme):
-    found = swept(sizes=(4, 3), examples=1)
+def test_a_cell_below_zero_is_known_without_its_colour():
+    found = swept(sizes=(2, 3), examples=1)
     found.outcomes[0, :2, 0] = found.corrupt + torch.tensor([0.001, -0.001])  # too weak for a stroke
     wide = Sweep(
         "x",
@@ -269,15 +271,14 @@ def test_a_cell_below_zero_is_known_without_its_colour(theme):
         found.outcomes.repeat(1, 30, 1),
         found.clean,
         found.corrupt,
-        dict.fromkeys(itertools.product(range(4), range(90)), "x"),
+        dict.fromkeys(itertools.product(range(2), range(90)), "x"),
     )
-    figure = bt.plot(wide, theme=theme)
+    figure = bt.plot(wide)
     strokes = next(each for each in figure.axes[0].collections if each.get_label() == "below 0")
     assert not figure.axes[0].texts
     drawn = {(int(line[0, 1]), round(float(line[:, 0].mean()))) for line in strokes.get_segments()}
     least = 0.02 * float(wide.values.abs().max())
     assert drawn == {tuple(index) for index in np.argwhere(wide.values.numpy() < -least).tolist()}
-    assert saved(figure).startswith(b"\x89PNG")
 
 
 def test_plots_leave_what_has_no_page_to_parts_of_it():
@@ -316,38 +317,28 @@ def test_figures_mark_the_strongest_cells():
         marks_of("q_0_0_9", drawn)
 
 
-BAD = {
-    "name": (lambda s: s["x_0_7"], "near matches are x_0_"),
-    "no name": (lambda s: s[3], "a known name"),
-    "count": (lambda s: s.top(0), "at least 1"),
-    "axis": (lambda s: s.where(head=0), "slice"),
-    "no axis": (lambda s: s.where(), "an axis and its place"),
-    "place": (lambda s: s.where(slice=0), "one of 1 to 2; got 0"),
-    "places": (lambda s: s.where(slice=[1]), "a whole number"),
-    "confidence": (lambda s: s.interval(1.0), "a share between 0 and 1"),
-    "draws": (lambda s: s.interval(draws=0), "at least 1"),
-    "seed": (lambda s: s.interval(seed=-1), "at least 0"),
-    "examples": (lambda s: s.to_dataframe(examples="all"), "True, False"),
-    "total": (lambda s: swept(clean=False).total, "a clean run"),
-    "restored": (lambda s: swept(clean=False).restored, "a clean run"),
-    "nothing to restore": (
-        lambda s: Sweep("x", s.axes, s.labels, s.places, s.outcomes, s.corrupt, s.corrupt, s.names).restored,
-        "whose metrics differ",
-    ),
-    "part": (lambda s: mediated().of("total"), "'direct', 'indirect', 'interaction'"),
-    "option": (lambda s: bt.plot(s, interval=True), "intervals"),
-    "intervals of one": (lambda s: bt.plot(swept(examples=1), intervals=True), "a single example"),
-    "intervals of shares": (lambda s: bt.plot(s, intervals=True, restored=True), "restored=True"),
-    "intervals of three": (lambda s: bt.plot(swept(("slice", "head", "word"), (2, 2, 2)), intervals=True), "3 axes"),
-    "share of the plot": (lambda s: bt.plot(swept(("cell",), (3,)), confidence=0), "a share between 0 and 1"),
-    "shown part": (lambda s: bt.plot(mediated(), show="total"), "'direct', 'indirect', 'interaction'"),
-    "top of the plot": (lambda s: bt.plot(s, top=0), "at least 1"),
-}
-
-
-@pytest.mark.parametrize("what", BAD)
-def test_bad_input_says_what_is_allowed(what):
-    ask, told = BAD[what]
-    with pytest.raises(bt.BNetError) as caught:
-        ask(swept())
-    assert told in str(caught.value)
+def test_bad_input_says_what_is_allowed():
+    found, plain = swept(), swept(clean=False)
+    same = Sweep("x", found.axes, found.labels, found.places, found.outcomes, found.corrupt, found.corrupt, found.names)
+    listed, cube = swept(("cell",), (3,)), swept(("slice", "head", "word"), (2, 2, 2))
+    for ask, told in [
+        (lambda: found["x_0_7"], "near matches are x_0_"),
+        (lambda: found.top(0), "at least 1"),
+        (lambda: found.where(head=0), "slice"),
+        (lambda: found.where(), "an axis and its place"),
+        (lambda: found.where(slice=0), "one of 1 to 2; got 0"),
+        (lambda: found.interval(1.0), "a share between 0 and 1"),
+        (lambda: found.interval(draws=0), "at least 1"),
+        (lambda: found.to_dataframe(examples="all"), "True, False"),
+        (lambda: plain.total, "a clean run"),
+        (lambda: plain.restored, "a clean run"),
+        (lambda: same.restored, "whose metrics differ"),
+        (lambda: mediated().of("total"), "'direct', 'indirect', 'interaction'"),
+        (lambda: bt.plot(found, interval=True), "intervals"),
+        (lambda: bt.plot(swept(examples=1), intervals=True), "a single example"),
+        (lambda: bt.plot(found, intervals=True, restored=True), "restored=True"),
+        (lambda: bt.plot(cube, intervals=True), "3 axes"),
+        (lambda: bt.plot(listed, confidence=0), "a share between 0 and 1"),
+        (lambda: bt.plot(mediated(), show="total"), "'direct', 'indirect', 'interaction'"),
+    ]:
+        assert told in refusal(ask), told

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from functools import cache
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from tests.sweeping import (
     setting,
 )
 
-CELLS, RUNS = 4, 20  # at most, of a sweep, that the reference is asked for; and its runs for these
+CELLS, RUNS = 4, 20  # of a sweep, that the reference is asked for at most; and its runs for these
 
 
 def close(got, wanted, tolerance=1e-10):
@@ -44,10 +45,10 @@ def two(net, corrupt="the cat sat", clean="dog cats sat"):
     return net.sentence(clean), net.sentence(corrupt)
 
 
-def some(indices, states, key):
+def some(indices, states, key, count=2):
     """As many cells of a sweep, chosen at random, as the oracle has time for; the last among them."""
     indices = sorted(indices)
-    picked = random.Random(str(key)).sample(indices, min(len(indices), CELLS, RUNS // states))
+    picked = random.Random(str(key)).sample(indices, min(len(indices), count, RUNS // states))
     return dict.fromkeys([indices[-1], *picked])
 
 
@@ -57,9 +58,9 @@ def check(found, slow, patches, tolerance=1e-10):
         close(found.outcomes[index][0], slow.outcome(patch), tolerance)
 
 
-def roles(s):
+def roles(net):
     """The roles that a sweep may be over: nodes that are functions, and words that are given."""
-    kinds = {m.family.stem: m.tpm.kind for m in s.net.network.members}
+    kinds = {m.family.stem: m.tpm.kind for m in net.network.members}
     return [role for role, kind in kinds.items() if kind == "deterministic"]
 
 
@@ -85,22 +86,75 @@ def test_the_oracle_is_do_and_the_posterior():
         close(value[0], done["dec_x_2_0"])
 
 
-# a value for each state of a choice that values decide
-MANY = ("word", "word, codebook", "word, two slices", "codebook, two slices")  # states: one role is enough
+MANY = ("word", "word, codebook", "word, two slices", "codebook, two slices")  # many joint states: one role is enough
 SAID = [each for each in CASES if each.said is not None]
-LONG = [pytest.param(each, marks=pytest.mark.slow) if each.name in MANY[1:] else each for each in SAID]
 REFUSED = {("marginal", "x"), ("experts", "x"), ("experts", "e"), ("hidden Markov", "x"), ("hidden Markov", "W")}
 
 
-@pytest.mark.parametrize("each", LONG, ids=lambda each: each.name)
-def test_every_role_is_swept_as_one_node_is_set_at_a_time(each):
-    """In double precision; and in single precision the same."""
+# Roles of each case that are swept: one of every kind (`kind_of`), and one of each net.
+ROLES = {
+    "chapter": ("x", "W_q", "q"),
+    "chapter, two slices": ("v",),
+    "chapter, real": ("W_k",),
+    "chapter, words": ("x",),
+    "chapter, widths": ("k",),
+    "codebook": ("q",),
+    "corpus": ("W_v",),
+    "slice": ("W_q",),
+    "word": ("q",),
+    "concat": ("W_q", "a"),
+    "one word": ("v",),
+    "encoder, post-norm": ("position", "x", "q", "a", "mix", "drop", "norm1", "ffn"),
+    "encoder, pre-norm": ("position",),
+    "three stacks": ("W_shared", "dec_left"),
+    "two selectors": ("v",),
+    "gated": ("a", "g"),
+    "recurrent": ("h",),
+    "recurrent, rnn": ("x",),
+    "recurrent, lstm": ("input", "cell"),
+    "recurrences": ("g", "p", "m"),
+    "geometric": ("x",),
+    "geometric, add": ("a",),
+    "integrator": ("resnet",),
+    "cayley": ("A", "a", "lower1"),
+    "cayley, arbitrary": ("x",),
+    "triangular": ("x",),
+    "bucketed": ("scaled",),
+    "grouped": ("a",),
+    "marginal": ("x",),
+    "hidden Markov": ("W",),
+    "experts": ("e",),
+    "encoder-decoder": ("dec_a",),
+    "positioned": ("both", "pool", "first"),
+    "shared slices": ("a",),
+    "started": ("start", "first"),
+    "vanilla encoder": ("ffn",),
+    "vanilla encoder, masked word": ("transform",),
+    "vanilla encoder, class": ("dense", "transform"),
+    "vanilla decoder, features": ("k",),
+    "vanilla decoder, causal": ("v",),
+    "vanilla decoder, learned": ("norm1",),
+    "vanilla encoder-decoder": ("enc_a",),
+    "vanilla encoder-decoder, pre-norm": ("dec_cross_a",),
+    "no slices": ("x",),
+}
+
+
+def kind_of(net, role):
+    """What may matter to a sweep of a role: its TPM, its axes, which words it reads, and how."""
+    member = next(m for m in net.network.members if m.family.stem == role)
+    family, reaches = member.family, frozenset(given.reach.kind for given in member.inputs)
+    picks = any(given.pick for given in member.inputs)
+    return type(member.tpm), bool(family.plates), family.words is None, reaches, picks, bool(member.word_inputs)
+
+
+def check_roles(each, some_roles, count):
+    """Sweep roles of a case; so many of the cells are compared with the oracle."""
     clean, corrupt = pair(each)
-    single = pair(each, torch.float32)
     names = outcomes(corrupt)
     slow = Slow(clean, corrupt, tuple(names))
     base = [slow.outcome(base=0)], [slow.outcome()]
-    for role in roles(corrupt)[:: 1 if len(slow.runs) < RUNS else 3]:
+    for number, role in enumerate(some_roles):
         axes = axes_of(corrupt, role)
         coarser = [over for n in range(1, len(axes)) for over in itertools.combinations(axes, n)]
         if (each.name, role) in REFUSED:
@@ -113,16 +167,36 @@ def test_every_role_is_swept_as_one_node_is_set_at_a_time(each):
             wanted = cells(corrupt, role, over)
             assert found.axes == (axes if over is None else over) and len(found.labels) == len(found.axes)
             assert set(itertools.product(*map(range, found.outcomes.shape[:-1]))) == set(wanted)
-            picked = some(wanted, len(slow.runs), (each.name, role, over))
+            picked = some(wanted, len(slow.runs), (each.name, role, over), count)
             check(found, slow, {index: setting(wanted[index]) for index in picked})
             for index in picked if over is None else ():
                 assert found.names[index] == corrupt.ground.name(wanted[index][0])
-            if over is None and (each.name not in MANY or role == roles(corrupt)[0]):
-                rough = bt.sweep(*single, at=role, metric=metric(names))
+            if over is None and number == 0:
+                rough = bt.sweep(*pair(each, torch.float32), at=role, metric=metric(names))
                 close(rough.outcomes, found.outcomes, 1e-5)
                 close(rough.corrupt, found.corrupt, 1e-5)
         close(found.clean, base[0])
         close(found.corrupt, base[1])
+
+
+@pytest.mark.parametrize("name", ROLES)
+def test_roles_of_every_kind_are_swept_as_one_node_is_set_at_a_time(name):
+    """In double precision; and in single precision the same."""
+    check_roles(case(name), ROLES[name], 1)
+
+
+@pytest.mark.slow
+def test_there_is_a_role_of_every_kind():
+    every = {kind_of(each.net, role) for each in SAID for role in roles(each.net)}
+    assert every <= {kind_of(case(name).net, role) for name, several in ROLES.items() for role in several}
+    assert {each.name for each in SAID} == {*ROLES, *MANY, "slice, codebook"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("each", SAID, ids=lambda each: each.name)
+def test_every_role_is_swept_as_one_node_is_set_at_a_time(each):
+    every_role = roles(each.net)
+    check_roles(each, every_role[::3] if each.name in MANY else every_role, CELLS)
 
 
 @pytest.mark.parametrize("name", ["marginal", "experts", "hidden Markov"])
@@ -137,7 +211,7 @@ def test_choices_that_values_decide_are_set_first(name):
     )
     names = outcomes(corrupt)
     slow = Slow(clean, corrupt, tuple(names))
-    for role in (*roles(corrupt), stem):
+    for role in (*roles(corrupt.net), stem):
         found, wanted = bt.sweep(clean, corrupt, at=role, metric=metric(names)), cells(corrupt, role)
         check(found, slow, {index: setting(wanted[index]) for index in some(wanted, 1, (name, role))})
 
@@ -145,18 +219,14 @@ def test_choices_that_values_decide_are_set_first(name):
 READERS = {
     "concat": ("j", "a"),
     "chapter, two slices": ("j", "x"),
-    "word": ("j", None),
     "codebook": ("j", "x"),
-    "encoder, pre-norm": ("j", "a"),
     "encoder-decoder": ("enc_j", "enc_a"),
     "vanilla encoder-decoder, pre-norm": ("dec_cross_j", "dec_cross_a"),
     "vanilla decoder, causal": ("j", "a"),
-    "shared slices": ("j", "a"),
-    "chapter, real": ("j", "x"),
 }
 
 
-@pytest.mark.parametrize("name", [name for name, (_, role) in READERS.items() if role])
+@pytest.mark.parametrize("name", READERS)
 def test_rows_and_entries_of_attention(name):
     """Whole rows, rows set together, and single entries, whose row need then not sum to one."""
     role, reader = READERS[name]
@@ -197,29 +267,30 @@ def all_indices(found):
 # several examples, chunks, choices
 
 
-def several(net, count=4, seed=3):
+def several(net, count=3, seed=3, words=3):
     pick = random.Random(seed)
-    words = ["cat", "dog", "sat", "ran", "the", "a"]
-    said = [[" ".join(pick.choices(words, k=3)) for _ in range(count)] for _ in "ab"]
+    known = ["cat", "dog", "sat", "ran", "the", "a"]
+    said = [[" ".join(pick.choices(known, k=words)) for _ in range(count)] for _ in "ab"]
     return [[net.sentence(each) for each in side] for side in said]
 
 
-SELECTED = {"combine": "select"}
-PER_WORD = {"combine": "select", "per": "word", "slices": 1}
-SEVERAL = [({}, at) for at in ("x", "q", "j", "v -> a", ["x_0_1", "x_1_*"])]
-SEVERAL += [(SELECTED, at) for at in ("x", "j", "v -> x", ["x_0_1", "x_1_*"])]
-SEVERAL += [(PER_WORD, at) for at in ("x", "v -> x")]
+SEVERAL = {
+    "concat": ({}, 3, ("x", "q", "j", "v -> a", ["x_0_1", "x_1_*"])),
+    "select": ({"combine": "select"}, 3, ("x", "v -> x")),
+    "select, per word": ({"combine": "select", "per": "word", "slices": 1}, 2, ("x", "v -> x")),
+}
 
 
-@pytest.mark.parametrize(("options", "at"), SEVERAL, ids=str)
-def test_several_examples_are_each_alone(options, at):
-    net = doubled(observe=bt.tpm.Categorical(3), **options)
-    count = 2 if "per" in options else 4
-    clean, corrupt = several(net, count)
-    found = bt.sweep(clean, corrupt, at=at, metric=metric(["y_0", "y_2"]))
-    assert found.outcomes.shape[-1] == len(found.corrupt) == len(found.clean) == count
-    for k, (one, other) in enumerate(zip(clean, corrupt, strict=True)):
-        same(found, bt.sweep(one, other, at=at, metric=metric(["y_0", "y_2"])), k)
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_examples_are_each_alone(name):
+    options, words, swept = SEVERAL[name]
+    clean, corrupt = several(doubled(observe=bt.tpm.Categorical(3), **options), 2, words=words)
+    for at in swept:
+        ask = {"at": at, "metric": metric(["y_0", f"y_{words - 1}"])}
+        found = bt.sweep(clean, corrupt, **ask)
+        assert found.outcomes.shape[-1] == len(found.corrupt) == len(found.clean) == 2, at
+        for k, (one, other) in enumerate(zip(clean, corrupt, strict=True)):
+            same(found, bt.sweep(one, other, **ask), k)
 
 
 def same(found, alone, k=slice(None)):
@@ -230,16 +301,19 @@ def same(found, alone, k=slice(None)):
     close(found.clean[k].reshape(-1), alone.clean)
 
 
-@pytest.mark.parametrize(
-    "at", ["x", "a", "W_q", "j", "v -> a", "x -> add1", "v -> a -> mix", "token", ["x_1", "q_0_0_1"]], ids=str
-)
+PATH = "v_0_0_0 -> a_0_0_1 -> mix_0_1"
+
+
+@pytest.mark.parametrize("at", ["x", "W_q", "j", "v -> a", "token", ["x_1", "q_0_0_1", PATH]], ids=str)
 def test_chunks_give_the_same(at):
     net = case("vanilla decoder, causal").net
-    said = [net.sentence(list(words)) for words in itertools.permutations(["the", "cat", "sat"])]
-    clean, corrupt = said[:3], said[3:]
-    whole = bt.sweep(clean, corrupt, at=at, metric=metric(["y_0", "y_2"]))
-    for memory in (1, 2**13, 2**40):
-        same(bt.sweep(clean, corrupt, at=at, metric=metric(["y_0", "y_2"]), memory=memory), whole)
+    clean, corrupt = (
+        [net.sentence(text) for text in side] for side in (("the cat", "cat sat"), ("sat cat", "the sat"))
+    )
+    ask = {"at": at, "metric": metric(["y_0", "y_1"])}
+    whole = bt.sweep(clean, corrupt, **ask)
+    for memory in (1, 2**13):
+        same(bt.sweep(clean, corrupt, memory=memory, **ask), whole)
 
 
 def test_a_metric_of_states_is_that_of_a_function():
@@ -274,12 +348,11 @@ def test_open_choices_are_averaged_before_the_metric():
     each = [{f"c_{t}": c for t, c in enumerate(chosen)} for chosen in states]
     pi = torch.stack([corrupt.posterior(f"c_{t}") for t in range(3)]).log()
     share = torch.stack([sum(pi[t, c] for t, c in enumerate(chosen)) for chosen in states])
-    for t, i in itertools.product(range(4), range(3)):
+    for t, i in ((0, 1), (2, 2), (3, 0)):
         logs = [corrupt.do(c).do({f"x_{t}_{i}": clean.do(c)[f"x_{t}_{i}"]}).tpm("y_2").logits[1] for c in each]
         close(found.outcomes[t, i, 0], torch.logsumexp(share + torch.stack(logs), 0))
-    for chosen in each:
-        closed = bt.sweep(clean.do(chosen), corrupt.do(chosen), at="q", metric={"y_2": 1})
-        assert bool((closed.outcomes != bt.sweep(clean, corrupt, at="q", metric={"y_2": 1}).outcomes).any())
+    closed = bt.sweep(clean.do(each[1]), corrupt.do(each[1]), at="x", metric={"y_2": 1})
+    assert bool((closed.outcomes != found.outcomes).any())
 
 
 def test_past_the_budget_of_states_do_is_named():
@@ -487,10 +560,15 @@ def test_all_of_the_first_state_makes_the_clean_run(options):
     close(named.outcomes[:2], whole.clean.expand(2, -1))
 
 
-@settings(max_examples=15)
-@given(st.permutations(range(4)), st.sampled_from(["x", "q", "j", "v -> a"]))
+@cache
+def shared_examples():
+    return several(doubled(observe=bt.tpm.Categorical(3)), 4)
+
+
+@settings(max_examples=6)
+@given(st.permutations(range(4)), st.sampled_from(["x", "j", "v -> a"]))
 def test_the_order_of_the_examples_is_no_matter(order, at):
-    clean, corrupt = EXAMPLES
+    clean, corrupt = shared_examples()
     found = bt.sweep(clean, corrupt, at=at, metric=metric(["y_0", "y_2"]))
     other = bt.sweep([clean[k] for k in order], [corrupt[k] for k in order], at=at, metric=metric(["y_0", "y_2"]))
     there = ~found.outcomes.isnan()
@@ -498,16 +576,12 @@ def test_the_order_of_the_examples_is_no_matter(order, at):
     close(other.corrupt, found.corrupt[list(order)])
 
 
-@settings(max_examples=10)
-@given(st.sampled_from(["x", "W_v", "q", "a", "j", "v -> a", "x -> q", "x -> x", "v -> a -> x"]), st.integers(0, 3))
-def test_no_difference_has_no_effect(at, which):
-    corrupt = EXAMPLES[1][which]
-    found = bt.sweep(corrupt, corrupt, at=at, metric=metric(["y_0", "y_2"]))
-    there = ~found.outcomes.isnan()
-    close(found.outcomes[there], found.corrupt.expand(found.outcomes.shape)[there])
-
-
-EXAMPLES = several(doubled(observe=bt.tpm.Categorical(3)))
+def test_no_difference_has_no_effect():
+    corrupt = shared_examples()[1][0]
+    for at in ("W_v", "a", "j", "x -> q", "x -> x", "v -> a -> x"):
+        found = bt.sweep(corrupt, corrupt, at=at, metric=metric(["y_0", "y_2"]))
+        there = ~found.outcomes.isnan()
+        close(found.outcomes[there], found.corrupt.expand(found.outcomes.shape)[there])
 
 
 @pytest.mark.parametrize("states", [2, 5])  # 5 cells over 2 words: as many rows as states

@@ -1,6 +1,7 @@
 """Arrows and paths equal their definition by two forward runs, mediation its own by two sweeps; what is refused."""
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -9,32 +10,26 @@ import bnet_transformer as bt
 from bnet_transformer.inference import Attend, Mean, Noise, Zero
 from bnet_transformer.tpm import Add, Affine, Categorical, Given, Linear, Pool
 from tests.cases import WORD, every, jolted
-from tests.sweeping import D, Slow, along, arrows, by_index, case, cells, metric, outcomes, pair, setting
+from tests.sweeping import D, Slow, along, arrows, by_index, case, cells, metric, outcomes, pair, refusal, setting
 from tests.test_sweeps import all_indices, check, close, doubled, several, some, two
 
 ARROWS = {
     "concat": ("v -> a", "k -> a", "q -> a", "x -> q", "x -> x", "a -> x", "W_q -> q"),
-    "chapter, two slices": ("v -> x", "q -> x", "k -> x", "x -> v"),
-    "chapter, real": ("x -> x", "v -> x"),
+    "chapter, two slices": ("v -> x", "q -> x", "x -> v"),
+    "chapter, real": ("x -> x",),
     "codebook": ("x -> q", "v -> x"),
-    "encoder, post-norm": ("embed -> x", "x -> add1", "norm1 -> add2", "a -> mix", "v -> a", "token -> embed"),
-    "encoder-decoder": (
-        "dec_x -> dec_a",
-        "enc_x -> dec_cross_k",
-        "dec_cross_v -> dec_cross_a",
-        "dec_a -> dec_past",
-        "enc_v -> enc_a",
-    ),
-    "three stacks": ("enc_x -> dec_left", "enc_q -> enc_x", "dec_left -> dec_x"),
-    "vanilla encoder-decoder, pre-norm": ("dec_cross_k -> dec_cross_a", "dec_v -> dec_a", "enc_norm -> dec_cross_v"),
+    "encoder, post-norm": ("embed -> x", "x -> add1", "a -> mix", "token -> embed"),
+    "encoder-decoder": ("dec_x -> dec_a", "enc_x -> dec_cross_k", "dec_cross_v -> dec_cross_a", "dec_a -> dec_past"),
+    "three stacks": ("enc_x -> dec_left", "enc_q -> enc_x"),
+    "vanilla encoder-decoder, pre-norm": ("dec_cross_k -> dec_cross_a",),
     "recurrent": ("x -> h", "h -> x"),
     "geometric": ("x -> a",),
-    "integrator": ("q -> a", "k -> a", "v -> a"),
+    "integrator": ("k -> a",),
     "cayley": ("x -> a", "a -> lower1"),
     "gated": ("v -> a", "g -> x", "a -> x"),
     "positioned": ("x -> pool", "pool -> first", "x -> x", "s -> both"),
-    "shared slices": ("x -> a", "W_q -> q", "v -> a"),
-    "vanilla decoder, causal": ("v -> a", "x -> add1", "k -> a"),
+    "shared slices": ("x -> a", "W_q -> q"),
+    "vanilla decoder, causal": ("v -> a",),
 }
 
 
@@ -56,6 +51,8 @@ def test_an_arrow_is_two_forward_runs(name, arrow):
         assert found.names[index] == f"{corrupt.ground.name(parent)} -> {corrupt.ground.name(child)}"
     picked = some(wanted, len(slow.runs), (name, arrow))
     check(found, slow, {index: along(*wanted[index]) for index in picked})
+    if arrow != ARROWS[name][0]:
+        return
     rough = bt.sweep(*pair(case(name), torch.float32), at=arrow, metric=metric(names))
     torch.testing.assert_close(rough.outcomes, found.outcomes, rtol=1e-5, atol=1e-5, equal_nan=True, check_dtype=False)
 
@@ -105,10 +102,10 @@ def test_arrows_set_together_are_set_together():
 
 
 PATHS = {
-    "concat": ("x -> v -> a", "v -> a -> x", "x -> v -> a -> x"),
-    "chapter, two slices": ("x -> k -> x", "x -> v -> x -> q"),
+    "concat": ("v -> a -> x", "x -> v -> a -> x"),
+    "chapter, two slices": ("x -> v -> x -> q",),
     "encoder-decoder": ("enc_x -> dec_cross_v -> dec_cross_a",),
-    "encoder, pre-norm": ("v -> a -> mix", "x -> norm1 -> q", "x -> add1 -> x"),
+    "encoder, pre-norm": ("x -> norm1 -> q",),
 }
 
 
@@ -145,20 +142,18 @@ def test_patterns_and_paths_by_name():
     check(found, slow, {(k,): patch for k, patch in enumerate(patches)})
 
 
-@pytest.mark.parametrize("name", ["vanilla decoder, causal", "word", "positioned", "encoder-decoder"])
-def test_paths_leave_the_rest_as_it_was_set(name):
-    """Zero effect where nothing differs, and surgery of the corrupt sentence holds along the way."""
+LEFT = {"vanilla decoder, causal": "v -> a", "positioned": "v -> s", "encoder-decoder": "dec_cross_v -> dec_cross_a"}
+
+
+@pytest.mark.parametrize(("name", "arrow"), LEFT.items())
+def test_paths_leave_the_rest_as_it_was_set(name, arrow):
+    """Surgery of the corrupt sentence holds along the way."""
     clean, corrupt = pair(case(name))
     names = outcomes(corrupt)
-    arrow = {"word": "v -> x", "positioned": "v -> s", "encoder-decoder": "dec_cross_v -> dec_cross_a"}.get(
-        name, "v -> a"
-    )
     wanted = arrows(corrupt, *arrow.split(" -> "))
     index = sorted(wanted)[-1]
     other = next(key for key in sorted(wanted) if wanted[key][1] != wanted[index][1])
-    done = corrupt.do({corrupt.ground.name(wanted[other][1]): Zero()}) if name != "word" else corrupt
-    if name == "word":
-        return
+    done = corrupt.do({corrupt.ground.name(wanted[other][1]): Zero()})
     slow = Slow(clean, done, tuple(names))
     found = bt.sweep(clean, done, at=arrow, metric=metric(names))
     gone = {key for key, (_, child) in wanted.items() if child == wanted[other][1]}
@@ -183,7 +178,7 @@ def linear():
     return jolted(bt.BNet(bt.Declaration([stack], name="linear"))).to(D)
 
 
-@pytest.mark.parametrize("through", ["x", "v", "a", "m", "v -> a", "x -> v -> a", ["x_0_1", "v_1"]], ids=str)
+@pytest.mark.parametrize("through", ["x", "m", "v -> a", "x -> v -> a", ["x_0_1", "v_1"]], ids=str)
 def test_direct_and_indirect_sum_to_the_total_in_a_linear_net(through):
     clean, corrupt = several(linear())
     found = bt.mediation(clean, corrupt, through=through, metric=lambda pool, x_1_2: pool @ W + x_1_2[:, 0])
@@ -242,110 +237,113 @@ def test_a_pretrained_net_is_swept():
 # bad questions
 
 
-NET = doubled(observe=Categorical(3))
-CLEAN, CORRUPT = two(NET)
+@pytest.fixture(scope="module")
+def asked():
+    """A net, and a clean and a corrupt sentence of it."""
+    net = doubled(observe=Categorical(3))
+    return net, *two(net)
 
 
-def boom(y_2):
-    raise RuntimeError("a metric of somebody else")
+METRICS = [
+    (lambda y_2: y_2, r"metric: expected shape \(1,\).*got shape \(1, 3\)"),
+    (lambda y_2: y_2.sum(), r"metric: expected shape \(1,\)"),
+    (lambda y_2: None, "metric: expected a number"),
+    (lambda y_2: y_2[:, 0] * 1j, "metric: expected real numbers"),
+    (lambda y_2: y_2[:, 0] * torch.nan, "metric: expected numbers; got NaN"),
+    (3, "metric: expected a mapping"),
+    (lambda: 0, "metric: expected a mapping"),
+    (lambda y_7: y_7[:, 0], "y_7"),
+    ({"y_9": 1}, "y_9"),
+    ({"y_0": 1, "y_1": 1}, "metric: expected one node"),
+    ({"y_2": "cat"}, "y_2"),
+    ({"y_2": 3}, "y_2: expected a state from 0 to 2; got 3"),
+    ({"y_2": (0, 1, 2)}, "metric of y_2: expected a state, or a tuple of two"),
+    ({"y_2": (1, 1)}, "metric of y_2: expected two different states"),
+    ({"y_2": [0, 1]}, "metric of y_2: expected a state, or a list of 1"),
+    ({"x_2_2": 1}, "x_2_2: expected a discrete random node"),
+]
+PLACES = [
+    ({"at": "xx"}, "xx"),
+    ({"at": "x_0_1"}, r"at: expected a role; got x_0_1; allowed: at=\['x_0_1'\]"),
+    ({"at": []}, "at"),
+    ({"at": ["x_0_1", "x_0_1"]}, "each cell once"),
+    ({"at": ["x_0_9"]}, "x_0_9"),
+    ({"at": ["q_*_7_0"]}, r"q_\*_7_0"),
+    ({"at": "y"}, "y"),
+    ({"at": ["y_0"]}, "at y: expected nodes with a value"),
+    ({"over": ("slice", "layer")}, "layer"),
+    ({"over": ("slice", "head")}, "head"),
+    ({"over": ("slice", "read")}, "read"),
+    ({"over": ()}, "over: expected at least one axis"),
+    ({"at": ["x_0_1"], "over": ("slice",)}, "slice"),
+    ({"memory": 0}, "memory: expected"),
+    ({"at": "a -> v"}, "a -> v"),
+    ({"at": "x -> "}, "expected a known name; got ''"),
+    ({"at": "x -> nix"}, "nix"),
+    ({"at": "x -> q -> v"}, "q -> v|x -> q -> v"),
+    ({"at": ["v_0_0_1 -> a_0_1_2"]}, "v_0_0_1 -> a_0_1_2"),
+    ({"at": ["v_0_0_1 -> a_0_1"]}, "a_0_1"),
+    ({"at": "v -> a_0_0_1"}, "a_0_0_1"),
+]
 
 
-BAD = {
-    "shape of a metric": ({"metric": lambda y_2: y_2}, r"metric: expected shape \(1,\).*got shape \(1, 3\)"),
-    "one number": ({"metric": lambda y_2: y_2.sum()}, r"metric: expected shape \(1,\)"),
-    "no number": ({"metric": lambda y_2: "high"}, "metric: expected a number"),
-    "nothing": ({"metric": lambda y_2: None}, "metric: expected a number"),
-    "complex": ({"metric": lambda y_2: y_2[:, 0] * 1j}, "metric: expected real numbers"),
-    "not a number": ({"metric": lambda y_2: y_2[:, 0] * torch.nan}, "metric: expected numbers; got NaN"),
-    "no metric": ({"metric": 3}, "metric: expected a mapping"),
-    "no parameters": ({"metric": lambda: 0}, "metric: expected a mapping"),
-    "an unknown node": ({"metric": lambda y_7: y_7[:, 0]}, "y_7"),
-    "another unknown node": ({"metric": {"y_9": 1}}, "y_9"),
-    "two nodes": ({"metric": {"y_0": 1, "y_1": 1}}, "metric: expected one node"),
-    "no node": ({"metric": {}}, "metric: expected one node"),
-    "an unknown label": ({"metric": {"y_2": "cat"}}, "y_2"),
-    "an unknown state": ({"metric": {"y_2": 3}}, "y_2: expected a state from 0 to 2; got 3"),
-    "three states": ({"metric": {"y_2": (0, 1, 2)}}, "metric of y_2: expected a state, or a tuple of two"),
-    "too many states": ({"metric": {"y_2": [0, 1]}}, "metric of y_2: expected a state, or a list of 1"),
-    "states of no node that has them": ({"metric": {"x_2_2": 1}}, "x_2_2: expected a discrete random node"),
-    "another length": ({"clean": NET.sentence("the cat")}, "3 words.*2 words|2 words.*3 words"),
-    "another net": ({"clean": doubled().sentence("the cat sat")}, "same net"),
-    "other counts": ({"clean": [CLEAN, CLEAN], "corrupt": [CORRUPT]}, "as many sentences"),
-    "one and a list": ({"clean": [CLEAN, CLEAN]}, "as many sentences"),
-    "none": ({"clean": [], "corrupt": []}, "a Sentence, or a list of them; got none"),
-    "no sentence": ({"clean": "the cat sat"}, "clean: expected a Sentence"),
-    "no sentence in a list": ({"corrupt": [CORRUPT, 3], "clean": [CLEAN, CLEAN]}, "corrupt: expected a Sentence"),
-    "lengths in a list": ({"clean": [CLEAN, NET.sentence("a b")], "corrupt": [CORRUPT] * 2}, r"clean\[1\].*3 words"),
-    "evidence": ({"corrupt": CORRUPT.observe(y_0=1)}, "corrupt: expected a sentence without evidence; got y_0"),
-    "evidence in the clean one": ({"clean": CLEAN.observe(y_0=1)}, "clean: expected a sentence without evidence"),
-    "an unknown role": ({"at": "xx"}, "xx"),
-    "nothing to sweep": ({"at": []}, "at"),
-    "no name": ({"at": 3}, "at"),
-    "an unknown name": ({"at": ["x_0_9"]}, "x_0_9"),
-    "an unknown pattern": ({"at": ["q_*_7_0"]}, r"q_\*_7_0"),
-    "a random node": ({"at": "y"}, "y"),
-    "a random node by name": ({"at": ["y_0"]}, "at y: expected nodes with a value"),
-    "an unknown axis": ({"over": ("slice", "layer")}, "layer"),
-    "an axis that the role has not": ({"over": ("slice", "head")}, "head"),
-    "read of what is no row": ({"over": ("slice", "read")}, "read"),
-    "no axis": ({"over": ()}, "over: expected at least one axis"),
-    "an axis of cells": ({"at": ["x_0_1"], "over": ("slice",)}, "slice"),
-    "no axes": ({"over": 3}, "over"),
-    "no memory": ({"memory": 0}, "memory: expected"),
-    "memory of half a byte": ({"memory": 0.5}, "memory: expected"),
-    "memory of words": ({"memory": "all"}, "memory: expected"),
-    "no arrow": ({"at": "a -> v"}, "a -> v"),
-    "no arrow to itself": ({"at": "q -> q"}, "q -> q"),
-    "an arrow to nothing": ({"at": "x -> "}, "expected a known name; got ''"),
-    "an arrow from nothing": ({"at": " -> x"}, "expected a known name; got ''"),
-    "an arrow of an unknown role": ({"at": "x -> nix"}, "nix"),
-    "a path that breaks": ({"at": "x -> q -> v"}, "q -> v|x -> q -> v"),
-    "an arrow that is not there": ({"at": ["v_0_0_1 -> a_0_1_2"]}, "v_0_0_1 -> a_0_1_2"),
-    "an arrow by pattern": ({"at": ["v_0_0_1 -> a_0_1"]}, "a_0_1"),
-    "an arrow between a role and a name": ({"at": "v -> a_0_0_1"}, "a_0_0_1"),
-}
+def test_a_metric_or_a_place_that_is_none_is_told(asked):
+    _, clean, corrupt = asked
+    for metric_, match in METRICS:
+        assert re.search(match, refusal(bt.sweep, clean, corrupt, metric=metric_)), match
+    for options, match in PLACES:
+        assert re.search(match, refusal(bt.sweep, clean, corrupt, **{"metric": {"y_2": 1}, **options})), options
+    assert "xx" in refusal(bt.mediation, clean, corrupt, through="xx", metric={"y_2": 1})
 
 
-@pytest.mark.parametrize("what", BAD)
-@pytest.mark.parametrize("call", [bt.sweep, bt.mediation])
-def test_bad_questions_are_told(what, call):
-    changed, match = BAD[what]
-    asked = {"clean": CLEAN, "corrupt": CORRUPT, "at": "x", "metric": {"y_2": 1}, **changed}
-    if call is bt.mediation:
-        asked["through"] = asked.pop("at")
-    with pytest.raises(bt.BNetError, match=match):
-        call(asked.pop("clean"), asked.pop("corrupt"), **asked)
+def test_sentences_that_do_not_fit_are_told(asked):
+    net, clean, corrupt = asked
+    short = net.sentence("a b")
+    for one, other, match in [
+        (short, corrupt, "3 words.*2 words|2 words.*3 words"),
+        (doubled().sentence("the cat sat"), corrupt, "same net"),
+        ([clean, clean], [corrupt], "as many sentences"),
+        ([clean, clean], corrupt, "as many sentences"),
+        ([], [], "a Sentence, or a list of them; got none"),
+        ("the cat sat", corrupt, "clean: expected a Sentence"),
+        ([clean, clean], [corrupt, 3], "corrupt: expected a Sentence"),
+        ([clean, short], [corrupt] * 2, r"clean\[1\].*3 words"),
+        (clean, corrupt.observe(y_0=1), "corrupt: expected a sentence without evidence; got y_0"),
+        (clean.observe(y_0=1), corrupt, "clean: expected a sentence without evidence"),
+    ]:
+        for call in (bt.sweep, bt.mediation):
+            assert re.search(match, refusal(call, one, other, metric={"y_2": 1})), match
 
 
-def test_a_metric_that_fails_says_how():
+def test_a_metric_that_fails_says_how(asked):
     """Its own error is not hidden: it is the cause of ours."""
+
+    def boom(y_2):
+        raise RuntimeError("a metric of somebody else")
+
     with pytest.raises(bt.BNetError, match=r"metric.*RuntimeError.*somebody else") as caught:
-        bt.sweep(CLEAN, CORRUPT, at="x", metric=boom)
+        bt.sweep(*asked[1:], at="x", metric=boom)
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_what_cannot_be_ablated_or_mediated():
+def test_what_cannot_be_ablated_or_mediated(asked):
+    _, _, corrupt = asked
     for clean in (Attend([1.0, 0, 0]), torch.zeros(4)):
         with pytest.raises(bt.BNetError, match="clean"):
-            bt.sweep(clean, CORRUPT, at="x", metric={"y_2": 1})
+            bt.sweep(clean, corrupt, at="x", metric={"y_2": 1})
     for clean in (Zero(), Mean(), Noise(1.0)):
         with pytest.raises(bt.BNetError):
-            bt.sweep(clean, CORRUPT, at="v -> y", metric={"y_2": 1})
+            bt.sweep(clean, corrupt, at="v -> y", metric={"y_2": 1})
         with pytest.raises(bt.BNetError, match="clean"):
-            bt.mediation(clean, CORRUPT, metric={"y_2": 1})
+            bt.mediation(clean, corrupt, metric={"y_2": 1})
     with pytest.raises(bt.BNetError, match="W_q"):
-        bt.sweep(Mean(), CORRUPT, at="W_q", metric={"y_2": 1})
+        bt.sweep(Mean(), corrupt, at="W_q", metric={"y_2": 1})
     ids = pair(case("vanilla decoder, learned"))[1]
     with pytest.raises(bt.BNetError, match="token"):
         bt.sweep(Zero(), ids, at="token", metric={"y_2": 1})
-    for name in ("cayley", "gated"):
+    for name in ("cayley", "marginal"):
         clean, corrupt = pair(case(name))
-        if name == "cayley":
-            with pytest.raises(bt.BNetError, match="j"):
-                bt.sweep(clean, corrupt, at="j", metric=metric(outcomes(corrupt)))
-    clean, corrupt = pair(case("marginal"))
-    with pytest.raises(bt.BNetError, match="j"):
-        bt.sweep(clean, corrupt, at="j", metric={"y_2": 1})
+        assert "j" in refusal(bt.sweep, clean, corrupt, at="j", metric=metric(outcomes(corrupt)))
     open_ = doubled(combine="select", observe=Categorical(3))
     with pytest.raises(bt.BNetError, match="c"):
         bt.sweep(*two(open_), at="c", metric={"y_2": 1})

@@ -4,21 +4,17 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor
 
 import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.compiler import Module
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.tpm import Add, Categorical, Embed, Given, Normal, Pool
-from tests.cases import CASES, Case
-from tests.test_exact import gathered
+from tests.cases import case_of, gathered
 
 D = torch.float64
 L = torch.long
 X = torch.zeros(2, 3, 4)
-IDS = {"ids": lambda case: case.name}
-FIXED = ("shared slices", "vanilla encoder-decoder, pre-norm", "vanilla decoder, learned")  # in their number of words
 
 
 def chapter(**options: object) -> Module:
@@ -110,7 +106,7 @@ def test_one_sentence_for_many_values_of_do():
 
 
 def test_several_stacks_are_told_apart():
-    three = next(c for c in CASES if c.name == "three stacks")
+    three = case_of("three stacks")
     module, s = three.net.module(), three.sentence
     x = {stack: s.state.encoded.given[f"{stack}_x_0"][None] for stack in ("enc", "side", "dec")}
     assert module(x).shape == module(given={f"{stack}_x_0": value for stack, value in x.items()}).shape
@@ -139,7 +135,7 @@ def test_a_word_that_is_there_must_have_a_word_to_read():
     with pytest.raises(bt.BNetError, match="word 0 of x_1: expected at least one word of k_0 to read"):
         bt.bayesuvius(4, mask="earlier").module()(X)
     with pytest.raises(bt.BNetError, match="at most 8 words"):
-        CASES[15].net.module()(torch.zeros(1, 9, dtype=L))
+        case_of("encoder, post-norm").net.module()(torch.zeros(1, 9, dtype=L))
 
 
 def test_a_sum_of_nothing_is_zero_with_a_mask_as_without():
@@ -150,83 +146,6 @@ def test_a_sum_of_nothing_is_zero_with_a_mask_as_without():
     module, x = bt.BNet(bt.Declaration([stack])).module(), torch.randn(1, 3, 4)
     assert module(x, torch.tensor([[True, True, False]]))[0, :2].equal(module(x)[0, :2])
     assert module(x)[0, 0].equal(torch.zeros(4))
-
-
-def test_checks_cost_no_graph_break():
-    module = chapter(vocabulary=["a", "b"], mask="causal")
-    ids, mask = torch.tensor([[0, 1, 1]]), torch.tensor([[True, True, False]])
-    torch._dynamo.reset()  # nothing of the nets that other tests compiled
-    compiled = torch.compile(module, fullgraph=True, backend="eager")
-    do = {"c": torch.tensor([2])}
-    torch.testing.assert_close(compiled(ids, mask, do=do), module(ids, mask, do=do))
-
-
-# padding
-
-
-def padded(s: bt.Sentence, more: int = 2) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The given values of a sentence with more words, nonsense in them, and the mask that says so."""
-    given, mask = {}, {}
-    for name, value in s.state.encoded.given.items():
-        family = s.net.network.graph.by_name[name]
-        if family.words is not None:
-            axis, count = len(family.plates), s.ground.words[family.words]
-            nonsense = torch.full_like(value.narrow(axis, 0, 1), -100 if value.dtype == L else torch.nan)
-            value = torch.cat([value, *[nonsense] * more], axis)
-            mask[family.words] = (torch.arange(count + more) < count)[None]
-        given[name] = value[None]
-    return given, mask
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if c.name not in FIXED], **IDS)
-def test_padding_changes_no_value(case: Case):
-    module, s = case.net.module().eval(), case.sentence
-    given, mask = padded(s)
-    for member in s.net.network.members:
-        family = member.family
-        want = [family.name]
-        try:
-            short = module(given={k: v[None] for k, v in s.state.encoded.given.items()}, want=want)[family.name]
-        except bt.BNetError:
-            continue  # what it cannot compute it refuses, which others test
-        long = module(given=given, mask=mask, want=want)[family.name]
-        own = len(member.shape) if member.tpm.kind != "discrete" or long.is_floating_point() else 0
-        own = 1 if member.tpm.kind == "discrete" and long.is_floating_point() and not member.shape else own
-        if family.words is not None:
-            long = long.narrow(long.dim() - own - 1, 0, s.ground.words[family.words])
-        for k, (n, m) in enumerate(zip(short.shape, long.shape, strict=True)):
-            long = long.narrow(k, 0, n) if n < m else long  # the states of a choice among words
-        torch.testing.assert_close(long, short, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [c for c in CASES if c.evidence and c.name not in (*FIXED, "word, two slices", "hidden Markov")],
-    **IDS,
-)
-def test_padding_changes_no_evidence_and_no_posterior(case: Case):
-    s = case.sentence.observe(case.evidence)
-    seen, graph = gathered(s, s.state.evidence), s.net.network.graph
-    longer = {}
-    for name, told in seen.items():
-        value, observed = told.value, told.observed
-        if graph.by_name[name].words is not None:
-            axis = 1 + len(graph.by_name[name].plates)
-            nonsense = torch.full_like(value.narrow(axis, 0, 1), 99 if value.dtype == L else torch.inf)
-            value = torch.cat([value, nonsense, nonsense], axis)
-            observed = torch.cat([observed, *[torch.ones_like(observed.narrow(axis, 0, 1))] * 2], axis)
-        longer[name] = Evidence(value, observed)
-    module = s.net.module().eval()
-    short = {"given": {k: v[None] for k, v in s.state.encoded.given.items()}, "evidence": seen}
-    given, mask = padded(s)
-    long = {"given": given, "mask": mask, "evidence": longer}
-    torch.testing.assert_close(log_evidence(module, **long), log_evidence(module, **short), rtol=1e-10, atol=1e-10)
-    for member in s.net.network.members:
-        if member.tpm.kind == "discrete" and member.family.name not in seen:
-            few = posterior(module, member.family.name, **short)
-            many = posterior(module, member.family.name, **long)
-            many = many[tuple(slice(0, n) for n in few.shape)]
-            torch.testing.assert_close(many, few, rtol=1e-10, atol=1e-10)
 
 
 # evidence
@@ -380,9 +299,9 @@ def test_impossible_evidence_under_a_selector_of_the_corpus_names_its_sentence()
 
 def test_evidence_that_settles_a_choice_is_the_references():
     """All of a family seen: its state is known to what lies below, and its own probability counts."""
-    s = next(c for c in CASES if c.name == "codebook").sentence.observe({"W_q_0": 1, "c": 0, "y_1": 2})
+    s = case_of("codebook").sentence.observe({"W_q_0": 1, "c": 0, "y_1": 2})
     given = {k: v[None] for k, v in s.state.encoded.given.items()}
-    seen = {name: Evidence(told.value) if name != "y" else told for name, told in gathered(s, s.state.evidence).items()}
+    seen = {name: Evidence(told.value) if name != "y" else told for name, told in gathered(s).items()}
     got = log_evidence(s.net.module(), seen, given=given)
     torch.testing.assert_close(got[0], reference.log_evidence(s.state.world, s.state.evidence), rtol=1e-10, atol=1e-10)
 
@@ -396,7 +315,7 @@ def test_a_real_choice_that_others_read_must_be_seen_whole():
     )
     net = bt.BNet(bt.Declaration([stack])).to(D)
     s = net.sentence(x=[[0.1, 0.2], [0.3, -0.4]]).observe(z_0_0=(1.0, 0.5), z_0_1=(0.0, 0.1), y_0=1)
-    seen, x = gathered(s, s.state.evidence), s.state.encoded.given["x_0"][None]
+    seen, x = gathered(s), s.state.encoded.given["x_0"][None]
     with pytest.raises(bt.BNetError, match="z_0"):
         log_evidence(net.module(), seen, x)
     seen["z_0"] = Evidence(seen["z_0"].value)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 
 import numpy as np
@@ -532,55 +531,6 @@ def _parsed(text: str, form: str) -> datetime.date | None:
         return None
 
 
-# several processes
-
-SPREAD = """
-import json, os, sys, torch
-torch.set_num_threads(1)
-import bnet_transformer as bt
-words = list("abcdefg")
-net = bt.encoder_decoder(8, heads=2, slices=1, vocabulary=words, dropout=0.0).to(torch.float64)
-data = [("a b c", "g a b"), ("b", "g b c d e"), ("e f g a", "g g"), ("a", "g a"), ("c d", "g f e d c b a")]
-adamw = bt.AdamW(rate=1e-2, clip=0.5)
-def run(steps=6, **options):
-    found = bt.train(net, data, steps=steps, batch=3, optimizer=adamw, held_out=data[:3], **options)
-    return [found.losses, found.held_out, [float(v.abs().sum()) for v in found.net.parameters.values()]]
-if __name__ == "__main__":
-    torch.distributed.init_process_group("gloo")
-    shard = bt.Execution(shard=True)
-    results = [run(), run(execution=shard)]
-    run(steps=3, execution=shard, checkpoints=sys.argv[1])
-    results.append(run(checkpoints=bt.Checkpoints(sys.argv[1], resume=True)))
-    if torch.distributed.get_rank() == 0:
-        with open(sys.argv[2], "w") as out:
-            json.dump(results, out)
-    torch.distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
-@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")
-def test_two_processes_have_the_losses_of_one(tmp_path):
-    """Data-parallel, then sharded, then a sharded run that goes on data-parallel; batches of 3 and of 2 sentences."""
-    script, out = tmp_path / "spread.py", tmp_path / "out.json"
-    script.write_text(SPREAD)
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *command, str(tmp_path / "kept"), str(out)], env=environment, capture_output=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
-    space: dict = {"__name__": "spread"}
-    exec(textwrap.dedent(script.read_text()), space)
-    losses, held_out, sums = space["run"]()
-    for found in json.loads(out.read_text()):
-        assert found[0] == pytest.approx(losses, abs=1e-12)
-        assert [step for step, _ in found[1]][-1] == held_out[-1][0]
-        assert found[1][-1][1] == pytest.approx(held_out[-1][1], abs=1e-12)
-        assert found[2] == pytest.approx(sums, abs=1e-8)
-
-
 # bad input
 
 BAD = [
@@ -602,7 +552,6 @@ BAD = [
     ({"patience": 2}, "held_out"),
     ({"resume": True}, "Checkpoints"),
     ({"seed": -1}, "seed"),
-    ({"shard": True}, "torchrun"),
     ({"start": "h"}, "word"),
     ({"every": 0}, "every"),
     ({"loss": 5}, "loss"),

@@ -124,7 +124,7 @@ def test_tables_as_csv(words: list[str]) -> None:
     held: dict[Path, bytes] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(outputs, "write_bytes", held.__setitem__)
-        outputs.write(["a.csv"], {}, lambda: table, None)
+        outputs.Result({}, (), lambda: table).write("a.csv")
     rows = list(csv.reader(io.StringIO(held[Path("a.csv")].decode(), newline="")))
     assert rows == [["word", "share"], *([word, str(k)] for k, word in enumerate(words))]
 

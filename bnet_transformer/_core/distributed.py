@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import atexit
 import os
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,7 +24,6 @@ from bnet_transformer.errors import BNetError, shown
 S = TypeVar("S")
 N = TypeVar("N", bound="HasParameters")
 PATIENCE = timedelta(minutes=10)  # for a rank that lives and does not come; one that died is missed at once
-LOST = "it was killed, or its machine was lost"
 _BY_ITSELF: ContextVar[bool] = ContextVar("by itself", default=False)
 
 
@@ -125,7 +123,7 @@ class Ranks:
             apart = sorted(name for name in each[0] if each[0][name] != other.get(name))
             if apart:
                 got = other["question"] if "question" in apart else f"other {', '.join(apart)}"
-                raise BNetError(
+                raise DisagreementError(
                     f"torchrun, {each[0]['question']}",
                     expected="the same on every rank",
                     got=f"{got} on rank {rank}",
@@ -136,6 +134,10 @@ class Ranks:
         """Wait for all processes."""
         if self.world > 1:
             distributed.barrier()
+
+
+class DisagreementError(BNetError):
+    """Ranks that ask for different things: all of them have this error, and can go on together."""
 
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -161,18 +163,25 @@ def device_of(device: str | torch.device | None, network: HasParameters) -> torc
 def ranks(device: torch.device) -> Iterator[Ranks]:
     """The processes of this run: those of torchrun, or of a group that the caller has made; else this one alone.
 
-    The group that is made here stays for the next question. After an error it is given up: then a rank that ended is
-    told of as such, and those that go on meet in a new one.
+    The group that is made here stays open for the next question. An error that not all ranks have alike closes it, so
+    that the others fail at once where they would wait for this one.
     """
     if _BY_ITSELF.get() or not several():
         yield Ranks(0, 1, device)
         return
     try:
-        yield _met(device)
+        yield _join(device)
+    except DisagreementError:
+        raise
     except BaseException as error:
-        why = _Own.give_up(error)
-        if _is_of_another(error):
-            raise _apart(why) from error
+        is_of_another = isinstance(error, RuntimeError) and (
+            isinstance(error, distributed.DistError) or "gloo" in str(error) or "onnection closed" in str(error)
+        )
+        if _GROUP.is_open:
+            _close()
+            _GROUP.ended = str(error).partition("\n")[0] if is_of_another else f"{type(error).__name__}: {error}"
+        if is_of_another:
+            raise _lost(shown(str(error))) from error
         raise
 
 
@@ -197,133 +206,64 @@ def by_itself() -> bool:
     return _BY_ITSELF.get()
 
 
-class _Own:
-    """The group of processes that is made here, so that it is ours to close.
+@dataclass
+class _Group:
+    """The group of processes that is made here, so that it is ours to close."""
 
-    Groups are counted in a store that all ranks see: each rank goes on to the first that none has given up, so that
-    ranks meet again whatever became of each in between. Why a group was given up, and who ended, stands there too.
-    """
+    is_open: bool = False
+    count: int = 0  # of groups so far: a script may end one, and ask again
+    ended: str = ""  # the error that closed the last one
 
-    made, lost, number, rank, world = False, False, 0, 0, 1
-    store: Any = None
 
-    @classmethod
-    def meet(cls, backend: str) -> None:
-        """Be in a group with all ranks: the one that is open, or the next."""
-        if cls.store is None:
-            cls.rank, cls.world, cls.store = _store()
-            atexit.register(cls.end)
-        if cls.made and not distributed.is_initialized():
-            cls.give_up(RuntimeError("the script ended the group"))
-        until = time.monotonic() + PATIENCE.total_seconds()
-        while not cls.made or cls.why():
-            cls.close()
-            while why := cls.why():
-                if why == LOST:
-                    raise _apart(why)
-                cls.number += 1
-            cls.store.set(f"group {cls.number}, rank {cls.rank}", "")
-            late = [k for k in range(cls.world) if not cls.store.check([f"group {cls.number}, rank {k}"])]
-            if not late:
-                told: dict[str, Any] = {"store": _part(cls.store, f"group {cls.number}"), "timeout": PATIENCE}
-                distributed.init_process_group(backend, rank=cls.rank, world_size=cls.world, **told)
-                cls.made = True
-            elif gone := cls.ended(late):
-                raise _apart(gone)
-            elif time.monotonic() > until:
-                raise _apart(f"rank {late[0]} did not come in {PATIENCE.total_seconds():g} s")
-            else:
-                time.sleep(0.02)
-
-    @classmethod
-    def why(cls) -> str:
-        """Why the group was given up by the first who did; nothing where none has."""
-        key = f"given up {cls.number}"
-        return LOST if cls.lost else cls.store.get(key).decode() if cls.store.check([key]) else ""
-
-    @classmethod
-    def ended(cls, some: Iterable[int]) -> str:
-        """Which of some ranks told that it ends."""
-        gone = [k for k in some if cls.store.check([f"ended {k}"])]
-        return f"rank {gone[0]} ended" if gone else ""
-
-    @classmethod
-    def give_up(cls, error: BaseException) -> str:
-        """Leave the group for an error; why the first left it who did."""
-        told = str(error).rpartition("] ")[2].partition(". ")[0] or type(error).__name__
-        try:
-            if cls.store is not None and not cls.lost:
-                if not _is_of_another(error):
-                    told = f"rank {cls.rank}: {type(error).__name__}: {shown(str(error))}"
-                elif "imed out" not in told:
-                    told = cls.ended(range(cls.world)) or LOST
-                told = cls.store.compare_set(f"given up {cls.number}", "", told).decode()
-        except RuntimeError:  # the rank that held the store is gone, and none can meet
-            told, cls.lost = LOST, True
-        cls.close()
-        return told
-
-    @classmethod
-    def close(cls) -> None:
-        """End the group."""
-        if cls.made and distributed.is_initialized():
-            distributed.destroy_process_group()
-        cls.made = False
-
-    @classmethod
-    def end(cls) -> None:
-        """Tell the others that this process ends."""
-        with suppress(RuntimeError):
-            if not cls.lost:
-                cls.store.set(f"ended {cls.rank}", "")
-        cls.close()
+_GROUP = _Group()
 
 
 def several() -> bool:
     """True where there are several processes."""
     if not distributed.is_available():
         return False
-    if distributed.is_initialized() and not _Own.made:
+    if distributed.is_initialized():
         return distributed.get_world_size() > 1
     return "WORLD_SIZE" in os.environ and _of_environment("WORLD_SIZE", 1) > 1
 
 
-def _met(device: torch.device) -> Ranks:
-    """This process, when it has met the others."""
-    if _Own.made or not distributed.is_initialized():
-        _Own.meet("cpu:gloo,cuda:nccl" if device.type == "cuda" or torch.cuda.is_available() else "gloo")
-        if device.type == "cuda":
-            device = torch.device("cuda", _of_environment("LOCAL_RANK"))
-            torch.cuda.set_device(device)
+def _join(device: torch.device) -> Ranks:
+    """This process among the others, whom it waits for where it is the first time."""
+    if _GROUP.ended:
+        raise _lost(_GROUP.ended)
+    if not distributed.is_initialized():
+        from torch.distributed.distributed_c10d import PrefixStore
+        from torch.distributed.rendezvous import rendezvous
+
+        _of_environment("RANK", below=_of_environment("WORLD_SIZE", 1))
+        if not os.environ.get("MASTER_ADDR"):
+            raise _unset("MASTER_ADDR")
+        port = _of_environment("MASTER_PORT", below=2**16)
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" or torch.cuda.is_available() else "gloo"
+        try:
+            store, rank, world = next(rendezvous("env://", timeout=PATIENCE))
+        except distributed.DistError as error:
+            wanted = f"all ranks at {os.environ['MASTER_ADDR']}:{port}"
+            got = str(error).partition(". ")[0]
+            raise BNetError("torchrun", expected=wanted, got=got, allowed="another MASTER_PORT") from error
+        # The store of torchrun outlives ranks that were killed, and still has their addresses.
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = PrefixStore(f"restart {restart}, group {_GROUP.count}", store)
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
+        _GROUP.is_open = True
+        _GROUP.count += 1
+        atexit.register(_close)
+    if device.type == "cuda" and _GROUP.is_open:
+        device = torch.device("cuda", _of_environment("LOCAL_RANK"))
+        torch.cuda.set_device(device)
     return Ranks(distributed.get_rank(), distributed.get_world_size(), device)
 
 
-def _part(store: Any, name: str) -> Any:
-    """A part of a store, whose names mean nothing in others."""
-    from torch.distributed.distributed_c10d import PrefixStore
-
-    return PrefixStore(name, store)
-
-
-def _store() -> tuple[int, int, Any]:
-    """This rank, how many there are, and the store that torchrun holds for them; else the first rank does, as long as
-    it lives."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    world = _of_environment("WORLD_SIZE", 1)
-    rank, port = _of_environment("RANK", below=world), _of_environment("MASTER_PORT", below=2**16)
-    address, held = os.environ.get("MASTER_ADDR", ""), os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if not address:
-        raise _unset("MASTER_ADDR")
-    try:
-        store = TCPStore(
-            address, port, is_master=not rank and not held, timeout=PATIENCE, wait_for_workers=False, multi_tenant=True
-        )
-    except RuntimeError as error:
-        wanted, got = f"a port that ranks can meet at, {address}:{port}", str(error).partition(". ")[0]
-        raise BNetError("torchrun", expected=wanted, got=got, allowed="another MASTER_PORT") from error
-    # The store of torchrun outlives ranks that were killed.
-    return rank, world, _part(store, f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}")
+def _close() -> None:
+    """End the group that is made here."""
+    if _GROUP.is_open and distributed.is_initialized():
+        distributed.destroy_process_group()
+    _GROUP.is_open = False
 
 
 def _of_environment(name: str, least: int = 0, below: int = 2**31) -> int:
@@ -343,17 +283,10 @@ def _unset(name: str) -> BNetError:
     )
 
 
-def _apart(told: str) -> BNetError:
+def _lost(told: str) -> BNetError:
     return BNetError(
         "torchrun",
         expected="every rank to come to the same point",
         got=f"one that did not ({told})",
-        allowed="the error of that rank says why; checkpoints=bt.Checkpoints(folder, resume=True) goes on",
-    )
-
-
-def _is_of_another(error: BaseException) -> bool:
-    """True for what torch tells where another process is gone or does not come."""
-    return isinstance(error, RuntimeError) and (
-        isinstance(error, distributed.DistError) or "gloo" in str(error) or "onnection closed" in str(error)
+        allowed="the error of that rank says why; torchrun --max-restarts, with bt.Checkpoints(folder, resume=True)",
     )

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from bnet_transformer.cli import outputs, shared
+from bnet_transformer.cli import shared
+from bnet_transformer.cli.outputs import PICTURES, TABLES, Output, Result, most_of, placed, plotted, rows_of
+from bnet_transformer.cli.shared import Asked
+from bnet_transformer.cli.signatures import Count, Options
+from bnet_transformer.cli.signatures import command as make
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
@@ -24,23 +28,13 @@ RELATIVES = {
     "ancestors": "All from which a path of arrows leads to NODE.",
     "descendants": "All to which a path of arrows leads from NODE.",
 }
-FORMATS = (*outputs.TABLES, *outputs.PICTURES)
-Common = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a sentence answers: for JSON, as lines, as a table, as a picture where there is one."""
-
-    told: dict[str, Any]
-    lines: list[str]
-    table: Callable[[], pd.DataFrame]
-    picture: Callable[[], Any] | None = field(default=None)
+FORMATS = (*TABLES, *PICTURES)
+SENTENCE = "sentence.py"
 
 
 @click.group("ask", invoke_without_command=True, short_help="Ask: posteriors, separation, what was read.")
 @click.pass_context
-def command(ctx: click.Context) -> None:
+def ask(ctx: click.Context) -> None:
     """Ask the bnet of a SENTENCE.
 
     Nodes come first, by their ground names (x_1_2: slice 1, word 2), then sentences.
@@ -54,189 +48,162 @@ def command(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-def _common(suffixes: Sequence[str], *, values: bool = True) -> Callable[[Any], Any]:
-    """The options of every question; evidence with `values`, or the names of what is given."""
-    names = click.option("--given", multiple=True, metavar="NODE[,NODE]...", help="Nodes that are given.")
-    return shared.options(
-        shared.sentences_option(),
-        shared.model_option(),
-        *([shared.do_options()] if values else [shared.do_option(), names]),
-        shared.input_option(),
-        click.option("--pair", help="A second sentence behind the first."),
-        shared.out_option(suffixes),
-        shared.json_option(),
-    )
-
-
-@command.command("posterior")
-@click.argument("nodes", metavar="NODE[,NODE]...")
-@_common(FORMATS)
-@click.option("--budget", type=click.IntRange(min=1), help="The most joint states.")
-@click.option("--top", type=click.IntRange(min=1), help=f"Print so many states, {outputs.TOP} unless told.")
-@click.option("--all", "every", is_flag=True, help="Print all states, in their order.")
-def posterior(nodes: str, budget: int | None, top: int | None, every: bool, **common: Any) -> None:
-    """P(NODE | evidence), of one discrete node or of several together: c, or c,y_2.
+@make(
+    "posterior",
+    group=ask,
+    short_help="P(NODE | evidence).",
+    formats=FORMATS,
+    options=[Options(SENTENCE, ("posterior",), ("budget",))],
+)
+def posterior(
+    nodes: str, asked: Asked, options: dict[str, Any], to: Output, top: Count | None = None, all_: bool = False
+) -> None:
+    """P(NODE | evidence), of one discrete node or of several together, with commas between: c, or c,y_2.
 
     bnet-transformer ask posterior y_2 "the cat sat" --do c=1
-    """
-    asked = shared.names("NODE", nodes)
-    most = outputs.most_of(top, every)
 
-    def answer(s: Sentence) -> Answer:
-        found = s.posterior(asked if len(asked) > 1 else asked[0], **shared.known(budget=budget))
-        labels = [_labels(s, name, size) for name, size in zip(asked, found.shape, strict=True)]
-        states = [dict(zip(asked, state, strict=True)) for state in itertools.product(*labels)]
+    Args:
+        top: Print so many states, 20 unless told.
+        all_: Print all states, in their order.
+    """
+    names = shared.names("NODES", nodes)
+    most = most_of(top, all_)
+
+    def answer(s: Sentence) -> Result:
+        found = s.posterior(names if len(names) > 1 else names[0], **options)
+        labels = [_labels(s, name, size) for name, size in zip(names, found.shape, strict=True)]
+        states = [dict(zip(names, state, strict=True)) for state in itertools.product(*labels)]
         rows = [{**state, "probability": p} for state, p in zip(states, found.flatten().tolist(), strict=True)]
         table = _table(rows)
-        shown = table if every else table.sort_values("probability", ascending=False, kind="stable")
-        lines = outputs.rows_of(shown, most)
-        told = {"nodes": asked, "labels": labels, "probabilities": found}
-        return Answer(told, lines, lambda: table, lambda: _plot(s, node=asked))
+        shown = table if all_ else table.sort_values("probability", ascending=False, kind="stable")
+        told = {"nodes": names, "labels": labels, "probabilities": found}
+        return Result(told, rows_of(shown, most), lambda: table, plotted(s, node=names))
 
-    _answered("posterior", common, answer, FORMATS if len(asked) < 3 else outputs.TABLES)
+    _answer("posterior", asked, to, answer, FORMATS if len(names) < 3 else TABLES)
 
 
-@command.command("separated")
-@click.argument("x", metavar="X[,X]...")
-@click.argument("y", metavar="Y[,Y]...")
-@_common(outputs.TABLES, values=False)
-@click.option("--deterministic", is_flag=True, help="Close what is given under the nodes that it determines.")
-@click.option("--verify", is_flag=True, help="Say as well how dependent they are in this sentence's numbers.")
-def separated(x: str, y: str, given: tuple[str, ...], deterministic: bool, verify: bool, **common: Any) -> None:
-    """Whether the graph separates X from Y; --given names nodes here, without values.
+@make("separated", group=ask, short_help="Whether the graph separates X from Y.", formats=TABLES)
+def separated(x: str, y: str, asked: Asked, to: Output, deterministic: bool = False, verify: bool = False) -> None:
+    """Whether the graph separates X from Y, each a node or several with commas between.
 
-    bnet-transformer ask separated x_0_0 x_1_2 "the cat sat" --given q_0_2 --given k_0_0,v_0_0
+    Here --given names nodes without values: bnet-transformer ask separated x_0_0 x_1_2 "the cat sat" --given q_0_2
+
+    Args:
+        deterministic: Close what is given under the nodes that it determines.
+        verify: Say as well how dependent they are in this sentence's numbers.
     """
     left, right = shared.names("X", x), shared.names("Y", y)
-    known = [name for each in given for name in shared.names("--given", each)]
+    known = [name for each in asked.given for name in shared.names("--given", each)]
 
-    def answer(s: Sentence) -> Answer:
+    def answer(s: Sentence) -> Result:
         found = s.separated(left, right, known, deterministic=deterministic, verify=verify)
-        told = {
-            "separated": bool(found),
-            **{name: getattr(found, name) for name in ("x", "y", "given", "deterministic")},
-            **{name: getattr(found, name) for name in ("dependence", "over_choices", "over_roots")},
-        }
         trail = None if found else s.active_trail(left, right, known, deterministic=deterministic)
-        told["trail"] = None if trail is None else str(trail)
+        told = {name: getattr(found, name) for name in ("x", "y", "given", "deterministic")}
+        told |= {name: getattr(found, name) for name in ("dependence", "over_choices", "over_roots")}
+        told = {"separated": bool(found), **told, "trail": None if trail is None else str(trail)}
         said = "separated" if found else "not separated"
         lines = [f"{', '.join(left)} and {', '.join(right)} given {', '.join(known) or 'nothing'}: {said}"]
         lines += [f"along {trail}"] if trail is not None else []
         lines += [f"dependence in this sentence: {found.dependence:.3g}"] if found.dependence is not None else []
-        return Answer(told, lines, lambda: _table([{k: _joined(v) for k, v in told.items()}]))
+        row = {name: " ".join(each) if isinstance(each, tuple) else each for name, each in told.items()}
+        return Result(told, lines, lambda: _table([row]))
 
-    _answered("separated", {**common, "given": ()}, answer, outputs.TABLES)
+    _answer("separated", replace(asked, given=()), to, answer, TABLES)
 
 
-def _relative(name: str, told: str) -> None:
-    """A question of one node that nodes answer."""
+def _relative(name: str, text: str) -> None:
+    """Make the command that asks for the relatives of one node."""
 
-    def ask(node: str, **common: Any) -> None:
-        def answer(s: Sentence) -> Answer:
+    def relative(node: str, asked: Asked, to: Output) -> None:
+        def answer(s: Sentence) -> Result:
             found: list[str] = getattr(s, name)(node)
             table = lambda: _table([{"node": node, name: each} for each in found])  # noqa: E731
-            return Answer({"node": node, "nodes": found}, [" ".join(found) or "none"], table)
+            return Result({"node": node, "nodes": found}, [" ".join(found) or "none"], table)
 
-        _answered(name, common, answer, outputs.TABLES)
+        _answer(name, asked, to, answer, TABLES)
 
-    made = click.argument("node")(_common(outputs.TABLES)(ask))
-    command.command(name, help=f'{told}\n\nbnet-transformer ask {name} q_0_1 "the cat sat"')(made)
-
-
-for _name, _what in RELATIVES.items():
-    _relative(_name, _what)
+    relative.__doc__ = f'{text}\n\nbnet-transformer ask {name} q_0_1 "the cat sat"'
+    make(name, group=ask, short_help=text, formats=TABLES)(relative)
 
 
-@command.command("reads")
-@_common(FORMATS)
-@click.option("--slices", help="The slices that are read through, such as 0 or 0,1; by default all.")
-@click.option("--word", help="One output word, by number or as it stands, and the paths by which it was read.")
-@click.option("--paths", type=click.IntRange(min=1), help="So many paths, of --word: 3 unless told.")
-@click.option("--residual", type=float, help="The share of a step that stays at its word: 0.5 unless told.")
-@click.option("--head", type=click.IntRange(min=0), help="One head, where there are several; else their mean.")
-@click.option("--role", help="The node that reads, where a slice has several.")
-@click.option("--method", type=click.Choice(["rollout", "flow"]), help="Products of TPMs, or the greatest flow.")
-@click.option("--budget", type=click.IntRange(min=1), help="The most joint states.")
-def reads(slices: str | None, word: str | None, paths: int | None, **rest: Any) -> None:
+for _name, _text in RELATIVES.items():
+    _relative(_name, _text)
+
+
+@make(
+    "reads",
+    group=ask,
+    short_help="Which word was read.",
+    formats=FORMATS,
+    options=[Options(SENTENCE, ("reads",), ("slices", "residual", "head", "role", "method", "budget"))],
+)
+def reads(
+    asked: Asked, to: Output, options: dict[str, Any], word: str | None = None, paths: Count | None = None
+) -> None:
     """Which word was read: P(source word | output word) along the attention TPMs.
 
     bnet-transformer ask reads "the cat sat" --word sat
+
+    Args:
+        word: One output word, by number or as it stands, and the paths by which it was read.
+        paths: So many paths, of --word: 3 unless told.
     """
-    own = {name: rest.pop(name) for name in ("residual", "head", "role", "method", "budget")}
-    chosen = shared.numbers("--slices", slices)
     if paths is not None and word is None:
         raise BNetError("--paths", expected="--word beside it", got="none")
-    count = 3 if paths is None else paths
 
-    def answer(s: Sentence) -> Answer:
-        found = s.reads("all" if chosen is None else chosen, **shared.known(**own))
+    def answer(s: Sentence) -> Result:
+        found = s.reads(**options)
         tokens = list(found.tokens)
+        one = None if word is None else shared.word_number("--word", word, tokens)
+        ways = [] if one is None else found.paths(one, count=paths or 3)
+        shown = range(len(tokens)) if one is None else [one]
+        rows = [[tokens[i], *(f"{p:.3f}" for p in found.matrix[i].tolist())] for i in shown]
         told = {"tokens": tokens, "slices": found.slices, "residual": found.residual, "matrix": found.matrix}
-        which = range(len(tokens)) if word is None else [_word(word, tokens)]
-        rows = [[tokens[i], *(f"{p:.3f}" for p in found.matrix[i].tolist())] for i in which]
-        ways = [] if word is None else found.paths(which[0], count=count)
         told["paths"] = [{"words": each.words, "probability": each.probability} for each in ways]
-        lines = [*_aligned([["", *tokens], *rows]), *map(str, ways)]
-        options = {} if word is None else {"word": which[0]}
-        return Answer(told, lines, found.to_dataframe, lambda: _plot(found, **options))
+        picture = plotted(found, **({} if one is None else {"word": one}))
+        return Result(told, [*_aligned([["", *tokens], *rows]), *map(str, ways)], found.to_dataframe, picture)
 
-    _answered("reads", rest, answer)
+    _answer("reads", asked, to, answer, FORMATS)
 
 
-def _answered(
-    question: str, common: Common, answer: Callable[[Sentence], Answer], formats: Sequence[str] = FORMATS
+def _answer(
+    question: str, asked: Asked, to: Output, answer: Callable[[Sentence], Result], formats: Sequence[str]
 ) -> None:
-    """Ask each sentence, and write and print what it answers."""
-    texts = shared.sentences_of(common["sentences"], common["source"], common["model"])
-    outs = common["outs"]
-    outputs.check_outs(outs, formats, 1)
-    pictures = [out for out in outs if not out.lower().endswith(outputs.TABLES)]
-    outputs.check_outs(pictures, formats, len(texts))  # tables may hold all sentences
-    net, told, answers = shared.net_of(common["model"]), [], []
+    """Ask each sentence, and write and print what it answers; tables may hold all sentences, pictures one."""
+    texts = asked.texts()
+    to.check(1, formats)
+    replace(to, out=tuple(out for out in to.out if not out.lower().endswith(TABLES))).check(len(texts), formats)
+    net, told, results = shared.net_of(asked.model), [], []
     for text in shared.along(texts, "sentence"):
-        s = shared.sentence_of(net, text, **{name: common[name] for name in ("pair", "inputs", "done", "given")})
-        answers.append(answer(s))
-        told.append({"sentence": text, "words": s.words, **answers[-1].told})
-    whole = {"command": f"ask {question}", "model": common["model"], "sentences": told}
-    for out in outs:
-        _write(out, whole, texts, answers)
-    if common["as_json"]:
-        click.echo(outputs.json_of(whole))
-        return
-    headed = [[*([f"# {text}"] if len(texts) > 1 else []), *a.lines] for text, a in zip(texts, answers, strict=True)]
-    outputs.say([*(line for lines in headed for line in lines), *(f"written: {out}" for out in outs)])
+        s = asked.sentence(net, text)
+        results.append(answer(s))
+        told.append({"sentence": text, "words": s.words, **results[-1].told})
+    whole: dict[str, Any] = {"command": f"ask {question}", "model": asked.model, "sentences": told}
+    for out in to.out:
+        if out.lower().endswith(TABLES) and "{}" not in out:
+            Result(whole, (), lambda: _all(texts, results)).write(out)
+            continue
+        for k, result in enumerate(results):
+            replace(result, told={**whole, "sentences": [told[k]]}).write(placed(out, k))
+    headed = zip(texts, results, strict=True)
+    lines = [line for text, each in headed for line in [*([f"# {text}"] if len(texts) > 1 else []), *each.lines]]
+    to.say(whole, [*lines, *(f"written: {out}" for out in to.out)])
 
 
-def _write(out: str, whole: dict[str, Any], texts: Sequence[str], answers: Sequence[Answer]) -> None:
-    """One file: tables hold all sentences, unless {} gives each its own; pictures one."""
-    if out.lower().endswith(outputs.TABLES) and "{}" not in out:
-        outputs.write([out], whole, lambda: _all(texts, answers), None)
-        return
-    for k, (told, each) in enumerate(zip(whole["sentences"], answers, strict=True)):
-        place = str(outputs.placed(out, k))
-        outputs.write([place], {**whole, "sentences": [told]}, each.table, each.picture)
-
-
-def _all(texts: Sequence[str], answers: Sequence[Answer]) -> pd.DataFrame:
+def _all(texts: Sequence[str], results: Sequence[Result]) -> pd.DataFrame:
     """The tables of all sentences, one below the other."""
     import pandas as pd
 
-    tables = [each.table().copy() for each in answers]
+    tables = [each.table().copy() for each in results if each.table is not None]
     for text, table in zip(texts, tables, strict=True):
         table.insert(0, "sentence", text)
     return pd.concat(tables, ignore_index=True)
 
 
-def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+def _table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     import pandas as pd
 
     return pd.DataFrame(rows)
-
-
-def _plot(result: object, **options: Any) -> Any:
-    from bnet_transformer.viz.plots import plot
-
-    return plot(result, **options)
 
 
 def _labels(s: Sentence, name: str, states: int) -> list[str]:
@@ -244,25 +211,8 @@ def _labels(s: Sentence, name: str, states: int) -> list[str]:
     return list(s.state.labels(s.ground.id(name)) or map(str, range(states)))
 
 
-def _word(told: str, tokens: list[str]) -> int:
-    """A word by its number, or as it stands, if it stands once."""
-    if told in tokens:
-        if tokens.count(told) > 1:
-            places = ", ".join(str(k) for k, token in enumerate(tokens) if token == told)
-            raise BNetError("--word", expected="a word that stands once", got=told, allowed=f"its number: {places}")
-        return tokens.index(told)
-    if not shared.is_whole(told) or int(told) >= len(tokens):
-        allowed = ", ".join(tokens[:20])
-        raise BNetError("--word", expected=f"a word, or its number up to {len(tokens) - 1}", got=told, allowed=allowed)
-    return int(told)
-
-
 def _aligned(rows: list[list[str]]) -> list[str]:
     """Rows of cells in columns, the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     told = ([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))] for row in rows)
     return ["  ".join(cells).rstrip() for cells in told]
-
-
-def _joined(value: Any) -> Any:
-    return " ".join(value) if isinstance(value, tuple | list) else value

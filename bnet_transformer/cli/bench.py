@@ -12,29 +12,30 @@ from pathlib import Path
 
 import click
 
-from bnet_transformer.cli import outputs, shared
+from bnet_transformer.cli import outputs
+from bnet_transformer.cli.outputs import Output
+from bnet_transformer.cli.signatures import Count
+from bnet_transformer.cli.signatures import command as make
 from bnet_transformer.errors import BNetError
 
-FORMATS = (".json", ".md")
 MAKES = 'they are not in the wheel: clone the repository, pip install -e ".[dev]" there, and say it there, or --folder'
 
 
-@click.command("bench", short_help="Run the benchmarks of a clone.")
-@click.argument("rows", nargs=-1)
-@click.option("--folder", help="The clone of the repository; by default this folder, one above it, or the package's.")
-@shared.out_option(FORMATS)
-@click.option("--runs", type=click.IntRange(min=1), help="At most so many runs of each call: a quick look.")
-@click.option("--markdown", is_flag=True, help="Print the figures as a page of the docs.")
-@shared.json_option()
-def command(
-    rows: tuple[str, ...], folder: str | None, outs: tuple[str, ...], runs: int | None, markdown: bool, as_json: bool
+@make("bench", short_help="Run the benchmarks of a clone.", formats=(".json", ".md"))
+def bench(
+    rows: tuple[str, ...], to: Output, folder: str | None = None, runs: Count | None = None, markdown: bool = False
 ) -> None:
     """Measure ROWS of the benchmarks, or pages of rows, or all.
 
     The benchmarks are in a clone of the repository, not in the installed package.
+
+    Args:
+        folder: The clone of the repository; by default this folder, one above it, or the package's.
+        runs: At most so many runs of each call: a quick look.
+        markdown: Print the figures as a page of the docs.
     """
-    outputs.check_outs(outs, FORMATS)
-    if markdown and as_json:
+    to.check()
+    if markdown and to.json:
         raise BNetError("bench", expected="--json or --markdown", got="both")
     home = _home(folder)
     asked = [*rows, *([] if runs is None else ["--runs", str(runs)])]
@@ -45,8 +46,8 @@ def command(
     said = shlex.join(["python", "-m", "benchmarks", *asked])
     found[".md"] = "\n".join(_written_by(line, said) for line in found[".md"].splitlines()) + "\n"
     found[".json"] = outputs.json_of({"command": "bench", "asked": rows, **json.loads(found[".json"])}) + "\n"
-    shown = found[".json"] if as_json else found[".md"] if markdown else printed
-    for out in outs:
+    shown = found[".json"] if to.json else found[".md"] if markdown else printed
+    for out in to.out:
         outputs.write_bytes(Path(out), found[Path(out).suffix.lower()].encode())
     click.echo(shown, nl=not shown.endswith("\n"))
 

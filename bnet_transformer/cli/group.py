@@ -15,7 +15,10 @@ import click
 
 from bnet_transformer.cli.telling import BUG, line_of, seen
 
-COMMANDS = ("draw", "explore", "ask", "sweep", "fit", "heads", "train", "cost", "models", "bench", "completion")
+COMMANDS = {  # each with the module that has it
+    **{"draw": "figures", "explore": "figures", "ask": "ask", "sweep": "sweep", "fit": "learning", "heads": "heads"},
+    **{"train": "learning", "cost": "nets", "models": "nets", "bench": "bench", "completion": "completion"},
+}
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 
@@ -29,7 +32,7 @@ class Ended(click.ClickException):
 
 
 class Commands(click.Group):
-    """The commands of a room each; what they raise is told as one line."""
+    """The commands, imported when they are used; what they raise is told as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -37,7 +40,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        found: click.Command = importlib.import_module(f"bnet_transformer.cli.{cmd_name}").command
+        module = importlib.import_module(f"bnet_transformer.cli.{COMMANDS[cmd_name]}")
+        found: click.Command = getattr(module, cmd_name)
         return found
 
     def make_context(

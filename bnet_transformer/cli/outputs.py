@@ -7,6 +7,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,30 +24,107 @@ TABLES = (".csv", ".json")
 TOP = 20
 
 
-def check_outs(outs: Sequence[str], suffixes: Sequence[str], count: int | None = None) -> None:
-    """Refuse before anything is computed what cannot be written; several sentences take a {} in the name.
+@dataclass(frozen=True)
+class Result:
+    """What a command found.
 
-    Without a `count` all sentences are in one file, which has no number.
+    Args:
+        told: What stands in JSON.
+        lines: What is printed.
+        table: The table of a csv file.
+        picture: The plot of a picture.
+        save: What writes a file of another suffix.
     """
-    for out in outs:
-        path = Path(out)
-        if path.suffix.lower() not in suffixes:
-            got, allowed = repr(path.suffix), ", ".join(sorted(suffixes))
-            raise BNetError(f"suffix of {out}", expected="one that says how", got=got, allowed=allowed)
-        if not path.resolve().parent.is_dir():
-            raise BNetError(out, expected="a folder that is there", got=f"{path.parent}, which is not")
-        if count is None and "{}" in out:
-            wanted = "a name without {}: one file holds all sentences"
-            raise BNetError(f"-o {out}", expected=wanted, got="{}", allowed=out.replace("{}", ""))
-        if count is not None and count > 1 and "{}" not in out:
-            allowed = str(path.with_name(f"{path.stem}-{{}}{path.suffix}"))
-            wanted = f"a name with {{}} for the number of the sentence: there are {count}"
-            raise BNetError(f"-o {out}", expected=wanted, got="one file for all", allowed=allowed)
+
+    told: dict[str, Any]
+    lines: Sequence[str]
+    table: Callable[[], pd.DataFrame] | None = None
+    picture: Callable[[], Any] | None = None
+    save: Callable[[str], object] | None = None
+
+    def write(self, out: str) -> None:
+        """Write a file; its suffix says what of the result."""
+        suffix = Path(out).suffix.lower()
+        if suffix == ".json":
+            write_bytes(Path(out), (json_of(self.told) + "\n").encode())
+        elif suffix == ".csv" and self.table is not None:
+            text = self.table().to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC)  # a word may hold a "\r"
+            write_bytes(Path(out), text.encode())
+        elif suffix in PICTURES and self.picture is not None:
+            held = io.BytesIO()
+            self.picture().figure.savefig(held, format=suffix[1:], dpi=200)
+            write_bytes(Path(out), held.getvalue())
+        elif self.save is not None:
+            self.save(out)
 
 
-def placed(out: str, number: int) -> Path:
+@dataclass(frozen=True)
+class Output:
+    """Where a result goes.
+
+    Args:
+        out: The file to write, by its suffix: {formats}. May be repeated; {} is the sentence's number.
+        json: Tell everything as one JSON document.
+    """
+
+    out: tuple[str, ...] = ()
+    json: bool = False
+    formats: tuple[str, ...] = ()
+
+    def check(self, count: int | None = None, formats: Sequence[str] = ()) -> None:
+        """Refuse before anything is computed what cannot be written; several sentences take a {} in the name.
+
+        Args:
+            count: The number of sentences; None where all are in one file, which has no number.
+            formats: The suffixes, where they are not those of the command.
+        """
+        for out in self.out:
+            path = Path(out)
+            if path.suffix.lower() not in (formats or self.formats):
+                got, allowed = repr(path.suffix), ", ".join(sorted(formats or self.formats))
+                raise BNetError(f"suffix of {out}", expected="one that says how", got=got, allowed=allowed)
+            if not path.resolve().parent.is_dir():
+                raise BNetError(out, expected="a folder that is there", got=f"{path.parent}, which is not")
+            if count is None and "{}" in out:
+                wanted = "a name without {}: one file holds all sentences"
+                raise BNetError(f"-o {out}", expected=wanted, got="{}", allowed=out.replace("{}", ""))
+            if count is not None and count > 1 and "{}" not in out:
+                allowed = str(path.with_name(f"{path.stem}-{{}}{path.suffix}"))
+                wanted = f"a name with {{}} for the number of the sentence: there are {count}"
+                raise BNetError(f"-o {out}", expected=wanted, got="one file for all", allowed=allowed)
+
+    def tell(self, command: str, result: Result, **more: Any) -> None:
+        """Write the files of a result, and print it.
+
+        Args:
+            command: The name of the command, for JSON.
+            result: The result, which is one for all sentences.
+            **more: What else stands in JSON before the result.
+        """
+        told = {"command": command, **more, "files": self.out, **result.told}
+        for out in self.out:
+            Result(told, (), result.table, result.picture, result.save).write(out)
+        self.say(told, [*result.lines, *(f"written: {out}" for out in self.out)])
+
+    def say(self, told: Mapping[str, Any], lines: Sequence[str]) -> None:
+        """Print one JSON document, or lines."""
+        click.echo(json_of(told) if self.json else seen("\n".join(lines)))
+
+
+def placed(out: str, number: int) -> str:
     """The file of a sentence, by its number."""
-    return Path(out.replace("{}", str(number)))
+    return str(Path(out.replace("{}", str(number))))
+
+
+def plotted(result: object, **options: Any) -> Callable[[], Any]:
+    """What plots a result."""
+
+    def picture() -> Any:
+        from bnet_transformer.viz.plots import plot
+
+        return plot(result, **options)
+
+    return picture
 
 
 def plain(value: Any) -> Any:
@@ -73,29 +151,6 @@ def json_of(told: Mapping[str, Any]) -> str:
     return json.dumps(plain(told), allow_nan=False)
 
 
-def write(
-    outs: Sequence[str], told: Mapping[str, Any], table: Callable[[], pd.DataFrame], picture: Callable[[], Any] | None
-) -> None:
-    """A result as its table, its JSON or its picture, by the suffix of each file."""
-    for out in outs:
-        suffix = Path(out).suffix.lower()
-        if suffix == ".json":
-            held = (json_of(told) + "\n").encode()
-        elif suffix == ".csv":
-            held = table().to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).encode()  # a word may hold a "\r"
-        else:
-            assert picture is not None
-            held = figure_bytes(picture(), suffix)
-        write_bytes(Path(out), held)
-
-
-def figure_bytes(figure: Any, suffix: str) -> bytes:
-    """A plot as a file would hold it."""
-    held = io.BytesIO()
-    figure.figure.savefig(held, format=suffix[1:], dpi=200)
-    return held.getvalue()
-
-
 def write_bytes(path: Path, held: bytes) -> None:
     """A file, whole or not at all."""
     from bnet_transformer.files import replacing
@@ -111,14 +166,9 @@ def most_of(top: int | None, every: bool) -> int | None:
     return None if every else TOP if top is None else top
 
 
-def rows_of(table: pd.DataFrame, most: int | None = None, form: str = "{:.3f}") -> list[str]:
+def rows_of(table: pd.DataFrame, most: int | None = None) -> list[str]:
     """A table as lines, the first rows of it; what is not known is a dash."""
     shown = table if most is None else table.head(most)
-    lines = shown.to_string(index=False, float_format=form.format, na_rep="-").splitlines()
+    lines = shown.to_string(index=False, float_format="{:.3f}".format, na_rep="-").splitlines()
     left = len(table) - len(shown)
     return [*(line.rstrip() for line in lines), *([f"... and {left} more (--all)"] if left else [])]
-
-
-def say(lines: Sequence[str]) -> None:
-    """Lines on the standard output."""
-    click.echo(seen("\n".join(lines)))

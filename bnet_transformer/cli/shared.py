@@ -1,4 +1,4 @@
-"""What commands share: options, the net, the sentences, evidence and `do` as people write them."""
+"""What commands share: the net, the sentences, evidence and `do` as people write them."""
 
 from __future__ import annotations
 
@@ -6,126 +6,108 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
-from click.shell_completion import CompletionItem
 
+from bnet_transformer.cli.signatures import is_whole
 from bnet_transformer.errors import BNetError, FileError
 
 if TYPE_CHECKING:
     from bnet_transformer.bnet import BNet
     from bnet_transformer.sentence import Sentence
 
-MODEL = "tiny, minilm, a folder of Hugging Face, an id of the hub, or a net.safetensors that save wrote."
-F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
-# options
+@dataclass(frozen=True)
+class Source:
+    """The sentences of a command.
+
+    Args:
+        sentences: Sentences.
+        file: A file of sentences, one in each line; - is the standard input, also as a SENTENCE.
+    """
+
+    sentences: tuple[str, ...]
+    file: str | None = None
+
+    def texts(self) -> list[str]:
+        """The sentences of the command line, of the lines of a file, or of the standard input."""
+        source = "-" if self.file is None and self.sentences == ("-",) else self.file
+        if source is None:
+            return self._of_arguments()
+        if self.sentences and self.file is not None:
+            raise BNetError("SENTENCES", expected="sentences, or --file with some", got="both")
+        where = "standard input" if source == "-" else f"--file {source}"
+        if source == "-" and sys.stdin is None:
+            raise BNetError(where, expected="a file that can be read", got="a closed one")
+        try:
+            with click.open_file(source, encoding="utf-8-sig") as file:
+                found = [line.strip() for line in file if line.strip()]
+        except OSError as error:
+            raise BNetError(where, expected="a file that can be read", got=error.strerror or str(error)) from error
+        except UnicodeError as error:
+            raise BNetError(where, expected="text in UTF-8", got="other bytes") from error
+        if not found:
+            raise BNetError(where, expected="sentences, one in each line", got="none")
+        return _check_text(where, found)
+
+    def _of_arguments(self) -> list[str]:
+        if not self.sentences:
+            raise BNetError("SENTENCES", expected="sentences, or --file with some", got="none")
+        first = self.sentences[0]
+        if len(self.sentences) == 1 and os.path.isfile(first):
+            raise BNetError("SENTENCES", expected="a sentence", got="the name of a file", allowed=f"--file {first}")
+        if not all(text.strip() for text in self.sentences):
+            raise BNetError("SENTENCES", expected="sentences with words", got="an empty one")
+        return _check_text("SENTENCES", list(self.sentences))
 
 
-def options(*each: Callable[[Any], Any]) -> Callable[[F], F]:
-    """Several options as one, in the order in which help shows them."""
-
-    def with_them(function: F) -> F:
-        for option in reversed(each):
-            function = option(function)
-        return function
-
-    return with_them
+def _check_text(where: str, texts: list[str]) -> list[str]:
+    """Refuse what is no text: NUL, and bytes of the command line that were no UTF-8."""
+    for text in texts:
+        if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise BNetError(where, expected="text in UTF-8", got="other bytes")
+    return texts
 
 
-def sentences_option() -> Callable[[F], F]:
-    """SENTENCES, or a file of them."""
-    return options(
-        click.argument("sentences", nargs=-1, metavar="[SENTENCE]..."),
-        click.option("-f", "--file", "source", shell_complete=_files,
-                     help="A file of sentences, one in each line; - is the standard input, also as a SENTENCE."),
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Asked(Source):
+    """The sentences that a net is asked about, with what is set in them and what is given.
 
+    Args:
+        model: The net: tiny, minilm, a folder of Hugging Face, an id of the hub, or a net.safetensors that save wrote.
+        do: Set nodes: a name, a family, a pattern such as q_1_*_2. A value is a state, a word (in quotes of its own, if
+            it is "7"), numbers with commas between, zero, or mean (over the words); may be repeated.
+        given: See a node to be so; values as for --do, but zero and mean; may be repeated.
+        input: The value of a given node that the sentence does not have; may be repeated.
+        pair: A second sentence behind the first.
+    """
 
-def model_option(default: str | None = "tiny", note: str = "The net") -> Callable[[F], F]:
-    """`--model`."""
-    told = f"{note}: {MODEL}"
-    return click.option("-m", "--model", default=None if default is None else [default], shell_complete=_models,
-                        help=told, metavar="MODEL", show_default=default is not None, multiple=True,
-                        callback=_one_model)  # fmt: skip
+    model: str = "tiny"
+    do: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
+    input: tuple[str, ...] = ()
+    pair: str | None = None
 
+    def texts(self) -> list[str]:
+        """The sentences; of a saved net without words, where none is given, one that is empty."""
+        is_saved = not self.sentences and self.file is None and os.path.isfile(self.model)
+        is_wordless = is_saved and not net_of(self.model).network.graph.word_stacks
+        return [""] if is_wordless else super().texts()
 
-def _one_model(ctx: click.Context, param: click.Parameter, told: tuple[str, ...]) -> str | None:
-    """The one net that is told, where one is."""
-    if len(told) > 1:
-        raise BNetError("--model", expected="one net", got=", ".join(told))
-    if told and not told[0].strip():
-        raise BNetError("--model", expected="the name of a net, or a file", got="an empty one")
-    return told[0] if told else None
+    def sentence(self, net: BNet, text: str) -> Sentence:
+        """The bnet of a text, with its inputs, what is set and what is seen."""
 
+        def told(what: str, of: Sequence[str]) -> dict[str, object]:
+            return {name: _in_shape(net, name, value) for name, value in values(what, of).items()}
 
-def json_option() -> Callable[[F], F]:
-    """`--json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Tell everything as one JSON document.")
-
-
-def out_option(suffixes: Sequence[str], *, required: bool = False) -> Callable[[F], F]:
-    """`-o`, once or several times."""
-    told = f"The file to write, by its suffix: {', '.join(suffixes)}. May be repeated; {{}} is the sentence's number."
-
-    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return _suffixed(incomplete, suffixes)
-
-    return click.option(
-        "-o", "--out", "outs", metavar="FILE", shell_complete=complete, multiple=True, required=required, help=told
-    )
-
-
-VALUE = 'A state, a word (in quotes of its own, if it is "7"), or numbers with commas between; may be repeated.'
-DO = "Set nodes: a name, a family, a pattern such as q_1_*_2; zero sets zeros, mean the mean over the words."
-
-
-def do_options() -> Callable[[F], F]:
-    """`--do` and `--given`, each NAME=VALUE."""
-    return options(
-        do_option(),
-        click.option("--given", "given", multiple=True, metavar="NAME=VALUE", help=f"See a node to be so. {VALUE}"),
-    )
-
-
-def do_option() -> Callable[[F], F]:
-    """`--do` alone."""
-    return click.option("--do", "done", multiple=True, metavar="NAME=VALUE", help=f"{DO} {VALUE}")
-
-
-def input_option() -> Callable[[F], F]:
-    """`--input`: the values of given nodes."""
-    told = f"The value of a given node that the sentence does not have. {VALUE}"
-    return click.option("--input", "inputs", multiple=True, metavar="NAME=VALUE", help=told)
-
-
-def _files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(incomplete, type="file")]
-
-
-def _models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The names of nets, and files."""
-    found = [CompletionItem(name) for name in ("tiny", "minilm") if name.startswith(incomplete)]
-    return [*found, CompletionItem(incomplete, type="file")]
-
-
-def _suffixed(incomplete: str, suffixes: Sequence[str]) -> list[CompletionItem]:
-    """A name with each suffix that fits what is written of it."""
-    stem, begun = os.path.splitext(incomplete)
-    if not stem or incomplete.endswith("/"):
-        return [CompletionItem(incomplete, type="file")]
-    if incomplete.endswith("."):
-        stem, begun = incomplete[:-1], "."
-    found = [CompletionItem(stem + suffix) for suffix in suffixes if suffix.startswith(begun)]
-    return [*found, CompletionItem(incomplete, type="file")]
-
-
-# the net
+        s = net.sentence(words_of(net, text), pair=self.pair, given=told("--input", self.input) or None)
+        s = s.do(told("--do", self.do)) if self.do else s
+        return s.observe(told("--given", self.given)) if self.given else s
 
 
 def net_of(model: str) -> BNet:
@@ -141,38 +123,8 @@ def net_of(model: str) -> BNet:
     return from_pretrained(model)
 
 
-def sentence_of(
-    net: BNet,
-    text: str,
-    *,
-    pair: str | None = None,
-    inputs: Sequence[str] = (),
-    done: Sequence[str] = (),
-    given: Sequence[str] = (),
-) -> Sentence:
-    """The bnet of a text, with its inputs, what is set and seen; the stacks of a net with several are parted by |."""
-
-    def told(what: str, of: Sequence[str]) -> dict[str, object]:
-        return {name: _in_shape(net, name, value) for name, value in values(what, of).items()}
-
-    s = net.sentence(said_to(net, text), pair=pair, given=told("--input", inputs) or None)
-    if done:
-        s = s.do(told("--do", done))
-    return s.observe(told("--given", given)) if given else s
-
-
-def _in_shape(net: BNet, name: str, value: object) -> object:
-    """A number of a node of width 1 as its vector."""
-    families = [f for f in net.network.graph.families if name == f.name or name.startswith(f"{f.name}_")]
-    family = max(families, key=lambda f: len(f.name), default=None)
-    if family is None or not isinstance(value, int | float):
-        return value
-    member = net.network.members[family.index]
-    return [value] if member.shape == (1,) and not member.tpm.reads_by_index else value
-
-
-def said_to(net: BNet, text: str) -> object:
-    """A text as the net takes it."""
+def words_of(net: BNet, text: str) -> object:
+    """A text as the net takes it: the stacks of a net with several are parted by |."""
     stacks = net.network.graph.word_stacks
     if not stacks and text:
         raise BNetError("sentence", expected="None: the net has no words", got=text)
@@ -185,55 +137,14 @@ def said_to(net: BNet, text: str) -> object:
     return dict(zip(stacks, parts, strict=True))
 
 
-# sentences
-
-
-def sentences_of(told: Sequence[str], source: str | None, model: str | None = None) -> list[str]:
-    """Sentences from the command line, or from the lines of a file or of the standard input.
-
-    For a `model` that is the file of a net without words it is one sentence, which is empty.
-    """
-    unsaid = not told and source is None and model is not None and os.path.isfile(model)
-    if model is not None and unsaid and not net_of(model).network.graph.word_stacks:
-        return [""]
-    if source is None and tuple(told) == ("-",):
-        told, source = (), "-"
-    if source is None:
-        return _told(told)
-    if told:
-        raise BNetError("SENTENCES", expected="sentences, or --file with some", got="both")
-    where = "standard input" if source == "-" else f"--file {source}"
-    if source == "-" and sys.stdin is None:
-        raise BNetError(where, expected="a file that can be read", got="a closed one")
-    try:
-        with click.open_file(source, encoding="utf-8-sig") as file:
-            found = [line.strip() for line in file if line.strip()]
-    except OSError as error:
-        raise BNetError(where, expected="a file that can be read", got=error.strerror or str(error)) from error
-    except UnicodeError as error:
-        raise BNetError(where, expected="text in UTF-8", got="other bytes") from error
-    if not found:
-        raise BNetError(where, expected="sentences, one in each line", got="none")
-    return _sound(where, found)
-
-
-def _told(told: Sequence[str]) -> list[str]:
-    """The sentences that stand on the command line themselves."""
-    if not told:
-        raise BNetError("SENTENCES", expected="sentences, or --file with some", got="none")
-    if len(told) == 1 and os.path.isfile(told[0]):
-        raise BNetError("SENTENCES", expected="a sentence", got="the name of a file", allowed=f"--file {told[0]}")
-    if not all(text.strip() for text in told):
-        raise BNetError("SENTENCES", expected="sentences with words", got="an empty one")
-    return _sound("SENTENCES", list(told))
-
-
-def _sound(where: str, texts: list[str]) -> list[str]:
-    """Refuse what is no text: NUL, and bytes of the command line that were no UTF-8."""
-    for text in texts:
-        if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise BNetError(where, expected="text in UTF-8", got="other bytes")
-    return texts
+def _in_shape(net: BNet, name: str, value: object) -> object:
+    """A number of a node of width 1 as its vector."""
+    families = [f for f in net.network.graph.families if name == f.name or name.startswith(f"{f.name}_")]
+    family = max(families, key=lambda f: len(f.name), default=None)
+    if family is None or not isinstance(value, int | float):
+        return value
+    member = net.network.members[family.index]
+    return [value] if member.shape == (1,) and not member.tpm.reads_by_index else value
 
 
 def along(items: Sequence[T], what: str) -> Iterable[T]:
@@ -251,13 +162,12 @@ def values(what: str, told: Sequence[str]) -> dict[str, object]:
     """`name=value`, several: a state, a word or numbers for each node."""
     found: dict[str, object] = {}
     for each in told:
-        name, sign, value = each.partition("=")
-        name = name.strip()
-        if not sign or not name or not value.strip():
+        name, sign, value = (part.strip() for part in each.partition("="))
+        if not sign or not name or not value:
             raise BNetError(what, expected="NAME=VALUE", got=each)
         if name in found:
             raise BNetError(f"{what} {name}", expected="one value", got="two")
-        found[name] = value_of(value.strip(), set_it=what == "--do")
+        found[name] = value_of(value, set_it=what == "--do")
     return found
 
 
@@ -267,11 +177,6 @@ def states(what: str, told: str) -> list[object]:
     if not all(parts):
         raise BNetError(what, expected="states with commas between them", got=told)
     return [value_of(part, set_it=False) for part in parts]
-
-
-def is_whole(text: str) -> bool:
-    """Whether a text is a whole number, of as many digits as can be read."""
-    return text.isdecimal() and len(text) <= 1000
 
 
 def value_of(text: str, *, set_it: bool) -> object:
@@ -301,21 +206,17 @@ def names(what: str, told: str) -> list[str]:
     return found
 
 
-def numbers(what: str, told: str | None) -> list[int] | None:
-    """Whole numbers with commas between them; None where nothing is told."""
-    if told is None:
-        return None
-    parts = told.split(",")
-    if not all(is_whole(part.strip()) for part in parts):
-        raise BNetError(what, expected="whole numbers with commas between them", got=told)
-    return [int(part) for part in parts]
-
-
-def words(told: str | None, alone: Sequence[str]) -> list[int | str] | None:
-    """Words by number or as they stand, and those that stand alone."""
-    parts = [] if told is None else names("--words", told)
-    named: list[int | str] = [int(part) if is_whole(part) else part for part in parts]
-    return None if told is None and not alone else [*named, *alone]
+def word_number(what: str, told: str, words: Sequence[str]) -> int:
+    """A word by its number, or as it stands, if it stands once."""
+    if told in words:
+        if words.count(told) > 1:
+            places = ", ".join(str(k) for k, word in enumerate(words) if word == told)
+            raise BNetError(what, expected="a word that stands once", got=told, allowed=f"its number: {places}")
+        return words.index(told)
+    if not is_whole(told) or int(told) >= len(words):
+        allowed = ", ".join(words[:20])
+        raise BNetError(what, expected=f"a word, or its number up to {len(words) - 1}", got=told, allowed=allowed)
+    return int(told)
 
 
 def config_of(kind: type[T], options: dict[str, Any], others: Sequence[type[Any]] = (), chosen: str = "") -> T:
@@ -340,8 +241,3 @@ def config_of(kind: type[T], options: dict[str, Any], others: Sequence[type[Any]
             option, allowed = f"--{name.replace('_', '-')}", " or ".join(f"--method {home}" for home in homes)
             raise BNetError(option, expected=f"an option of {chosen}", got="one that it does not have", allowed=allowed)
     return kind(**{name: options.pop(name) for name in names & options.keys()})
-
-
-def known(**asked: object) -> dict[str, Any]:
-    """The options that were told: all but those that are None or empty."""
-    return {name: value for name, value in asked.items() if value is not None and value != ()}

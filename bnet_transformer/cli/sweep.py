@@ -3,94 +3,89 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import click
-
-from bnet_transformer.cli import outputs, shared
+from bnet_transformer.cli import shared
+from bnet_transformer.cli.outputs import PICTURES, TABLES, Output, Result, most_of, plotted, rows_of
+from bnet_transformer.cli.shared import Asked
+from bnet_transformer.cli.signatures import Count, Options
+from bnet_transformer.cli.signatures import command as make
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from bnet_transformer.bnet import BNet
-    from bnet_transformer.inference.sweeps import Sweep
     from bnet_transformer.sentence import Sentence
 
-FORMATS = (*outputs.PICTURES, *outputs.TABLES)
 
-
-@click.command("sweep", short_help="Put clean values into a corrupt run.")
-@shared.sentences_option()
-@shared.model_option()
-@click.option(
-    "--at", multiple=True, help='A role (x, q, j, a), an arrow ("v -> a"), or names and patterns; repeatable.'
+@make(
+    "sweep",
+    short_help="Put clean values into a corrupt run.",
+    formats=(*PICTURES, *TABLES),
+    options=[Options("inference/sweeps/__init__.py", ("sweep",), ("first_order",))],
 )
-@click.option("--metric", help='A node and its state, or two for their difference: y_2=cat or y_2=cat,dog. '
-              'A whole number is a state; the word 7 is "7", in quotes of its own.')  # fmt: skip
-@click.option("--answer", help="The same of the last word's readout: the clean and the corrupt answer, cat,dog.")
-@click.option("--over", help="The axes that stay apart, such as slice,head.")
-@click.option("--ablate", type=click.Choice(["zero", "mean"]),
-              help="Put in zeros, or the mean over the words: then all sentences are corrupt.")  # fmt: skip
-@click.option("--first-order", is_flag=True, help="Run no cell: estimate all effects from one pass back.")
-@shared.do_option()
-@click.option("--memory", type=click.IntRange(min=1), help="About so many MB at once.")
-@click.option("--top", type=click.IntRange(min=1), help=f"Print so many cells, {outputs.TOP} unless told.")
-@click.option("--all", "every", is_flag=True, help="Print all cells, in their order.")
-@click.option("--restored", is_flag=True, help="A picture of shares of the total.")
-@click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True, help="The paper.")
-@shared.out_option(FORMATS)
-@shared.json_option()
-def command(
-    sentences: tuple[str, ...],
-    source: str | None,
-    model: str,
-    at: tuple[str, ...],
-    metric: str | None,
-    answer: str | None,
-    over: str | None,
-    ablate: str | None,
-    first_order: bool,
-    done: tuple[str, ...],
-    memory: int | None,
-    top: int | None,
-    every: bool,
-    restored: bool,
-    theme: str,
-    outs: tuple[str, ...],
-    as_json: bool,
+def sweep(
+    asked: Asked,
+    to: Output,
+    options: dict[str, Any],
+    at: tuple[str, ...] = (),
+    metric: str | None = None,
+    answer: str | None = None,
+    over: str | None = None,
+    ablate: Literal["zero", "mean"] | None = None,
+    memory: Count | None = None,
+    top: Count | None = None,
+    all_: bool = False,
+    restored: bool = False,
+    theme: Literal["light", "dark"] = "light",
 ) -> None:
     """Which nodes carry what tells a CLEAN sentence from a CORRUPT one.
 
     Sentences come in pairs, clean and corrupt, of as many words each; in a file a tab stands between them.
 
     bnet-transformer sweep "the cat sat" "the dog sat" --answer cat,dog
+
+    Args:
+        at: A role (x, q, j, a), an arrow ("v -> a"), or names and patterns; x unless told; may be repeated.
+        metric: A node and its state, or two for their difference: y_2=cat or y_2=cat,dog. A whole number is a state;
+            the word 7 is "7", in quotes of its own.
+        answer: The same of the last word's readout: the clean and the corrupt answer, cat,dog.
+        over: The axes that stay apart, such as slice,head.
+        ablate: Put in zeros, or the mean over the words: then all sentences are corrupt.
+        memory: About so many MB at once.
+        top: Print so many cells, 20 unless told.
+        all_: Print all cells, in their order.
+        restored: A picture of shares of the total.
+        theme: The paper.
     """
-    outputs.check_outs(outs, FORMATS)
-    most = outputs.most_of(top, every)
-    texts = _pairs(shared.sentences_of(sentences, source), ablated=ablate is not None)
+    to.check()
+    most = most_of(top, all_)
+    texts = _pairs(asked.texts(), ablated=ablate is not None)
     if (metric is None) == (answer is None):
         raise BNetError("sweep", expected="--metric or --answer", got="neither" if metric is None else "both")
-    net = shared.net_of(model)
-    made = [[shared.sentence_of(net, text, done=done) for text in pair] for pair in texts]
+    from bnet_transformer.inference import Mean, Zero, sweeps
+
+    net = shared.net_of(asked.model)
+    made = [[asked.sentence(net, text) for text in pair] for pair in texts]
     clean, corrupt = [pair[0] for pair in made], [pair[-1] for pair in made]
-    asked = _metric(metric) if metric is not None else _answer(net, corrupt[0], str(answer))
-    found = _swept(
-        clean if ablate is None else ablate,
-        corrupt,
-        at=_cells(at),
-        metric=asked,
-        over=None if over is None else shared.names("--over", over),
-        first_order=first_order,
-        **({} if memory is None else {"memory": memory * 2**20}),
-    )
-    told = _told(found, model, asked, texts, outs)
+    measured = _metric(metric) if metric is not None else _answer(corrupt[0], str(answer))
+    options["over"] = None if over is None else shared.names("--over", over)
+    if memory is not None:
+        options["memory"] = memory * 2**20
+    ablations: dict[str | None, Any] = {None: clean, "zero": Zero(), "mean": Mean()}
+    found = sweeps.sweep(ablations[ablate], corrupt, at=_cells(at), metric=measured, **options)
     table = found.to_dataframe()
-    outputs.write(outs, told, lambda: table, lambda: _picture(found, restored, theme))
-    if as_json:
-        click.echo(outputs.json_of(told))
-    else:
-        outputs.say([*_head(found, asked, corrupt[0]), *_shown(table, most), *(f"written: {out}" for out in outs)])
+    told = {"at": found.at, "first_order": found.first_order, "metric": measured, "sentences": texts}
+    told |= {name: getattr(found, name) for name in ("axes", "labels", "clean", "corrupt", "values")}
+    shown = table.dropna(axis="columns", how="all")  # a single example tells no error
+    if most is not None:
+        shown = shown.sort_values("effect", key=abs, ascending=False, kind="stable")
+    ((node, states),) = measured.items()
+    each = states if isinstance(states, tuple) else (states,)
+    difference = " - ".join(f"log P({node} = {_named(corrupt[0], node, state)})" for state in each)
+    before = "" if found.clean is None else f"{float(found.clean.mean()):.3f} clean, "
+    head = f"{difference}: {before}{float(found.corrupt.mean()):.3f} corrupt; effects are from there"
+    result = Result({**told, "table": table}, [repr(found), head, *rows_of(shown, most)], lambda: table,
+                    plotted(found, restored=restored, theme=theme))  # fmt: skip
+    to.tell("sweep", result, model=asked.model)
 
 
 def _pairs(texts: list[str], *, ablated: bool) -> list[list[str]]:
@@ -128,53 +123,17 @@ def _states(what: str, told: str) -> object:
     return parts[0] if len(parts) == 1 else tuple(parts)
 
 
-def _answer(net: BNet, s: Sentence, told: str) -> dict[str, object]:
+def _answer(s: Sentence, told: str) -> dict[str, object]:
     """The metric of the answer: the readout of the last word, or of the sentence."""
     from bnet_transformer.data.task import infer_task
 
-    readouts = [m.family for m in infer_task(net.network).readouts if m.tpm.kind == "discrete"]
+    readouts = [m.family for m in infer_task(s.state.network).readouts if m.tpm.kind == "discrete"]
     if len(readouts) != 1:
         got = ", ".join(family.name for family in readouts) or "none"
         raise BNetError("--answer", expected="a net with one discrete readout", got=got, allowed="--metric NODE=STATE")
     (family,) = readouts
     last = "" if family.words is None else f"_{s.ground.words[family.words] - 1}"
     return {f"{family.name}{last}": _states("--answer", told)}
-
-
-def _swept(clean: Any, corrupt: list[Sentence], **asked: Any) -> Sweep:
-    from bnet_transformer.inference import Mean, Zero
-    from bnet_transformer.inference.sweeps import sweep
-
-    ablations = {"zero": Zero, "mean": Mean}
-    return sweep(ablations[clean]() if isinstance(clean, str) else clean, corrupt, **asked)
-
-
-def _told(found: Sweep, model: str, metric: Any, texts: list[list[str]], outs: tuple[str, ...]) -> dict[str, Any]:
-    """A sweep as JSON has it."""
-    return {
-        "command": "sweep",
-        "model": model,
-        "files": outs,
-        "at": found.at,
-        "first_order": found.first_order,
-        "metric": metric,
-        "sentences": texts,
-        "axes": found.axes,
-        "labels": found.labels,
-        "clean": found.clean,
-        "corrupt": found.corrupt,
-        "values": found.values,
-        "table": found.to_dataframe(),
-    }
-
-
-def _head(found: Sweep, metric: dict[str, object], s: Sentence) -> list[str]:
-    """What was swept, and how far apart the runs are."""
-    ((node, states),) = metric.items()
-    each = states if isinstance(states, tuple) else (states,)
-    asked = " - ".join(f"log P({node} = {_named(s, node, state)})" for state in each)
-    clean = "" if found.clean is None else f"{float(found.clean.mean()):.3f} clean, "
-    return [repr(found), f"{asked}: {clean}{float(found.corrupt.mean()):.3f} corrupt; effects are from there"]
 
 
 def _named(s: Sentence, node: str, state: object) -> str:
@@ -184,17 +143,3 @@ def _named(s: Sentence, node: str, state: object) -> str:
         return f"state {state}"
     number = labels.index(state) if isinstance(state, str) else int(str(state))
     return f"state {number} {labels[number]!r}"
-
-
-def _shown(table: pd.DataFrame, most: int | None) -> list[str]:
-    """The cells of the greatest effects, or all in their order; what a single example does not tell is left out."""
-    table = table.dropna(axis="columns", how="all")
-    if most is None:
-        return outputs.rows_of(table)
-    return outputs.rows_of(table.sort_values("effect", key=abs, ascending=False, kind="stable"), most)
-
-
-def _picture(found: Sweep, restored: bool, theme: str) -> Any:
-    from bnet_transformer.viz.plots import plot
-
-    return plot(found, restored=restored, theme=theme)

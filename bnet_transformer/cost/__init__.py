@@ -1,7 +1,7 @@
 """What a net costs: parameters, FLOPs and bytes of each node template, exact in the number of words, and their orders.
 
-`spread` says along which dims each value spreads, `counting` how many multiplications that makes, `paths` how far two
-words are apart; `count` puts them together.
+`counting` says along which dims each value spreads and how many multiplications that makes, `paths` how far two words
+are apart; `count` puts them together.
 """
 
 from bnet_transformer.cost.count import cost

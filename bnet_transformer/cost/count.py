@@ -58,9 +58,9 @@ def plan_flops(
         batch: How many sentences are computed.
     """
     sizes = Sizes(network, dict(words), batch)
-    counts = list(Counting(plan, sizes, known).products.values())
-    total = sum((count for count in counts if count is not None), Amount())
-    return None if None in counts else 2 * total.exact(_symbols(sizes))
+    counting = Counting(plan, sizes, known)
+    flops = counting.flops(counting.products)
+    return None if flops is None else flops.exact(_symbols(sizes))
 
 
 def _words(network: Network, words: object) -> dict[str, int]:
@@ -93,14 +93,12 @@ def _row(counting: Counting, block: str, members: Sequence[Member]) -> Row:
     """One template: all its slices together, parameters that they share once."""
     network, words = counting.sizes.network, _symbols(counting.sizes)
     store = {f"{m.owner}.{name}": network.parameters[f"{m.owner}.{name}"] for m in members for name in m.parameters}
-    computed = [m.family.index for m in members if m.family.index in counting.products]
-    known = [found for index in computed if (found := counting.products[index]) is not None]
-    flops = sum(known, Amount()).repeated(number(2)) if len(known) == len(computed) else None
+    flops = counting.flops(member.family.index for member in members)
     first = members[0]
     weights = first.family.index in network.graph.wordless
     size = 8 if first.tpm.reads_by_index else network.dtype.itemsize
-    values = [counting.values[index] for index in computed if not weights]
-    kept = sum(values, Amount()).exact * number(size)
+    made = [m.family.index for m in members if m.family.index in counting.products and not weights]
+    kept = sum((counting.values[index] for index in made), Amount()).exact * number(size)
     return Row(
         template=first.family.stem,
         block=block,
@@ -128,9 +126,7 @@ def _slices(counting: Counting, stack: str) -> SliceCost:
     network, words = sizes.network, _symbols(sizes)
     count = network.graph.slices[stack]
     inside = [m.family for m in network.members if m.family.stack == stack and _block(network, m) == "slice"]
-    made = [counting.products[family.index] for family in inside if family.index in counting.products]
-    known = [each for each in made if each is not None]
-    flops = sum(known, Amount()).repeated(number(2)) if len(known) == len(made) else None
+    flops = counting.flops(family.index for family in inside)
     word, width = sizes.word(stack), sizes.widths[stack]
     side = (word, Size(sizes.symbols[width], width))
     dense = Amount.of((*side, *side))

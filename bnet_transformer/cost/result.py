@@ -115,13 +115,10 @@ class Cost:
         """The rows as a pandas DataFrame; the polynomials as text."""
         import pandas as pd
 
-        shown = [{**vars(row), "flops_in_words": str(row.flops_in_words or "")} for row in self.rows]
-        for each in shown:
-            each["value_bytes_in_words"] = str(each["value_bytes_in_words"])
-            del each["monomials"]
-        frame = pd.DataFrame(shown)
-        frame["flops"] = frame["flops"].astype("Int64")
-        return frame
+        frame = pd.DataFrame([vars(row) for row in self.rows]).drop(columns="monomials")
+        frame["flops_in_words"] = [str(row.flops_in_words or "") for row in self.rows]
+        frame["value_bytes_in_words"] = [str(row.value_bytes_in_words) for row in self.rows]
+        return frame.astype({"flops": "Int64"})
 
     def __str__(self) -> str:
         return "\n".join([self._head(), "", *_lines(self._table()), "", *_lines(self._stacks())])
@@ -137,49 +134,31 @@ class Cost:
 
     def _table(self) -> list[tuple[str, ...]]:
         head = ("template", "TPM", "slices", "parameters", "FLOPs", "in n", "order", "bytes", "bytes of values")
-        rows = [
-            (
-                row.template,
-                row.tpm,
-                str(row.slices),
-                f"{row.parameters:,}",
-                "unknown" if row.flops is None else f"{row.flops:,}",
-                "" if row.flops_in_words is None else str(row.flops_in_words),
-                row.order,
-                f"{row.parameter_bytes:,}",
-                f"{row.value_bytes:,}",
-            )
-            for row in self.rows
-        ]
-        flops = "unknown" if self.flops is None else f"{self.flops:,}"
-        in_words = "" if self.flops_in_words is None else str(self.flops_in_words)
-        sums = (
-            f"{self.parameters:,}",
-            flops,
-            in_words,
-            self.order,
-            f"{self.parameter_bytes:,}",
-            f"{self.value_bytes:,}",
-        )
-        return [head, *rows, ("total", "", "", *sums)]
+        rows = [(row.template, row.tpm, str(row.slices), *_numbers(row)) for row in self.rows]
+        return [head, *rows, ("total", "", "", *_numbers(self))]
 
     def _stacks(self) -> list[tuple[str, ...]]:
-        head = ("slices", "how many", "order of one", "steps of one", "longest path", "dense map", "dense parameters")
-        return [
-            head,
-            *(
-                (
-                    each.stack or "all",
-                    str(each.slices),
-                    each.order,
-                    _with(each.steps, each.steps_order),
-                    _with(each.longest_path, each.longest_path_order),
-                    each.dense_order,
-                    f"{each.dense_parameters:,}",
-                )
-                for each in self.slices
-            ),
+        table = [
+            ("slices", "how many", "order of one", "steps of one", "longest path", "dense map", "dense parameters")
         ]
+        for each in self.slices:
+            steps = _with(each.steps, each.steps_order)
+            longest_path = _with(each.longest_path, each.longest_path_order)
+            dense = (each.dense_order, f"{each.dense_parameters:,}")
+            table.append((each.stack or "all", str(each.slices), each.order, steps, longest_path, *dense))
+        return table
+
+
+def _numbers(counted: Row | Cost) -> tuple[str, ...]:
+    """The numbers of a template, or of the whole."""
+    return (
+        f"{counted.parameters:,}",
+        "unknown" if counted.flops is None else f"{counted.flops:,}",
+        "" if counted.flops_in_words is None else str(counted.flops_in_words),
+        counted.order,
+        f"{counted.parameter_bytes:,}",
+        f"{counted.value_bytes:,}",
+    )
 
 
 def _with(count: int | None, told: str) -> str:
@@ -198,10 +177,7 @@ def _cell(text: str, width: int) -> str:
 
 
 def _html(table: Sequence[Sequence[str]]) -> str:
-    head, *rows = ("".join(f"<{tag}>{escape(text)}</{tag}>" for text in row) for tag, row in _tagged(table))
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _tagged(table: Sequence[Sequence[str]]) -> list[tuple[str, Sequence[str]]]:
-    return [("td" if k else "th", row) for k, row in enumerate(table)]
+    tags = ["th", *["td"] * (len(table) - 1)]
+    rows = ["".join(f"<{tag}>{escape(text)}</{tag}>" for text in row) for tag, row in zip(tags, table, strict=True)]
+    body = "".join(f"<tr>{row}</tr>" for row in rows[1:])
+    return f"<table><thead><tr>{rows[0]}</tr></thead><tbody>{body}</tbody></table>"

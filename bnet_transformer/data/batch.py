@@ -205,23 +205,6 @@ class Batch:
         tensors |= {f"{k} given": value for k, value in self.given.items()}
         return {**{f"{k} words": value for k, value in self.x.items()}, **tensors}
 
-    def flat(self) -> dict[str, Tensor]:
-        """Its tensors by name; `Batch.of_flat` is the inverse."""
-        parts = {"x": self.x, "mask": self.mask or {}, "given": self.given}
-        parts["value"] = {name: each.value for name, each in self.evidence.items()}
-        parts["observed"] = {k: each.observed for k, each in self.evidence.items() if each.observed is not None}
-        return {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
-
-    @classmethod
-    def of_flat(cls, flat: Mapping[str, Tensor]) -> Batch:
-        """The batch of tensors by name."""
-        parts: dict[str, dict[str, Tensor]] = {part: {} for part in ("x", "mask", "given", "value", "observed")}
-        for key, value in flat.items():
-            part, _, name = key.partition("/")
-            parts[part][name] = value
-        evidence = {name: Evidence(value, parts["observed"].get(name)) for name, value in parts["value"].items()}
-        return cls(parts["x"], parts["mask"] or None, evidence, parts["given"])
-
 
 def send(value: Tensor, device: torch.device) -> Tensor:
     """A tensor on a device, where it will be when it is used: the host does not wait for it."""

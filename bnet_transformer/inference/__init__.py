@@ -2,8 +2,7 @@
 
 from bnet_transformer.data import Evidence
 from bnet_transformer.inference.abduction import Counterfactual, counterfactual
-from bnet_transformer.inference.boxes import Tan, TanTree, tan, tan_tree
-from bnet_transformer.inference.corpus import CorpusTan, corpus_tan
+from bnet_transformer.inference.corpus_tan import CorpusTan, corpus_tan
 from bnet_transformer.inference.dependence import dependences
 from bnet_transformer.inference.exact import log_evidence, posterior
 from bnet_transformer.inference.expected_reading import arrow_weights
@@ -11,8 +10,8 @@ from bnet_transformer.inference.explain import explain_question
 from bnet_transformer.inference.heads import Damage, Inclusion, damage
 from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
 from bnet_transformer.inference.node_queries import Answers
-from bnet_transformer.inference.paths import Path, Reads, reads
 from bnet_transformer.inference.pieces import add_gradient
+from bnet_transformer.inference.rollout import Path, Reads, reads
 from bnet_transformer.inference.route import PerformanceWarning, Route
 from bnet_transformer.inference.sampling import Samples, sample
 from bnet_transformer.inference.sentence_state import SentenceState
@@ -27,6 +26,7 @@ from bnet_transformer.inference.surgery import (
     matching,
     value_for,
 )
+from bnet_transformer.inference.tan import Tan, TanTree, tan, tan_tree
 from bnet_transformer.inference.tan_of_corpus import tan_of_corpus
 
 __all__ = [

@@ -19,7 +19,7 @@ from bnet_transformer.inference import router
 from bnet_transformer.inference.expected_reading import route_expected_reading
 from bnet_transformer.inference.joint_posterior import check_nodes
 from bnet_transformer.inference.node_queries import NodeQuery
-from bnet_transformer.inference.paths import open_choices
+from bnet_transformer.inference.rollout import open_choices
 from bnet_transformer.inference.route import Route
 from bnet_transformer.inference.sampling import route_sample
 from bnet_transformer.inference.sentence_state import SentenceState

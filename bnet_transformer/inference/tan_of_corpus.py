@@ -11,9 +11,9 @@ from torch import Tensor
 from bnet_transformer import asking
 from bnet_transformer._core.distributed import device_of, ranks
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.corpus import CorpusTan, corpus_tan
+from bnet_transformer.inference.corpus_tan import CorpusTan, corpus_tan
 from bnet_transformer.inference.joint_posterior import joint_posterior
-from bnet_transformer.inference.paths import reads
+from bnet_transformer.inference.rollout import reads
 from bnet_transformer.inference.sentence_state import SentenceState
 from bnet_transformer.tpm.arrays import own_tensor
 

@@ -55,9 +55,25 @@ def bayesuvius(
     prior: float | None = None,
     seed: int = 0,
 ) -> BNet:
-    """The chapter's net. `scale=None` is 1/sqrt(key_dim); `mask` is `"causal"`, a Reach or a table of booleans;
-    `atoms` is their number for each of W_q, W_k, W_v, or three numbers; `prior` the concentration of the Dirichlet on
-    `pi` and `theta`; `observe` a readout, `Categorical(n)` or `Normal(sigma)`, of each word, or pooled.
+    """The chapter's net.
+
+    Args:
+        dim: The width of a word's state.
+        slices: How many slices.
+        heads: How many heads to select from; with `combine="concat"`, to sum.
+        atoms: Atoms of each codebook of W_q, W_k, W_v, or three numbers; None gives each head matrices of its own.
+        combine: `"select"` for a selector of heads, `"concat"` for heads that are summed.
+        per: What selects a head: `"corpus"`, `"sentence"`, `"slice"` or `"word"`.
+        residual: Whether x is added to what is read.
+        mask: `"causal"`, a Reach, or a table of booleans; None lets every word read every word.
+        scale: The factor of `q_i . k_j`; None for 1/sqrt(key_dim).
+        key_dim: The width of q and k; None for dim.
+        value_dim: The width of v; None for dim.
+        vocabulary: The words; None where words are vectors.
+        observe: A readout of each word, `Categorical(n)` or `Normal(sigma)`, or of the pooled sentence.
+        attention: `"soft"`, or `"marginal"` for a variable `j`, the word read, in the last slice.
+        prior: The concentration of the Dirichlet on `pi` and `theta`; None for no prior.
+        seed: The seed of the parameters.
 
     `attention="marginal"` reads out the last slice by a variable `j`, the word read, while the states x stay soft:
     `p(y_i) = sum_j P(j | i) p(y_i | v_j)`.

@@ -38,8 +38,27 @@ def decoder(
 ) -> BNet:
     """A vanilla decoder: a word reads itself and the words before it, and its readout is the next word.
 
-    The arguments are those of `encoder`. `readout="auto"` is `"word"`, the next word, where there is a vocabulary or
-    features, and none where words are vectors.
+    Args:
+        dim: The width of a word's state.
+        heads: Heads of a slice.
+        slices: How many slices.
+        hidden: The width within the feed-forward node; None for 4 dim.
+        features: The width of real-valued words, which are mapped to dim.
+        vocabulary: A list of words or their number; None where words are vectors.
+        words: The most words that `positions="learned"` can place.
+        positions: Where a word stands: `"sinusoidal"`, `"learned"`, a TPM, or None.
+        norm: `"post"` or `"pre"`.
+        final_norm: Whether a norm follows the last slice; None for `norm="pre"` alone.
+        activation: The activation of the feed-forward node.
+        bias: Whether maps have a bias.
+        dropout: The share of numbers that training drops.
+        mask: Which words a word reads.
+        readout: `"word"` for the next word, a readout of each word, or None; `"auto"` is `"word"` where there is a
+            vocabulary or features.
+        pool: `"first"`, `"last"`, `"mean"` or `"sum"` for a readout of the sentence.
+        transform: An activation, `s(W x + b)` before the readout.
+        tie: Whether embedding and readout share one table.
+        seed: The seed of the parameters.
 
     >>> import bnet_transformer as bt
     >>> s = bt.decoder(dim=8, heads=2, slices=1, vocabulary=["the", "cat", "sat"]).sentence("the cat sat")

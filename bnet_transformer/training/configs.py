@@ -106,8 +106,6 @@ class Execution:
         precision: None for that of the net, or `"bfloat16"` for products in bfloat16. The name of the net's own
             floating type is accepted as well.
         compile: True has torch.compile make code of the net and its loss.
-        recorded: True records the work of a step as a CUDA graph and replays it.
-        shard: True splits the state of the optimizer, and parameters between steps, over the processes of torchrun.
 
     Raises:
         BNetError: Where an option is none of its values.
@@ -119,13 +117,10 @@ class Execution:
 
     precision: str | None = None
     compile: bool = False
-    recorded: bool = False
-    shard: bool = False
 
     def __post_init__(self) -> None:
         one_of("precision", self.precision, (None, *PRECISIONS))
-        for option in ("shard", "compile", "recorded"):
-            one_of(option, getattr(self, option), (True, False))
+        one_of("compile", self.compile, (True, False))
 
 
 @dataclass(frozen=True)

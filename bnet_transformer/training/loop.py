@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +21,6 @@ from bnet_transformer.errors import BNetError, one_of, whole, within_memory
 from bnet_transformer.files import as_path
 from bnet_transformer.files.checkpoint import NAME, Checkpoints, diverged, kept_by, read
 from bnet_transformer.network import Network, network_of
-from bnet_transformer.training.captured import recorder_of
 from bnet_transformer.training.configs import AdamW, EarlyStopping, Execution, TrainConfig
 from bnet_transformer.training.loop_config import LoopConfig, asked_to_stop
 from bnet_transformer.training.objective import Loss
@@ -79,7 +77,7 @@ def train(
         every: Steps from one held-out loss, and checkpoint, to the next; None for ten in a run.
         early_stopping: When training ends before its steps.
         checkpoints: Where checkpoints go, and whether the run goes on from one; a folder alone begins a new run.
-        execution: Precision, compilation and sharding of a step.
+        execution: Precision and compilation of a step.
         seed: The seed of the order of examples and of dropout.
         device: Where to train; None for where the net is.
         progress: True for a progress bar, False for none, None for one in a terminal.
@@ -141,7 +139,7 @@ def _trained(
 ) -> Trained[Network]:
     """The steps of a run, on the device and in the processes that there are."""
     measured = [] if held_out is None else held_out.in_order()
-    patience, execution = config.early_stopping.patience, config.execution
+    patience = config.early_stopping.patience
     if patience is not None and not measured:
         raise BNetError("patience", expected="held_out= data to measure", got="none")
     settings = settings_of(config, reader, given, held_out, loss, steps)
@@ -151,12 +149,10 @@ def _trained(
             first = given(0)
             alike = {**settings, "net": network, "batch": (first.x, first.observed), "checkpoint": loop.has_checkpoint}
             when = (loop.shared, config.early_stopping)
-            here.assert_same("train", **alike, steps=steps, loop=when, execution=execution)
-        recorder = recorder_of(here.device, here.world) if execution.recorded else None
-        with nullcontext() if recorder is None else recorder.stage():
-            run = Run(reader.task, config, steps, here, loss, settings, recorder)
-            _follow(run, given, measured, loop, steps)
-            found = run.best if patience is not None and run.best else run.parameters()
+            here.assert_same("train", **alike, steps=steps, loop=when, execution=config.execution)
+        run = Run(reader.task, config, steps, here, loss, settings)
+        _follow(run, given, measured, loop, steps)
+        found = run.best if patience is not None and run.best else run.parameters()
     home = {name: value.to(network.parameters[name].device) for name, value in found.items()}
     return Trained(network.with_parameters(home), tuple(run.losses), tuple(run.held_out), run.step)
 

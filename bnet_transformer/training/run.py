@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +22,17 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.files import checkpoint
 from bnet_transformer.network import Member
 from bnet_transformer.tpm import Dropout
-from bnet_transformer.training.captured import Fed, Recorder, Replayed
 from bnet_transformer.training.configs import TrainConfig
 from bnet_transformer.training.objective import Loss, Objective
-from bnet_transformer.training.sharding import laid_like, spread
-from bnet_transformer.training.sharding import whole as put_together
-from bnet_transformer.training.steps import optimiser_of, schedule_of, set_rate, width_of
+from bnet_transformer.training.steps import optimiser_of, schedule_of, width_of
+
+
+class Fed(NamedTuple):
+    """What a step takes: this process's share of a batch, what its sum is divided by, and whether it is to stop."""
+
+    batch: Batch
+    divisor: Tensor
+    asked: Tensor
 
 
 class Run:
@@ -45,10 +50,9 @@ class Run:
         ranks: Ranks,
         loss: Loss | None,
         settings: Mapping[str, Any],
-        recorder: Recorder | None = None,
     ) -> None:
         config.check(task)
-        optimizer, execution = config.optimizer, config.execution
+        optimizer = config.optimizer
         network = task.network
         network.one_type()
         own = {name: value.detach().clone().to(ranks.device) for name, value in network.parameters.items()}
@@ -59,21 +63,22 @@ class Run:
             for name, value in self.module.store.items():
                 value.requires_grad_(value.requires_grad and name.rpartition("/")[0] in read)
         self.objective = Objective(self.module, task, config.smoothing, loss)
-        if execution.compile:
+        compiled = config.execution.compile
+        if compiled:
             self.objective.compile()
-        self.checks = not (execution.compile and ranks.device.type == "cuda")  # what is compiled is compiled once
-        self.spread: nn.Module = spread(self.objective, ranks, shard=execution.shard, known_use=loss is None)
+        self.checks = not (compiled and ranks.device.type == "cuda")  # what is compiled is compiled once
+        self.spread: nn.Module = self.objective
+        if ranks.world > 1:
+            devices = [ranks.device.index] if ranks.device.type == "cuda" else None
+            self.spread = nn.parallel.DistributedDataParallel(
+                self.objective, device_ids=devices, find_unused_parameters=loss is not None
+            )
         self.named = [(k.replace("/", "."), v) for k, v in self.module.store.items() if v.requires_grad]
         if not self.named:
             raise BNetError("net", expected="parameters that training changes", got="none")
-        self.recorded, self.fused = recorder is not None, not execution.shard
-        self.optimiser = optimiser_of(
-            network, self.named, optimizer.betas, optimizer.eps, optimizer.weight_decay, fused=self.fused
-        )
+        self.optimiser = optimiser_of(network, self.named, optimizer.betas, optimizer.eps, optimizer.weight_decay)
         dim = optimizer.dim or width_of(network)
         self.rate = schedule_of(optimizer.schedule, optimizer.rate, optimizer.warmup, steps, dim)
-        self._gradient = self._made_gradient if recorder is None else Replayed(self._made_gradient, recorder)
-        self._step = self._made_step if recorder is None else Replayed(self._made_step, recorder)
         self.draws = loss is not None or any(map(_draws, network.members))
         self.step = 0  # how many steps are done
         self.late = DeferredScalars.on(ranks.device)  # loss and length of the gradient of steps not heard of yet
@@ -95,9 +100,8 @@ class Run:
             self.module.check_mask(self.objective.wanted, batch.x, batch.mask)
         if self.ranks.world > 1:
             batch = batch.shard(self.ranks.rank, self.ranks.world)
-        numbers = {"count": count, "asked": asked} if self.ranks.world > 1 else {"count": count}
-        scalars = {k: torch.full((), float(n), dtype=torch.float64, device=device) for k, n in numbers.items()}
-        return {**batch.to(device, self.network.dtype).flat(), **scalars}
+        numbers = (torch.full((), float(n), dtype=torch.float64, device=device) for n in (count, asked))
+        return Fed(batch.to(device, self.network.dtype), *numbers)
 
     def gradient(self, fed: Fed) -> None:
         """The gradient of what was fed, clipped where that is asked for; no parameter changes."""
@@ -105,15 +109,24 @@ class Run:
             reseed(derive_seed(self.config.seed, "dropout", self.step, self.ranks.rank), self.ranks.device)
         if not self.spread.training:
             self.spread.train()
-        self.late.put(self._gradient(fed))
+        mean = self._sum(fed.batch).double() / fed.divisor
+        (mean * self.ranks.world).backward()  # several processes average their gradients
+        loss, asked = self.ranks.all_reduce(torch.stack([mean.detach(), fed.asked]))
+        parameters = [value for _, value in self.named]
+        length = get_total_norm([value.grad for value in parameters if value.grad is not None])
+        if self.config.optimizer.clip is not None:
+            clip_grads_with_norm_(parameters, self.config.optimizer.clip, length)
+        self.late.put(torch.stack([loss, length.double(), asked]))
 
     def follow(self) -> None:
         """Change the parameters along the gradient."""
         rate, most = self.rate(self.step + 1), torch.finfo(self.network.dtype).max
         if max(rate / (1 - self.config.optimizer.betas[0]), rate * self.config.optimizer.weight_decay) > most:
             raise BNetError("rate", expected=f"a rate whose step {self.network.dtype} can hold", got=rate)
-        set_rate(self.optimiser, rate)
-        self._step({})
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
         self.step += 1
 
     def heard(self, *, all: bool = False) -> Iterator[tuple[float, float, bool]]:
@@ -129,49 +142,12 @@ class Run:
         """The mean loss of held-out data, without dropout and without smoothing."""
         self.spread.eval()
         with torch.no_grad():
-            found = [self._sum(self.feed(batch)).double() for batch in batches]
+            found = [self._sum(self.feed(batch).batch).double() for batch in batches]
         (total,) = self.ranks.summed(torch.stack(found).sum())
         return total / sum(map(self.objective.count, batches))
 
-    def _made_gradient(self, fed: Fed) -> Tensor:
-        """The gradient of what was fed; its loss and length, and whether some process is to stop."""
-        parameters, world = [value for _, value in self.named], self.ranks.world
-        mean = self._sum(fed).double() / fed["count"]
-        if self.recorded:
-            self._kept_gradient(mean, parameters)
-        else:
-            (mean * world).backward()
-        told = self.ranks.all_reduce(torch.stack([mean.detach(), fed.get("asked", torch.zeros_like(mean))]))
-        length = get_total_norm([value.grad for value in parameters if value.grad is not None])
-        if self.config.optimizer.clip is not None:
-            clip_grads_with_norm_(parameters, self.config.optimizer.clip, length)
-        return torch.stack([told[0], put_together(length).double(), told[1]])
-
-    def _kept_gradient(self, mean: Tensor, parameters: list[nn.Parameter]) -> None:
-        """The gradient, where it was before: what is replayed reads and writes the same memory."""
-        found = torch.autograd.grad(mean, parameters, allow_unused=True)
-        before = [value.grad is not None for value in parameters]
-        if any(before) and before != [slope is not None for slope in found]:
-            wanted = "a loss that reads the same parameters in every batch"
-            raise BNetError("recorded", expected=wanted, got="one that reads others", allowed="recorded=False")
-        for value, slope in zip(parameters, found, strict=True):
-            if slope is not None and value.grad is None:
-                value.grad = _in_form(slope, value)
-            elif slope is not None:
-                value.grad.copy_(slope)
-
-    def _made_step(self, fed: Fed) -> Tensor:
-        """A step along the gradient; nothing is fed, and nothing comes of it but new parameters."""
-        self.optimiser.step()
-        if not self.recorded:
-            self.optimiser.zero_grad(set_to_none=True)
-        for group in self.optimiser.param_groups if self.recorded else ():
-            group["capturable"] = True  # from the next step on, which is the one that is recorded
-        return torch.empty(0)
-
-    def _sum(self, fed: Fed) -> Tensor:
+    def _sum(self, batch: Batch) -> Tensor:
         """This process's share of the loss."""
-        batch = Batch.of_flat({name: value for name, value in fed.items() if name not in ("count", "asked")})
         with torch.autocast(
             self.ranks.device.type, torch.bfloat16, enabled=self.config.execution.precision == "bfloat16"
         ):
@@ -179,8 +155,8 @@ class Run:
         return found
 
     def parameters(self) -> dict[str, Tensor]:
-        """The parameters as they are, whole; every process calls it."""
-        return {name: put_together(self.module.store[name.replace(".", "/")]) for name in self.network.parameters}
+        """The parameters as they are."""
+        return {name: self.module.store[name.replace(".", "/")].detach() for name in self.network.parameters}
 
     def keep_best(self) -> None:
         """Remember the parameters as the best so far."""
@@ -193,9 +169,9 @@ class Run:
             state = self.optimiser.state.get(value)
             if not state:  # a loss of the user's that does not read it
                 continue
-            tensors[f"first/{name}"] = put_together(state["exp_avg"])
-            tensors[f"second/{name}"] = put_together(state["exp_avg_sq"])
-            tensors[f"count/{name}"] = put_together(state["step"])
+            tensors[f"first/{name}"] = state["exp_avg"]
+            tensors[f"second/{name}"] = state["exp_avg_sq"]
+            tensors[f"count/{name}"] = state["step"]
         tensors |= {f"best/{name}": value for name, value in self.best.items()}
         if self.ranks.first:
             losses = tuple(self.losses[: self.step])
@@ -211,24 +187,18 @@ class Run:
         checkpoint.check_settings(path, found, self.settings, free)
         with torch.no_grad():
             for name, value in found.part("net").items():
-                kept = self.module.store[name.replace(".", "/")]
-                kept.copy_(laid_like(value, kept))
-        self._restore_optimiser(found.part("first"), found.part("second"), found.part("count"))
+                self.module.store[name.replace(".", "/")].copy_(value)
+        first, second, count = (found.part(heading) for heading in ("first", "second", "count"))
+        for name, value in self.named:
+            if name in first:
+                self.optimiser.state[value] = {
+                    "step": count[name].to(value.device),
+                    "exp_avg": _in_form(first[name], value),
+                    "exp_avg_sq": _in_form(second[name], value),
+                }
         self.losses, self.held_out = list(found.losses), list(found.held_out)
         self.step = self.kept = found.step
         self.best = {name: value.to(self.ranks.device) for name, value in found.part("best").items()}
-
-    def _restore_optimiser(
-        self, first: Mapping[str, Tensor], second: Mapping[str, Tensor], count: Mapping[str, Tensor]
-    ) -> None:
-        for name, value in self.named:
-            if name in first:
-                laid = _in_form if self.fused else laid_like
-                self.optimiser.state[value] = {
-                    "step": count[name].to(value.device) if self.fused else count[name],
-                    "exp_avg": laid(first[name], value),
-                    "exp_avg_sq": laid(second[name], value),
-                }
 
 
 def settings_of(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bnet_transformer.errors import BNetError, one_of
 from bnet_transformer.network import Network
@@ -59,13 +59,8 @@ def optimiser_of(
     betas: tuple[float, float],
     eps: float,
     weight_decay: float,
-    *,
-    fused: bool = True,
 ) -> torch.optim.AdamW:
-    """AdamW; what decays are matrices and tables, not biases, gains and other vectors.
-
-    `fused` makes the whole step one operation. On a GPU its rate is a number there, which a replayed step reads.
-    """
+    """AdamW, whose whole step is one operation; what decays are matrices and tables, not biases, gains and others."""
     own = {
         f"{member.owner}.{name}": len(parameter.shape)
         for member in network.members
@@ -74,18 +69,4 @@ def optimiser_of(
     matrices = [value for name, value in named if own[name] >= 2]
     vectors = [value for name, value in named if own[name] < 2]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    groups = [group for group in groups if group["params"]]
-    made = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=eps, fused=fused or None)
-    device = named[0][1].device
-    for group in made.param_groups if fused and device.type == "cuda" else ():
-        group["lr"] = torch.zeros((), device=device)
-    return made
-
-
-def set_rate(optimiser: torch.optim.AdamW, rate: float) -> None:
-    """The rate of the next step."""
-    for group in optimiser.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=betas, eps=eps, fused=True)

@@ -28,7 +28,24 @@ THEMES = ("light", "dark", "auto")
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `Sentence.picture`; the first six are those of `Sentence.graph`."""
+    """The options of `Sentence.picture`; the first six are those of `Sentence.graph`.
+
+    Args:
+        weights: Draw selectors and weights.
+        slices: Slices to draw, such as 0 or 0,5; None for all.
+        words: Words to draw; None for all.
+        heads: Heads to draw, such as 3 or 0,3; None for all.
+        attention: Put `P(j | i)` on the arrows; None for as is usual: figures do, graphs do not.
+        min_weight: Leave out arrows that are read less than this.
+        top: At most so many reads, the strongest.
+        detail: What is drawn: `"nodes"`, `"words"` or `"folded"`; None for what can be read.
+        only: Some nodes, or a networkx graph of them.
+        highlight: Names, patterns, paths or an answer that are marked.
+        boxes: What frames nodes: `"words"`, `"roles"`, or a box for each name.
+        theme: `"light"`, `"dark"` or `"auto"`.
+        legend: Whether there is a legend.
+        limit: The most arrows; None for any number.
+    """
 
     weights: bool = True
     slices: int | Collection[int] | None = None

@@ -16,8 +16,8 @@ from bnet_transformer.axes import WORD, join, stem_of
 from bnet_transformer.errors import BNetError, BudgetError, ReadingError
 from bnet_transformer.graph import Family, Ground, Selection
 from bnet_transformer.inference import Answers, SentenceState, arrow_weights
-from bnet_transformer.inference.boxes import box_namer
-from bnet_transformer.inference.paths import settled_choices
+from bnet_transformer.inference.rollout import settled_choices
+from bnet_transformer.inference.tan import box_namer
 from bnet_transformer.network import Member, Network
 from bnet_transformer.viz.highlights import Highlights, check_families
 from bnet_transformer.viz.labels import shown, written

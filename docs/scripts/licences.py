@@ -1,4 +1,4 @@
-"""Write the table of docs/supply.md: every pinned package, its licence, and what needs it.
+"""Write docs/licences.csv: every pinned package, its licence, and what needs it.
 
     python docs/scripts/licences.py [--wheels FOLDER]
 
@@ -9,6 +9,7 @@ Where that is not all that is pinned, who asks for what is known in part: a row 
 from __future__ import annotations
 
 import argparse
+import csv
 import re
 import tomllib
 import zipfile
@@ -23,11 +24,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "supply.md"
-BEGIN, END = "<!-- the table: python docs/scripts/licences.py -->", "<!-- the end of the table -->"
+TABLE = ROOT / "docs" / "licences.csv"
+HEADER = ("package", "version", "licence", "asked for by", "for")
 CORE, BUILD = "core", "build"
 BESIDE = ("editables", "pip")  # asked for by no metadata: by hatchling for an editable install, and what installs
-SAID = {"atheris": "Apache-2.0"}  # in a file beside its metadata, which are silent
 COPYLEFT = (  # shared libraries that wheels carry, by how their names begin
     "libgomp", "libgfortran", "libquadmath", "libjbig", "libltdl", "libpango", "libcairo", "libfribidi", "libthai",
     "libdatrie", "libgraphite2", "libcdt", "libcgraph", "libgv", "libpathplan", "libxdot", "libzmq",
@@ -83,7 +83,7 @@ def package(about: Message) -> Package:
     """A package from its metadata."""
     licence = licence_of(about.get("License-Expression"), about.get_all("Classifier") or (), about.get("License"))
     requires = map(Requirement, about.get_all("Requires-Dist") or ())
-    return Package(about["Name"], SAID.get(about["Name"], licence), tuple(requires))
+    return Package(about["Name"], licence, tuple(requires))
 
 
 def installed() -> dict[str, Package]:
@@ -137,7 +137,7 @@ def _extras(by: str) -> list[str]:
 
 
 def rows(wheels: Path | None = None) -> list[tuple[str, str, str, str, str]]:
-    """Name, version, licence, who asks for it, for which extras; what is not known here as the page has it."""
+    """Name, version, licence, who asks for it, for which extras; what is not known here as the table has it."""
     known, kept = installed() | ({} if wheels is None else fetched(wheels)), told()
     groups = {group: needed(known, wanted) for group, wanted in asked().items()}
     whole = all(canonicalize_name(name) in known for name in pins())  # else who asks for what is known in part
@@ -156,24 +156,20 @@ def rows(wheels: Path | None = None) -> list[tuple[str, str, str, str, str]]:
 
 
 def told() -> dict[str, tuple[str, str, str, str]]:
-    """The rows of the page, by name."""
-    text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-    table = text.partition(BEGIN)[2].partition(END)[0]
-    cells = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")
-    ]
-    return {each[0]: tuple(each[1:]) for each in cells[2:] if len(each) == 5}  # type: ignore[misc]
+    """The rows of the table, by name."""
+    if not TABLE.exists():
+        return {}
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        return {name: tuple(rest) for name, *rest in list(csv.reader(file))[1:]}  # type: ignore[misc]
 
 
 def main() -> None:
-    """Write the table into the page."""
+    """Write the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--wheels", type=Path, help="a folder of wheels of what is not installed here")
     made = rows(parser.parse_args().wheels)
-    table = ["| package | version | licence | asked for by | for |", "|---|---|---|---|---|"]
-    table += [f"| {' | '.join(re.sub(r'[|]', '/', cell) for cell in row)} |" for row in made]
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(before + "\n".join([BEGIN, "", *table, "", END]) + rest.partition(END)[2], encoding="utf-8")
+    with TABLE.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([HEADER, *made])
 
 
 if __name__ == "__main__":

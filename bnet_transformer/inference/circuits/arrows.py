@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from bnet_transformer.axes import SLICE, WORD
 from bnet_transformer.errors import BNetError, ReadingError, listed, one_of, unknown
-from bnet_transformer.graph import Ground, ancestors
-from bnet_transformer.graph.folded import Bundle, Family
-from bnet_transformer.graph.walk import spread
+from bnet_transformer.graph import Ground, ancestors, descendants
+from bnet_transformer.graph.folded import Bundle
 from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.world import World
 
@@ -137,43 +135,24 @@ def _differing(clean: Examples, corrupt: Examples) -> tuple[Marks, Marks]:
     """The nodes at which two runs begin to differ, and those with all that they lead to."""
     world, other = clean.world, corrupt.world
     folded = world.network.graph
-    rows = world.ground.rows if world.rows.keys() == other.rows.keys() else {}
-    ground = Ground(folded, world.ground.words, (), rows)
-    inputs = np.zeros(len(ground), dtype=bool)
+    inputs = np.zeros(len(world.ground), dtype=bool)
     same = []
-    for pair in zip(clean.worlds, corrupt.worlds, strict=True):
-        for name in world.given:
-            family = folded.by_name[name]
-            inputs[span(ground, family.index)] |= _unlike(pair[0].given[name], pair[1].given[name], ground, family)
+    pairs = list(zip(clean.worlds, corrupt.worlds, strict=True))
+    for name in world.given:
+        part = span(world.ground, folded.by_name[name].index)
+        for one, two in pairs:
+            differ = (one.given[name] != two.given[name]).reshape(part.stop - part.start, -1).any(-1)
+            inputs[part] |= differ.numpy()
     for node in {*world.do, *other.do, *world.rows, *other.rows}:
-        alike = all(_set_alike(*pair, node) for pair in zip(clean.worlds, corrupt.worlds, strict=True))
+        alike = all(_set_alike(*pair, node) for pair in pairs)
         inputs[node] = not alike
         if alike and node in world.do:
             same.append(node)
+    rows = world.ground.rows if world.rows.keys() == other.rows.keys() else {}
+    ground = Ground(folded, world.ground.words, same, rows)  # no arrow leads into what is set alike in both
     live = inputs.copy()
-    for group in folded.groups:
-        while True:  # once, but for families that read each other word after word
-            before = live.copy()
-            for index in group:
-                own = live[span(ground, index)]
-                for bundle in folded.into[index]:
-                    marks = live[span(ground, bundle.parent)].reshape(*ground.shapes[bundle.parent], 1)
-                    own |= spread(ground, bundle, marks, up=False).reshape(-1)
-            live[same] = False
-            if np.array_equal(before, live) or (len(group) == 1 and not _reads_itself(folded.into[group[0]])):
-                break
+    live[descendants(ground, np.flatnonzero(inputs).tolist())] = True
     return inputs, live
-
-
-def _reads_itself(into: Sequence[Bundle]) -> bool:
-    return any(bundle.parent == bundle.child for bundle in into)
-
-
-def _unlike(one: Tensor, other: Tensor, ground: Ground, family: Family) -> Marks:
-    """The nodes of a given family whose values differ."""
-    count = int(np.prod(ground.shapes[family.index], dtype=np.int64))
-    differ: Marks = (one != other).reshape(count, -1).any(-1).numpy()
-    return differ
 
 
 def _set_alike(one: World, other: World, node: int) -> bool:

@@ -8,13 +8,14 @@ one batch: while edges go, that more go; while they stay, that more stay. A wron
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError, number, whole, within_memory
-from bnet_transformer.inference.circuits.arrows import Arrows, Marks, arrows_of, axes_over
+from bnet_transformer.inference.circuits.arrows import Marks, arrows_of, axes_over
 from bnet_transformer.inference.circuits.result import Circuit, result_of
 from bnet_transformer.inference.circuits.run import Runs, check_settled, runs_of
 from bnet_transformer.inference.sweeps.examples import MEMORY, HasState, pair
@@ -81,73 +82,62 @@ def search(runs: Runs, clean: Tensor, threshold: float) -> dict[int, tuple[float
 
     `D(H)` is the mean over the examples of `|metric(H) - metric(clean)|`. The arrows stay with the runs.
     """
-    arrows, found = runs.arrows, {}
+    arrows = runs.arrows
+    results: dict[int, tuple[float, bool]] = {}
     distance = 0.0
     for family in reversed(arrows.into):
         into = arrows.into[family]
-        kept = runs.kept[family].copy()
-        idle = _leading_nowhere(arrows, family, runs.below)
-        for edge in idle:
-            found[edge] = 0.0, False
-        kept[np.isin(into.edge, idle)] = False
-        tests = _Tests(runs, family, clean, threshold, kept, distance)
-        found |= tests.all([edge for edge in arrows.of[family] if edge not in set(idle)])
+        leading = set(into.edge[runs.below[into.targets]].tolist())  # those to a node that leads to an outcome
+        idle = [edge for edge in arrows.of[family] if edge not in leading]
+        results |= dict.fromkeys(idle, (0.0, False))
+        tests = _Tests(runs, family, clean, threshold, runs.kept[family] & ~np.isin(into.edge, idle), distance)
+        results |= tests.run([edge for edge in arrows.of[family] if edge in leading])
         distance = tests.distance
         runs.settle(family, tests.kept)
-    return found
+    return results
 
 
-def _leading_nowhere(arrows: Arrows, family: int, below: Marks) -> list[int]:
-    """The edges into a family none of whose arrows leads to a node that leads to an outcome."""
-    into = arrows.into[family]
-    needed = set(into.edge[below[into.targets]].tolist())
-    return [edge for edge in arrows.of[family] if edge not in needed]
-
-
+@dataclass
 class _Tests:
-    """The tests of the edges into one family."""
+    """The tests of the edges into one family: which of its arrows are kept so far, and `D` of the circuit so far."""
 
-    def __init__(self, runs: Runs, family: int, clean: Tensor, threshold: float, kept: Marks, distance: float) -> None:
-        self.runs, self.family, self.clean, self.threshold = runs, family, clean, threshold
-        self.kept, self.distance = kept, distance
-        self.edge = runs.arrows.into[family].edge
+    runs: Runs
+    family: int
+    clean: Tensor
+    threshold: float
+    kept: Marks
+    distance: float
 
-    def all(self, edges: Sequence[int]) -> dict[int, tuple[float, bool]]:
+    def run(self, edges: Sequence[int]) -> dict[int, tuple[float, bool]]:
         """Test edges in the order of what each does alone."""
-        found: dict[int, tuple[float, bool]] = {}
+        results: dict[int, tuple[float, bool]] = {}
         if not edges:
-            return found
+            return results
         alone = self._distances([[edge] for edge in edges]) - self.distance
         order = sorted(range(len(edges)), key=lambda k: round(float(alone[k]), TIES))
         rest, size, going = [edges[k] for k in order], FIRST, True
         while rest:
             guess = rest[:size]
-            right = 0
-            for edge, distance in zip(guess, self._guessed(guess, going=going).tolist(), strict=True):
-                rise = distance - self.distance
-                goes = rise < self.threshold
-                found[edge] = rise, not goes
+            # D at the test of each edge, if all of them before it go, or if all of them stay.
+            distances = self._distances([guess[: k + 1] if going else [guess[k]] for k in range(len(guess))])
+            right, goes = 0, going
+            for edge, distance in zip(guess, distances.tolist(), strict=True):
+                goes = distance - self.distance < self.threshold
+                results[edge] = distance - self.distance, not goes
                 right += 1
                 if goes:
-                    self._take(edge, distance)
+                    self.kept = self.kept & (self.runs.arrows.into[self.family].edge != edge)
+                    self.distance = distance
                 if goes != going:
                     break
-            wrong = found[guess[right - 1]][1] == going
-            rest, size, going = rest[right:], FIRST if wrong else 2 * size, going != wrong
-        return found
-
-    def _guessed(self, edges: Sequence[int], *, going: bool) -> Tensor:
-        """`D` at the test of each of some edges, if all of them before it go, or if all stay."""
-        return self._distances([edges[: k + 1] if going else [edges[k]] for k in range(len(edges))])
-
-    def _take(self, edge: int, distance: float) -> None:
-        self.kept = self.kept & (self.edge != edge)
-        self.distance = distance
+            rest, size, going = rest[right:], 2 * size if goes == going else FIRST, goes
+        return results
 
     def _distances(self, gone: Sequence[Sequence[int]]) -> Tensor:
         """`D` without these edges."""
-        most, found = max(1, self.runs.memory // (4 * len(self.edge))), []
+        edge, found = self.runs.arrows.into[self.family].edge, []
+        most = max(1, self.runs.memory // (4 * len(edge)))
         for start in range(0, len(gone), most):
-            tables = [self.kept & ~np.isin(self.edge, list(edges)) for edges in gone[start : start + most]]
+            tables = [self.kept & ~np.isin(edge, list(edges)) for edges in gone[start : start + most]]
             found.append((self.runs.tried(self.family, np.stack(tables)) - self.clean).abs().mean(-1))
         return torch.cat(found)

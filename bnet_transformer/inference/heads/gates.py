@@ -56,12 +56,27 @@ def inclusion(
 ) -> Inclusion:
     """The posterior of `rho`, the share of sentences in which each head is in, and two other measures beside it.
 
-    `sentences` are text, lists, ids or vectors, or pairs with what is observed. The likelihood is that of what is
-    observed (of the next words, for a net that tells them); where nothing is, or `output` or `sigma` asks for it, a
-    Normal around what the full net makes of the family `output` (by default what its module returns). `sigma` None is
-    the root mean square distance by which that moves when one head is off. `"exact"` sums over all gates of a slice,
-    the other slices being on, within `budget` runs (sentences x 2^heads); `"svi"` takes all slices at once, in
-    `rounds` rounds.
+    The likelihood is that of what is observed (of the next words, for a net that tells them); where nothing is, or
+    `output` or `sigma` asks for it, a Normal around what the full net makes of the family `output`.
+
+    Args:
+        net: A net that sums its heads.
+        sentences: Text, lists, ids or vectors, or pairs with what is observed.
+        method: `"exact"` sums over all gates of a slice, the other slices being on; `"svi"` takes all slices at once.
+        sigma: The spread around the output of the full net; None for the root mean square distance by which that moves
+            when one head is off.
+        output: The family of that output, such as x_6; None for what the module returns.
+        role: Of several kinds of heads those of one role, such as dec_cross_a.
+        interval: The probability of intervals.
+        draws: Draws of the posterior.
+        rounds: Rounds of `"svi"`.
+        budget: The most runs, sentences x 2^heads, of a slice that `"exact"` may take.
+        memory: About how many bytes are used at once.
+        seed: The seed of the draws.
+        progress: Show a bar: in a terminal (None), always or never.
+
+    Returns:
+        The posterior, with gradient importance and ablation beside it.
 
     >>> import bnet_transformer as bt
     >>> net = bt.decoder(8, heads=2, slices=2, vocabulary=["the", "cat", "sat"])

@@ -1,0 +1,313 @@
+"""`bnet-transformer fit` and `train`: sentences, with what is observed of them behind a tab, to a net that learned."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from bnet_transformer.cli import shared
+from bnet_transformer.cli.outputs import PICTURES, TABLES, Output, Result, plotted, rows_of
+from bnet_transformer.cli.shared import Source
+from bnet_transformer.cli.signatures import Options, is_whole
+from bnet_transformer.cli.signatures import command as make
+from bnet_transformer.cli.telling import Interrupted
+from bnet_transformer.errors import BNetError
+
+if TYPE_CHECKING:
+    from bnet_transformer.bnet import BNet
+    from bnet_transformer.files.checkpoint import Checkpoints
+    from bnet_transformer.inference.fit import Fit
+    from bnet_transformer.network import Network
+
+UNSEEN = "_"
+DECLARED = ("dim", "heads", "slices", "per", "atoms", "key_dim", "value_dim", "residual", "prior")
+OBSERVED = {"next": "the next words", "words": "a word for each word", "label": "a label for each sentence"}
+SMALL = {"dim": 32, "heads": 2, "slices": 2, "dropout": 0.0}
+STEPS = 300
+HANDED_ON = ("epochs", "batch", "smoothing", "start", "stop", "every", "seed", "device")
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Sentences, and (`told`) what stands behind the tab of each, where there is one."""
+
+    texts: tuple[str, ...]
+    told: tuple[str, ...] | None
+
+    @property
+    def vocabulary(self) -> list[str]:
+        """The words of the sentences, in the order in which they are met."""
+        return list(dict.fromkeys(word for text in self.texts for word in text.split()))
+
+    def observed(self, wanted: str | None) -> str:
+        """What is observed of a sentence: its next words; behind a tab a word for each of its words, or a label."""
+        if self.told is None:
+            if wanted not in (None, "next"):
+                raise BNetError("--observe", expected="lines with a tab, and what is observed behind it", got="none")
+            return "next"
+        if wanted == "next":
+            raise BNetError("--observe next", expected="lines without a tab", got="what is observed behind one")
+        each = [len(a.split()) == len(b.split()) for a, b in zip(self.texts, self.told, strict=True)]
+        if wanted == "words" and not all(each):
+            k = each.index(False)
+            wanted_ = "as many words behind the tab as before it (_ for one that is not observed)"
+            raise BNetError(f"sentence {k}", expected=wanted_, got=f"{self.texts[k]} | {self.told[k]}")
+        return wanted or ("words" if all(each) and any(" " in text for text in self.texts) else "label")
+
+    def labels(self, observed: str) -> list[str]:
+        """The labels that are observed, in alphabetical order."""
+        found = {part for told in self.told or () for part in (told.split() if observed == "words" else [told])}
+        return sorted(found - {UNSEEN})
+
+    def pairs(self, observed: str, known: Collection[str] = ()) -> list[tuple[object, object]]:
+        """Sentences with what is observed of each; `known` are the labels that are names, be they numbers."""
+        if observed == "next":
+            parted = [text.split() for text in self.texts]
+            for words in parted:
+                if len(words) < 2:
+                    raise BNetError("sentence", expected="at least 2 words, the second to be told", got=" ".join(words))
+            return [(words[:-1], words[1:]) for words in parted]
+
+        def state(part: str) -> object:
+            return part if part in known else -1 if part == UNSEEN else int(part) if is_whole(part) else part
+
+        states = [list(map(state, t.split())) if observed == "words" else state(t) for t in self.told or ()]
+        return list(zip(self.texts, states, strict=True))
+
+
+def names_in(network: Network) -> set[str]:
+    """The labels and words of a net."""
+    labels = {label for member in network.members for label in getattr(member.tpm, "labels", None) or ()}
+    return labels | {word for words in network.vocabularies.values() for word in words or ()}
+
+
+def lines_of(source: Source) -> Lines:
+    """The sentences of the command line or of a file, parted at the tab."""
+    texts = source.texts()
+    parted = [[part.strip() for part in text.split("\t")] for text in texts]
+    if all(len(parts) == 1 for parts in parted):
+        return Lines(tuple(texts), None)
+    for k, parts in enumerate(parted):
+        if len(parts) != 2 or not all(parts):
+            got = f"{len(parts)} parts in sentence {k}"
+            raise BNetError("SENTENCES", expected="one tab in each, or in none", got=got)
+    return Lines(tuple(parts[0] for parts in parted), tuple(parts[1] for parts in parted))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where a run is kept, and how it goes on.
+
+    Args:
+        held_out: A file of sentences by which the run is judged.
+        checkpoint: A folder for checkpoints.
+        resume: Go on from the checkpoint, as it began.
+        changed: Go on with another rate, or number of steps, too.
+    """
+
+    held_out: str | None = None
+    checkpoint: str | None = None
+    resume: bool = False
+    changed: bool = False
+
+    def judges(self) -> Lines | None:
+        """The sentences of `--held-out`."""
+        return None if self.held_out is None else lines_of(Source((), self.held_out))
+
+    def checkpoints(self) -> Checkpoints | None:
+        """The config of the checkpoints; None without a folder."""
+        from bnet_transformer.files.checkpoint import Checkpoints
+
+        if self.checkpoint is not None:
+            return Checkpoints(self.checkpoint, "changed" if self.changed else self.resume)
+        if self.resume or self.changed:
+            raise BNetError("--resume", expected="--checkpoint with a folder", got="none")
+        return None
+
+    def way_on(self) -> str:
+        """How an interrupted run goes on."""
+        return "" if self.checkpoint is None else f"--resume goes on from {self.checkpoint}"
+
+
+def refuse_declared(declared: Mapping[str, Any]) -> None:
+    """Refuse options of a new net beside `--model`."""
+    if declared:
+        got = ", ".join(f"--{name.replace('_', '-')}" for name in declared)
+        raise BNetError("--model", expected="no option of a new net beside it", got=got)
+
+
+@make(
+    "fit",
+    short_help="Fit the heads of a net to text.",
+    formats=(".fit", ".json", *PICTURES, ".safetensors"),
+    declared=[Options("models/bayesuvius.py", ("bayesuvius",), DECLARED, "A new net: ", {"dim": 16})],
+    options=[
+        Options("inference/fit/run.py", ("fit",), ("batch", "spread", "learn", "budget", "every", "seed")),
+        Options("inference/fit/methods.py", ("MAP", "EM", "SVI", "NUTS")),
+    ],
+)
+def fit(
+    source: Source,
+    to: Output,
+    declared: dict[str, Any],
+    options: dict[str, Any],
+    kept: Kept,
+    model: str | None = None,
+    observe: Literal["next", "words", "label"] | None = None,
+    method: Literal["map", "em", "svi", "nuts"] = "map",
+) -> None:
+    """Fit heads to SENTENCES, or to those of a --file: a new net of the chapter, or a --model.
+
+    \b
+    bnet-transformer fit -f sentences.txt --heads 3 -o net.safetensors
+    bnet-transformer fit -f labelled.txt --observe label --method em -o net.safetensors -o heads.svg
+
+    Args:
+        model: A net to fit, in place of a new one.
+        observe: The next words; or, behind a tab in each line, a word for each word, or a label.
+        method: The greatest posterior density, expectation maximisation, variational inference, or samples.
+    """
+    data = lines_of(source)
+    to.check()
+    checkpoints = kept.checkpoints()
+    observed = data.observed(observe)
+    judges = kept.judges()
+    seed = options.get("seed", 0)
+    net = _new_net(data, observed, declared, seed) if model is None else _saved_net(model, declared, observed)
+    from bnet_transformer.inference.fit import run
+
+    how = shared.config_of(type(run.method_of(method)), options, tuple(run.METHODS), f"--method {method}")
+    known = names_in(net.network)
+    if judges is not None:
+        options["held_out"] = judges.pairs(judges.observed(observed), known)
+    found = run.fit(net, data.pairs(observed, known), method=how, checkpoints=checkpoints, **options)
+    to.tell("fit", _result(found, observed), model=model, observed=observed)
+    if not found.finished:
+        raise Interrupted("; ".join(filter(None, ["interrupted: this is the best so far", kept.way_on()])))
+
+
+def _new_net(data: Lines, observed: str, declared: dict[str, Any], seed: int) -> BNet:
+    """The chapter's net of a text: its words, and a readout of what is observed."""
+    from bnet_transformer.models.bayesuvius import bayesuvius
+    from bnet_transformer.tpm import Categorical
+
+    words = data.vocabulary
+    if observed == "next":
+        readout = Categorical(len(words))
+    else:
+        labels = data.labels(observed)
+        if not labels:
+            raise BNetError("sentences", expected="something that is observed", got="_ alone")
+        readout = Categorical(len(labels), labels=tuple(labels), pool="mean" if observed == "label" else None)
+    mask = "causal" if observed == "next" else None
+    return bayesuvius(**{"dim": 16, **declared}, mask=mask, vocabulary=words, observe=readout, seed=seed)
+
+
+def _saved_net(model: str, declared: dict[str, Any], observed: str) -> BNet:
+    """The net of a model, which is declared already; next words are those of text that is split on spaces."""
+    from bnet_transformer.data.task import check_has_words
+
+    refuse_declared(declared)
+    net = shared.net_of(model)
+    check_has_words(net.network, "--model", "bt.fit")
+    has_tokenizer = net.network.tokenizer is not None
+    if observed == "next" and (has_tokenizer or len(net.network.graph.word_stacks) > 1):
+        got = "a tokenizer" if has_tokenizer else "several stacks"
+        raise BNetError("--model", expected="a net of one stack that splits text on spaces", got=got, allowed="bt.fit")
+    return net
+
+
+def _result(found: Fit[BNet], observed: str) -> Result:
+    """What is told of a fit; the fitted net or the whole fit, by suffix."""
+    heads = {name: found.heads_of(name) for name in found.selectors}
+    names = ("method", "sentences", "judged_on", "judged_by", "restart", "finished", "approximate", "learned")
+    told = {name: getattr(found, name) for name in (*names, "divergent", "bounds", "measured")}
+    told["heads"] = {name: each.to_dataframe().reset_index() for name, each in heads.items()}
+    told["effective"] = {name: each.effective for name, each in heads.items()}
+    judged = f"judged on {found.judged_on} by the {found.judged_by}"
+    said = [f"{found.sentences} sentences, {OBSERVED[observed]}, by {found.method}; {judged}"]
+    if found.bounds:
+        said.append(f"bound of a sentence: {found.bounds[0]:.3f} at first, {found.bounds[-1]:.3f} at last")
+    for name, each in heads.items():
+        said.append(f"{name}: {each.live} live heads of {len(each.usage)}, {each.effective:.2f} in effect")
+        said += rows_of(each.to_dataframe().reset_index())
+    said += [f"approximate: {found.approximate}"] if found.approximate else []
+    save = lambda out: (found if out.lower().endswith(".fit") else found.net).save(out)  # noqa: E731
+    return Result(told, said, None, plotted(found), save)
+
+
+@make(
+    "train",
+    short_help="Train a decoder, or a saved net.",
+    formats=(*TABLES, *PICTURES, ".safetensors"),
+    declared=[Options("models/decoder.py", ("decoder",), (*SMALL, "hidden"), "A new decoder: ", SMALL)],
+    options=[
+        Options("training/loop.py", ("train",), HANDED_ON),
+        Options("training/configs.py", ("AdamW",), ("rate", "schedule", "warmup", "weight_decay", "clip")),
+        Options("training/configs.py", ("EarlyStopping",), ("patience",)),
+    ],
+)
+def train(
+    source: Source,
+    to: Output,
+    declared: dict[str, Any],
+    options: dict[str, Any],
+    kept: Kept,
+    model: str | None = None,
+    steps: int | None = None,
+) -> None:
+    """Train on SENTENCES, or on those of a --file: a new decoder, which tells the next word, or a --model.
+
+    A net that tells no next word is trained on lines with what is observed behind a tab.
+
+    \b
+    bnet-transformer train -f sentences.txt --steps 500 -o net.safetensors
+
+    Args:
+        model: A net to train, in place of a new decoder.
+        steps: How many steps, 300 unless --epochs tells it.
+    """
+    data = lines_of(source)
+    judges = kept.judges()
+    to.check()
+    net = _new_decoder(data, declared, options) if model is None else shared.net_of(model)
+    if model is not None:
+        refuse_declared(declared)
+    options["checkpoints"] = kept.checkpoints()
+    from bnet_transformer.training import configs, loop
+
+    options["optimizer"] = shared.config_of(configs.AdamW, options)
+    options["early_stopping"] = shared.config_of(configs.EarlyStopping, options)
+    options["steps"] = STEPS if steps is None and "epochs" not in options else steps
+    if judges is not None:
+        options["held_out"] = _examples(net, judges)
+    try:
+        found = loop.train(net, _examples(net, data), **options)
+    except KeyboardInterrupt as error:
+        raise Interrupted(": ".join(filter(None, ["interrupted", kept.way_on()]))) from error
+    count = len(data.texts)
+    told = {"sentences": count, "steps": found.steps, "losses": found.losses, "held_out": found.held_out}
+    measured = f", held out {found.held_out[-1][1]:.3f}" if found.held_out else ""
+    loss = f"loss {found.losses[0]:.3f} at first, {found.losses[-1]:.3f} at last{measured}"
+    table = lambda: found.to_dataframe().reset_index()  # noqa: E731
+    result = Result(told, [f"{found.steps} steps on {count} sentences: {loss}"], table, plotted(found), found.net.save)
+    to.tell("train", result, model=model)
+
+
+def _new_decoder(data: Lines, declared: dict[str, Any], options: dict[str, Any]) -> BNet:
+    """A decoder of a text: its words, and those at the ends of sentences."""
+    if data.told is not None:
+        raise BNetError("SENTENCES", expected="lines without a tab, for a decoder tells next words", got="tabs")
+    from bnet_transformer.models.decoder import decoder
+
+    ends = [options[name] for name in ("start", "stop") if name in options]
+    words = list(dict.fromkeys([*data.vocabulary, *ends]))
+    return decoder(**SMALL | declared, vocabulary=words, seed=options.get("seed", 0))
+
+
+def _examples(net: BNet, data: Lines) -> list[object]:
+    """The sentences, with what is observed of them where that is told."""
+    if data.told is None:
+        return [shared.words_of(net, text) for text in data.texts]
+    return list(data.pairs(data.observed(None), names_in(net.network)))

@@ -1,0 +1,280 @@
+"""Options of commands from signatures: types and defaults from annotations, help from the `Args:` of docstrings.
+
+Three kinds of signatures become options: that of the command's own function, frozen dataclasses that it takes as
+parameters, and functions and configs of the package (`Options`). The last are read from their source by `ast`, because
+`--help` must not import torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cache, cached_property
+from importlib import resources
+from typing import Any
+
+import click
+
+from bnet_transformer.cli.completion import completer
+from bnet_transformer.errors import BNetError
+
+Count = int  # a whole number of at least 1
+SHORT = {"file": "-f", "model": "-m", "out": "-o"}
+METAVARS = {"model": "MODEL", "out": "FILE", "do": "NAME=VALUE", "given": "NAME=VALUE", "input": "NAME=VALUE"}
+ARGUMENTS = re.compile(r"^ *Args:\n(?P<args>.*?)(?=^ *\w+:\n|^ *>>>|\Z)", re.MULTILINE | re.DOTALL)
+ARGUMENT = re.compile(r"^    (?P<name>\w+): (?P<help>.*(?:\n     +.*)*)", re.MULTILINE)
+
+
+class Numbers(click.ParamType):  # type: ignore[type-arg]  # no parameters in click 8.1
+    """Whole numbers with commas between them."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        """The numbers of a text."""
+        parts = [part.strip() for part in value.split(",")]
+        if not all(is_whole(part) for part in parts):
+            what = "numbers" if param is None else param.opts[0]
+            raise BNetError(what, expected="whole numbers with commas between them", got=value)
+        return [int(part) for part in parts]
+
+
+def is_whole(text: str) -> bool:
+    """Whether a text is a whole number, of as many digits as can be read."""
+    return text.isdecimal() and len(text) <= 1000
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a signature: its annotation as text, its default (`MISSING` for none), and what it is for."""
+
+    name: str
+    annotation: str
+    default: Any = MISSING
+    help: str = ""
+
+    def click_type(self) -> Any:
+        """The type of its option; of a tuple or list, that of one item."""
+        if chosen := re.search(r"Literal\[(.*?)\]", self.annotation):
+            return click.Choice(ast.literal_eval(f"[{chosen[1]}]"))
+        if "Collection[int]" in self.annotation:
+            return Numbers()
+        named = {"Count": click.IntRange(min=1), "bool": bool, "int": int, "float": float}
+        return next((kind for name, kind in named.items() if re.match(rf"{name}\b", self.annotation)), str)
+
+    def is_multiple(self) -> bool:
+        """Whether it takes several values."""
+        return bool(re.search(r"(tuple|Collection|Sequence)\[str", self.annotation))
+
+    def of_click(self, *, is_own: bool, formats: Sequence[str] = ()) -> click.Parameter:
+        """The argument of a parameter without a default, the option of one with a default.
+
+        Args:
+            is_own: Whether the command itself declares it; of a library function, an option that is not given is None.
+            formats: The suffixes that the command writes.
+        """
+        kind = self.click_type()
+        if self.default is MISSING:
+            many = "[SENTENCE]..." if self.name == "sentences" else f"[{self.name.upper()}]..."
+            settings: dict[str, Any] = {"nargs": -1, "metavar": many} if self.is_multiple() else {}
+            return click.Argument([self.name], type=kind, **settings)
+        name = self.name.rstrip("_").replace("_", "-")
+        given: dict[str, Any] = {"help": self.help.replace("{formats}", ", ".join(formats)), "default": None}
+        if kind is bool:
+            both = self.default is True or "None" in self.annotation
+            given |= {"is_flag": True, "default": False if is_own and not both else None}
+            return click.Option([self.name, f"--{name}/--no-{name}" if both else f"--{name}"], **given)
+        if isinstance(self.default, int | float | str):
+            given["default"] = self.default if is_own else None
+            given["help"] = f"{given['help']} [default: {self.default}]".strip()
+        return click.Option(
+            [self.name, *([SHORT[name]] if name in SHORT else []), f"--{name}"],
+            type=kind,
+            multiple=self.is_multiple(),
+            metavar=METAVARS.get(name),
+            shell_complete=completer(name, formats),
+            **given,
+        )
+
+
+def help_of(docstring: str | None) -> tuple[str, dict[str, str]]:
+    """What a docstring says before its sections, and what its `Args:` says of each parameter."""
+    text = inspect.cleandoc(docstring or "")
+    found = ARGUMENTS.search(text)
+    told = {} if found is None else {name: " ".join(said.split()) for name, said in ARGUMENT.findall(found["args"])}
+    return text[: found.start() if found else None].strip(), {
+        name: said.replace("`", "") for name, said in told.items()
+    }
+
+
+def of_signature(function: Callable[..., Any]) -> list[Parameter]:
+    """The parameters of a function, or the fields of a dataclass and of those that it derives from."""
+    helps: dict[str, str] = {}
+    for kind in reversed(function.__mro__) if isinstance(function, type) else [function]:
+        helps |= help_of(kind.__doc__)[1]
+    own = inspect.signature(function).parameters.values()
+    defaults = {each.name: MISSING if each.default is each.empty else each.default for each in own}
+    return [Parameter(p.name, str(p.annotation), defaults[p.name], helps.get(p.name, "")) for p in own]
+
+
+@cache
+def of_source(file: str, name: str) -> dict[str, Parameter]:
+    """The parameters of a function, or the fields of a dataclass and its bases in the file, read from the source.
+
+    Args:
+        file: A file of the package, such as `inference/fit/run.py`.
+        name: The name of a function, method or class there.
+    """
+    text = resources.files("bnet_transformer").joinpath(file).read_text("utf-8")
+    named = {n.name: n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    helps = help_of(ast.get_docstring(named[name]))[1]
+    return {
+        own: Parameter(own, ast.unparse(annotation), getattr(default, "value", None), helps.get(own, ""))
+        for own, annotation, default in _declared(named[name], named)
+    }
+
+
+def _declared(node: Any, named: Mapping[str, Any]) -> Iterator[tuple[str, ast.expr, ast.expr | None]]:
+    """Name, annotation and default of each parameter, of each field of a class."""
+    if isinstance(node, ast.ClassDef):
+        for base in node.bases:
+            if isinstance(base, ast.Name) and base.id in named:
+                yield from _declared(named[base.id], named)
+        for each in node.body:
+            if (
+                isinstance(each, ast.AnnAssign)
+                and each.value
+                and not ast.unparse(each.annotation).startswith("ClassVar")
+            ):
+                yield ast.unparse(each.target), each.annotation, each.value
+        return
+    required = [None] * (len(node.args.args) - len(node.args.defaults))
+    defaults = [*required, *node.args.defaults, *node.args.kw_defaults]
+    for each, default in zip([*node.args.args, *node.args.kwonlyargs], defaults, strict=True):
+        if each.annotation is not None:
+            yield each.arg, each.annotation, default
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options that a command hands on to functions or configs of the package; those that are given come as a mapping.
+
+    Args:
+        file: The file of the package that declares them.
+        names: Functions or classes there; options of the same name are one.
+        only: The options that are handed on; all by default.
+        note: What stands before the help of each.
+        defaults: Defaults of the command in place of the library's.
+    """
+
+    file: str
+    names: tuple[str, ...]
+    only: tuple[str, ...] = ()
+    note: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def parameters(self) -> list[Parameter]:
+        """The parameters, in the order of `only`, or of the signatures."""
+        known: dict[str, Parameter] = {}
+        for name in self.names:
+            known = of_source(self.file, name) | known
+        chosen = [known[name] for name in self.only or known]
+        return [
+            Parameter(p.name, p.annotation, self.defaults.get(p.name, p.default), (self.note + p.help).strip())
+            for p in chosen
+        ]
+
+
+class Derived(click.Command):
+    """A command whose parameters are read from signatures when they are first needed, not to list the commands.
+
+    Args:
+        function: The function that it calls.
+        formats: The suffixes of the files that it writes.
+        handed_on: For a parameter of the function, the options of the package that it takes.
+        **more: What every command has.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., None],
+        formats: Sequence[str],
+        handed_on: Mapping[str, Sequence[Options]],
+        **more: Any,
+    ) -> None:
+        super().__init__(callback=self.run, **more)
+        self.function, self.formats, self.handed_on = function, formats, handed_on
+
+    @cached_property
+    def parts(self) -> dict[str, tuple[type[Any] | None, list[Parameter]]]:
+        """For each parameter of the function the dataclass that it takes, and the parameters that it stands for."""
+        found: dict[str, tuple[type[Any] | None, list[Parameter]]] = {}
+        for own in of_signature(self.function):
+            kind = self.function.__globals__.get(own.annotation)
+            if own.name in self.handed_on:
+                found[own.name] = None, [p for options in self.handed_on[own.name] for p in options.parameters()]
+            elif isinstance(kind, type) and is_dataclass(kind):
+                found[own.name] = kind, [p for p in of_signature(kind) if p.name != "formats"]
+            else:
+                found[own.name] = None, [own]
+        return found
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The arguments and options, with that of help."""
+        self.params = self.params or [
+            each.of_click(is_own=name not in self.handed_on, formats=self.formats)
+            for name, (_, inside) in self.parts.items()
+            for each in inside
+        ]
+        return super().get_params(ctx)
+
+    def run(self, **told: Any) -> None:
+        """Call the function with what was given."""
+        taken: dict[str, Any] = {}
+        for name, (kind, inside) in self.parts.items():
+            values = {each.name: told[each.name] for each in inside}
+            if kind is not None:
+                has_formats = any(field.name == "formats" for field in fields(kind))
+                taken[name] = kind(**values, **({"formats": self.formats} if has_formats else {}))
+            elif name in self.handed_on:
+                taken[name] = {each: value for each, value in values.items() if value not in (None, ())}
+            else:
+                taken[name] = values[name]
+        self.function(**taken)
+
+
+def command(
+    name: str,
+    *,
+    short_help: str,
+    formats: Sequence[str] = (),
+    group: click.Group | None = None,
+    **handed_on: Sequence[Options],
+) -> Callable[[Callable[..., None]], click.Command]:
+    """Make a command of a function, whose parameters are its arguments (no default) and options (a default).
+
+    A parameter that is annotated with a frozen dataclass stands for its fields; one named in `handed_on` is the mapping
+    of those options that were given.
+
+    Args:
+        name: The name of the command.
+        short_help: What the group says of it.
+        formats: The suffixes of the files that it writes.
+        group: The group that it belongs to.
+        **handed_on: For a parameter of the function, the options of the package that it takes.
+
+    Returns:
+        The decorator.
+    """
+
+    def make(function: Callable[..., None]) -> click.Command:
+        text, _ = help_of(function.__doc__)
+        made = Derived(function, formats, handed_on, name=name, help=text, short_help=short_help)
+        if group is not None:
+            group.add_command(made)
+        return made
+
+    return make

@@ -1,0 +1,325 @@
+"""What people mistype, over every public signature: a wrong type, a near-miss name, a number out of range.
+
+Each argument of each public function in turn gets a wrong value among sound ones. The call must raise a `BNetError`
+that names the argument, and leave nets, sentences and random generators as they were.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import bnet_transformer as bt
+from bnet_transformer import tpm
+
+WORDS = ["the", "cat", "sat"]
+SAID = ["the cat sat", "sat the cat"]
+PAIRS = [("the cat sat", "cat the sat"), ("sat the cat", "the sat cat")]
+METRIC = {"y_2": ("cat", "sat")}
+
+# Sound arguments of every public function, by its name.
+CONFIGS: dict[str, dict[str, Any]] = {
+    **{name: {} for name in ("EM", "MAP", "NUTS", "SVI", "AdamW", "EarlyStopping", "Execution", "Reach", "Stack")},
+    **{"Arrow": {"role": "x"}, "Checkpoints": {"folder": "run"}, "Plate": {"name": "head", "size": 2}},
+    **{"Node": {"role": "x", "tpm": tpm.Add(), "parents": ["x"]}, "Declaration": {}},
+}
+SMALL = {"dim": 4, "heads": 2, "slices": 1, "vocabulary": WORDS}
+MODELS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("encoder", "decoder", "encoder_decoder"), SMALL),
+    **{name: {"dim": 4} for name in ("bayesuvius", "geometric", "volume_preserving")},
+    "recurrent": {"dim": 4, "features": 4},
+}
+TPMS: dict[str, dict[str, Any]] = {
+    **{name: {} for name in ("Activation", "Add", "Affine", "Attention", "Bilinear", "Concat", "Dot", "Dropout")},
+    **{name: {} for name in ("Gated", "Norm", "Normaliser", "Pool", "Read", "Rotary", "Start", "Triangular")},
+    **{name: {"dim": 4} for name in ("Embed", "Linear", "Recur", "Sinusoid", "Skew")},
+    **{
+        "Categorical": {"n": 3},
+        "Cayley": {},
+        "FeedForward": {"hidden": 4},
+        "Given": {"size": 4},
+        "Normal": {"sigma": 1.0},
+    },
+    **{
+        "Positions": {"length": 4, "dim": 4},
+        "Relative": {"limit": 2},
+        "Scale": {"factor": 2.0},
+        "Select": {"size": (4, 4)},
+        "Weight": {"size": 4},
+    },
+}
+STRUCTURE: dict[str, dict[str, Any]] = {
+    **{name: {"x": "x_1", "y": "y", "given": "c"} for name in ("active_trail", "separated")},
+    **{name: {"x": "x_1", "y": "y"} for name in ("minimal_cut", "minimal_separator", "reaches")},
+    **{name: {"name": "x_1"} for name in ("blanket", "children", "parents")},
+    "draw": {"path": "net.svg"},
+}
+OF_NETS: dict[str, dict[str, Any]] = {
+    **STRUCTURE,
+    **{"batch": {"sentences": SAID}, "cost": {"words": 3}, "equations": {}, "pyro": {}, "replace": {"parameters": {}}},
+    **{"save": {"path": "n.safetensors"}, "sentence": {"sentence": "the cat"}, "to": {}},
+    **{"separations": {"questions": [("x_1", "y", "c")]}, "tan": {"sentences": SAID, "classes": ["a", "b"]}},
+}
+GROUND = {"x_1": "x_1_0", "y": "y_0"}
+OF_SENTENCES: dict[str, dict[str, Any]] = {
+    **{name: {key: GROUND.get(value, value) for key, value in sound.items()} for name, sound in STRUCTURE.items()},
+    **{"attention": {"slice": 0}, "counterfactual": {"name": "y_0", "do": {"c": 1}}, "explain": {"question": "reads"}},
+    **{"explore": {"path": "net.html"}, "graph": {}, "log_prob": {"evidence": {"y_0": 1}}, "posterior": {"name": "c"}},
+    **{
+        "reads": {},
+        "sample": {},
+        "separations": {"questions": [("x_1_0", "y_0", "c")]},
+        "shrink": {"boxes": str.upper},
+    },
+    **{"tan": {}, "tan_tree": {}, "to_bif": {}, "to_pgmpy": {}, "tpm": {"name": "c"}},
+}
+# Names without an argument of their own to get wrong: classes of results and errors, and `**options` or `*names` alone.
+ELSEWHERE = {"Fit", "Sentence", "load_geometric", "models", "tpm", *(name for name in bt.__all__ if "Error" in name)}
+ELSEWHERE |= {f"{owner}.{name}" for owner in ("BNet", "Sentence") for name in ("ancestors", "descendants", "picture")}
+ELSEWHERE |= {"BNet.check", "BNet.generate", "BNet.graph", "BNet.iterate", "BNet.module", "Sentence.do"}
+ELSEWHERE |= {"Sentence.observe", "Sentence.topological_order", "Sentence.undo", "Sentence.widget"}
+
+# What an error calls an argument, where that is another word than its name.
+CALLED = {
+    **{
+        "path": "path|file",
+        "folder": "path",
+        "checkpoints": "path",
+        "size": "plate|Given|Select|Weight",
+        "n": "n|states",
+        "kind": "reach|normaliser",
+    },
+    **{"form": "form|norm", "how": "pool", "reach": "mask|reach", "target_vocabulary": "vocabulary", "through": "at"},
+    **{
+        "declaration": "Declaration",
+        "output": "family",
+        "slices": "slices?",
+        "slice": "slices?",
+        "start": "data|start",
+        "stop": "data|stop",
+    },
+    **{"x": "node|x|family", "y": "node|y|family", "name": "node|name|family", "given": "node|given|family"},
+}
+ANY_NUMBER = {"seed", "scale", "factor", "bound"}  # a negative one is sound
+ANY_TEXT = {"name", "checkpoints", "folder", "path"}
+
+
+@cache
+def net() -> bt.BNet:
+    """A mixture of heads with a readout."""
+    return bt.bayesuvius(4, heads=3, vocabulary=WORDS, observe=tpm.Categorical(3, labels=WORDS))
+
+
+@cache
+def decoder() -> bt.BNet:
+    """A net in which each word reads earlier ones."""
+    return bt.decoder(8, heads=2, slices=1, vocabulary=WORDS)
+
+
+@cache
+def sentence() -> bt.Sentence:
+    """A sentence of the mixture."""
+    return net().sentence(SAID[0])
+
+
+@cache
+def functions() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
+    """Every public function, and sound arguments of it."""
+    two = {"clean": decoder().sentence(SAID[0]), "corrupt": decoder().sentence(SAID[1]), "metric": METRIC}
+    asked: dict[str, dict[str, Any]] = {
+        **{**CONFIGS, **MODELS, "BNet": {"declaration": net().declaration}, "plot": {"result": torch.ones(3)}},
+        **{"circuit": {**two, "threshold": 0.1}, "explain": {"task": "posterior"}, "load": {"path": "net.safetensors"}},
+        **{name: {**two, "progress": False} for name in ("sweep", "mediation")},
+        **{"fit": {"net": net(), "data": PAIRS, "method": bt.MAP(steps=1), "progress": False}},
+        **{"train": {"net": decoder(), "data": SAID, "steps": 1, "progress": False}},
+        **{"inclusion": {"net": decoder(), "sentences": SAID, "draws": 20, "progress": False}},
+        **{"roles": {"net": decoder(), "sentences": SAID, "draws": 20}, "from_pretrained": {"source": "minilm"}},
+    }
+    found = {name: (getattr(bt, name), sound) for name, sound in asked.items()}
+    found |= {f"tpm.{name}": (getattr(tpm, name), sound) for name, sound in TPMS.items()}
+    for owner, methods in ((net(), OF_NETS), (sentence(), OF_SENTENCES)):
+        found |= {f"{type(owner).__name__}.{name}": (getattr(owner, name), sound) for name, sound in methods.items()}
+    return found
+
+
+def wrong_values(parameter: inspect.Parameter) -> Iterator[object]:
+    """Values that no one means: of no sound type, out of every range, a choice mistyped."""
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        return
+    yield object()
+    annotation = str(parameter.annotation)
+    if re.search(r"\b(int|float)\b", annotation) and parameter.name not in ANY_TEXT:
+        yield from (float("nan"), "x")
+        if parameter.name not in ANY_NUMBER:
+            yield -1
+    if isinstance(parameter.default, str) and parameter.name not in ANY_TEXT:
+        yield f"{parameter.default}q"
+
+
+def fault(call: Callable[[], object], name: str) -> str | None:
+    """What is wrong with the refusal of a wrong argument, or None."""
+    try:
+        result = call()
+    except bt.BNetError as error:
+        told = str(error)
+        if len(told) < 2000 and re.search(rf"\b({CALLED.get(name, name)})\b", told):
+            return None
+        return f"the error does not name it: {told:.200}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return f"no error, but {result!r:.80}"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever is refused: nets, sentences, random generators and the current folder stay as they are."""
+    before = {name: value.clone() for name, value in net().parameters.items()}
+    value, generator = sentence()["x_1_2"].clone(), torch.get_rng_state()
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert list(tmp_path.iterdir()) == []
+    assert all(net().parameters[name].equal(each) for name, each in before.items())
+    assert sentence()["x_1_2"].equal(value)
+    assert torch.get_rng_state().equal(generator)
+
+
+def test_every_public_function_is_in_the_table():
+    public = set(bt.__all__)
+    for owner in (bt.BNet, bt.Sentence):
+        methods = (name for name in dir(owner) if inspect.isfunction(getattr(owner, name)) and not name.startswith("_"))
+        public |= {f"{owner.__name__}.{name}" for name in methods}
+    assert public - ELSEWHERE == {name for name in functions() if not name.startswith("tpm.")}
+
+
+@pytest.mark.parametrize("room", ["tpm", "BNet", "Sentence", ""])
+def test_a_wrong_argument_is_refused_by_its_name(room):
+    faults = []
+    for name, (function, sound) in functions().items():
+        if name.rpartition(".")[0] != room:
+            continue
+        for parameter in inspect.signature(function).parameters.values():
+            for value in wrong_values(parameter):
+                found = fault(lambda f=function, a={**sound, parameter.name: value}: f(**a), parameter.name)
+                faults += [f"{name}({parameter.name}={value!r}): {found}"] if found else []
+    assert not faults, "\n".join(faults)
+
+
+# Names, mistyped by a letter, and the name that the error must offer.
+MISTYPED: dict[str, Callable[[], object]] = {
+    "x_1_0": lambda: sentence()["x_1_O"],
+    "q_0_0": lambda: sentence().do({"q_0_O": torch.zeros(4)}),
+    "y_0": lambda: sentence().observe(y_O=1),
+    "sat": lambda: net().sentence("the cat sta"),
+    "cat": lambda: sentence().observe(y_0="cta"),
+    "x_1": lambda: net().parents("x_I"),
+    "k_0": lambda: net().module()(torch.tensor([[0, 1]]), want=["k_O"]),
+    "W_q_0.values": lambda: net().replace({"W_q_O.values": torch.zeros(3, 4, 4)}),
+    "resume": lambda: bt.Checkpoints("run", resume="resum"),
+    "'em'": lambda: bt.fit(net(), PAIRS, method="me"),
+    "length": lambda: decoder().generate("the", lenght=2),
+    "sweep": lambda: bt.explain("sweeep"),
+    "theme": lambda: sentence().picture(them="dark"),
+}
+
+
+def test_a_name_mistyped_by_a_letter_is_offered():
+    for name, call in MISTYPED.items():
+        with pytest.raises(bt.BNetError) as error:
+            call()
+        assert name in str(error.value), f"{name}: {error.value}"
+
+
+# Values of the right type that do not fit, and what the error names.
+UNFIT: list[tuple[Callable[[], object], str]] = [
+    (lambda: net().sentence(""), "at least one word"),
+    (lambda: net().sentence(["the", ""]), "word"),
+    (lambda: net().sentence([0, 3]), "ids from 0 to 2"),
+    (lambda: net().sentence("the", x=torch.zeros(2, 4)), "x"),
+    (lambda: net().sentence("the cat", given={"token": [2, 2]}), "token"),
+    (lambda: bt.bayesuvius(4).sentence(x=torch.zeros(3, 5)), r"shape \(3, 5\)"),
+    (lambda: bt.bayesuvius(4).sentence(x=torch.full((2, 4), torch.nan)), "finite"),
+    (lambda: bt.bayesuvius(4, mask=[[True, False], [True, True]]).sentence("a b c"), "2 words"),
+    (lambda: bt.bayesuvius(4, mask="earlier").sentence("a b"), "word 0 of x_1"),
+    (lambda: bt.bayesuvius(4, residual=True, value_dim=3), "width 3"),
+    (lambda: bt.bayesuvius(4, per="word", combine="concat"), "selector"),
+    (lambda: bt.bayesuvius(4, vocabulary=["a", "a"]), "vocabulary: .* different"),
+    (lambda: bt.bayesuvius(99999999999), "parameters"),
+    (lambda: bt.bayesuvius(4, observe=tpm.Normal(1e308)), "in size"),
+    (lambda: sentence().do(c=3), "c: .* from 0 to 2"),
+    (lambda: sentence().do(c=1.0), "c: .* a state"),
+    (lambda: sentence().do(x_1_0=torch.zeros(3)), r"x_1_0: .*shape \(4,\)"),
+    (lambda: sentence().do(x_1_0=torch.full((4,), torch.inf)), "x_1_0: .*finite"),
+    (lambda: sentence().do(x_1_0=sentence()["x_1_1"]), r"x_1_0: .*do\(c=...\)"),
+    (lambda: sentence().do(x_1_9=torch.zeros(4)), "x_0_0 to x_1_2"),
+    (lambda: sentence().do(c=1).observe(c=1), "not both"),
+    (lambda: sentence().observe(c=1).posterior("c", {"c": 0}), "c: "),
+    (lambda: sentence().posterior("x_1_0"), "nodes of c"),
+    (lambda: sentence().posterior("c", {"token_0": 1}), "token_0: .*possible"),
+    (lambda: sentence().attention(1), "slice from 0 to 0"),
+    (lambda: sentence().graph(limit=10), "arrows"),
+    (lambda: sentence().graph(words="dog"), "word: "),
+    (lambda: net().replace({"W_q_0.values": torch.zeros(2)}), "W_q_0.values of shape"),
+    (lambda: net().to(torch.int32), "to: "),
+    (lambda: net().to("cuda:99"), "to: "),
+    (lambda: bt.sweep(sentence(), net().sentence("the cat"), metric=METRIC), "words"),
+    (lambda: bt.train(decoder(), [], steps=1), "data"),
+    (lambda: bt.fit(net(), [("the cat", "cat")]), "data|y"),
+    (lambda: bt.load("no_such_file.safetensors"), "no_such_file"),
+    (lambda: sentence().draw("figure.xyz"), "figure.xyz"),
+    (lambda: net().save("no_such_folder/net.safetensors"), "no_such_folder"),
+]
+
+
+def test_a_value_that_does_not_fit_is_refused():
+    for k, (call, named) in enumerate(UNFIT):
+        with pytest.raises(bt.BNetError) as error:
+            call()
+        assert re.search(named, str(error.value)), f"{k}, {named}: {error.value}"
+
+
+HOSTILE = st.one_of(
+    st.none() | st.booleans() | st.integers(-5, 10) | st.integers(10**18, 10**30) | st.floats() | st.text(max_size=8),
+    st.binary(max_size=4) | st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
+    st.lists(st.integers(-2, 4) | st.text(max_size=3) | st.floats(), max_size=4),
+    st.sampled_from(
+        [torch.zeros(0), torch.zeros(4), torch.tensor(1), np.zeros((2, 2)), len, 1j, 10**5000, range(10**12)]
+    ),
+    st.sampled_from(["x_0_0", "q_0_1", "c", "y_1", "W_k_1", "x_0_99", "\x00", "é_1", "\ud800", "x_0_0" * 50]),
+)
+WRITES_OR_TAKES_LONG = {
+    "draw",
+    "explore",
+    "save",
+    "sweep",
+    "mediation",
+    "circuit",
+    "fit",
+    "train",
+    "inclusion",
+    "roles",
+}
+
+
+@given(st.data())
+@settings(max_examples=150, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_any_value_of_any_argument_is_answered_or_refused(data):
+    quick = [name for name in functions() if name.rpartition(".")[2] not in WRITES_OR_TAKES_LONG | {"from_pretrained"}]
+    function, sound = functions()[data.draw(st.sampled_from(quick))]
+    names = [
+        name for name, each in inspect.signature(function).parameters.items() if each.kind.name.endswith("KEYWORD")
+    ]
+    changed = data.draw(st.dictionaries(st.sampled_from(names), HOSTILE, max_size=2)) if names else {}
+    try:
+        function(**{**sound, **changed})
+    except bt.BNetError as error:
+        assert 0 < len(str(error)) < 2000
