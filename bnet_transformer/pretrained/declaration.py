@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from bnet_transformer.models._observed import WORD
-from bnet_transformer.models._sublayers import TABLE, Sublayers
+from bnet_transformer.models._sublayers import TABLE, WORD, Sublayers
 from bnet_transformer.network import Arrow, Declaration, Node, Stack
 from bnet_transformer.pretrained.family import Family, Options
 from bnet_transformer.tpm import (

