@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer.axes import Reach
 from bnet_transformer.graph.folded import Bundle
 from bnet_transformer.graph.ground import Ground, Ids, Kept
+from bnet_transformer.graph.walk import stepped
 
 Bits = NDArray[np.uint64]  # [..., lanes]: bit q % 64 of lane q // 64 belongs to question q
 LANE = 64
@@ -74,14 +73,15 @@ def roll(
             return
         for bundle in (ground.folded.into if up else ground.folded.out_of)[index]:
             other = bundle.parent if up else bundle.child
-            come = stepped(ground, bundle, bits, cut, up=up)
+            come = moved(ground, bundle, bits, cut, up=up)
             come = come if up else come & ~told["cut"][other]
             fresh = come & ~told[way][other] if inside is None else come & ~told[way][other] & inside[other]
             if fresh.any():
                 told[way][other] |= fresh
                 waiting[way][other] = waiting[way][other] | fresh if other in waiting[way] else fresh
                 if other in goals:
-                    np.bitwise_and(short, ~np.bitwise_or.reduce(_flat(fresh & goals[other]), axis=0), out=short)
+                    come = (fresh & goals[other]).reshape(-1, len(short))
+                    np.bitwise_and(short, ~np.bitwise_or.reduce(come, axis=0), out=short)
 
     waiting["up"] |= {index: told["up"][index].copy() for index in _families(ground, start)}
     while (waiting["up"] or waiting["down"]) and (goal is None or short.any()):
@@ -101,95 +101,19 @@ def _families(ground: Ground, bits: Bits) -> list[int]:
     return sorted(set((np.searchsorted(ground.offsets, nodes, side="right") - 1).tolist()))
 
 
-def _flat(bits: Bits) -> Bits:
-    return bits.reshape(-1, bits.shape[-1])
-
-
 def view(ground: Ground, bits: Bits, index: int) -> Bits:
     """The part of a family, `[*plates, word, lanes]`."""
     low, high = int(ground.offsets[index]), int(ground.offsets[index + 1])
     return bits[low:high].reshape(*ground.shapes[index], bits.shape[-1])
 
 
-def stepped(ground: Ground, bundle: Bundle, bits: Bits, cut: Cut, *, up: bool) -> Bits:
+def moved(ground: Ground, bundle: Bundle, bits: Bits, cut: Cut, *, up: bool) -> Bits:
     """The bits of one family moved along a bundle of arrows, less those that surgery took from nodes with rows."""
     if bundle.child not in cut.kept:
-        return carried(ground, bundle, bits, up=up)
-    at, reaches = view(ground, cut.rows, bundle.child), cut.kept[bundle.child].get(bundle.parent)
-    found = carried(ground, bundle, bits & ~at, up=True) if up else carried(ground, bundle, bits, up=False) & ~at
-    if reaches is None:
-        return found
-    some = replace(bundle, reaches=reaches)
-    return found | (carried(ground, some, bits & at, up=True) if up else carried(ground, some, bits, up=False) & at)
-
-
-def carried(ground: Ground, bundle: Bundle, bits: Bits, *, up: bool) -> Bits:
-    """The bits of one family moved along a bundle of arrows; broadcasts to the shape of the other family."""
-    child, parent = ground.folded.families[bundle.child], ground.folded.families[bundle.parent]
-    here, there = (child, parent) if up else (parent, child)
-    gone = tuple(k for k, plate in enumerate(here.plates) if plate not in there.plates)
-    bits = np.bitwise_or.reduce(bits, axis=gone) if gone else bits
-    bits = bits[..., None, :] if here.words is None else bits
-    bits = _along(ground, bundle, bits, up=up)
-    stay = [plate for plate in here.plates if plate in there.plates]
-    order = [stay.index(plate) for plate in there.plates if plate in stay]
-    bits = bits.transpose(*order, len(stay), len(stay) + 1)
-    for k, plate in enumerate(there.plates):
-        if plate not in stay:
-            bits = np.expand_dims(bits, k)
-    bits = bits[..., 0, :] if there.words is None else bits
-    return np.broadcast_to(bits, (*ground.shapes[there.index], bits.shape[-1]))
-
-
-def _along(ground: Ground, bundle: Bundle, bits: Bits, *, up: bool) -> Bits:
-    """`[..., word, lanes]` moved from word to word by the reaches of a bundle."""
-    child, parent = ground.folded.families[bundle.child], ground.folded.families[bundle.parent]
-    if parent.words is None or not bundle.reaches:
-        return np.bitwise_or.reduce(bits, axis=-2, keepdims=True) if up else bits
-    n = 1 if child.words is None else ground.words[child.words]
-    moved = [_moved(reach, bits, n, ground.words[parent.words], up) for reach in bundle.reaches]
-    return reduce(np.bitwise_or, moved)
-
-
-def _moved(reach: Reach, bits: Bits, n: int, m: int, up: bool) -> Bits:
-    """What n words of a child send to m words of the parent that they read (up), or the other way."""
-    match reach.kind:
-        case "same":
-            return bits
-        case "every":
-            return np.bitwise_or.reduce(bits, axis=-2, keepdims=True)
-        case "causal" | "earlier" | "before" if n == m:
-            if reach.kind != "before":
-                flow = bits[..., ::-1, :] if up else bits
-                flow = np.bitwise_or.accumulate(flow, axis=-2)
-                bits = flow[..., ::-1, :] if up else flow
-            return bits if reach.kind == "causal" else _shifted(bits, -1 if up else 1)
-        case "window" if n == m:
-            return reduce(np.bitwise_or, (_shifted(bits, by) for by in range(-min(reach.width, n), reach.width + 1)))
-        case "recent" if n == m:
-            steps = range(min(reach.width, n) + 1)
-            return reduce(np.bitwise_or, (_shifted(bits, -by if up else by) for by in steps))
-    rows, which = _rows(reach, n, m, up)
-    found = [np.bitwise_or.reduce(bits[..., row, :], axis=-2) for row in rows]
-    return np.stack(found, axis=-2)[..., which, :]
-
-
-def _shifted(bits: Bits, by: int) -> Bits:
-    found = np.zeros_like(bits)
-    if by == 0:
-        return bits
-    if abs(by) < bits.shape[-2]:
-        into, out = (slice(by, None), slice(None, -by)) if by > 0 else (slice(None, by), slice(-by, None))
-        found[..., into, :] = bits[..., out, :]
-    return found
-
-
-@lru_cache(maxsize=64)
-def _rows(reach: Reach, n: int, m: int, up: bool) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """The different rows of who reads whom, and which row each word has."""
-    pairs = reach.matrix(n, m)
-    rows, which = np.unique(pairs.T if up else pairs, axis=0, return_inverse=True)
-    return rows, which.reshape(-1)
+        return stepped(ground, bundle, bits, None, None, up=up)
+    reaches = cut.kept[bundle.child].get(bundle.parent)
+    kept = None if reaches is None else replace(bundle, reaches=reaches)
+    return stepped(ground, bundle, bits, view(ground, cut.rows, bundle.child), kept, up=up)
 
 
 def ids_of(bits: Bits) -> Ids:

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.graph.balls import LANE, Bits, Cut, cuts, marks, roll, stepped, view
-from bnet_transformer.graph.ground import Ground
+from bnet_transformer.graph.balls import LANE, Bits, Cut, cuts, marks, moved, roll, view
+from bnet_transformer.graph.folded import Family
+from bnet_transformer.graph.ground import Ground, strides
 from bnet_transformer.graph.walk import descendants
 
 MOST_BITS = 2**28
@@ -44,7 +45,7 @@ def separated(ground: Ground, questions: Sequence[Question], functions: Collecti
     found = np.zeros(len(questions), dtype=bool)
     start = 0
     while start < len(questions):
-        size = max(LANE, MOST_BITS // max(1, _thinned_size(ground, questions[start])) // LANE * LANE)
+        size = max(LANE, MOST_BITS // max(1, len(thinned(ground, [questions[start].nodes]).ground)) // LANE * LANE)
         chunk = questions[start : start + min(size, 64 * LANE)]
         found[start : start + len(chunk)] = _separated(ground, chunk, functions)
         start += len(chunk)
@@ -88,7 +89,7 @@ def _undetermined(ground: Ground, given: Bits, cut: Cut, functions: Collection[i
                 part = view(ground, found, index)
                 if index in functions and folded.into[index]:
                     parts = ((b, view(ground, found, b.parent)) for b in folded.into[index])
-                    above = (stepped(ground, b, bits, cut, up=False) for b, bits in parts)
+                    above = (moved(ground, b, bits, cut, up=False) for b, bits in parts)
                     now = reduce(np.bitwise_or, above) & view(ground, open_, index)
                 else:
                     now = view(ground, open_, index)
@@ -119,9 +120,9 @@ class Thinned:
         for some, places in zip(nodes, self.places, strict=True):
             own = []
             for node in some:
-                family, index = _place(self.full, node)
-                at = int(self.ground.offsets[family])
-                for axis, i, stride in zip(_axes(self.full, family), index, _strides(self.ground, family), strict=True):
+                family, index = self.full.place(node)
+                at, steps = int(self.ground.offsets[family.index]), strides(self.ground.shapes[family.index])
+                for axis, i, stride in zip(_axes(family), index, steps, strict=True):
                     at += (places[axis][i] if axis in places else i) * stride
                 own.append(at)
             found.append(own)
@@ -129,9 +130,9 @@ class Thinned:
 
     def name(self, node: int, question: int = 0) -> int:
         """The number in the full graph of a node of the smaller one."""
-        family, index = _place(self.ground, node)
-        kept, at = self.kept[question], int(self.full.offsets[family])
-        for axis, i, stride in zip(_axes(self.full, family), index, _strides(self.full, family), strict=True):
+        family, index = self.ground.place(node)
+        kept, at = self.kept[question], int(self.full.offsets[family.index])
+        for axis, i, stride in zip(_axes(family), index, strides(self.full.shapes[family.index]), strict=True):
             at += (kept[axis][i] if axis in kept else i) * stride
         return at
 
@@ -192,36 +193,15 @@ def _rigid(ground: Ground) -> set[tuple[str, str]]:
 def _named(ground: Ground, nodes: Iterable[int]) -> dict[tuple[str, str], set[int]]:
     found: dict[tuple[str, str], set[int]] = {}
     for node in nodes:
-        family, index = _place(ground, node)
-        for axis, i in zip(_axes(ground, family), index, strict=True):
+        family, index = ground.place(node)
+        for axis, i in zip(_axes(family), index, strict=True):
             found.setdefault(axis, set()).add(i)
     return found
-
-
-def _thinned_size(ground: Ground, question: Question) -> int:
-    return len(thinned(ground, [question.nodes]).ground)
 
 
 def _size(ground: Ground, axis: tuple[str, str]) -> int:
     return ground.words[axis[1]] if axis[0] == WORD else ground.folded.sizes[axis[0]]
 
 
-def _axes(ground: Ground, family: int) -> list[tuple[str, str]]:
-    told = ground.folded.families[family]
-    return [(plate, "") for plate in told.plates] + ([] if told.words is None else [(WORD, told.words)])
-
-
-def _strides(ground: Ground, family: int) -> list[int]:
-    found = [1]
-    for size in reversed(ground.shapes[family][1:]):
-        found.insert(0, found[0] * size)
-    return found[: len(ground.shapes[family])] if ground.shapes[family] else []
-
-
-def _place(ground: Ground, node: int) -> tuple[int, list[int]]:
-    family = int(np.searchsorted(ground.offsets, node, side="right")) - 1
-    rest, index = node - int(ground.offsets[family]), []
-    for stride in _strides(ground, family):
-        index.append(rest // stride)
-        rest %= stride
-    return family, index
+def _axes(family: Family) -> list[tuple[str, str]]:
+    return [(plate, "") for plate in family.plates] + ([] if family.words is None else [(WORD, family.words)])
