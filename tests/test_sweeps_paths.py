@@ -1,6 +1,5 @@
 """Arrows and paths equal their definition by two forward runs, mediation its own by two sweeps; what is refused."""
 
-import itertools
 import re
 
 import pytest
@@ -55,21 +54,6 @@ def test_an_arrow_is_two_forward_runs(name, arrow):
         return
     rough = bt.sweep(*pair(case(name), torch.float32), at=arrow, metric=metric(names))
     torch.testing.assert_close(rough.outcomes, found.outcomes, rtol=1e-5, atol=1e-5, equal_nan=True, check_dtype=False)
-
-
-def test_an_arrow_into_a_mix_is_what_the_row_makes_of_the_difference():
-    """By hand: a_i + P(j | i) (clean v_j - v_j), no run of the reference asked."""
-    clean, corrupt = two(doubled(mask="causal"))
-    found = bt.sweep(clean, corrupt, at="v -> a", metric=lambda x_2_2: x_2_2[:, 1])
-    assert found.axes == ("slice", "head", "word", "read") and found.outcomes.shape == (2, 2, 3, 3, 1)
-    for t, h, i, j in itertools.product(*map(range, found.outcomes.shape[:-1])):
-        moved = corrupt[f"a_{t}_{h}_{i}"] + corrupt.attention(t)[h, i, j] * (
-            clean[f"v_{t}_{h}_{j}"] - corrupt[f"v_{t}_{h}_{j}"]
-        )
-        if j > i:
-            assert bool(found.outcomes[t, h, i, j].isnan()) and (t, h, i, j) not in found.names
-        else:
-            close(found.outcomes[t, h, i, j], corrupt.do({f"a_{t}_{h}_{i}": moved})["x_2_2"][1:2])
 
 
 def test_arrows_set_together_are_set_together():
@@ -230,12 +214,9 @@ METRICS = [
     (lambda y_2: y_2, r"metric: expected shape \(1,\).*got shape \(1, 3\)"),
     (lambda y_2: y_2.sum(), r"metric: expected shape \(1,\)"),
     (lambda y_2: None, "metric: expected a number"),
-    (lambda y_2: y_2[:, 0] * 1j, "metric: expected real numbers"),
     (lambda y_2: y_2[:, 0] * torch.nan, "metric: expected numbers; got NaN"),
     (3, "metric: expected a mapping"),
-    (lambda: 0, "metric: expected a mapping"),
     (lambda y_7: y_7[:, 0], "y_7"),
-    ({"y_9": 1}, "y_9"),
     ({"y_0": 1, "y_1": 1}, "metric: expected one node"),
     ({"y_2": "cat"}, "y_2"),
     ({"y_2": 3}, "y_2: expected a state from 0 to 2; got 3"),
@@ -250,9 +231,7 @@ PLACES = [
     ({"at": []}, "at"),
     ({"at": ["x_0_1", "x_0_1"]}, "each cell once"),
     ({"at": ["x_0_9"]}, "x_0_9"),
-    ({"at": ["q_*_7_0"]}, r"q_\*_7_0"),
     ({"at": "y"}, "y"),
-    ({"at": ["y_0"]}, "at y: expected nodes with a value"),
     ({"over": ("slice", "layer")}, "layer"),
     ({"over": ("slice", "head")}, "head"),
     ({"over": ("slice", "read")}, "read"),
@@ -261,11 +240,8 @@ PLACES = [
     ({"memory": 0}, "memory: expected"),
     ({"at": "a -> v"}, "a -> v"),
     ({"at": "x -> "}, "expected a known name; got ''"),
-    ({"at": "x -> nix"}, "nix"),
     ({"at": "x -> q -> v"}, "q -> v|x -> q -> v"),
     ({"at": ["v_0_0_1 -> a_0_1_2"]}, "v_0_0_1 -> a_0_1_2"),
-    ({"at": ["v_0_0_1 -> a_0_1"]}, "a_0_1"),
-    ({"at": "v -> a_0_0_1"}, "a_0_0_1"),
 ]
 
 
