@@ -19,9 +19,8 @@ from bnet_transformer.asking import choice_above
 from bnet_transformer.compiler.course import Course, Request
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, ReadingError
-from bnet_transformer.inference.batched_states import joint_states
 from bnet_transformer.inference.joint_posterior import joint_log_probs
-from bnet_transformer.inference.query import Query, interventions, word_counts
+from bnet_transformer.inference.query import Query, interventions, joint_states, word_counts
 from bnet_transformer.inference.sentence_state import SentenceState
 from bnet_transformer.reference import BUDGET
 from bnet_transformer.world import World, choices, where
