@@ -63,7 +63,7 @@ def test_posteriors_and_counts_sum_to_one_at_any_scale(kind, log_sigma, seed):
     objective, corpus = objective_of(net), read_batch(net.network, (x, y))
     counts, _ = objective.counts(net.parameters, corpus)
     for name, count in counts.items():
-        assert name in objective.choosing
+        assert name in objective.learned.tables
         words = 6 if kind == "word" else 1
         if count.dim() == 1:
             assert float(count.sum()) == pytest.approx(5 * words, rel=1e-6)

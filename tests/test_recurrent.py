@@ -214,7 +214,6 @@ def test_words_of_a_vocabulary_train_and_go_on():
     net = bt.recurrent(16, vocabulary=words, readout="word")
     found = bt.train(net, ["a b c a b c a b"] * 4, steps=60, optimizer=bt.AdamW(rate=3e-2), progress=False)
     assert found.losses[-1] < 0.1 < found.losses[0]
-    assert found.net.generate(["a b"], length=4).texts == found.net.generate(["a b"], length=4, cached=False).texts
     assert found.net.generate(["a b"], length=4).texts == ("c a b c",)
 
 

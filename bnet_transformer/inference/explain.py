@@ -44,7 +44,7 @@ def explain(task: str, *arguments: Any, **options: Any) -> Route:
     >>> route.algorithm, route.states
     ('elimination', 2)
     """
-    from bnet_transformer.inference.fit.explain import explain_fit
+    from bnet_transformer.inference.fit.run import explain_fit
     from bnet_transformer.inference.sweeps import explain_sweep
 
     tasks: dict[str, Callable[..., Route]] = {"fit": explain_fit, "sweep": explain_sweep}
