@@ -1,7 +1,5 @@
 """Roles of heads: counts against a loop over sentences, planted heads, intervals that hold what they say."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -250,47 +248,6 @@ def test_cross_attention_leaves_out_what_needs_one_stack():
     with pytest.raises(bt.BNetError, match="'next': expected a reading that has one stack; got dec_cross_a_0"):
         bt.roles(net, corpus, role="dec_cross_a", relations=["next"])
     assert bt.roles(net, corpus, role="enc_a").relations[:3] == ("same", "previous", "next")
-
-
-class Told:
-    """A tokenizer that knows one special token."""
-
-    segments, vocabulary = None, dict.fromkeys(WORDS, 0)
-
-    def reads(self, stack, first):
-        return True
-
-    def is_special(self, ids):
-        return tuple(k == WORDS.index("[S]") for k in ids)
-
-    def read_each(self, said, stacks):
-        return {"enc": Text(said["enc"].split())}
-
-
-class Text:
-    """What that tokenizer makes of a text."""
-
-    def __init__(self, words):
-        self.tokens, self.ids = tuple(words), [WORDS.index(word) for word in words]
-        self.special = tuple(word == "[S]" for word in words)
-
-
-def test_separators_are_those_of_the_stack_that_is_read():
-    net = bt.encoder_decoder(8, heads=2, slices=1, vocabulary=WORDS).to(torch.float64)
-    network = replace(net.network, tokenizer=Told())
-    corpus = [{"enc": "the [S] [S] a cat", "dec": "a cat the [S] dog saw a"}]
-    ends = {"dec_a": ("dec", "dec"), "enc_a": ("enc", "enc"), "dec_cross_a": ("dec", "enc")}
-    for role, stacks in ends.items():
-        found = bt.roles(network, corpus, role=role)
-        wanted = looped(
-            net,
-            corpus,
-            stacked(1, role),
-            found.relations,
-            stacks=stacks,
-            special=lambda s, read=stacks[1]: [t == "[S]" for t in s.state.tokens[read]],
-        )
-        torch.testing.assert_close(found.counts, wanted, msg=role)
 
 
 def test_relations_of_ones_own():
