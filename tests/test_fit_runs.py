@@ -195,11 +195,11 @@ def test_an_option_of_a_config_names_its_config():
 
 def test_a_fit_that_diverged_goes_on_from_what_was_good(tmp_path):
     options = {"folder": tmp_path, "every": 1}
-    first = fit(mixture(), vectors(), steps=20, **options)
-    with pytest.raises(bt.BNetError, match=r"keeps the last good checkpoint, of step 20: .*resume='changed'"):
-        fit(mixture(), vectors(), steps=60, rate=1e6, resume="changed", **options)
-    f = fit(mixture(), vectors(), steps=60, rate=1e-2, resume="changed", **options)
-    assert len(f.bounds) == 60 and min(f.bounds[20:]) > first.bounds[-1] - 0.1
+    first = fit(mixture(), vectors(), steps=6, **options)
+    with pytest.raises(bt.BNetError, match=r"keeps the last good checkpoint, of step 6: .*resume='changed'"):
+        fit(mixture(), vectors(), steps=20, rate=1e6, resume="changed", **options)
+    f = fit(mixture(), vectors(), steps=20, rate=1e-2, resume="changed", **options)
+    assert len(f.bounds) == 20 and min(f.bounds[6:]) > first.bounds[-1] - 0.1
 
 
 def test_nothing_is_kept_of_a_fit_that_never_was_good(tmp_path):
@@ -220,12 +220,12 @@ def test_nothing_is_kept_of_a_fit_that_never_was_good(tmp_path):
 def test_more_steps_are_not_lost_to_an_older_last_phase(tmp_path):
     net, data = mixture(heads=3), vectors(60)
     fit(net, data, method=bt.MAP(restarts=3, steps=8), checkpoints=tmp_path)
-    longer = fit(net, data, method=bt.MAP(restarts=3, steps=40), checkpoints=bt.Checkpoints(tmp_path, resume="changed"))
+    longer = fit(net, data, method=bt.MAP(restarts=3, steps=16), checkpoints=bt.Checkpoints(tmp_path, resume="changed"))
     kept = checkpoint.read(tmp_path / checkpoint.NAME, net.network)
     best = net.replace({name: kept.part("best")[name] for name in longer.learned})
-    assert longer.bounds[40] == pytest.approx(float(evidences(best, *data).mean()), abs=1e-9)
+    assert longer.bounds[16] == pytest.approx(float(evidences(best, *data).mean()), abs=1e-9)
     again = fit(
-        net, data, method=bt.MAP(restarts=3, steps=40), checkpoints=bt.Checkpoints(tmp_path, resume=True)
+        net, data, method=bt.MAP(restarts=3, steps=16), checkpoints=bt.Checkpoints(tmp_path, resume=True)
     )  # a finished last phase stays
     assert again.bounds == longer.bounds
 
@@ -372,9 +372,9 @@ def test_own_statistics_see_what_was_observed():
     net = by_word(1, [0.8, 0.2])
     data = ragged(net)
     f, y = fit(net, data, **STILL), torch.cat([y for _, y in data])
-    found = f.check(data, {"square": lambda y: y.square().mean(), "rows": lambda y: len(y)}, draws=40)
+    found = f.check(data, {"square": lambda y: y.square().mean(), "rows": lambda y: len(y)}, draws=20)
     assert found.observed["square"] == pytest.approx(float(y.square().mean())) and found.observed["rows"] == len(y)
-    assert found.mean["rows"] == len(y) and found.mean["square"] == pytest.approx(found.observed["square"], rel=0.15)
+    assert found.mean["rows"] == len(y) and found.mean["square"] == pytest.approx(found.observed["square"], rel=0.2)
     usual = f.check(data, draws=2)
     assert usual.observed["variance"] == pytest.approx(float(y.var(0).mean()))
 

@@ -103,7 +103,7 @@ def check_joint(told: Asked, tolerance: float) -> None:
 def test_the_joint_the_evidence_and_the_posterior_are_the_references(case: Case):
     told = asked(case)
     check_joint(told, 1e-10)
-    if case not in SUMMED:
+    if case not in SUMMED or case.name == "codebook, two slices":  # of which "slice, codebook" has all
         return
     model, prior = with_tables(told)
     expected = float(reference.log_evidence(told.sentence.state.world, told.sentence.state.evidence))

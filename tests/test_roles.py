@@ -326,7 +326,7 @@ def test_soft_readings_have_the_mean_and_the_variance_of_the_process():
 def test_intervals_hold_what_they_say_of_sentences(sentences):
     """A planted theta of the prior; sentences that draw a relation, or read softly by several; words are alike."""
     rng, inside = np.random.default_rng(3), {"drawn": [], "soft": [], "word": []}
-    for _ in range(150):
+    for _ in range(100):
         theta = rng.dirichlet(np.full(4, 0.7))
         drawn = np.eye(4)[rng.choice(4, sentences, p=theta)]
         soft = rng.dirichlet(4 * theta + 1e-9, sentences)
