@@ -20,7 +20,7 @@ from bnet_transformer.inference.fit import result, run
 from bnet_transformer.inference.fit.objective import Objective
 from bnet_transformer.inference.fit.run import method_of
 from bnet_transformer.tpm import Categorical, Normal
-from bnet_transformer.training.steps import schedule_of
+from bnet_transformer.training.configs import schedule_of
 from tests import flat_options
 
 ARVIZ = pytest.mark.filterwarnings("ignore:\nArviZ is undergoing:FutureWarning")
