@@ -25,7 +25,7 @@ DOORS = {
     "tokenizers": {"_core/tokenizer.py", "pretrained/vocabulary.py"},
     "huggingface_hub": {"pretrained/source.py"},
     "transformers": {"pretrained/config.py"},
-    "arviz": {"inference/fit/samples.py", "inference/fit/comparing.py"},
+    "arviz": {"inference/fit/draws.py", "inference/fit/heads.py"},
     "anywidget": {"viz/page/widget.py"},
     "traitlets": {"viz/page/widget.py"},
     "h5py": {"pretrained/geometric_file.py"},
