@@ -220,31 +220,6 @@ def labels(world: World, tokens: Mapping[str, Sequence[str]], node: int) -> tupl
     return None if found is None or len(found) != member.tpm.states else tuple(found)
 
 
-def arrow_weights(
-    world: World, selection: Selection, seen: Mapping[int, Tensor], budget: int = BUDGET
-) -> dict[tuple[int, int], float]:
-    """`P(j | i)` for each arrow along which a selected node reads another word; averaged over what is open."""
-    weights: dict[tuple[int, int], float] = {}
-    for member in world.network.members:
-        if not member.reads_words or not world.ground.kept(member.family, selection):
-            continue
-        for node in world.ground.nodes(member.family, selection).tolist():
-            reading = None if node in world.do else expected_reading(world, node, seen, budget)
-            if reading is None:
-                continue
-            share = dict(zip(reading[0], reading[1].tolist(), strict=True))
-            alone = single_parents(world, node)
-            for given in member.inputs:
-                parent = world.network.members[given.parent].family
-                if WORD in given.over:
-                    for other in world.ground.parents(node):
-                        if world.ground.family_of(other) == parent and other not in alone:
-                            offset = other - int(world.ground.offsets[parent.index])
-                            word = offset % world.ground.shapes[parent.index][-1]
-                            weights[other, node] = share.get(word, 0.0)
-    return weights
-
-
 def expected_reading(
     world: World, node: int, evidence: Mapping[int, Tensor], budget: int = BUDGET
 ) -> tuple[list[int], Tensor] | None:

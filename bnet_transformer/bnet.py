@@ -186,9 +186,9 @@ class BNet:
         >>> net.pyro().sites, net.pyro(parameters="own").sites
         (('theta_c', 'c', 'y'), ('c', 'y'))
         """
-        from bnet_transformer.pyro_reading import pyro_model
+        from bnet_transformer.pyro_reading import PyroModel
 
-        return pyro_model(self.network, parameters)
+        return PyroModel(self.network, parameters)
 
     @within_memory("generate")
     def generate(self, prompt: object = None, **options: Any) -> Generated:
@@ -488,11 +488,11 @@ def load(path: Path, *, trust: Collection[str] | bool = ()) -> Any:
         path: The file.
         trust: Names of TPM classes of other packages that may be imported.
     """
-    from bnet_transformer.inference.fit import saved
+    from bnet_transformer.inference.fit import result as fits
 
-    if not saved.is_fit(path):
+    if not fits.is_fit(path):
         return BNet(files.load(path, trust=trust))
-    result: Any = saved.load(path, trust=trust)
+    result: Any = fits.load(path, trust=trust)
     return replace(result, net=BNet(result.network))
 
 

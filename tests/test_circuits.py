@@ -281,8 +281,8 @@ def test_all_arrows_are_the_clean_run_and_none_the_corrupt_one(name):
     arrows = arrows_of(ours, theirs, nodes, axes_over(ours.world.ground, None), None)
     runs = runs_of(ours, theirs, arrows, metric, 2**29)
     every = {family: np.ones(len(into), dtype=bool) for family, into in arrows.into.items()}
-    close(runs.whole(every), runs.clean_metric())
-    close(runs.whole({family: ~marks for family, marks in every.items()}), runs.corrupt_metric())
+    close(runs.whole(every), runs.metric_of(runs.clean))
+    close(runs.whole({family: ~marks for family, marks in every.items()}), runs.metric_of(runs.corrupt))
 
 
 def test_the_circuit_as_a_graph():

@@ -125,6 +125,7 @@ def test_draws_of_words_that_share_a_mean_are_apart() -> None:
     assert_close(drawn.T.cov(), 0.25 * torch.eye(6, dtype=D), rtol=0, atol=0.025)
 
 
+@pytest.mark.slow
 def test_compiled_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     own = torch.compile

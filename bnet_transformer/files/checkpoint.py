@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bnet_transformer._core.hashing import digest_of
 from bnet_transformer.errors import BNetError, FileError, mapping, one_of, put, whole
-from bnet_transformer.files import alone, as_path, read_tensors, reading, write_tensors
+from bnet_transformer.files import as_path, exclusive_lock, read_tensors, reading, write_tensors
 from bnet_transformer.network import Network
 
 WANTED = "a checkpoint of train"
@@ -111,7 +111,7 @@ def path_of(folder: object) -> Path:
 @contextlib.contextmanager
 def kept_by(checkpoints: Checkpoints | None, first: bool) -> Iterator[None]:
     """While a run keeps checkpoints in a folder no other does; of several processes the `first` sees to it."""
-    with contextlib.nullcontext() if checkpoints is None or not first else alone(checkpoints.path()):
+    with contextlib.nullcontext() if checkpoints is None or not first else exclusive_lock(checkpoints.path()):
         yield
 
 

@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError, DeclarationError, FileError, shown
-from bnet_transformer.files.alone import still_alone
 from bnet_transformer.files.atomic import as_path, replacing
 
 KEY = "bnet_transformer"
@@ -27,7 +26,6 @@ LONGEST_HEADER = 2**26
 def write_tensors(path: str | os.PathLike[str], head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """A file of tensors, with the hash of all that is in it; `head` has its "format" and "version"."""
     told = {**head, "sha256": _digest(head, tensors)}
-    still_alone(as_path(path))
     with replacing(path) as temporary:
         save_file(dict(tensors), temporary, metadata={KEY: json.dumps(told)})
 

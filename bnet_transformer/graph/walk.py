@@ -5,7 +5,7 @@ A set of nodes is a boolean array for each family, so that one step along a bund
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +77,25 @@ def marks_of(ground: Ground, nodes: Iterable[int]) -> dict[int, Marks]:
 def _closure(
     ground: Ground, nodes: Iterable[int], *, up: bool, ends: Collection[int] = (), stops: Iterable[int] = ()
 ) -> list[int]:
-    roots, stopped = marks_of(ground, nodes), marks_of(ground, stops)
+    roots = marks_of(ground, nodes)
+    reached = reach(ground, roots, up=up, ends=ends, stops=stops)
+    found: list[int] = []
+    for index in sorted(reached):
+        mark = reached[index] & ~roots[index] if index in roots else reached[index]
+        found.extend((np.flatnonzero(mark) + int(ground.offsets[index])).tolist())
+    return found
+
+
+def reach(
+    ground: Ground,
+    roots: Mapping[int, Marks],
+    *,
+    up: bool,
+    ends: Collection[int] = (),
+    stops: Iterable[int] = (),
+) -> dict[int, Marks]:
+    """Mark every node to which a path leads from some marked nodes, up or down, by at least one arrow."""
+    stopped = marks_of(ground, stops)
     reached: dict[int, Marks] = {}
     fresh = dict(roots)
     while fresh:
@@ -93,11 +111,7 @@ def _closure(
             if new.any():
                 reached[other] = np.asarray(reached[other] | hit) if other in reached else hit
                 fresh[other] = np.asarray(fresh[other] | new) if other in fresh else new
-    found: list[int] = []
-    for index in sorted(reached):
-        mark = reached[index] & ~roots[index] if index in roots else reached[index]
-        found.extend((np.flatnonzero(mark) + int(ground.offsets[index])).tolist())
-    return found
+    return reached
 
 
 def spread(ground: Ground, bundle: Bundle, mark: Marks, *, up: bool) -> Marks:

@@ -22,7 +22,7 @@ from bnet_transformer import reference
 from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.graph import ancestral_order
 from bnet_transformer.inference import router
-from bnet_transformer.inference.sampling import normal_of
+from bnet_transformer.inference.node_queries import normal_of
 from bnet_transformer.network import Member
 from bnet_transformer.reference import ATOL, BUDGET, Run, World
 

@@ -71,7 +71,7 @@ def circuit(
         wanted = "a sentence that differs from clean in what leads to the metric, along candidates"
         raise BNetError("corrupt", expected=wanted, got=got)
     runs = runs_of(ours, theirs, arrows, measure, memory)
-    whole_clean, whole_corrupt = runs.clean_metric(), runs.corrupt_metric()
+    whole_clean, whole_corrupt = runs.metric_of(runs.clean), runs.metric_of(runs.corrupt)
     tests = search(runs, whole_clean, float(threshold))
     told = {"threshold": float(threshold), "over": axes, "clean": whole_clean, "corrupt": whole_corrupt}
     return result_of(ours, arrows, runs.kept, tests, {**told, "outcome": runs.whole(runs.kept)})

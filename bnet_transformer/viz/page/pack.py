@@ -22,11 +22,6 @@ def quantised(shares: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
     return np.asarray(np.rint(np.clip(shares, 0.0, 1.0) * STEPS), dtype=np.uint8)
 
 
-def bits(table: NDArray[np.bool_]) -> str:
-    """A table of booleans, row after row, as base64 of its bits, the first in the highest place."""
-    return base64.b64encode(np.packbits(table.reshape(-1)).tobytes()).decode("ascii")
-
-
 def packed(block: bytes) -> str:
     """A block of bytes as text: gzip, then base64; the same bytes make the same text."""
     return base64.b64encode(gzip.compress(block, compresslevel=4, mtime=0)).decode("ascii")

@@ -28,7 +28,7 @@ def written(told: Described) -> bytes:
         "theme": theme,
         "style": style(),
         "about": as_json(told.about),
-        "reads": packed(told.block),
+        "bytes": packed(told.block),
         "script": script("boot"),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _front("page.html")).encode("utf-8", "replace")
