@@ -7,7 +7,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_pretrained, source_to_net
-from bnet_transformer.pretrained.placing import Placed
+from bnet_transformer.pretrained.keys import Placed
 from bnet_transformer.pretrained.source import Held, model_to_source
 from tests.hugging import BERT, GPT2, MPNET, T5, random_model
 from tests.test_families import TABLE
@@ -93,9 +93,9 @@ def test_auto_is_the_only_device(monkeypatch):
     assert {v.device.type for v in from_pretrained(model, device_map="auto").parameters.values()} == {"cpu"}
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("meta"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
-    from bnet_transformer.pretrained import placing
+    from bnet_transformer.pretrained import keys
 
-    assert placing._only().type == "meta"
+    assert keys._only().type == "meta"
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     with pytest.raises(bt.BNetError, match="auto does not choose among several; got 2 devices meta"):
         from_pretrained(model, device_map="auto")
