@@ -167,10 +167,5 @@ def test_images_that_are_none_are_refused():
             Patches(*sizes)
     with pytest.raises(bt.BNetError, match="the size 12 of a patch"):
         Given(11, image=Patches(3, 4, 4, 2, 2))
-    for changes, match in (
-        ({"patch_size": [1, 2, 3]}, "one for rows and one for columns"),
-        ({"image_size": "large"}, "image_size of the config: expected a whole number"),
-        ({"pooler_act": "relu"}, "pooler_act='tanh'"),
-    ):
-        with pytest.raises(bt.BNetError, match=match):
-            FAMILIES["vit"].options({**VIT, **changes}, "ViTModel", "auto")
+    with pytest.raises(bt.BNetError, match="one for rows and one for columns"):
+        FAMILIES["vit"].options({**VIT, "patch_size": [1, 2, 3]}, "ViTModel", "auto")

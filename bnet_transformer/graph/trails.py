@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bnet_transformer.errors import BudgetError
-from bnet_transformer.graph.balls import cuts, ids_of, marks, roll
 from bnet_transformer.graph.ground import Ground, Selection
-from bnet_transformer.graph.separation import Question, determined, separated, thinned
+from bnet_transformer.graph.separation import Question, cuts, determined, ids_of, marks, roll, separated, thinned
 from bnet_transformer.graph.walk import ancestors, descendants
 
 if TYPE_CHECKING:
