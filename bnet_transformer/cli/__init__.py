@@ -1,8 +1,8 @@
-"""The command line, `bnet-transformer`: one room for each command, imported when it is used.
+"""The command line, `bnet-transformer`: each command is imported when it is used.
 
 Bad input is one clear line on the standard error and exit code 2, an interrupt 130. `group` runs a command and tells
-its errors (`telling`); `shared` has the options, the net and the sentences of all commands, `lines` texts to learn
-from, `outputs` what is printed and written.
+its errors; `signatures` derives options from the functions that commands call; `shared` has the net and the sentences,
+`outputs` what is printed and written.
 """
 
 try:

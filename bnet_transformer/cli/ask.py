@@ -12,8 +12,7 @@ import click
 from bnet_transformer.cli import shared
 from bnet_transformer.cli.outputs import PICTURES, TABLES, Output, Result, most_of, placed, plotted, rows_of
 from bnet_transformer.cli.shared import Asked
-from bnet_transformer.cli.signatures import Count, Options
-from bnet_transformer.cli.signatures import command as make
+from bnet_transformer.cli.signatures import Count, Options, command
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def ask(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-@make(
+@command(
     "posterior",
     group=ask,
     short_help="P(NODE | evidence).",
@@ -82,7 +81,7 @@ def posterior(
     _answer("posterior", asked, to, answer, FORMATS if len(names) < 3 else TABLES)
 
 
-@make("separated", group=ask, short_help="Whether the graph separates X from Y.", formats=TABLES)
+@command("separated", group=ask, short_help="Whether the graph separates X from Y.", formats=TABLES)
 def separated(x: str, y: str, asked: Asked, to: Output, deterministic: bool = False, verify: bool = False) -> None:
     """Whether the graph separates X from Y, each a node or several with commas between.
 
@@ -123,14 +122,14 @@ def _relative(name: str, text: str) -> None:
         _answer(name, asked, to, answer, TABLES)
 
     relative.__doc__ = f'{text}\n\nbnet-transformer ask {name} q_0_1 "the cat sat"'
-    make(name, group=ask, short_help=text, formats=TABLES)(relative)
+    command(name, group=ask, short_help=text, formats=TABLES)(relative)
 
 
 for _name, _text in RELATIVES.items():
     _relative(_name, _text)
 
 
-@make(
+@command(
     "reads",
     group=ask,
     short_help="Which word was read.",

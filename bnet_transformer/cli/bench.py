@@ -14,14 +14,13 @@ import click
 
 from bnet_transformer.cli import outputs
 from bnet_transformer.cli.outputs import Output
-from bnet_transformer.cli.signatures import Count
-from bnet_transformer.cli.signatures import command as make
+from bnet_transformer.cli.signatures import Count, command
 from bnet_transformer.errors import BNetError
 
 MAKES = 'they are not in the wheel: clone the repository, pip install -e ".[dev]" there, and say it there, or --folder'
 
 
-@make("bench", short_help="Run the benchmarks of a clone.", formats=(".json", ".md"))
+@command("bench", short_help="Run the benchmarks of a clone.", formats=(".json", ".md"))
 def bench(
     rows: tuple[str, ...], to: Output, folder: str | None = None, runs: Count | None = None, markdown: bool = False
 ) -> None:

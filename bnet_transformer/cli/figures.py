@@ -12,8 +12,7 @@ import click
 from bnet_transformer.cli import shared
 from bnet_transformer.cli.outputs import Output, placed
 from bnet_transformer.cli.shared import Asked
-from bnet_transformer.cli.signatures import Options, is_whole
-from bnet_transformer.cli.signatures import command as make
+from bnet_transformer.cli.signatures import Options, command, is_whole
 from bnet_transformer.errors import BNetError
 
 FORMATS = (".bif", ".dot", ".graphml", ".html", ".json", ".pdf", ".png", ".svg", ".tex")
@@ -21,7 +20,7 @@ GRAPHS = ("weights", "slices", "heads", "attention", "min_weight", "top", "detai
 PAGES = ("detail", "posterior", "slices", "heads", "title", "theme")
 
 
-@make(
+@command(
     "draw",
     short_help="Draw the bnet of a sentence.",
     formats=FORMATS,
@@ -63,7 +62,7 @@ def draw(
     to.say({"command": "draw", "model": asked.model, "sentences": told}, lines)
 
 
-@make(
+@command(
     "explore",
     short_help="Write a sentence's interactive page.",
     formats=(".html",),

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bnet_transformer.cli import shared
 from bnet_transformer.cli.outputs import PICTURES, TABLES, Output, Result, most_of, plotted, rows_of
 from bnet_transformer.cli.shared import Source
-from bnet_transformer.cli.signatures import Count, Options
-from bnet_transformer.cli.signatures import command as make
+from bnet_transformer.cli.signatures import Count, Options, command
 
 if TYPE_CHECKING:
     from bnet_transformer.inference import Inclusion
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 HANDED_ON = ("method", "sigma", "output", "role", "interval", "budget", "seed")
 
 
-@make(
+@command(
     "heads",
     short_help="Tell which heads matter.",
     formats=(*PICTURES, *TABLES),

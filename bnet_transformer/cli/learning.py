@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from bnet_transformer.cli import shared
+from bnet_transformer.cli.group import Interrupted
 from bnet_transformer.cli.outputs import PICTURES, TABLES, Output, Result, plotted, rows_of
 from bnet_transformer.cli.shared import Source
-from bnet_transformer.cli.signatures import Options, is_whole
-from bnet_transformer.cli.signatures import command as make
-from bnet_transformer.cli.telling import Interrupted
+from bnet_transformer.cli.signatures import Options, command, is_whole
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
@@ -137,7 +136,7 @@ def refuse_declared(declared: Mapping[str, Any]) -> None:
         raise BNetError("--model", expected="no option of a new net beside it", got=got)
 
 
-@make(
+@command(
     "fit",
     short_help="Fit the heads of a net to text.",
     formats=(".fit", ".json", *PICTURES, ".safetensors"),
@@ -237,7 +236,7 @@ def _result(found: Fit[BNet], observed: str) -> Result:
     return Result(told, said, None, plotted(found), save)
 
 
-@make(
+@command(
     "train",
     short_help="Train a decoder, or a saved net.",
     formats=(*TABLES, *PICTURES, ".safetensors"),

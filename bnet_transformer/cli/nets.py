@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from bnet_transformer.cli import shared
 from bnet_transformer.cli.outputs import PICTURES, TABLES, Output, Result, placed, plotted
 from bnet_transformer.cli.shared import Asked, Source
-from bnet_transformer.cli.signatures import Options, is_whole
-from bnet_transformer.cli.signatures import command as make
+from bnet_transformer.cli.signatures import Options, command, is_whole
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
     from bnet_transformer.cost import Cost
 
 
-@make(
+@command(
     "cost",
     short_help="Count FLOPs, parameters and bytes.",
     formats=(*TABLES, *PICTURES),
@@ -82,7 +81,7 @@ def _told(cost: Cost, of: str) -> dict[str, Any]:
     return {"of": of, "words": cost.words, "batch": cost.batch, **totals, "rows": rows, "slices": slices}
 
 
-@make("models", short_help="List pretrained nets and families.")
+@command("models", short_help="List pretrained nets and families.")
 def models(json: bool = False) -> None:
     """List the pretrained nets that are local, and the families that can be read.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bnet_transformer.cli.telling import seen
+from bnet_transformer.cli.group import seen
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:

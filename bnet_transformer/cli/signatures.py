@@ -145,11 +145,7 @@ def _declared(node: Any, named: Mapping[str, Any]) -> Iterator[tuple[str, ast.ex
             if isinstance(base, ast.Name) and base.id in named:
                 yield from _declared(named[base.id], named)
         for each in node.body:
-            if (
-                isinstance(each, ast.AnnAssign)
-                and each.value
-                and not ast.unparse(each.annotation).startswith("ClassVar")
-            ):
+            if isinstance(each, ast.AnnAssign) and "ClassVar" not in ast.unparse(each.annotation):
                 yield ast.unparse(each.target), each.annotation, each.value
         return
     required = [None] * (len(node.args.args) - len(node.args.defaults))

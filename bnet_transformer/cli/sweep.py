@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from bnet_transformer.cli import shared
 from bnet_transformer.cli.outputs import PICTURES, TABLES, Output, Result, most_of, plotted, rows_of
 from bnet_transformer.cli.shared import Asked
-from bnet_transformer.cli.signatures import Count, Options
-from bnet_transformer.cli.signatures import command as make
+from bnet_transformer.cli.signatures import Count, Options, command
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
     from bnet_transformer.sentence import Sentence
 
 
-@make(
+@command(
     "sweep",
     short_help="Put clean values into a corrupt run.",
     formats=(*PICTURES, *TABLES),

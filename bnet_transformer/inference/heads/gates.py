@@ -73,7 +73,6 @@ def inclusion(
         draws: Draws of the posterior.
         rounds: Rounds of `"svi"`.
         budget: The most runs, sentences x 2^heads, of a slice that `"exact"` may take.
-        memory: About how many bytes are used at once.
         seed: The seed of the draws.
         progress: Show a bar: in a terminal (None), always or never.
 
