@@ -420,7 +420,7 @@ def test_nets_that_have_no_reading_are_refused():
 
 
 def test_the_plot_has_a_sign_for_each_head():
-    found = bt.roles(planted(slices=2), SEPARATED * 20, separators=["[S]"])
+    found = bt.roles(planted(slices=2), SEPARATED * 5, separators=["[S]"])
     ax = bt.plot(found).axes[0]
     told = [text.get_text() for text in ax.texts]
     assert told[::2] == ["=", "←", "→", "⇤", "|", "≡"] * 2

@@ -141,7 +141,7 @@ class PyroModel:
         """Family after family: sites are drawn, the rest is computed."""
         course, found = told.course, {}
         for group in self._groups(want):
-            random = [index for index in group if self._is_site(index) and index not in told.set_]
+            random = [index for index in group if self.network.members[index].tpm.is_random and index not in told.set_]
             scanned = group[0] in self.network.graph.recurrent
             for index in random if scanned else ():
                 if index not in told.observed:
@@ -165,8 +165,9 @@ class PyroModel:
                     course.values[group[0]] = value_of(course, group[0])
         for name in want:
             index = self.network.graph.family(name).index
-            if not self._is_site(index):
-                found[name] = self._record(course, self.network.members[index])
+            if not self.network.members[index].tpm.is_random:
+                value = course.values[index]
+                found[name] = pyro.deterministic(name, value, event_dim=event_dims(self.network.members[index], value))
         return found
 
     def _site(self, told: _Told, member: Member) -> Tensor:
@@ -215,20 +216,12 @@ class PyroModel:
                 allowed="a guide that draws it (SVI), or do= for it",
             )
 
-    def _is_site(self, index: int) -> bool:
-        return self.network.members[index].tpm.is_random
-
     def _groups(self, want: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """The families above a random or wanted one, in order."""
         output = () if self.random or want else (output_of(self.network),)
         graph = self.network.graph
         asked = [*(member.family.index for member in self.random), *(graph.family(n).index for n in (*want, *output))]
         return self.network.groups_of(graph.ancestral_set(asked))
-
-    def _record(self, course: Course, member: Member) -> Tensor:
-        value = course.values[member.family.index]
-        recorded: Tensor = pyro.deterministic(member.family.name, value, event_dim=event_dims(member, value))
-        return recorded
 
     def _tables(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tables with a prior: log of Dirichlet rows, drawn once for the corpus."""

@@ -25,7 +25,7 @@ from bnet_transformer.data.task import check_has_words, infer_task
 from bnet_transformer.errors import BNetError, BudgetError, number, one_of, room_for, seed_of, whole, within_memory
 from bnet_transformer.inference.heads.posterior import Posterior, passes_of, posterior_of, relaxed, settings
 from bnet_transformer.inference.heads.result import MEASURES, Damage, Inclusion, counts_of, order_by
-from bnet_transformer.inference.heads.runs import Around, Part, Runs, likelihood_for, sites_of
+from bnet_transformer.inference.heads.runs import Part, Runs, likelihood_for, sites_of
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.training.loop_config import LoopConfig
 
@@ -171,7 +171,7 @@ def _scale(sigma: float | None) -> float:
 
 def _sigma(runs: Runs, lost: Tensor, sigma: float | None) -> float | None:
     """The spread around the output: as it was told, or so that one head off moves the output by it on average."""
-    if not isinstance(runs.likelihood, Around):
+    if runs.likelihood.is_observed:
         return None
     name, found = runs.likelihood.families[0], float((2 * lost.mean()).sqrt())
     if not found > 0:
@@ -236,7 +236,7 @@ def damage(
 def _said(runs: Runs) -> str:
     """The likelihood in words."""
     names = ", ".join(runs.likelihood.families)
-    return f"{AROUND}{names}" if isinstance(runs.likelihood, Around) else f"P({names} | x)"
+    return f"P({names} | x)" if runs.likelihood.is_observed else f"{AROUND}{names}"
 
 
 def _shared(runs: Runs, here: Ranks) -> Runs:

@@ -7,11 +7,9 @@ or of one for each sentence: of a slice all that its heads do not change is comp
 
 from __future__ import annotations
 
-import abc
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import final
 
 import torch
 from torch import Tensor
@@ -101,28 +99,22 @@ def _beside(network: Network, index: int, needed: set[int]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Likelihood(abc.ABC):
-    """What is asked of a run: some families, and from them `log P` of each sentence, up to a constant."""
+class Likelihood:
+    """What is asked of a run: some families, and from them `log P` of each sentence, up to a constant.
+
+    Where something is observed that is `log P(y | x, gates)`; else `- |f(gates) - f(all on)|^2 / 2` of an output f, or
+    `log Normal(f(all on); f(gates), sigma)` times `sigma^2`.
+    """
 
     families: tuple[str, ...]
+    is_observed: bool
 
-    @abc.abstractmethod
     def log(self, module: Module, course: Course, plan: Plan, corpus: Batch, full: Tensor | None) -> Tensor:
         """`[sentence]`; `full` is the output of the run in which all heads are on."""
-
-    def check(self, plan: Plan, network: Network) -> None:
-        """Refuse nets that choose."""
-        if plan.enumerated:
-            name = network.members[plan.enumerated[0]].family.name
-            raise ReadingError(name, expected="a net that chooses nothing", got="a choice that is open")
-
-
-@final
-@dataclass(frozen=True)
-class Observed(Likelihood):
-    """`log P(y | x, gates)` of what is observed."""
-
-    def log(self, module: Module, course: Course, plan: Plan, corpus: Batch, full: Tensor | None) -> Tensor:
+        if not self.is_observed:
+            found = module.wanted(course, self.families[0], plan.wanted[0])  # a value, log probabilities, a mean
+            apart = found - (found if full is None else full)
+            return -0.5 * apart.square().flatten(1).sum(-1).to(course.log_dtype)
         total = torch.zeros(1, dtype=course.log_dtype, device=course.device)
         for name in self.families:
             member = module.network.member(name)
@@ -131,27 +123,22 @@ class Observed(Likelihood):
             total = total + table.sum(tuple(range(1, table.dim())))
         return total
 
-
-@final
-@dataclass(frozen=True)
-class Around(Likelihood):
-    """`- |f(gates) - f(all on)|^2 / 2` of an output f: `log Normal(f(all on); f(gates), sigma)` times `sigma^2`."""
-
-    def log(self, module: Module, course: Course, plan: Plan, corpus: Batch, full: Tensor | None) -> Tensor:
-        found = module.wanted(course, self.families[0], plan.wanted[0])  # a value, log probabilities, a mean
-        apart = found - (found if full is None else full)
-        return -0.5 * apart.square().flatten(1).sum(-1).to(course.log_dtype)
+    def check(self, plan: Plan, network: Network) -> None:
+        """Refuse nets that choose."""
+        if plan.enumerated:
+            name = network.members[plan.enumerated[0]].family.name
+            raise ReadingError(name, expected="a net that chooses nothing", got="a choice that is open")
 
 
 def likelihood_for(network: Network, corpus: Batch, output: str | None) -> Likelihood:
     """By what is observed, where something is; else around an output: by default what the module returns."""
     if corpus.evidence:
-        return Observed(tuple(corpus.evidence))
+        return Likelihood(tuple(corpus.evidence), is_observed=True)
     name = output_of(network) if output is None else output
     member = network.member(name)
     if not member.shape and not member.tpm.is_random:
         raise BNetError("output", expected="a family of vectors, or a readout", got=name)
-    return Around((name,))
+    return Likelihood((name,), is_observed=False)
 
 
 @dataclass(frozen=True)
@@ -194,7 +181,7 @@ class Runs:
         """The sentences in parts of about so many words, each run once with all heads on; the `values` of the sites
         are kept where they are asked for."""
         kept = dict.fromkeys(name for site in self.sites for name in (site.name, *site.beside) if values)
-        around = isinstance(self.likelihood, Around)
+        around = not self.likelihood.is_observed
         if not len(self.corpus):
             return
         for which, corpus in self.corpus.parts_by_length(self.module.network, words):
