@@ -19,6 +19,7 @@ from bnet_transformer.graph import Ground, Quotient, Selection, Separation, Stru
 from bnet_transformer.graph.queries import Names
 from bnet_transformer.graph.trails import LIMIT
 from bnet_transformer.inference import Counterfactual, Inclusion, Reads, Route, Samples, SentenceState, Tan, TanTree
+from bnet_transformer.inference.dependence import over_choices, over_roots
 from bnet_transformer.viz import Picture, figures
 from bnet_transformer.viz.figures import Path
 from bnet_transformer.viz.page import notebook
@@ -614,8 +615,8 @@ class Sentence:
         if not verify:
             return result
         left, right, known = ([self.ground.id(name) for name in part] for part in (result.x, result.y, result.given))
-        over_choices, over_roots = inference.dependences(self.state.world, left, right, known, budget)
-        return replace(result, over_choices=over_choices, over_roots=over_roots)
+        choices = over_choices(self.state.world, left, right, known, budget)
+        return replace(result, over_choices=choices, over_roots=over_roots(self.state.world, left, right, known))
 
     def shrink(self, boxes: Mapping[str, str] | Callable[[str], str], *, weights: bool = False) -> Quotient:
         """The graph with each box of nodes shrunk to one.

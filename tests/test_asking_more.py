@@ -320,14 +320,6 @@ def test_entropies_are_told_of_each_head_too():
     close(open_.head_entropies[:, 0], open_.entropies)
 
 
-def test_a_reading_says_over_what_it_is_averaged():
-    assert doubled(heads=3).sentence("the cat").reads().head == "averaged over c"
-    assert doubled(heads=3).sentence("the cat").do(c=1).reads().head == "one head"
-    assert doubled(heads=3).sentence("the cat").tan_tree().head == "averaged over c"
-    assert doubled(combine="concat").sentence("the cat").reads().head == "the mean over heads"
-    assert "averaged over W_q_0, W_k_0" in doubled(atoms=2).sentence("the cat").reads()._repr_html_()
-
-
 # dependence
 
 

@@ -10,7 +10,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.inference import Answers, Attend, Evidence, Mean, Noise, Zero, posterior
+from bnet_transformer.inference import Attend, Evidence, Mean, Noise, Zero, posterior
 from bnet_transformer.tpm import Attention, Dot, Given, Normal
 from tests.cases import case_of, close, doubled
 
@@ -133,24 +133,6 @@ def test_what_was_done_before_holds_in_every_question():
     close(found.attention[0, 0, 1], torch.full((3,), 1 / 3, dtype=D))
     drawn = s.observe(y_1=2, c=1).sample(50)
     assert set(drawn["y_1"].tolist()) == {2} and set(drawn["c"].tolist()) == {1}
-
-
-def test_means_are_of_all_sentences():
-    net = doubled(combine="concat")
-    several = [net.sentence(f"the {word} sat") for word in ("cat", "dog", "bird", "fish")]
-    wanted = torch.stack([s["x_1_1"] for s in several]).mean(0)
-    close(several[0].do(x_1_1=Mean(several))["x_1_1"], wanted)
-    close(several[0].do(x_1_1=Mean(several[1:]))["x_1_1"], (4 * wanted - several[0]["x_1_1"]) / 3)
-
-
-def test_a_mean_over_words_reads_each_word_once(monkeypatch):
-    net = doubled(combine="concat", residual=True)
-    s, read = net.sentence("the cat sat on the mat"), []
-    value = Answers.value
-    monkeypatch.setattr(Answers, "value", lambda self, node: read.append(node) or value(self, node))
-    done = s.do({"v": Mean()})
-    assert len(read) == len(set(read))
-    close(done["v_0_1_3"], sum(s[f"v_0_1_{i}"] for i in range(6)) / 6)
 
 
 def test_noise_and_means_over_words_are_of_the_sentence_with_all_else_done():

@@ -6,7 +6,6 @@ from bnet_transformer.inference.abduction import counterfactual as counterfactua
 from bnet_transformer.inference.corpus_tan import CorpusTan as CorpusTan
 from bnet_transformer.inference.corpus_tan import corpus_tan as corpus_tan
 from bnet_transformer.inference.corpus_tan import tan_of_corpus as tan_of_corpus
-from bnet_transformer.inference.dependence import dependences as dependences
 from bnet_transformer.inference.exact import add_gradient as add_gradient
 from bnet_transformer.inference.exact import log_evidence as log_evidence
 from bnet_transformer.inference.exact import posterior as posterior

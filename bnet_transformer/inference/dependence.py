@@ -30,13 +30,6 @@ LEAST = 1e-7  # what is left of a derivative, relative to it, once what is given
 RANK = 1e-10
 
 
-def dependences(
-    world: World, x: Sequence[int], y: Sequence[int], given: Sequence[int], budget: int = BUDGET
-) -> tuple[float | None, float | None]:
-    """Both tests, each from 0 to 1; None where it cannot be made."""
-    return over_choices(world, x, y, given, budget), over_roots(world, x, y, given)
-
-
 def over_choices(
     world: World, x: Sequence[int], y: Sequence[int], given: Sequence[int], budget: int = BUDGET, atol: float = ATOL
 ) -> float | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.axes import WORD, join
-from bnet_transformer.compiler.course import Course, SomeNodes
+from bnet_transformer.compiler.course import Course, Request, SomeNodes
 from bnet_transformer.compiler.module import Module, Values
 from bnet_transformer.compiler.told import batch_of as batch_of_values
 from bnet_transformer.compiler.told import lead_of, readable
@@ -55,9 +55,8 @@ def log_evidence(
     torch.Size([1])
     """
     _check_asked(module, budget, atol)
-    course, factors = question_to_factors(
-        module, evidence, None, x, mask, do=do, patched=patched, rows=rows, given=given, atol=atol, budget=budget
-    )
+    request = Request((), x, mask, given, do, patched=patched, rows=rows)
+    course, factors = question_to_factors(module, evidence, None, request, atol=atol, budget=budget)
     total = eliminated(course, factors, dtype)
     if check and readable(total):
         check_possible(course, factors, total)
@@ -105,9 +104,8 @@ def posterior(
     if query in (do or ()):
         raise BNetError(query, expected="a family that is still random", got="one that is set by do=")
     with torch.no_grad():
-        course, factors = question_to_factors(
-            module, evidence, query, x, mask, do=do, patched=patched, rows=rows, given=given, atol=atol, budget=budget
-        )
+        request = Request((), x, mask, given, do, patched=patched, rows=rows)
+        course, factors = question_to_factors(module, evidence, query, request, atol=atol, budget=budget)
     place = course.layout.enumerated.index(index)
     batch = 1 if member.scope == "corpus" else batch_of(factors, course)
     shape = full_shape(course, member.family.plates, member.family.words, batch)

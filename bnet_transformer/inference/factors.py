@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from bnet_transformer.compiler.course import Course, Request, SomeNodes
-from bnet_transformer.compiler.module import Module, Values
+from bnet_transformer.compiler.course import Course, Inputs, Request
+from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.seeing import seen, states
 from bnet_transformer.compiler.told import batch_of, by_family, check_states, check_value, laid_out, lead_of, there_of
 from bnet_transformer.data import Evidence
@@ -55,46 +55,41 @@ def question_to_factors(
     module: Module,
     evidence: Mapping[str, Evidence],
     query: str | None,
-    x: Values | None,
-    mask: Values | None,
+    request: Request,
     *,
-    do: Mapping[str, Tensor] | None,
-    patched: SomeNodes | None = None,
-    rows: SomeNodes | None = None,
-    given: Mapping[str, Tensor] | None = None,
     atol: float,
     budget: int,
-    check_values: bool | None = None,
 ) -> tuple[Course, list[Factor]]:
     """The factors that evidence and a query need, every choice among them enumerated along a dim of its own.
 
-    `do` sets whole families, `patched` some nodes of a family, `rows` the attention weights of some nodes.
-    `check_values` is that of `Request`.
+    Args:
+        module: The compiled net.
+        evidence: What was observed, by family.
+        query: The discrete family that is asked for, if any.
+        request: The sentences and their interventions; the families that are computed are found here.
+        atol: The tolerance of evidence on families that are functions of their parents.
+        budget: The most joint states of the choices on which one value depends.
     """
-    network = module.network
-    evidence, do = mapping("evidence", evidence), mapping("do", do)
-    patched, rows = patched or {}, rows or {}
+    network, rows = module.network, request.rows or {}
+    evidence, do, patched = mapping("evidence", evidence), mapping("do", request.do), request.patched or {}
     _check_names(network, evidence, do)
     forms = {name: _says(told, patched.get(name)) for name, told in evidence.items()}
     question = analyse_question(module, forms, query, do, {**patched, **rows})
     if question.fault is not None and question.has_plan:
         raise question.fault
-    inputs = module.inputs(x, given)
+    inputs = request.x if isinstance(request.x, Inputs) else module.inputs(request.x, request.given)
     for index, choices in question.choices.items():
         check_count(network, index, choices, inputs.words, budget)
     _check_forms(module, evidence, do, inputs.words, inputs.batch)
-    request = Request(
-        question.want,
-        inputs,
-        mask,
-        do=do,
+    request = replace(
+        request,
+        want=question.want,
+        x=inputs,
         observed={name: _every_state(evidence[name], patched.get(name)) for name in question.settled},
         patched={name: some for name, some in patched.items() if name not in question.settled},
-        rows=rows,
         training=False,
         enumerate_too=question.free,
         left=frozenset(question.below.values()),
-        check_values=check_values,
     )
     course, plan = module.run(request)
     factors = []

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from bnet_transformer.compiler import Module
+from bnet_transformer.compiler import Module, Request
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.seeing import states
 from bnet_transformer.data import Batch, Evidence
@@ -104,17 +104,9 @@ class Objective(nn.Module):
         """What is asked of the factors of the sentences."""
         if not self.learned.weights and do is None and corpus in self._kept:
             return ask(*self._with_tables(*self._kept[corpus]))
+        request = Request((), corpus.x, corpus.mask, corpus.given, do, check_values=self.check_values)
         course, factors = question_to_factors(
-            self.module,
-            corpus.evidence,
-            None,
-            corpus.x,
-            corpus.mask,
-            do=do,
-            given=corpus.given,
-            atol=ATOL,
-            budget=self.budget,
-            check_values=self.check_values,
+            self.module, corpus.evidence, None, request, atol=ATOL, budget=self.budget
         )
         return ask(course, factors)
 
