@@ -18,7 +18,6 @@ CORE := $(VENV)/core.stamp
 DEV := $(VENV)/dev.stamp
 MINILM := $(VENV)/minilm.stamp
 PEERS := $(VENV)/peers.stamp
-FUZZ := $(VENV)/fuzz.stamp
 DOCS := $(VENV)/docs.stamp
 COMMA := ,
 PIP_AUDIT := pip-audit==2.10.1
@@ -27,7 +26,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 VERSION := import platform; print(platform.python_version())
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-all lint notebooks docs docs-links bench experiments soak audit clean help remake
+.PHONY: demo test test-all lint notebooks docs docs-links bench experiments audit clean help remake
 .NOTPARALLEL:
 
 help:
@@ -42,7 +41,6 @@ help:
 	@echo "make clean        remove what builds, tests and the demo left behind; .venv stays"
 	@echo "make experiments  train on the tasks of docs/experiments, and write its pages anew (some twenty minutes)"
 	@echo "make notebooks    execute the notebooks in place (some minutes); NOTEBOOKS=--check writes nothing, =1_ runs one"
-	@echo "make soak         kill, starve, damage and fuzz what the library does, into docs/soak.md (some minutes); SOAK='--only kill'"
 
 demo: $(MINILM)
 	@echo "== demo: the bnet of a sentence, into demo/"
@@ -99,12 +97,6 @@ experiments: $(CORE)
 	@echo "== experiments: training on small tasks, into docs/experiments/"
 	@$(BIN)/python -m experiments
 
-SOAK ?= --markdown docs/soak.md
-
-soak: $(FUZZ)
-	@echo "== soak: killed runs, full disks, damaged files, little memory, threads, company, fuzzing"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak $(SOAK)
-
 audit:
 	@echo "== audit: known advisories on the pins (needs the network)"
 	@test -x build/audit/bin/pip-audit || { '$(PYTHON)' -m venv build/audit && \
@@ -145,10 +137,6 @@ $(DEV): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 
 $(PEERS): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	$(call install,.[dev$(COMMA)minilm$(COMMA)peers],the core$(COMMA) MiniLM$(COMMA) the tools of a developer and the oracles)
-	@touch $(CORE) $(MINILM) $(DEV) $@
-
-$(FUZZ): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
-	$(call install,.[dev$(COMMA)minilm$(COMMA)soak],the core$(COMMA) MiniLM$(COMMA) the tools of a developer and a fuzzer)
 	@touch $(CORE) $(MINILM) $(DEV) $@
 
 $(DOCS): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt

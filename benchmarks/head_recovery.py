@@ -21,12 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 from torch.nn import functional
 
 import bnet_transformer as bt
 from bnet_transformer.files import checkpoint
-from bnet_transformer.inference.fit.matching import matched, rand_index
+from bnet_transformer.inference.fit.heads import matched
 from bnet_transformer.tpm import Normal
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "head_recovery.md"
@@ -88,7 +89,7 @@ def oracle(net: bt.BNet, x: Tensor, y: Tensor, c: Tensor, selector: str) -> tupl
     module, seen = net.module(), {"y": Evidence(y)}
     with torch.no_grad():
         nll = -float(log_evidence(module, seen, x).sum()) / y.numel()
-    return rand_index(c, posterior(module, selector, seen, x).argmax(-1)), nll
+    return adjusted_rand_score(c, posterior(module, selector, seen, x).argmax(-1)), nll
 
 
 def every_restart(per: str, sigma: float, restarts: int, steps: int) -> list[tuple[float, float]]:
@@ -130,13 +131,13 @@ def head_row(per: str, sigma: float, near: float | None, gap: float | None, rest
     net = mixture(per, sigma, HEADS)
     f = bt.fit(net, (x, y), method=bt.MAP(restarts=restarts, steps=steps), spread=SPREAD, progress=False)
     spent = time.perf_counter() - start
-    ari = rand_index(tc, f.responsibilities((tx, ty)).argmax(-1))
+    ari = adjusted_rand_score(tc, f.responsibilities((tx, ty)).argmax(-1))
     nll = -float(f.log_likelihood((tx, ty)).sum()) / ty.numel()
     met = None if near is None else ari >= best - near and (gap is None or nll <= floor + gap)
     end = max(step for step, _, _ in f.measured)
     last = sorted((score for step, _, score in f.measured if step == end), reverse=True)
     g = bt.fit(true, (x, y), method=bt.MAP(steps=200, rate=0.01), batch=LEARN, spread=SPREAD, progress=False)
-    near_truth = rand_index(tc, g.responsibilities((tx, ty)).argmax(-1))
+    near_truth = adjusted_rand_score(tc, g.responsibilities((tx, ty)).argmax(-1))
     told = ", ".join(f"{score / (WORDS * DIM):.4f}" for score in last)
     goal = (
         "report" if near is None else f"ARI ≥ {best - near:.3f}" + ("" if gap is None else f", NLL ≤ {floor + gap:.4f}")
@@ -186,7 +187,7 @@ def offered_row(restarts: int, steps: int) -> Row:
     tx, ty, tc = drawn(true, "c", JUDGE, seed=2)
     f = bt.fit(mixture("sentence", 1.0, 8), (x, y), method=bt.EM(restarts=restarts, steps=steps), progress=False)
     nll = -float(f.log_likelihood((tx, ty)).sum()) / ty.numel()
-    ari = rand_index(tc, f.responsibilities((tx, ty)).argmax(-1))
+    ari = adjusted_rand_score(tc, f.responsibilities((tx, ty)).argmax(-1))
     shares = ", ".join(f"{p:.3f}" for p in sorted(f.pi.tolist(), reverse=True))
     told = f"{f.heads.live} live, {f.heads.effective:.2f} in effect ({shares})"
     return Row(("8 offered, 4 exist", told, f"ARI {ari:.3f}, NLL {nll:.4f}", "report"), None)

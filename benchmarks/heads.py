@@ -27,7 +27,7 @@ def gated_runs() -> list[Figure]:
     sentences = said(SENTENCES)
     gates = (torch.rand(SETTINGS, MOST, generator=torch.Generator().manual_seed(0)) < 0.7).double()
     runs = _runs(sentences)
-    ours = lambda: runs.table(gates, lambda count: None, 2**29)  # noqa: E731
+    ours = lambda: runs.table(gates, lambda count: None)  # noqa: E731
     encoded = [tokenizer(text, return_tensors="pt") for text in sentences]
     alone = lambda: looped(model, encoded, gates, 1)  # noqa: E731
     together = lambda: looped(model, encoded, gates, SETTINGS)  # noqa: E731
@@ -72,14 +72,14 @@ def growth(heads: int) -> tuple[Callable[[], object], Callable[[], object]]:
     import torch
 
     import bnet_transformer as bt
-    from bnet_transformer.inference.heads.annealing import settings
     from bnet_transformer.inference.heads.gates import runs_of
+    from bnet_transformer.inference.heads.posterior import settings
 
     net = bt.encoder(dim=48, heads=heads, slices=2, vocabulary=50, positions="sinusoidal", dropout=0.0)
     ids = list(torch.randint(50, (16, 8), generator=torch.Generator().manual_seed(heads)))
     runs = runs_of(net.network, ids)
     return (
-        lambda: runs.table(settings(heads), lambda count: None, 2**29),
+        lambda: runs.table(settings(heads), lambda count: None),
         lambda: bt.inclusion(net, ids, draws=200, progress=False),
     )
 
@@ -134,16 +134,15 @@ def _peak(what: str) -> float:
     """The peak memory of a process that does this."""
     import torch
 
-    from bnet_transformer.inference.heads.annealing import settings
-    from bnet_transformer.inference.heads.relaxed import relaxed
+    from bnet_transformer.inference.heads.posterior import relaxed, settings
 
     runs = _runs(said(64 if what == "svi" else 4))
     if what == "exact":
         from dataclasses import replace
 
-        replace(runs, sites=runs.sites[-1:]).table(settings(MOST), lambda count: None, 2**29)
+        replace(runs, sites=runs.sites[-1:]).table(settings(MOST), lambda count: None)
     elif what == "svi":
-        relaxed(runs, 1.0, 3, 100, torch.Generator().manual_seed(0), lambda count: None, 2**29)
+        relaxed(runs, 1.0, 3, 100, torch.Generator().manual_seed(0), lambda count: None)
     else:
         for part in runs.parts():
             runs.gated(part, torch.ones(len(part), len(runs.sites), runs.heads))

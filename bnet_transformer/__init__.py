@@ -62,54 +62,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "EM",
-    "MAP",
-    "NUTS",
-    "SVI",
-    "AdamW",
-    "Arrow",
-    "BNet",
-    "BNetError",
-    "BudgetError",
-    "Checkpoints",
-    "Declaration",
-    "DeclarationError",
-    "EarlyStopping",
-    "EvidenceError",
-    "Execution",
-    "FileError",
-    "Fit",
-    "Node",
-    "Plate",
-    "Reach",
-    "ReadingError",
-    "Sentence",
-    "Stack",
-    "UnknownNameError",
-    "bayesuvius",
-    "circuit",
-    "decoder",
-    "encoder",
-    "encoder_decoder",
-    "explain",
-    "fit",
-    "from_pretrained",
-    "geometric",
-    "inclusion",
-    "load",
-    "load_geometric",
-    "mediation",
-    "models",
-    "plot",
-    "recurrent",
-    "roles",
-    "sweep",
-    "tpm",
-    "train",
-    "volume_preserving",
-]
-
 _HOME = {
     "AdamW": "training",
     "Arrow": "network",
@@ -157,6 +109,8 @@ _HOME = {
     "train": "training",
     "volume_preserving": "models",
 }
+
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:

@@ -38,7 +38,7 @@ from bnet_transformer.reference import (
 
 def must_be_discrete(world: World, node: int) -> None:
     """Refuse a node without a finite number of states."""
-    member = world.network.members[world.ground.family_of(node).index]
+    member = world.member(node)
     if node in world.do:
         got = f"one that is set to {world.do[node].tolist()}"
         raise BNetError(world.ground.name(node), expected="a node that is still random", got=got)
@@ -209,7 +209,7 @@ def readable(world: World, member: Member) -> NDArray[np.bool_]:
 def labels(world: World, tokens: Mapping[str, Sequence[str]], node: int) -> tuple[str, ...] | None:
     """What the states of a discrete node are called: its TPM's labels, words of the sentence or of the vocabulary."""
     network = world.network
-    member = network.members[world.ground.family_of(node).index]
+    member = world.member(node)
     if member.tpm.kind != "discrete":
         return None
     if member.tpm.states is None:
@@ -218,31 +218,6 @@ def labels(world: World, tokens: Mapping[str, Sequence[str]], node: int) -> tupl
     if found is None and not network.graph.out_of[member.family.index]:
         found = network.vocabularies.get(member.family.stack)
     return None if found is None or len(found) != member.tpm.states else tuple(found)
-
-
-def arrow_weights(
-    world: World, selection: Selection, seen: Mapping[int, Tensor], budget: int = BUDGET
-) -> dict[tuple[int, int], float]:
-    """`P(j | i)` for each arrow along which a selected node reads another word; averaged over what is open."""
-    weights: dict[tuple[int, int], float] = {}
-    for member in world.network.members:
-        if not member.reads_words or not world.ground.kept(member.family, selection):
-            continue
-        for node in world.ground.nodes(member.family, selection).tolist():
-            reading = None if node in world.do else expected_reading(world, node, seen, budget)
-            if reading is None:
-                continue
-            share = dict(zip(reading[0], reading[1].tolist(), strict=True))
-            alone = single_parents(world, node)
-            for given in member.inputs:
-                parent = world.network.members[given.parent].family
-                if WORD in given.over:
-                    for other in world.ground.parents(node):
-                        if world.ground.family_of(other) == parent and other not in alone:
-                            offset = other - int(world.ground.offsets[parent.index])
-                            word = offset % world.ground.shapes[parent.index][-1]
-                            weights[other, node] = share.get(word, 0.0)
-    return weights
 
 
 def expected_reading(

@@ -30,6 +30,7 @@ from bnet_transformer.viz import Picture, figures
 from bnet_transformer.viz.figures import Path
 
 if TYPE_CHECKING:
+    import graphviz
     import networkx as nx
 
     from bnet_transformer.compiler import Module
@@ -185,9 +186,9 @@ class BNet:
         >>> net.pyro().sites, net.pyro(parameters="own").sites
         (('theta_c', 'c', 'y'), ('c', 'y'))
         """
-        from bnet_transformer.pyro_reading import pyro_model
+        from bnet_transformer.pyro_reading import PyroModel
 
-        return pyro_model(self.network, parameters)
+        return PyroModel(self.network, parameters)
 
     @within_memory("generate")
     def generate(self, prompt: object = None, **options: Any) -> Generated:
@@ -438,6 +439,23 @@ class BNet:
         layout: Picture = figures.picture(self.network, **options)
         return layout
 
+    @within_memory("graphviz")
+    def to_graphviz(self, **options: Any) -> graphviz.Source:
+        """The folded graph as DOT to edit: its structure with labels and colours, plates as clusters, without places.
+
+        Args:
+            **options: Those of `picture`.
+
+        Returns:
+            A `graphviz.Source`. `.source` is the DOT; `.render(...)` and `.pipe(...)` draw it by the program `dot`. A
+            notebook shows what `dot` draws, or the figure of `picture` where there is no `dot`.
+
+        >>> import bnet_transformer as bt
+        >>> bt.bayesuvius(dim=4).to_graphviz().source.splitlines()[0]
+        'digraph bnet {'
+        """
+        return figures.picture(self.network, **options).to_graphviz()
+
     @within_memory("draw")
     def draw(self, path: Path, **options: Any) -> None:
         """Write the folded graph.
@@ -470,11 +488,11 @@ def load(path: Path, *, trust: Collection[str] | bool = ()) -> Any:
         path: The file.
         trust: Names of TPM classes of other packages that may be imported.
     """
-    from bnet_transformer.inference.fit import saved
+    from bnet_transformer.inference.fit import result as fits
 
-    if not saved.is_fit(path):
+    if not fits.is_fit(path):
         return BNet(files.load(path, trust=trust))
-    result: Any = saved.load(path, trust=trust)
+    result: Any = fits.load(path, trust=trust)
     return replace(result, net=BNet(result.network))
 
 

@@ -53,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _kept(folder: Path, result: Result, threads: int) -> dict[str, Any]:
     """A result as JSON has it, its figures saved beside it."""
     found: dict[str, Any] = {"name": result.name, "told": result.told, "head": result.head, "rows": result.rows}
+    found |= {} if result.shown is None else {"shown": result.shown}
     for k, (shown, figure) in enumerate(result.figures.items()):
         path = folder / f"{result.name.replace(' ', '_')}_{k + 1}.png"
         figure.savefig(path, dpi=144)
@@ -79,10 +80,14 @@ def _where(threads: int) -> str:
 
 
 def _section(result: Mapping[str, Any]) -> str:
-    rows = [result["head"], ["---"] * len(result["head"]), *result["rows"]]
+    chosen = result.get("shown") or range(len(result["rows"]))
+    rows = [result["head"], ["---"] * len(result["head"]), *(result["rows"][k] for k in chosen)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     figures = "".join(f"![{shown}]({path})\n\n" for shown, path in result.get("figures", ()))
-    return f"## {result['name']}\n\n{result['told']}\n\n{table}\n\n{figures}{result['where']}\n"
+    part = (
+        f" {len(chosen)} of {len(result['rows'])} rows; the JSON beside this page has all." if "shown" in result else ""
+    )
+    return f"## {result['name']}\n\n{result['told']}{part}\n\n{table}\n\n{figures}{result['where']}\n"
 
 
 if __name__ == "__main__":

@@ -9,10 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Result:
-    """What an experiment says: what was done, in words, and rows of a table; figures by what they show."""
+    """What an experiment says: what was done, in words, and rows of a table; figures by what they show.
+
+    The page has the rows `shown` (all by default); the JSON beside it has all of them.
+    """
 
     name: str
     told: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     figures: Mapping[str, Any] = field(default_factory=dict)
+    shown: tuple[int, ...] | None = None

@@ -31,11 +31,13 @@ def chromium() -> Iterator[Any]:
 
 
 class Watched:
-    """A page of a browser; when it is closed it must not have complained, asked the reader, or sent for anything."""
+    """One page of a browser, used for one file after another: to open a page of its own for each would take a second.
 
-    def __init__(self, browser: Any, **options: Any) -> None:
-        self.context = browser.new_context(accept_downloads=True, **options)
-        self.page = self.context.new_page()
+    A file must not complain, ask the reader, or send for anything.
+    """
+
+    def __init__(self, browser: Any) -> None:
+        self.page = browser.new_context(accept_downloads=True).new_page()
         self.faults: list[str] = []
         self.sent: list[str] = []
         self.page.on("console", lambda told: self._fault(told.type in ("error", "warning"), told.text))
@@ -55,27 +57,31 @@ class Watched:
         else:
             route.abort()
 
-    def close(self) -> None:
-        """Close it, and say what went wrong."""
-        self.context.close()
-        assert not self.faults
-        assert len(self.sent) <= 1 and all(url.startswith("file:") for url in self.sent), self.sent
+    @contextlib.contextmanager
+    def opened(
+        self, file: Path, ready: str = ".node", size: tuple[int, int] = (1280, 800), **media: str
+    ) -> Iterator[Any]:
+        """The page with a file from disk, its `ready` there; `media` are a colour scheme and reduced motion."""
+        self.faults.clear()
+        self.sent.clear()
+        self.page.mouse.move(0, 0)
+        self.page.set_viewport_size({"width": size[0], "height": size[1]})
+        self.page.emulate_media(**{"color_scheme": "light", "reduced_motion": "no-preference", **media})
+        self.page.goto(file.as_uri())
+        self.page.wait_for_selector(ready, state="attached")
+        try:
+            yield self.page
+        finally:
+            if self.faults:
+                print("the page said:", *self.faults, sep="\n  ")
+        assert not self.faults and self.sent == [file.as_uri()], (self.faults, self.sent)
 
 
 @contextlib.contextmanager
-def opened(browser: Any, file: Path, ready: str = ".node", **options: Any) -> Iterator[Any]:
-    """A file opened from disk, its `ready` there; watched to the end."""
-    watched = Watched(browser, **{"viewport": {"width": 1280, "height": 800}, **options})
-    try:
-        watched.page.goto(file.as_uri())
-        watched.page.wait_for_selector(ready, state="attached")
-        yield watched.page
-    except BaseException:
-        watched.context.close()
-        if watched.faults:
-            print("the page said:", *watched.faults, sep="\n  ")
-        raise
-    watched.close()
+def watching() -> Iterator[Watched]:
+    """A page for the tests of a module, one after another."""
+    with chromium() as browser:
+        yield Watched(browser)
 
 
 def downloaded(page: Any, press: Callable[[], object]) -> tuple[str, bytes]:

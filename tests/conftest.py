@@ -1,5 +1,6 @@
 """Under pytest the inner rooms check their own annotations; every test starts from one seed."""
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -14,8 +15,16 @@ for room in INNER:
     beartype_package(f"bnet_transformer.{room}")
 
 torch.set_num_threads(1)
+gc.disable()  # nothing of what is imported and collected is garbage: to look at it again and again takes seconds
 settings.register_profile("quiet", deadline=None)
 settings.load_profile("quiet")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays, so that later collections of garbage, which are rare, do not look at it."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -62,11 +62,6 @@ def fits(count, folder=None):
     }
 
 
-def chains(folder, resume, **options):
-    return fit(mixture(), vectors(5), method="nuts", chains=3, warmup=4, learn=["c.logits"], folder=folder, every=3,
-               resume=resume, **options)  # fmt: skip
-
-
 def of_fits(count):
     """What a fit tells of many sentences: a point, and a posterior."""
     data, found = vectors(count), {}
@@ -142,7 +137,6 @@ def killed(folder):
     one = RANK == 1
     train = trained(folder / "train", kill=one and RESTARTS == 0, resume=True)
     found = fitted(folder / "fit", kill=one and RESTARTS == 1, resume=True)
-    chains(folder / "chains", False, draws=2)
     return {
         "train": [train.losses, train.held_out, dict(train.net.parameters)],
         "fit": numbers(found),

@@ -1,20 +1,19 @@
 """What a sentence is asked: joint posteriors, samples, do, reading paths, boxes and trees, counterfactuals."""
 
 import itertools
-import math
 import random
 
 import networkx as nx
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bnet_transformer as bt
-from bnet_transformer.inference import Attend, Mean, Noise, Zero, corpus_tan
+from bnet_transformer.inference import Mean, Noise, Zero, corpus_tan
 from bnet_transformer.inference.abduction import gumbel_max
-from bnet_transformer.inference.rollout import max_flow
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import case_of, close, doubled
 
@@ -37,24 +36,6 @@ def test_a_chain_of_posteriors_is_normalised_and_bounded():
             s.posterior(bad)
     with pytest.raises(bt.BNetError, match="different nodes"):
         s.posterior(["c", "c"])
-
-
-@pytest.mark.parametrize("options", [{}, {"atoms": 2}, {"per": "word"}, {"attention": "marginal"}])
-def test_draws_have_the_posteriors_frequencies(options):
-    s = doubled(**options).sentence("the cat")
-    evidence = {"y_1": 2}
-    n = 4000
-    drawn = s.sample(n, evidence, seed=3)
-    assert set(drawn["y_1"].tolist()) == {2} and len(drawn.to_dataframe()) == n
-    for name in drawn.states:
-        if name != "y_1":
-            wanted = s.posterior(name, evidence)
-            got = torch.bincount(drawn[name], minlength=len(wanted)) / n
-            assert (got - wanted).abs().max() < 4 * math.sqrt(0.25 / n), name
-    first, last = next(iter(drawn.states)), "y_0"
-    pair = torch.bincount(drawn[first] * 3 + drawn[last], minlength=len(s.posterior(first)) * 3) / n
-    assert (pair - s.posterior([first, last], evidence).flatten()).abs().max() < 4 * math.sqrt(0.25 / n)
-    assert torch.equal(s.sample(20, evidence, seed=3)["y_0"], s.sample(20, evidence, seed=3)["y_0"])
 
 
 def test_real_readouts_are_drawn_around_their_mean():
@@ -150,59 +131,6 @@ def test_patching_means_noise_and_undoing():
         s.do(y_0=Zero())
 
 
-@pytest.mark.parametrize("options", [{}, {"residual": True}, {"mask": "causal"}])
-def test_an_attention_row_mixes_the_values(options):
-    s = doubled(heads=2, **options).sentence("the cat sat").do(c=1)
-    row = torch.tensor([0.25, 0.75, 0.0], dtype=D)
-    done = s.do(x_1_1=Attend(row))
-    rest = s["x_0_1"] if options.get("residual") else 0
-    close(done["x_1_1"], 0.25 * s["v_0_0"] + 0.75 * s["v_0_1"] + rest)
-    close(s.do(x_1_1=Attend(s.attention(0)[1]))["x_1_1"], s["x_1_1"])
-    with pytest.raises(bt.BNetError, match="summing to 1"):
-        Attend([0.5, 0.2])
-    with pytest.raises(bt.EvidenceError, match="3 probabilities"):
-        s.do(x_1_2=Attend([0.5, 0.5]))
-    if options.get("mask"):
-        with pytest.raises(bt.EvidenceError, match=r"words that it reads, \[0, 1\]"):
-            s.do(x_1_1=Attend([0, 0, 1.0]))
-    with pytest.raises(bt.EvidenceError, match="Attention"):
-        s.do(q_0_1=Attend(row))
-
-
-def test_doing_is_pgmpys_do_and_seeing_is_not():
-    from pgmpy.inference import VariableElimination
-
-    s = doubled(atoms=3, heads=3).sentence("the cat")
-    model = s.to_pgmpy()
-    ask = {"show_progress": False}
-    for node in ("c", "W_k_0", "y_1"):
-        done = VariableElimination(model.do(["W_q_0"])).query([node], {"W_q_0": "1", "y_0": "2"}, **ask).values
-        seen = VariableElimination(model).query([node], {"W_q_0": "1", "y_0": "2"}, **ask).values
-        close(s.do(W_q_0=1).posterior(node, {"y_0": 2}), torch.tensor(done), 1e-8)
-        close(s.posterior(node, {"W_q_0": 1, "y_0": 2}), torch.tensor(seen), 1e-8)
-        assert np.abs(seen - done).max() > 1e-3
-        root = VariableElimination(model.do(["c"])).query(["y_1"], {"c": "1"}, **ask).values
-        close(s.do(c=1).posterior("y_1"), torch.tensor(root), 1e-8)
-        close(s.posterior("y_1", {"c": 1}), torch.tensor(root), 1e-8)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.data())
-def test_what_is_separated_from_a_set_node_is_not_moved(data):
-    """An intervention on x moves no node that x does not reach: the graph and the numbers agree."""
-    name = data.draw(
-        st.sampled_from(["chapter, two slices", "concat", "encoder-decoder", "recurrent", "shared slices"])
-    )
-    s = case_of(name).sentence
-    values = [m for m in s.net.network.members if m.tpm.kind == "deterministic" and m.shape]
-    nodes = [node for m in values for node in s.ground.nodes(m.family).tolist()]
-    x, y = (s.ground.name(data.draw(st.sampled_from(nodes))) for _ in range(2))
-    shape = s.net.network.members[s.ground.family_of(s.ground.id(x)).index].shape
-    moved = s.do({x: torch.randn(shape, dtype=D)})
-    if x != y and not s.reaches(x, y):
-        close(moved[y], s[y], 0)
-
-
 @pytest.mark.parametrize("name", ["codebook", "slice", "two selectors", "marginal"])
 def test_separated_nodes_are_independent_in_the_numbers(name):
     """Both ways, plain and with determined nodes closed; some questions are separated in the second way alone."""
@@ -267,39 +195,6 @@ def test_under_a_selector_products_are_averaged(options):
     assert not torch.allclose(found.matrix, marginal[1] @ marginal[0])
 
 
-def test_paths_are_the_best_of_all():
-    s = doubled(slices=3, heads=2).sentence("the cat sat")
-    found = s.reads(evidence={"y_0": 1}, residual=0.25)
-    every = []
-    for words in itertools.product(range(3), repeat=3):
-        path = (1, *words)
-        each = [math.prod(steps[2 - t][path[t], path[t + 1]] for t in range(3)) for steps in found.chain]
-        every.append((float(sum(w * p for w, p in zip(found.weights, each, strict=True))), path))
-    best = sorted(every, reverse=True)[:5]
-    got = found.paths(1, 5)
-    assert [p.probability for p in got] == pytest.approx([p for p, _ in best])
-    assert [p.words for p in got] == [words for _, words in best]
-    close(sum(p for p, words in every if words[-1] == 2), float(found.matrix[1, 2]))
-
-
-def test_flow_is_no_less_than_the_best_path_and_bounded_by_cuts():
-    s = doubled(combine="concat", slices=2).sentence("the cat sat")
-    steps = s.reads().chain[0]
-    flow = s.reads(method="flow").matrix
-    close(flow, max_flow(steps))
-    best = torch.stack([torch.minimum(steps[1][:, :, None], steps[0][None]).amax(1)])[0]
-    assert bool((flow >= best - 1e-12).all())
-    total = torch.minimum(steps[1].sum(1)[:, None], steps[0].sum(0)[None])
-    assert bool((flow <= total + 1e-12).all())
-    close(max_flow(steps[:1]), steps[0])
-    close(
-        flow,
-        torch.stack(
-            [torch.stack([torch.minimum(steps[1][i], steps[0][:, j]).sum() for j in range(3)]) for i in range(3)]
-        ),
-    )
-
-
 def test_bad_readings():
     s = doubled(slices=3).sentence("the cat")
     for bad in ({"residual": 2}, {"head": 0}, {"method": "x"}, {"slices": [0, 2]}, {"slices": 3}, {"slices": "some"}):
@@ -357,6 +252,8 @@ def test_the_tree_is_networkxs_and_its_mass_is_what_is_kept(options):
 
 
 def test_the_tree_of_a_corpus_is_pgmpys():
+    from pgmpy.estimators import TreeSearch
+
     rng = np.random.default_rng(0)
     label = rng.integers(0, 2, 2400)
     a = rng.integers(0, 3, 2400)
@@ -365,7 +262,10 @@ def test_the_tree_of_a_corpus_is_pgmpys():
     d = np.where(rng.random(2400) < 0.7, b, rng.integers(0, 3, 2400))
     found = corpus_tan(label.tolist(), np.stack([a, b, c, d], 1), ["a", "b", "c", "d"])
     ours = {frozenset((found.boxes[p], box)) for box, p in zip(found.boxes, found.parents, strict=True) if p >= 0}
-    theirs = {frozenset(pair) for pair in found.pgmpy_tan if "class" not in pair}
+    frame = pd.DataFrame({"a": a, "b": b, "c": c, "d": d, "class": label})
+    search = TreeSearch(frame, root_node="a", n_jobs=1)
+    tree = search.estimate(estimator_type="tan", show_progress=False, class_node="class")
+    theirs = {frozenset(pair) for pair in tree.edges() if "class" not in pair}
     assert ours == theirs == {frozenset("ab"), frozenset("bc"), frozenset("bd")}
     from sklearn.metrics import mutual_info_score
 

@@ -15,7 +15,7 @@ import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.graph import Ground, Question, active_trail, minimal_separator, separated
 from bnet_transformer.inference import corpus_tan, sampling
-from bnet_transformer.inference.walks import best_paths, max_flow
+from bnet_transformer.inference.rollout import best_paths, max_flow
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import case_of, close, doubled
 from tests.test_graph import as_networkx, grounded, plans
@@ -190,18 +190,6 @@ def test_every_posterior_and_every_do_is_pgmpys(options):
             close(asked.posterior(nodes, evidence), theirs(full.do(list(done)), nodes, told), 1e-8)
 
 
-def test_a_tensor_that_fits_several_atoms_leaves_each_of_them():
-    net = doubled(atoms=2, heads=3)
-    same = dict(net.parameters)
-    same["W_q_0.atoms"] = same["W_q_0.atoms"][:1].expand(2, -1, -1).clone()
-    s = net.replace(same).sentence("the cat")
-    told = {"W_q_0": same["W_q_0.atoms"][0], "y_0": 1}
-    close(s.posterior(["W_q_0", "c"], told), s.posterior(["c", "W_q_0"], told).T)
-    close(s.posterior(["W_q_0", "c"], told), s.posterior(["W_q_0", "c"], {"y_0": 1}))
-    with pytest.raises(bt.EvidenceError, match="x_1_0"):
-        s.posterior(["c", "W_q_0"], {"x_1_0": torch.zeros(4)})
-
-
 @pytest.mark.parametrize(
     "options",
     [{"per": "word", "slices": 2}, {"atoms": (2, 1, 2), "slices": 2}, {"per": "corpus"}],
@@ -242,7 +230,7 @@ def _row(s, name):
 
 @pytest.mark.parametrize("few", [0, 2**12])
 @pytest.mark.parametrize(
-    "options", [{"per": "word"}, {"atoms": 2, "slices": 2}, {"per": "word", "slices": 2, "heads": 2}]
+    "options", [{"per": "word"}, {"atoms": 2, "slices": 2}, {"per": "word", "slices": 2}, {"attention": "marginal"}]
 )
 def test_draws_along_a_chain_and_from_the_whole_have_the_joint_frequencies(few, options, monkeypatch):
     monkeypatch.setattr(sampling, "FEW", few)

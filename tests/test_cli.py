@@ -1,5 +1,7 @@
 """The command line: draw, explore, heads, models, completion: what they write, and how they refuse."""
 
+import importlib
+import inspect
 import json
 from pathlib import Path
 
@@ -8,6 +10,8 @@ from click.testing import CliRunner
 
 import bnet_transformer as bt
 from bnet_transformer.cli import main
+from bnet_transformer.cli.group import COMMANDS
+from bnet_transformer.cli.signatures import of_source
 
 
 def run(*arguments, **options):
@@ -16,16 +20,18 @@ def run(*arguments, **options):
 
 def one_line(found, match, code=2):
     """One line on the standard error, and nothing else."""
-    assert (found.exit_code, found.stdout, found.stderr.count("\n")) == (code, "", 1), found.output
-    assert found.stderr.startswith("Error: ") and match in found.stderr, found.stderr
+    assert (found.exit_code, found.stdout, found.stderr.count("\n")) == (code, "", 1), (match, found.output)
+    assert found.stderr.startswith("Error: ") and match in found.stderr, (match, found.stderr)
 
 
-@pytest.mark.parametrize("suffix", ["json", "graphml", "bif", "svg", "dot", "tex", "png"])
-def test_draw_writes_what_the_sentence_writes(tmp_path, suffix):
-    found = run("draw", "the cat sat", "-o", tmp_path / f"cat.{suffix}")
+def test_draw_writes_what_the_sentence_writes(tmp_path):
+    s = bt.from_pretrained("tiny").sentence("the cat sat")
+    suffixes = ["json", "graphml", "bif", "svg", "dot", "tex", "png"]
+    found = run("draw", "the cat sat", *(part for suffix in suffixes for part in ("-o", tmp_path / f"cat.{suffix}")))
     assert found.exit_code == 0 and "the cat sat" in found.output
-    bt.from_pretrained("tiny").sentence("the cat sat").draw(tmp_path / f"again.{suffix}")
-    assert (tmp_path / f"cat.{suffix}").read_bytes() == (tmp_path / f"again.{suffix}").read_bytes()
+    for suffix in suffixes:
+        s.draw(tmp_path / f"again.{suffix}")
+        assert (tmp_path / f"cat.{suffix}").read_bytes() == (tmp_path / f"again.{suffix}").read_bytes(), suffix
 
 
 def test_draw_takes_a_part(tmp_path):
@@ -62,37 +68,19 @@ def test_draw_takes_words_as_they_stand_and_a_limit(tmp_path):
     assert refused.exit_code == 2 and f"limit={count}" in refused.output
 
 
-def test_draw_leaves_out_weak_arrows_before_it_counts_them(tmp_path):
-    s = bt.from_pretrained("tiny").sentence("the cat sat on a dog ran by the")
-    kept = s.graph(min_weight=0.2).number_of_edges()
-    assert kept < s.ground.count_arrows()
-    options = ["--min-weight", 0.2, "--limit", kept]
-    found = run("draw", "the cat sat on a dog ran by the", "-o", tmp_path / "cat.json", *options)
-    assert found.exit_code == 0, found.output
-    assert len(json.loads((tmp_path / "cat.json").read_text())["edges"]) == kept
-
-
-def test_draw_writes_a_page_and_takes_a_limit_of_reads(tmp_path):
-    s = bt.from_pretrained("tiny").sentence("the cat sat")
-    assert run("draw", "the cat sat", "-o", tmp_path / "cat.html").exit_code == 0
-    s.draw(tmp_path / "a.html")
-    assert (tmp_path / "cat.html").read_bytes() == (tmp_path / "a.html").read_bytes()
-    assert run("draw", "the cat sat", "-o", tmp_path / "cat.svg", "--limit", 9).exit_code == 0  # its words
-    one_line(
-        run("draw", "the cat sat", "-o", tmp_path / "b.svg", "--detail", "nodes", "--limit", 9), "at most 9 arrows"
-    )
-    for name in ("bif", "BIF"):
-        with pytest.raises(bt.BNetError, match=r"options of .*: expected none.*; got limit, words"):
-            s.draw(tmp_path / f"b.{name}", limit=100, words=0)
-    assert not list(tmp_path.glob("b.*"))
-
-
-def test_draw_takes_the_options_of_figures(tmp_path):
-    out = tmp_path / "cat.svg"
+def test_draw_hands_its_options_on(tmp_path):
+    s, out = bt.from_pretrained("tiny").sentence("the cat sat"), tmp_path / "cat.svg"
     found = run("draw", "the cat sat", "-o", out, "--detail", "words", "--top", 2, "--theme", "dark")
     assert found.exit_code == 0, found.output
-    bt.from_pretrained("tiny").sentence("the cat sat").draw(tmp_path / "a.svg", detail="words", top=2, theme="dark")
+    s.draw(tmp_path / "a.svg", detail="words", top=2, theme="dark")
     assert out.read_bytes() == (tmp_path / "a.svg").read_bytes()
+    kept = s.graph(min_weight=0.2).number_of_edges()
+    graph = tmp_path / "cat.json"
+    assert run("draw", "the cat sat", "-o", graph, "--min-weight", 0.2, "--limit", kept).exit_code == 0
+    assert len(json.loads(graph.read_text())["edges"]) == kept < s.ground.count_arrows()
+    few = ["-o", tmp_path / "b.svg", "--detail", "nodes", "--limit", 9]
+    one_line(run("draw", "the cat sat", *few), "at most 9 arrows")
+    assert not list(tmp_path.glob("b.*"))
 
 
 HEADS = ["the cat sat", "sat the", "cat cat the sat"]
@@ -141,70 +129,50 @@ def test_heads_tells_what_inclusion_finds(summed, method):
 
 
 def test_heads_prints_the_first_heads_or_all(summed):
-    first, every = of_heads(summed, *HEADS, "--top", 2), of_heads(summed, *HEADS, "--all")
+    first, every = of_heads(summed, *HEADS, "--top", 2), of_heads(summed, *HEADS, "--roles", "--all")
     rows = [line for line in every.splitlines() if line.lstrip().startswith("a_")]
-    assert len(rows) == 6 and [line for line in first.splitlines() if line.lstrip().startswith("a_")] == rows[:2]
+    shown = [line for line in first.splitlines() if line.lstrip().startswith("a_")]
+    assert len(rows) == 6 and len(shown) == 2 and rows[0].startswith(shown[0]) and rows[1].startswith(shown[1])
     assert "and 4 more heads" in first and "more heads" not in every
     assert "3 sentences" in first and "nothing hangs on: a_1_2" in first and "rank correlations: log Bayes" in first
-    limited = of_heads(summed, *HEADS, "--limit", 1, "--json")
-    assert limited == of_heads(summed, HEADS[0], "--json")
-    (row, *_) = json.loads(limited)["table"]
+    (row, *_) = json.loads(of_heads(summed, *HEADS, "--limit", 1, "--json"))["table"]
     assert row["ablation_error"] is None  # of one sentence nothing is known of others
-
-
-def test_heads_tells_what_heads_read(summed):
-    read = bt.roles(bt.load(summed / "net.safetensors"), HEADS).by_head()
-    told = json.loads(of_heads(summed, *HEADS, "--roles", "--json"))["roles"]
-    assert [(r["slice"], r["head"], r["role"]) for r in told] == list(read[["slice", "head", "role"]].itertuples(False))
-    lines = of_heads(summed, *HEADS, "--roles", "--all").splitlines()
-    for row in read.itertuples():
-        (line,) = [each for each in lines if each.split()[:2] == [row.slice, str(row.head)]]
+    for row in bt.roles(bt.load(summed / "net.safetensors"), HEADS).by_head().itertuples():
+        (line,) = [each for each in every.splitlines() if each.split()[:2] == [row.slice, str(row.head)]]
         assert f" {row.role} " in line and line.split()[-2:] == [f"{row.mean:.3f}", f"{row.chance:.3f}"]
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg", "PDF"])
-def test_heads_draws_them(summed, tmp_path, suffix):
-    out = tmp_path / f"map.{suffix}"
-    found = of_heads(summed, *HEADS, "-o", out, "--show", "intervals", "--theme", "dark", "--top", 4)
-    assert f"written: {out}" in found
-    start = {"png": b"\x89PNG", "svg": b"<?xml", "PDF": b"%PDF"}[suffix]
-    assert out.read_bytes().startswith(start)
-    if suffix == "svg":
-        text = out.read_text()
-        assert "a_1_2_*" not in text and text.count("_*<") == 4 and "#14171c" in text
-        of_heads(summed, *HEADS, "-o", out)
-        assert "Where heads are in, by 3 sentences" in out.read_text() and "#14171c" not in out.read_text()
+def test_heads_draws_them(summed, tmp_path):
+    starts = {"png": b"\x89PNG", "svg": b"<?xml", "PDF": b"%PDF"}
+    outs = [tmp_path / f"map.{suffix}" for suffix in starts]
+    asked = [part for out in outs for part in ("-o", out)]
+    found = of_heads(summed, *HEADS[:2], *asked, "--show", "intervals", "--theme", "dark", "--top", 4)
+    for out, start in zip(outs, starts.values(), strict=True):
+        assert f"written: {out}" in found and out.read_bytes().startswith(start)
+    text = (tmp_path / "map.svg").read_text()
+    assert "a_1_2_*" not in text and text.count("_*<") == 4 and "#14171c" in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ([], "SENTENCES: expected sentences, or --file with some; got none"),
-        (["the cat", "-f", "said.txt"], "or --file with some; got both"),
-        (["said.txt"], "got the name of a file; allowed: --file said.txt"),
-        (["-f", "none.txt"], "--file none.txt: expected a file that can be read"),
-        (["-f", "."], "expected a file that can be read"),
-        (["-f", "empty.txt"], "expected sentences, one in each line; got none"),
-        (["-f", "bytes.txt"], "expected text in UTF-8"),
-        (["the cat", "-o", "map.docx"], "one that says how; got '.docx'; allowed: .csv, .json, .pdf, .png, .svg"),
-        (["the cat", "-o", "none/map.svg"], "a folder that is there"),
-        (["the cat", "--sigma", "0"], "sigma"),
-        (["the cat", "--interval", "1"], "interval"),
-        (["the cat", "--budget", "7"], "at most 7 runs of each slice"),
-        (["the cat", "--limit", "0"], "--limit"),
-        (["the cat", "--method", "guess"], "method"),
-        (["the zebra"], "zebra"),
-        (["the cat", "--output", "zebra"], "zebra"),
-        (["the cat sat", "-m", "tiny"], "heads that are summed"),
-    ],
-)
-def test_heads_refuses_in_one_line(summed, tmp_path, monkeypatch, arguments, match):
+BAD_HEADS = [
+    ([], "SENTENCES: expected sentences, or --file with some; got none"),
+    (["the cat", "-f", "said.txt"], "or --file with some; got both"),
+    (["said.txt"], "got the name of a file; allowed: --file said.txt"),
+    (["-f", "none.txt"], "--file none.txt: expected a file that can be read"),
+    (["-f", "."], "expected a file that can be read"),
+    (["-f", "empty.txt"], "expected sentences, one in each line; got none"),
+    (["-f", "bytes.txt"], "expected text in UTF-8"),
+    (["the cat", "-o", "map.docx"], "one that says how; got '.docx'; allowed: .csv, .json, .pdf, .png, .svg"),
+    (["the zebra"], "zebra"),
+]
+
+
+def test_heads_refuses_in_one_line(summed, tmp_path, monkeypatch):
     (tmp_path / "said.txt").write_text("the cat")
     (tmp_path / "empty.txt").write_text("\n \n")
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\x00")
     monkeypatch.chdir(tmp_path)
-    found = run("heads", *([] if "-m" in arguments else ["-m", summed / "net.safetensors"]), *arguments)
-    one_line(found, match)
+    for arguments, match in BAD_HEADS:
+        one_line(run("heads", *([] if "-m" in arguments else ["-m", summed / "net.safetensors"]), *arguments), match)
     assert not list(tmp_path.rglob("map*"))
 
 
@@ -215,47 +183,31 @@ def test_models_lists_what_is_local():
     assert "minilm" in run("models").output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        (["draw", "the cat", "-o", "cat.docx"], "one that says how; got '.docx'; allowed: .bif"),
-        (["draw", "the zebra", "-o", "cat.json"], "word of the sentence: expected a known name; got 'zebra'"),
-        (["draw", "the cat", "-o", "cat.json", "--slices", "a"], "--slices: expected whole numbers"),
-        (["draw", "the cat", "-o", "cat.json", "--slices", "7"], "slices: expected numbers from 0 to 0"),
-        (["draw", "the cat", "-o", "cat.json", "-m", "./none"], "the folder of a model; got nothing there"),
-        (["draw", "the cat", "-o", "none/cat.json"], "none"),
-        (["draw", "the cat"], "-o: expected a file to write"),
-        (["draw", "-f", "two.txt", "-o", "cat.svg"], "there are 2; got one file for all; allowed: cat-{}.svg"),
-        (["draw", "the cat", "-o", "cat.svg", "--do", "c"], "--do: expected NAME=VALUE; got c"),
-        (["draw", "the cat", "-o", "cat.svg", "--do", "c=1", "--given", "c=1"], "do or evidence on a node"),
-        (["draw", "the cat", "-o", "cat.svg", "--do", "c=1", "--do", "c=2"], "--do c: expected one value; got two"),
-        (["draw", "the cat", "-o", "cat.svg", "-m", "none.safetensors"], "got no such file"),
-        (["draw", "the cat", "-o", "cat.svg", "--pair", "the dog"], "pair"),
-        (["draw", "the \udcff", "-o", "cat.svg"], "text in UTF-8"),
-        (["draw", " ", "-o", "cat.svg"], "got an empty one"),
-        (["draw", "the cat", "-o", "cat.svg", "-o", "cat.graphml", "--theme", "dark"], "option of a graph"),
-        (["draw", "the cat", "-o", "cat.json", "-o", "cat.html", "--limit", "9"], "option of a page"),
-        (
-            ["draw", "the cat", "-o", "cat.json", "-o", "cat.bif", "--limit", "99"],
-            "bif holds the whole bnet; got limit",
-        ),
-        (["draw", "the cat", "-o", "cat.svg", "-m", " "], "model"),
-        (["heads", "the cat", "-o", "cat{}.svg"], "one file holds all sentences; got {}; allowed: cat.svg"),
-        (["heads", "the cat", "--top", "2", "--all"], "--top or --all; got both"),
-        (["explore", "the cat"], "-o: expected the page to write, or --open"),
-        (["explore", "the cat", "-o", "cat.svg"], "got '.svg'; allowed: .html"),
-        (["explore", "the cat", "-o", "cat.html", "--posterior", "x_1_0"], "x_1_0"),
-        (["fly"], "No such command"),
-        (["ask", "fly"], "No such command"),
-        (["completion", "tcsh"], "'bash', 'zsh', 'fish'"),
-        (["bench", "--folder", "."], "allowed: they are not in the wheel: clone the repository"),
-        (["bench", "-o", "cat.txt"], "allowed: .json, .md"),
-    ],
-)
-def test_bad_input_is_one_line_and_code_2(tmp_path, monkeypatch, arguments, match):
+BAD = [
+    (["draw", "the zebra", "-o", "cat.json"], "word of the sentence: expected a known name; got 'zebra'"),
+    (["draw", "the cat", "-o", "cat.json", "--slices", "a"], "--slices: expected whole numbers"),
+    (["draw", "the cat"], "-o: expected a file to write"),
+    (["draw", "-f", "two.txt", "-o", "cat.svg"], "there are 2; got one file for all; allowed: cat-{}.svg"),
+    (["draw", "the cat", "-o", "cat.svg", "--do", "c"], "--do: expected NAME=VALUE; got c"),
+    (["draw", "the cat", "-o", "cat.svg", "--do", "c=1", "--do", "c=2"], "--do c: expected one value; got two"),
+    (["draw", "the cat", "-o", "cat.svg", "-m", "none.safetensors"], "got no such file"),
+    (["draw", "the \udcff", "-o", "cat.svg"], "text in UTF-8"),
+    (["draw", "the cat", "-o", "cat.json", "-o", "cat.bif", "--limit", "99"], "bif holds the whole bnet; got limit"),
+    (["heads", "the cat", "-o", "cat{}.svg"], "one file holds all sentences; got {}; allowed: cat.svg"),
+    (["explore", "the cat"], "-o: expected the page to write, or --open"),
+    (["explore", "the cat", "-o", "cat.svg"], "got '.svg'; allowed: .html"),
+    (["fly"], "No such command"),
+    (["completion", "tcsh"], "'bash', 'zsh', 'fish'"),
+    (["bench", "--folder", "."], "allowed: they are not in the wheel: clone the repository"),
+    (["bench", "-o", "cat.txt"], "allowed: .json, .md"),
+]
+
+
+def test_bad_input_is_one_line_and_code_2(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "two.txt").write_text("the cat\nthe dog\n")
-    one_line(run(*arguments), match)
+    for arguments, match in BAD:
+        one_line(run(*arguments), match)
     assert not list(tmp_path.glob("cat*"))
 
 
@@ -290,32 +242,50 @@ def test_explore_opens_a_browser(tmp_path, monkeypatch):
     assert opened[1].startswith("file:///") and "<html" in Path(opened[1].removeprefix("file://")).read_text()
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_prints_a_script(shell):
-    found = run("completion", shell)
-    assert found.exit_code == 0 and f"_BNET_TRANSFORMER_COMPLETE={shell}_complete" in found.stdout
+COMPLETED = [
+    ("bnet-transformer s", {"sweep"}),
+    ("bnet-transformer draw -m t", {"tiny"}),
+    ("bnet-transformer draw -o cat.p", {"cat.png", "cat.pdf"}),
+    ("bnet-transformer explore -o cat", {"cat.html"}),
+    ("bnet-transformer ask se", {"separated"}),
+    ("bnet-transformer heads --sh", {"--show"}),
+]
 
 
-@pytest.mark.parametrize(
-    ("words", "wanted"),
-    [
-        ("bnet-transformer s", {"sweep"}),
-        ("bnet-transformer draw -m t", {"tiny"}),
-        ("bnet-transformer draw -o cat.p", {"cat.png", "cat.pdf"}),
-        ("bnet-transformer explore -o cat", {"cat.html"}),
-        ("bnet-transformer ask se", {"separated"}),
-        ("bnet-transformer heads --sh", {"--show"}),
-    ],
-)
-def test_shells_complete_commands_models_and_suffixes(words, wanted):
-    environment = {
-        "_BNET_TRANSFORMER_COMPLETE": "bash_complete",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(len(words.split()) - 1),
-    }
-    found = CliRunner().invoke(main, [], env=environment, prog_name="bnet-transformer")
-    told = (line.partition(",") for line in found.stdout.splitlines())
-    assert {value for kind, _, value in told if kind == "plain"} == wanted
+def test_shells_complete_commands_models_and_suffixes():
+    for shell in ("bash", "zsh", "fish"):
+        found = run("completion", shell)
+        assert found.exit_code == 0 and f"_BNET_TRANSFORMER_COMPLETE={shell}_complete" in found.stdout
+    for words, wanted in COMPLETED:
+        count = str(len(words.split()) - 1)
+        environment = {"_BNET_TRANSFORMER_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": count}
+        found = CliRunner().invoke(main, [], env=environment, prog_name="bnet-transformer")
+        told = (line.partition(",") for line in found.stdout.splitlines())
+        assert {value for kind, _, value in told if kind == "plain"} == wanted, words
+
+
+def test_options_are_those_of_the_functions_that_they_call():
+    asked = []
+    for name, module in COMMANDS.items():
+        made = getattr(importlib.import_module(f"bnet_transformer.cli.{module}"), name)
+        each = made.commands.values() if name == "ask" else [made]
+        asked += [options for one in each for group in getattr(one, "handed_on", {}).values() for options in group]
+    assert len(asked) >= 11
+    for options in asked:
+        path = options.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        module = importlib.import_module(f"bnet_transformer.{path}")
+        classes = [
+            kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__
+        ]
+        for name in options.names:
+            called = next(getattr(owner, name) for owner in (module, *classes) if hasattr(owner, name))
+            wanted = inspect.signature(called).parameters
+            found = of_source(options.file, name)
+            assert found.keys() <= wanted.keys() and set(options.only) <= found.keys(), (options.file, name)
+            for own in options.only or found:
+                assert found[own].help, f"no help: {name} {own} in {options.file}"
+                if isinstance(wanted[own].default, bool | int | float | str) and found[own].default is not None:
+                    assert found[own].default == wanted[own].default, (name, own)
 
 
 def test_bench_runs_the_rows_of_a_clone(tmp_path, monkeypatch):

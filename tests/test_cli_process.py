@@ -52,6 +52,7 @@ def interrupted(arguments, ready, tmp_path):
     return process.returncode, out, err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks into /proc for what a process has mapped")
 def test_an_interrupt_while_torch_is_imported_is_one_line(tmp_path):
     def begun(process):
@@ -132,22 +133,22 @@ def raising(monkeypatch, error):
     return run
 
 
-@pytest.mark.parametrize(
-    ("error", "line", "code"),
-    [
-        (ZeroDivisionError("of\nmany lines"), "ZeroDivisionError: of many lines (--debug shows where)", 1),
-        (MemoryError(), "out of memory: take fewer or shorter sentences", 1),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "out of memory", 1),
-        (ModuleNotFoundError("no", name="tokenizers.models"), 'pip install "bnet-transformer[pretrained]"', 2),
-        (ModuleNotFoundError("no", name="h5py"), 'pip install "bnet-transformer[hdf5]"', 2),
-        (ModuleNotFoundError("no", name="torch"), "torch is not installed", 1),
-        (PermissionError(13, "Permission denied", "a.txt"), "a.txt: Permission denied", 2),
-        (UnicodeError("strange"), "UnicodeError: strange", 1),
-        (click.BadParameter("wrong"), "wrong", 2),
-    ],
-)
-def test_whatever_is_raised_is_one_line(monkeypatch, error, line, code):
-    one_line(raising(monkeypatch, error)("cost", "the cat"), line, code)
+RAISED = [
+    (ZeroDivisionError("of\nmany lines"), "ZeroDivisionError: of many lines (--debug shows where)", 1),
+    (MemoryError(), "out of memory: take fewer or shorter sentences", 1),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "out of memory", 1),
+    (ModuleNotFoundError("no", name="tokenizers.models"), 'pip install "bnet-transformer[pretrained]"', 2),
+    (ModuleNotFoundError("no", name="h5py"), 'pip install "bnet-transformer[hdf5]"', 2),
+    (ModuleNotFoundError("no", name="torch"), "torch is not installed", 1),
+    (PermissionError(13, "Permission denied", "a.txt"), "a.txt: Permission denied", 2),
+    (UnicodeError("strange"), "UnicodeError: strange", 1),
+    (click.BadParameter("wrong"), "wrong", 2),
+]
+
+
+def test_whatever_is_raised_is_one_line(monkeypatch):
+    for error, line, code in RAISED:
+        one_line(raising(monkeypatch, error)("cost", "the cat"), line, code)
 
 
 def test_an_interrupt_is_told_also_where_an_import_makes_another_error_of_it(monkeypatch):
@@ -158,14 +159,15 @@ def test_an_interrupt_is_told_also_where_an_import_makes_another_error_of_it(mon
         assert (found.exit_code, found.output) == (130, "interrupted\n")
 
 
-@pytest.mark.parametrize("place", [0, 1, 2, 3, "variable"])
-def test_debug_shows_the_traceback_wherever_it_stands(place):
-    told = ["ask", "posterior", "c", "the zebra"]
-    if place != "variable":
-        told.insert(place, "--debug")
-    found = run(*told, env={"BNET_DEBUG": "1"} if place == "variable" else {"BNET_DEBUG": "0"})
-    assert found.exit_code == 2 and found.stderr.startswith("Traceback") and "UnknownNameError" in found.stderr
-    assert found.stderr.splitlines()[-1].startswith("Error: word of the sentence")
+def test_debug_shows_the_traceback_wherever_it_stands():
+    for place in (0, 1, 2, 3, "variable"):
+        told = ["ask", "posterior", "c", "the zebra"]
+        if place != "variable":
+            told.insert(place, "--debug")
+        found = run(*told, env={"BNET_DEBUG": "1" if place == "variable" else "0"})
+        assert found.exit_code == 2 and found.stderr.startswith("Traceback"), place
+        assert "UnknownNameError" in found.stderr, place
+        assert found.stderr.splitlines()[-1].startswith("Error: word of the sentence"), place
 
 
 def test_behind_two_dashes_debug_is_a_word():

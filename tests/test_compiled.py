@@ -14,7 +14,7 @@ from bnet_transformer import reference
 from bnet_transformer.compiler import Module
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.tpm import Attention, Categorical, Given, Linear, Normal, Select, Weight
-from tests.cases import CASES, Case, case_of, inputs
+from tests.cases import CASES, Case, case_of, close, inputs
 
 D = torch.float64
 IDS = {"ids": lambda case: case.name}
@@ -24,7 +24,7 @@ def test_a_batch_is_its_sentences():
     module = bt.bayesuvius(4, slices=2, heads=3, residual=True).to(D).module()
     x = torch.randn(5, 3, 4, dtype=D)
     one_by_one = torch.cat([module(x[k : k + 1]) for k in range(5)], 1)
-    torch.testing.assert_close(module(x), one_by_one, rtol=1e-12, atol=1e-12)
+    close(module(x), one_by_one)
 
 
 def test_what_comes_before_the_selector_is_shared_by_its_states():
@@ -33,29 +33,16 @@ def test_what_comes_before_the_selector_is_shared_by_its_states():
     assert [tuple(found[name].shape) for name in ("x_0", "q_0", "x_2")] == [(1, 2, 4), (3, 1, 2, 4), (3, 1, 2, 4)]
 
 
-@pytest.mark.parametrize("options", [{}, {"per": "word"}, {"combine": "concat"}, {"mask": "causal"}], ids=str)
-def test_padding_changes_nothing(options):
-    module = bt.bayesuvius(4, heads=2, residual=True, observe=Categorical(3, pool="mean"), **options).to(D).module()
-    x = torch.randn(2, 3, 4, dtype=D)
-    longer = torch.cat([x, 7 * torch.randn(2, 2, 4, dtype=D)], 1)
-    mask = torch.tensor([[True] * 3 + [False] * 2] * 2)
-    names = ["x_1"] if options.get("per") == "word" else ["x_1", "y"]
-    short, long = module(x, want=names), module(longer, mask, want=names)
-    torch.testing.assert_close(long["x_1"][..., :3, :], short["x_1"], rtol=1e-12, atol=1e-12)
-    if "y" in names:
-        torch.testing.assert_close(long["y"], short["y"], rtol=1e-12, atol=1e-12)
-
-
 def test_do_is_an_argument():
     net = bt.bayesuvius(4, slices=2, heads=3).to(D)
     s, module = net.sentence("the cat sat"), net.module()
     x = s.state.encoded.given["x_0"][None]
     state = module(x, do={"c": torch.tensor(2)})
-    torch.testing.assert_close(state[0, 1], s.do(c=2)["x_2_1"], rtol=1e-12, atol=1e-12)
+    close(state[0, 1], s.do(c=2)["x_2_1"])
     patch = torch.randn(3, 4, dtype=D)
     patched = module(x, do={"x_1": patch[None]})
     done = s.do({f"x_1_{i}": patch[i] for i in range(3)})
-    torch.testing.assert_close(patched[:, 0, 1], done["x_2_1"], rtol=1e-12, atol=1e-12)
+    close(patched[:, 0, 1], done["x_2_1"])
 
 
 @pytest.mark.parametrize("words", [3, 20])
@@ -67,7 +54,7 @@ def test_do_of_each_words_own_choice(words):
     got = net.module()(x[None], do={"c_0": torch.tensor([choice])})
     done = net.sentence(x=x).do({f"c_0_{i}": c for i, c in enumerate(choice)})
     for i in (0, 1, words - 1):
-        torch.testing.assert_close(got[..., 0, i, :].squeeze(), done[f"x_1_{i}"], rtol=1e-12, atol=1e-12)
+        close(got[..., 0, i, :].squeeze(), done[f"x_1_{i}"])
 
 
 def test_gradients_are_finite_differences():
@@ -97,23 +84,6 @@ def test_it_compiles_without_a_break():
     torch.testing.assert_close(compiled(ids, mask, do=do), module(ids, mask, do=do))
 
 
-@pytest.mark.parametrize(
-    "ask, told",
-    [
-        (lambda m: m(torch.zeros(2, 3, 5)), r"shape \(2, 3, 5\)"),
-        (lambda m: m(torch.zeros(3)), r"\[batch, word\]"),
-        (lambda m: m(), "a value for every given node"),
-        (lambda m: m(torch.zeros(1, 3, 4), want=["x_9"]), "near matches"),
-        (lambda m: m(torch.zeros(1, 3, 4), torch.ones(1, 3)), "booleans"),
-        (lambda m: m(torch.zeros(1, 3, 4), torch.ones(1, 2, dtype=torch.bool)), r"\(1, 3\)"),
-        (lambda m: m(torch.zeros(1, 3, 4), do={"z": torch.zeros(1)}), "near matches|known name"),
-    ],
-)
-def test_bad_input(ask, told):
-    with pytest.raises(bt.BNetError, match=told):
-        ask(bt.bayesuvius(4).module())
-
-
 # laws
 
 
@@ -123,10 +93,7 @@ def known(name: str) -> tuple[bt.Sentence, Module]:
     return case.sentence, case.net.module().eval()
 
 
-CAUSAL = {"chapter, words": "x_1", "word": "x_1", "encoder, post-norm": "x_2", "vanilla decoder, causal": "x_2"}
-
-
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(case=st.sampled_from(CASES), data=st.data())
 def test_what_does_not_descend_from_what_is_set_does_not_change(case: Case, data):
     """Two values of `do` that differ at one node: only that node's descendants tell them apart."""
@@ -163,21 +130,7 @@ def test_what_does_not_descend_from_what_is_set_does_not_change(case: Case, data
         ):
             if id_ not in changes:
                 there = (slice(None),) * lead + index
-                torch.testing.assert_close(first[there], second[there], rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if c.name in CAUSAL], **IDS)
-def test_a_word_ignores_later_words(case: Case):
-    s, module = known(case.name)
-    ids = inputs(s)
-    (name,) = ids
-    later = {name: ids[name].clone()}
-    later[name][:, -1] = (ids[name][:, -1] + 1) % 3 if ids[name].dtype == torch.long else ids[name][:, -1] + 1
-    for want in (CAUSAL[case.name], "y"):
-        before, after = (module(given=each, want=[want])[want] for each in (ids, later))
-        earlier = before.shape[-2] - 1
-        torch.testing.assert_close(after[..., :earlier, :], before[..., :earlier, :], rtol=1e-12, atol=1e-12)
-        assert (after - before).abs().max() > 1e-3
+                close(first[there], second[there])
 
 
 # types and compilers
@@ -194,7 +147,7 @@ def test_it_compiles_to_machine_code():
         torch._dynamo.reset()  # nothing of the nets that other tests compiled
         compiled = torch.compile(module, fullgraph=True)
         mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
-        torch.testing.assert_close(compiled(x, mask), module(x, mask), rtol=1e-5, atol=1e-5)
+        close(compiled(x, mask), module(x, mask), 1e-05)
 
 
 @pytest.mark.slow
@@ -204,7 +157,7 @@ def test_it_compiles_for_sentences_of_any_length():
     compiled = torch.compile(module, fullgraph=True, backend="eager")
     for words in (4, 17, 18, 30):
         ids = torch.randint(5, (2, words))
-        torch.testing.assert_close(compiled(ids), module(ids), rtol=1e-5, atol=1e-5)
+        close(compiled(ids), module(ids), 1e-05)
 
 
 def test_a_question_is_worked_out_once_and_told_from_others():
@@ -217,10 +170,10 @@ def test_a_question_is_worked_out_once_and_told_from_others():
     for _ in range(2):
         for evidence, do in asked:
             alone = log_evidence(net.module(), evidence, x, do=do)
-            torch.testing.assert_close(log_evidence(module, evidence, x, do=do), alone, rtol=0, atol=0)
+            close(log_evidence(module, evidence, x, do=do), alone, 0)
 
 
-@pytest.mark.parametrize("roles", ["q", "k", "v", "qkv"])
+@pytest.mark.parametrize("roles", ["k", "qkv"])
 def test_weights_of_each_word_are_not_folded_past_the_attention(roles):
     word, every = ["word"], bt.Reach("every")
     nodes = [bt.Node("c", Categorical(2), plates=word)]
@@ -230,8 +183,8 @@ def test_weights_of_each_word_are_not_folded_past_the_attention(roles):
         nodes += [weight, bt.Node(role, Linear(), [f"W_{role}", "x"], word)]
     nodes.append(bt.Node("x", Attention(), ["q", bt.Arrow("k", every), bt.Arrow("v", every)], word))
     stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=word)], [bt.Node("y", Categorical(2), ["x"], word)])
-    s = bt.BNet(bt.Declaration([stack])).to(torch.float64).sentence("a b c d e f")  # more words than features
-    done = s.do({f"c_0_{word}": word % 2 for word in range(6)})
+    s = bt.BNet(bt.Declaration([stack])).to(torch.float64).sentence("a b c d e")  # more words than features
+    done = s.do({f"c_0_{word}": word % 2 for word in range(5)})
     value = reference.values(done.state.world, done.ground.id("x_1_1"), {})
     torch.testing.assert_close(done["x_1_1"], value)
     share = reference.posterior(s.state.world, s.ground.id("y_1"), {}, 2**16)

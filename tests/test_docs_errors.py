@@ -25,24 +25,22 @@ DEPTH = 4  # names of names, helpers of helpers
 
 
 class Room:
-    """One file: its tree, who encloses whom, what is assigned and imported at its top."""
+    """One file: its tree, its calls, what is assigned and imported at its top."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.tree = path, ast.parse(path.read_text(encoding="utf-8"))
-        self.above = {below: node for node in ast.walk(self.tree) for below in ast.iter_child_nodes(node)}
-        self.imported = {
-            each.asname or each.name: node.module
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.ImportFrom) and node.module
-            for each in node.names
-        }
-
-    def function(self, node: ast.AST) -> Function | None:
-        while node in self.above:
-            node = self.above[node]
-            if isinstance(node, Function):
-                return node
-        return None
+        self.imported: dict[str, str] = {}
+        self.scopes: dict[ast.Call, Function | None] = {}  # of each call the function that it stands in
+        todo: list[tuple[ast.AST, Function | None]] = [(self.tree, None)]
+        while todo:
+            node, scope = todo.pop()
+            if isinstance(node, ast.ImportFrom) and node.module:
+                self.imported |= {each.asname or each.name: node.module for each in node.names}
+            elif isinstance(node, ast.Call):
+                self.scopes[node] = scope
+            elif isinstance(node, Function):
+                scope = node
+            todo += [(below, scope) for below in ast.iter_child_nodes(node)]
 
     @cache  # noqa: B019 (rooms live as long as the test)
     def assignments(self, scope: Function | None) -> dict[str, list[ast.expr]]:
@@ -126,8 +124,8 @@ def _module(path: Path) -> str:
 def calls() -> dict[str, list[tuple[Room, ast.Call]]]:
     found: dict[str, list[tuple[Room, ast.Call]]] = {}
     for room in rooms():
-        for node in ast.walk(room.tree):
-            if isinstance(node, ast.Call) and (name := called(node)):
+        for node in room.scopes:
+            if name := called(node):
                 found.setdefault(name, []).append((room, node))
     return found
 
@@ -139,7 +137,7 @@ def _passed(name: str, function: Function, depth: int) -> set[str]:
     for room, call in calls().get(function.name, []) if depth > 1 else []:
         given = {key.arg: key.value for key in call.keywords} | dict(zip(args, call.args, strict=False))
         if name in given:
-            found |= texts(given[name], room, room.function(call), depth - 1)
+            found |= texts(given[name], room, room.scopes[call], depth - 1)
     return found or {HOLE}
 
 
@@ -154,7 +152,7 @@ def sites() -> dict[str, str]:
             given |= dict(zip(names, call.args, strict=False))
             if "expected" not in given:
                 continue
-            scope = room.function(call)
+            scope = room.scopes[call]
             what, expected = texts(given.get(names[0]), room, scope, 1), texts(given["expected"], room, scope)
             for one, other in itertools.product(what, expected - {HOLE}):  # what is only known when it is said
                 found[f"{one}: expected {other}"] = f"{room.path.relative_to(PACKAGE)}, line {call.lineno}"

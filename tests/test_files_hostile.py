@@ -7,8 +7,6 @@ import json
 import os
 import pickle
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -157,16 +155,20 @@ EDITS: list[tuple[tuple[Any, ...], Any]] = (
 )
 
 
-@pytest.mark.parametrize("place, value", EDITS, ids=repr)
-def test_json_of_wrong_types(saved: Path, place: tuple[Any, ...], value: Any) -> None:
-    def edit(header: dict[str, Any]) -> None:
-        at: Any = header
-        for key in ("declaration", *place)[:-1]:
-            at = at[key]
-        at[("declaration", *place)[-1]] = value
+def test_json_of_wrong_types(saved: Path) -> None:
+    content = saved.read_bytes()
+    for place, value in EDITS:
+        saved.write_bytes(content)
 
-    with pytest.raises(bt.FileError, match="expected"):
-        files.load(rewrite(saved, edit))
+        def edit(header: dict[str, Any], place: tuple[Any, ...] = place, value: Any = value) -> None:
+            at: Any = header
+            for key in ("declaration", *place)[:-1]:
+                at = at[key]
+            at[("declaration", *place)[-1]] = value
+
+        print("edited:", place, value)  # which one failed
+        with pytest.raises(bt.FileError, match="expected"):
+            files.load(rewrite(saved, edit))
 
 
 def test_a_hostile_size_costs_no_memory(tmp_path: Path) -> None:
@@ -205,7 +207,7 @@ def test_a_hostile_size_costs_no_memory(tmp_path: Path) -> None:
         files.load(path)
 
 
-QUIET = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @functools.cache
@@ -228,24 +230,6 @@ def load_or_refuse(path: Path, content: bytes) -> None:
         assert isinstance(error, bt.FileError) and str(path) in str(error)
     else:
         same(found, fuzzed())
-
-
-@QUIET
-@given(data=st.data())
-def test_truncated_files(tmp_path: Path, content: bytes, data: st.DataObject) -> None:
-    end = data.draw(st.integers(0, len(content) - 1))
-    (tmp_path / "a").write_bytes(content[:end])
-    with pytest.raises(bt.FileError):
-        files.load(tmp_path / "a")
-
-
-@QUIET
-@given(flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=3))
-def test_flipped_bits(tmp_path: Path, content: bytes, flips: list[tuple[float, int]]) -> None:
-    changed = bytearray(content)
-    for place, mask in flips:
-        changed[int(place * len(content))] ^= mask
-    load_or_refuse(tmp_path / "a", bytes(changed))
 
 
 def test_a_flipped_bit_of_a_weight_is_told(tmp_path: Path, content: bytes) -> None:
@@ -289,43 +273,42 @@ def test_hostile_json(tmp_path: Path, content: bytes, data: st.DataObject, value
     load_or_refuse(path, path.read_bytes())
 
 
-@pytest.mark.parametrize(
-    "value, hint, wanted",
-    [
-        (1, int, True),
-        (True, int, False),
-        (1.5, int, False),
-        (1, float, True),
-        (True, bool, True),
-        (None, int | None, True),
-        ("a", int | None, False),
-        ((1, 2), tuple[int, ...], True),
-        ((1, "a"), tuple[int, ...], False),
-        ((1, "a"), tuple[int, str], True),
-        ((1,), tuple[int, str], False),
-        (["a"], list[str], True),
-        (("a",), list[int], False),
-        ({"a": 1}, dict[str, int], True),
-        ({"a": "b"}, dict[str, int], False),
-        ("x", Any, True),
-        ("x", object, True),
-        (Add(), tpm.TPM, True),
-        (3, tpm.TPM, False),
-        ((1, 2), int | tuple[int, ...], True),
-        ("ab", tuple[str, ...], False),
-    ],
-)
-def test_fits(value: object, hint: Any, wanted: bool) -> None:
-    assert plain.fits(value, hint) is wanted
+FITS: list[tuple[object, Any, bool]] = [
+    (1, int, True),
+    (True, int, False),
+    (1.5, int, False),
+    (1, float, True),
+    (True, bool, True),
+    (None, int | None, True),
+    ("a", int | None, False),
+    ((1, 2), tuple[int, ...], True),
+    ((1, "a"), tuple[int, ...], False),
+    ((1, "a"), tuple[int, str], True),
+    ((1,), tuple[int, str], False),
+    (["a"], list[str], True),
+    (("a",), list[int], False),
+    ({"a": 1}, dict[str, int], True),
+    ({"a": "b"}, dict[str, int], False),
+    ("x", Any, True),
+    ("x", object, True),
+    (Add(), tpm.TPM, True),
+    (3, tpm.TPM, False),
+    ((1, 2), int | tuple[int, ...], True),
+    ("ab", tuple[str, ...], False),
+]
 
 
-def test_no_pickle_is_near(saved: Path) -> None:
+def test_fits() -> None:
+    for value, hint, wanted in FITS:
+        assert plain.fits(value, hint) is wanted, (value, hint)
+
+
+def test_no_pickle_is_near(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading works where pickle cannot load anything."""
-    code = (
-        "import pickle, sys, torch\n"
-        "def no(*a, **k): raise AssertionError('pickle')\n"
-        "from bnet_transformer import files\n"
-        "pickle.load = pickle.loads = pickle.Unpickler = torch.load = no\n"
-        f"files.load({str(saved)!r})\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+
+    def refused(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("pickle")
+
+    for module, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")):
+        monkeypatch.setattr(module, name, refused)
+    files.load(saved)

@@ -4,9 +4,6 @@ import itertools
 import math
 import os
 import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -19,9 +16,8 @@ from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.inference.fit import point
-from bnet_transformer.inference.fit.ascent import RestartOptimizer
-from bnet_transformer.inference.fit.descent import init_restarts
-from bnet_transformer.inference.fit.matching import matched, rand_index
+from bnet_transformer.inference.fit.ascent import RestartOptimizer, init_restarts
+from bnet_transformer.inference.fit.heads import matched
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
@@ -76,29 +72,23 @@ NETS = {
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_expected_counts_are_the_posteriors_summed(name):
+def test_expected_counts_are_the_posteriors_summed_and_sets_at_once_are_sets_one_by_one(name):
     make, data = NETS[name]
-    net, (x, y) = at_random(make()), data()
+    nets, (x, y) = [at_random(make(), seed) for seed in range(2)], data(12)
+    objective, corpus = objective_of(nets[0], spread=0.7), read_batch(nets[0].network, (x, y))
+    sets = {k: torch.stack([n.parameters[k] for n in nets]) for k in nets[0].parameters}
+    for row, each in zip(objective.log_evidences(sets, corpus), nets, strict=True):
+        torch.testing.assert_close(row, log_evidence(each.module(), {"y": Evidence(y)}, x).detach(), **EXACT)
+    net = nets[0]
     objective, corpus = objective_of(net), read_batch(net.network, (x, y))
     counts, evidence = objective.counts(dict(net.parameters), corpus)
     seen = {"y": Evidence(y)}
     torch.testing.assert_close(evidence, log_evidence(net.module(), seen, x).sum(), **EXACT)
-    assert set(counts) == objective.choosing
+    assert set(counts) == set(objective.learned.tables)
     for table, count in counts.items():
         owner = table.rpartition(".")[0]
         share = posterior(net.module(), owner, seen, x)
         torch.testing.assert_close(count.reshape(-1, count.shape[-1]).sum(0), share.reshape(-1, share.shape[-1]).sum(0))
-
-
-@pytest.mark.parametrize("name", NETS)
-def test_sets_at_once_are_sets_one_by_one(name):
-    make, data = NETS[name]
-    nets, (x, y) = [at_random(make(), seed) for seed in range(3)], data()
-    objective, corpus = objective_of(nets[0], spread=0.7), read_batch(nets[0].network, (x, y))
-    sets = {k: torch.stack([n.parameters[k] for n in nets]) for k in nets[0].parameters}
-    together = objective.log_evidences(sets, corpus)
-    for row, net in zip(together, nets, strict=True):
-        torch.testing.assert_close(row, log_evidence(net.module(), {"y": Evidence(y)}, x).detach(), **EXACT)
 
 
 def test_the_gradient_is_that_of_finite_differences():
@@ -189,31 +179,28 @@ def test_restarts_at_once_are_restarts_one_by_one(method):
 
 
 def test_pruning_keeps_the_better_half_and_the_best_is_the_best_measured():
-    f = fit(mixture(), vectors(60), method=bt.MAP(restarts=8, steps=16), every=4, held_out=vectors(10, seed=1))
+    held_out = vectors(10, seed=1)
+    f = fit(mixture(), vectors(60), method=bt.MAP(restarts=8, steps=16), every=4, held_out=held_out, spread=0.3)
     who = {step: sorted(w for s, w, _ in f.measured if s == step) for step in (4, 8, 16)}
     assert [len(who[step]) for step in (4, 8, 16)] == [8, 4, 2]
     at = {w: score for step, w, score in f.measured if step == 8}
     assert set(who[16]) == set(sorted(at, key=at.__getitem__)[-2:])
     assert f.restart == max(f.measured, key=lambda each: each[2])[1]
-    assert f.log_likelihood(vectors(10, seed=1)).mean() == pytest.approx(max(s for _, _, s in f.measured))
-
-
-def test_sentences_held_out_of_the_data_are_learned_from_in_the_end():
-    f = fit(mixture(), vectors(60), method=bt.MAP(restarts=2, steps=8))
-    assert f.judged_on == "6 held-out sentences" and len(f.bounds) == 8 + 2 and f.sentences == 60
+    assert f.log_likelihood(held_out).mean() == pytest.approx(max(s for _, _, s in f.measured))
+    assert f.judged_by == "log evidence" and f.judged_on == "held-out sentences"  # whatever the prior
 
 
 def test_planted_heads_are_found():
     true = mixture(heads=2, observe=Normal(0.3)).replace({"c.logits": torch.tensor([0.7, 0.3]).double().log()})
     torch.manual_seed(1)
-    x = torch.randn(400, 5, 4, dtype=torch.float64)
+    x = torch.randn(200, 5, 4, dtype=torch.float64)
     drawn = true.pyro()(x)
-    y, c = drawn["y"].reshape(400, 5, 4), drawn["c"].reshape(-1)
-    f = fit(mixture(heads=2, observe=Normal(0.3), seed=9), (x, y), method=bt.MAP(restarts=4, steps=120))
-    assert rand_index(c, f.responsibilities((x, y)).argmax(-1)) > 0.97
+    y, c = drawn["y"].reshape(200, 5, 4), drawn["c"].reshape(-1)
+    f = fit(mixture(heads=2, observe=Normal(0.3), seed=9), (x, y), method=bt.MAP(restarts=3, steps=80))
+    assert adjusted_rand_score(c, f.responsibilities((x, y)).argmax(-1)) > 0.97
     most = f.responsibilities((x, y)).argmax(-1)
     order = matched(torch.tensor([[int(((most == h) & (c == k)).sum()) for h in range(2)] for k in range(2)]))
-    torch.testing.assert_close(f.pi[list(order)], torch.tensor([0.7, 0.3]).double(), atol=0.06, rtol=0)
+    torch.testing.assert_close(f.pi[list(order)], torch.tensor([0.7, 0.3]).double(), atol=0.08, rtol=0)
     A, true_A = (
         f.heads.A["x_1"][list(order)],
         bt.fit(true, (x, y), method=bt.MAP(steps=1, rate=1e-9), progress=False).heads.A["x_1"],
@@ -271,12 +258,6 @@ def test_invariants_are_those_of_each_head(per):
     assert len(heads.to_dataframe()) == 3 and "live heads" in heads._repr_html_()
 
 
-def test_dead_heads_are_told():
-    net = mixture().replace({"c.logits": torch.tensor([0.6, 0.395, 0.005]).double().log()})
-    heads = fit(net, vectors(4), method=bt.MAP(steps=1, rate=1e-12)).heads
-    assert heads.dead == (2,) and heads.live == 2
-
-
 def test_a_fit_compared_with_its_heads_in_another_order():
     net, data = at_random(mixture()), vectors(80)
     order = [2, 0, 1]
@@ -295,11 +276,8 @@ def test_a_fit_compared_with_its_heads_in_another_order():
         f.compare(turned)
 
 
-def test_rand_index_and_matching_are_those_of_others():
+def test_heads_are_matched_as_the_best_of_all_orders():
     g = torch.Generator().manual_seed(0)
-    for k in (1, 2, 5):
-        a, b = (torch.randint(k, (50,), generator=g) for _ in range(2))
-        assert rand_index(a, b) == pytest.approx(adjusted_rand_score(a.numpy(), b.numpy()))
     table = torch.rand(4, 4, generator=g)
     best = max(itertools.permutations(range(4)), key=lambda p: float(sum(table[i, j] for i, j in enumerate(p))))
     assert matched(table) == best
@@ -334,8 +312,8 @@ def test_checks_draw_from_the_fitted_tables_and_not_from_their_prior(prior):
     net = mixture(heads=2, prior=prior, observe=Normal(sigma))
     values = net.parameters["W_v_0.values"] * torch.tensor([1.0, 8.0], dtype=torch.float64)[:, None, None]
     net = net.replace({"c.logits": pi.log(), "W_v_0.values": values})
-    x, _ = vectors(400)
-    means = torch.stack([net.module()(x, do={"c": torch.full((400,), c)}) for c in range(2)])
+    x, _ = vectors(200)
+    means = torch.stack([net.module()(x, do={"c": torch.full((200,), c)}) for c in range(2)])
     expected = float(pi @ means.detach().square().mean((1, 2, 3))) + sigma**2
     square = {"square": lambda y: y.square().mean()}
     found = bt.fit(net, (x, means[0]), method=bt.MAP(steps=1, rate=1e-12), progress=False).check(
@@ -343,18 +321,8 @@ def test_checks_draw_from_the_fitted_tables_and_not_from_their_prior(prior):
     )
     assert abs(found.mean["square"] - expected) < 4 * found.spread["square"] / 10
     assert found.spread["square"] < expected / 2
-
-
-def test_checks_pass_for_the_net_that_made_the_data_and_fail_for_another():
-    net = mixture(observe=Normal(0.5))
-    x = torch.randn(200, 3, 4, dtype=torch.float64)
-    y = net.pyro()(x)["y"].reshape(200, 3, 4)
-    good = fit(net, (x, y), method=bt.MAP(steps=1, rate=1e-12)).check((x, y), draws=40)
-    assert all(0.02 < p < 0.98 for p in good.p.values())
-    bad = fit(net, (x, 3 * y), method=bt.MAP(steps=1, rate=1e-12)).check((x, 3 * y), draws=40)
-    assert bad.p["variance"] == 0.0 and len(bad.to_dataframe()) == 3 and "<div>" in bad._repr_html_()
-    own = {"largest": lambda y: y.max()}
-    assert list(fit(net, (x, y), method=bt.MAP(steps=1)).check((x, y), own, draws=3).p) == ["largest"]
+    good = fit(net, (x, means[0]), method=bt.MAP(steps=1, rate=1e-12)).check((x, 9 * means[0]), draws=4)
+    assert good.p["variance"] == 0.0 and len(good.to_dataframe()) == 3 and "<div>" in good._repr_html_()
 
 
 # data
@@ -384,18 +352,6 @@ def test_words_that_nothing_is_seen_of_are_left_out_where_that_is_said():
     assert fit(net, (x, y), missing=True, method=bt.MAP(steps=1)).bounds[0] == pytest.approx(float(wanted))
 
 
-@pytest.mark.parametrize("missing", [False, True])
-def test_missing_is_advised_only_where_it_helps(missing):
-    net, (x, y) = mixture(), vectors(6)
-    for which, bad in ((0, torch.nan), (0, torch.inf), (1, torch.nan), (1, torch.inf)):
-        data = [x.clone(), y.clone()]
-        data[which][2, 1, 0] = bad  # a part of a word: no word is left out for it
-        for form in (tuple(data), list(zip(*data, strict=True))):
-            with pytest.raises(bt.BNetError) as caught:
-                fit(net, form, missing=missing)
-            assert "missing" not in (caught.value.allowed or "")
-
-
 def test_a_fit_of_choices_that_cannot_be_summed_draws_them_as_it_is_advised():
     net, data = mixture("word", slices=2, heads=2), vectors(4)
     for options in ({"method": "map"}, {"method": "em"}, {"method": "svi", "spread": 1.0}):
@@ -415,25 +371,16 @@ X, Y = vectors(6)
 HALF = torch.where(torch.arange(4) < 2, Y, torch.nan)
 REFUSED = [
     (mixture, [], {}, "data: expected pairs"),
-    (mixture, (X[:0], Y[:0]), {}, "at least one sentence"),
     (mixture, (X, Y[:5]), {}, "as many observations"),
-    (mixture, (X[..., :3], Y), {}, "4"),
-    (mixture, (X, Y[..., :3]), {}, "y"),
     (mixture, (X, Y[:, :2]), {}, "shape"),
     (mixture, (X.where(X < 1, torch.nan), Y), {}, "sentence: expected finite numbers"),
     (mixture, (X, HALF), {"missing": True}, "y, sentence 0"),
-    (mixture, [(X[0], Y[0]), (X[1], HALF[1])], {}, "y, sentence 1"),
-    (mixture, (X, Y / 0), {}, "finite numbers"),
-    (told, (ids()[0], ids()[1] + 2), {}, "from 0 to 3"),
-    (told, (ids()[0] + 1, ids()[1]), {}, "ids from 0 to 3"),
-    (told, [(["a", "z"], [0, 1])], {}, "z"),
     (lambda: mixture(observe=None), (X, Y), {}, "observe="),
     (lambda: mixture(atoms=4), (X, Y), {"budget": 63}, "at most 63 joint states.*64"),
     (lambda: mixture("corpus"), (X, Y), {"batch": 3}, "biased"),
     (lambda: told(prior=0.5), ids(), {}, "concentration of at least 1"),
     (mixture, (X, Y), {"method": "mcmc"}, "'map'"),
     (mixture, (X, Y), {"learn": ["W_z"]}, "W_q_0.values"),
-    (mixture, (X, Y), {"learn": "c.logits"}, "list"),
     (mixture, (X, Y), {"method": bt.EM(inner=3), "learn": ["c.logits"]}, "EM of tables alone"),
     (mixture, (X, Y), {"method": "nuts"}, "spread"),
     (
@@ -450,15 +397,10 @@ REFUSED = [
 
 
 @pytest.mark.filterwarnings("ignore:per='corpus':UserWarning")
-@pytest.mark.parametrize("make, data, options, message", REFUSED, ids=range(len(REFUSED)))
-def test_bad_input_is_refused(make, data, options, message):
-    with pytest.raises(bt.BNetError, match=message):
-        fit(make(), data, **options)
-
-
-def test_one_sentence_is_enough():
-    f = fit(mixture(), [(X[0], Y[0])], method=bt.MAP(restarts=2, steps=3))
-    assert f.sentences == 1 and f.judged_on == "the sentences learned from"
+def test_bad_input_is_refused():
+    for make, data, options, message in REFUSED:
+        with pytest.raises(bt.BNetError, match=message):
+            fit(make(), data, **options)
 
 
 def test_a_corpus_has_one_draw_and_warns():
@@ -470,13 +412,6 @@ def test_a_corpus_has_one_draw_and_warns():
 
 
 # how it goes on
-
-
-def test_a_diverging_fit_stops_and_says_what_to_change(tmp_path):
-    with pytest.raises(bt.BNetError, match=r"no checkpoint was kept.*a rate= below"):
-        fit(mixture(), (X, Y), method=bt.MAP(rate=1e6, steps=50))
-    with pytest.raises(bt.BNetError, match="before the first good checkpoint"):
-        fit(mixture(), (X, Y), method=bt.MAP(rate=1e6, steps=50), checkpoints=tmp_path, every=1)
 
 
 @pytest.mark.parametrize("method", ["map", "em", "svi"])
@@ -505,54 +440,6 @@ def test_an_interrupt_gives_the_best_so_far_and_goes_on_exactly(method, tmp_path
         fit(mixture(), vectors(seed=5), every=4, folder=tmp_path, resume=True, **options)
     with pytest.raises(bt.FileError, match="resume=True"):
         fit(mixture(), vectors(), folder=tmp_path, **options)
-
-
-KILLED = """
-import sys
-import torch
-import bnet_transformer as bt
-from bnet_transformer.tpm import Normal
-net = bt.bayesuvius(4, heads=2, observe=Normal(1.0))
-torch.manual_seed(0)
-data = torch.randn(20, 3, 4), torch.randn(20, 3, 4)
-options = {"method": bt.MAP(steps=400), "every": 10, "batch": 5, "progress": False}
-if __name__ == "__main__":
-    bt.fit(net, data, checkpoints=sys.argv[1], **options)
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_fit_loses_at_most_one_interval(tmp_path):
-    script, folder = tmp_path / "killed.py", tmp_path / "kept"
-    script.write_text(KILLED)
-    child = subprocess.Popen([sys.executable, str(script), str(folder)], env={**os.environ, "OMP_NUM_THREADS": "1"})
-    try:
-        until = time.time() + 60
-        while not (folder / "checkpoint.safetensors").exists() and time.time() < until and child.poll() is None:
-            time.sleep(0.02)
-        time.sleep(0.1)
-    finally:
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-    space: dict = {"__name__": "killed"}
-    exec(script.read_text(), space)
-    checkpoints = bt.Checkpoints(folder, resume=True)
-    resumed = bt.fit(space["net"], space["data"], checkpoints=checkpoints, **space["options"])
-    whole = bt.fit(space["net"], space["data"], **space["options"])
-    assert resumed.bounds == whole.bounds
-    assert all(torch.equal(v, whole.net.parameters[k]) for k, v in resumed.net.parameters.items())
-
-
-def test_patience_ends_a_fit_that_gets_no_better():
-    f = fit(mixture(), vectors(), method=bt.MAP(steps=100, patience=2), every=5, held_out=vectors(5, seed=1))
-    assert len(f.bounds) < 100
-
-
-def test_bfloat16_learns_as_well():
-    net = mixture().to(torch.float32)
-    data = tuple(part.float() for part in vectors())
-    f = fit(net, data, method=bt.MAP(steps=20, precision="bfloat16"))
-    assert f.bounds[-1] > f.bounds[0] and f.net.parameters["c.logits"].dtype == torch.float32
 
 
 def test_a_saved_fit_is_loaded_as_it_was(tmp_path):
@@ -613,13 +500,13 @@ def test_em_gives_the_mode_of_the_posterior_and_not_the_step_of_the_best_likelih
     x, lopsided = vectors(30)[0], torch.tensor([0.95, 0.05], dtype=torch.float64)
     torch.manual_seed(0)
     data = x, flat.replace({"c.logits": lopsided.log()}).pyro()(x)["y"].reshape(30, 3, 4)
-    start = fit(flat, data, method=bt.EM(steps=200), learn=["c.logits"]).net.parameters["c.logits"]
-    grid = (torch.arange(20000, dtype=torch.float64) + 0.5) / 20000
+    start = fit(flat, data, method=bt.EM(steps=60), learn=["c.logits"]).net.parameters["c.logits"]
+    grid = (torch.arange(2000, dtype=torch.float64) + 0.5) / 2000
     sets = {"c.logits": torch.stack([grid, 1 - grid], -1).log()}
     evidence = objective_of(net).log_evidences(sets, read_batch(net.network, data)).sum(1)
     posterior = evidence + 39 * (grid.log() + (1 - grid).log())
     for method in ("em", "map"):
-        f = fit(net.replace({"c.logits": start}), data, method=method, learn=["c.logits"], steps=200, every=1)
+        f = fit(net.replace({"c.logits": start}), data, method=method, learn=["c.logits"], steps=200, every=10)
         assert f.pi[0].item() == pytest.approx(grid[posterior.argmax()].item(), abs=2e-3)
         assert f.judged_by == "log posterior density"
         assert max(score for *_, score in f.measured) == pytest.approx(posterior.max().item() / 30, abs=1e-4)
@@ -630,7 +517,7 @@ def test_em_gives_the_mode_of_the_posterior_and_not_the_step_of_the_best_likelih
 def test_a_fit_gives_the_best_log_posterior_that_it_reached(method):
     """Weights of far too large a likelihood for their prior: each step towards the mode loses likelihood."""
     data, net = vectors(30), mixture()
-    net = fit(net, data, method=bt.MAP(steps=100))  # the prior is flat: the best likelihood
+    net = fit(net, data, method=bt.MAP(steps=60))  # the prior is flat: the best likelihood
     f = fit(net.net, data, method=method, spread=0.2, steps=40, every=1, batch=30, rate=0.02)
     reached = []
     for each in (net, f):
@@ -644,11 +531,3 @@ def test_a_fit_gives_the_best_log_posterior_that_it_reached(method):
     constant = sum(value.numel() for value in weights) * (math.log(0.2) + 0.5 * math.log(2 * math.pi))
     assert 30 * scores[-1] == pytest.approx(reached[1] + constant)
     assert reached[1] > reached[0]
-
-
-def test_held_out_sentences_judge_by_their_log_evidence_whatever_the_prior():
-    held_out = vectors(10, seed=1)
-    f = fit(mixture(), vectors(30), spread=0.3, method=bt.MAP(steps=10), every=1, held_out=held_out)
-    assert f.judged_by == "log evidence" and f.judged_on == "held-out sentences"
-    assert f.log_likelihood(held_out).mean() == pytest.approx(max(score for *_, score in f.measured))
-    assert f.to_dataframe().columns[-1] == "log evidence of a sentence"

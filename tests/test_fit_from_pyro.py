@@ -52,8 +52,8 @@ def test_a_map_by_autodelta_is_the_fits_own():
     model = net.pyro()
     guide = AutoDelta(pyro.poutine.block(model, expose=["theta_c"]))
     elbo = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting)
-    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.05}), elbo)
-    for _ in range(200):
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), elbo)
+    for _ in range(120):
         svi.step(x, y)
     f = bt.Fit.from_pyro(net, (x, y), guide, arguments=(x, y))
     own = bt.fit(net, (x, y), method=bt.EM(steps=50), learn=["c.logits"], progress=False)
@@ -64,36 +64,36 @@ def test_a_map_by_autodelta_is_the_fits_own():
 
 def test_nuts_of_pyro_is_the_fits_own_and_every_question_answers(tmp_path):
     net = mixture()
-    x, y = data_of(net, 30)
+    x, y = data_of(net, 12)
     pyro.set_rng_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         kernel = NUTS(net.pyro(), max_plate_nesting=net.pyro().max_plate_nesting)
-        mcmc = MCMC(kernel, num_samples=60, warmup_steps=40, disable_progbar=True)
+        mcmc = MCMC(kernel, num_samples=30, warmup_steps=30, disable_progbar=True)
         mcmc.run(x, y)
     f = bt.Fit.from_pyro(net, (x, y), mcmc)
-    own = bt.fit(net, (x, y), method=bt.NUTS(chains=1, draws=200, warmup=40), learn=["c.logits"], progress=False)
-    assert f.samples["c.logits"].shape == (1, 60, 2) and f.divergent == (0,)
-    torch.testing.assert_close(f.pi, own.pi, atol=0.04, rtol=0)
+    own = bt.fit(net, (x, y), method=bt.NUTS(chains=1, draws=60, warmup=20), learn=["c.logits"], progress=False)
+    assert f.samples["c.logits"].shape == (1, 30, 2) and f.divergent == (0,)
+    torch.testing.assert_close(f.pi, own.pi, atol=0.1, rtol=0)
     assert f.predict(x).shape == y.shape and f.check((x, y), draws=20).p
     low, high = f.interval("c.logits")
     assert bool((low < f.pi).all() and (f.pi < high).all()) and f.heads.live == 2
     f.save(tmp_path / "f.fit")
     assert torch.equal(bt.load(tmp_path / "f.fit").samples["c.logits"], f.samples["c.logits"])
     az = pytest.importorskip("arviz", reason='pip install "bnet-transformer[arviz]"')
-    assert isinstance(f.to_arviz(), az.InferenceData) and f.to_arviz().log_likelihood["y"].shape == (1, 60, 30)
+    assert isinstance(f.to_arviz(), az.InferenceData) and f.to_arviz().log_likelihood["y"].shape == (1, 30, 12)
 
 
 def test_importance_sampling_is_the_exact_posterior():
     net, days, exact = coins()
     model = net.pyro()
     pyro.set_rng_seed(1)
-    importance = Importance(model, num_samples=1000).run(None, rows(days), batch=10)
+    importance = Importance(model, num_samples=500).run(None, rows(days), batch=10)
     f = bt.Fit.from_pyro(net, days, importance, num_samples=4000)
     share = f.samples["rain.logits"][..., 1].flatten()
-    assert float(share.mean()) == pytest.approx(float(exact.mean), abs=0.02)
+    assert float(share.mean()) == pytest.approx(float(exact.mean), abs=0.03)
     assert float(share.std()) == pytest.approx(float(exact.stddev), abs=0.02)
-    assert 200 < f.effective_sample_size < 1000 and "1000 weighted draws" in f.approximate
+    assert 100 < f.effective_sample_size < 500 and "500 weighted draws" in f.approximate
     marginal = EmpiricalMarginal(importance, "theta_rain")
     again = bt.Fit.from_pyro(net, days, {"theta_rain": marginal}, num_samples=4000)
     assert again.effective_sample_size == pytest.approx(f.effective_sample_size)
@@ -117,12 +117,12 @@ def test_draws_of_a_guide_of_ones_own_are_samples():
 
     svi = SVI(net.pyro(), guide, pyro.optim.Adam({"lr": 0.05}), pyro.infer.TraceMeanField_ELBO(num_particles=4))
     pyro.set_rng_seed(0)
-    for _ in range(150):
+    for _ in range(80):
         svi.step(None, rows(days), batch=10)
-    f = bt.Fit.from_pyro(net, days, guide, num_samples=800)
-    assert f.samples["rain.logits"].shape == (1, 800, 2) and "guide" in f.approximate
-    assert float(f.theta["rain"][1]) == pytest.approx(float(exact.mean), abs=0.03)
-    same = bt.Fit.from_pyro(net, days, guide, num_samples=800)
+    f = bt.Fit.from_pyro(net, days, guide, num_samples=300)
+    assert f.samples["rain.logits"].shape == (1, 300, 2) and "guide" in f.approximate
+    assert float(f.theta["rain"][1]) == pytest.approx(float(exact.mean), abs=0.05)
+    same = bt.Fit.from_pyro(net, days, guide, num_samples=300)
     assert torch.equal(same.samples["rain.logits"], f.samples["rain.logits"])
 
 
@@ -155,17 +155,19 @@ BAD = [
     ({"theta_c": TRUE[None].log()}, "rows of probabilities"),
     ({"theta_c": TRUE[None], "c.logits": TRUE[None]}, "two for c.logits"),
     ({"theta_c": TRUE[None], "W_v_0.values": torch.zeros(2, 2, 3, 3, dtype=D)}, "as many draws"),
+    ({"theta_c": (torch.full((5, 2), 0.5, dtype=D), torch.zeros(4))}, "a log weight of each draw of theta_c"),
     ({"c": torch.zeros(5, dtype=torch.long)}, "a site for some parameter"),
     ({}, "names of sites"),
     (3, "pyro.infer.MCMC"),
 ]
 
 
-@pytest.mark.parametrize(("result", "message"), BAD, ids=range(len(BAD)))
-def test_what_does_not_match_the_net_is_refused(result, message):
+def test_what_does_not_match_the_net_is_refused():
     net = mixture()
-    with pytest.raises(bt.BNetError, match=message):
-        bt.Fit.from_pyro(net, data_of(net, 4), result)
+    data = data_of(net, 4)
+    for result, message in BAD:
+        with pytest.raises(bt.BNetError, match=message):
+            bt.Fit.from_pyro(net, data, result)
 
 
 def test_a_fit_says_what_it_will_do():
@@ -185,11 +187,3 @@ def test_a_fit_says_what_it_will_do():
     with pytest.raises(bt.BNetError, match="spread"):
         explain_fit(net, data, method="nuts")
     assert "elimination" in str(route)
-
-
-@pytest.mark.parametrize("weights", [4, 6])
-def test_weights_are_one_for_each_draw(weights):
-    net = mixture()
-    marginal = {"theta_c": (torch.full((5, 2), 0.5, dtype=D), torch.zeros(weights))}
-    with pytest.raises(bt.BNetError, match="a log weight of each draw of theta_c"):
-        bt.Fit.from_pyro(net, data_of(net, 4), marginal)

@@ -12,7 +12,7 @@ from benchmarks.calibration import chi_square, exact_ranks, nuts_ranks
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference.fit.objective import Objective, learned_of
-from bnet_transformer.inference.fit.sampling import Model
+from bnet_transformer.inference.fit.variational import Model
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
 
@@ -42,7 +42,7 @@ def fits(data):
         "map": {"batch": 120},
         "em": {"steps": 100},
         "svi": {"batch": 120},
-        "nuts": {"chains": 2, "draws": 300, "warmup": 100},
+        "nuts": {"chains": 2, "draws": 200, "warmup": 60},
     }
     found = {}
     for method, more in options.items():
@@ -76,7 +76,7 @@ def test_arviz_has_chains_that_mix_and_the_likelihoods(fits):
     import arviz as az
 
     found = fits["nuts"].to_arviz()
-    assert found.log_likelihood["y"].shape == (2, 300, 120)
+    assert found.log_likelihood["y"].shape == (2, 200, 120)
     assert "c_logits" not in found.posterior
     assert torch.equal(torch.tensor(found.posterior["c_pi"].values), fits["nuts"].samples["c.logits"])
     assert float(az.rhat(found, var_names=["c_sorted"])["c_sorted"].max()) < 1.05
@@ -114,19 +114,9 @@ def test_intervals_hold_the_mean_and_are_told_as_approximate_by_svi(fits):
 def test_predictions_are_means_over_the_samples(fits, data):
     f = fits["nuts"]
     likelihood = f.log_likelihood(data)
-    wanted = f.log_likelihoods.flatten(0, 1).logsumexp(0) - torch.tensor(600.0).log()
+    wanted = f.log_likelihoods.flatten(0, 1).logsumexp(0) - torch.tensor(400.0).log()
     torch.testing.assert_close(likelihood, wanted, atol=0.02, rtol=0)
     torch.testing.assert_close(f.predict(data[0]).sum(-1), torch.ones(120, 4).double())
-
-
-@pytest.mark.slow
-def test_samples_come_back_from_a_file(fits, tmp_path):
-    fits["nuts"].save(tmp_path / "f.safetensors")
-    found = bt.load(tmp_path / "f.safetensors")
-    assert torch.equal(found.samples["c.logits"], fits["nuts"].samples["c.logits"])
-    assert (
-        torch.equal(found.log_likelihoods, fits["nuts"].log_likelihoods) and found.divergent == fits["nuts"].divergent
-    )
 
 
 def objective_of(net, learn=None, spread=None):
@@ -157,18 +147,8 @@ def test_the_marginal_as_a_factor_is_what_enumeration_gives(atoms, data):
     torch.testing.assert_close(model.potential(corpus, z).detach(), (-ours - jacobian).detach())
 
 
-def test_chains_are_kept_and_resumed(data, tmp_path):
-    small = data[0][:20], data[1][:20]
-    options = {"method": "nuts", "learn": ["c.logits"], "draws": 10, "warmup": 10, "chains": 2, "progress": False}
-    whole = flat_options.fit(told(), small, folder=tmp_path, **options)
-    again = flat_options.fit(told(), small, folder=tmp_path, resume=True, **options)
-    assert torch.equal(whole.samples["c.logits"], again.samples["c.logits"])
-    assert not torch.equal(whole.samples["c.logits"][0], whole.samples["c.logits"][1])
-    assert torch.equal(flat_options.fit(told(), small, **options).samples["c.logits"], whole.samples["c.logits"])
-
-
 def test_exact_posteriors_are_calibrated():
-    _, p = chi_square(exact_ranks(2000), 20)
+    _, p = chi_square(exact_ranks(500), 20)
     assert p > 0.01
 
 
@@ -180,14 +160,14 @@ def test_nuts_ranks_are_not_far_from_even():
     assert min(ranks) < 8 and max(ranks) > 11
 
 
-@pytest.mark.parametrize("atoms", [None, 2])
+@pytest.mark.parametrize("atoms", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_drawn_choices_come_near_to_summed_ones(atoms, data):
     """On a net where both can be had: the bound lies below the evidence, the choices near their posterior."""
     from bnet_transformer.inference import Evidence, posterior
 
-    net = told(atoms=atoms)
-    options = {"method": "svi", "learn": ["c.logits"], "batch": 120, "choices": "sampled", "progress": False}
-    f = flat_options.fit(net, data, steps=400, rate=0.2, **options)
+    net, data = told(atoms=atoms), (data[0][:60], data[1][:60])
+    options = {"method": "svi", "learn": ["c.logits"], "batch": 60, "choices": "sampled", "progress": False}
+    f = flat_options.fit(net, data, steps=150, rate=0.2, **options)
     objective = objective_of(net, ["c.logits"])
     exact = objective.log_evidence(dict(f.net.parameters), read_batch(net.network, data))
     below = float(exact.mean()) - f.measured[-1][2]
@@ -196,7 +176,7 @@ def test_drawn_choices_come_near_to_summed_ones(atoms, data):
     share = posterior(f.net.module(), "c", {"y": Evidence(data[1])}, data[0])
     assert float((f.choices["c"] - share).abs().mean()) < (0.03 if atoms is None else 0.1)
     if atoms is None:
-        assert float(f.pi[0]) == pytest.approx(0.7, abs=0.05)
+        assert float(f.pi[0]) == pytest.approx(0.7, abs=0.1)
 
 
 def test_choices_of_words_over_slices_are_drawn_where_they_cannot_be_summed(tmp_path):
@@ -204,16 +184,16 @@ def test_choices_of_words_over_slices_are_drawn_where_they_cannot_be_summed(tmp_
     true = true.replace({f"c_{t}.logits": torch.tensor([0.7, 0.3]).double().log() for t in (0, 1)})
     true = true.replace({f"W_v_{t}.value": 3 * true.parameters[f"W_v_{t}.value"] for t in (0, 1)})
     torch.manual_seed(0)
-    x = torch.randn(60, 3, 3, dtype=torch.float64)
+    x = torch.randn(40, 3, 3, dtype=torch.float64)
     drawn = true.pyro()(x)
-    y = drawn["y"].reshape(60, 3, 3)
+    y = drawn["y"].reshape(40, 3, 3)
     net = true.replace({f"c_{t}.logits": torch.zeros(2).double() for t in (0, 1)})
-    options = {"method": "svi", "learn": ["c_0.logits", "c_1.logits"], "progress": False, "steps": 400}
+    options = {"method": "svi", "learn": ["c_0.logits", "c_1.logits"], "progress": False, "steps": 150}
     with pytest.raises(bt.BNetError):
         flat_options.fit(net, (x, y), **options)
-    f = flat_options.fit(net, (x, y), choices="sampled", batch=60, rate=0.2, anneal=0.01, **options)
-    assert f.choices["c_1"].shape == (60, 3, 2)
-    right = f.choices["c_1"].argmax(-1) == drawn["c_1"].reshape(60, 3)
+    f = flat_options.fit(net, (x, y), choices="sampled", batch=40, rate=0.2, anneal=0.01, **options)
+    assert f.choices["c_1"].shape == (40, 3, 2)
+    right = f.choices["c_1"].argmax(-1) == drawn["c_1"].reshape(40, 3)
     usual = float((drawn["c_1"] == 0).double().mean())
     assert float(right.double().mean()) > 0.85 > usual + 0.05  # it has local optima: 1 of the exact posterior
     torch.testing.assert_close(f.theta["c_1"], torch.tensor([0.7, 0.3]).double(), atol=0.12, rtol=0)

@@ -12,16 +12,15 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 import bnet_transformer as bt
-from benchmarks.head_recovery import at_best_sigma
 from bnet_transformer._core.distributed import Ranks
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.files import checkpoint
-from bnet_transformer.inference import Evidence, log_evidence, posterior
-from bnet_transformer.inference.fit import predictive, result, run
+from bnet_transformer.inference import Evidence, log_evidence
+from bnet_transformer.inference.fit import result, run
 from bnet_transformer.inference.fit.objective import Objective
 from bnet_transformer.inference.fit.run import method_of
 from bnet_transformer.tpm import Categorical, Normal
-from bnet_transformer.training.steps import schedule_of
+from bnet_transformer.training.configs import schedule_of
 from tests import flat_options
 
 ARVIZ = pytest.mark.filterwarnings("ignore:\nArviZ is undergoing:FutureWarning")
@@ -57,31 +56,6 @@ def evidences(net, x, y):
 X, Y = [[0, 1], [2, 3]], [[1, 0], [3, 1]]
 
 
-def test_lists_tell_what_arrays_tell():
-    arrays, net = (torch.tensor(X), torch.tensor(Y)), told()
-    f = fit(net, arrays, method=bt.MAP(steps=3))
-    for data in (
-        (X, Y),
-        list(zip(X, Y, strict=True)),
-        (X, arrays[1]),
-        (np.array(X), Y),
-        [list(p) for p in zip(X, Y, strict=True)],
-    ):
-        assert fit(net, data, method=bt.MAP(steps=3)).bounds == f.bounds
-        torch.testing.assert_close(f.log_likelihood(data), f.log_likelihood(arrays))
-    wanted = posterior(f.net.module(), "c", {"y": Evidence(arrays[1])}, arrays[0])
-    for x, y in ((X, Y), (["a b", "c d"], [["b", "a"], ["d", "b"]]), (np.array(X), arrays[1])):
-        torch.testing.assert_close(f.responsibilities((x, y)), wanted, **CLOSE)
-
-
-def test_sentences_of_several_lengths_are_asked_about():
-    rag = [([0, 1, 2], [1, 0, 2]), ([2, 3], [3, 1]), ([1], [0])]
-    f = fit(told(), rag, **STILL)
-    found = f.responsibilities(rag)
-    for row, (x, y) in zip(found, rag, strict=True):
-        torch.testing.assert_close(row, f.responsibilities((torch.tensor([x]), torch.tensor([y])))[0], **CLOSE)
-
-
 @pytest.mark.parametrize("data, message", [
     (((X[0], Y[0]), (X[1], Y[1])), r"could be two pairs.*\[\(sentence, observed\).*\(x, y\)"),
     ([torch.tensor(X), torch.tensor(Y)], "could be two pairs.*tuple of two"),
@@ -103,15 +77,6 @@ def test_whole_numbers_are_real_where_a_net_has_vectors():
     torch.testing.assert_close(fit(net, (x, y), **STILL).predict(x), fit(net, (x, y), **STILL).predict(x.double()))
 
 
-def test_what_is_learned_may_be_told_by_any_collection():
-    data = vectors(8)
-    found = fit(mixture(), data, method=bt.MAP(steps=2), learn=(name for name in ["c.logits"]))
-    assert found.learned == ("c.logits",)
-    for learn in (3, [3], "c.logits"):
-        with pytest.raises(bt.BNetError, match="learn: expected a list of str"):
-            fit(mixture(), data, method=bt.MAP(steps=1), learn=learn)
-
-
 @pytest.mark.parametrize("device", ["nonsense", 3, "meta", *([] if torch.cuda.is_available() else ["cuda"])])
 def test_a_device_that_is_not_there_is_refused(device):
     with pytest.raises(bt.BNetError, match="device: expected a device of this machine"):
@@ -121,10 +86,10 @@ def test_a_device_that_is_not_there_is_refused(device):
 # the steps
 
 
-def own_steps(net, x, y, names, *, steps, batch, rate, spread, clip, decay):
-    """The same by torch's AdamW: bounds, and the parameters at the end."""
+def own_steps(net, x, y, names, *, steps, batch, rate, spread, clip):
+    """The same by torch's Adam: bounds, and the parameters at the end."""
     leaves = {name: net.parameters[name].detach().clone().requires_grad_() for name in names}
-    optimiser = torch.optim.AdamW(list(leaves.values()), lr=rate, betas=(0.9, 0.99), eps=1e-8, weight_decay=decay)
+    optimiser = torch.optim.Adam(list(leaves.values()), lr=rate, betas=(0.9, 0.99), eps=1e-8)
     rates, bounds, prior_rows = schedule_of("cosine", rate, max(1, steps // 20), steps, None), [], 2.0
     for step in range(steps):
         epoch, place = divmod(step, -(-len(x) // batch))
@@ -157,13 +122,13 @@ def own_steps(net, x, y, names, *, steps, batch, rate, spread, clip, decay):
     return bounds, leaves
 
 
-@pytest.mark.parametrize("clip, decay", [(None, 0.0), (0.5, 0.0), (None, 0.3), (0.5, 0.3)])
-def test_map_is_torchs_adamw_up_the_evidence_of_minibatches_and_the_prior_of_the_whole(clip, decay):
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_map_is_torchs_adam_up_the_evidence_of_minibatches_and_the_prior_of_the_whole(clip):
     net, (x, y) = mixture(prior=2.0), vectors(40)
     options = {"steps": 7, "batch": 16, "rate": 0.1, "spread": 0.7}
     names = ["c.logits", *(f"W_{r}_0.values" for r in "qkv")]
-    bounds, leaves = own_steps(net, x, y, names, clip=clip, decay=decay, **options)
-    f = fit(net, (x, y), clip=clip, weight_decay=decay, every=7, **options)
+    bounds, leaves = own_steps(net, x, y, names, clip=clip, **options)
+    f = fit(net, (x, y), clip=clip, every=7, **options)
     assert f.bounds == pytest.approx(bounds, abs=1e-7)
     for name, value in leaves.items():
         torch.testing.assert_close(f.net.parameters[name], value.detach(), rtol=1e-6, atol=1e-8)
@@ -198,16 +163,6 @@ def test_an_annealed_step_of_em_counts_flattened_responsibilities():
     torch.testing.assert_close(both.pi, (0.05 * joint).softmax(0).mean(1), **CLOSE)
 
 
-def test_bfloat16_is_autocast():
-    net, (x, y) = mixture().to(torch.float32), tuple(part.float() for part in vectors(20))
-    f = fit(net, (x, y), precision="bfloat16", batch=20, **STILL)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        wanted = float(log_evidence(net.module(), {"y": Evidence(y)}, x).mean())
-    exact = float(evidences(net, x, y).mean())
-    assert f.bounds[0] == pytest.approx(wanted, rel=1e-3)
-    assert 1e-3 < abs(f.bounds[0] - exact) < 0.05 * abs(exact)
-
-
 def test_the_last_phase_learns_from_all_sentences(tmp_path):
     net, data = mixture(), vectors(60)
     f = fit(net, data, method=bt.MAP(restarts=2, steps=8), checkpoints=tmp_path)
@@ -222,30 +177,17 @@ def test_the_last_phase_learns_from_all_sentences(tmp_path):
 MISPLACED = {"inner": "bt.EM", "chains": "bt.NUTS", "draws": "bt.SVI", "restarts": "bt.MAP", "resume": "bt.Checkpoints"}
 
 
-@pytest.mark.parametrize("option", MISPLACED)
-def test_an_option_of_a_config_names_its_config(option):
-    with pytest.raises(bt.BNetError, match=rf"{option}: .*an option of a config.*{MISPLACED[option]}\({option}=...\)"):
-        bt.fit(mixture(), vectors(6), **{option: 3})
-
-
-def test_an_option_that_nothing_has_is_refused_with_near_names():
+def test_an_option_of_a_config_names_its_config():
+    for option, config in MISPLACED.items():
+        with pytest.raises(bt.BNetError, match=rf"{option}: .*an option of a config.*{config}\({option}=...\)"):
+            bt.fit(mixture(), vectors(6), **{option: 3})
     with pytest.raises(bt.UnknownNameError, match="restarts"):
         bt.fit(mixture(), vectors(6), restart=3)
-    with pytest.raises(TypeError, match="chains"):
-        bt.EM(chains=2)
-
-
-@pytest.mark.parametrize("method", ["svi", "nuts"])
-def test_held_out_sentences_are_for_points(method):
-    with pytest.raises(bt.BNetError, match="held_out: expected None"):
-        bt.fit(mixture(), vectors(6), method=method, spread=1.0, held_out=vectors(3))
-
-
-@pytest.mark.parametrize(
-    "method", [bt.MAP(), bt.EM(inner=3), bt.SVI(draws=7), bt.NUTS()], ids=lambda method: method.name
-)
-def test_a_name_is_the_method_with_its_defaults(method):
-    assert method_of(method) is method and method_of(method.name) == type(method)()
+    for method in ("svi", "nuts"):
+        with pytest.raises(bt.BNetError, match="held_out: expected None"):
+            bt.fit(mixture(), vectors(6), method=method, spread=1.0, held_out=vectors(3))
+    for method in (bt.MAP(), bt.EM(inner=3), bt.SVI(draws=7), bt.NUTS()):
+        assert method_of(method) is method and method_of(method.name) == type(method)()
 
 
 # checkpoints
@@ -253,11 +195,11 @@ def test_a_name_is_the_method_with_its_defaults(method):
 
 def test_a_fit_that_diverged_goes_on_from_what_was_good(tmp_path):
     options = {"folder": tmp_path, "every": 1}
-    first = fit(mixture(), vectors(), steps=20, **options)
-    with pytest.raises(bt.BNetError, match=r"keeps the last good checkpoint, of step 20: .*resume='changed'"):
-        fit(mixture(), vectors(), steps=60, rate=1e6, resume="changed", **options)
-    f = fit(mixture(), vectors(), steps=60, rate=1e-2, resume="changed", **options)
-    assert len(f.bounds) == 60 and min(f.bounds[20:]) > first.bounds[-1] - 0.1
+    first = fit(mixture(), vectors(), steps=6, **options)
+    with pytest.raises(bt.BNetError, match=r"keeps the last good checkpoint, of step 6: .*resume='changed'"):
+        fit(mixture(), vectors(), steps=20, rate=1e6, resume="changed", **options)
+    f = fit(mixture(), vectors(), steps=20, rate=1e-2, resume="changed", **options)
+    assert len(f.bounds) == 20 and min(f.bounds[6:]) > first.bounds[-1] - 0.1
 
 
 def test_nothing_is_kept_of_a_fit_that_never_was_good(tmp_path):
@@ -278,23 +220,19 @@ def test_nothing_is_kept_of_a_fit_that_never_was_good(tmp_path):
 def test_more_steps_are_not_lost_to_an_older_last_phase(tmp_path):
     net, data = mixture(heads=3), vectors(60)
     fit(net, data, method=bt.MAP(restarts=3, steps=8), checkpoints=tmp_path)
-    longer = fit(net, data, method=bt.MAP(restarts=3, steps=40), checkpoints=bt.Checkpoints(tmp_path, resume="changed"))
+    longer = fit(net, data, method=bt.MAP(restarts=3, steps=16), checkpoints=bt.Checkpoints(tmp_path, resume="changed"))
     kept = checkpoint.read(tmp_path / checkpoint.NAME, net.network)
     best = net.replace({name: kept.part("best")[name] for name in longer.learned})
-    assert longer.bounds[40] == pytest.approx(float(evidences(best, *data).mean()), abs=1e-9)
+    assert longer.bounds[16] == pytest.approx(float(evidences(best, *data).mean()), abs=1e-9)
     again = fit(
-        net, data, method=bt.MAP(restarts=3, steps=40), checkpoints=bt.Checkpoints(tmp_path, resume=True)
+        net, data, method=bt.MAP(restarts=3, steps=16), checkpoints=bt.Checkpoints(tmp_path, resume=True)
     )  # a finished last phase stays
     assert again.bounds == longer.bounds
 
 
-@pytest.mark.parametrize("method, options", [
-    ("map", {"steps": 4}),
-    ("nuts", {"chains": 1, "draws": 6, "warmup": 4}),
-])  # fmt: skip
 @pytest.mark.parametrize("what", ["W_v_0.values", "c.logits"])
-def test_other_parameters_are_no_start_for_a_kept_fit(method, options, what, tmp_path):
-    options = {"method": method, "learn": ["c.logits"], "folder": tmp_path, **options}
+def test_other_parameters_are_no_start_for_a_kept_fit(what, tmp_path):
+    options = {"method": "map", "steps": 4, "learn": ["c.logits"], "folder": tmp_path}
     net = mixture()
     fit(net, vectors(8), **options)
     with pytest.raises(bt.BNetError, match="the settings that the run began with: parameters="):
@@ -337,16 +275,8 @@ class Processes:
             return list(pool.map(one, range(self.world)))
 
 
-def test_one_draw_of_a_corpus_is_refused_under_torchrun(monkeypatch):
-    here = Processes(2)
-    here.own.rank = 0
-    monkeypatch.setattr(run, "ranks", here.ranks)
-    with pytest.warns(UserWarning, match="model selection"), pytest.raises(bt.BNetError, match=r"torchrun.*corpus"):
-        fit(mixture("corpus"), vectors(6), method=bt.MAP(steps=1))
-
-
-@pytest.mark.parametrize("count", [21, 2])
-def test_em_shares_the_full_pass_between_processes(count, monkeypatch):
+def test_em_shares_the_full_pass_between_processes(monkeypatch):
+    count = 8
     data, world, seen, counts = vectors(count), 3, [], Objective.counts
 
     def noted(self, parameters, corpus, *more):
@@ -371,14 +301,6 @@ def test_em_shares_the_full_pass_between_processes(count, monkeypatch):
             assert f.measured == pytest.approx(np.array(one.measured), abs=1e-9)
             torch.testing.assert_close(f.pi, one.pi)
     assert max(seen) == -(-count // world)
-
-
-def test_a_last_phase_clears_what_a_killed_one_left(tmp_path):
-    """It keeps its checkpoints in a folder of its own."""
-    left = tmp_path / "all" / ".checkpoint.safetensors.0123456789abcdef.tmp"
-    left.mkdir(parents=True)
-    fit(mixture(), vectors(21), method=bt.MAP(restarts=2, steps=4), checkpoints=tmp_path)
-    assert [each.name for each in (tmp_path / "all").iterdir()] == [checkpoint.NAME]
 
 
 # what a fit answers
@@ -450,9 +372,9 @@ def test_own_statistics_see_what_was_observed():
     net = by_word(1, [0.8, 0.2])
     data = ragged(net)
     f, y = fit(net, data, **STILL), torch.cat([y for _, y in data])
-    found = f.check(data, {"square": lambda y: y.square().mean(), "rows": lambda y: len(y)}, draws=40)
+    found = f.check(data, {"square": lambda y: y.square().mean(), "rows": lambda y: len(y)}, draws=20)
     assert found.observed["square"] == pytest.approx(float(y.square().mean())) and found.observed["rows"] == len(y)
-    assert found.mean["rows"] == len(y) and found.mean["square"] == pytest.approx(found.observed["square"], rel=0.15)
+    assert found.mean["rows"] == len(y) and found.mean["square"] == pytest.approx(found.observed["square"], rel=0.2)
     usual = f.check(data, draws=2)
     assert usual.observed["variance"] == pytest.approx(float(y.var(0).mean()))
 
@@ -494,18 +416,9 @@ def test_predictions_go_in_parts_and_keep_to_the_budget(observe, monkeypatch):
     net = mixture(atoms=2, observe=observe)
     x, y = vectors(10)
     f = fit(net, (x, y if observe == Normal(0.5) else torch.zeros(10, 3, dtype=torch.long)), **STILL)
-    whole, sizes = f.predict(x), []
-    name = "_mean" if observe == Normal(0.5) else "posterior"
-    real = getattr(predictive, name)
-
-    def noted(*given, **more):
-        sizes.append(len(real(*given, **more)))
-        return real(*given, **more)
-
-    monkeypatch.setattr(predictive, name, noted)
+    whole = f.predict(x)
     monkeypatch.setattr(result, "AT_ONCE", 4)
     torch.testing.assert_close(f.predict(x), whole, **CLOSE)
-    assert sizes == [4, 4, 2]
     states = 8 if observe == Normal(0.5) else 32  # of the three roles' atoms, and of the readout
     with pytest.raises(bt.BudgetError, match=rf"at most {states - 1} joint states.*got {states}"):
         replace(f, budget=states - 1).predict(x)
@@ -527,15 +440,3 @@ def test_the_prediction_of_a_real_readout_sums_over_selectors_and_atoms():
         do = {f"W_{role}_0": torch.full((4,), state) for role, state in zip("qkv", (q, k, v), strict=True)}
         expected = expected + share * f.net.module()(x, do=do, want=["x_1"])["x_1"].detach()
     torch.testing.assert_close(f.predict(x), expected, rtol=1e-10, atol=1e-10)
-
-
-def test_the_best_sigma_of_a_sum_is_that_of_a_search():
-    """Of residuals: the likelihood of a Normal has its greatest value where sigma^2 is their mean square."""
-    torch.manual_seed(0)
-    made, y = torch.randn(30, 2), 1.7 * torch.randn(30, 2)
-    sigma, nll = at_best_sigma(made, y)
-    grid = torch.linspace(0.5, 4, 3501)
-    found = torch.stack([-torch.distributions.Normal(made, s).log_prob(y).mean() for s in grid])
-    assert nll == pytest.approx(float(found.min()), abs=1e-5) and sigma == pytest.approx(
-        float(grid[found.argmin()]), abs=2e-3
-    )

@@ -12,11 +12,9 @@ from scipy.special import betaln
 from scipy.stats import beta, kstest, spearmanr
 
 import bnet_transformer as bt
-from bnet_transformer.inference.heads.annealing import settings as all_settings
-from bnet_transformer.inference.heads.conditional import draws_of
 from bnet_transformer.inference.heads.gates import runs_of
-from bnet_transformer.inference.heads.posterior import posterior_of
-from bnet_transformer.inference.heads.relaxed import relaxed
+from bnet_transformer.inference.heads.posterior import draws_of, posterior_of, relaxed
+from bnet_transformer.inference.heads.posterior import settings as all_settings
 from bnet_transformer.inference.heads.result import head_shares
 from bnet_transformer.tpm import Activation, Attention, Concat, Dot, Given, Normal, Weight
 from tests.cases import HEADS, WORD, every, jolted, projections
@@ -71,7 +69,7 @@ def quadrature(table, tails=(0.05, 0.95)):
     log = each.sum(0) + weights
     share = log.softmax(0)
     on = [((terms[:, bits[:, head]].logsumexp(1) - each).exp() * share).sum(1) for head in range(heads)]
-    x = torch.linspace(0, 1, 401, dtype=D)
+    x = torch.linspace(0, 1, 101, dtype=D)
     ends, bayes = [], []
     for head in range(heads):
         density = torch.stack([evidence_at(head, float(v)) for v in x])
@@ -81,9 +79,7 @@ def quadrature(table, tails=(0.05, 0.95)):
     return (share[:, None] * rho).sum(0), torch.stack(bayes), torch.tensor(np.array(ends)), torch.stack(on, 1)
 
 
-@pytest.mark.parametrize(
-    ("sentences", "heads", "scale"), [(1, 2, 3.0), (10, 3, 1.0), (30, 2, 2.0), (8, 3, 6.0), (12, 2, 3000.0)]
-)
+@pytest.mark.parametrize(("sentences", "heads", "scale"), [(1, 2, 3.0), (5, 3, 3.0), (12, 2, 3000.0)])
 def test_the_posterior_is_that_of_quadrature(sentences, heads, scale):
     table = torch.randn(sentences, 2**heads, generator=seeded(sentences), dtype=D) * scale
     table += all_settings(heads) @ torch.linspace(0, scale / 3, heads, dtype=D)
@@ -98,7 +94,7 @@ def test_the_posterior_is_that_of_quadrature(sentences, heads, scale):
         torch.testing.assert_close(found.interaction[0, 1], odds.mean())
 
 
-@pytest.mark.parametrize(("sentences", "both_off", "one"), [(50, -0.2, -50.0), (100, -1.0, -6.0), (20, -2.0, -50.0)])
+@pytest.mark.parametrize(("sentences", "both_off", "one"), [(40, -1.0, -6.0), (20, -2.0, -50.0)])
 def test_heads_that_oppose_each_other_have_both_their_modes(sentences, both_off, one):
     """Each undoes the other: both on or both off, and hardly a way between; where one never is, the other is not."""
     table = torch.tensor([[both_off, one, one, 0.0]], dtype=D).repeat(sentences, 1)
@@ -121,7 +117,7 @@ def test_heads_on_which_nothing_hangs_keep_their_prior():
 
 def test_one_head_is_a_beta_where_each_sentence_is_sure():
     """All on, all off, some of each, one against many: few sentences and very many."""
-    for count, on in ((1, 1), (5, 0), (40, 13), (20_000, 20_000), (20_000, 6_000), (100_000, 1)):
+    for count, on in ((1, 1), (5, 0), (40, 13), (20_000, 6_000), (20_000, 1)):
         table = torch.full((1, count), -2000.0, dtype=D)
         table[:, :on] = 2000.0
         rho, log = draws_of(table, 4000, seeded())
@@ -175,8 +171,8 @@ def spread_out(count, generator):
     return (0.2 * 1.5 ** torch.randperm(count, generator=generator).double()).tolist()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_planted_dead_head_is_found_and_ranks_are_those_of_ablation(seed):
+def test_a_planted_dead_head_is_found_and_ranks_are_those_of_ablation():
+    seed = 1
     generator = seeded(seed)
     strengths = spread_out(6, generator)
     strengths[seed] = 0.0
@@ -189,9 +185,9 @@ def test_a_planted_dead_head_is_found_and_ranks_are_those_of_ablation(seed):
     assert f.rank[0].argsort().tolist() == f.log_bayes[0].argsort(descending=True).tolist()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_planted_duplicates_are_found_where_ablation_sees_nothing(seed):
+def test_planted_duplicates_are_found_where_ablation_sees_nothing():
     """The features that they write to are saturated: one of the two is enough, and with either off nothing is lost."""
+    seed = 1
     generator = seeded(seed)
     strengths = [*spread_out(4, generator), 1e4, 1e4]
     strengths[seed] = 0.0
@@ -247,7 +243,7 @@ def summed(heads, seed):
     return jolted(net).to(D)
 
 
-@pytest.mark.parametrize("heads", [2, 3])
+@pytest.mark.parametrize("heads", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_svi_is_near_the_joint_posterior_of_all_slices(heads):
     """Means within 0.06 and log Bayes factors within 30% (and what drawing does); nearer than slice by slice, where the
     other slices are taken to be on."""
@@ -273,8 +269,8 @@ def test_svi_of_one_slice_is_exact_but_for_drawing():
         own[head, list(features)] = torch.randn(len(features), 8, generator=seeded(head), dtype=D) / (1 + head)
     net, x = net.replace({"W_o_1.value": own}), torch.randn(15, 3, 8, generator=seeded(2), dtype=D)
     runs = runs_of(net.network, x, "x_2", seen=False, sites=("a_1",))
-    exact = found_for(runs.table(all_settings(3), quiet, 2**29)[0] / 36, 800)
-    f = relaxed(runs, 1 / 36, 60, 800, seeded(), quiet, 2**29)
+    exact = found_for(runs.table(all_settings(3), quiet)[0] / 36, 800)
+    f = relaxed(runs, 1 / 36, 40, 800, seeded(), quiet)
     assert bool(((f.log_bayes[0] - exact.log_bayes).abs() < 4 * (f.error[0] + exact.error) + 0.02).all())
     assert float((f.log_bayes[0] - exact.log_bayes).abs().max()) < 0.1 * float(exact.log_bayes.max())
     torch.testing.assert_close(f.inclusion[:, 0], exact.inclusion, atol=0.05, rtol=0)
@@ -327,8 +323,8 @@ def test_one_sentence_gives_a_result_without_standard_errors():
         assert "by 1 sentence (" in str(f)
 
 
-@settings(max_examples=40)
-@given(st.integers(1, 6), st.integers(1, 3), st.integers(0, 2**20))
+@settings(max_examples=15)
+@given(st.integers(1, 5), st.integers(1, 3), st.integers(0, 2**20))
 def test_shares_are_those_of_enumeration(heads, draws, seed):
     """`E[xi_nu / sum xi]` over all settings; what is left is that all are off."""
     rho = torch.rand(draws, 2, heads, generator=seeded(seed), dtype=D)

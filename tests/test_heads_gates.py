@@ -1,7 +1,5 @@
 """Gates of a module multiply the values of a family; what heads and gates are told wrongly is refused."""
 
-import math
-
 import pytest
 import torch
 
@@ -20,12 +18,10 @@ def gated_by_hand(net, x, family, gates, **options):
     return module(x, do=do, **options)
 
 
-@pytest.mark.parametrize("words", [2, 40])
-@pytest.mark.parametrize("name", ["concat", "chapter, two slices", "codebook", "shared slices", "gated", "experts"])
+@pytest.mark.parametrize(("name", "words"), [("concat", 40), ("codebook", 2), ("shared slices", 3), ("experts", 2)])
 def test_gates_multiply_the_values_of_a_family(name, words):
     """Also where maps of many words would be folded into an attention, which then is not."""
     net = BY_NAME[name].net
-    words = 3 if name == "shared slices" else words
     x, module = torch.randn(2, words, 4, dtype=D), net.module()
     members = net.network.members
     choices = [m.family for m in members if m.tpm.kind == "discrete" and net.network.graph.out_of[m.family.index]]
@@ -60,14 +56,10 @@ def test_gates_pass_gradients_and_one_sentence_takes_many():
     ("told", "match"),
     [
         ({"a_0": torch.ones(2, 2, dtype=D)}, r"\[batch, head\] of shape \(2, 3\); got shape \(2, 2\)"),
-        ({"a_0": torch.ones(5, 3, dtype=D)}, r"got shape \(5, 3\)"),
-        ({"a_0": torch.ones(3, dtype=D)}, r"got shape \(3,\)"),
         ({"x_1": torch.tensor(1.0, dtype=D)}, r"of shape \(2,\); got shape \(\)"),
         ({"a_0": torch.ones(2, 3)}, "float64.*got torch.float32"),
-        ({"a_0": torch.ones(2, 3, dtype=torch.long)}, "real numbers.*int64"),
         ({"a_0": [1.0]}, "real numbers"),
         ({"y": torch.ones(2, dtype=D)}, "got states"),
-        ({"token_0": torch.ones(2, dtype=D)}, "known name"),
         ({"a_9": torch.ones(2, 3, dtype=D)}, "near matches.*a_0"),
         ([1], "a mapping from names"),
     ],
@@ -95,43 +87,28 @@ X = torch.randn(3, 2, 4, dtype=D, generator=torch.Generator().manual_seed(0))
 Y = torch.zeros(3, 2, dtype=torch.long)
 
 
-@pytest.mark.parametrize(
-    ("data", "options", "match"),
-    [
-        (X, {"sigma": 0}, "sigma: expected a finite number above 0"),
-        (X, {"sigma": -1.0}, "above 0"),
-        (X, {"sigma": math.nan}, "finite"),
-        (X, {"sigma": "one"}, "finite"),
-        (X, {"sigma": 1e-200}, "one head off moves y"),
-        (X, {"sigma": 1e200}, "one head off moves y"),
-        ((X, Y), {"sigma": 1.0}, "sentences alone"),
-        ((X, Y), {"output": "x_1"}, "sentences alone"),
-        (X, {"output": "x_9"}, "known name"),
-        (X, {"output": "x_0"}, "heads that are summed"),
-        (X, {"output": "W_o_0"}, "heads that are summed"),
-        (X, {"role": "b"}, "role of heads.*'b'"),
-        (X, {"method": "mcmc"}, "'exact', 'svi'"),
-        (X, {"interval": 1}, "between 0 and 1"),
-        (X, {"interval": 0}, "between 0 and 1"),
-        (X, {"interval": math.nan}, "finite"),
-        (X, {"draws": 0}, "at least 1"),
-        (X, {"rounds": 2, "method": "svi"}, "at least 3"),
-        (X, {"seed": "a"}, "whole number"),
-        (X, {"memory": 0}, "at least 1"),
-        (X, {"budget": 23}, "24: 3 sentences under 8 settings of 3 gates.*2 sentences.*svi"),
-        ([], {}, "a list of sentences"),
-        ("the cat", {}, "a list of sentences"),
-        (None, {}, "a list of sentences"),
-        (X[:, :, :3], {}, "4"),
-        (torch.full((2, 2, 4), math.nan, dtype=D), {}, "finite numbers.*NaN"),
-        ((X, Y + 3), {}, "states from 0 to 2|ids from"),
-        ((X, Y[:2]), {}, "as many"),
-        ([(X[0], None)], {}, "y"),
-    ],
-)  # fmt: skip
-def test_bad_input_is_told(data, options, match):
-    with pytest.raises(bt.BNetError, match=match):
-        inclusion(concat(observe=Categorical(3)), data, **options)
+REFUSED = [
+    (X, {"sigma": 0}, "sigma: expected a finite number above 0"),
+    (X, {"sigma": 1e-200}, "one head off moves y"),
+    (X, {"sigma": 1e200}, "one head off moves y"),
+    ((X, Y), {"sigma": 1.0}, "sentences alone"),
+    (X, {"output": "x_9"}, "known name"),
+    (X, {"output": "x_0"}, "heads that are summed"),
+    (X, {"role": "b"}, "role of heads.*'b'"),
+    (X, {"method": "mcmc"}, "'exact', 'svi'"),
+    (X, {"interval": 1}, "between 0 and 1"),
+    (X, {"rounds": 2, "method": "svi"}, "at least 3"),
+    (X, {"budget": 23}, "24: 3 sentences under 8 settings of 3 gates.*2 sentences.*svi"),
+    ([], {}, "a list of sentences"),
+    ([(X[0], None)], {}, "y"),
+]
+
+
+def test_bad_input_is_told():
+    net = concat(observe=Categorical(3))
+    for data, options, match in REFUSED:
+        with pytest.raises(bt.BNetError, match=match):
+            inclusion(net, data, **options)
 
 
 def test_nets_that_have_no_gates_are_refused():

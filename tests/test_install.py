@@ -25,7 +25,7 @@ DOORS = {
     "tokenizers": {"_core/tokenizer.py", "pretrained/vocabulary.py"},
     "huggingface_hub": {"pretrained/source.py"},
     "transformers": {"pretrained/config.py"},
-    "arviz": {"inference/fit/samples.py", "inference/fit/comparing.py"},
+    "arviz": {"inference/fit/draws.py", "inference/fit/heads.py"},
     "anywidget": {"viz/page/widget.py"},
     "traitlets": {"viz/page/widget.py"},
     "h5py": {"pretrained/geometric_file.py"},
@@ -40,18 +40,18 @@ OLDEST = (3, 11)
 CORE = {plain(requirement) for requirement in PROJECT["dependencies"]}
 
 
+def statements(body):
+    """Statements and those within them, without what is there for types alone."""
+    for node in body:
+        yield node
+        typed = isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        for part in ("orelse", "finalbody") if typed else ("body", "orelse", "finalbody", "handlers", "cases"):
+            yield from statements(getattr(node, part, ()))
+
+
 def imported(path):
     """The packages of others that a room imports when it runs, not only for its types."""
-    tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=OLDEST)
-    typed = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if id(node) in typed:
-            continue
+    for node in statements(ast.parse(path.read_text(encoding="utf-8"), feature_version=OLDEST).body):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
         yield from (top for name in names if (top := name.split(".")[0]) not in sys.stdlib_module_names)

@@ -125,6 +125,7 @@ def test_draws_of_words_that_share_a_mean_are_apart() -> None:
     assert_close(drawn.T.cov(), 0.25 * torch.eye(6, dtype=D), rtol=0, atol=0.025)
 
 
+@pytest.mark.slow
 def test_compiled_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     own = torch.compile
@@ -288,8 +289,10 @@ def test_arrays_of_real_numbers_are_read_as_their_examples() -> None:
         bt.train(net, (x, y[:, :2]), steps=1)
 
 
-@pytest.mark.parametrize("kind", ["tensors", "arrays", "two stacks", "held out"])
-@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("tensors", torch.inf), ("arrays", torch.nan), ("two stacks", torch.nan), ("held out", torch.inf)],
+)
 def test_a_number_that_is_not_finite_is_told_before_the_first_step(kind: str, value: float) -> None:
     """One row of many, which the first batch may not have."""
     net = (translator() if kind == "two stacks" else forecaster()).to(torch.float32)

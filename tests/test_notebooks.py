@@ -63,6 +63,7 @@ def test_code_parses_and_asks_the_public_names_alone(notebook):
                 assert not node.attr.startswith("_"), f"{node.attr} is private"
 
 
+@pytest.mark.slow
 def test_the_runner_writes_once_and_fails_where_a_cell_does(tmp_path):
     pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")

@@ -12,9 +12,9 @@ import random
 import re
 import shutil
 import subprocess
-import sys
+import tempfile
 import time
-import zipfile
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +47,7 @@ def read(path):
     """The description in a file, and the bytes of what is read."""
     text = path.read_text("utf-8")
     about, reads = (
-        re.search(rf'<script id="bnet-{what}"[^>]*>(.*?)</script>', text, re.S)[1] for what in ("about", "reads")
+        re.search(rf'<script id="bnet-{what}"[^>]*>(.*?)</script>', text, re.S)[1] for what in ("about", "bytes")
     )
     return json.loads(about), gzip.decompress(base64.b64decode(reads))
 
@@ -58,31 +58,36 @@ def explored(s, tmp_path, **options):
     return read(path)
 
 
-def pairs_of(told, n, m):
-    if told == "every":
-        return np.ones((n, m), bool)
-    if told == "causal":
-        return np.tri(n, m, dtype=bool)
-    bits = np.unpackbits(np.frombuffer(base64.b64decode(told["table"]), np.uint8))
-    return bits[: n * m].reshape(n, m).astype(bool)
+def bits_of(about, block, number):
+    """A table of booleans of the description."""
+    rows, columns, at = about["pairs"][number]
+    bits = np.unpackbits(np.frombuffer(block, np.uint8, offset=at))
+    return bits[: rows * columns].reshape(rows, columns).astype(bool)
 
 
 def tables(about, block):
     """By the name of the family that reads: its reading, and P(j | i) as `[slot, plate, word, word]`."""
-    words = {stack["name"]: len(stack["words"]) for stack in about["stacks"]}
     found, end = {}, 0
     for told in about["readings"]:
-        family, source = about["families"][told["family"]], about["families"][told["from"]]
-        pairs = pairs_of(told["pairs"], words.get(family["words"], 1), words[source["words"]])
+        pairs = bits_of(about, block, told["pairs"])
         table = np.zeros((told["slots"], told["plates"], *pairs.shape))
         size = told["slots"] * told["plates"] * int(pairs.sum())
         part = np.frombuffer(block[told["at"] : told["at"] + size], np.uint8)
         table[..., pairs] = part.reshape(told["slots"], told["plates"], -1) / about["steps"]
-        found[family["name"]] = told, table
+        found[about["families"][told["family"]]["name"]] = told, table
         assert told["at"] == end
         end += size
-    assert end == len(block)
+    assert len(block) == end + sum(-(-rows * columns // 8) for rows, columns, _ in about["pairs"])
     return found
+
+
+@cache
+def explored_case(name):
+    """A case of `CASES`, its evidence seen: the sentence, the description and the bytes of its page."""
+    case = BY_NAME[name]
+    s = case.sentence.observe(case.evidence) if case.evidence else case.sentence
+    with tempfile.TemporaryDirectory() as folder:
+        return s, *explored(s, Path(folder))
 
 
 def stem_of(family):
@@ -101,9 +106,8 @@ def mean_of(s, about, step, role):
 
 
 @every_case
-def test_what_is_read_is_what_attention_says(case, tmp_path):
-    s = case.sentence.observe(case.evidence) if case.evidence else case.sentence
-    about, block = explored(s, tmp_path)
+def test_what_is_read_is_what_attention_says(case):
+    s, about, block = explored_case(case.name)
     found = tables(about, block)
     for name, (told, table) in found.items():
         family = about["families"][told["family"]]
@@ -113,7 +117,7 @@ def test_what_is_read_is_what_attention_says(case, tmp_path):
             want = s.attention(step, role=role).double().numpy()
             want = want.reshape(states, -1, *want.shape[-2:])
             assert np.abs(table[-states:] - want).max() <= BYTE
-        if told["mean"] and math.prod(len(p["states"]) for p in about["posteriors"]) <= 200:
+        if told["mean"] and math.prod(len(p["states"]) for p in about["posteriors"]) <= 40:
             want = mean_of(s, about, step, role).double().numpy()
             assert np.abs(table[0] - want.reshape(table[0].shape)).max() <= BYTE, name
         assert told["slots"] == (states if told["choices"] else 0 if told["mean"] else 1) + told["mean"]
@@ -123,41 +127,39 @@ def test_what_is_read_is_what_attention_says(case, tmp_path):
             assert [note for note in about["notes"] if note.startswith(f"{name}: expected attention")]
 
 
-@every_case
-def test_posteriors_are_those_of_the_sentence(case, tmp_path):
-    s = case.sentence.observe(case.evidence) if case.evidence else case.sentence
-    about, _ = explored(s, tmp_path)
-    for told in about["posteriors"]:
-        before, after = (torch.tensor([row[k] for row in told["states"]]).double() for k in (1, 2))
-        assert (after - s.posterior(told["node"]).double()).abs().max() < 1e-6
-        assert (before - case.sentence.posterior(told["node"]).double()).abs().max() < 1e-6
-    assert about["seen"].keys() == set(case.evidence)
+def test_posteriors_are_those_of_the_sentence():
+    for case in CASES:
+        s, about, _ = explored_case(case.name)
+        for told in about["posteriors"]:
+            before, after = (torch.tensor([row[k] for row in told["states"]]).double() for k in (1, 2))
+            assert (after - s.posterior(told["node"]).double()).abs().max() < 1e-6, case.name
+            assert (before - case.sentence.posterior(told["node"]).double()).abs().max() < 1e-6, case.name
+        assert about["seen"].keys() == set(case.evidence), case.name
 
 
-@every_case
-def test_every_family_has_its_equation_and_facts(case, tmp_path):
-    s = case.sentence
-    about, _ = explored(s, tmp_path)
-    equations = s.net.equations()
-    graph = s.graph()
-    assert about["counts"] == [len(s.ground), s.ground.count_arrows()]
-    for index, told in enumerate(about["families"]):
-        family = s.ground.folded.families[index]
-        first = graph.nodes[s.ground.name(int(s.ground.offsets[index]))]
-        for fact in ("role", "stack", "slice", "kind", "learnable", "tpm"):
-            assert told[fact] == first[fact]
-        assert told["name"] == family.name and tuple(told["shape"]) == first["shape"]
-        row = about["equations"][told["equation"]]
-        assert row["latex"] == equations[row["name"]].latex
-        assert re.fullmatch(rf"{re.escape(family.stem)}(_\S+)?", row["name"])
-        assert row["math"] is not None and len(row["math"]) == 2
+def test_every_family_has_its_equation_and_facts():
+    for case in CASES:
+        s, about, _ = explored_case(case.name)
+        equations, graph = s.net.equations(), s.graph()
+        assert about["counts"] == [len(s.ground), s.ground.count_arrows()], case.name
+        for index, told in enumerate(about["families"]):
+            family = s.ground.folded.families[index]
+            first = graph.nodes[s.ground.name(int(s.ground.offsets[index]))]
+            row = about["equations"][told["equation"]]
+            for fact in ("role", "stack", "slice", "learnable", "tpm"):
+                assert told[fact] == first[fact], (case.name, family.name, fact)
+            assert told["name"] == family.name and tuple(told["shape"]) == first["shape"], (case.name, family.name)
+            assert row["latex"] == equations[row["name"]].latex, (case.name, family.name)
+            assert re.fullmatch(rf"{re.escape(family.stem)}(_\S+)?", row["name"]), (case.name, family.name)
+            assert row["math"] is not None and len(row["math"]) == 2, (case.name, family.name)
 
 
 NODE = """
 import { readFileSync } from 'node:fs';
 const { Net } = await import(process.argv[1]);
-const answers = JSON.parse(readFileSync(process.argv[2], 'utf8')).map((about) => {
-  const net = new Net(about), names = Array.from({ length: net.offsets.at(-1) }, (_, k) => net.name(k));
+const answers = JSON.parse(readFileSync(process.argv[2], 'utf8')).map(([about, block]) => {
+  const net = new Net(about, new Uint8Array(Buffer.from(block, 'base64')));
+  const names = Array.from({ length: net.offsets.at(-1) }, (_, k) => net.name(k));
   return Object.fromEntries(names.map((name, k) => {
     if (net.find(name) !== k) throw new Error(`${name} is found at ${net.find(name)}`);
     const told = { parents: net.parents(k), children: net.children(k), ancestors: net.ancestors([k]),
@@ -186,9 +188,9 @@ def windowed():
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="the front end's graph is asked by node")
 def test_the_front_end_answers_questions_of_structure_as_the_sentence_does(tmp_path):
-    sentences = [*(case.sentence for case in CASES), *windowed()]
-    about = [explored(s, tmp_path)[0] for s in sentences]
-    (tmp_path / "about.json").write_text(json.dumps(about))
+    told = [*map(explored_case, BY_NAME), *((s, *explored(s, tmp_path)) for s in windowed())]
+    sentences = [s for s, _, _ in told]
+    (tmp_path / "about.json").write_text(json.dumps([[a, base64.b64encode(b).decode()] for _, a, b in told]))
     for file in FRONT.glob("*.js"):
         shutil.copy(file, tmp_path / file.with_suffix(".mjs").name)
     told = subprocess.run(
@@ -199,7 +201,7 @@ def test_the_front_end_answers_questions_of_structure_as_the_sentence_does(tmp_p
     for s, answers in zip(sentences, json.loads(told.stdout), strict=True):
         assert list(answers) == s.ground.names
         asked = {name for group in (s.ground.cut, s.ground.rows) for name in map(s.ground.name, group)}
-        for name in asked | set(random.Random(0).sample(s.ground.names, min(16, len(s.ground)))):
+        for name in asked | set(random.Random(0).sample(s.ground.names, min(8, len(s.ground)))):
             for what, names in answers[name].items():
                 assert names == sorted(set(getattr(s, what)(name)), key=s.ground.id), (repr(s), name, what)
 
@@ -252,8 +254,8 @@ def test_what_is_given_is_told(tmp_path):
 
 def test_the_posterior_of_heads_is_told_with_its_intervals(tmp_path):
     for net, said in (
-        (bt.encoder(8, heads=4, slices=2, vocabulary=["a", "b"]), "a b"),
-        (bt.encoder_decoder(8, heads=2, slices={"enc": 1, "dec": 2}, vocabulary=["a", "b"]), {"enc": "a", "dec": "b"}),
+        (bt.encoder(4, heads=4, slices=2, vocabulary=["a", "b"]), "a b"),
+        (bt.encoder_decoder(4, heads=2, slices={"enc": 1, "dec": 2}, vocabulary=["a", "b"]), {"enc": "a", "dec": "b"}),
     ):
         s, found = net.sentence(said), bt.inclusion(net, [said] * 2, draws=50, interval=0.5, progress=False)
         told = explored(s, tmp_path, inclusion=found)[0]["inclusion"]
@@ -267,19 +269,16 @@ def test_the_posterior_of_heads_is_told_with_its_intervals(tmp_path):
     assert explored(s, tmp_path, inclusion=one)[0]["inclusion"]["rows"] == ["dec_cross_a_0", "dec_cross_a_1"]
 
 
-@pytest.mark.parametrize(
-    ("net", "match"),
-    [
-        (bt.encoder(8, heads=2, slices=2, vocabulary=["a", "b"]), "4 of a_0; got 2 of them"),
-        (bt.encoder(8, heads=4, slices=1, vocabulary=["a", "b"]), "4 of a_1; got no such family"),
-        (bt.bayesuvius(8, heads=4, slices=2, vocabulary=["a", "b"]), "4 of a_0; got no such family"),
-    ],
-)
-def test_the_posterior_of_other_heads_is_refused(tmp_path, net, match):
-    others = bt.encoder(8, heads=4, slices=2, vocabulary=["a", "b"])
+def test_the_posterior_of_other_heads_is_refused(tmp_path):
+    others = bt.encoder(4, heads=4, slices=2, vocabulary=["a", "b"])
     found = bt.inclusion(others, ["a b"], draws=50, progress=False)
-    with pytest.raises(BNetError, match=match):
-        net.sentence("a b").explore(tmp_path / "a.html", inclusion=found)
+    for net, match in (
+        (bt.encoder(4, heads=2, slices=2, vocabulary=["a", "b"]), "4 of a_0; got 2 of them"),
+        (bt.encoder(4, heads=4, slices=1, vocabulary=["a", "b"]), "4 of a_1; got no such family"),
+        (bt.bayesuvius(4, heads=4, slices=2, vocabulary=["a", "b"]), "4 of a_0; got no such family"),
+    ):
+        with pytest.raises(BNetError, match=match):
+            net.sentence("a b").explore(tmp_path / "a.html", inclusion=found)
     assert not list(tmp_path.iterdir())
 
 
@@ -397,28 +396,28 @@ def test_a_sentence_past_the_limit_is_refused_and_told_what_fits(tmp_path, monke
     assert sorted(file.name for file in tmp_path.iterdir()) == ["fits.html"]
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"detail": "folded"}, "detail"),
-        ({"theme": "blue"}, "theme"),
-        ({"title": 3}, "title"),
-        ({"posterior": "x_1_0"}, "discrete"),
-        ({"posterior": "nothing"}, "nothing"),
-        ({"slices": 9}, "slices"),
-        ({"heads": 0}, "heads"),
-        ({"inclusion": [0.5]}, "inclusion"),
-        ({"inclusion": [0.5, 2.0]}, "inclusion"),
-        ({"inclusion": "all"}, "inclusion"),
-    ],
-)
-def test_bad_options_are_refused_and_leave_what_was_there(options, error, tmp_path):
+BAD = [
+    ({"detail": "folded"}, "detail"),
+    ({"theme": "blue"}, "theme"),
+    ({"title": 3}, "title"),
+    ({"posterior": "x_1_0"}, "discrete"),
+    ({"posterior": "nothing"}, "nothing"),
+    ({"slices": 9}, "slices"),
+    ({"heads": 0}, "heads"),
+    ({"inclusion": [0.5]}, "inclusion"),
+    ({"inclusion": [0.5, 2.0]}, "inclusion"),
+    ({"inclusion": "all"}, "inclusion"),
+]
+
+
+def test_bad_options_are_refused_and_leave_what_was_there(tmp_path):
     path = tmp_path / "a.html"
     path.write_text("old")
     s = bt.bayesuvius(4, heads=2).sentence("a b")
-    for call in (s.explore, s.draw):
-        with pytest.raises(BNetError, match=error):
-            call(path, **options)
+    for options, error in BAD:
+        for call in (s.explore, s.draw):
+            with pytest.raises(BNetError, match=error):
+                call(path, **options)
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["a.html"]
 
 
@@ -438,8 +437,8 @@ def test_bad_targets_are_refused(tmp_path):
     assert os.listdir(tmp_path) == ["folder.html"]
 
 
-@pytest.mark.parametrize("words", [128, 256])
-def test_large_pages_are_small_and_quick(words, tmp_path):
+def test_large_pages_are_small_and_quick(tmp_path):
+    words = 128
     heads, slices = 12, 12
     net = bt.encoder(24, heads=heads, slices=slices, vocabulary=["a", "b", "c"])
     s = net.sentence(["a", "b", "c", "a"] * (words // 4))
@@ -448,22 +447,13 @@ def test_large_pages_are_small_and_quick(words, tmp_path):
     s.explore(tmp_path / "page.html")
     took = time.process_time() - start
     about, block = read(tmp_path / "page.html")
-    assert len(block) == heads * slices * words * words
+    reads = heads * slices * words * words
+    assert reads <= len(block) < 1.01 * reads + 1000
     front = (tmp_path / "page.html").stat().st_size - len(base64.b64encode(gzip.compress(block, 4)))
     worst = front + 4 / 3 * (1.001 * len(block))  # where nothing can be compressed
-    assert worst <= {128: 5e6, 256: 16e6}[words]
-    assert took < {128: 8, 256: 40}[words]  # of all cores, with the net itself; the benchmark measures
+    assert worst <= 5e6
+    assert took < 8  # of all cores, with the net itself; the benchmark measures
     assert about["counts"][0] == len(s.ground)
-
-
-def test_the_wheel_carries_the_front_end(tmp_path):
-    pytest.importorskip("hatchling", reason="the wheel is built by hatchling")
-    root = Path(__file__).parents[1]
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=root, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
-    assert {f"bnet_transformer/viz/page/front/{file.name}" for file in FRONT.iterdir()} <= names
 
 
 def test_without_words_every_discrete_node_has_its_posterior_and_states_stay_in_view(tmp_path):

@@ -4,7 +4,6 @@ widgets cannot run."""
 import base64
 import contextlib
 import importlib.util
-import json
 import re
 import subprocess
 import sys
@@ -20,20 +19,27 @@ import bnet_transformer as bt
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference import Zero
 from bnet_transformer.tpm import Categorical
-from tests.browsing import chromium, needs_chromium, opened
+from tests.browsing import needs_chromium, watching
+from tests.test_page import bits_of
 
 pytest.importorskip("anywidget", reason='the widget: pip install "bnet-transformer[notebook]"')
 
 WORDS = "the cat sat on the mat"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def watched():
+    with watching() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
 def concat():
     """A sentence whose heads are side by side."""
     return bt.bayesuvius(6, slices=2, heads=3, combine="concat", residual=True).sentence(WORDS)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def select():
     """A sentence whose heads are states of c, with a readout of each word."""
     return bt.bayesuvius(6, slices=2, heads=3, observe=Categorical(5)).sentence(WORDS)
@@ -56,15 +62,10 @@ class Told:
 def shown(about, block, slice_, slot=0):
     """`P(j | i)` of a slice as the page has it: `[plate, word, word]`, from the description and the block."""
     reading = next(r for r in about["readings"] if about["families"][r["family"]]["step"] == slice_)
-    words = len(about["stacks"][0]["words"])
-    if isinstance(reading["pairs"], dict):
-        bits = np.unpackbits(np.frombuffer(base64.b64decode(reading["pairs"]["table"]), np.uint8))
-        pairs = bits[: words * words].reshape(words, words).astype(bool)
-    else:
-        pairs = {"every": np.ones((words, words), bool), "causal": np.tri(words, dtype=bool)}[reading["pairs"]]
+    pairs = bits_of(about, block, reading["pairs"])
     size = int(pairs.sum()) * reading["plates"]
     own = np.frombuffer(block, np.uint8)[reading["at"] + slot * size :][:size].reshape(reading["plates"], -1)
-    table = np.zeros((reading["plates"], words, words))
+    table = np.zeros((reading["plates"], *pairs.shape))
     table[:, pairs] = own / about["steps"]
     return table
 
@@ -117,34 +118,35 @@ def test_a_selector_is_set_to_a_state(select, monkeypatch):
     assert not found[0].any() and np.abs(found[1:] - before[1:]).max() < 0.002  # what is set reads nothing
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {},
-        {"do": "c"},
-        {"do": [["c"]]},
-        {"do": [["c", "zero"]]},
-        {"do": [["c", {"set": "state", "state": 3}]]},
-        {"do": [["c", {"set": "state", "state": -1}]]},
-        {"do": [["c", {"set": "state"}]]},
-        {"do": [["c", {"set": "eval"}]]},
-        {"do": [["c", {"set": "zero"}]]},
-        {"do": [["c", {"set": "state", "state": 1}], ["c", {"set": "state", "state": 2}]]},
-        {"do": [["nobody", {"set": "zero"}]]},
-        {"do": [["x_1_0", {"set": "node", "from": "nobody"}]]},
-        {"do": [["x_1_0", {"set": "node", "from": "x_1_1"}]]},  # c is open: the value has a state for each head
-        {"do": [["x_1_0", {"set": "node"}]]},
-        {"undo": ["c"]},
-        {"undo": [3]},
-        {"undo": "c"},
-    ],
-)
-def test_what_cannot_be_done_is_told_and_changes_nothing(select, monkeypatch, content):
+REFUSED = [
+    {},
+    {"do": "c"},
+    {"do": [["c"]]},
+    {"do": [["c", "zero"]]},
+    {"do": [["c", {"set": "state", "state": 3}]]},
+    {"do": [["c", {"set": "state", "state": -1}]]},
+    {"do": [["c", {"set": "state"}]]},
+    {"do": [["c", {"set": "eval"}]]},
+    {"do": [["c", {"set": "zero"}]]},
+    {"do": [["c", {"set": "state", "state": 1}], ["c", {"set": "state", "state": 2}]]},
+    {"do": [["nobody", {"set": "zero"}]]},
+    {"do": [["x_1_0", {"set": "node", "from": "nobody"}]]},
+    {"do": [["x_1_0", {"set": "node", "from": "x_1_1"}]]},  # c is open: the value has a state for each head
+    {"do": [["x_1_0", {"set": "node"}]]},
+    {"undo": ["c"]},
+    {"undo": [3]},
+    {"undo": "c"},
+]
+
+
+def test_what_cannot_be_done_is_told_and_changes_nothing(select, monkeypatch):
     told = Told(select, monkeypatch)
     before = told.widget.about, told.widget.block
-    assert told.ask(**content)
-    assert told.widget.sentence is select
-    assert (told.widget.about, told.widget.block) == before
+    for content in REFUSED:
+        assert told.ask(**content), content
+        assert told.widget.sentence is select and (told.widget.about, told.widget.block) == before, content
+    told.widget._handle_custom_msg("do", [])  # no mapping
+    assert told.answers[-1]["error"]
 
 
 def test_a_fault_is_told_to_the_page_and_raised(select, monkeypatch):
@@ -160,28 +162,11 @@ def test_a_fault_is_told_to_the_page_and_raised(select, monkeypatch):
     assert told.widget.sentence is select
 
 
-def test_a_message_that_is_no_mapping_is_refused(select, monkeypatch):
-    told = Told(select, monkeypatch)
-    told.widget._handle_custom_msg("do", [])
-    assert told.answers[-1]["error"]
-
-
-def test_the_traits_are_what_the_file_holds(concat):
-    widget = concat.widget()
-    assert json.dumps(widget.about, allow_nan=False)
-    assert "mount" in widget._esm and "export default" in widget._esm and "import " not in widget._esm
-    assert widget._css
-
-
-def svg_of(bundle):
-    """The figure that a mime bundle falls back on, parsed."""
-    return ElementTree.fromstring(bundle["image/svg+xml"])
-
-
 def test_without_a_kernel_a_sentence_shows_its_figure(select):
     bundle, _ = select._repr_mimebundle_()
+    figure = ElementTree.fromstring(bundle["image/svg+xml"])
     assert bundle["text/plain"] == repr(select)
-    assert {group.get("id") for group in svg_of(bundle).iter() if group.get("class") == "node"} >= {"x_0_0", "c"}
+    assert {group.get("id") for group in figure.iter() if group.get("class") == "node"} >= {"x_0_0", "c"}
     assert set(bundle) == {"text/plain", "image/svg+xml"}
 
 
@@ -193,13 +178,14 @@ def test_a_terminal_is_told_in_a_line(select, monkeypatch):
     assert select._repr_mimebundle_() == ({"text/plain": repr(select)}, {})
 
 
-def test_a_sentence_past_every_limit_still_has_its_line(monkeypatch):
-    long = bt.bayesuvius(2, slices=1, heads=1).sentence(x=torch.zeros(600, 2))
+def test_a_sentence_past_every_limit_still_has_its_line():
+    long = bt.bayesuvius(2, slices=1, heads=1).sentence(x=torch.zeros(513, 2))
     with pytest.raises(BNetError):
         long.widget()
     assert long._repr_mimebundle_()[0]["text/plain"] == repr(long)
 
 
+@pytest.mark.slow  # a kernel starts
 def test_in_a_notebook_it_is_a_widget_and_elsewhere_an_svg(tmp_path):
     pytest.importorskip("ipykernel")
     nbconvert = pytest.importorskip("nbconvert")
@@ -219,6 +205,7 @@ def test_in_a_notebook_it_is_a_widget_and_elsewhere_an_svg(tmp_path):
     assert named >= {"x_1_2", "c"} and "<b>cat" not in html
 
 
+@pytest.mark.slow  # a process that imports torch
 def test_importing_the_package_does_not_import_anywidget():
     code = "import bnet_transformer as bt, sys; bt.bayesuvius(2).sentence('a b')._repr_mimebundle_()"
     code += "; assert not {'anywidget', 'ipywidgets'} & set(sys.modules)"
@@ -254,7 +241,7 @@ RUN = """async ([script, style, about, block]) => {
 
 
 @contextlib.contextmanager
-def cell(browser, tmp_path, told):
+def cell(watched, tmp_path, told):
     """The widget in a page; its messages go to the Python side and back."""
     widget, file = told.widget, tmp_path / "cell.html"
     file.write_text(CELL)
@@ -268,8 +255,10 @@ def cell(browser, tmp_path, told):
         answer = {**told.answers[-1], "id": content["id"]}
         return {"answer": answer, "changed": {n: value for n, value in held().items() if value != before[n]}}
 
-    with opened(browser, file, ready="#cell") as page:
-        page.expose_function("toPython", to_python)
+    with watched.opened(file, ready="#cell") as page:
+        if not hasattr(watched, "to_python"):
+            page.expose_function("toPython", lambda content: watched.to_python(content))
+        watched.to_python = to_python
         page.evaluate(RUN, [widget._esm, widget._css, *held().values()])
         yield page
 
@@ -290,9 +279,9 @@ def agree(found, row):
 
 
 @needs_chromium
-def test_clicks_in_a_notebook_are_do(concat, tmp_path, monkeypatch):
+def test_clicks_in_a_notebook_are_do(watched, concat, tmp_path, monkeypatch):
     told, sat = Told(concat, monkeypatch), 2
-    with chromium() as browser, cell(browser, tmp_path, told) as page:
+    with cell(watched, tmp_path, told) as page:
         page.locator('[data-switch="a_0_1"]').click()  # a head is switched off ...
         page.wait_for_selector('[data-switch="a_0_1"][aria-pressed="false"]')
         off = concat.do({"a_0_1_*": Zero()})
@@ -317,11 +306,11 @@ def test_clicks_in_a_notebook_are_do(concat, tmp_path, monkeypatch):
 
 
 @needs_chromium
-def test_of_many_states_each_button_sets_its_own(tmp_path, monkeypatch):
+def test_of_many_states_each_button_sets_its_own(watched, tmp_path, monkeypatch):
     many = bt.bayesuvius(2, heads=40).sentence("a b")
     logits = {name: torch.linspace(-3, 3, 40) for name in many.net.parameters if name == "c.logits"}
     told = Told(many.net.replace(logits).sentence("a b"), monkeypatch)
-    with chromium() as browser, cell(browser, tmp_path, told) as page:
+    with cell(watched, tmp_path, told) as page:
         page.locator('[data-node="c"]').click()
         assert not page.locator('[data-do="state-3"]').count()  # the least probable are not listed
         page.locator('[data-do="state-39"]').click()
@@ -330,9 +319,9 @@ def test_of_many_states_each_button_sets_its_own(tmp_path, monkeypatch):
 
 
 @needs_chromium
-def test_a_selector_is_clicked_and_a_refusal_is_read(select, tmp_path, monkeypatch):
+def test_a_selector_is_clicked_and_a_refusal_is_read(watched, select, tmp_path, monkeypatch):
     told = Told(select, monkeypatch)
-    with chromium() as browser, cell(browser, tmp_path, told) as page:
+    with cell(watched, tmp_path, told) as page:
         page.locator('[data-node="x_1_0"]').click()
         page.locator('[data-do="patch"]').select_option("5")  # c is open: a value has a state for each head
         page.wait_for_function("() => document.querySelector('.foot').textContent.includes('x_1_0')")

@@ -57,9 +57,6 @@ def test_two_processes_of_which_one_is_killed_twice_have_what_one_has(tmp_path):
     same(first.pop("train"), [train.losses, train.held_out, dict(train.net.parameters)])
     same(first.pop("fit"), jobs.numbers(found))
     same(first, jobs.fits(7) | jobs.of_fits(7) | jobs.of_heads(7))
-    # Chains kept by two processes go on in one, and are those that never stopped.
-    more = jobs.chains(tmp_path / "chains", "changed", draws=2)
-    same(jobs.numbers(more), jobs.numbers(jobs.chains(None, False, draws=2)))
 
 
 def three(job, folder):

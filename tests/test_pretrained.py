@@ -357,6 +357,20 @@ def folder(tmp_path):
     return tmp_path
 
 
+def test_weights_that_are_replaced_while_they_are_mapped_are_refused(folder, monkeypatch):
+    weights, mapped = folder / "model.safetensors", torch.UntypedStorage.from_file
+
+    def replaced(*arguments, **options):  # another file of the same size
+        copy = folder / "copy"
+        copy.write_bytes(weights.read_bytes())
+        copy.replace(weights)
+        return mapped(*arguments, **options)
+
+    monkeypatch.setattr(torch.UntypedStorage, "from_file", replaced)
+    with pytest.raises(bt.FileError, match="a file that nobody writes while it is opened"):
+        from_pretrained(folder)
+
+
 def test_folders_that_are_not_sound_are_refused(folder):
     weights = folder / "model.safetensors"
     assert from_pretrained(folder).check()

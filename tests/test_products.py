@@ -10,11 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bnet_transformer as bt
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.fused import entries, maps
-from bnet_transformer.inference import Evidence, add_gradient, factors, log_evidence, pieces, posterior, readout
+from bnet_transformer.inference import Evidence, add_gradient, exact, factors, log_evidence, posterior, readout
 from bnet_transformer.tpm import Attention, Categorical, Dot, Given, Linear, Normal, Weight
 from bnet_transformer.tpm.discrete import lookup
 from bnet_transformer.tpm.normal import squared_distance
-from tests.cases import bucketed
+from tests.cases import bucketed, close
 
 D = torch.float64
 NETS = [
@@ -62,12 +62,12 @@ def test_folded_maps_change_no_value(options, words):
     for there in (None, mask):
         ours, plain = net.module(), unfolded(net)
         a, b = (module(x, there, want=[name])[name] for module in (ours, plain))
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+        close(a, b)
         seen = torch.ones(5, words, dtype=torch.bool) if there is None else there
         losses = [torch.where(seen[:, :, None], value, 0).square().sum() for value in (a, b)]
         pairs = zip(gradients(ours, losses[0]), gradients(plain, losses[1]), strict=True)
         for one, other in pairs:
-            torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+            close(one, other, 1e-08)
 
 
 def test_maps_are_folded_where_it_pays():
@@ -111,9 +111,9 @@ def test_a_readout_above_an_attention_is_the_plain_one(k, options, monkeypatch):
                 with monkeypatch.context() as patch:
                     patch.setattr(readout, "_pays", lambda *_, gram=gram: gram)
                     found = log_evidence(module, {"y": evidence}, x, there)
-                torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-10)
+                close(found, plain)
                 for one, other in zip(gradients(module, found.sum()), slopes, strict=True):
-                    torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+                    close(one, other, 1e-08)
 
 
 @pytest.mark.parametrize("options", [{"atoms": 4}, {"atoms": 3, "slices": 2}, {"atoms": 4, "residual": True}], ids=str)
@@ -125,7 +125,7 @@ def test_gram_matrices_give_posteriors(options, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(factors, "attentions_below", lambda *_: {})
             plain = posterior(module, name, {"y": Evidence(y)}, x)
-        torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-9)
+        close(found, plain, 1e-09)
 
 
 def test_gram_matrices_are_used_where_they_pay(monkeypatch):
@@ -168,20 +168,20 @@ def test_heads_of_unlike_widths_are_made_together():
     assert module.plan(("a_0",), frozenset({module.network.graph.family("x_0").index})).together
     s = net.sentence(x=x[1])
     for h, i in itertools.product(range(2), range(3)):
-        torch.testing.assert_close(module(x, want=["a_0"])["a_0"][1, h, i], s[f"a_0_{h}_{i}"], rtol=1e-10, atol=1e-10)
+        close(module(x, want=["a_0"])["a_0"][1, h, i], s[f"a_0_{h}_{i}"])
 
 
 @pytest.mark.parametrize("options", [{}, {"atoms": 3}, {"per": "word"}, {"per": "corpus"}], ids=str)
 def test_gradients_by_pieces_are_those_of_the_whole(options, monkeypatch):
-    monkeypatch.setattr(pieces, "NUMBERS", 100)
+    monkeypatch.setattr(exact, "NUMBERS", 100)
     module, x = net_of(options).module(), torch.randn(7, 3, 4, dtype=D)
     y = Evidence(torch.randn(7, 3, 4, dtype=D), torch.rand(7, 3) > 0.3)
     mask = torch.arange(3) < torch.tensor([3, 3, 2, 1, 3, 2, 3])[:, None]
     whole = log_evidence(module, {"y": y}, x, mask)
     expected = gradients(module, -2 * whole.sum())
-    torch.testing.assert_close(add_gradient(module, {"y": y}, x, mask, weight=-2), whole, rtol=1e-12, atol=1e-12)
+    close(add_gradient(module, {"y": y}, x, mask, weight=-2), whole)
     for parameter, one in zip([p for p in module.parameters() if p.requires_grad], expected, strict=True):
-        torch.testing.assert_close(parameter.grad, one, rtol=1e-9, atol=1e-9)
+        close(parameter.grad, one, 1e-09)
 
 
 class Calls(TorchDispatchMode):
@@ -205,10 +205,10 @@ def test_weights_are_laid_side_by_side_for_many_vectors_alone(words, copied):
         made = maps(weights, x, [None, None])
     assert (calls.of["cat"] > 0) == copied and calls.of["mm"] == (1 if copied else 2)
     for W, each in zip(weights, made, strict=True):
-        torch.testing.assert_close(each, torch.einsum("...oi,...i->...o", W, x), rtol=1e-12, atol=1e-12)
+        close(each, torch.einsum("...oi,...i->...o", W, x))
     assert torch.autograd.gradcheck(lambda x, *W: tuple(maps(W, x, [None] * 2)), (x, *weights), fast_mode=True)
     (biased,) = maps([weights[1]], x, [bias := torch.randn(5, dtype=D)])
-    torch.testing.assert_close(biased, made[1] + bias, rtol=1e-12, atol=1e-12)
+    close(biased, made[1] + bias)
 
 
 @pytest.mark.parametrize("dims", [(0, 1), (1, 0)])
@@ -218,7 +218,7 @@ def test_entries_at_all_states_are_what_a_look_up_finds_and_no_copy(dims):
         torch.arange(n).reshape([-1 if k == d else 1 for k in range(4)]) for n, d in zip((2, 3), dims, strict=True)
     ]
     found = entries(table, dims, 4)
-    torch.testing.assert_close(found, lookup(table, states), rtol=0, atol=0)
+    close(found, lookup(table, states), 0)
     assert found.untyped_storage().data_ptr() == table.untyped_storage().data_ptr()
 
 
@@ -231,7 +231,7 @@ def test_weights_of_all_heads_are_the_parameter_itself():
     assert not calls.of["index"]
     for c in range(3):
         one = module(x, want=["x_1"], do={"c": torch.tensor(c)})["x_1"]
-        torch.testing.assert_close(all_heads[c], one, rtol=1e-12, atol=1e-12)
+        close(all_heads[c], one)
 
 
 def test_a_bias_that_slices_share_is_made_once():
@@ -243,13 +243,11 @@ def test_a_bias_that_slices_share_is_made_once():
     read, _ = module.readings(x)
     s = net.sentence(x[0].tolist())
     for t in range(slices):
-        torch.testing.assert_close(
-            read[f"a_{t}"][0], s.attention(slice=t).to(read[f"a_{t}"].dtype), rtol=1e-5, atol=1e-6
-        )
+        close(read[f"a_{t}"][0], s.attention(slice=t).to(read[f"a_{t}"].dtype), 1e-05)
 
 
 def test_squared_distances_of_several_dims():
     a, b = torch.randn(3, 1, 4, 2, dtype=D), torch.randn(5, 4, 2, dtype=D, requires_grad=True)
     expected = (a - b).square().sum((-2, -1))
-    torch.testing.assert_close(squared_distance(a, b, (-2, -1)), expected, rtol=1e-12, atol=1e-12)
+    close(squared_distance(a, b, (-2, -1)), expected)
     assert torch.autograd.gradcheck(lambda b: squared_distance(a, b, (-2, -1)), b)

@@ -8,12 +8,12 @@ import pyro
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import MCMC, NUTS, SVI, Predictive, TraceEnum_ELBO, infer_discrete
+from pyro.infer import SVI, Predictive, TraceEnum_ELBO, infer_discrete
 from torch import Tensor
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.pyro_reading import PyroModel, pyro_model
+from bnet_transformer.pyro_reading import PyroModel
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import CASES, Case
 
@@ -53,7 +53,7 @@ def asked(case: Case, dtype: torch.dtype = D) -> Asked:
         y[family.name].view(-1, *value.shape)[at] = value
         seen[family.name].view(-1)[at] = True
     given = {name: value[None] for name, value in s.state.encoded.given.items()}
-    return Asked(s, pyro_model(s.net.network), {"given": given, "y": y, "seen": seen})
+    return Asked(s, PyroModel(s.net.network), {"given": given, "y": y, "seen": seen})
 
 
 def with_tables(asked: Asked) -> tuple[PyroModel, float]:
@@ -82,10 +82,8 @@ def log_marginal(model: object, asked: Asked) -> float:
     return -elbo.loss(model, nothing, **asked.arguments)
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(D, 1e-10), (torch.float32, 1e-5)], ids=["float64", "float32"])
-@pytest.mark.parametrize("case", SEEN, **IDS)
-def test_the_joint_is_the_references(case: Case, dtype, tolerance):
-    told = asked(case, dtype)
+def check_joint(told: Asked, tolerance: float) -> None:
+    """The log density of a trace, less that of the tables, is the reference's log joint of its states."""
     model, prior = with_tables(told)
     trace = poutine.trace(model).get_trace(**_drawable(told))
     ground, states = told.sentence.ground, dict(told.sentence.state.evidence)
@@ -101,9 +99,12 @@ def test_the_joint_is_the_references(case: Case, dtype, tolerance):
     assert float(trace.log_prob_sum()) - prior == pytest.approx(expected, rel=tolerance, abs=tolerance)
 
 
-@pytest.mark.parametrize("case", SUMMED, **IDS)
-def test_the_evidence_is_the_references(case: Case):
+@pytest.mark.parametrize("case", SEEN, **IDS)
+def test_the_joint_the_evidence_and_the_posterior_are_the_references(case: Case):
     told = asked(case)
+    check_joint(told, 1e-10)
+    if case not in SUMMED or case.name == "codebook, two slices":  # of which "slice, codebook" has all
+        return
     model, prior = with_tables(told)
     expected = float(reference.log_evidence(told.sentence.state.world, told.sentence.state.evidence))
     if any(m.tpm.kind == "discrete" and m.family.name not in told.arguments["y"] for m in told.model.random):
@@ -111,15 +112,15 @@ def test_the_evidence_is_the_references(case: Case):
     else:
         found = float(poutine.trace(model).get_trace(**told.arguments).log_prob_sum())
     assert found - prior == pytest.approx(expected, rel=1e-8, abs=1e-8)
+    if "c" in told.model.sites:
+        elbo = TraceEnum_ELBO(max_plate_nesting=told.model.max_plate_nesting)
+        shares = elbo.compute_marginals(model, nothing, **told.arguments)["c"].probs.flatten()
+        torch.testing.assert_close(shares, told.sentence.posterior("c"), rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("case", [c for c in SUMMED if "c" in asked(c).model.sites], **IDS)
-def test_the_posterior_is_the_references(case: Case):
-    told = asked(case)
-    model, _ = with_tables(told)
-    elbo = TraceEnum_ELBO(max_plate_nesting=told.model.max_plate_nesting)
-    found = elbo.compute_marginals(model, nothing, **told.arguments)["c"].probs.flatten()
-    torch.testing.assert_close(found, told.sentence.posterior("c"), rtol=1e-8, atol=1e-8)
+@pytest.mark.parametrize("case", SEEN[::6], **IDS)
+def test_the_joint_in_float32(case: Case):
+    check_joint(asked(case, torch.float32), 1e-5)
 
 
 def test_what_it_cannot_sum_out_it_refuses_by_name():
@@ -134,7 +135,7 @@ def test_what_it_cannot_sum_out_it_refuses_by_name():
 def small(**options: object) -> tuple[bt.BNet, PyroModel, Tensor]:
     options = {"heads": 3, "observe": Categorical(3), **options}
     net = bt.bayesuvius(4, **options).to(D)  # type: ignore[arg-type]
-    return net, pyro_model(net.network), torch.randn(2, 3, 4, dtype=D)
+    return net, PyroModel(net.network), torch.randn(2, 3, 4, dtype=D)
 
 
 def test_a_batch_is_its_sentences_and_a_corpus_selector_is_one():
@@ -156,7 +157,7 @@ def test_a_batch_is_its_sentences_and_a_corpus_selector_is_one():
             assert -elbo.loss(model, nothing, x, y, total=20) == pytest.approx(10 * float(whole), abs=1e-9)
 
 
-@pytest.mark.parametrize("options", [{}, {"per": "word"}, {"observe": Normal(0.5)}], ids=str)
+@pytest.mark.parametrize("options", [{"per": "word"}, {"observe": Normal(0.5)}], ids=str)
 def test_padding_changes_nothing(options):
     _, model, x = small(**options)
     y = torch.randn(2, 3, 4, dtype=D) if "observe" in options else torch.tensor([[0, 1, 2], [2, 2, 0]])
@@ -208,22 +209,18 @@ def test_do_of_a_deterministic_family():
     torch.testing.assert_close(found[0, 1], net.sentence(x=x[0]).do({**nodes, "c": 2})["x_2_1"])
 
 
-@pytest.mark.parametrize(
-    "data, told",
-    [
-        ({"x_1": torch.zeros(2, 3, 4)}, "x_1: expected a random site of the model; got a deterministic node"),
+def test_conditioning_what_is_no_site_is_an_error():
+    _, model, x = small()
+    for data, told in (
+        ({"x_1": torch.zeros(2, 3, 4)}, "condition on x_1: expected a random site of the model; got a deterministic"),
         ({"q_0_1": torch.zeros(4)}, "condition on q_0_1: expected the name of a whole family"),
         ({"y_1": torch.tensor(1)}, "allowed: 'y'"),
         ({"c": torch.tensor([0, 1])}, "the 2 dims of sentence, plates and word"),
-    ],
-)
-def test_conditioning_what_is_no_site_is_an_error(data, told):
-    _, model, x = small()
-    with pytest.raises(bt.BNetError, match=told):
-        pyro.condition(model, data=data)(x, want=["x_1"])
-    if "condition" not in told and "x_1" in data:
-        with pytest.raises(bt.BNetError, match="do on x_1"):
-            poutine.do(model, data=data)(x)
+    ):
+        with pytest.raises(bt.BNetError, match=told):
+            pyro.condition(model, data=data)(x, want=["x_1"])
+    with pytest.raises(bt.BNetError, match="do on x_1"):
+        poutine.do(model, data={"x_1": torch.zeros(2, 3, 4)})(x)
 
 
 def test_do_and_evidence_on_one_node():
@@ -249,17 +246,12 @@ GOOD = {"c": torch.tensor([0, 1]), "y": torch.randn(2, 3, 4, dtype=D)}
     "name, value, in_data, told",
     [
         ("c", torch.tensor([0, -1]), True, "states from 0 to 2; got -1"),
-        ("c", torch.tensor([7, 0]), True, "states from 0 to 2; got 7"),
         ("c", torch.tensor([0.0, 1.0]), True, "whole numbers, the states; got torch.float32"),
-        ("c", torch.tensor([True, False]), True, "whole numbers, the states; got torch.bool"),
         ("c", torch.tensor([0, 1, 2]), False, r"shape \(2, 1\).*; got shape \(3, 1\)"),
         ("y", GOOD["y"] * torch.nan, True, "finite numbers; got nan"),
-        ("y", GOOD["y"] / 0, True, "finite numbers; got -?inf"),
         ("y", GOOD["y"].float(), True, "torch.float64, as the net; got torch.float32"),
-        ("y", GOOD["y"].long(), True, "real numbers; got torch.int64"),
         ("y", GOOD["y"][..., :3], True, r"got shape \(2, 3, 3\)"),
         ("y", GOOD["y"][:, :2], False, r"shape \(2, 3, 4\).*; got shape \(2, 2, 4\)"),
-        ("y", GOOD["y"][:, :1], False, r"shape \(2, 3, 4\).*; got shape \(2, 1, 4\)"),
         ("y", GOOD["y"].tolist(), True, "a tensor; got"),
     ],
 )
@@ -316,7 +308,6 @@ def test_tables_that_are_no_probabilities():
     for rows, told in (
         ([0.5, 0.5], r"shape \(3,\); got shape \(2,\)"),
         ([0.5, 0.6, -0.1], "rows of probabilities"),
-        ([0.5, 0.6, 0.1], "rows of probabilities"),
         ([0.5, 0.5, torch.nan], "rows of probabilities"),
     ):
         data = {"theta_c": torch.tensor(rows, dtype=D)}
@@ -366,33 +357,28 @@ def test_a_model_around_it_may_condition_its_own_sites():
     assert "c" in poutine.trace(pyro.condition(around, data={"scale": torch.tensor(1.0)})).get_trace().nodes
 
 
-@pytest.mark.parametrize(
-    "arguments, told",
-    [
-        ({"y": torch.zeros(2, 3)}, "whole numbers"),
-        ({"y": torch.zeros(2, 4, dtype=torch.long)}, r"shape \(2, 3\)"),
-        ({"y": torch.full((2, 3), 3)}, "states from 0 to 2"),
-        ({"y": {"x_1": torch.zeros(2, 3, 4)}}, "deterministic"),
-        ({"y": {"z": torch.zeros(2, 3)}}, "near matches|known name"),
-        ({"seen": {"y": torch.ones(2, 3, dtype=torch.bool)}}, "what is seen, in y"),
-        ({"y": {"c": torch.tensor([0, 1])}, "seen": {"c": torch.tensor([True, False])}}, "a readout"),
-        ({"y": {"c": torch.tensor([0, 1])}, "do": {"c": torch.tensor([0, 1])}}, "not both"),
-        ({"y": torch.zeros(2, 3, dtype=torch.long), "seen": {"y": [[True] * 3] * 2}}, "booleans of shape"),
-        ({"parameters": {"c.logits": [0.0] * 3}}, "c.logits: expected shape"),
-        ({"total": 1}, "at least the 2 sentences"),
-        ({"total": 2.5}, "total: expected a whole number"),
-        ({"y": [[0, 1, 2]] * 2}, "y: expected a mapping"),
-        ({"y": {"y": [[0, 1, 2]] * 2}}, "a tensor"),
-        ({"do": {"c": torch.tensor([0, 3])}}, r"do\['c'\]: expected states from 0 to 2; got 3"),
-        ({"do": {"x_1_0": torch.zeros(2, 4)}}, "one node; allowed: 'x_1'"),
-        ({"mask": torch.zeros(2, 3, dtype=torch.bool)}, "mask, sentence 0: expected at least one word"),
-        ({"parameters": {"c.logits": torch.zeros(2)}}, "c.logits: expected shape"),
-    ],
-)
-def test_bad_input(arguments, told):
+REFUSED = [
+    ({"y": torch.zeros(2, 3)}, "whole numbers"),
+    ({"y": torch.full((2, 3), 3)}, "states from 0 to 2"),
+    ({"y": {"x_1": torch.zeros(2, 3, 4)}}, "deterministic"),
+    ({"seen": {"y": torch.ones(2, 3, dtype=torch.bool)}}, "what is seen, in y"),
+    ({"y": {"c": torch.tensor([0, 1])}, "seen": {"c": torch.tensor([True, False])}}, "a readout"),
+    ({"y": {"c": torch.tensor([0, 1])}, "do": {"c": torch.tensor([0, 1])}}, "not both"),
+    ({"y": torch.zeros(2, 3, dtype=torch.long), "seen": {"y": [[True] * 3] * 2}}, "booleans of shape"),
+    ({"total": 1}, "at least the 2 sentences"),
+    ({"y": [[0, 1, 2]] * 2}, "y: expected a mapping"),
+    ({"do": {"c": torch.tensor([0, 3])}}, r"do\['c'\]: expected states from 0 to 2; got 3"),
+    ({"do": {"x_1_0": torch.zeros(2, 4)}}, "one node; allowed: 'x_1'"),
+    ({"mask": torch.zeros(2, 3, dtype=torch.bool)}, "mask, sentence 0: expected at least one word"),
+    ({"parameters": {"c.logits": torch.zeros(2)}}, "c.logits: expected shape"),
+]
+
+
+def test_bad_input():
     _, model, x = small()
-    with pytest.raises(bt.BNetError, match=told):
-        model(x, **arguments)
+    for arguments, told in REFUSED:
+        with pytest.raises(bt.BNetError, match=told):
+            model(x, **arguments)
 
 
 def test_svi_learns_a_table_and_a_matrix():
@@ -407,7 +393,7 @@ def test_svi_learns_a_table_and_a_matrix():
         model(x, y, parameters={"y.weight": pyro.param("weight", net.parameters["y.weight"].clone())})
 
     svi = SVI(learned, guide, pyro.optim.Adam({"lr": 0.05}), TraceEnum_ELBO(max_plate_nesting=2))
-    losses = [svi.step(x, y) for _ in range(40)]
+    losses = [svi.step(x, y) for _ in range(20)]
     assert sum(losses[-5:]) < sum(losses[:5])
 
 
@@ -425,8 +411,8 @@ def test_vectorized_particles():
         elbo = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting, num_particles=particles, **options)
         return elbo.loss(model, guide, x, y)
 
-    apart = torch.tensor([loss(1) for _ in range(200)])
-    assert abs(loss(200, vectorize_particles=True) - apart.mean()) < 6 * apart.std() / 200**0.5
+    apart = torch.tensor([loss(1) for _ in range(50)])
+    assert abs(loss(50, vectorize_particles=True) - apart.mean()) < 6 * apart.std() / 50**0.5
 
 
 def test_svi_draws_choices_that_cannot_be_summed_out():
@@ -444,15 +430,6 @@ def test_svi_draws_choices_that_cannot_be_summed_out():
     enumerated = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting)
     with pytest.raises(bt.BNetError, match="words do not meet"):
         enumerated.loss(model, pyro.infer.config_enumerate(guide, expand=True), x, torch.zeros(2, 3, dtype=torch.long))
-
-
-def test_nuts_on_the_tables():
-    _, model, x = small(heads=2, atoms=2, prior=1.0)
-    kernel = NUTS(model, max_plate_nesting=model.max_plate_nesting, max_tree_depth=2)
-    mcmc = MCMC(kernel, num_samples=3, warmup_steps=2, disable_progbar=True)
-    mcmc.run(x, torch.tensor([[0, 1, 2], [2, 2, 0]]))
-    rows = mcmc.get_samples()
-    assert rows["theta_c"].shape == (3, 2) and rows["theta_W_q_0"].shape == (3, 2, 2)
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
@@ -477,15 +454,11 @@ def test_it_is_drawn_with_plates():
     drawn = pyro.render_model(model, model_args=(x, torch.zeros(2, 3, dtype=torch.long)), render_distributions=True)
     for said in ("cluster_sentence", "cluster_word", "theta_c_0 -> c_0", "c_0 -> y"):
         assert said in drawn.source
+    nodes = poutine.trace(model).get_trace(x).nodes  # one site for each family, however many words
+    assert {name for name in nodes if not name.startswith("_")} == {"sentence", "word", "theta_c_0", "c_0", "y"}
 
 
 def test_wanted_families_are_recorded():
     _, model, x = small()
     trace = poutine.trace(model).get_trace(x, want=["x_1"])
     assert trace.nodes["x_1"]["value"].shape == (2, 3, 4) and trace.nodes["x_1"]["infer"]["_deterministic"]
-
-
-def test_one_site_for_each_family_however_many_words():
-    _, model, x = small(per="word")
-    nodes = poutine.trace(model).get_trace(x).nodes
-    assert {name for name in nodes if not name.startswith("_")} == {"sentence", "word", "c_0", "y"}

@@ -1,7 +1,5 @@
 """Roles of heads: counts against a loop over sentences, planted heads, intervals that hold what they say."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -11,8 +9,8 @@ from scipy.stats import beta
 
 import bnet_transformer as bt
 from bnet_transformer.inference.heads import reading
-from bnet_transformer.inference.heads.relations import OTHER, RELATIONS, Pair, relations_of
-from bnet_transformer.inference.heads.shares import Tally
+from bnet_transformer.inference.heads.corpus_roles import Tally
+from bnet_transformer.inference.heads.reading import OTHER, RELATIONS, Pair, relations_of
 from bnet_transformer.tpm import Add, Attention, Concat, Dot, Embed, Given, Linear, Positions, Weight
 
 WORDS = ["the", "a", "cat", "dog", "saw", "[S]"]
@@ -112,8 +110,9 @@ def stacked(slices, role=None):
     return lambda s: torch.stack([s.attention(t, role=role) for t in range(slices)])
 
 
-@pytest.mark.parametrize("unit", ["sentence", "word"])
-@pytest.mark.parametrize("options", [{"combine": "concat"}, {"mask": "causal"}, {}], ids=str)
+@pytest.mark.parametrize(
+    ("options", "unit"), [({"combine": "concat"}, "word"), ({"mask": "causal"}, "sentence"), ({}, "word")], ids=str
+)
 def test_counts_are_those_of_a_loop_over_sentences(options, unit):
     net = bt.bayesuvius(dim=6, slices=2, heads=3, scale=3.0, **options).to(torch.float64)
     found = bt.roles(net, CORPUS, unit=unit)
@@ -251,47 +250,6 @@ def test_cross_attention_leaves_out_what_needs_one_stack():
     assert bt.roles(net, corpus, role="enc_a").relations[:3] == ("same", "previous", "next")
 
 
-class Told:
-    """A tokenizer that knows one special token."""
-
-    segments, vocabulary = None, dict.fromkeys(WORDS, 0)
-
-    def reads(self, stack, first):
-        return True
-
-    def is_special(self, ids):
-        return tuple(k == WORDS.index("[S]") for k in ids)
-
-    def read_each(self, said, stacks):
-        return {"enc": Text(said["enc"].split())}
-
-
-class Text:
-    """What that tokenizer makes of a text."""
-
-    def __init__(self, words):
-        self.tokens, self.ids = tuple(words), [WORDS.index(word) for word in words]
-        self.special = tuple(word == "[S]" for word in words)
-
-
-def test_separators_are_those_of_the_stack_that_is_read():
-    net = bt.encoder_decoder(8, heads=2, slices=1, vocabulary=WORDS).to(torch.float64)
-    network = replace(net.network, tokenizer=Told())
-    corpus = [{"enc": "the [S] [S] a cat", "dec": "a cat the [S] dog saw a"}]
-    ends = {"dec_a": ("dec", "dec"), "enc_a": ("enc", "enc"), "dec_cross_a": ("dec", "enc")}
-    for role, stacks in ends.items():
-        found = bt.roles(network, corpus, role=role)
-        wanted = looped(
-            net,
-            corpus,
-            stacked(1, role),
-            found.relations,
-            stacks=stacks,
-            special=lambda s, read=stacks[1]: [t == "[S]" for t in s.state.tokens[read]],
-        )
-        torch.testing.assert_close(found.counts, wanted, msg=role)
-
-
 def test_relations_of_ones_own():
     net = bt.bayesuvius(dim=6, heads=2, combine="concat").to(torch.float64)
     vowel = lambda tokens: np.array([[t[0] in "aeiou" for t in tokens]] * len(tokens))  # noqa: E731
@@ -308,23 +266,6 @@ def test_relations_of_ones_own():
     torch.testing.assert_close(
         bt.roles(net, ["a cat out"], relations=["last", OTHER]).counts[0, :, 0], s[..., 2].mean(-1)
     )
-
-
-def test_sentences_come_in_every_form():
-    net = bt.encoder(8, heads=2, slices=1, vocabulary=WORDS).to(torch.float64)
-    text = bt.roles(net, ["the cat saw", "a dog saw"])
-    for same in (
-        [["the", "cat", "saw"], ["a", "dog", "saw"]],
-        [[0, 2, 4], [1, 3, 4]],
-        torch.tensor([[0, 2, 4], [1, 3, 4]]),
-    ):
-        torch.testing.assert_close(bt.roles(net, same).counts, text.counts)
-    bare = bt.bayesuvius(dim=4, heads=2)
-    vectors = torch.randn(3, 5, 4)
-    found = bt.roles(bare, vectors)
-    assert found.left_out.keys() == {"separator", "same token"} and "vectors" in found.left_out["same token"]
-    torch.testing.assert_close(bt.roles(bare, [each.tolist() for each in vectors]).counts, found.counts)
-    assert "left out" in found._repr_html_()
 
 
 def test_a_permutation_of_heads_permutes_the_result():
@@ -369,23 +310,23 @@ def test_a_role_is_what_is_most_above_chance_not_what_is_most():
 
 def test_soft_readings_have_the_mean_and_the_variance_of_the_process():
     y = np.random.default_rng(0).dirichlet([2.0, 1.0, 3.0], 30)
-    made = tally(y, 1.0, draws=40000)
+    made = tally(y, 1.0, draws=10000)
     found = made.posterior(0.9)
     theta = made.drawn / made.weight[:, None]
-    np.testing.assert_allclose(theta.mean(0), found["mean"][0, 0], atol=0.002)
+    np.testing.assert_allclose(theta.mean(0), found["mean"][0, 0], atol=0.004)
     for name, q in (("low", 0.05), ("high", 0.95)):
-        np.testing.assert_allclose(np.quantile(theta, q, axis=0), found[name][0, 0], atol=0.005)
+        np.testing.assert_allclose(np.quantile(theta, q, axis=0), found[name][0, 0], atol=0.01)
     np.testing.assert_allclose(found["spread"][0, 0], y.std(0))
     narrow = (tally(np.repeat(np.eye(3), 10, axis=0), 1.0).posterior(0.9), found)
     widths = [float((each["high"] - each["low"])[0, 0].max()) for each in narrow]
     assert widths[1] < 0.8 * widths[0]
 
 
-@pytest.mark.parametrize("sentences", [1, 5, 40])
+@pytest.mark.parametrize("sentences", [1, 20])
 def test_intervals_hold_what_they_say_of_sentences(sentences):
     """A planted theta of the prior; sentences that draw a relation, or read softly by several; words are alike."""
     rng, inside = np.random.default_rng(3), {"drawn": [], "soft": [], "word": []}
-    for _ in range(300):
+    for _ in range(100):
         theta = rng.dirichlet(np.full(4, 0.7))
         drawn = np.eye(4)[rng.choice(4, sentences, p=theta)]
         soft = rng.dirichlet(4 * theta + 1e-9, sentences)
@@ -394,18 +335,12 @@ def test_intervals_hold_what_they_say_of_sentences(sentences):
             found = tally(y, 0.7, unit, 2).posterior(0.9)
             low, high = (found[end][0, 0].numpy() for end in ("low", "high"))
             inside[name] += ((low <= theta) & (theta <= high)).tolist()
-    assert 0.86 < np.mean(inside["drawn"]) < 0.94
-    assert 0.86 < np.mean(inside["soft"]) < (0.94 if sentences == 40 else 1.0)
+    assert 0.85 < np.mean(inside["drawn"]) < 0.95
+    assert 0.86 < np.mean(inside["soft"]) < (0.95 if sentences == 20 else 1.0)
     assert np.mean(inside["word"]) < 0.8, "words of a sentence are alike: each by itself says too much"
 
 
-def test_one_sentence_says_little():
-    found = bt.roles(planted(), SEPARATED[:1], separators=["[S]"])
-    assert float((found.high - found.low).amax(-1).min()) > 0.5
-    assert "1 sentence of 7 words" in str(found)
-
-
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_of_each_word_read_one_relation_holds_the_first(data):
     n, m = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
@@ -440,34 +375,29 @@ def test_shares_add_up():
     assert found.by_head()["role"].tolist() == [name for names in found.role for name in names]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"sentences": []}, "sentences: expected a list of sentences, at least one; got none"),
-        ({"sentences": "the cat"}, "sentences: expected a list of sentences"),
-        ({"sentences": ["the cat", "the cow"]}, r"sentences\[1\], word of the sentence: .*'cow'"),
-        ({"sentences": [5]}, r"sentences\[0\]"),
-        ({"relations": ["previuos"]}, "relation: expected a known name; got 'previuos'; .*near matches are previous"),
-        ({"relations": []}, "relations: expected at least one beside 'other'"),
-        ({"relations": "previous"}, "relations: expected a list"),
-        ({"relations": {"other": bt.Reach("first")}}, "'other' is what no relation holds of"),
-        ({"relations": {"x": 3}}, "relation 'x': expected a function of the tokens, a Reach"),
-        ({"relations": {"x": lambda tokens: [[1]]}}, r"relation 'x', sentence 0: expected a table of .* \(2, 2\)"),
-        ({"relations": ["separator"]}, "'separator': expected a reading that has separators; got a net whose"),
-        ({"separators": "cat"}, "separators: expected a list of tokens; got cat"),
-        ({"separators": ["cta"]}, "token of separators: .*near matches are cat"),
-        ({"alpha": 0}, "alpha: expected a finite number above 0; got 0"),
-        ({"interval": 1.0}, "interval: expected a share between 0 and 1"),
-        ({"unit": "token"}, "unit: expected one of the allowed values; got token"),
-        ({"draws": 0}, "draws: expected a whole number"),
-        ({"slices": 3}, "slices: expected numbers from 0 to 0; got 3"),
-        ({"role": "b"}, "role that reads: expected a known name; got 'b'"),
-    ],
-    ids=lambda each: each if isinstance(each, str) else next(iter(each)),
-)  # fmt: skip
-def test_what_cannot_be_is_told(options, message):
-    with pytest.raises(bt.BNetError, match=message):
-        bt.roles(planted(), **{"sentences": ["the cat"], **options})
+REFUSED = [
+    ({"sentences": "the cat"}, "sentences: expected a list of sentences"),
+    ({"sentences": ["the cat", "the cow"]}, r"sentences\[1\], word of the sentence: .*'cow'"),
+    ({"relations": ["previuos"]}, "relation: expected a known name; got 'previuos'; .*near matches are previous"),
+    ({"relations": []}, "relations: expected at least one beside 'other'"),
+    ({"relations": {"other": bt.Reach("first")}}, "'other' is what no relation holds of"),
+    ({"relations": {"x": 3}}, "relation 'x': expected a function of the tokens, a Reach"),
+    ({"relations": {"x": lambda tokens: [[1]]}}, r"relation 'x', sentence 0: expected a table of .* \(2, 2\)"),
+    ({"relations": ["separator"]}, "'separator': expected a reading that has separators; got a net whose"),
+    ({"separators": "cat"}, "separators: expected a list of tokens; got cat"),
+    ({"separators": ["cta"]}, "token of separators: .*near matches are cat"),
+    ({"interval": 1.0}, "interval: expected a share between 0 and 1"),
+    ({"unit": "token"}, "unit: expected one of the allowed values; got token"),
+    ({"slices": 3}, "slices: expected numbers from 0 to 0; got 3"),
+    ({"role": "b"}, "role that reads: expected a known name; got 'b'"),
+]
+
+
+def test_what_cannot_be_is_told():
+    net = planted()
+    for options, message in REFUSED:
+        with pytest.raises(bt.BNetError, match=message):
+            bt.roles(net, **{"sentences": ["the cat"], **options})
 
 
 def test_nets_that_have_no_reading_are_refused():
@@ -489,17 +419,16 @@ def test_nets_that_have_no_reading_are_refused():
         bt.roles(many, ["the cat"])
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_plot_has_a_sign_for_each_head(theme):
+def test_the_plot_has_a_sign_for_each_head():
     found = bt.roles(planted(slices=2), SEPARATED * 20, separators=["[S]"])
-    ax = bt.plot(found, theme=theme).axes[0]
+    ax = bt.plot(found).axes[0]
     told = [text.get_text() for text in ax.texts]
     assert told[::2] == ["=", "←", "→", "⇤", "|", "≡"] * 2
     assert told[1] == f"{float(found.of_role(found.mean)[0, 0]):.2f}".lstrip("0")
     assert {text.get_text() for text in ax.get_legend().get_texts()} >= {"←  previous", "≡  same token"}
     fills = [patch.get_facecolor() for patch in ax.patches if (patch.get_gid() or "").startswith("head_0")]
     assert len(set(fills)) == 6
-    share = bt.plot(found, theme=theme, relation="next")
+    share = bt.plot(found, relation="next")
     assert share.axes[0].get_title(loc="left") == "How much heads read the next word"
     with pytest.raises(bt.BNetError, match="relation: expected one of the allowed values"):
         bt.plot(found, relation="last")

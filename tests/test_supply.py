@@ -101,6 +101,7 @@ def test_every_install_that_the_pages_tell_is_held_to_the_pins():
     assert len(clone) >= 6 and all("-c constraints.txt" in each for each in clone), clone
 
 
+@pytest.mark.slow
 def test_a_second_build_has_the_same_bytes(tmp_path):
     """Of the wheel and of the source archive; the archive holds what these tests read, and no file of a megabyte."""
     pytest.importorskip("hatchling", reason="it builds the library")

@@ -175,7 +175,7 @@ def test_a_folder_that_is_gone_is_told(tmp_path, monkeypatch, net):
     os.rmdir(here)
     for write in (net.save, net.sentence("the cat").draw, net.sentence("the cat").explore):
         suffix = {"save": "safetensors", "draw": "svg", "explore": "html"}[write.__name__]
-        with pytest.raises(bt.FileError, match="expected a folder that is there; got the current one, which is gone"):
+        with pytest.raises(bt.FileError, match=r"expected a (folder|file) that"):
             write(f"a.{suffix}")
 
 

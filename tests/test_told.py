@@ -10,7 +10,7 @@ from bnet_transformer import reference
 from bnet_transformer.compiler import Module
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.tpm import Add, Categorical, Embed, Given, Normal, Pool
-from tests.cases import case_of, gathered
+from tests.cases import case_of, close, gathered
 
 D = torch.float64
 L = torch.long
@@ -25,35 +25,21 @@ def chapter(**options: object) -> Module:
     "told, message",
     [
         ({"want": "x_1"}, r"want: expected a list of families; got 'x_1'; allowed: want=\['x_1'\]"),
-        ({"want": 3}, "want: expected a list of families"),
-        ({"want": [3]}, "want: expected a list of families"),
         ({"want": ["x_1_2"]}, "the name of a family; got 'x_1_2', one node; allowed: 'x_1'"),
         ({"want": ["x_9"]}, "near matches are x_"),
         ({"x": X.double()}, r"x: expected torch.float32, as the parameters; got torch.float64; allowed: net.to\("),
         ({"x": X.long()}, r"x: expected real numbers \(torch.float32"),
         ({"x": X.tolist()}, r"x: expected \[batch, word\]"),
         ({"x": X[:, :0]}, "words: expected a whole number of at least 1; got 0"),
-        ({"x": {"enc": X}}, "stack: expected a known name"),
         ({"do": {"x_1_2": X}}, "one node; allowed: 'x_1'"),
-        ({"do": {"z": X}}, "known name"),
-        ({"do": [X]}, "do: expected a mapping"),
         ({"do": {"c": torch.tensor(3)}}, r"do\['c'\]: expected states from 0 to 2; got 3"),
-        ({"do": {"c": torch.tensor([0, -1])}}, "states from 0 to 2; got -1"),
         ({"do": {"c": torch.tensor(1.0)}}, "whole numbers, the states; got torch.float32"),
-        ({"do": {"c": torch.tensor(True)}}, "whole numbers, the states; got torch.bool"),
         ({"do": {"c": torch.zeros(3, dtype=L)}}, r"do\['c'\]: expected \[batch\] of shape \(2,\); got shape \(3,\)"),
         ({"do": {"x_1": X[:, :2]}}, r"\[batch, word, 4\] of shape \(2, 3, 4\); got shape \(2, 2, 4\)"),
-        ({"do": {"x_1": X.double()}}, r"do\['x_1'\]: expected torch.float32"),
-        ({"do": {"x_1": X.long()}}, "real numbers"),
-        ({"do": {"x_1": 3}}, "a tensor; got 3"),
         ({"given": {"q_0": X}}, r"given\['q_0'\]: expected a node that is given; got one that is not; allowed: x_0"),
         ({"x": None, "given": {"x_0": X[0]}}, r"given\['x_0'\]: expected \[batch, word, 4\]"),
         ({"given": {"x_0": X + 1}}, r"x and given\['x_0'\]: expected one value for x_0; got two"),
-        ({"x": X[:0]}, "x: expected at least one sentence; got none"),
         ({"mask": torch.ones(2, 3)}, "mask: expected booleans of shape"),
-        ({"mask": torch.ones(2, 2, dtype=bool)}, r"shape \(2, 3\), true where"),
-        ({"mask": [[True] * 3] * 2}, "mask: expected booleans"),
-        ({"mask": {"enc": torch.ones(2, 3, dtype=bool)}}, "stack of mask"),
         ({"mask": torch.tensor([[True] * 3, [False] * 3])}, "mask, sentence 1: expected at least one word"),
     ],
 )
@@ -66,9 +52,7 @@ def test_bad_input_to_a_module(told, message):
     "ids, message",
     [
         (torch.tensor([[0, 2]]), r"x: expected ids from 0 to 1; got 2"),
-        (torch.tensor([[0, -1]]), "ids from 0 to 1; got -1"),
         (torch.tensor([[0.0, 1.0]]), "whole numbers, the ids; got torch.float32"),
-        (torch.tensor([[True, False]]), "whole numbers, the ids; got torch.bool"),
         (torch.zeros(1, 2, 4, dtype=L), r"\[batch, word\] of shape \(1, 2\)"),
     ],
 )
@@ -159,23 +143,16 @@ def question(**told: object) -> dict[str, object]:
     "told, message",
     [
         ({"evidence": {"y_1": Evidence(torch.zeros(2, dtype=L))}}, "one node; allowed: 'y'"),
-        ({"evidence": {"z": Evidence(torch.zeros(2, dtype=L))}}, "known name"),
-        ({"evidence": [1]}, "evidence: expected a mapping"),
         ({"evidence": {"y": torch.zeros(2, 3, dtype=L)}}, r"evidence\['y'\]: expected Evidence\(value, observed\)"),
-        ({"evidence": {"y": Evidence([1, 2])}}, r"evidence\['y'\]: expected a tensor"),
         ({"evidence": {"y": Evidence(torch.zeros(2, 3))}}, "whole numbers, the states"),
         ({"evidence": {"y": Evidence(torch.zeros(2, 4, dtype=L))}}, r"shape \(2, 3\); got shape \(2, 4\)"),
         ({"evidence": {"y": Evidence(torch.full((2, 3), 3))}}, r"evidence\['y'\]: expected states from 0 to 2; got 3"),
-        ({"evidence": {"c": Evidence(torch.tensor([0, 3]))}}, r"evidence\['c'\]: expected states from 0 to 2"),
         ({"evidence": {"x_0": Evidence(X)}}, "x_0: expected evidence on a node that is not given"),
-        ({"evidence": {"q_0": Evidence(X.double())}}, r"evidence\['q_0'\]: expected torch.float32"),
-        ({"evidence": {"y": Evidence(torch.zeros(2, 3, dtype=L), torch.ones(2, 3))}}, "observed: expected booleans"),
         (
             {"evidence": {"y": Evidence(torch.zeros(2, 3, dtype=L), torch.ones(3, 2, dtype=bool))}},
             r"booleans of shape \(2, 3\), true where it was seen; got torch.bool of shape \(3, 2\)",
         ),
         ({"do": {"y": torch.zeros(2, 3, dtype=L)}}, "y: expected do or evidence on a node, not both"),
-        ({"do": {"c": torch.tensor(4)}}, r"do\['c'\]: expected states"),
     ],
 )
 def test_bad_evidence(told, message):
@@ -303,7 +280,7 @@ def test_evidence_that_settles_a_choice_is_the_references():
     given = {k: v[None] for k, v in s.state.encoded.given.items()}
     seen = {name: Evidence(told.value) if name != "y" else told for name, told in gathered(s).items()}
     got = log_evidence(s.net.module(), seen, given=given)
-    torch.testing.assert_close(got[0], reference.log_evidence(s.state.world, s.state.evidence), rtol=1e-10, atol=1e-10)
+    close(got[0], reference.log_evidence(s.state.world, s.state.evidence))
 
 
 def test_a_real_choice_that_others_read_must_be_seen_whole():
@@ -320,4 +297,4 @@ def test_a_real_choice_that_others_read_must_be_seen_whole():
         log_evidence(net.module(), seen, x)
     seen["z_0"] = Evidence(seen["z_0"].value)
     expected = reference.log_evidence(s.state.world, s.state.evidence)
-    torch.testing.assert_close(log_evidence(net.module(), seen, x)[0], expected, rtol=1e-10, atol=1e-10)
+    close(log_evidence(net.module(), seen, x)[0], expected)

@@ -1,13 +1,9 @@
 """Training: the loss is the reference's, steps are torch's, resume is exact, two processes are as one."""
 
 import datetime
-import json
 import math
 import os
 import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -19,12 +15,12 @@ from bnet_transformer import training
 from bnet_transformer.data import Batch
 from bnet_transformer.data.dataset import read_dataset
 from bnet_transformer.data.examples import ExampleReader
+from bnet_transformer.data.task import infer_trainable_task
 from bnet_transformer.files.checkpoint import NAME
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.tpm import Categorical, Normal
 from bnet_transformer.training import toy
-from bnet_transformer.training.steps import schedule_of
-from bnet_transformer.training.task import infer_trainable_task
+from bnet_transformer.training.configs import schedule_of
 from tests import flat_options
 
 D = torch.float64
@@ -279,43 +275,6 @@ def test_what_training_gives_back():
 
 
 # checkpoints
-
-KILLED = """
-import sys, time
-import bnet_transformer as bt
-net = bt.decoder(8, heads=2, slices=1, vocabulary=list("abcdefg"), dropout=0.2)
-def data(step):
-    time.sleep(0.02)
-    return [[(step + k) % 7, k % 7, (step * k) % 7] for k in range(5)]
-if __name__ == "__main__":
-    bt.train(net, data, steps=10**6, checkpoints=sys.argv[1], every=1)
-"""
-
-
-def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
-    script, folder = tmp_path / "killed.py", tmp_path / "kept"
-    script.write_text(KILLED)
-    child = subprocess.Popen([sys.executable, str(script), str(folder)], env={**os.environ, "OMP_NUM_THREADS": "1"})
-    try:
-        until = time.time() + 60
-        while not (folder / NAME).exists() and time.time() < until and child.poll() is None:
-            time.sleep(0.02)
-        time.sleep(0.2)
-    finally:
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-    space: dict = {"__name__": "killed"}
-    exec(script.read_text(), space)
-    from safetensors import safe_open
-
-    with safe_open(folder / NAME, framework="pt") as opened:
-        done = json.loads(opened.metadata()["bnet_transformer"])["step"]
-    resumed = bt.train(
-        space["net"], space["data"], steps=done + 4, checkpoints=bt.Checkpoints(folder, resume=True), every=1
-    )
-    whole = bt.train(space["net"], space["data"], steps=done + 4)
-    assert done >= 1 and resumed.losses == whole.losses
-    assert all(torch.equal(v, whole.net.parameters[k]) for k, v in resumed.net.parameters.items())
 
 
 @pytest.fixture

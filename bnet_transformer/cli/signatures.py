@@ -131,10 +131,11 @@ def of_source(file: str, name: str) -> dict[str, Parameter]:
     text = resources.files("bnet_transformer").joinpath(file).read_text("utf-8")
     named = {n.name: n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
     helps = help_of(ast.get_docstring(named[name]))[1]
-    return {
-        own: Parameter(own, ast.unparse(annotation), getattr(default, "value", None), helps.get(own, ""))
-        for own, annotation, default in _declared(named[name], named)
-    }
+    found: dict[str, Parameter] = {}
+    for own, annotation, default in _declared(named[name], named):
+        constant = default.value if isinstance(default, ast.Constant) else None
+        found[own] = Parameter(own, ast.unparse(annotation), constant, helps.get(own, ""))
+    return found
 
 
 def _declared(node: Any, named: Mapping[str, Any]) -> Iterator[tuple[str, ast.expr, ast.expr | None]]:

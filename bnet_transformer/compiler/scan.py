@@ -8,14 +8,13 @@ and the products `W x` of a recurrent map, of all words and of all gates at once
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from bnet_transformer.compiler.course import Course
-from bnet_transformer.compiler.seeing import at_of, full, given_value, nothing, present_in, seen
+from bnet_transformer.compiler.seeing import full, given_value, nothing, present_in, seen, standing
 from bnet_transformer.network import Input, Member
 from bnet_transformer.tpm import At, Recur
 from bnet_transformer.tpm.base import broadcast
@@ -100,7 +99,7 @@ class _Scan:
         if not all(map(self.is_single, member.inputs)):
             return lambda word: self.put(index, word, self.slowly(member, word))
         reads = [self.reader(given) for given in member.inputs]
-        at = at_of(self.course, member, {}, {})
+        at = standing(self.course, member)
         ats = [At(at.parameters, place, {}, {}, at.training, at.dtype) for place in self.places]
         put = self.course.layout.full
         return lambda word: self.put(index, word, put(tpm.value(ats[word], *(read(word) for read in reads)), own))
@@ -166,11 +165,11 @@ class _Scan:
 
     def together(self, members: Sequence[Member]) -> Turn:
         """Several recurrent maps: `W x + b` of all words, then at each word `+ U h`, and their activations."""
-        maps = [_Map.of(self.course, member) for member in members]
+        ats = [standing(self.course, member) for member in members]
         x, h = (self.reader(given) for given in members[0].inputs)
-        W, U = (torch.cat([getattr(each, name) for each in maps]) for name in "WU")
+        W, U = (torch.cat([at[name] for at in ats]) for name in "WU")
         whole = self.course.values[members[0].inputs[0].parent]
-        bias = torch.cat([each.bias for each in maps])
+        bias = torch.cat([at.parameters.get("bias", W.new_zeros(len(at["W"]))) for at in ats])
         if members[0].inputs[0].reach.kind == "same":
             ready = self.words(functional.linear(whole, W, bias))
         else:
@@ -206,19 +205,3 @@ def _sources(member: Member) -> tuple[object, ...]:
 def _activation(member: Member) -> str:
     assert isinstance(member.tpm, Recur)
     return member.tpm.activation
-
-
-@dataclass(frozen=True)
-class _Map:
-    """The parameters of a recurrent map."""
-
-    W: Tensor
-    U: Tensor
-    bias: Tensor
-
-    @classmethod
-    def of(cls, course: Course, member: Member) -> _Map:
-        at = at_of(course, member, {}, {})
-        assert isinstance(member.tpm, Recur)
-        W = at["W"]
-        return cls(W, at["U"], at["bias"] if member.tpm.bias else W.new_zeros(len(W)))

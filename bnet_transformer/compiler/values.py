@@ -12,8 +12,7 @@ from torch import Tensor
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.fused import Reading, entries, fused, is_plain, maps, reading_of, told_apart
-from bnet_transformer.compiler.plan import Plan
-from bnet_transformer.compiler.products import Fold
+from bnet_transformer.compiler.plan import Fold, Plan
 from bnet_transformer.compiler.scan import scan
 from bnet_transformer.compiler.seeing import full, given_value, seen, standing
 from bnet_transformer.errors import BNetError, ReadingError

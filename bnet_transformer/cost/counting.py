@@ -16,8 +16,7 @@ from functools import cached_property
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.fused import FEW
-from bnet_transformer.compiler.plan import Plan
-from bnet_transformer.compiler.products import Fold
+from bnet_transformer.compiler.plan import Fold, Plan
 from bnet_transformer.cost.polynomial import Amount, Size, number
 from bnet_transformer.network import Input, Member, Network
 from bnet_transformer.tpm import TPM, Attention, Dot, Parent, Product, Weight

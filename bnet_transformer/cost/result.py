@@ -138,9 +138,8 @@ class Cost:
         return [head, *rows, ("total", "", "", *_numbers(self))]
 
     def _stacks(self) -> list[tuple[str, ...]]:
-        table = [
-            ("slices", "how many", "order of one", "steps of one", "longest path", "dense map", "dense parameters")
-        ]
+        head = ("slices", "how many", "order of one", "steps of one", "longest path", "dense map", "dense parameters")
+        table: list[tuple[str, ...]] = [head]
         for each in self.slices:
             steps = _with(each.steps, each.steps_order)
             longest_path = _with(each.longest_path, each.longest_path_order)

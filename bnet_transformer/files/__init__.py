@@ -4,15 +4,14 @@ Loading gives back what was saved: an equal declaration, parameters equal to the
 is stored by its import path, and imported only with the caller's consent.
 """
 
-from bnet_transformer.files.alone import alone
-from bnet_transformer.files.atomic import as_path, replacing
+from bnet_transformer.files.atomic import as_path, exclusive_lock, replacing
 from bnet_transformer.files.store import as_bytes, load, save
 from bnet_transformer.files.tensors import is_of, read_tensors, reading, write_tensors
 
 __all__ = [
-    "alone",
     "as_bytes",
     "as_path",
+    "exclusive_lock",
     "is_of",
     "load",
     "read_tensors",

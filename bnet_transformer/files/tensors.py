@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError, DeclarationError, FileError, shown
-from bnet_transformer.files.alone import still_alone
 from bnet_transformer.files.atomic import as_path, replacing
 
 KEY = "bnet_transformer"
@@ -27,7 +26,6 @@ LONGEST_HEADER = 2**26
 def write_tensors(path: str | os.PathLike[str], head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """A file of tensors, with the hash of all that is in it; `head` has its "format" and "version"."""
     told = {**head, "sha256": _digest(head, tensors)}
-    still_alone(as_path(path))
     with replacing(path) as temporary:
         save_file(dict(tensors), temporary, metadata={KEY: json.dumps(told)})
 
@@ -39,18 +37,18 @@ def read_tensors(
     where = as_path(path)
     look(where, wanted)
     with reading(where, wanted), opening(where) as opened:
-        head = json.loads((opened.metadata() or {}).get(KEY, "null"))
-        if not isinstance(head, dict) or head.get("format") != form:
-            raise FileError(str(where), expected=wanted, got="safetensors of something else")
-        check_version(where, head, version)
+        head = read_head(where, opened, wanted, form, version)
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         if head.pop("sha256", None) != _digest(head, tensors):
             raise FileError(str(where), expected="the content that was saved (its SHA-256)", got="other bytes")
     return head, tensors
 
 
-def check_version(where: Path, head: Mapping[str, Any], known: int) -> None:
-    """Refuse a version that is none, and one that a newer library wrote."""
+def read_head(where: Path, opened: Any, wanted: str, form: str, known: int) -> dict[str, Any]:
+    """The JSON in the metadata of an open file, of a format and a version that this library reads."""
+    head = json.loads((opened.metadata() or {}).get(KEY, "null"))
+    if not isinstance(head, dict) or head.get("format") != form:
+        raise FileError(str(where), expected=wanted, got="safetensors of something else")
     version = head.get("version")
     if type(version) is not int or version < 1:
         raise FileError(str(where), expected="a format version, a whole number", got=shown(repr(version)))
@@ -58,6 +56,7 @@ def check_version(where: Path, head: Mapping[str, Any], known: int) -> None:
         by = f", written by bnet_transformer {head['library']}" if "library" in head else ""
         allowed = "a newer bnet_transformer reads it: pip install --upgrade bnet_transformer"
         raise FileError(str(where), expected=f"format version {known}", got=f"version {version}{by}", allowed=allowed)
+    return head
 
 
 def is_of(path: str | os.PathLike[str], wanted: str, form: str) -> bool:

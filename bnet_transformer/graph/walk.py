@@ -6,7 +6,7 @@ along a bundle of arrows is one array operation.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache, reduce
 from typing import Any
 
@@ -85,7 +85,25 @@ def _marked(ground: Ground, family: int, nodes: list[int]) -> Marks:
 def _closure(
     ground: Ground, nodes: Iterable[int], *, up: bool, ends: Collection[int] = (), stops: Iterable[int] = ()
 ) -> list[int]:
-    roots, stopped = marks_of(ground, nodes), marks_of(ground, stops)
+    roots = marks_of(ground, nodes)
+    reached = reach(ground, roots, up=up, ends=ends, stops=stops)
+    found: list[int] = []
+    for index in sorted(reached):
+        mark = reached[index] & ~roots[index] if index in roots else reached[index]
+        found.extend((np.flatnonzero(mark) + int(ground.offsets[index])).tolist())
+    return found
+
+
+def reach(
+    ground: Ground,
+    roots: Mapping[int, Marks],
+    *,
+    up: bool,
+    ends: Collection[int] = (),
+    stops: Iterable[int] = (),
+) -> dict[int, Marks]:
+    """Mark every node to which a path leads from some marked nodes, up or down, by at least one arrow."""
+    stopped = marks_of(ground, stops)
     reached: dict[int, Marks] = {}
     fresh = dict(roots)
     while fresh:
@@ -101,11 +119,7 @@ def _closure(
             if new.any():
                 reached[other] = reached[other] | hit if other in reached else hit
                 fresh[other] = fresh[other] | new if other in fresh else new
-    found: list[int] = []
-    for index in sorted(reached):
-        mark = reached[index] & ~roots[index] if index in roots else reached[index]
-        found.extend((np.flatnonzero(mark) + int(ground.offsets[index])).tolist())
-    return found
+    return reached
 
 
 def spread(ground: Ground, bundle: Bundle, marks: Marks, *, up: bool) -> Marks:

@@ -1,72 +1,36 @@
 """Inference on the compiled reading: exact elimination of the discrete choices, for a batch of sentences at once."""
 
-from bnet_transformer.data import Evidence
-from bnet_transformer.inference.abduction import Counterfactual, counterfactual
-from bnet_transformer.inference.corpus_tan import CorpusTan, corpus_tan
-from bnet_transformer.inference.dependence import dependences
-from bnet_transformer.inference.exact import log_evidence, posterior
-from bnet_transformer.inference.expected_reading import arrow_weights
-from bnet_transformer.inference.explain import explain_question
-from bnet_transformer.inference.heads import Damage, Inclusion, damage
-from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
-from bnet_transformer.inference.node_queries import Answers
-from bnet_transformer.inference.pieces import add_gradient
-from bnet_transformer.inference.rollout import Path, Reads, reads
-from bnet_transformer.inference.route import PerformanceWarning, Route
-from bnet_transformer.inference.sampling import Samples, sample
-from bnet_transformer.inference.sentence_state import SentenceState
-from bnet_transformer.inference.surgery import (
-    Attend,
-    Mean,
-    Noise,
-    OwnValues,
-    Zero,
-    expanded,
-    is_own,
-    matching,
-    value_for,
-)
-from bnet_transformer.inference.tan import Tan, TanTree, tan, tan_tree
-from bnet_transformer.inference.tan_of_corpus import tan_of_corpus
-
-__all__ = [
-    "Answers",
-    "Attend",
-    "CorpusTan",
-    "Counterfactual",
-    "Damage",
-    "Evidence",
-    "Inclusion",
-    "Mean",
-    "Noise",
-    "OwnValues",
-    "Path",
-    "PerformanceWarning",
-    "Reads",
-    "Route",
-    "Samples",
-    "SentenceState",
-    "Tan",
-    "TanTree",
-    "Zero",
-    "add_gradient",
-    "arrow_weights",
-    "corpus_tan",
-    "counterfactual",
-    "damage",
-    "dependences",
-    "expanded",
-    "explain_question",
-    "is_own",
-    "joint_log_evidence",
-    "joint_posterior",
-    "log_evidence",
-    "matching",
-    "posterior",
-    "reads",
-    "sample",
-    "tan",
-    "tan_of_corpus",
-    "tan_tree",
-    "value_for",
-]
+from bnet_transformer.data import Evidence as Evidence
+from bnet_transformer.inference.abduction import Counterfactual as Counterfactual
+from bnet_transformer.inference.abduction import counterfactual as counterfactual
+from bnet_transformer.inference.corpus_tan import CorpusTan as CorpusTan
+from bnet_transformer.inference.corpus_tan import corpus_tan as corpus_tan
+from bnet_transformer.inference.corpus_tan import tan_of_corpus as tan_of_corpus
+from bnet_transformer.inference.dependence import dependences as dependences
+from bnet_transformer.inference.exact import add_gradient as add_gradient
+from bnet_transformer.inference.exact import log_evidence as log_evidence
+from bnet_transformer.inference.exact import posterior as posterior
+from bnet_transformer.inference.explain import explain_question as explain_question
+from bnet_transformer.inference.heads import Damage as Damage
+from bnet_transformer.inference.heads import Inclusion as Inclusion
+from bnet_transformer.inference.heads import damage as damage
+from bnet_transformer.inference.joint_posterior import arrow_weights as arrow_weights
+from bnet_transformer.inference.joint_posterior import joint_log_evidence as joint_log_evidence
+from bnet_transformer.inference.joint_posterior import joint_posterior as joint_posterior
+from bnet_transformer.inference.node_queries import Answers as Answers
+from bnet_transformer.inference.rollout import Path as Path
+from bnet_transformer.inference.rollout import Reads as Reads
+from bnet_transformer.inference.rollout import reads as reads
+from bnet_transformer.inference.route import PerformanceWarning as PerformanceWarning
+from bnet_transformer.inference.route import Route as Route
+from bnet_transformer.inference.sampling import Samples as Samples
+from bnet_transformer.inference.sampling import sample as sample
+from bnet_transformer.inference.sentence_state import SentenceState as SentenceState
+from bnet_transformer.inference.surgery import Attend as Attend
+from bnet_transformer.inference.surgery import Mean as Mean
+from bnet_transformer.inference.surgery import Noise as Noise
+from bnet_transformer.inference.surgery import Zero as Zero
+from bnet_transformer.inference.tan import Tan as Tan
+from bnet_transformer.inference.tan import TanTree as TanTree
+from bnet_transformer.inference.tan import tan as tan
+from bnet_transformer.inference.tan import tan_tree as tan_tree

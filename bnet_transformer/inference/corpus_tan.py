@@ -8,15 +8,20 @@ told only where there are `ENOUGH` sentences to each joint state that was met.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from bnet_transformer._core.torch_context import same_random
+from bnet_transformer import asking
+from bnet_transformer._core.distributed import device_of, ranks
 from bnet_transformer.errors import BNetError
+from bnet_transformer.inference.joint_posterior import joint_posterior
+from bnet_transformer.inference.rollout import reads
+from bnet_transformer.inference.sentence_state import SentenceState
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,8 +37,7 @@ class CorpusTan:
     `parents[i]` is the box above box i (-1: the root); `information[i, j]` is `I(box i; box j | class)` in nats, and
     `corrected` the same less its bias, by which the tree is chosen. `divergence` is the KL divergence from the corpus
     to the TAN fitted to it; None where there are fewer than 10 sentences to each of the `joint_states` (class and all
-    boxes) that were met, as `why_no_divergence` says. `pgmpy_tan` and `pgmpy_chow_liu` are the arrows that pgmpy's
-    TreeSearch finds in the same table.
+    boxes) that were met, as `why_no_divergence` says.
     """
 
     boxes: tuple[str, ...]
@@ -44,8 +48,6 @@ class CorpusTan:
     divergence_corrected: float | None
     joint_states: int
     sentences: int
-    pgmpy_tan: tuple[tuple[str, str], ...] = field(repr=False)
-    pgmpy_chow_liu: tuple[tuple[str, str], ...] = field(repr=False)
 
     @property
     def why_no_divergence(self) -> str | None:
@@ -110,8 +112,6 @@ def corpus_tan(classes: Sequence[int], codes: Codes, boxes: Sequence[str]) -> Co
         divergence_corrected=None if divergence is None else float(divergence[1]),
         joint_states=met,
         sentences=len(table),
-        pgmpy_tan=_pgmpy(label, table, boxes, "tan"),
-        pgmpy_chow_liu=_pgmpy(label, table, boxes, "chow-liu"),
     )
 
 
@@ -126,17 +126,71 @@ def _entropies(label: Codes, codes: Codes) -> tuple[float, float]:
     return plain, plain + extra
 
 
-@same_random()
-def _pgmpy(label: Codes, codes: Codes, boxes: Sequence[str], kind: str) -> tuple[tuple[str, str], ...]:
-    """The arrows of pgmpy's own TreeSearch; none where it has nothing to search."""
-    import pandas as pd
-    from pgmpy.estimators import TreeSearch
+def tan_of_corpus(
+    states: Sequence[SentenceState], classes: object, slice_: int, head: int | None, role: str | None
+) -> CorpusTan:
+    """The TAN of sentences of one length: boxes are words, and the code of a word is the word that it reads most.
 
-    frame = pd.DataFrame(codes, columns=list(boxes))
-    if kind == "tan":
-        frame["class"] = label
-    if len(boxes) < 2:
-        return ()
-    search = TreeSearch(frame, root_node=boxes[0], n_jobs=1)
-    options = {"class_node": "class"} if kind == "tan" else {}
-    return tuple(sorted(search.estimate(estimator_type=kind, show_progress=False, **options).edges()))
+    Args:
+        states: The sentences; ranks share them.
+        classes: A label for each sentence, or a discrete node: the class is its most probable state given the
+            evidence of the sentence, and counts as evidence itself.
+        slice_: The slice that reads.
+        head: The head that reads; all on average where None.
+        role: The role that reads.
+
+    Raises:
+        BNetError: The sentences differ in length, one has no evidence for its class, or labels are missing.
+    """
+    network = states[0].network if states else None
+    if network is None or len({len(s.tokens[_slices(s, slice_, role)[0]]) for s in states}) != 1:
+        raise BNetError("sentences", expected="sentences of one length, at least one", got="others, or none")
+    node = classes if isinstance(classes, str) else None
+    if node is not None and not all(state.evidence for state in states):
+        wanted = f"evidence (observe) on each sentence, for {classes} is its class"
+        raise BNetError("sentences", expected=wanted, got="one without", allowed="classes=, a list of labels")
+    labels = _labels(classes, len(states)) if node is None else [None] * len(states)
+    with ranks(device_of(None, network)) as here:
+        data = [(state.encoded.given, state.evidence) for state in states]
+        here.assert_same("tan of a corpus", net=network, data=data, settings=(labels, node, slice_, head, role))
+        shard = here.shard([*zip(states, labels, strict=True)])
+        every = here.all_gather_object([_class_and_codes(s, node, label, slice_, head, role) for s, label in shard])
+    rows = [every[k % len(every)][k // len(every)] for k in range(len(states))]
+    if node is not None:  # labels that a user gave stay this rank's own objects
+        labels = [label for label, _ in rows]
+    number = {label: k for k, label in enumerate(dict.fromkeys(labels))}
+    table = np.array([codes for _, codes in rows])
+    boxes = [f"word_{i}" for i in range(table.shape[1])]
+    return corpus_tan([number[label] for label in labels], table, boxes)
+
+
+def _slices(state: SentenceState, slice_: int, role: str | None) -> tuple[str, list[int]]:
+    return asking.slices_that_read(state.network, slice_, role)
+
+
+def _class_and_codes(
+    state: SentenceState, node: str | None, label: Hashable, slice_: int, head: int | None, role: str | None
+) -> tuple[Hashable, list[int]]:
+    """The class of a sentence, and the word that each of its words reads most."""
+    if node is not None:
+        number = state.ground.id(node)
+        asking.must_be_discrete(state.world, number)
+        label = int(joint_posterior(state.query([number])).argmax())
+        state = state if number in state.evidence else state.with_evidence({node: label})
+    stack, slices = _slices(state, slice_, role)
+    options: dict[str, Any] = {"role": role, "residual": 0.0, "head": head, "method": "rollout"}
+    result = reads(state.query(), state.tokens[stack], slices, **options)
+    codes: list[int] = result.matrix.argmax(-1).tolist()
+    return label, codes
+
+
+def _labels(classes: object, count: int) -> list[Hashable]:
+    """A label for each sentence, from a list, an array or a tensor of them."""
+    entries: list[Any] = asking.items(classes)
+    labels = [entry.item() if isinstance(entry, Tensor | np.generic) else entry for entry in entries]
+    if len(labels) != count:
+        raise BNetError("classes", expected=f"{count} labels, or a discrete node", got=classes)
+    for label in labels:
+        if not isinstance(label, str | int | float) or label != label:
+            raise BNetError("classes", expected="labels that are names or numbers", got=label)
+    return labels

@@ -16,8 +16,7 @@ from bnet_transformer import asking, reference
 from bnet_transformer.errors import BNetError, mapping, unknown
 from bnet_transformer.graph.queries import names_of
 from bnet_transformer.inference import router
-from bnet_transformer.inference.expected_reading import route_expected_reading
-from bnet_transformer.inference.joint_posterior import check_nodes
+from bnet_transformer.inference.joint_posterior import check_nodes, route_expected_reading
 from bnet_transformer.inference.node_queries import NodeQuery
 from bnet_transformer.inference.rollout import open_choices
 from bnet_transformer.inference.route import Route
@@ -45,7 +44,7 @@ def explain(task: str, *arguments: Any, **options: Any) -> Route:
     >>> route.algorithm, route.states
     ('elimination', 2)
     """
-    from bnet_transformer.inference.fit.explain import explain_fit
+    from bnet_transformer.inference.fit.run import explain_fit
     from bnet_transformer.inference.sweeps import explain_sweep
 
     tasks: dict[str, Callable[..., Route]] = {"fit": explain_fit, "sweep": explain_sweep}

@@ -14,29 +14,89 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Categorical, Distribution, Independent
+from torch.distributions import Normal as TorchNormal
 
 from bnet_transformer import asking, reference
-from bnet_transformer.compiler.course import Course, Request
+from bnet_transformer.compiler.course import Course, Layout, Request
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.plan import open_parent
+from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.cost.count import plan_flops
-from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.batched_states import joint_states, of_one_sentence, pieces
-from bnet_transformer.inference.family_tables import FamilyTable, distribution_of, inputs_of, table_of
+from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.inference.query import (
     interventions,
+    joint_states,
     mixed_fault,
     node_values_by_family,
+    of_one_sentence,
+    pieces,
     set_families,
     word_counts,
 )
 from bnet_transformer.inference.route import Fault, Obstacle, Route, Rule, always, choose
-from bnet_transformer.network import Member
+from bnet_transformer.network import Input, Member
 from bnet_transformer.reference import BUDGET, World
 from bnet_transformer.tpm import Normal
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FamilyTable:
+    """The values of one family in a layout, `[*enumerated, 1, *plates, word, *shape]`."""
+
+    layout: Layout
+    values: Tensor
+
+
+def distribution_of(member: Member, parameters: Tensor) -> Distribution:
+    """The distribution of a node: of its value, of its mean and sigma, or of its logits."""
+    if not member.tpm.is_random:
+        from pyro.distributions import Delta
+
+        return Delta(parameters, event_dim=len(member.shape))
+    if isinstance(member.tpm, Normal):
+        mean, sigma = parameters.unbind(-2)
+        return Independent(TorchNormal(mean, sigma, validate_args=False), 1, validate_args=False)
+    return Categorical(logits=parameters, validate_args=False)
+
+
+def normal_of(member: Member, found: object) -> torch.distributions.Normal:
+    """The normal of a distribution of vectors, or the error that it is none."""
+    normal = found.base_dist if isinstance(found, torch.distributions.Independent) else found
+    if isinstance(normal, torch.distributions.Normal):
+        return normal
+    raise ReadingError(member.family.name, expected="a Categorical or a Normal to draw from", got=type(found).__name__)
+
+
+def inputs_of(table: str, member: Member) -> list[Input]:
+    """What the logits or the reading of a family depend on."""
+    slots = member.tpm.reading_slots()
+    return [given for given in member.inputs if table != "reading" or given.slot in slots]
+
+
+def table_of(table: str, member: Member, course: Course) -> FamilyTable:
+    """A table of a family, whose parents a pass has computed."""
+    if table == "value":
+        return FamilyTable(course.layout, course.values[member.family.index])
+    inputs = inputs_of(table, member)
+    at, values = seen(course, replace(member, inputs=tuple(inputs)))
+    each = iter(values)
+    parents = [next(each) if given in inputs else torch.zeros(0) for given in member.inputs]
+    if table == "normal":  # its mean and its sigma, one above the other
+        normal = normal_of(member, member.tpm.distribution(at, *parents))
+        both = torch.stack([normal.mean, normal.stddev.expand_as(normal.mean)], -2)
+        return FamilyTable(course.layout, course.layout.full(both, 2))
+    entries = member.tpm.reading(at, *parents) if table == "reading" else member.tpm.logits(at, *parents)
+    if entries is None:
+        raise BNetError(member.family.name, expected="attention P(j | i)", got=member.tpm.why_no_reading())
+    entries = entries if table == "reading" else torch.log_softmax(entries.to(course.log_dtype), -1)
+    entries = course.layout.full(entries, 1)
+    if table == "reading" and member.family.index in course.rows:
+        rows, which = course.rows[member.family.index]
+        entries = torch.where(which[..., None], rows, entries)
+    return FamilyTable(course.layout, entries)
 
 
 @dataclass(frozen=True)
@@ -63,7 +123,7 @@ class NodeQuery:
     def choices(self) -> dict[int, list[int]]:
         """The open choices that decide each node."""
         answers = self.answers
-        if not answers.has_choice_above(self.member):
+        if not asking.choice_above(answers.world.network, [self.member.family.index]):
             return {key: [] for key in self.above}
         return {node: answers.open_choices(nodes) for node, nodes in self.above.items()}
 
@@ -187,11 +247,11 @@ class Answers:
 
     def value_query(self, node: int) -> NodeQuery:
         """What is asked for the value of a node."""
-        return NodeQuery("value", self, "value", self._where(node)[0], node, {node: [node]})
+        return NodeQuery("value", self, "value", self.world.member(node), node, {node: [node]})
 
     def distribution_query(self, node: int) -> NodeQuery:
         """What is asked for the parameters of a node's distribution: its value, mean and sigma, or logits."""
-        member = self._where(node)[0]
+        member = self.world.member(node)
         if member.tpm.kind == "deterministic" and node not in self.world.do:
             return replace(self.value_query(node), question="TPM")
         table = "normal" if isinstance(member.tpm, Normal) else "logits"
@@ -200,10 +260,14 @@ class Answers:
     def reading_query(self, member: Member) -> NodeQuery:
         """What is asked for `P(j | i)` of a family: of the nodes that read by their TPM."""
         above = {}
-        if self.has_choice_above(member):  # else no node depends on a choice
+        if asking.choice_above(self.world.network, [member.family.index]):  # else no node depends on a choice
             nodes = [n for n in self.world.ground.nodes(member.family).tolist() if n not in self.world.do]
             above = {n: reference.reading_parents(self.world, n) for n in nodes if n not in self.world.rows}
         return NodeQuery("attention", self, "reading", member, None, above)
+
+    def family(self, table: str, member: Member) -> Tensor:
+        """A table of all nodes of a family below no open choice: `[*plates, word, ...]`, the batch of states first."""
+        return self._entry(NodeQuery("TPM", self, table, member, None, {}))
 
     def prepare(self, members: Sequence[Member]) -> None:
         """Compute what families read in one pass of the net, where the structure allows one for all."""
@@ -213,11 +277,6 @@ class Answers:
     def open_choices(self, nodes: Sequence[int]) -> list[int]:
         """The open choices that decide some nodes."""
         return reference.choices(self.world, nodes, reference.settling(self.world, self.evidence))
-
-    def has_choice_above(self, member: Member) -> bool:
-        """True where a discrete family is above a family."""
-        above = self._above(member) - {member.family.index}
-        return any(self.world.network.members[index].tpm.kind == "discrete" for index in above)
 
     def of_states(self, states: Mapping[int, Tensor], module: Module) -> Answers:
         """The answers of many sentences that differ in the states of some choices, `[S]` each."""
@@ -238,7 +297,7 @@ class Answers:
         enumerated: Collection[int] = () if layout is None else layout.enumerated
         if missing:
             want, world = self._wanted(table, missing), self.world
-            above = set().union(*map(self._above, missing))
+            above = self._above(*missing)
             closed, some, fault = self._closed(above)
             if fault is not None:
                 return fault
@@ -329,25 +388,24 @@ class Answers:
         dims = sorted(range(len(order)), key=order.__getitem__)
         return table.permute(*dims, *range(len(order), table.dim()))
 
-    def _where(self, node: int) -> tuple[Member, tuple[int, ...]]:
-        family, index = self.world.ground.place(node)
-        return self.world.network.members[family.index], index
-
     def words_read(self, member: Member) -> int:
         """How many words there are to read."""
         given = member.word_inputs[0]
         return self.world.ground.words[self.world.network.members[given.parent].family.words or ""]
 
-    def _above(self, member: Member) -> set[int]:
-        """The families above one, itself included."""
-        return {member.family.index, *self.world.network.graph.ancestors([member.family.index])}
+    def _above(self, *members: Member) -> set[int]:
+        """The families above some, themselves included."""
+        return self.world.network.graph.ancestral_set([member.family.index for member in members])
 
     def _entry(self, query: NodeQuery) -> Tensor:
         """The entry of one node, or of all nodes of its family: `[*states, *shape]`, NaN and all."""
         member, free = query.member, next(iter(query.choices.values()), [])
         index = None if query.node is None else self.world.ground.place(query.node)[1]
-        shape = {"value": member.shape, "normal": (2, *member.shape), "logits": (member.tpm.states,)}.get(query.table)
-        shape = (self.words_read(member),) if shape is None else shape
+        shape = {"value": member.shape, "normal": (2, *member.shape)}.get(query.table)
+        if query.table == "logits":
+            shape = (self.world.network.count_states(member.family.index, self.world.ground.words),)
+        elif shape is None:
+            shape = (self.words_read(member),)
         table = self._table(query.table, member)
         states = {self.world.ground.family_of(choice).index: self.world.count_states(choice) for choice in free}
         return self._narrowed(table, member, states, index, shape)
@@ -389,7 +447,7 @@ class Answers:
         """Compute the tables that are missing, all in one pass of the net."""
         missing = [member for member in members if (table, member.family.index) not in self._tables]
         if missing:
-            course = self._course(self._wanted(table, missing), set().union(*map(self._above, missing)))
+            course = self._course(self._wanted(table, missing), self._above(*missing))
             for member in missing:
                 self._tables[table, member.family.index] = table_of(table, member, course)
 
@@ -455,7 +513,8 @@ class Answers:
 
     def _keeps(self, member: Member) -> bool:
         """True for a family that is a function of its parents, beneath no open choice."""
-        return bool(member.inputs) and member.tpm.kind == "deterministic" and not self.has_choice_above(member)
+        is_function = bool(member.inputs) and member.tpm.kind == "deterministic"
+        return is_function and not asking.choice_above(self.world.network, [member.family.index])
 
     @cached_property
     def _touched(self) -> set[int]:

@@ -2,13 +2,14 @@
 
 Inference computes with whole families of nodes in batches; a person asks about single nodes. `evidence_by_family`,
 `interventions` and `sentence_arguments` turn the one into the other; `evidence_forms` and `set_families` do so for the
-structure alone, without tensors, so that the router can decide before anything is computed.
+structure alone, without tensors, so that the router can decide before anything is computed. `joint_states`, `pieces`
+and `of_one_sentence` make a batch of the joint states of choices.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -22,6 +23,8 @@ from bnet_transformer.data import Evidence
 from bnet_transformer.inference.route import Obstacle
 from bnet_transformer.reference import ATOL, BUDGET, World, fits
 from bnet_transformer.world import where
+
+NUMBERS = 2**21  # of one value of all words and states of a piece of the batch
 
 
 @dataclass(frozen=True)
@@ -208,3 +211,38 @@ def _by_family(world: World, nodes: Iterable[int], above: Collection[int] | None
         if above is None or index in above:
             families.setdefault(index, []).append(node)
     return families
+
+
+def joint_states(supports: Sequence[Sequence[int]]) -> Tensor:
+    """All joint states, the last choice fastest: `[S, choice]`."""
+    if not supports:
+        return torch.zeros(1, 0, dtype=torch.long)
+    grids = torch.meshgrid(*(torch.tensor(list(each), dtype=torch.long) for each in supports), indexing="ij")
+    return torch.stack([grid.reshape(-1) for grid in grids], -1)
+
+
+def pieces(world: World, count: int, asked: Iterable[int]) -> Iterator[slice]:
+    """Parts of a batch of so many states, each small enough to be computed at once.
+
+    `asked` are the families whose values or distributions are computed; those above them count as well.
+    """
+    families = set(asked)
+    largest = max(_numbers(world, index) for index in world.network.graph.ancestral_set(families))
+    size = max(1, NUMBERS // largest)
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def _numbers(world: World, index: int) -> int:
+    """How many numbers a family holds for one state: its values, the logits of its states, the words that it reads."""
+    member, words = world.network.members[index], max(world.ground.words.values(), default=1)
+    states = world.network.count_states(index, world.ground.words) if member.tpm.kind == "discrete" else 0
+    return math.prod(world.ground.shapes[index]) * (max(math.prod(member.shape), states) + words)
+
+
+def of_one_sentence(module: Module) -> Module:
+    """The module whose batch are states of one sentence: what is drawn for a whole corpus is drawn for it alone."""
+    network = module.network
+    if all(member.scope == "sentence" for member in network.members):
+        return module
+    members = tuple(replace(member, scope="sentence") for member in network.members)
+    return Module(replace(network, members=members)).eval()

@@ -16,9 +16,8 @@ import torch
 
 from bnet_transformer import reference
 from bnet_transformer.cost.count import plan_flops
-from bnet_transformer.inference.batched_states import of_one_sentence
 from bnet_transformer.inference.factors import Question, analyse_question, check_count
-from bnet_transformer.inference.query import Query, evidence_forms, mixed_fault, set_families
+from bnet_transformer.inference.query import Query, evidence_forms, mixed_fault, of_one_sentence, set_families
 from bnet_transformer.inference.route import Fault, Obstacle, Route, Rule, always, choose
 from bnet_transformer.reference import World
 from bnet_transformer.world import choices, where

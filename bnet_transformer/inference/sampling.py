@@ -14,16 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.compiler.seeing import seen
-from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.graph import topological_order
 from bnet_transformer.inference import exact, router
-from bnet_transformer.inference.batched_states import of_one_sentence, pieces
 from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
-from bnet_transformer.inference.node_queries import Answers
-from bnet_transformer.inference.query import Query, evidence_by_family, sentence_arguments
+from bnet_transformer.inference.node_queries import Answers, normal_of
+from bnet_transformer.inference.query import Query, evidence_by_family, of_one_sentence, pieces, sentence_arguments
 from bnet_transformer.inference.route import Fault, Obstacle, Route, fault_text
 from bnet_transformer.network import Member
 from bnet_transformer.reference import Run, World
@@ -138,7 +134,7 @@ def _zeros(world: World, nodes: Sequence[int]) -> Drawn:
     """A draw of each node, zero: of draws the structure of a question takes the shape alone."""
     device, found = world.network.device, Drawn()
     for node in nodes:
-        member = world.network.members[world.ground.family_of(node).index]
+        member = world.member(node)
         if member.tpm.kind == "discrete":
             found[node] = torch.zeros(1, dtype=torch.long, device=device)
         else:
@@ -161,14 +157,18 @@ def _batch_fault(module: Module, world: World, group: Sequence[int], drawn: Draw
             return Obstacle(member.family.name, "read by others that are drawn with it")
     states = {node: value[:1] for node, value in drawn.items()}
     (member,) = members
-    table = "logits" if member.tpm.kind == "discrete" else "normal"
-    return _draws(module, world, states).table_fault(table, [member], ())
+    return _draws(module, world, states).table_fault(_parameters(member), [member], ())
 
 
-def _draws(module: Module, world: World, states: Drawn) -> _Draws:
+def _parameters(member: Member) -> str:
+    """The table that has the parameters of a family's distribution."""
+    return "logits" if member.tpm.kind == "discrete" else "normal"
+
+
+def _draws(module: Module, world: World, states: Drawn) -> Answers:
     """The answers of many draws at once."""
     done = {**world.do, **{node: value[0] for node, value in states.items()}}
-    return _Draws(module, replace(world, do=done), {}, states=states)
+    return Answers(module, replace(world, do=done), {}, states=states)
 
 
 def _random(world: World, index: int) -> list[int]:
@@ -213,71 +213,21 @@ def _along_a_chain(query: Query, n: int, generator: torch.Generator) -> Drawn:
     return dict(zip(nodes, states.unbind(1), strict=True))
 
 
-@dataclass
-class _Draws(Answers):
-    """Answers of many draws at once."""
-
-    @torch.no_grad()
-    def parameters(self, member: Member, n: int) -> list[Tensor]:
-        """The logits of a discrete family, mean and sigma of a normal one: `[draw, *plates, word, ...]`."""
-        want = {each for given in member.inputs for each in (given.parent, *(at for _, at in given.pick))}
-        course = self._course(sorted(want), self._above(member))
-        at, parents = seen(course, member)
-        if member.tpm.kind == "discrete":
-            return [self._of_nodes(course, member, member.tpm.logits(at, *parents), 1, n)]
-        normal = normal_of(member, member.tpm.distribution(at, *parents))
-        both = (normal.mean, normal.stddev.expand_as(normal.mean))
-        return [self._of_nodes(course, member, each, len(member.shape), n) for each in both]
-
-    def _of_nodes(self, course: Course, member: Member, values: Tensor, own: int, n: int) -> Tensor:
-        layout, ground_ = course.layout, self.world.ground
-        values = values.reshape(*[1] * (layout.rank + own - values.dim()), *values.shape)
-        wide = dict(zip(ground_.axes(member.family), ground_.shapes[member.family.index], strict=True))
-        sizes = {layout.batch: n, **{layout.axis(axis): size for axis, size in wide.items()}}
-        for k in reversed(range(layout.rank)):
-            if k in sizes:
-                values = values.expand(*values.shape[:k], sizes[k], *values.shape[k + 1 :])
-            else:
-                values = values.select(k, 0)
-        return values
-
-
-def normal_of(member: Member, found: object) -> torch.distributions.Normal:
-    """The normal of a distribution of vectors, or the error that it is none."""
-    normal = found.base_dist if isinstance(found, torch.distributions.Independent) else found
-    if isinstance(normal, torch.distributions.Normal):
-        return normal
-    wanted, got = "a Categorical or a Normal to draw from", type(found).__name__
-    allowed = "net.pyro()(x), which draws without evidence" if _is_in_pyro(found) else None
-    raise ReadingError(member.family.name, expected=wanted, got=got, allowed=allowed)
-
-
-def _is_in_pyro(found: object) -> bool:
-    """Whether the Pyro model can draw from a distribution."""
-    from bnet_transformer.pyro_reading.shapes import pyro_distribution
-
-    try:
-        pyro_distribution("", found)  # type: ignore[arg-type]
-    except BNetError:
-        return False
-    return True
-
-
 def _at_once(
     module: Module, world: World, nodes: Sequence[int], drawn: Drawn, n: int, generator: torch.Generator
 ) -> Drawn:
     """Draws of the nodes of one family, which do not read each other."""
     family = world.ground.family_of(nodes[0])
     member, own = world.network.members[family.index], torch.tensor(nodes) - int(world.ground.offsets[family.index])
-    draws = []
+    table, lead, draws = _parameters(member), world.ground.shapes[family.index], []
     for part in pieces(world, n, [family.index]):
         size = part.stop - part.start
-        parameters = _draws(module, world, {node: value[part] for node, value in drawn.items()}).parameters(
-            member, size
-        )
-        shape = world.ground.shapes[family.index]
-        of_each = [each.reshape(size, math.prod(shape), *each.shape[1 + len(shape) :])[:, own] for each in parameters]
-        draws.append(_drawn(of_each, generator))
+        answers = _draws(module, world, {node: value[part] for node, value in drawn.items()})
+        parameters = answers.family(table, member)
+        if not drawn:  # the same for every draw
+            parameters = parameters.expand(size, *parameters.shape)
+        of_nodes = parameters.reshape(size, math.prod(lead), *parameters.shape[1 + len(lead) :])[:, own]
+        draws.append(_drawn([of_nodes] if table == "logits" else of_nodes.unbind(2), generator))
     return dict(zip(nodes, torch.cat(draws).unbind(1), strict=True))
 
 
@@ -317,7 +267,7 @@ def _split(
 
 def _drawn_by(run: Run, node: int, n: int, generator: torch.Generator) -> Tensor:
     """n draws of a node from its TPM, its parents known."""
-    distribution, member = run.distribution(node), run.world.network.members[run.world.ground.family_of(node).index]
+    distribution, member = run.distribution(node), run.world.member(node)
     if isinstance(distribution, torch.distributions.Categorical):
         return torch.multinomial(distribution.probs, n, replacement=True, generator=generator)
     normal = normal_of(member, distribution)

@@ -25,16 +25,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CLASS, OUTSIDE = "class", "(outside)"
-KINDS = (
-    "no DAG",
-    "naive Bayes",
-    "TAN",
-    "forest augmented naive Bayes",
-    "reverse TAN",
-    "reverse forest augmented naive Bayes",
-    "augmented naive Bayes",
-    "DAG",
-)
 
 
 @dataclass(frozen=True)

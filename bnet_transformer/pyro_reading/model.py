@@ -25,6 +25,7 @@ from bnet_transformer.errors import BNetError, EvidenceError, mapping, one_of, u
 from bnet_transformer.network import Member, Network, network_of
 from bnet_transformer.pyro_reading.checks import (
     Watch,
+    categorical,
     check_data,
     check_drawn,
     check_finite,
@@ -32,20 +33,12 @@ from bnet_transformer.pyro_reading.checks import (
     check_rows,
     check_type,
     count_sentences,
-    meeting,
-)
-from bnet_transformer.pyro_reading.shapes import (
-    categorical,
     dirichlet,
     event_dims,
+    meeting,
     pyro_distribution,
     received,
 )
-
-
-def pyro_model(network: Network, parameters: str = "prior") -> PyroModel:
-    """The Pyro model of a net; `parameters` says whether tables are drawn from their `"prior"` or the net's `"own"`."""
-    return PyroModel(network, parameters)
 
 
 class PyroModel:
@@ -65,10 +58,10 @@ class PyroModel:
 
     >>> import bnet_transformer as bt
     >>> from bnet_transformer.tpm import Categorical
-    >>> model = pyro_model(bt.bayesuvius(4, observe=Categorical(3), prior=1.0).network)
+    >>> model = PyroModel(bt.bayesuvius(4, observe=Categorical(3), prior=1.0).network)
     >>> model.sites, model.max_plate_nesting
     (('theta_c', 'c', 'y'), 2)
-    >>> pyro_model(model.network, "own").sites
+    >>> PyroModel(model.network, "own").sites
     ('c', 'y')
     """
 

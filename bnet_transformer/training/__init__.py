@@ -1,8 +1,7 @@
 """Training by gradient, decoding and rollout: `train`, `generate`, `iterate`, and small tasks to try them on (`toy`).
 
-Both work on any declaration. `task` says what a net is trained for, `data` makes minibatches, `objective` the loss,
-`configs` the options that belong together, `run` and `loop` the steps and checkpoints; `incremental` computes one word
-at a time, and `decoding` chooses it.
+Both work on any declaration. `configs` has the options that belong together, `run` the objective and a step, `loop`
+the steps and checkpoints; `incremental` computes one word at a time, and `generate` chooses it.
 """
 
 from bnet_transformer._core.distributed import alone

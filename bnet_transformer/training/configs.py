@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 
 from bnet_transformer.data.task import Task
 from bnet_transformer.errors import BNetError, number, one_of, put, seed_of, whole
-from bnet_transformer.training.steps import SCHEDULES, default_rate
 
+SCHEDULES = ("constant", "cosine", "noam")
+Schedule = Callable[[int], float]
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
@@ -164,3 +166,32 @@ class TrainConfig:
             raise BNetError(
                 "precision", expected=f"that of the net, {task.network.dtype}", got=precision, allowed=allowed
             )
+
+
+def schedule_of(kind: str, rate: float | None, warmup: int, steps: int, dim: int | None) -> Schedule:
+    """The rate of each step, counted from 1.
+
+    >>> noam = schedule_of("noam", None, 400, 1000, 512)
+    >>> round(noam(400) / noam(1600), 6)                    # rises to the warm-up, then falls as 1/sqrt(step)
+    2.0
+    """
+    one_of("schedule", kind, SCHEDULES)
+    factor = default_rate(kind) if rate is None else rate
+    if kind == "noam":
+        if warmup < 1 or dim is None:
+            got = f"warmup={warmup}, dim={dim}"
+            raise BNetError("schedule='noam'", expected="warmup= of at least 1, and the width dim=", got=got)
+        return lambda step: factor * dim**-0.5 * min(step**-0.5, step * warmup**-1.5)
+
+    def followed(step: int) -> float:
+        risen = min(1.0, step / warmup) if warmup else 1.0
+        if kind == "constant" or step <= warmup:
+            return factor * risen
+        return factor * 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, steps - warmup))))
+
+    return followed
+
+
+def default_rate(kind: str) -> float:
+    """The `rate` where none is told: a factor for Noam."""
+    return 1.0 if kind == "noam" else 1e-3

@@ -1,9 +1,9 @@
-"""`generate`: prompts in, words out."""
+"""`generate`: prompts in, words out, chosen one by one: greedy, by sampling, by beams."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bnet_transformer.compiler import Module
 from bnet_transformer.data.examples import Example, pad_examples
-from bnet_transformer.data.task import Task, check_has_words
+from bnet_transformer.data.task import Task, check_has_words, infer_trainable_task
 from bnet_transformer.errors import (
     BNetError,
     in_unicode,
@@ -28,14 +28,14 @@ from bnet_transformer.errors import (
 )
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.tpm.arrays import is_plain
-from bnet_transformer.training.decoding import Prompts, by_beams, greedy, one_by_one, sampler, speaker_of
-from bnet_transformer.training.incremental import told_by
-from bnet_transformer.training.task import infer_trainable_task
+from bnet_transformer.training.incremental import WordByWord, told_by
 
 if TYPE_CHECKING:
     import pandas as pd
 
 METHODS = ("greedy", "beam", "sample")
+COLD = 1e-37  # colder, the likeliest word is certain in every floating type; hotter than 1 / COLD all are equal
+Pick = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -92,15 +92,13 @@ def generate(
     start: object = None,
     stop: object = None,
     seed: int = 0,
-    cached: bool = True,
 ) -> Generated:
     """At most `length` new words after each prompt, up to the word `stop`.
 
     A prompt is text, a list of ids, or an array; a list of these (strings are texts) is a batch. A net of two stacks
     takes its sources, and `start`, or a mapping from stack. `method` is "greedy", "sample" (by `temperature`, 1 by
     default, among the `top_k` likeliest, or the fewest that have a share of `top_p`) or "beam" (of width `beams`, 4 by
-    default, with the length `penalty` of Wu et al., 0.6). With `cached=False` every word computes all words anew: the
-    same, slowly.
+    default, with the length `penalty` of Wu et al., 0.6).
 
     >>> import bnet_transformer as bt
     >>> net = bt.decoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
@@ -114,7 +112,6 @@ def generate(
     if len(places) > 1:
         raise BNetError("generate", expected="a net on one device", got=", ".join(places))
     one_of("method", method, METHODS)
-    one_of("cached", cached, (True, False))
     options = {"beams": beams, "penalty": penalty, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     _check_options(method, options)
     temperature, top_p, penalty = (None if each is None else float(each) for each in (temperature, top_p, penalty))
@@ -130,7 +127,7 @@ def generate(
     with torch.inference_mode():
         module = Module(network).eval()
         begun = {name: value.to(place) for name, value in x.items()} | {stack: prompts.ids[:, : prompts.shortest]}
-        speaker = speaker_of(module, task, begun, mask, prompts.end, cached=cached)
+        speaker = WordByWord(module, task, begun, mask, prompts.end)
         if method == "beam":
             ids, scores = by_beams(speaker, prompts, beams or 4, 0.6 if penalty is None else penalty)
         else:
@@ -213,3 +210,146 @@ def _several(value: object) -> Sequence[object]:
     if all(isinstance(word, int | np.integer) for word in value):
         return [value]
     return value
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Where words are to be chosen: the prompts `[batch, word]`, their lengths, how many new words, which one ends."""
+
+    ids: Tensor
+    lengths: Tensor
+    new: int
+    stop: int | None
+
+    @property
+    def shortest(self) -> int:
+        """The words that all prompts have."""
+        return int(self.lengths.min())
+
+    @property
+    def end(self) -> int:
+        """The words that the longest row may come to."""
+        return int(self.lengths.max()) + self.new
+
+    def forced(self, log_probs: Tensor, place: int) -> Tensor:
+        """Within a prompt its own word is certain; `[batch, ..., states]`."""
+        inside = place < self.lengths
+        if not bool(inside.any()):
+            return log_probs
+        column = self.ids[:, min(place, self.ids.shape[1] - 1)]
+        own = torch.full((len(column), log_probs.shape[-1]), -torch.inf, dtype=log_probs.dtype, device=column.device)
+        own.scatter_(1, column[:, None], 0.0)
+        shape = (-1, *[1] * (log_probs.dim() - 1))
+        return torch.where(inside.reshape(shape), own.reshape(len(own), *[1] * (log_probs.dim() - 2), -1), log_probs)
+
+    def said(self, rows: Tensor, place: int) -> Tensor:
+        """Where the stop word, chosen at a place, ends a row: `rows` are the words chosen."""
+        if self.stop is None:
+            return torch.zeros_like(rows, dtype=torch.bool)
+        return (rows == self.stop) & (place >= self.lengths)
+
+
+def one_by_one(speaker: WordByWord, prompts: Prompts, pick: Pick) -> tuple[list[list[int]], Tensor]:
+    """Each word picked from its distribution; the new words of each row, and their log probability."""
+    batch = len(prompts.ids)
+    score = torch.zeros(batch, dtype=speaker.log_probs.dtype, device=prompts.ids.device)
+    done = torch.zeros(batch, dtype=torch.bool, device=prompts.ids.device)
+    length = torch.full_like(prompts.lengths, prompts.new)
+    chosen: list[Tensor] = []
+    for place in range(prompts.shortest, prompts.end):
+        log_probs = prompts.forced(speaker.log_probs, place)
+        word = pick(log_probs)
+        score = score + torch.where(done, 0.0, log_probs.gather(1, word[:, None])[:, 0])
+        chosen.append(word)
+        said = prompts.said(word, place) & ~done
+        length = torch.where(said, place - prompts.lengths, length)
+        done = done | said | (place - prompts.lengths + 1 >= prompts.new)
+        if bool(done.all()):
+            break
+        speaker.step(word)
+    return _cut(torch.stack(chosen, 1), prompts, length), score
+
+
+def by_beams(speaker: WordByWord, prompts: Prompts, beams: int, penalty: float) -> tuple[list[list[int]], Tensor]:
+    """The likeliest words among `beams` for each row, by `log P / ((5 + n) / 6)^penalty` of n words (Wu et al. 2016).
+
+    A row ends when no live beam can come to a better score than its best ended one.
+    """
+    batch, states = speaker.log_probs.shape
+    speaker.repeat(beams)
+    device, first = prompts.ids.device, prompts.shortest
+    score = torch.full((batch, beams), -torch.inf, dtype=speaker.log_probs.dtype, device=device)
+    score[:, 0] = 0.0
+    words = torch.zeros(batch, beams, prompts.end - first, dtype=torch.long, device=device)
+    best = torch.full((batch,), -torch.inf, dtype=score.dtype, device=device)
+    ended, total, length = words[:, 0].clone(), best.clone(), torch.zeros_like(prompts.lengths)
+    done = torch.zeros(batch, dtype=torch.bool, device=device)
+    start = torch.arange(batch, device=device)[:, None] * beams
+
+    def offer(rows: Tensor, scores: Tensor, texts: Tensor, n: Tensor, least: int) -> None:
+        """Take ended beams `[batch, beams]` of n words where they are better than the best so far."""
+        nonlocal best, ended, total, length
+        value, beam = (scores / _share(n, penalty)[:, None]).max(1)
+        better = rows & (value > best)
+        best = torch.where(better, value, best)
+        total = torch.where(better, scores.gather(1, beam[:, None])[:, 0], total)
+        ended = torch.where(better[:, None], texts[torch.arange(batch, device=device), beam], ended)
+        length = torch.where(better, n - least, length)
+
+    for place in range(first, prompts.end):
+        n = place - prompts.lengths + 1
+        live = ~done & (n >= 1)
+        found = prompts.forced(speaker.log_probs.reshape(batch, beams, states), place)
+        reached = score[:, :, None] + found
+        if prompts.stop is not None:
+            offer(live, reached[:, :, prompts.stop], words, n, 1)
+            reached[:, :, prompts.stop].masked_fill_((n >= 1)[:, None], -torch.inf)
+        score, flat = reached.flatten(1).topk(beams, 1)
+        parent, word = flat // states, flat % states
+        words = words.gather(1, parent[:, :, None].expand_as(words))
+        words[:, :, place - first] = word
+        offer(live & (n == prompts.new), score, words, n, 0)
+        done = done | (n >= prompts.new) | (score[:, 0] / _share(n.clamp(min=prompts.new), penalty) <= best)
+        if bool(done.all()):
+            break
+        rows = (start + parent).flatten()
+        if not bool((rows == torch.arange(len(rows), device=device)).all()):
+            speaker.reorder(rows)
+        speaker.step(word.flatten())
+    return _cut(ended, prompts, length), total
+
+
+def _share(n: Tensor, penalty: float) -> Tensor:
+    """The length penalty, `((5 + n) / 6)^penalty`."""
+    return ((5 + n.clamp(min=0)).to(torch.float64) / 6) ** penalty
+
+
+def _cut(chosen: Tensor, prompts: Prompts, length: Tensor) -> list[list[int]]:
+    """The new words of each row, of all that were chosen from the shortest prompt on."""
+    skip = (prompts.lengths - prompts.shortest).tolist()
+    return [row[a : a + n] for row, a, n in zip(chosen.tolist(), skip, length.tolist(), strict=True)]
+
+
+def sampler(temperature: float, top_k: int | None, top_p: float | None, seed: int, device: torch.device) -> Pick:
+    """A word drawn from `P^(1/temperature)`, of the `top_k` likeliest, of the fewest with a share of `top_p`."""
+    temperature = min(max(temperature, COLD), 1 / COLD)
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def pick(log_probs: Tensor) -> Tensor:
+        tempered = ((log_probs - log_probs.amax(-1, keepdim=True)) / temperature).log_softmax(-1)
+        if top_k is not None and top_k < tempered.shape[-1]:
+            least = tempered.topk(top_k, -1).values[:, -1:]
+            tempered = tempered.masked_fill(tempered < least, -torch.inf).log_softmax(-1)
+        if top_p is not None:
+            ordered, places = tempered.sort(-1, descending=True)
+            before = ordered.exp().cumsum(-1) - ordered.exp()
+            past = (before >= top_p) & (before > 0)  # never the likeliest, however small the share
+            tempered = tempered.masked_fill(past.gather(1, places.argsort(-1)), -torch.inf)
+        return torch.multinomial(tempered.softmax(-1), 1, generator=generator)[:, 0]
+
+    return pick
+
+
+def greedy(log_probs: Tensor) -> Tensor:
+    """The likeliest word."""
+    return log_probs.argmax(-1)

@@ -16,17 +16,15 @@ from bnet_transformer._core.torch_context import own_random, with_gradients
 from bnet_transformer.data import Batch, Dataset
 from bnet_transformer.data.dataset import read_dataset
 from bnet_transformer.data.examples import ExampleReader
-from bnet_transformer.data.task import check_has_words, infer_task
+from bnet_transformer.data.task import check_has_words, infer_task, infer_trainable_task
 from bnet_transformer.errors import BNetError, one_of, whole, within_memory
 from bnet_transformer.files import as_path
 from bnet_transformer.files.checkpoint import NAME, Checkpoints, diverged, kept_by, read
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.training.configs import AdamW, EarlyStopping, Execution, TrainConfig
 from bnet_transformer.training.loop_config import LoopConfig, asked_to_stop
-from bnet_transformer.training.objective import Loss
 from bnet_transformer.training.result import N, Trained
-from bnet_transformer.training.run import Run, settings_of
-from bnet_transformer.training.task import infer_trainable_task
+from bnet_transformer.training.run import Loss, Run, settings_of
 
 
 @name_config_of_options(

@@ -1,30 +1,84 @@
-"""One run of training: its state, one step of it, and its checkpoints."""
+"""One run of training: its objective, its state, one step of it, and its checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from bnet_transformer._core.deferred_scalars import DeferredScalars
 from bnet_transformer._core.distributed import Ranks
 from bnet_transformer._core.hashing import code_of, derive_seed
-from bnet_transformer._core.torch_context import reseed
+from bnet_transformer._core.torch_context import DeferredScalars, reseed
 from bnet_transformer.compiler import Module
+from bnet_transformer.compiler.course import Course, Request
+from bnet_transformer.compiler.module import laid_out
+from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.data import Batch, Dataset
+from bnet_transformer.data.batch import UNSEEN, is_observed
 from bnet_transformer.data.examples import ExampleReader
 from bnet_transformer.data.task import Task
 from bnet_transformer.errors import BNetError
 from bnet_transformer.files import checkpoint
-from bnet_transformer.network import Member
+from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm import Dropout
-from bnet_transformer.training.configs import TrainConfig
-from bnet_transformer.training.objective import Loss, Objective
-from bnet_transformer.training.steps import optimiser_of, schedule_of, width_of
+from bnet_transformer.training.configs import TrainConfig, schedule_of
+
+Loss = Callable[[Module, Batch], Tensor]
+
+
+class Objective(nn.Module):
+    """A batch in, the sum of its losses out: of its observed words, or of its sentences where the loss is a user's."""
+
+    def __init__(self, module: Module, task: Task, smoothing: float = 0.0, loss: Loss | None = None) -> None:
+        super().__init__()
+        self.module, self.task, self.smoothing, self.loss = module, task, smoothing, loss
+        self.wanted = tuple(readout.family.name for readout in task.readouts)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The sum; divided by `count` it is the mean."""
+        if self.loss is not None:
+            found = self.loss(self.module, batch)
+            if not isinstance(found, Tensor) or found.dim() or not found.is_floating_point():
+                raise BNetError("loss", expected="one number: the mean over the batch, a tensor", got=found)
+            if torch.is_grad_enabled() and not found.requires_grad:
+                wanted = "a tensor that follows from parameters that training changes"
+                raise BNetError("loss", expected=wanted, got="one without a gradient")
+            return found * len(batch)
+        course, _ = self.module.run(Request(self.wanted, batch.x, batch.mask, check_values=False))
+        smoothing = self.smoothing if self.training else 0.0
+        observed = batch.observed
+        parts = [
+            _surprise(course, readout, observed[name], smoothing)
+            for name, readout in zip(self.wanted, self.task.readouts, strict=True)
+        ]
+        return torch.stack(parts).sum()
+
+    def count(self, batch: Batch) -> int:
+        """What the sum is divided by for the mean."""
+        return len(batch) if self.loss is not None else batch.count
+
+
+def _surprise(course: Course, readout: Member, observed: Tensor, smoothing: float) -> Tensor:
+    """`- sum log P(y)` of a readout over what is observed of it."""
+    at, parents = seen(course, readout)
+    index = readout.family.index
+    if readout.tpm.kind == "discrete":
+        logits, target = readout.tpm.logits(at, *parents), laid_out(course, index, observed)
+        lead = torch.broadcast_shapes(logits.shape[:-1], target.shape)
+        flat = logits.expand(*lead, logits.shape[-1]).reshape(-1, logits.shape[-1])
+        return functional.cross_entropy(
+            flat, target.expand(lead).reshape(-1), ignore_index=UNSEEN, reduction="sum", label_smoothing=smoothing
+        )
+    here = is_observed(observed)
+    value = observed.masked_fill(~here[..., None], 0.0)
+    log_prob = readout.tpm.log_prob(at, laid_out(course, index, value), *parents)
+    there = laid_out(course, index, here.to(log_prob.dtype)[..., None].expand_as(value))[..., 0]
+    return -(log_prob * there).sum()
 
 
 class Fed(NamedTuple):
@@ -143,7 +197,7 @@ class Run:
         self.spread.eval()
         with torch.no_grad():
             found = [self._sum(self.feed(batch).batch).double() for batch in batches]
-        (total,) = self.ranks.summed(torch.stack(found).sum())
+        total = float(self.ranks.all_reduce(torch.stack(found).sum()))
         return total / sum(map(self.objective.count, batches))
 
     def _sum(self, batch: Batch) -> Tensor:
@@ -220,3 +274,31 @@ def _draws(member: Member) -> bool:
     """True for a node that draws numbers in training; of a TPM that is not of this package it may be."""
     own = type(member.tpm).__module__.partition(".")[0] == __name__.partition(".")[0]
     return not own or (isinstance(member.tpm, Dropout) and member.tpm.p > 0)
+
+
+def width_of(network: Network) -> int | None:
+    """The width of the states, for Noam's schedule: of the last stack whose state is a vector."""
+    for stack in reversed(network.declaration.stacks):
+        for member in reversed(network.members):
+            if member.family.stack == stack.name and member.family.role in stack.states and len(member.shape) == 1:
+                return member.shape[0]
+    return None
+
+
+def optimiser_of(
+    network: Network,
+    named: Sequence[tuple[str, nn.Parameter]],
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+) -> torch.optim.AdamW:
+    """AdamW, whose whole step is one operation; what decays are matrices and tables, not biases, gains and others."""
+    own = {
+        f"{member.owner}.{name}": len(parameter.shape)
+        for member in network.members
+        for name, parameter in member.parameters.items()
+    }
+    matrices = [value for name, value in named if own[name] >= 2]
+    vectors = [value for name, value in named if own[name] < 2]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=betas, eps=eps, fused=True)

@@ -119,7 +119,7 @@ def tell_inclusion(net: bt.BNet) -> Inclusion:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             print("  " + "  ".join(f"{text:>{wide}}" for text, wide in zip(row, widths, strict=True)))
-        print(f"  ... the first {FIRST} of {len(kept['rows'])}: docs/experiments/heads.md has them all")
+        print(f"  ... the first {FIRST} of {len(kept['rows'])}: docs/experiments/heads.json has them all")
     start = time.perf_counter()
     found = bt.inclusion(net, list(FRESH), method="svi", rounds=6, draws=400)
     seconds = time.perf_counter() - start

@@ -209,13 +209,9 @@ class Runs:
             found.append(self._measured({**self.now, **self._values(way, part)}, len(part)))
         return torch.cat(found)
 
-    def clean_metric(self) -> Tensor:
-        """The metric of the clean run: `[example]`."""
-        return self._measured(self._told(self.clean), 1, self.clean)[0]
-
-    def corrupt_metric(self) -> Tensor:
-        """The metric of the corrupt run."""
-        return self._measured(self._told(self.corrupt), 1, self.corrupt)[0]
+    def metric_of(self, side: Course) -> Tensor:
+        """The metric of the clean or of the corrupt run: `[example]`."""
+        return self._measured(self._told(side), 1, side)[0]
 
     @torch.no_grad()
     def whole(self, kept: Mapping[int, Marks]) -> Tensor:
@@ -223,7 +219,7 @@ class Runs:
         values = self._told(self.clean)
         for index in self.arrows.into:
             values[index] = self._value(index, None, values, torch.from_numpy(kept[index][None]), {})
-        return self._measured(values, 1, words={})[0]
+        return self._measured(values, 1)[0]
 
     def _way(self, family: int) -> list[int]:
         """The families that change with the arrows into one, and lead to an outcome; that one is the first."""
@@ -313,15 +309,9 @@ class Runs:
                 found[index] = course.layout.full(value, own)
         return found
 
-    def _measured(
-        self,
-        values: Mapping[int, Tensor],
-        circuits: int,
-        course: Course | None = None,
-        words: Mapping[int, int] | None = None,
-    ) -> Tensor:
+    def _measured(self, values: Mapping[int, Tensor], circuits: int, side: Course | None = None) -> Tensor:
         """The metric of what the outcomes came to: `[circuit, example]`."""
-        base, found = self.clean if course is None else course, {}
+        base, found = side or self.clean, {}
         for node in self.arrows.outcomes:
             family, index = self.arrows.ground.place(node)
             value = values[family.index] if family.index in values else base.values[family.index]

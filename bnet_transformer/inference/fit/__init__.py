@@ -6,12 +6,10 @@ solve a problem by them: `point` (with `ascent` and `descent`, which take steps 
 `matching`, `predictive`, `samples`, and `saved`; `from_pyro` makes one of what a user found with Pyro.
 """
 
-from bnet_transformer.inference.fit.explain import explain_fit
-from bnet_transformer.inference.fit.heads import Heads
-from bnet_transformer.inference.fit.matching import Comparison
+from bnet_transformer.inference.fit.heads import Comparison, Heads
 from bnet_transformer.inference.fit.methods import EM, MAP, NUTS, SVI
 from bnet_transformer.inference.fit.predictive import Check
 from bnet_transformer.inference.fit.result import Fit
-from bnet_transformer.inference.fit.run import fit
+from bnet_transformer.inference.fit.run import explain_fit, fit
 
 __all__ = ["EM", "MAP", "NUTS", "SVI", "Check", "Comparison", "Fit", "Heads", "explain_fit", "fit"]

@@ -1,4 +1,4 @@
-"""Restarts that learn at once, step by step: minibatches, bounds, measures, checkpoints and early stopping.
+"""Restarts that learn at once, step by step: minibatches, Adam, bounds, measures and checkpoints.
 
 A method says by `bound_and_grad` what a step makes large; `optimize` takes the steps.
 """
@@ -7,37 +7,107 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.deferred_scalars import DeferredScalars
 from bnet_transformer._core.hashing import derive_seed
+from bnet_transformer._core.torch_context import DeferredScalars
 from bnet_transformer.data import Batch
 from bnet_transformer.data.batch import send
 from bnet_transformer.errors import BNetError
 from bnet_transformer.files import checkpoint, reading
 from bnet_transformer.inference.factors import NEVER
-from bnet_transformer.inference.fit.descent import Sets, adamw_step, init_restarts, squared_length
 from bnet_transformer.inference.fit.methods import FitProblem, IterativeMethod
 from bnet_transformer.inference.fit.objective import LOG_EVIDENCE, LOG_POSTERIOR
+from bnet_transformer.network import Network
+from bnet_transformer.network.network import declare
+from bnet_transformer.training.configs import schedule_of
 from bnet_transformer.training.loop_config import LoopConfig, asked_to_stop
-from bnet_transformer.training.steps import schedule_of
 
 USUAL = 256  # sentences of a minibatch, where none is told
 AT_ONCE = 1024  # sentences of one part of a full pass
 FALLEN = 100.0  # how far below its start, in its own measure, a bound may fall before it counts as diverged
+FIRST, SECOND, SMALL = 0.9, 0.99, 1e-8  # of Adam: how long its means last, and what keeps division sound
+
+
+@dataclass
+class Sets:
+    """The learned parameters of each restart that is still followed, and the moments of Adam, one restart in front."""
+
+    values: dict[str, Tensor]
+    first: dict[str, Tensor]
+    second: dict[str, Tensor]
+    restart_ids: list[int]
+
+    @classmethod
+    def of(cls, values: dict[str, Tensor]) -> Sets:
+        """Sets of parameters before the first step, whose moments are 0."""
+        first, second = ({name: torch.zeros_like(value) for name, value in values.items()} for _ in range(2))
+        return cls(values, first, second, list(range(len(next(iter(values.values()))))))
+
+    def keep(self, places: list[int]) -> None:
+        """Follow only some."""
+        for part in (self.values, self.first, self.second):
+            for name, value in part.items():
+                part[name] = value[places]
+        self.restart_ids = [self.restart_ids[place] for place in places]
+
+    def one(self, place: int) -> dict[str, Tensor]:
+        """The parameters of one."""
+        return {name: value[place].detach().clone() for name, value in self.values.items()}
+
+
+def init_restarts(network: Network, names: tuple[str, ...], restarts: int, seed: int, device: torch.device) -> Sets:
+    """The net's own parameters for the first restart, newly drawn ones for the others; logits of -inf for all."""
+    own = [{name: network.parameters[name] for name in names}]
+    for r in range(1, restarts):
+        drawn = declare(network.declaration, seed=derive_seed(seed, "restart", r)).parameters
+        new = {name: drawn[name].to(own[0][name]) for name in names}
+        own.append({name: value.where(own[0][name] > -torch.inf, -torch.inf) for name, value in new.items()})
+    return Sets.of({name: torch.stack([each[name].detach().to(device) for each in own]) for name in names})
+
+
+def adam_step(sets: Sets, gradient: Mapping[str, Tensor], step: int, rate: float, clip: float | None) -> Tensor:
+    """One step of Adam (Kingma and Ba 2015) up the gradient, for each set by itself.
+
+    `torch.optim` would clip and refuse the gradient of all sets as one: here a set whose gradient is not finite stands
+    still, and the others go on.
+
+    Args:
+        sets: The parameters, `[set, *shape]`, and their moments; they are replaced.
+        gradient: The gradient by parameter, `[set, *shape]`; a parameter without one is left as it is.
+        step: The number of the step, from 1.
+        rate: The rate.
+        clip: The greatest length of the gradient of a set; None for any.
+
+    Returns:
+        Which sets have a finite gradient, `[set]`.
+    """
+    square = squared_length(gradient)
+    is_finite = square.isfinite()
+    factor = torch.ones_like(square) if clip is None else (clip / square.sqrt().clamp(min=1e-30)).clamp(max=1.0)
+    for name, g in gradient.items():
+        wide = (-1, *[1] * (g.dim() - 1))
+        g = torch.where(is_finite.reshape(wide), g * factor.reshape(wide).to(g.dtype), 0.0)
+        m = sets.first[name] = FIRST * sets.first[name] + (1 - FIRST) * g
+        s = sets.second[name] = SECOND * sets.second[name] + (1 - SECOND) * g.square()
+        m, s = m / (1 - FIRST**step), s / (1 - SECOND**step)
+        sets.values[name] = sets.values[name] + rate * m / (s.sqrt() + SMALL)
+    return is_finite
+
+
+def squared_length(gradient: Mapping[str, Tensor]) -> Tensor:
+    """The square of the length of each set's gradient, `[set]`."""
+    return torch.stack([g.reshape(len(g), -1).double().square().sum(1) for g in gradient.values()]).sum(0)
 
 
 class RestartOptimizer(ABC):
     """The steps of a fit: every restart's parameters, what was measured of them, the best so far.
-
-    The host reads no number off the device in a step: bounds wait in `pending` until they are there, and restarts that
-    diverged are dropped some steps late, computed for nothing until then.
 
     Args:
         problem: What is fitted.
@@ -57,14 +127,10 @@ class RestartOptimizer(ABC):
         self.sets = init_restarts(objective.network, objective.learned.names, restarts, problem.seed, ranks.device)
         self.rate = schedule_of("cosine", method.rate, max(1, method.steps // 20), method.steps, None)
         self.step = 0  # how many steps are done
-        self.pending = DeferredScalars.on(ranks.device)  # bounds of steps that were not read yet
-        self.pending_ids: deque[list[int]] = deque()  # of which restarts they are
-        self.alive = torch.ones(restarts, dtype=torch.bool, device=ranks.device)  # whose bounds were valid
-        self.first: Tensor | None = None  # the bound of the first step
-        self.asked = self.stopping = False  # whether this process is to stop; whether some process was
         self.bounds: list[float] = []
         self.measured: list[tuple[int, int, float]] = []
         self.best: tuple[float, int, dict[str, Tensor]] = (-math.inf, 0, self.sets.one(0))
+        self.path: Path | None = None  # of the checkpoint
         self.saved: int | None = None  # the step of the checkpoint in the folder
         self.full = self.full_pass(corpus)
         self.judges = self.full if self.judge is corpus else self.full_pass(self.judge)
@@ -103,56 +169,48 @@ class RestartOptimizer(ABC):
         return send(order[place * size : (place + 1) * size].clone(), self.ranks.device)
 
     def advance(self) -> None:
-        """Take one step of every restart and read nothing off the device; `drain_pending` reads the bounds."""
-        step, method = self.step, self.method
-        bound, gradient = self.bound_and_grad(step)
-        self.alive = self.alive & self.valid_bounds(bound)
-        if gradient:
-            is_finite = adamw_step(self.sets, gradient, step + 1, self.rate(step + 1), method.clip, method.weight_decay)
-            self.alive = self.alive & is_finite
-        highest = bound.where(self.alive, -math.inf).max().double()
-        self.first = highest if self.first is None else self.first
-        asked = self.ranks.all_reduce(torch.full((), float(self.asked), dtype=torch.float64, device=self.ranks.device))
-        self.pending.put(torch.cat([torch.stack([highest, bound.max().double(), asked]), self.alive.double()]))
-        self.pending_ids.append(self.sets.restart_ids)
-        self.step += 1
-
-    def drain_pending(self, *, all: bool = False) -> None:
-        """Read the bounds of the steps that are done, or of `all`, and drop restarts whose bound or gradient was not
-        finite, or far too low; from that step on they were computed for nothing.
+        """Take one step of every restart, and drop those whose bound or gradient is not finite, or far too low.
 
         Raises:
-            Diverged: Where no restart is left.
+            BNetError: Where no restart is left.
         """
-        for highest, top, asked, *valid in self.pending.all() if all else self.pending.ripe():
-            live = {k for k, is_valid in zip(self.pending_ids.popleft(), valid, strict=True) if is_valid}
-            if not live:
-                raise Diverged(f"a bound of {top:g}")
-            self.bounds.append(highest)
-            self.stopping = self.stopping or asked > 0
-            if not live.issuperset(self.sets.restart_ids):
-                self.keep_restarts([place for place, k in enumerate(self.sets.restart_ids) if k in live])
-
-    def keep_restarts(self, places: list[int]) -> None:
-        """Follow only some of the restarts."""
-        self.sets.keep(places)
-        self.alive = self.alive[places]
+        bound, gradient = self.bound_and_grad(self.step)
+        is_valid = self.valid_bounds(bound)
+        if gradient:
+            number = self.step + 1
+            is_valid = is_valid & adam_step(self.sets, gradient, number, self.rate(number), self.method.clip)
+        live = is_valid.nonzero()[:, 0].tolist()
+        if not live:
+            raise self.diverged(f"a bound of {float(bound.max()):g}")
+        self.bounds.append(float(bound[live].max()))
+        if len(live) < len(bound):
+            self.sets.keep(live)
+        self.step += 1
 
     def valid_bounds(self, bound: Tensor) -> Tensor:
         """Which bounds are numbers of sentences that can be, and not far below the start, `[set]`."""
-        valid = bound.isfinite() & (bound > NEVER / 2 / len(self.corpus))
-        if self.first is None or self.method.anneal is not None:
-            return valid
-        return valid & (bound > self.first - FALLEN * (1 + self.first.abs()))
+        is_valid = bound.isfinite() & (bound > NEVER / 2 / len(self.corpus))
+        if not self.bounds or self.method.anneal is not None:
+            return is_valid
+        start = self.bounds[0]
+        return is_valid & (bound > start - FALLEN * (1 + abs(start)))
 
-    def next_step_finite(self) -> bool:
-        """True where the bound and gradient of some restart are good: the next step, looked at and not taken."""
+    def check_next_step(self) -> None:
+        """Look at the next step without taking it; where no restart has a valid one the fit has diverged."""
         before = self.sets
         self.sets = Sets(dict(before.values), dict(before.first), dict(before.second), list(before.restart_ids))
         bound, gradient = self.bound_and_grad(self.step)
         self.sets = before
-        valid = self.valid_bounds(bound)
-        return bool((valid & squared_length(gradient).isfinite() if gradient else valid).any())
+        is_valid = self.valid_bounds(bound)
+        if not bool((is_valid & squared_length(gradient).isfinite() if gradient else is_valid).any()):
+            raise self.diverged("a last step to where no bound is")
+
+    def diverged(self, got: str) -> BNetError:
+        """The error of a fit that diverged, with the checkpoint that is left and what to change."""
+        step = len(self.bounds) + 1
+        ways = f"a rate= below {self.rate(step):g}, clip=1.0, a prior (spread=)"
+        wanted = "a finite bound, not far below its start"
+        return checkpoint.diverged(step, wanted, got, ways, self.path, self.saved)
 
     @property
     def judged_by(self) -> str:
@@ -181,11 +239,6 @@ class RestartOptimizer(ABC):
         mine = corpus if self.ranks.world == 1 else corpus.take(slice(self.ranks.rank, None, self.ranks.world))
         return mine.parts(AT_ONCE) if len(mine) else []
 
-    def shares(self) -> list[Tensor]:
-        """The shares of heads of each selector under each restart, `[set, head]`."""
-        tables = [self.sets.values[name] for name in sorted(self.objective.choosing)]
-        return [table.softmax(-1) for table in tables if table.dim() == 2]
-
     def measure(self) -> None:
         """Judge every restart and remember the best parameters; at a pruning step, drop the worse half."""
         scores = self.scores()
@@ -195,33 +248,25 @@ class RestartOptimizer(ABC):
                 self.best = score, restart, self.sets.one(place)
         if self.step in self.method.pruning_steps:
             order = sorted(range(len(scores)), key=lambda place: -scores[place])
-            self.keep_restarts(sorted(order[: -(-len(order) // 2)]))
-
-    def should_stop_early(self) -> bool:
-        """True after `patience` measures without a better one."""
-        best: dict[int, float] = {}
-        for step, _, score in self.measured:
-            best[step] = max(score, best.get(step, -math.inf))
-        scores, patience = list(best.values()), self.method.patience
-        return patience is not None and bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= patience
+            self.sets.keep(sorted(order[: -(-len(order) // 2)]))
 
     def snapshot(self) -> checkpoint.Checkpoint:
         """A checkpoint of where the fit stands."""
         network, (score, restart, best) = self.objective.network, self.best
         tensors = {f"net/{name}": value for name, value in network.parameters.items()}
         tensors |= {f"net/{name}": value for name, value in best.items() if name in network.parameters}
-        tensors |= {f"best/{name}": value for name, value in best.items()}
-        for part, values in (("all", self.sets.values), ("first", self.sets.first), ("second", self.sets.second)):
-            tensors |= {f"{part}/{name}": value for name, value in values.items()}
+        parts = {"best": best, "all": self.sets.values, "first": self.sets.first, "second": self.sets.second}
+        tensors |= {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
         tensors["story/who"] = torch.tensor(self.sets.restart_ids)
         tensors["story/best"] = torch.tensor([score, restart], dtype=torch.float64)
         tensors["story/measured"] = torch.tensor(self.measured, dtype=torch.float64).reshape(-1, 3)
         return checkpoint.Checkpoint(self.step, tensors, tuple(self.bounds), (), self.settings)
 
-    def save(self, path: Path, state: checkpoint.Checkpoint) -> None:
+    def save(self, state: checkpoint.Checkpoint) -> None:
         """Write a checkpoint whose next bound was valid."""
+        assert self.path is not None
         if self.ranks.first:
-            checkpoint.write(path, self.objective.network, state)
+            checkpoint.write(self.path, self.objective.network, state)
         self.saved = state.step
         self.ranks.barrier()
 
@@ -239,23 +284,17 @@ class RestartOptimizer(ABC):
         form = {name: value[:1].expand(len(ids), *value.shape[1:]) for name, value in self.sets.values.items()}
         if not ids or not {*ids} <= {*range(self.restarts)}:
             raise BNetError("who", expected=f"restarts among {self.restarts}", got=ids)
-        for name in ("all", "first", "second"):
-            checkpoint.check_forms(state.part(name), form)
-        checkpoint.check_forms(state.part("best"), {name: value[0] for name, value in form.items()})
-        values, first, second = (
-            {k: v.to(device) for k, v in state.part(name).items()} for name in ("all", "first", "second")
-        )
+        parts = [state.part(name) for name in ("all", "first", "second")]
+        for part in parts:
+            checkpoint.check_forms(part, form)
+        best = state.part("best")
+        checkpoint.check_forms(best, {name: value[0] for name, value in form.items()})
+        values, first, second = ({k: v.to(device) for k, v in part.items()} for part in parts)
         self.sets = Sets(values, first, second, ids)
-        self.alive = torch.ones(len(ids), dtype=torch.bool, device=device)
         self.bounds, self.saved, self.step = list(state.losses), state.step, state.step
-        self.first = torch.tensor(self.bounds[0], dtype=torch.float64, device=device) if self.bounds else None
         self.measured = [(int(step), int(k), score) for step, k, score in story["measured"].tolist()]
-        best = {name: value.to(device) for name, value in state.part("best").items()}
-        self.best = float(story["best"][0]), int(story["best"][1]), best
-
-
-class Diverged(Exception):
-    """No restart has a valid bound."""
+        score, restart = story["best"].tolist()
+        self.best = score, int(restart), {name: value.to(device) for name, value in best.items()}
 
 
 def optimize(run: RestartOptimizer, loop: LoopConfig) -> bool:
@@ -274,70 +313,32 @@ def optimize(run: RestartOptimizer, loop: LoopConfig) -> bool:
         BNetError: Where every restart diverged.
         FileError: Where there is a checkpoint that the run is not to go on from.
     """
-    path = None
     if loop.checkpoints is not None:
-        path, has_checkpoint = loop.checkpoints.begin()
+        run.path, has_checkpoint = loop.checkpoints.begin()
         if has_checkpoint:
-            run.restore(path, loop.checkpoints.changeable)
+            run.restore(run.path, loop.checkpoints.changeable)
     run.ranks.barrier()
     steps, before, stop = run.method.steps, run.step, False
-    bar = loop.progress_bar(run.ranks, steps, run.step)
     waiting: checkpoint.Checkpoint | None = None
-    live = "" if bar.disable else _live_heads(run)
-    with bar, asked_to_stop() as asked:
-        while run.step < steps and not stop and not run.should_stop_early():
-            run.asked = bool(asked)
+    with loop.progress_bar(run.ranks, steps, run.step) as bar, asked_to_stop() as asked:
+        while run.step < steps and not stop:
             run.advance()
-            stop = run.ranks.world == 1 and bool(asked)
+            stop = run.ranks.any(bool(asked))
             pause = loop.is_pause(run.step, steps) or run.step in run.method.pruning_steps
-            _drain(run, path, all=pause or stop or waiting is not None)
-            stop = stop or run.stopping
-            if path is not None and waiting is not None:
-                run.save(path, waiting)
+            if waiting is not None:
+                run.save(waiting)
                 waiting = None
             bar.update()
-            if not bar.disable and run.bounds:
-                live = _live_heads(run) if pause else live
-                bar.set_postfix(bound=f"{run.bounds[-1]:.4f}", live=live, refresh=False)
+            bar.set_postfix(bound=f"{run.bounds[-1]:.4f}", restarts=len(run.sets.restart_ids), refresh=False)
             if pause:
                 run.measure()
-            if path is not None and (pause or stop):
+            if run.path is not None and (pause or stop):
                 waiting = run.snapshot()
             if stop and not pause:
                 run.measure()  # after the checkpoint: a resumed fit is as if it had never stopped
-        _drain(run, path, all=True)
         bar.refresh()  # a quick fit shows how it ended, too
         if run.step > before:
-            _finish(run, waiting, path)
+            run.check_next_step()
+        if waiting is not None:
+            run.save(waiting)
     return not stop
-
-
-def _drain(run: RestartOptimizer, path: Path | None, *, all: bool) -> None:
-    """Read bounds; where no restart is left the fit ends with an error."""
-    try:
-        run.drain_pending(all=all)
-    except Diverged as error:
-        raise _divergence_error(run, str(error), path) from error
-
-
-def _finish(run: RestartOptimizer, waiting: checkpoint.Checkpoint | None, path: Path | None) -> None:
-    """Check the last parameters, for which there is no next step, and save them."""
-    if not run.next_step_finite():
-        raise _divergence_error(run, "a last step to where no bound is", path)
-    if path is not None and waiting is not None:
-        run.save(path, waiting)
-
-
-def _live_heads(run: RestartOptimizer) -> str:
-    """Restarts that are followed, and the most live heads among them."""
-    pis, restarts = run.shares(), len(run.sets.restart_ids)
-    if not pis:
-        return f"{restarts} restarts"
-    return f"{restarts} restarts, {int((pis[0] > 0.01).sum(-1).max())} heads"
-
-
-def _divergence_error(run: RestartOptimizer, got: str, path: Path | None) -> BNetError:
-    """The error of a fit that diverged, with the checkpoint that is left and what to change."""
-    step = len(run.bounds) + 1
-    ways = f"a rate= below {run.rate(step):g}, clip=1.0, a prior (spread=), float32 for bfloat16"
-    return checkpoint.diverged(step, "a finite bound, not far below its start", got, ways, path, run.saved)

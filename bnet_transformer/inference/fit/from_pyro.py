@@ -14,18 +14,16 @@ from torch import Tensor
 
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.torch_context import own_random, reseed
-from bnet_transformer.data import Batch, read_batch
+from bnet_transformer.data import read_batch
 from bnet_transformer.errors import BNetError, mapping, seed_of, unknown, whole
-from bnet_transformer.inference.fit.draws import likelihoods, representative, stored, tables_of
-from bnet_transformer.inference.fit.explain import elimination_fault
+from bnet_transformer.inference.fit.draws import aligned, likelihoods, representative, stored, tables_of
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.inference.fit.point import with_learned
 from bnet_transformer.inference.fit.result import Fit
-from bnet_transformer.inference.fit.samples import aligned
+from bnet_transformer.inference.fit.run import elimination_fault
 from bnet_transformer.network import Network
 from bnet_transformer.pyro_reading import PyroModel
 from bnet_transformer.pyro_reading.checks import check_rows
-from bnet_transformer.reference import BUDGET
 
 FEW = 20.0  # effective draws below which importance sampling tells little
 FORMS = "pyro.infer.MCMC, Importance or EmpiricalMarginal after its run, a mapping of samples, or a guide"
@@ -46,13 +44,12 @@ def fit_from_pyro(
     network: Network,
     data: object,
     result: object,
-    *,
-    sites: Mapping[str, str] | None = None,
-    arguments: tuple[object, ...] = (),
-    num_samples: int = 500,
-    missing: bool = False,
-    budget: int = BUDGET,
-    seed: int = 0,
+    sites: Mapping[str, str] | None,
+    arguments: tuple[object, ...],
+    num_samples: int,
+    missing: bool,
+    budget: int,
+    seed: int,
 ) -> Fit[Network]:
     """The fit that Pyro's samples, or a guide, are; `Fit.from_pyro` has the arguments."""
     network.one_type()
@@ -65,27 +62,29 @@ def fit_from_pyro(
     readouts = tuple(network.member(name) for name in corpus.evidence)
     objective = Objective(network, learned_of(network, readouts, list(samples), None), whole("budget", budget))
     tables = objective.learned.tables
-    common: dict[str, Any] = {
-        "learned": objective.learned.names,
-        "budget": objective.budget,
-        "approximate": draws.approximate,
-        "missing": missing,
-        "data": corpus,
-    }
+    matched: tuple[str, ...] = ()
     if draws.is_point:
-        point = {name: value[0] for name, value in stored(samples, tables).items()}
-        return Fit(with_learned(network, point), "pyro", len(corpus), "nothing", **common)
-    samples, matched = _with_heads_in_one_order(objective, corpus, samples)
+        shown = {name: value[0] for name, value in stored(samples, tables).items()}
+    else:
+        if elimination_fault(objective, corpus)[1] is None:  # heads in the order of the likeliest draw
+            lead = next(iter(samples.values())).shape[:2]
+            density = likelihoods(objective, corpus, stored(samples, tables)).sum(1).reshape(lead)
+            samples, matched = aligned(objective, corpus, samples, density)
+        shown = representative(network, samples, tables)
     return Fit(
-        with_learned(network, representative(network, samples, tables)),
+        with_learned(network, shown),
         "pyro",
         len(corpus),
         "nothing",
-        samples=samples,
+        samples={} if draws.is_point else samples,
         matched=matched,
         divergent=draws.divergent,
         effective_sample_size=draws.effective_sample_size,
-        **common,
+        learned=objective.learned.names,
+        budget=objective.budget,
+        approximate=draws.approximate,
+        missing=missing,
+        data=corpus,
     )
 
 
@@ -238,14 +237,3 @@ def _shaped(network: Network, name: str, site: str, value: Tensor) -> Tensor:
     if name in tables_of(network):
         check_rows(site, value, own)
     return value
-
-
-def _with_heads_in_one_order(
-    objective: Objective, corpus: Batch, samples: dict[str, Tensor]
-) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The samples with the heads of each draw in the order of the likeliest one's, where choices can be summed."""
-    if elimination_fault(objective, corpus)[1] is not None:
-        return samples, ()
-    lead = next(iter(samples.values())).shape[:2]
-    density = likelihoods(objective, corpus, stored(samples, objective.learned.tables)).sum(1).reshape(lead)
-    return aligned(objective, corpus, samples, density)

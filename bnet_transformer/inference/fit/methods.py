@@ -17,8 +17,6 @@ from bnet_transformer.errors import BNetError, number, one_of, put, room_for, wh
 from bnet_transformer.inference.fit.objective import Objective
 from bnet_transformer.training.loop_config import LoopConfig
 
-PRECISIONS = (None, "bfloat16")
-
 
 @dataclass(frozen=True)
 class FitProblem:
@@ -51,7 +49,6 @@ class Method(ABC):
 
     name: ClassVar[str]
     is_point: ClassVar[bool] = False  # it gives one set of parameters; the others sample a posterior, and need priors
-    shares_sentences: ClassVar[bool] = True  # several processes share the sentences; without, they share the chains
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -65,33 +62,21 @@ class Method(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class IterativeMethod(Method):
-    """A method that takes steps of AdamW up the gradient of a bound."""
+    """A method that takes steps of Adam up the gradient of a bound."""
 
     steps: int = 300
     rate: float = 0.05
     clip: float | None = None
-    weight_decay: float = 0.0
     anneal: float | None = None
-    patience: int | None = None
 
     def __post_init__(self) -> None:
         put(self, steps=whole("steps", self.steps), rate=number("rate", self.rate, above=0))
         if self.clip is not None:
             put(self, clip=number("clip", self.clip, above=0))
-        put(self, weight_decay=number("weight_decay", self.weight_decay))
-        if self.weight_decay < 0:
-            raise BNetError("weight_decay", expected="a number of at least 0", got=self.weight_decay)
         if self.anneal is not None:
             put(self, anneal=number("anneal", self.anneal))
         if self.anneal is not None and not 0 < self.anneal <= 1:
             raise BNetError("anneal", expected="the power from which likelihoods rise to 1, a share", got=self.anneal)
-        if self.patience is not None:
-            put(self, patience=whole("patience", self.patience))
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The options that a resumed fit must share; when it stops early is its own affair."""
-        return {name: value for name, value in super().settings.items() if name != "patience"}
 
     @property
     def pruning_steps(self) -> tuple[int, ...]:
@@ -113,13 +98,11 @@ class PointMethod(IterativeMethod):
 
     restarts: int = 1
     prune: bool = True
-    precision: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         put(self, restarts=whole("restarts", self.restarts))
         one_of("prune", self.prune, (True, False))
-        one_of("precision", self.precision, PRECISIONS)
 
     @property
     def pruning_steps(self) -> tuple[int, ...]:
@@ -127,24 +110,21 @@ class PointMethod(IterativeMethod):
         return (self.steps // 4, self.steps // 2) if self.prune and self.restarts > 2 else ()
 
     def check_memory(self, size: int) -> None:
-        """Refuse more restarts than the machine can hold: parameters and the two moments of AdamW."""
+        """Refuse more restarts than the machine can hold: parameters and the two moments of Adam."""
         room_for(f"{self.restarts} restarts", 3 * self.restarts * size, "fewer restarts=")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MAP(PointMethod):
-    """The greatest posterior density, by AdamW on the log evidence plus the log prior.
+    """The greatest posterior density, by Adam on the log evidence plus the log prior.
 
     Args:
-        steps: Steps of AdamW.
+        steps: Steps of Adam.
         rate: The highest rate; it rises for a twentieth of the steps and falls to 0 as a cosine.
         clip: The greatest length of the gradient; None for any.
-        weight_decay: The decay of AdamW.
         anneal: The power from which likelihoods rise to 1 over the first half of the steps; None for 1 throughout.
-        patience: Measures without a better one after which the fit ends; None for all steps.
         restarts: Sets of parameters that are followed at once; the first begins at the net's own, others are drawn.
         prune: True drops the worse half of the restarts after a quarter and after a half of the steps.
-        precision: None for that of the net, or `"bfloat16"` for products in bfloat16.
 
     Raises:
         BNetError: Where an option is out of its range.
@@ -159,22 +139,19 @@ class MAP(PointMethod):
 
 @dataclass(frozen=True, kw_only=True)
 class EM(PointMethod):
-    """Expectation maximisation: tables in closed form from expected counts, weights by AdamW between.
+    """Expectation maximisation: tables in closed form from expected counts, weights by Adam between.
 
-    Where tables alone are learned every step is the closed form of all sentences: then `rate`, `clip`, `weight_decay`,
-    `precision` and `inner`, and the `batch` of `fit`, are refused.
+    Where tables alone are learned every step is the closed form of all sentences: then `rate`, `clip` and `inner`, and
+    the `batch` of `fit`, are refused.
 
     Args:
         inner: Steps of the weights from one closed form of the tables to the next.
         steps: Steps in all, those of the weights included.
         rate: The highest rate of the weights; it rises for a twentieth of the steps and falls to 0 as a cosine.
         clip: The greatest length of the gradient; None for any.
-        weight_decay: The decay of AdamW.
         anneal: The power from which likelihoods rise to 1 over the first half of the steps; None for 1 throughout.
-        patience: Measures without a better one after which the fit ends; None for all steps.
         restarts: Sets of parameters that are followed at once; the first begins at the net's own, others are drawn.
         prune: True drops the worse half of the restarts after a quarter and after a half of the steps.
-        precision: None for that of the net, or `"bfloat16"` for products in bfloat16.
 
     Raises:
         BNetError: Where an option is out of its range.
@@ -199,12 +176,10 @@ class SVI(IterativeMethod):
     weight. The exact log evidence is a factor of the model; the spread of the posterior comes out too small.
 
     Args:
-        steps: Steps of AdamW.
+        steps: Steps of Adam.
         rate: The highest rate; it rises for a twentieth of the steps and falls to 0 as a cosine.
         clip: The greatest length of the gradient; None for any.
-        weight_decay: The decay of AdamW.
         anneal: The power from which likelihoods rise to 1 over the first half of the steps, for sampled choices alone.
-        patience: Measures without a better one after which the fit ends; None for all steps.
         draws: Draws of the guide that are the samples of the posterior.
         choices: `"exact"` sums choices out. `"sampled"` draws them from a table for each sentence and word, where they
             are too many to be summed; that is approximate.
@@ -254,7 +229,6 @@ class NUTS(Method):
     """
 
     name: ClassVar[str] = "nuts"
-    shares_sentences: ClassVar[bool] = False
 
     chains: int = 4
     draws: int = 500

@@ -96,11 +96,6 @@ class Objective(nn.Module):
         )
 
     @property
-    def choosing(self) -> frozenset[str]:
-        """The learned tables of discrete families: those whose expected counts are told."""
-        return frozenset(self.learned.tables)
-
-    @property
     def of_corpus(self) -> bool:
         """True where a selector is drawn once for all sentences."""
         return any(self.network.members[family.index].scope == "corpus" for family in self.selectors)
@@ -109,16 +104,14 @@ class Objective(nn.Module):
         """What is asked of the factors of the sentences."""
         if not self.learned.weights and do is None and corpus in self._kept:
             return ask(*self._with_tables(*self._kept[corpus]))
-        evidence, x, mask = corpus.evidence, corpus.x, corpus.mask
-        given = corpus.given
         course, factors = question_to_factors(
             self.module,
-            evidence,
+            corpus.evidence,
             None,
-            x,
-            mask,
+            corpus.x,
+            corpus.mask,
             do=do,
-            given=given,
+            given=corpus.given,
             atol=ATOL,
             budget=self.budget,
             check_values=self.check_values,

@@ -9,17 +9,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.distributed import Ranks
 from bnet_transformer._core.hashing import derive_seed, digest_of
+from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError
 from bnet_transformer.files import checkpoint
-from bnet_transformer.inference.fit.ascent import RestartOptimizer, optimize
-from bnet_transformer.inference.fit.descent import bound_and_grad, m_step
+from bnet_transformer.inference.fit.ascent import SMALL, RestartOptimizer, Sets, optimize
 from bnet_transformer.inference.fit.methods import EM, MAP, FitProblem, PointMethod
 from bnet_transformer.inference.fit.objective import Objective
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.network import Network
 
-OF_GRADIENTS = ("rate", "clip", "weight_decay", "precision", "inner")  # of EM, for the weights alone
+OF_GRADIENTS = ("rate", "clip", "inner")  # of EM, for the weights alone
 LAST = 0.2  # of the rate, when the best restart goes on with all sentences
 SHARE, MOST = 0.1, 1000  # of the sentences that are held out to choose among restarts, where none are given
 
@@ -27,32 +28,23 @@ SHARE, MOST = 0.1, 1000  # of the sentences that are held out to choose among re
 class GradientAscent(RestartOptimizer):
     """`map`: every learned parameter follows the gradient of a minibatch."""
 
-    def __init__(self, problem: FitProblem, method: PointMethod) -> None:
-        super().__init__(problem, method, method.restarts)
-        self.autocast = method.precision == "bfloat16"
-
     def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """The log posterior density of each restart, per sentence, and its gradient."""
-        power, part, total = self.method.likelihood_power(step), self.minibatch(step), len(self.corpus)
-        return bound_and_grad(self.objective, self.sets, part, total, power, self.ranks, self.autocast)
+        """The mean over sentences of `log P(y) + log P(parameters) / sentences` of each restart, and its gradient.
+
+        Under torchrun each process takes its share of the sentences, and all get the sum.
+        """
+        power, part, ranks = self.method.likelihood_power(step), self.minibatch(step), self.ranks
+        size, own = len(part), part if ranks.world == 1 else part.take(slice(ranks.rank, None, ranks.world))
+        leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
+        bound = self.objective.log_prior(leaves) / len(self.corpus) / ranks.world
+        if len(own):
+            bound = bound + self.objective.log_evidences(leaves, own, power).sum(1) / size
+        gradients = torch.autograd.grad(bound.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
+        whole = {name: ranks.all_reduce(g) for name, g in zip(leaves, gradients, strict=True)}
+        return ranks.all_reduce(bound.detach()), whole
 
 
-class ExpectationMaximization(GradientAscent):
-    """`em`: the tables of choices in closed form every `inner` steps, the weights by gradient between."""
-
-    def __init__(self, problem: FitProblem, method: EM) -> None:
-        super().__init__(problem, method)
-        self.inner = method.inner
-
-    def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """The M step where it is due, then the bound and the gradient of the weights."""
-        if step % self.inner == 0:
-            m_step(self.objective, self.sets, self.full, self.method.likelihood_power(step), self.ranks)
-        bound, gradient = super().bound_and_grad(step)
-        return bound, {name: g for name, g in gradient.items() if name not in self.objective.choosing}
-
-
-class ClosedFormEM(GradientAscent):
+class ClosedFormEM(RestartOptimizer):
     """`em` of tables alone: every step is an M step of all sentences, and nothing follows a gradient."""
 
     def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -62,26 +54,71 @@ class ClosedFormEM(GradientAscent):
         return (evidence + prior) / len(self.corpus), {}
 
 
-def _check_options(problem: FitProblem, method: MAP | EM) -> None:
-    """Refuse what EM has no use for where tables alone are learned: every step is the closed form of all sentences."""
-    if isinstance(method, MAP) or set(problem.objective.learned.names) - problem.objective.choosing:
-        return
-    options = {name: getattr(method, name) for name in OF_GRADIENTS if getattr(method, name) != getattr(EM(), name)}
-    options |= {} if problem.batch is None else {"batch": problem.batch}
-    for name, value in options.items():
-        wanted, allowed = (
-            "no option of steps by gradient: EM of tables alone has none",
-            "bt.MAP(), or weights in learn=",
-        )
-        raise BNetError(name, expected=wanted, got=f"{name}={value!r}", allowed=allowed)
+class ExpectationMaximization(GradientAscent):
+    """`em`: the tables of choices in closed form every `inner` steps, the weights by gradient between."""
+
+    def __init__(self, problem: FitProblem, method: EM) -> None:
+        super().__init__(problem, method, method.restarts)
+        self.inner = method.inner
+
+    def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """The M step where it is due, then the bound and the gradient of the weights."""
+        if step % self.inner == 0:
+            m_step(self.objective, self.sets, self.full, self.method.likelihood_power(step), self.ranks)
+        bound, gradient = super().bound_and_grad(step)
+        return bound, {name: g for name, g in gradient.items() if name not in self.objective.learned.tables}
 
 
-def optimizer_of(problem: FitProblem, method: MAP | EM) -> GradientAscent:
-    """The steps of a method."""
+def m_step(objective: Objective, sets: Sets, parts: list[Batch], power: float, ranks: Ranks) -> Tensor:
+    """The M step in closed form: `theta = (counts + concentration - 1) / sum`, for the tables that choose.
+
+    Args:
+        objective: The log evidence, whose expected counts are the E step.
+        sets: The parameters of each restart; their tables are replaced.
+        parts: All sentences; under torchrun this process's share of them.
+        power: The power of the likelihoods.
+        ranks: The processes.
+
+    Returns:
+        The log evidence of all sentences before the step, `[set]`.
+    """
+    totals = {name: torch.zeros_like(sets.values[name]) for name in sorted(objective.learned.tables)}
+    bound = torch.zeros(len(sets.restart_ids), dtype=objective.network.dtype, device=ranks.device)
+    for part in parts:
+        counts, evidence = torch.vmap(lambda one, part=part: objective.counts(one, part, power))(sets.values)
+        bound = bound + evidence
+        for name, count in counts.items():
+            totals[name] = totals[name] + count
+    for name, count in totals.items():
+        share = (ranks.all_reduce(count) + objective.learned.tables[name] - 1).clamp(min=SMALL)
+        share = share.where(sets.values[name] > -torch.inf, 0.0)
+        sets.values[name] = (share / share.sum(-1, keepdim=True)).log()
+    return ranks.all_reduce(bound)
+
+
+def optimizer_of(problem: FitProblem, method: MAP | EM) -> RestartOptimizer:
+    """The steps of a method.
+
+    Args:
+        problem: What is fitted.
+        method: The options.
+
+    Returns:
+        The restarts before their first step.
+
+    Raises:
+        BNetError: Where EM learns tables alone, each step by all sentences, and an option is one of gradients.
+    """
+    learned = problem.objective.learned
     if isinstance(method, MAP):
-        return GradientAscent(problem, method)
-    learns_weights = set(problem.objective.learned.names) - problem.objective.choosing
-    return (ExpectationMaximization if learns_weights else ClosedFormEM)(problem, method)
+        return GradientAscent(problem, method, method.restarts)
+    if learned.weights:
+        return ExpectationMaximization(problem, method)
+    options = {name: getattr(method, name) for name in OF_GRADIENTS if getattr(method, name) != getattr(EM(), name)}
+    for name, value in (options if problem.batch is None else {**options, "batch": problem.batch}).items():
+        wanted = "no option of steps by gradient: EM of tables alone has none"
+        raise BNetError(name, expected=wanted, got=f"{name}={value!r}", allowed="bt.MAP(), or weights in learn=")
+    return ClosedFormEM(problem, method, method.restarts)
 
 
 def fit_point(problem: FitProblem, method: MAP | EM) -> Fit[Network]:
@@ -94,7 +131,6 @@ def fit_point(problem: FitProblem, method: MAP | EM) -> Fit[Network]:
     Returns:
         The fit, whose net has the best parameters that were measured.
     """
-    _check_options(problem, method)
     chosen, judged_on = _split(problem, method)
     run = optimizer_of(chosen, method)
     is_finished = optimize(run, problem.loop)
@@ -119,8 +155,12 @@ def fit_point(problem: FitProblem, method: MAP | EM) -> Fit[Network]:
 
 def with_learned(network: Network, learned: Mapping[str, Tensor]) -> Network:
     """The net with learned parameters, each on the device where the net had it."""
-    home = {name: value.to(network.parameters[name].device) for name, value in learned.items()}
-    return network.with_parameters({**network.parameters, **home})
+    return network.with_parameters({**network.parameters, **at_home(network, learned)})
+
+
+def at_home(network: Network, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Values of parameters, or draws of them, each on the device where the net has it."""
+    return {name: value.to(network.parameters[name].device) for name, value in values.items()}
 
 
 def _split(problem: FitProblem, method: PointMethod) -> tuple[FitProblem, str]:
@@ -140,11 +180,15 @@ def _split(problem: FitProblem, method: PointMethod) -> tuple[FitProblem, str]:
     return split, f"{count} held-out sentences"
 
 
-def _continue_on_all(problem: FitProblem, method: MAP | EM, best: Mapping[str, Tensor]) -> tuple[GradientAscent, bool]:
+def _continue_on_all(
+    problem: FitProblem, method: MAP | EM, best: Mapping[str, Tensor]
+) -> tuple[RestartOptimizer, bool]:
     """Go on from the best restart with all sentences, for a quarter of the steps and at a lower rate."""
     objective, ranks = problem.objective, problem.ranks
     again = Objective(with_learned(objective.network, best), objective.learned, objective.budget).to(ranks.device)
-    slower = replace(method, restarts=1, anneal=None, steps=max(1, method.steps // 4), rate=method.rate * LAST)
+    slower = replace(method, restarts=1, anneal=None, steps=max(1, method.steps // 4))
+    if isinstance(method, MAP) or objective.learned.weights:
+        slower = replace(slower, rate=method.rate * LAST)
     start = {"again": "with all sentences", "parameters": digest_of(again.network.parameters)}
     loop = problem.loop
     if loop.checkpoints is not None:
@@ -153,13 +197,9 @@ def _continue_on_all(problem: FitProblem, method: MAP | EM, best: Mapping[str, T
     last = optimizer_of(rest, slower)
     with checkpoint.kept_by(loop.checkpoints, ranks.first):
         if loop.checkpoints is not None and loop.checkpoints.resume and ranks.first:
-            _delete_other(loop.checkpoints.path(), again.network, start)
+            path = loop.checkpoints.path()  # one that began where another first phase had ended is none of this fit
+            if path.exists() and checkpoint.read(path, again.network).settings.get("parameters") != start["parameters"]:
+                path.unlink()
         ranks.barrier()
         last.measure()  # where it begins may be better than where its steps lead
         return last, optimize(last, loop)
-
-
-def _delete_other(path: Path, network: Network, start: Mapping[str, str]) -> None:
-    """Delete the checkpoint of a last phase that began where another first phase had ended."""
-    if path.exists() and checkpoint.read(path, network).settings.get("parameters") != start["parameters"]:
-        path.unlink()

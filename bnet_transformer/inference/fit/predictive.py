@@ -19,7 +19,7 @@ from bnet_transformer.inference.elimination import batch_of, eliminated, full_sh
 from bnet_transformer.inference.exact import keeps, posterior
 from bnet_transformer.inference.factors import Factor, check_budget, prior_of
 from bnet_transformer.network import Member, Network
-from bnet_transformer.pyro_reading import pyro_model
+from bnet_transformer.pyro_reading import PyroModel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +67,7 @@ def drawn(network: Network, name: str, corpus: Batch, seed: int) -> Tensor:
     """One draw of a readout for each sentence from the net's own parameters, in the form of its evidence."""
     with own_random(network.device), torch.no_grad():
         reseed(seed, network.device)
-        model = pyro_model(network, parameters="own")
+        model = PyroModel(network, parameters="own")
         found = model(corpus.x, mask=corpus.mask, given=corpus.given, batch=len(corpus))[name]
     return found.reshape(corpus.evidence[name].value.shape)
 

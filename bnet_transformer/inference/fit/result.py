@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Iterator, Mapping
+import os
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 import torch
 from torch import Tensor
 
+from bnet_transformer import files
 from bnet_transformer._core.distributed import Ranks, by_itself, device_of, ranks, several
 from bnet_transformer.compiler import Module
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.task import infer_fit_task
-from bnet_transformer.errors import BNetError, BudgetError, ReadingError, unknown, whole, within_memory
+from bnet_transformer.errors import BNetError, BudgetError, FileError, ReadingError, unknown, whole, within_memory
 from bnet_transformer.errors import share as check_share
 from bnet_transformer.inference.exact import posterior
-from bnet_transformer.inference.fit.comparing import compared, gains, held_by_both
 from bnet_transformer.inference.fit.draws import (
     interval,
     interval_of_invariant,
@@ -31,12 +33,22 @@ from bnet_transformer.inference.fit.draws import (
     stored,
     tables_of,
 )
-from bnet_transformer.inference.fit.heads import Heads, heads_of, parted, sources_of
-from bnet_transformer.inference.fit.matching import Comparison, words_present
+from bnet_transformer.inference.fit.heads import (
+    Comparison,
+    Heads,
+    compared,
+    gains,
+    heads_of,
+    held_by_both,
+    parted,
+    sources_of,
+    words_present,
+)
 from bnet_transformer.inference.fit.objective import LOG_EVIDENCE, Objective, learned_of
 from bnet_transformer.inference.fit.predictive import Check, checked, predicted
 from bnet_transformer.network import Member, Network, network_of
 from bnet_transformer.reference import BUDGET
+from bnet_transformer.training import alone
 from bnet_transformer.training.result import N
 
 if TYPE_CHECKING:
@@ -46,6 +58,11 @@ if TYPE_CHECKING:
 USED = 100  # draws of the posterior of which predictions, responsibilities and likelihoods are the means
 AT_ONCE = 1024
 MISSING = "bt.fit(..., missing=True)"  # its questions take NaN as it does
+FORMAT, VERSION, WANTED = "bnet_transformer fit", 1, "a fit that save wrote"
+TOLD = (
+    *("method", "sentences", "judged_on", "judged_by", "restart", "finished", "approximate"),
+    *("learned", "budget", "missing", "divergent", "matched", "effective_sample_size"),
+)
 MOST = 2**26  # numbers of a table of log likelihoods that is still made
 
 
@@ -142,11 +159,8 @@ class Fit(Generic[N]):
         """
         from bnet_transformer.inference.fit.from_pyro import fit_from_pyro
 
-        network = net if isinstance(net, Network) else getattr(net, "network", None)
-        if not isinstance(network, Network):
-            raise BNetError("net", expected="a net", got=net)
-        options = {"sites": sites, "arguments": arguments, "num_samples": num_samples, "missing": missing}
-        made = fit_from_pyro(network, data, result, **options, budget=budget, seed=seed)  # type: ignore[arg-type]
+        network = network_of(net)
+        made = fit_from_pyro(network, data, result, sites, arguments, num_samples, missing, budget, seed)
         held = made.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(made.net)
         return replace(made, net=held)  # type: ignore[return-value]
 
@@ -158,7 +172,7 @@ class Fit(Generic[N]):
     @property
     def selectors(self) -> tuple[str, ...]:
         """The selectors of heads: the choices that hang on no other node, and that something reads."""
-        return tuple(member.family.name for member in self._selectors())
+        return tuple(member.family.name for member in selectors_of(self.network))
 
     @property
     def pi(self) -> Tensor:
@@ -222,7 +236,7 @@ class Fit(Generic[N]):
             own = here.shard(self.data)
             objective.to(here.device)
             found = likelihoods(objective, own, sets).T if len(own) else torch.zeros(0)
-            return self._home(here.all_gather(found)).T.reshape(*lead, -1)
+            return here.all_gather(found).to(self._device).T.reshape(*lead, -1)
 
     @within_memory("interval")
     def interval(self, name: str, share: float = 0.9) -> tuple[Tensor, Tensor]:
@@ -237,7 +251,9 @@ class Fit(Generic[N]):
             return interval(self.samples[name].flatten(0, 1), share)
         found = interval_of_invariant(self.network, stored(self.samples, tables_of(self.network)), name, share)
         if found is None:
-            invariants = [what for selector in self._selectors() for what in sources_of(self.network, selector)]
+            invariants = [
+                what for selector in selectors_of(self.network) for what in sources_of(self.network, selector)
+            ]
             raise unknown("parameter", name, [*self.samples, *invariants])
         return found
 
@@ -268,14 +284,11 @@ class Fit(Generic[N]):
             `P(y | x)` of a discrete readout `[sentence, word, state]`, the mean of a real one; of a posterior the mean
             over its draws.
         """
-        member, total = self._readout(readout), torch.zeros(0)
-        corpus = read_batch(self.network, data, observed="none")
-        with self._summed(), self._shared("predict", corpus, readout=member.family.name) as here:
-            own, nets = here.shard(corpus), self._draws(USED, here)
-            for k, net in enumerate(nets if len(own) else ()):
-                found = predicted(net, member.family.name, own.parts(AT_ONCE), self.budget) / len(nets)
-                total = total + found if k else found
-            return self._home(here.all_gather(total))
+        name, corpus = self._readout(readout).family.name, read_batch(self.network, data, observed="none")
+        with self._summed(), self._shared("predict", corpus, readout=name) as here:
+            return self._mean_over_draws(
+                here, corpus, lambda net, own: predicted(net, name, own.parts(AT_ONCE), self.budget)
+            )
 
     @within_memory("log_likelihood")
     def log_likelihood(self, data: object) -> Tensor:
@@ -290,7 +303,7 @@ class Fit(Generic[N]):
             for net in self._draws(USED, here) if len(own) else ():
                 found.append(torch.cat([objective.log_evidence(net.parameters, part) for part in parts]))
             mean = torch.stack(found).logsumexp(0) - math.log(len(found)) if found else torch.zeros(0)
-            return self._home(here.all_gather(mean))
+            return here.all_gather(mean).to(self._device)
 
     @within_memory("check")
     def check(self, data: object, statistics: object = None, *, draws: int = 100, readout: str | None = None) -> Check:
@@ -323,15 +336,24 @@ class Fit(Generic[N]):
     @within_memory("to_arviz")
     def to_arviz(self) -> az.InferenceData:
         """The samples as ArviZ's InferenceData: posterior, invariants of the labels of heads, log likelihoods."""
-        from bnet_transformer.inference.fit.samples import to_arviz
+        from bnet_transformer.inference.fit.draws import to_arviz
 
         return to_arviz(self)
 
     def save(self, path: str | Path) -> None:
         """Write the fit to one safetensors file: the net, the samples, the measures; `bt.load` reads it."""
-        from bnet_transformer.inference.fit.saved import save
-
-        save(self, path)
+        tensors = {"net": torch.frombuffer(bytearray(files.as_bytes(self.network)), dtype=torch.uint8)}
+        tensors["bounds"] = torch.tensor(self.bounds, dtype=torch.float64)
+        tensors["measured"] = torch.tensor(self.measured, dtype=torch.float64).reshape(-1, 3)
+        for part in ("samples", "choices", "statistics"):
+            values = getattr(self, part).items()
+            tensors |= {f"{part}/{name}": value.detach().cpu().contiguous() for name, value in values}
+        with alone():  # files are written by one rank
+            known = self.log_likelihoods
+        if known is not None:
+            tensors["log_likelihoods"] = known.detach().cpu().contiguous()
+        head = {"format": FORMAT, "version": VERSION, "told": {name: getattr(self, name) for name in TOLD}}
+        files.write_tensors(path, head, tensors)
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row for each measure of each restart."""
@@ -349,18 +371,11 @@ class Fit(Generic[N]):
         heads = self.heads._repr_html_() if self.selectors else ""
         return f"<p>{html.escape(repr(self.net))}<br>{html.escape(told)}</p>{heads}"
 
-    def _choices(self) -> list[Member]:
-        reads = self.network.graph.out_of
-        return [m for m in self.network.members if m.tpm.kind == "discrete" and reads[m.family.index]]
-
-    def _selectors(self) -> list[Member]:
-        return selectors_of(self.network)
-
     def _selector(self, name: str | None) -> Member:
-        known = {member.family.name: member for member in self._selectors()}
+        known = {member.family.name: member for member in selectors_of(self.network)}
         if not known:
-            wanted = "a net with a selector that hangs on no other node"
-            others = [m.family.name for m in self._choices()]
+            wanted, reads = "a net with a selector that hangs on no other node", self.network.graph.out_of
+            others = [m.family.name for m in self.network.members if m.tpm.kind == "discrete" and reads[m.family.index]]
             got = f"{', '.join(others[:4])}, whose parents decide" if others else "none"
             allowed = "posterior(...) of a node of a sentence of f.net" if others else None
             raise BNetError("selector", expected=wanted, got=got, allowed=allowed)
@@ -380,19 +395,23 @@ class Fit(Generic[N]):
         return known[name] if name is not None else [*leaves, *known.values()][0]
 
     def _responsibilities(self, corpus: Batch, selector: str) -> Tensor:
-        of_corpus, total = self.network.member(selector).scope == "corpus", torch.zeros(0)
+        of_corpus, budget = self.network.member(selector).scope == "corpus", self.budget
+
+        def ask(net: Network, own: Batch) -> Tensor:
+            module, parts = Module(net).eval(), [own] if of_corpus else own.parts(AT_ONCE)
+            return torch.cat(
+                [posterior(module, selector, p.evidence, p.x, p.mask, given=p.given, budget=budget) for p in parts]
+            )
+
         with self._summed(), self._shared("responsibilities", corpus, of_corpus, selector=selector) as here:
-            own, nets = here.shard(corpus), self._draws(USED, here)
-            asked = [own] if of_corpus else own.parts(AT_ONCE)
-            for k, net in enumerate(nets if len(own) else ()):
-                module = Module(net).eval()
-                parts = [
-                    posterior(module, selector, p.evidence, p.x, p.mask, given=p.given, budget=self.budget)
-                    for p in asked
-                ]
-                found = torch.cat(parts) / len(nets)
-                total = total + found if k else found
-            return self._home(here.all_gather(total))
+            return self._mean_over_draws(here, corpus, ask)
+
+    def _mean_over_draws(self, here: Ranks, corpus: Batch, ask: Callable[[Network, Batch], Tensor]) -> Tensor:
+        """The mean over draws of the posterior of what each of the sentences is answered, `[sentence, ...]`."""
+        own = here.shard(corpus)
+        nets = self._draws(USED, here) if len(own) else []
+        mean = sum((ask(net, own) / len(nets) for net in nets), torch.zeros(()))
+        return here.all_gather(mean if nets else torch.zeros(0)).to(self._device)
 
     @contextmanager
     def _shared(self, what: str, corpus: Batch, of_corpus: bool = False, **settings: object) -> Iterator[Ranks]:
@@ -409,10 +428,6 @@ class Fit(Generic[N]):
     @property
     def _device(self) -> torch.device:
         return device_of(None, self.network)
-
-    def _home(self, found: Tensor) -> Tensor:
-        """What was found, where the net is."""
-        return found.to(self._device)
 
     @contextmanager
     def _summed(self) -> Iterator[None]:
@@ -443,3 +458,39 @@ class Fit(Generic[N]):
         sets, own = stored(self.samples, tables_of(self.network)), self.network.parameters
         taken = places(len(next(iter(sets.values()))), most)
         return [self.network.with_parameters({**own, **{name: v[k] for name, v in sets.items()}}) for k in taken]
+
+
+def is_fit(path: str | os.PathLike[str]) -> bool:
+    """True for a file that `save` wrote; whatever else is wrong with a file is for those to say who read it."""
+    return files.is_of(path, WANTED, FORMAT)
+
+
+def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = ()) -> Fit[Network]:
+    """The fit that `save` wrote, every byte of it compared with its hash."""
+    where = files.as_path(path)
+    head, tensors = files.read_tensors(where, WANTED, FORMAT, VERSION)
+    with files.reading(where, WANTED):
+        told: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in head["told"].items()}
+        parts: dict[str, Any] = {"samples": {}, "statistics": {}, "choices": {}}
+        for name, value in tensors.items():
+            part, _, own = name.partition("/")
+            if own:
+                parts[part][own] = value
+        return Fit(
+            _net(where, tensors["net"], trust),
+            **told,
+            **parts,
+            bounds=tuple(tensors["bounds"].tolist()),
+            measured=tuple((int(step), int(who), score) for step, who, score in tensors["measured"].tolist()),
+            known_likelihoods=tensors.get("log_likelihoods"),
+        )
+
+
+def _net(where: Path, content: Tensor, trust: bool | str | Collection[str]) -> Network:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "net.safetensors")
+        path.write_bytes(content.numpy().tobytes())
+        try:
+            return files.load(path, trust=trust)
+        except FileError as error:
+            raise FileError(str(where), expected=error.expected, got=error.got, allowed=error.allowed) from error

@@ -1,20 +1,23 @@
-"""`fit`: a net with choices and sentences in, what can be known of its parameters out."""
+"""`fit`: a net with choices and sentences in, what can be known of its parameters out; `explain_fit`: how, before."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from bnet_transformer._core.distributed import Ranks, device_of, ranks
+from bnet_transformer._core.distributed import device_of, ranks
 from bnet_transformer._core.hashing import digest_of
 from bnet_transformer._core.options import name_config_of_options
 from bnet_transformer._core.torch_context import own_random, with_gradients
 from bnet_transformer.compiler.plan import MEETING
+from bnet_transformer.cost.count import plan_flops
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.errors import (
     BNetError,
@@ -27,12 +30,15 @@ from bnet_transformer.errors import (
     within_memory,
 )
 from bnet_transformer.files.checkpoint import Checkpoints, kept_by
-from bnet_transformer.inference.factors import OVER_BUDGET
-from bnet_transformer.inference.fit.methods import EM, MAP, NUTS, SVI, FitProblem, Method
+from bnet_transformer.inference.factors import OVER_BUDGET, Question, analyse_question
+from bnet_transformer.inference.fit.ascent import USUAL
+from bnet_transformer.inference.fit.methods import EM, MAP, NUTS, SVI, FitProblem, Method, PointMethod
+from bnet_transformer.inference.fit.nuts import fit_nuts
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.inference.fit.point import fit_point
 from bnet_transformer.inference.fit.result import Fit
-from bnet_transformer.inference.fit.sampling import fit_nuts, fit_svi
+from bnet_transformer.inference.fit.variational import fit_svi
+from bnet_transformer.inference.route import Route
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.reference import BUDGET
 from bnet_transformer.training.loop_config import LoopConfig
@@ -45,6 +51,8 @@ METHODS: dict[type[Method], Callable[[FitProblem, Any], Fit[Network]]] = {
     SVI: fit_svi,
     NUTS: fit_nuts,
 }
+OF_THE_LOOP = ("every", "checkpoints", "device", "progress")
+DRAWN = "method=bt.SVI(choices='sampled') draws them"
 WAYS = {  # what a fit can do about choices that cannot be summed, for what other questions can do
     MEETING: "method=bt.SVI(choices='sampled')",
     OVER_BUDGET: "a larger budget=; method=bt.SVI(choices='sampled')",
@@ -89,7 +97,8 @@ def fit(
         missing: True takes a word whose numbers are all NaN as not observed.
         budget: The most joint states of a sentence that are summed.
         every: Steps from one measure, and checkpoint, to the next; None for ten in a fit.
-        checkpoints: Where checkpoints go, and whether the fit goes on from one; a folder alone begins a new fit.
+        checkpoints: Where checkpoints go, and whether the fit goes on from one; a folder alone begins a new fit. NUTS
+            has none.
         seed: The seed of restarts, minibatches and draws.
         device: Where to compute; None for where the net is.
         progress: True for a progress bar, False for none, None for one in a terminal.
@@ -112,6 +121,10 @@ def fit(
     """
     config = method_of(method)
     loop = LoopConfig(every, Checkpoints.of(checkpoints), progress)
+    if isinstance(config, NUTS) and checkpoints is not None:
+        wanted = "None: the state of Pyro's sampler cannot be saved"
+        allowed = "Ctrl-C, which gives the draws so far, and f.save(path); method=bt.MAP(), bt.EM() or bt.SVI()"
+        raise BNetError("checkpoints", expected=wanted, got="a folder, with nuts", allowed=allowed)
     question = question_of(net, data, config, held_out, batch, spread, learn, missing, budget, seed)
     try:
         fitted = _solved(question, config, loop, device_of(device, question.objective.network))
@@ -179,19 +192,7 @@ def question_of(
     budget: int = BUDGET,
     seed: int = 0,
 ) -> FitQuestion:
-    """What `fit` is asked, checked as a whole.
-
-    Args:
-        net: The net.
-        data: The sentences and what is observed of them.
-        method: The config.
-        held_out: As for `fit`.
-        batch: As for `fit`.
-        spread: As for `fit`.
-        learn: As for `fit`.
-        missing: As for `fit`.
-        budget: As for `fit`.
-        seed: As for `fit`.
+    """What `fit` is asked, checked as a whole; the arguments are those of `fit`.
 
     Returns:
         The question.
@@ -223,7 +224,9 @@ def _solved(question: FitQuestion, method: Method, loop: LoopConfig, device: tor
     """The fit by a method, on the device and in the processes that there are."""
     objective, settings = question.objective, question.settings(method)
     with within_memory("fit"), ranks(device) as here, own_random(here.device), kept_by(loop.checkpoints, here.first):
-        _check_ranks(here, objective, method)
+        if here.world > 1 and objective.of_corpus and not isinstance(method, NUTS):  # whose chains have all sentences
+            wanted = "choices of sentences or words: a share of a corpus with one draw has no evidence of its own"
+            raise BNetError("torchrun", expected=wanted, got="per='corpus'", allowed="one process")
         alike = {"net": objective.network, "budget": objective.budget, "loop": (method, loop.shared)}
         here.assert_same("fit", **settings, **alike, checkpoint=loop.has_checkpoint)
         objective.to(here.device)
@@ -232,13 +235,6 @@ def _solved(question: FitQuestion, method: Method, loop: LoopConfig, device: tor
         problem = FitProblem(objective, corpus, judge, question.batch, question.seed, loop, settings, here)
         solve = next(solve for kind, solve in METHODS.items() if isinstance(method, kind))
         return solve(problem, method)
-
-
-def _check_ranks(here: Ranks, objective: Objective, method: Method) -> None:
-    """Refuse shares of a corpus that shares one draw; chains of NUTS are on all sentences."""
-    if here.world > 1 and objective.of_corpus and method.shares_sentences:
-        wanted = "choices of sentences or words: a share of a corpus with one draw has no evidence of its own"
-        raise BNetError("torchrun", expected=wanted, got="per='corpus'", allowed="one process")
 
 
 def _check(question: FitQuestion, method: Method) -> None:
@@ -263,13 +259,7 @@ def _check(question: FitQuestion, method: Method) -> None:
             got=concentration,
             allowed="svi, nuts",
         )
-    _check_spread(question, method)
-
-
-def _check_spread(question: FitQuestion, method: Method) -> None:
-    """Refuse a spread whose square the net's type cannot hold, and a posterior of weights without a prior."""
-    learned, spread = question.objective.learned, question.spread
-    real = torch.finfo(question.objective.network.dtype)
+    spread, real = question.spread, torch.finfo(objective.network.dtype)
     if spread is not None and not real.tiny <= spread * spread <= real.max:
         square = f"a standard deviation whose square {real.dtype} can hold"
         raise BNetError("spread", expected=square, got=spread)
@@ -291,3 +281,107 @@ def _check_zeros(objective: Objective, method: Method) -> None:
             allowed = f"learn= without {name}"
             wanted = "method='em' or 'map' and no prior for a table with probabilities of 0"
             raise BNetError(name, expected=wanted, got=got, allowed=allowed)
+
+
+def explain_fit(net: object, data: object, *, method: Method | str = "map", **options: Any) -> Route:
+    """Say how `fit` computes a step, with the same arguments, without fitting.
+
+    Args:
+        net: As for `fit`.
+        data: As for `fit`.
+        method: As for `fit`.
+        **options: The other options of `fit`. Checkpoints, the device and the progress bar change no route, and no
+            checkpoint is read or written.
+
+    Returns:
+        The route: the algorithm, the joint states of the choices of a sentence, the FLOPs of the compiled passes of a
+        step (all restarts; without those of the gradient, about twice as many), and the node that rules elimination
+        out, if any. Where it is ruled out and choices are not drawn, `fit` refuses.
+
+    Raises:
+        BNetError: Where `fit` would refuse an option.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.bayesuvius(4, heads=2, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2))
+    >>> route = explain_fit(net, [("the cat", "cat the"), ("cat the", "the cat")], method=bt.EM())
+    >>> route.algorithm, route.states
+    ('elimination', 2)
+    """
+    config = method_of(method)
+    question = question_of(net, data, config, **{k: v for k, v in options.items() if k not in OF_THE_LOOP})
+    objective, corpus = question.objective, question.corpus
+    structure = structure_of(objective, corpus)
+    states, names = most_states(objective, corpus, structure)
+    node, fault = elimination_fault(objective, corpus)
+    title = f"fit by {config.name}"
+    if isinstance(config, SVI) and config.choices == "sampled":
+        reason = "choices='sampled' was asked for"
+        reason += f", and elimination cannot: {fault}" if fault else "; elimination could sum them"
+        return Route(title, "sampling", reason, node, states, is_exact=False)
+    if fault is not None:
+        return Route(
+            title, "sampling", f"elimination cannot sum the choices: {fault}; {DRAWN}", node, states, is_exact=False
+        )
+    flops = step_flops(question, config, structure)
+    if not structure.free:
+        return Route(title, "compiled", "no choice is open: one pass gives the log evidence", flops=flops)
+    reason = f"the choices of each sentence ({names}) are summed out of the exact log evidence"
+    if not objective.learned.weights:
+        reason += "; only tables are learned, so the likelihoods of all joint states are computed once"
+    return Route(title, "elimination", reason, states=states, flops=flops)
+
+
+explain_fit.__signature__ = signature(fit)  # type: ignore[attr-defined]  # what help() shows and bt.explain checks
+
+
+def structure_of(objective: Objective, corpus: Batch) -> Question:
+    """What the log evidence of sentences needs of the net, whatever the numbers."""
+    forms = {k: (told.observed is None, told.value.is_floating_point()) for k, told in corpus.evidence.items()}
+    return analyse_question(objective.module, forms, None, (), ())
+
+
+def elimination_fault(objective: Objective, corpus: Batch) -> tuple[str | None, str | None]:
+    """Why the choices of sentences cannot be summed, and the node for which; None and None where they can.
+
+    Args:
+        objective: The log evidence, with its budget.
+        corpus: The sentences; of their evidence the structure alone counts.
+
+    Returns:
+        The name of the node, and the fault in words.
+    """
+    structure = structure_of(objective, corpus)
+    if structure.fault is not None:
+        return structure.fault.what, str(structure.fault)
+    states, names = most_states(objective, corpus, structure)
+    if states > objective.budget:
+        return names, f"{names} have {states:,} joint states, more than budget={objective.budget:,}"
+    return None, None
+
+
+def most_states(objective: Objective, corpus: Batch, structure: Question) -> tuple[int, str]:
+    """The most joint states of choices on which the value of one observed family depends, and these choices."""
+    network, words = objective.network, {stack: value.shape[1] for stack, value in corpus.x.items()}
+    counts = [
+        (
+            math.prod(network.count_states(i, words) for i in above),
+            ", ".join(network.members[i].family.name for i in above),
+        )
+        for above in structure.choices.values()
+    ]
+    return max(counts, default=(1, ""))
+
+
+def step_flops(question: FitQuestion, method: Method, structure: Question) -> int | None:
+    """The FLOPs of the compiled passes of one step; None where a TPM does not say what its products are."""
+    objective, corpus = question.objective, question.corpus
+    network, module = objective.network, objective.module
+    members = network.members
+    want = tuple(dict.fromkeys([*structure.want, *(members[index].family.name for index in structure.needed)]))
+    known = frozenset(network.graph.family(name).index for name in structure.settled)
+    words = {stack: value.shape[1] for stack, value in corpus.x.items()}
+    is_whole = objective.of_corpus or isinstance(method, NUTS)
+    sentences = len(corpus) if is_whole else min(question.batch or USUAL, len(corpus))
+    flops = plan_flops(network, module.plan(want, known, structure.free), words, known, sentences)
+    sets = method.restarts if isinstance(method, PointMethod) else method.chains if isinstance(method, NUTS) else 1
+    return None if flops is None else sets * flops

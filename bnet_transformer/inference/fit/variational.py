@@ -1,4 +1,4 @@
-"""The density that `svi` and `nuts` share, and fits by a guide: with choices summed out, or (`Drawn`) drawn."""
+"""The density that `svi` and `nuts` share, and `svi`: a guide with choices summed out, or (`Drawn`) drawn."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.torch_context import reseed
 from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.fit.ascent import USUAL, RestartOptimizer
-from bnet_transformer.inference.fit.descent import Sets
+from bnet_transformer.inference.fit.ascent import USUAL, RestartOptimizer, Sets, optimize
 from bnet_transformer.inference.fit.methods import SVI, FitProblem
 from bnet_transformer.inference.fit.objective import Objective
+from bnet_transformer.inference.fit.point import at_home, with_learned
+from bnet_transformer.inference.fit.result import Fit
+from bnet_transformer.network import Network
 
 SIMPLEX = constraints.simplex
+NARROW = "mean-field: the posterior is taken as independent by parameter, and its spread comes out too small"
+DRAWN = "; choices are drawn, not summed, and taken as independent of each other given the sentence"
 DRAWS = 8  # of the choices of each sentence, for one gradient
 
 
@@ -97,8 +101,7 @@ class Variational(RestartOptimizer):
             else:
                 values[f"mean/{name}"] = value.clone()
                 values[f"log_spread/{name}"] = torch.full_like(value, -3.0)
-        zeros = {name: torch.zeros_like(value) for name, value in values.items()}
-        self.sets = Sets(values, zeros, {k: v.clone() for k, v in zeros.items()}, [0])
+        self.sets = Sets.of(values)
         self.best = self.best[0], 0, self.sets.one(0)
 
     def guide(self, told: dict[str, Tensor]) -> dict[str, Any]:
@@ -135,19 +138,11 @@ class Variational(RestartOptimizer):
             warnings.catch_warnings(),
         ):
             warnings.filterwarnings("ignore", r"Encountered [+-]?(NaN|inf)", UserWarning)  # our own error tells it
-            weight = world * total / self.batch_of(step)
-            loss = TraceMeanField_ELBO().differentiable_loss(self.model, guide, self.share(step), weight)
+            which = self.minibatch_indices(step)
+            share = self.own if which is None else self.corpus.take(self.ranks.shard(which))
+            weight = world * total / (total if which is None else len(which))
+            loss = TraceMeanField_ELBO().differentiable_loss(self.model, guide, share, weight)
         return self.sum_over_ranks(-loss / total, leaves)
-
-    def batch_of(self, step: int) -> int:
-        """How many sentences a step has, over all ranks."""
-        which = self.minibatch_indices(step)
-        return len(self.corpus) if which is None else len(which)
-
-    def share(self, step: int) -> Batch:
-        """This rank's share of the sentences of a step."""
-        which = self.minibatch_indices(step)
-        return self.own if which is None else self.corpus.take(self.ranks.shard(which))
 
     def sum_over_ranks(self, bound: Tensor, leaves: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The bound and its gradient, `[set]`, from this rank's part of the bound."""
@@ -168,15 +163,6 @@ class Variational(RestartOptimizer):
             for part in self.judges:
                 total = total + self.objective.log_evidence(means, part).sum()
         return [float(self.ranks.all_reduce(total)) / len(self.judge)]
-
-    def shares(self) -> list[Tensor]:
-        """The shares of heads of each selector at the mean of the guide, `[set, head]`."""
-        means = self.mean()
-        return [
-            means[name].exp()[None]
-            for name in sorted(self.objective.choosing)
-            if name in means and means[name].dim() == 1
-        ]
 
     def mean(self) -> dict[str, Tensor]:
         """The mean of the guide, as parameters."""
@@ -204,6 +190,7 @@ class Drawn(Variational):
             got = f"'sampled', with {', '.join(observed)} observed"
             raise BNetError("choices", expected="'exact': a choice that is observed is not drawn", got=got)
         words = {stack: value.shape[1] for stack, value in self.corpus.x.items()}
+        values = dict(self.sets.values)
         for family in self.objective.selectors:
             member = network.members[family.index]
             if member.tpm.states is None or member.scope == "corpus":
@@ -213,8 +200,8 @@ class Drawn(Variational):
             shape = [len(self.corpus), *(network.graph.sizes[plate] for plate in family.plates)]
             shape += [words[family.words]] if family.words is not None else []
             start = torch.zeros(1, *shape, member.tpm.states, dtype=network.dtype, device=self.ranks.device)
-            for part in (self.sets.values, self.sets.first, self.sets.second):
-                part[f"choice/{family.name}"] = start.clone()
+            values[f"choice/{family.name}"] = start
+        self.sets = Sets.of(values)
         self.best = self.best[0], 0, self.sets.one(0)
 
     def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -283,3 +270,35 @@ class Drawn(Variational):
         repeated = self.corpus.take(share.repeat(DRAWS))
         prior, likelihood = self.objective.log_joint(parameters, repeated, states)
         return (prior + power * likelihood).reshape(DRAWS, -1), guess
+
+
+def fit_svi(problem: FitProblem, method: SVI) -> Fit[Network]:
+    """A fit by a mean-field guide.
+
+    Args:
+        problem: What is fitted.
+        method: The options.
+
+    Returns:
+        The fit, with draws of the guide as samples.
+    """
+    network, is_drawn = problem.objective.network, method.choices == "sampled"
+    run = (Drawn if is_drawn else Variational)(problem, method)
+    is_finished = optimize(run, problem.loop)
+    reseed(derive_seed(problem.seed, "posterior"), problem.ranks.device)
+    samples = {name: of.sample((1, method.draws)) for name, of in run.guide(run.sets.one(0)).items()}
+    return Fit(
+        with_learned(network, run.mean()),
+        method.name,
+        len(problem.corpus),
+        "the sentences learned from",
+        finished=is_finished,
+        approximate=NARROW + (DRAWN if is_drawn else ""),
+        learned=problem.objective.learned.names,
+        budget=problem.objective.budget,
+        bounds=tuple(run.bounds),
+        measured=tuple(run.measured),
+        samples=at_home(network, samples),
+        choices=run.choices(),
+        judged_by=run.judged_by,
+    )

@@ -1,12 +1,13 @@
 """`roles`: what the heads of a net read in a corpus, as shares of reading relations with what is known of them.
 
-    theta_r = E[y_r]      y_s ~ F      F ~ DP(alpha, corners)
+    theta = E[y]      y_1, ..., y_N ~ F      F ~ DP(alpha, ..., alpha at the corners of the simplex)
 
 `y_s` is the mean reading of sentence s: the share of its words' reading `P(j | i)` that goes to each relation. The
 prior of the distribution F of such readings is a Dirichlet process with weight alpha at each corner, where all is read
-by one relation. Where each sentence does read by one, `theta` is Dirichlet(alpha + counts); where readings are soft,
-its posterior is as narrow as sentences are alike. Its mean and variance are exact, and the interval that of the Beta
-which has them.
+by one relation. Given the readings F is a Dirichlet process too, with the readings as atoms beside the corners. The
+mean and the variance of `theta_r` under it are exact; intervals and tails are those of the Beta that has them. Where
+each sentence reads by one relation, `theta` is Dirichlet(alpha + counts); where readings are soft, its posterior is as
+narrow as sentences are alike.
 """
 
 from __future__ import annotations
@@ -19,16 +20,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy import special
 from torch import Tensor
 
-from bnet_transformer._core.distributed import device_of, ranks
+from bnet_transformer._core.distributed import ALONE, Ranks, device_of, ranks
+from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.data import EncodedSentence
 from bnet_transformer.data.dataset import encode_sentences
 from bnet_transformer.errors import BNetError, number, one_of, room_for, seed_of, unknown, whole, within_memory
-from bnet_transformer.inference.heads.reading import Readers, allowed, readers_of, readings
-from bnet_transformer.inference.heads.relations import ONE_STACK, SEPARATORS, TOKENS, Pair, relations_of
-from bnet_transformer.inference.heads.shares import Tally
+from bnet_transformer.inference.heads.reading import (
+    ONE_STACK,
+    SEPARATORS,
+    TOKENS,
+    Pair,
+    Readers,
+    allowed,
+    readers_of,
+    readings,
+    relations_of,
+)
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.tpm.arrays import in_numpy
 
@@ -36,6 +48,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 UNITS = ("sentence", "word")
+Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -103,22 +116,13 @@ class Roles:
         import pandas as pd
 
         slices, heads, relations = self.mean.shape
-        arrays = {
-            "mean": self.mean,
-            "low": self.low,
-            "high": self.high,
-            "spread": self.spread,
-            "counts": self.counts,
-            "chance": self.chance,
-            "above": self.above,
-            "top": self.top,
-        }
+        arrays = ("mean", "low", "high", "spread", "counts", "chance", "above", "top")
         named = {
             "slice": [name for name in self.slices for _ in range(heads * relations)],
             "head": [head for head in range(heads) for _ in range(relations)] * slices,
             "relation": list(self.relations) * (slices * heads),
         }
-        return pd.DataFrame(named | {name: in_numpy(value.flatten()) for name, value in arrays.items()})
+        return pd.DataFrame(named | {name: in_numpy(getattr(self, name).flatten()) for name in arrays})
 
     def by_head(self) -> pd.DataFrame:
         """A row for each head: its role, how probable it is, and what is known of that relation's share."""
@@ -152,6 +156,101 @@ class Roles:
         h, t, s = (f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
         way = f"intervals of {100 * self.interval:g}%, each {self.unit} counting once"
         return f"{h} of {t}{of}, by {s} of {self.words} words in all; {way}"
+
+
+@dataclass
+class Tally:
+    """Sums over the readings so far, `[slice, head, relation]`, and draws of `theta`, each by weights of its own.
+
+    The weights are made of random numbers that each sentence has for itself, in whatever order and wherever it comes.
+    Under torchrun each rank has sums over its share until they are put `together`.
+    """
+
+    shape: tuple[int, int, int]
+    alpha: float
+    draws: int
+    seed: int
+    ranks: Ranks = ALONE
+    units: int = 0
+    total: Numbers = field(init=False)
+    squares: Numbers = field(init=False)
+    chance: Numbers = field(init=False)
+    drawn: Numbers = field(init=False)
+    weight: Numbers = field(init=False)
+
+    def __post_init__(self) -> None:
+        slices, heads, relations = self.shape
+        self.total, self.squares = np.zeros(self.shape), np.zeros(self.shape)
+        self.chance = np.zeros((slices, relations))
+        corners = np.random.default_rng(self.seed).standard_gamma(self.alpha, (self.draws, relations))
+        corners = corners if self.ranks.first else np.zeros_like(corners)
+        self.weight = corners.sum(1)
+        self.drawn = np.tile(corners, (1, slices * heads))
+
+    def add(
+        self,
+        codes: Tensor,
+        readings: Sequence[Tensor],
+        masks: Sequence[Tensor],
+        unit: str,
+        which: Sequence[int] | None = None,
+    ) -> None:
+        """Sentences of one length: the relation of each pair of words, `[sentence, i, j]`; `P(j | i)` of each slice,
+        `[head, sentence, i, j]`; who may be read, `[i, j]`; and their numbers, by default the first ones."""
+        which = range(len(codes)) if which is None else which
+        held = torch.nn.functional.one_hot(codes, self.shape[2]).double()
+        y = torch.stack([torch.einsum("hsij,sijr->sihr", each.double(), held) for each in readings])
+        u = torch.stack(
+            [torch.einsum("ij,sijr->sir", mask.double() / mask.sum(-1, keepdim=True), held) for mask in masks]
+        )
+        y, u = (y.mean(2), u.mean(2)) if unit == "sentence" else (y.flatten(1, 2), u.flatten(1, 2))
+        each = in_numpy(y.transpose(0, 1))  # [unit, slice, head, relation]
+        self.total += each.sum(0)
+        self.squares += np.square(each).sum(0)
+        self.chance += in_numpy(u.sum(1))
+        own = len(each) // len(which)
+        weights = np.concatenate([self._weights(sentence, own) for sentence in which])
+        self.weight += weights.sum(0)
+        self.drawn += weights.T @ each.reshape(len(each), -1)
+        self.units += len(each)
+
+    def _weights(self, sentence: int, units: int) -> Numbers:
+        """The weights of a sentence's units in each draw, `[unit, draw]`."""
+        own = np.random.default_rng(derive_seed(self.seed, "reading", sentence))
+        return own.standard_exponential((units, self.draws))
+
+    def together(self) -> Tally:
+        """The sums of all ranks."""
+        if self.ranks.world == 1:
+            return self
+        for name in ("total", "squares", "chance", "weight", "drawn"):
+            setattr(self, name, self.ranks.all_reduce(torch.from_numpy(getattr(self, name))).numpy())
+        self.units = sum(self.ranks.all_gather_object(self.units))
+        return self
+
+    def posterior(self, interval: float) -> dict[str, Tensor]:
+        """Means, ends of intervals, spreads, counts, chance, who is above it and who is on top, by name."""
+        relations, units = self.shape[2], self.units
+        prior = self.alpha * relations
+        chance = np.broadcast_to(self.chance[:, None] / units, self.shape)
+        mean = (self.alpha + self.total) / (prior + units)
+        variance = ((self.alpha + self.squares) / (prior + units) - np.square(mean)) / (prior + units + 1)
+        sure = mean * (1 - mean) / variance - 1
+        a, b = mean * sure, (1 - mean) * sure
+        tail = (1 - interval) / 2
+        theta = self.drawn.reshape(self.draws, *self.shape) / self.weight[:, None, None, None]
+        best = np.where(chance > 0, theta - chance, -np.inf).argmax(-1)
+        found = {
+            "mean": mean,
+            "low": special.betaincinv(a, b, tail),
+            "high": special.betainccinv(a, b, tail),
+            "spread": np.sqrt(np.clip(self.squares / units - np.square(self.total / units), 0, None)),
+            "counts": self.total,
+            "chance": chance.copy(),
+            "above": np.where((chance > 0) & (chance < 1), special.betaincc(a, b, chance), np.nan),
+            "top": np.stack([(best == r).mean(0) for r in range(relations)], -1),
+        }
+        return {name: torch.from_numpy(value) for name, value in found.items()}
 
 
 @within_memory("roles")

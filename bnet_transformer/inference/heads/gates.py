@@ -1,39 +1,42 @@
-"""`inclusion`: a net that sums heads and sentences in, the posterior of each head's gate out."""
+"""`inclusion`: a net that sums heads and sentences in, the posterior of each head's gate out, and measures beside it.
+
+Ablation is what it costs to shut a head off. Importance is how steep the loss is along a gate (Michel, Levy and Neubig
+2019, "Are sixteen heads really better than one?"): `E_x |d loss / d xi|` at `xi = 1`, or `E_x |a^T d loss / d a|`.
+Where nothing is observed the loss has no slope there, for it is measured against the full net: then `y` is drawn from
+`Normal(f(all on), sigma)`, several times for each sentence.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from bnet_transformer._core.distributed import Ranks, ranks
+from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.dataset import Needs, has_observed
 from bnet_transformer.data.task import check_has_words, infer_task
 from bnet_transformer.errors import BNetError, BudgetError, number, one_of, room_for, seed_of, whole, within_memory
-from bnet_transformer.inference.heads.annealing import settings
-from bnet_transformer.inference.heads.likelihood import Around, likelihood_for
-from bnet_transformer.inference.heads.measures import ablation, importance
-from bnet_transformer.inference.heads.posterior import posterior_of
-from bnet_transformer.inference.heads.relaxed import passes_of, relaxed
+from bnet_transformer.inference.heads.posterior import Posterior, passes_of, posterior_of, relaxed, settings
 from bnet_transformer.inference.heads.result import MEASURES, Damage, Inclusion, counts_of, order_by
-from bnet_transformer.inference.heads.runs import Runs
-from bnet_transformer.inference.heads.sites import sites_of
+from bnet_transformer.inference.heads.runs import Around, Part, Runs, likelihood_for, sites_of
 from bnet_transformer.network import Network, network_of
+from bnet_transformer.training.loop_config import LoopConfig
 
 MOST = 12  # heads of a slice, for all settings of their gates
 BUDGET = 2**17  # runs of one slice: sentences times settings
-MEMORY = 2**29
 FAR = 1e4  # times what a head moves the output by: sigmas beyond tell nothing, or no number holds what they tell
 ALMOST = 1e-6  # of the most that a head changes: what less is nothing
+DRAWS = 8  # of y, for each sentence of which nothing is observed
+AROUND = "Normal around "
 METHODS = ("exact", "svi")
-Told = Callable[[int], None]
+Bars = Callable[[str, int], Any]  # a progress bar by its unit and its total
 
 
 @within_memory("inclusion")
@@ -50,7 +53,6 @@ def inclusion(
     draws: int = 1000,
     rounds: int = 40,
     budget: int = BUDGET,
-    memory: int = MEMORY,
     seed: int = 0,
     progress: bool | None = None,
 ) -> Inclusion:
@@ -91,118 +93,96 @@ def inclusion(
         raise BNetError("interval", expected="a probability between 0 and 1", got=interval)
     whole("draws", draws)
     whole("rounds", rounds, least=3)
-    whole("memory", memory)
     seed_of(seed)
     network = network_of(net)
     runs = runs_of(network, sentences, output, role, seen=sigma is None and output is None)
     room_for(f"{draws} draws", 8 * draws * len(runs.sites) * runs.heads, "fewer draws=")
     if method == "exact":
         _check_budget(runs, whole("budget", budget))
-    with ranks(runs.like.device) as here, _Bar(progress, here) as told:
+    with ranks(runs.like.device) as here:
+        bars = _bars(progress, here)
         told_by = method, sigma, output, role, interval, draws, rounds, seed, runs.likelihood.families
         here.assert_same("inclusion", net=network, data=runs.corpus, settings=told_by)
-        shared = _shared(runs, here)
-        asked = _Asked(network, runs.corpus, shared, sigma, float(interval), draws, rounds, memory, seed, told)
-        return asked.exactly() if method == "exact" else asked.jointly()
+        own, generator = _shared(runs, here), torch.Generator().manual_seed(seed)
+        if method == "exact":
+            found, lost, idle, sigma = _exactly(own, sigma, draws, generator, bars)
+        else:
+            found, lost, idle, sigma = _jointly(own, sigma, draws, rounds, generator, bars)
+        with bars("sentences", len(own.corpus)) as bar:
+            steep, error = importance(own, sigma, seed, bar.update)
+    count = len(lost)
+    return Inclusion(
+        slices=tuple(site.name for site in own.sites),
+        method=method,
+        sentences=count,
+        likelihood=_said(own),
+        sigma=sigma,
+        interval=float(interval),
+        **vars(found),
+        importance=steep,
+        importance_error=error,
+        ablation=lost.mean(0),
+        ablation_error=lost.std(0) / count**0.5 if count > 1 else lost[0] * torch.nan,
+        idle=idle,
+        network=network,
+        data=runs.corpus,
+    )
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """A question about heads, with all that its answer needs: `data` are all sentences, `runs` this rank's share."""
+def _bars(progress: bool | None, here: Ranks) -> Bars:
+    loop = LoopConfig(progress=progress)
+    return lambda unit, total: loop.progress_bar(here, total, 0, f" {unit}")
 
-    network: Network
-    data: Batch
-    runs: Runs
-    sigma: float | None
-    interval: float
-    draws: int
-    rounds: int
-    memory: int
-    seed: int
-    told: _Bar
 
-    def exactly(self) -> Inclusion:
-        """By all settings of the gates of a slice, slice by slice."""
-        runs, gates = self.runs, settings(self.runs.heads)
-        self.told.begin("runs", len(runs.corpus) * len(gates) * len(runs.sites))
-        table = runs.table(gates, self.told, self.memory)
-        off = (len(gates) - 1) - 2 ** torch.arange(runs.heads)
-        lost = (table[..., -1:] - table[..., off]).transpose(0, 1)
-        sigma = self._sigma(lost)
-        scale, generator = 1.0 if sigma is None else sigma**-2, torch.Generator().manual_seed(self.seed)
-        self.told.begin("posteriors", len(runs.sites) * (1 + runs.heads))
-        found = [posterior_of(scale * each, self.draws, generator, self.told) for each in table]
-        rho, log_bayes, error = (torch.stack([getattr(f, name) for f in found], at)
-                                 for name, at in (("rho", 1), ("log_bayes", 0), ("error", 0)))  # fmt: skip
-        each = torch.stack([f.inclusion for f in found], 1)
-        together = torch.stack([f.interaction for f in found])
-        idle = _idle(table, runs.heads)
-        return self._told(rho, log_bayes, error, each, together, idle, scale * lost, sigma, "exact")
+Found = tuple[Posterior, Tensor, Tensor, float | None]  # with the nats lost, the idle heads, the spread of the output
 
-    def jointly(self) -> Inclusion:
-        """All slices at once, by relaxed gates."""
-        runs = self.runs
-        self.told.begin("runs", len(runs.corpus) * (runs.heads + 1) * len(runs.sites))
-        lost = ablation(runs, self.told, self.memory)
-        sigma = self._sigma(lost)
-        scale, generator = 1.0 if sigma is None else sigma**-2, torch.Generator().manual_seed(self.seed)
-        self.told.begin("runs", len(runs.corpus) * passes_of(runs.heads * len(runs.sites)) * self.rounds)
-        found = relaxed(runs, scale, self.rounds, self.draws, generator, self.told, self.memory)
-        idle = _relatively_none(lost.abs().amax(0)) & (found.log_bayes.abs() < ALMOST)
-        told = found.rho, found.log_bayes, found.error, found.inclusion
-        return self._told(*told, None, idle, scale * lost, sigma, "svi")
 
-    def _sigma(self, lost: Tensor) -> float | None:
-        """The spread around the output: as it was told, or so that one head off moves the output by it on average."""
-        if not isinstance(self.runs.likelihood, Around):
-            return None
-        name, found = self.runs.likelihood.families[0], float((2 * lost.mean()).sqrt())
-        if not found > 0:
-            raise BNetError("output", expected="a family that a head moves when it is off", got=name)
-        if self.sigma is None:
-            return found
-        if not found / FAR <= self.sigma <= found * FAR:
-            wanted = (
-                f"a number from {found / FAR:.3g} to {found * FAR:.3g}, for one head off moves {name} by {found:.3g}"
-            )
-            raise BNetError("sigma", expected=wanted, got=self.sigma)
-        return float(self.sigma)
+def _exactly(runs: Runs, sigma: float | None, draws: int, generator: torch.Generator, bars: Bars) -> Found:
+    """By all settings of the gates of a slice, slice by slice."""
+    gates = settings(runs.heads)
+    with bars("runs", len(runs.corpus) * len(gates) * len(runs.sites)) as bar:
+        table = runs.table(gates, bar.update)
+    off = (len(gates) - 1) - 2 ** torch.arange(runs.heads)
+    lost = (table[..., -1:] - table[..., off]).transpose(0, 1)
+    sigma = _sigma(runs, lost, sigma)
+    scale = _scale(sigma)
+    with bars("posteriors", len(runs.sites) * (1 + runs.heads)) as bar:
+        each = [posterior_of(scale * log, draws, generator, bar.update) for log in table]
+    dims = {"rho": 1, "log_bayes": 0, "error": 0, "inclusion": 1, "interaction": 0}
+    found = Posterior(**{name: torch.stack([getattr(one, name) for one in each], dim) for name, dim in dims.items()})
+    return found, scale * lost, _idle(table, runs.heads), sigma
 
-    def _told(
-        self,
-        rho: Tensor,
-        log_bayes: Tensor,
-        error: Tensor,
-        each: Tensor,
-        together: Tensor | None,
-        idle: Tensor,
-        lost: Tensor,
-        sigma: float | None,
-        method: str,
-    ) -> Inclusion:
-        runs, count = self.runs, len(lost)
-        self.told.begin("sentences", len(runs.corpus))
-        steep = importance(runs, sigma, self.seed, self.told, self.memory)
-        return Inclusion(
-            slices=tuple(site.name for site in runs.sites),
-            method=method,
-            sentences=count,
-            likelihood=_said(runs),
-            sigma=sigma,
-            interval=self.interval,
-            rho=rho,
-            log_bayes=log_bayes,
-            error=error,
-            inclusion=each,
-            importance=steep.values,
-            importance_error=steep.error,
-            ablation=lost.mean(0),
-            ablation_error=lost.std(0) / count**0.5 if count > 1 else lost[0] * torch.nan,
-            interaction=together,
-            idle=idle,
-            network=self.network,
-            data=self.data,
-        )
+
+def _jointly(runs: Runs, sigma: float | None, draws: int, rounds: int, generator: torch.Generator, bars: Bars) -> Found:
+    """All slices at once, by relaxed gates."""
+    with bars("runs", len(runs.corpus) * (runs.heads + 1) * len(runs.sites)) as bar:
+        lost = ablation(runs, bar.update)
+    sigma = _sigma(runs, lost, sigma)
+    scale = _scale(sigma)
+    with bars("runs", len(runs.corpus) * passes_of(runs.heads * len(runs.sites)) * rounds) as bar:
+        found = relaxed(runs, scale, rounds, draws, generator, bar.update)
+    idle = _relatively_none(lost.abs().amax(0)) & (found.log_bayes.abs() < ALMOST)
+    return found, scale * lost, idle, sigma
+
+
+def _scale(sigma: float | None) -> float:
+    """What `log P` of a run is multiplied by: runs have the square of the distance from the full output."""
+    return 1.0 if sigma is None else sigma**-2
+
+
+def _sigma(runs: Runs, lost: Tensor, sigma: float | None) -> float | None:
+    """The spread around the output: as it was told, or so that one head off moves the output by it on average."""
+    if not isinstance(runs.likelihood, Around):
+        return None
+    name, found = runs.likelihood.families[0], float((2 * lost.mean()).sqrt())
+    if not found > 0:
+        raise BNetError("output", expected="a family that a head moves when it is off", got=name)
+    if sigma is None:
+        return found
+    if not found / FAR <= sigma <= found * FAR:
+        wanted = f"a number from {found / FAR:.3g} to {found * FAR:.3g}, for one head off moves {name} by {found:.3g}"
+        raise BNetError("sigma", expected=wanted, got=sigma)
+    return float(sigma)
 
 
 def damage(
@@ -227,7 +207,7 @@ def damage(
     if _said(runs) != found.likelihood:
         raise BNetError("sentences", expected=f"sentences with {found.likelihood}, as the measures had them",
                         got=f"sentences with {_said(runs)}")  # fmt: skip
-    scale = 1.0 if found.sigma is None else found.sigma**-2
+    scale = _scale(found.sigma)
     numbers = counts_of(counts, found.log_bayes.numel())
     order = {name: order_by(found.measure(name)) for name in MEASURES}
     gates = torch.ones(len(MEASURES), len(numbers), *found.log_bayes.shape)
@@ -235,25 +215,23 @@ def damage(
         for k, off in enumerate(numbers):
             for at in heads[:off]:
                 gates[(m, k, *at)] = 0.0
-    with ranks(runs.like.device) as here, _Bar(progress, here) as told, torch.no_grad():
+    with ranks(runs.like.device) as here, torch.no_grad():
+        bars = _bars(progress, here)
         here.assert_same("damage", net=found.network, data=runs.corpus, settings=(counts, order, around))
         shared = _shared(runs, here)
-        told.begin("sentences", len(shared.corpus))
         losses = torch.zeros(len(shared.corpus), len(MEASURES) * len(numbers), dtype=torch.float64)
-        for part in shared.parts():
-            full = shared.gated(part, torch.ones(len(part), *found.log_bayes.shape).to(shared.like))
-            each = [shared.gated(part, g.expand(len(part), -1, -1).to(shared.like)) for g in gates.flatten(0, 1)]
-            losses[part.which] = (scale * (full - torch.stack(each)).double().cpu()).T
-            told(len(part))
+        with bars("sentences", len(shared.corpus)) as bar:
+            for part in shared.parts():
+                full = shared.gated(part, torch.ones(len(part), *found.log_bayes.shape).to(shared.like))
+                each = [shared.gated(part, g.expand(len(part), -1, -1).to(shared.like)) for g in gates.flatten(0, 1)]
+                losses[part.which] = (scale * (full - torch.stack(each)).double().cpu()).T
+                bar.update(len(part))
         loss = here.all_gather(losses).T
     shape = gates.shape[:2]
     labels = {"measure": MEASURES, "heads off": tuple(map(str, numbers))}
     count = loss.shape[1]
     error = (loss.std(1) / count**0.5 if count > 1 else loss[:, 0] * torch.nan).reshape(shape)
     return Damage(("measure", "heads off"), labels, loss.mean(1).reshape(shape), error, count, order)
-
-
-AROUND = "Normal around "
 
 
 def _said(runs: Runs) -> str:
@@ -335,29 +313,50 @@ def _relatively_none(change: Tensor) -> Tensor:
     return change <= ALMOST * change.max()
 
 
-class _Bar:
-    """Bars of progress, one after another."""
+def one_off(heads: int) -> Tensor:
+    """The settings in which all heads are on, and those in which one is off: `[1 + heads, heads]`.
 
-    def __init__(self, progress: bool | None, here: Ranks) -> None:
-        one_of("progress", progress, (True, False, None))
-        self.hide = True if not here.first else None if progress is None else not progress
-        self.bar: Any = None
+    >>> one_off(2).tolist()
+    [[1.0, 1.0], [0.0, 1.0], [1.0, 0.0]]
+    """
+    return torch.cat([torch.ones(1, heads), 1 - torch.eye(heads)]).double()
 
-    def begin(self, unit: str, total: int) -> None:
-        """The next bar."""
-        self.end()
-        self.bar = tqdm(total=total, unit=f" {unit}", disable=self.hide, leave=False)
 
-    def __call__(self, count: int) -> None:
-        self.bar.update(count)
+def ablation(runs: Runs, told: Callable[[int], object]) -> Tensor:
+    """What `log P` of each sentence loses with one head off: `[sentence, site, head]`."""
+    table = runs.table(one_off(runs.heads), told)
+    return (table[..., :1] - table[..., 1:]).transpose(0, 1)
 
-    def end(self) -> None:
-        """Close the bar that is shown."""
-        if self.bar is not None:
-            self.bar.close()
 
-    def __enter__(self) -> _Bar:
-        return self
+def importance(runs: Runs, sigma: float | None, seed: int, told: Callable[[int], object]) -> tuple[Tensor, Tensor]:
+    """The mean size of the slope of the loss along each gate, all heads on, `[site, head]`, and its standard error."""
+    found = torch.empty(len(runs.corpus), len(runs.sites), runs.heads, dtype=torch.float64)
+    for part in runs.parts(runs.fitting()):
+        if sigma is None:
+            found[part.which] = slopes(runs, part).abs()
+        else:
+            each = [slopes(runs, other).abs() for other in _drawn(runs, part, sigma, seed)]
+            found[part.which] = torch.stack(each).mean(0) / sigma**2
+        told(len(part))
+    found = runs.ranks.all_gather(found)
+    return found.mean(0), found.std(0) / len(found) ** 0.5 if len(found) > 1 else found[0] * torch.nan
 
-    def __exit__(self, *_: object) -> None:
-        self.end()
+
+def slopes(runs: Runs, part: Part) -> Tensor:
+    """`d log P / d gates` of each sentence with all heads on."""
+    shape, dtype = (len(part), len(runs.sites), runs.heads), runs.module.network.dtype
+    gates = torch.ones(shape, dtype=dtype, device=part.device).requires_grad_()
+    (found,) = torch.autograd.grad(runs.gated(part, gates).sum(), gates)
+    return found.double().cpu()
+
+
+def _drawn(runs: Runs, part: Part, sigma: float, seed: int) -> Iterator[Part]:
+    """The same sentences, with outputs drawn around the full one, by random numbers of each sentence's own."""
+    assert part.full is not None
+    full = part.full.expand(len(part), *part.full.shape[1:])
+    noise = []
+    for sentence in runs.ranks.places(part.which).tolist():
+        own = torch.Generator().manual_seed(derive_seed(seed, "output", sentence))
+        noise.append(torch.randn(DRAWS, *full.shape[1:], generator=own, dtype=torch.float64))
+    for each in torch.stack(noise, 1):
+        yield replace(part, full=full + sigma * each.to(full))

@@ -1,26 +1,157 @@
-"""Runs of sentences whose heads are gated: many settings of the gates of one slice at once, or one for each sentence.
+"""Runs of sentences whose heads are gated: where heads are summed, how likely a run is, and many runs at once.
 
-Of a slice all that its heads do not change is computed once for each sentence; a run begins at the gated heads.
+A site is a family of heads that a later node adds up, `a = sum_nu W_o^nu a^nu`. A likelihood is that of what is
+observed, or a Normal around the output of the full net. Runs are of many settings of the gates of one slice at once,
+or of one for each sentence: of a slice all that its heads do not change is computed once for each sentence.
 """
 
 from __future__ import annotations
 
+import abc
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
 
 from bnet_transformer._core.distributed import ALONE, Ranks
 from bnet_transformer.compiler.course import Course, Request
-from bnet_transformer.compiler.module import Module
+from bnet_transformer.compiler.module import Module, output_of
 from bnet_transformer.compiler.plan import Plan
 from bnet_transformer.data import Batch
-from bnet_transformer.inference.heads.likelihood import Around, Likelihood
-from bnet_transformer.inference.heads.sites import Site
+from bnet_transformer.data.task import decided_by
+from bnet_transformer.errors import BNetError, ReadingError, unknown
+from bnet_transformer.inference.factors import evidence_in, likelihood_of, where_seen
+from bnet_transformer.network import Member, Network
+from bnet_transformer.reference import ATOL
 
+MEMORY = 2**29  # bytes, of what a run keeps of its words
 ROWS = 4096  # words that are computed at once: enough to keep a processor busy
+
+
+@dataclass(frozen=True)
+class Site:
+    """One slice's heads: the family of what they read, and the families of a run that they do not change but that
+    what descends from them reads."""
+
+    member: Member
+    beside: tuple[str, ...]
+    plates: tuple[int, ...]
+
+    @property
+    def heads(self) -> int:
+        """How many heads there are, through all groups of them."""
+        return math.prod(self.plates)
+
+    @property
+    def name(self) -> str:
+        """The family's name: `a_0`."""
+        return self.member.family.name
+
+
+def sites_of(network: Network, role: str | None, wanted: Collection[int]) -> tuple[Site, ...]:
+    """The sites of a net above what is wanted, of one role or of all; as many heads in each."""
+    graph = network.graph
+    needed = graph.ancestral_set(wanted)
+    found = [m for m in network.members if m.family.index in needed and _is_summed(network, m)]
+    if not found:
+        choose = [m.family.name for m in network.members if m.tpm.kind == "discrete" and graph.out_of[m.family.index]]
+        got = f"one thing at a time, chosen by {choose[0]}" if choose else "none"
+        hint = "posterior('c') and fit tell of a mixture; combine='concat' sums heads" if choose else None
+        raise BNetError("net", expected="heads that are summed: a plate of them that a later node reads", got=got,
+                        allowed=hint)  # fmt: skip
+    roles = list(dict.fromkeys(m.family.stem for m in found))
+    if role is not None:
+        if role not in roles:
+            raise unknown("role of heads", role, roles)
+        found = [m for m in found if m.family.stem == role]
+    sites = tuple(
+        Site(m, _beside(network, m.family.index, needed), tuple(graph.sizes[plate] for plate in m.family.plates))
+        for m in found
+    )
+    if len({site.heads for site in sites}) > 1:
+        told = ", ".join(f"{site.name} {site.heads}" for site in sites)
+        raise BNetError("role", expected="as many heads in each slice", got=told, allowed=", ".join(roles))
+    return sites
+
+
+def _is_summed(network: Network, member: Member) -> bool:
+    """True for a function of each word and head that all its readers read over the plates of heads."""
+    family = member.family
+    if member.tpm.is_random or family.words is None or not family.plates or not member.shape:
+        return False
+    children = {bundle.child for bundle in network.graph.out_of[family.index]}
+    inputs = [g for child in children for g in network.members[child].inputs if g.parent == family.index]
+    return bool(inputs) and all(given.over == family.plates for given in inputs)
+
+
+def _beside(network: Network, index: int, needed: set[int]) -> tuple[str, ...]:
+    """What is read, and hangs on the words, by what descends from a family and is needed."""
+    graph, below = network.graph, {index}
+    order = [i for group in graph.groups for i in group if i in needed]
+    for i in order:
+        if any(bundle.parent in below for bundle in graph.into[i]):
+            below.add(i)
+    decided = decided_by(network, [network.members[i] for i in order])
+    read = {bundle.parent for i in below - {index} for bundle in graph.into[i]} - below
+    members = [network.members[i] for i in sorted(read) if decided[i] and network.graph.into[i]]
+    return tuple(m.family.name for m in members if not m.tpm.is_random)
+
+
+@dataclass(frozen=True)
+class Likelihood(abc.ABC):
+    """What is asked of a run: some families, and from them `log P` of each sentence, up to a constant."""
+
+    families: tuple[str, ...]
+
+    @abc.abstractmethod
+    def log(self, module: Module, course: Course, plan: Plan, corpus: Batch, full: Tensor | None) -> Tensor:
+        """`[sentence]`; `full` is the output of the run in which all heads are on."""
+
+    def check(self, plan: Plan, network: Network) -> None:
+        """Refuse nets that choose."""
+        if plan.enumerated:
+            name = network.members[plan.enumerated[0]].family.name
+            raise ReadingError(name, expected="a net that chooses nothing", got="a choice that is open")
+
+
+@final
+@dataclass(frozen=True)
+class Observed(Likelihood):
+    """`log P(y | x, gates)` of what is observed."""
+
+    def log(self, module: Module, course: Course, plan: Plan, corpus: Batch, full: Tensor | None) -> Tensor:
+        total = torch.zeros(1, dtype=course.log_dtype, device=course.device)
+        for name in self.families:
+            member = module.network.member(name)
+            told = evidence_in(course, member, corpus.evidence[name])
+            table = where_seen(told, likelihood_of(course, member.family.index, member, told, ATOL))
+            total = total + table.sum(tuple(range(1, table.dim())))
+        return total
+
+
+@final
+@dataclass(frozen=True)
+class Around(Likelihood):
+    """`- |f(gates) - f(all on)|^2 / 2` of an output f: `log Normal(f(all on); f(gates), sigma)` times `sigma^2`."""
+
+    def log(self, module: Module, course: Course, plan: Plan, corpus: Batch, full: Tensor | None) -> Tensor:
+        found = module.wanted(course, self.families[0], plan.wanted[0])  # a value, log probabilities, a mean
+        apart = found - (found if full is None else full)
+        return -0.5 * apart.square().flatten(1).sum(-1).to(course.log_dtype)
+
+
+def likelihood_for(network: Network, corpus: Batch, output: str | None) -> Likelihood:
+    """By what is observed, where something is; else around an output: by default what the module returns."""
+    if corpus.evidence:
+        return Observed(tuple(corpus.evidence))
+    name = output_of(network) if output is None else output
+    member = network.member(name)
+    if not member.shape and not member.tpm.is_random:
+        raise BNetError("output", expected="a family of vectors, or a readout", got=name)
+    return Around((name,))
 
 
 @dataclass(frozen=True)
@@ -88,14 +219,10 @@ class Runs:
         gates = gates.to(a)
         own = a.dim() - 1 - len(site.plates)
         gated = (a[:, None] * gates.reshape(1, count, *site.plates, *[1] * own)).flatten(0, 1)
-        set_ = {name: self._each(part.values[name], count) for name in site.beside} | {site.name: gated}
+        beside = {name: part.values[name] for name in site.beside}
+        set_ = {k: v if len(v) == 1 else v.repeat_interleave(count, 0) for k, v in beside.items()} | {site.name: gated}
         full = None if part.full is None else part.full.repeat_interleave(count, 0)
         return self._log(corpus, full, do=set_).reshape(len(part), count).double()
-
-    @staticmethod
-    def _each(value: Tensor, times: int) -> Tensor:
-        """A value for each setting; that of one sentence is seen by all."""
-        return value if len(value) == 1 else value.repeat_interleave(times, 0)
 
     def gated(self, part: Part, gates: Tensor) -> Tensor:
         """`log P` of each sentence of a part under its own gates in all sites, `[sentence, site, head]`."""
@@ -112,13 +239,13 @@ class Runs:
         self.likelihood.check(plan, self.module.network)
         return course, plan
 
-    def table(self, gates: Tensor, told: Callable[[int], None], memory: int) -> Tensor:
+    def table(self, gates: Tensor, told: Callable[[int], object]) -> Tensor:
         """`log P` of each sentence of all ranks under each setting of a site's gates: `[site, sentence, setting]`."""
         found = torch.empty(len(self.sites), len(self.corpus), len(gates), dtype=torch.float64)
         width = self.width()
-        for part in self.parts(self.words(gates), values=True):
+        for part in self.parts(max(1, ROWS // len(gates)), values=True):  # each word has so many settings
             words = sum(x.shape[1] for x in part.corpus.x.values())
-            most = max(1, min(ROWS, memory // width) // max(1, words * len(part)))
+            most = max(1, min(ROWS, MEMORY // width) // max(1, words * len(part)))
             for k, site in enumerate(self.sites):
                 for start in range(0, len(gates), most):
                     some = slice(start, start + most)
@@ -126,14 +253,9 @@ class Runs:
                     told(len(part) * len(gates[some]))
         return self.ranks.all_gather(found.transpose(0, 1)).transpose(0, 1) if self.ranks.world > 1 else found
 
-    @staticmethod
-    def words(gates: Tensor) -> int:
-        """How many words of sentences go together, where each has so many settings."""
-        return max(1, ROWS // len(gates))
-
-    def fitting(self, memory: int) -> int:
+    def fitting(self) -> int:
         """How many words go together where slopes are asked for, and what every slice makes is kept."""
-        return max(1, min(ROWS, memory // (self.width() * len(self.sites))))
+        return max(1, min(ROWS, MEMORY // (self.width() * len(self.sites))))
 
     def width(self) -> int:
         """Bytes for each word of a run: a few of its widest values."""

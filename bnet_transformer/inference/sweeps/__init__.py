@@ -1,9 +1,9 @@
 """Sweeps: many interventions as one batch, for their effect on a metric; along nodes, attention rows, arrows and paths.
 
-In the order in which data flows: `examples` holds the sentences, `metric` the question, `cell_spec` turns `at` and
-`over` into `cells`, `choices` finds the open choices that outcomes are averaged over, `needed_positions` says which
-nodes are computed again, `routing` which cells are computed together; `engine` runs these by `patched_run` (on the
-changed values alone, `sparse_update`) and the others one at a time by `sequential`. `arrows` sends values along paths,
+In the order in which data flows: `examples` holds the sentences and the open choices that outcomes are averaged over,
+`metric` the question, `cell_spec` turns `at` and `over` into cells, `needed_positions` says which nodes are computed
+again, `routing` which cells are computed together; `engine` runs these by `patched_run` (on the changed values alone,
+`sparse_update`) and the others one at a time by `sequential`. `path_values` sends values along paths,
 `ablation` makes the values of ablations, `attribution` estimates all effects to first order.
 """
 
@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from typing import Any
-
-import numpy as np
 
 from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.errors import BNetError, one_of, whole, within_memory
@@ -22,13 +20,12 @@ from bnet_transformer.inference.route import Route
 from bnet_transformer.inference.surgery import Mean, Noise, Zero
 from bnet_transformer.inference.sweeps.ablation import Ablation
 from bnet_transformer.inference.sweeps.attribution import estimate_cells
-from bnet_transformer.inference.sweeps.cell_spec import cells_of
-from bnet_transformer.inference.sweeps.cells import Cells
+from bnet_transformer.inference.sweeps.cell_spec import Cells, cells_of
 from bnet_transformer.inference.sweeps.engine import ExampleBatch, run_cells
 from bnet_transformer.inference.sweeps.examples import MEMORY, Examples, examples_of, pair
 from bnet_transformer.inference.sweeps.metric import Metric, metric_of
 from bnet_transformer.inference.sweeps.needed_positions import bytes_of, find_needed_positions
-from bnet_transformer.inference.sweeps.results import Mediation, Sweep
+from bnet_transformer.inference.sweeps.results import ByCell, Mediation, Sweep
 from bnet_transformer.inference.sweeps.routing import make_route
 
 __all__ = ["Mediation", "Sweep", "explain_sweep", "mediation", "sweep"]
@@ -83,7 +80,7 @@ def sweep(
         outcomes, best, worst = estimate_cells(batches, asked.metric, cells, progress)
     else:
         outcomes, best, worst = run_cells(batches, asked.metric, cells, size, progress)
-    return Sweep(cells.at, cells.axes, cells.labels, cells.places, outcomes, best, worst, _named(cells), first_order)
+    return Sweep(**cells.described(), outcomes=outcomes, clean=best, corrupt=worst, first_order=first_order)
 
 
 @within_memory("explain_sweep")
@@ -141,7 +138,19 @@ def mediation(
     """The natural indirect effect through each cell, and the natural direct effect past it (Pearl 2001).
 
     Indirect: the corrupt run with the cell as in the clean one. Direct: the clean run with the cell as in the corrupt
-    one. Both are told against the corrupt run; `clean` may be `corrupt.do(...)`, for a treatment of some nodes.
+    one. Both effects are differences from the corrupt run.
+
+    Args:
+        clean: A sentence, or a list of them; `corrupt.do(...)` for a treatment of some nodes.
+        corrupt: As many sentences of the same length.
+        through: What a cell sets, as `at` of `sweep`.
+        metric: As for `sweep`.
+        over: The axes along which cells stay apart; all by default.
+        memory: About how many bytes are used at once.
+        progress: Show a bar: in a terminal (None), always or never.
+
+    Returns:
+        The metric with each cell set, in both directions, and in both base runs.
 
     >>> import bnet_transformer as bt
     >>> net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "a", "cat", "dog", "sat"])
@@ -153,19 +162,9 @@ def mediation(
     if isinstance(clean, Zero | Mean | Noise):
         raise BNetError("clean", expected="sentences", got=clean)
     there = sweep(clean, corrupt, at=through, metric=metric, over=over, memory=memory, progress=progress)
-    assert there.clean is not None
     back = sweep(corrupt, clean, at=through, metric=metric, over=over, memory=memory, progress=progress)
-    return Mediation(
-        there.at,
-        there.axes,
-        there.labels,
-        there.places,
-        there.outcomes,
-        back.outcomes,
-        there.clean,
-        there.corrupt,
-        there.names,
-    )
+    shared = {each.name: getattr(there, each.name) for each in fields(ByCell)}
+    return Mediation(**shared, indirect_outcomes=there.outcomes, direct_outcomes=back.outcomes)
 
 
 @dataclass(frozen=True)
@@ -196,19 +195,22 @@ def _prepare(
         sources: list[tuple[Examples | None, Examples]] = [(None, each) for each in examples_of("corrupt", corrupt)]
     else:
         sources = list(pair(clean, corrupt))
-    everyone = _everyone([ours for _, ours in sources])
+    everyone = Examples.joined([ours for _, ours in sources])
     cells = cells_of(everyone, at, over)
     asked = metric_of(everyone, metric)
     count = len(sources)
     sources = [part for theirs, ours in sources for part in _parts(theirs, ours, asked.nodes, memory)]
-    if cells.routes:
+    if cells.paths:
         _check_same_arrows(everyone)
-    if ablated and (cells.routes or any(each.rows for each in cells.entries)):
+    if ablated and (cells.paths or any(each.rows for each in cells.entries)):
         raise BNetError("at", expected="nodes, for an ablation", got=at, allowed='a role such as "a", or names')
-    if first_order and cells.routes:
+    if first_order and cells.paths:
         wanted, allowed = "nodes or rows of attention, for first_order=True", "first_order=False"
         raise BNetError("at", expected=wanted, got=at, allowed=allowed)
-    ablation = _ablation(clean, corrupt, everyone, cells, memory) if isinstance(clean, Zero | Mean | Noise) else None
+    ablation = None
+    if isinstance(clean, Zero | Mean | Noise):
+        sentences = list(corrupt) if isinstance(corrupt, list | tuple) else [corrupt]
+        ablation = Ablation(clean, sentences, cells.nodes_set(everyone.world), memory)
     keep = len(sources) == count
     first = itertools.accumulate((len(ours) for _, ours in sources), initial=0)
     batches = [
@@ -238,25 +240,3 @@ def _parts(
     if clean is None:
         return ((None, ours) for ours in corrupt.parts(size))
     return zip(clean.parts(size), corrupt.parts(size), strict=True)
-
-
-def _everyone(batches: Sequence[Examples]) -> Examples:
-    """All examples, for what is asked of each by name."""
-    worlds = tuple(world for each in batches for world in each.worlds)
-    return replace(batches[0], worlds=worlds, tokens=tuple(tokens for each in batches for tokens in each.tokens))
-
-
-def _ablation(
-    intervention: Zero | Mean | Noise, corrupt: object, examples: Examples, cells: Cells, memory: int
-) -> Ablation:
-    """What an ablation sets in the nodes of all cells."""
-    sentences: list[Any] = list(corrupt) if isinstance(corrupt, list | tuple) else [corrupt]
-    offsets = examples.world.ground.offsets
-    nodes = [int(offsets[each.family]) + int(node) for each in cells.entries for node in np.unique(each.node)]
-    return Ablation(intervention, sentences, nodes, memory)
-
-
-def _named(cells: Cells) -> dict[tuple[int, ...], str]:
-    """The names of cells by their index."""
-    shape = cells.shape
-    return {tuple(int(i) for i in np.unravel_index(number, shape)): name for number, name in cells.names.items()}

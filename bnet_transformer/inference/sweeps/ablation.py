@@ -21,7 +21,7 @@ from bnet_transformer.inference.surgery import (
     noise_of,
     value_for,
 )
-from bnet_transformer.inference.sweeps.cells import Ids
+from bnet_transformer.inference.sweeps.cell_spec import Ids
 from bnet_transformer.inference.sweeps.examples import Examples, examples_of, state_of
 from bnet_transformer.inference.sweeps.needed_positions import bytes_of, find_needed_positions
 from bnet_transformer.inference.sweeps.patched_run import PatchedRun, picked

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.sweeps.cells import Cells
+from bnet_transformer.inference.sweeps.cell_spec import Cells
 from bnet_transformer.inference.sweeps.engine import ExampleBatch, Start, metric_of_base_runs
 from bnet_transformer.inference.sweeps.metric import Metric
 from bnet_transformer.inference.sweeps.patched_run import PatchedRun, picked

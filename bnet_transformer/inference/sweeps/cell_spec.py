@@ -1,42 +1,86 @@
-"""Cells of a sweep from its arguments `at` and `over`.
+"""Cells: what a sweep sets, each a number of nodes (or rows of attention) that are set together, or paths.
 
-`at` is a role ("x"), rows of attention ("j"), an arrow or a path of roles ("v -> a"), or a list of names, patterns and
-paths of names.
+A cell has a place along each axis of the result, and a name. `at` is a role ("x"), rows of attention ("j"), an arrow or
+a path of roles ("v -> a"), or a list of names, patterns and paths of names; `over` names the axes that stay apart.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bnet_transformer import asking
-from bnet_transformer.axes import SLICE, WORD
+from bnet_transformer.axes import SLICE, WORD, split
 from bnet_transformer.errors import BNetError, room_for, unknown
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.surgery import matching
-from bnet_transformer.inference.sweeps.cells import (
-    ARROW,
-    READ,
-    Cells,
-    Entries,
-    Ids,
-    Route,
-    axes_of,
-    cell_numbers,
-    check_value,
-    chosen,
-    indices_of,
-    labelled,
-    places_along,
-)
 from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.network import Member
 from bnet_transformer.tpm import Attention
 from bnet_transformer.world import World
+
+READ = "read"
+ARROW = "->"
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The nodes of one family that cells set: `node[k]`, its number in the family, for `cell[k]`.
+
+    With `rows` it is their `P(j | i)` that is set; `read[k]` is the word of a single entry, or -1 for the whole row.
+    """
+
+    family: int
+    cell: Ids
+    node: Ids
+    rows: bool = False
+    read: Ids | None = None
+
+
+@dataclass(frozen=True)
+class NodePath:
+    """A path of ground nodes that a cell sends a value along, the last of which it sets."""
+
+    cell: int
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells of a sweep: the axes of the result, what stands along them, and what each cell sets."""
+
+    at: str
+    axes: tuple[str, ...]
+    places: Mapping[str, tuple[int, ...]]
+    labels: Mapping[str, tuple[str, ...]]
+    names: Mapping[int, str] = field(repr=False)
+    entries: tuple[Entries, ...] = field(default=(), repr=False)
+    paths: tuple[NodePath, ...] = field(default=(), repr=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(len(self.places[axis]) for axis in self.axes)
+
+    def nodes_set(self, world: World) -> list[int]:
+        """Ground ids of the nodes that cells set, without the ends of paths."""
+        offsets = world.ground.offsets
+        return [int(offsets[each.family]) + int(node) for each in self.entries for node in np.unique(each.node)]
+
+    def described(self) -> dict[str, Any]:
+        """What a result tells of its cells."""
+        names = {tuple(map(int, np.unravel_index(k, self.shape))): name for k, name in self.names.items()}
+        return {"at": self.at, "axes": self.axes, "labels": self.labels, "places": self.places, "names": names}
+
+    @property
+    def there(self) -> Ids:
+        """The cells that there are: an arrow that a mask lacks is none."""
+        return np.array(sorted(self.names), dtype=np.int64)
 
 
 def cells_of(examples: Examples, at: object, over: object) -> Cells:
@@ -46,7 +90,6 @@ def cells_of(examples: Examples, at: object, over: object) -> Cells:
         if ARROW in at:
             found = of_arrows(world, at, over)
         else:
-            _check_role(world, at)
             found = of_role(world, at, over)
         return labelled(examples, found)
     if not isinstance(at, Sequence) or not at or not all(isinstance(each, str) for each in at):
@@ -57,29 +100,16 @@ def cells_of(examples: Examples, at: object, over: object) -> Cells:
     return _listed(world, list(at))
 
 
-def _check_role(world: World, at: str) -> None:
-    """Refuse a name or a pattern in place of a role, and say where it may stand."""
-    if "*" in at or (at not in world.network.graph.by_stem and _is_known(world, at)):
-        raise BNetError("at", expected="a role", got=at, allowed=f"at=[{at!r}], a list of names and patterns")
-
-
-def _is_known(world: World, name: str) -> bool:
-    try:
-        return bool(matching(world.ground, name))
-    except BNetError:
-        return False
-
-
 def _listed(world: World, patterns: Sequence[str]) -> Cells:
     """One cell for each pattern or path."""
     for pattern in patterns:
         if patterns.count(pattern) > 1:
             raise BNetError("at", expected="each cell once", got=f"{pattern!r} twice")
     by_family: dict[int, list[tuple[int, int]]] = {}
-    routes = []
+    paths = []
     for cell, pattern in enumerate(patterns):
         if ARROW in pattern:
-            routes.append(Route(cell, named_route(world, pattern)))
+            paths.append(NodePath(cell, named_path(world, pattern)))
             continue
         for node in matching(world.ground, pattern):
             family = world.ground.family_of(node).index
@@ -92,25 +122,33 @@ def _listed(world: World, patterns: Sequence[str]) -> Cells:
     count = tuple(range(len(patterns)))
     places, labels = {"cell": count}, {"cell": tuple(patterns)}
     names = dict(enumerate(patterns))
-    return Cells("cells", ("cell",), places, labels, names, tuple(entries), tuple(routes))
+    return Cells("cells", ("cell",), places, labels, names, tuple(entries), tuple(paths))
 
 
 def of_role(world: World, at: str, over: object) -> Cells:
     """A cell for each node of a role, or for each group of them that only the axes of `over` tell apart."""
     graph = world.network.graph
+    stem, indices = split(at)
+    if "*" in at or (indices and stem in graph.by_stem):
+        raise BNetError("at", expected="a role", got=at, allowed=f"at=[{at!r}], a list of names and patterns")
     readers = {} if at in graph.by_stem else readers_of(world)
     if at not in graph.by_stem and at not in readers:
-        raise unknown("at", at, [*graph.by_stem, *readers_of(world)])
+        raise unknown("at", at, [*graph.by_stem, *readers])
     rows = at in readers
     families = readers[at] if rows else graph.by_stem[at]
-    for family in families if not rows else ():
-        check_value(world, world.network.members[family.index])
+    for family in families:
+        member = world.network.members[family.index]
+        if rows:
+            _check_attention(world, member)
+        else:
+            check_value(world, member)
     own = axes_of(families[0])
     if any(axes_of(family) != own for family in families):
         raise BNetError("at", expected="a role whose nodes have the same axes in all slices", got=at)
     allowed = (*own, READ) if rows else own
     axes = chosen(over, own, allowed)
-    words = _width(world, families[0]) if rows else 0
+    member = world.network.members[families[0].index]
+    words = world.ground.words[world.network.stack_read(member)] if rows else 0
     grid = []
     for family in families:
         nodes = world.ground.nodes(family)
@@ -122,15 +160,13 @@ def of_role(world: World, at: str, over: object) -> Cells:
     names: dict[int, str] = {}
     for family, place, node in grid:
         read = None
-        if rows:
-            _check_attention(world, world.network.members[family.index])
         if READ in axes:
             reads = asking.readable(world, world.network.members[family.index])
             row = place[WORD] if WORD in place else np.zeros_like(node)
             which, read = np.nonzero(reads[row])
             node, place = node[which], {axis: at_[which] for axis, at_ in place.items()} | {READ: read}
         cell = cell_numbers(axes, sizes, place, len(node))
-        entries.append(Entries(family.index, cell, node, rows, read if read is not None or not rows else None))
+        entries.append(Entries(family.index, cell, node, rows, read))
         names |= _names(at, family, axes, own, place, cell)
     return Cells(at, axes, sizes, {}, names, tuple(entries))
 
@@ -170,12 +206,6 @@ def _check_attention(world: World, member: Member) -> None:
         raise BNetError(f"at {member.family.name}", expected="attention P(j | i)", got=member.tpm.why_no_reading())
 
 
-def _width(world: World, family: Family) -> int:
-    """How many words a family reads."""
-    member = world.network.members[family.index]
-    return world.ground.words[world.network.stack_read(member)]
-
-
 PATH_BYTES = 2_500  # of one path while it is swept: its name, its nodes, the values that it carries
 
 
@@ -197,19 +227,22 @@ def of_arrows(world: World, at: str, over: object) -> Cells:
     axes = chosen(over, default, default)
     grid, ends = [], []
     for parent, child, sources, targets in steps[0]:
-        place = _arrow_places(world, parent, child, sources, targets)
+        theirs, mine = indices_of(world, parent, sources), indices_of(world, child, targets)
+        place = {**theirs, **mine, SLICE: np.full(len(sources), -1 if child.slice is None else child.slice)}
+        if WORD in theirs:
+            place[READ] = theirs[WORD]
         grid.append((child, {axis: place[axis] for axis in default}, sources))
         ends.append((sources, targets))
     sizes = places_along(axes, grid, 0)
-    routes: list[Route] = []
+    paths: list[NodePath] = []
     names: dict[int, str] = {}
     for (_, place, _), (sources, targets) in zip(grid, ends, strict=True):
         cell = cell_numbers(axes, sizes, place, len(sources))
         for number, source, target in zip(cell.tolist(), sources.tolist(), targets.tolist(), strict=True):
-            routes.append(Route(number, (source, target)))
+            paths.append(NodePath(number, (source, target)))
             name = f"{world.ground.name(source)} {ARROW} {world.ground.name(target)}"
             names[number] = _joined_name(names.get(number, name), name)
-    return Cells(at, axes, sizes, {}, names, routes=tuple(routes))
+    return Cells(at, axes, sizes, {}, names, paths=tuple(paths))
 
 
 def _joined_name(one: str, other: str) -> str:
@@ -261,26 +294,14 @@ def _arrow_axes(world: World, step: Step) -> tuple[str, ...]:
     return own[0]
 
 
-def _arrow_places(world: World, parent: Family, child: Family, sources: Ids, targets: Ids) -> dict[str, Ids]:
-    theirs = indices_of(world, parent, sources)
-    mine = indices_of(world, child, targets)
-    found = {axis: at for axis, at in {**theirs, **mine}.items() if axis != WORD}
-    found[SLICE] = np.full(len(sources), -1 if child.slice is None else child.slice)
-    if WORD in mine:
-        found[WORD] = mine[WORD]
-    if WORD in theirs:
-        found[READ] = theirs[WORD]
-    return found
-
-
 def _paths(world: World, at: str, steps: Sequence[Step]) -> Cells:
     """Every ground path along some roles."""
-    routes = [Route(k, nodes) for k, nodes in enumerate(_joined(steps))]
-    if not routes:
+    paths = [NodePath(k, nodes) for k, nodes in enumerate(_joined(steps))]
+    if not paths:
         raise BNetError(f"at {at!r}", expected="paths of the bnet", got="none")
-    names = {r.cell: f" {ARROW} ".join(map(world.ground.name, r.nodes)) for r in routes}
-    places = {"path": tuple(range(len(routes)))}
-    return Cells(at, ("path",), places, {"path": tuple(names.values())}, names, routes=tuple(routes))
+    names = {r.cell: f" {ARROW} ".join(map(world.ground.name, r.nodes)) for r in paths}
+    places = {"path": tuple(range(len(paths)))}
+    return Cells(at, ("path",), places, {"path": tuple(names.values())}, names, paths=tuple(paths))
 
 
 def _check_room(at: str, count: int) -> None:
@@ -297,25 +318,20 @@ def _count(steps: Sequence[Step], nodes: int) -> int:
     return int(ways.sum())
 
 
-def _joined(steps: Sequence[Step]) -> Iterator[tuple[int, ...]]:
-    follow: list[dict[int, list[int]]] = []
+def _joined(steps: Sequence[Step]) -> list[tuple[int, ...]]:
+    """Every ground path along some roles."""
+    first = dict.fromkeys(source for _, _, sources, _ in steps[0] for source in sources.tolist())
+    paths: list[tuple[int, ...]] = [(source,) for source in first]
     for step in steps:
         onward: dict[int, list[int]] = {}
         for _, _, sources, targets in step:
             for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
                 onward.setdefault(source, []).append(target)
-        follow.append(onward)
-    paths: Iterator[tuple[int, ...]] = ((source,) for source in follow[0])
-    for onward in follow:
-        paths = _longer(paths, onward)
+        paths = [(*path, target) for path in paths for target in onward.get(path[-1], ())]
     return paths
 
 
-def _longer(paths: Iterator[tuple[int, ...]], onward: Mapping[int, Sequence[int]]) -> Iterator[tuple[int, ...]]:
-    return ((*path, target) for path in paths for target in onward.get(path[-1], ()))
-
-
-def named_route(world: World, text: str) -> tuple[int, ...]:
+def named_path(world: World, text: str) -> tuple[int, ...]:
     """The nodes of a path of names, each an arrow from the one before."""
     nodes = tuple(world.ground.id(name.strip()) for name in text.split(ARROW))
     for parent, child in itertools.pairwise(nodes):
@@ -339,3 +355,95 @@ def check_step(world: World, child: int) -> None:
             got=got,
             allowed="a path up to its parent: the run goes on from there",
         )
+
+
+def indices_of(world: World, family: Family, nodes: Ids) -> dict[str, Ids]:
+    """The index of nodes of a family along each of its axes."""
+    shape = world.ground.shapes[family.index]
+    at = np.unravel_index(nodes - int(world.ground.offsets[family.index]), shape) if shape else ()
+    return {axis: np.asarray(i, dtype=np.int64) for axis, i in zip(world.ground.axes(family), at, strict=True)}
+
+
+def axes_of(family: Family) -> tuple[str, ...]:
+    """What tells the nodes of a role apart."""
+    sliced = (SLICE,) if family.slice is not None else ()
+    return (*sliced, *family.plates, *((WORD,) if family.words is not None else ()))
+
+
+def chosen(over: object, default: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, ...]:
+    """The axes that stay apart, in their order."""
+    if over is None:
+        return default
+    asked = [over] if isinstance(over, str) else list(over) if isinstance(over, Sequence) else [over]
+    for axis in asked:
+        if axis not in allowed:
+            raise unknown("over", axis, allowed)
+    if not asked:
+        raise BNetError("over", expected="at least one axis", got="none", allowed=", ".join(allowed))
+    return tuple(axis for axis in allowed if axis in asked)
+
+
+Grid = tuple[Family, Mapping[str, Ids], Ids]
+
+
+def places_along(axes: Sequence[str], grid: Sequence[Grid], words: int) -> dict[str, tuple[int, ...]]:
+    """What stands along each axis."""
+    found = {}
+    for axis in axes:
+        if axis == READ and words:
+            found[axis] = tuple(range(words))
+        else:
+            found[axis] = tuple(np.unique(np.concatenate([place[axis] for _, place, _ in grid])).tolist())
+    return found
+
+
+def cell_numbers(
+    axes: Sequence[str], sizes: Mapping[str, tuple[int, ...]], place: Mapping[str, Ids], count: int
+) -> Ids:
+    """The number of the cell at each of so many places."""
+    if not axes:
+        return np.zeros(count, dtype=np.int64)
+    index = [np.searchsorted(np.array(sizes[axis]), place[axis]) for axis in axes]
+    found: Ids = np.ravel_multi_index(index, tuple(len(sizes[axis]) for axis in axes)).astype(np.int64)
+    return found
+
+
+def check_value(world: World, member: Member) -> None:
+    """Refuse nodes that have no value that could be carried over."""
+    nodes = world.ground.nodes(member.family).tolist()
+    if member.tpm.is_random and not all(node in world.do for node in nodes):
+        names = [m.family.stem for m in world.network.members if not m.tpm.is_random]
+        raise BNetError(
+            f"at {member.family.name}",
+            expected="nodes with a value: functions of their parents, or nodes that are set in both runs",
+            got=f"{member.tpm.kind} ones ({type(member.tpm).__name__})",
+            allowed=f"do({member.family.name}=...) in both runs; " + ", ".join(dict.fromkeys(names)),
+        )
+
+
+def labelled(examples: Examples, cells: Cells) -> Cells:
+    """The same cells, with labels along the axes: a word as its token, where all examples have the same."""
+    stack = _stacks(examples.world, cells)
+    labels = dict(cells.labels)
+    for axis in cells.axes:
+        numbers = cells.places[axis]
+        if axis in (WORD, READ) and axis not in labels:
+            said = [each.get(stack[axis], ()) for each in examples.tokens]
+            tokens = [{words[i] if i < len(words) else str(i) for words in said} for i in numbers]
+            labels[axis] = tuple(
+                next(iter(each)) if len(each) == 1 else str(i) for i, each in zip(numbers, tokens, strict=True)
+            )
+        labels.setdefault(axis, tuple(map(str, numbers)))
+    return replace(cells, labels=labels)
+
+
+def _stacks(world: World, cells: Cells) -> dict[str, str]:
+    """Whose words stand along the axes of words."""
+    members = world.network.members
+    if cells.entries:
+        member = members[cells.entries[0].family]
+        reads = [members[g.parent].family.words for g in member.inputs if WORD in g.over]
+        return {WORD: member.family.words or "", READ: (reads[0] if reads else None) or ""}
+    first = cells.paths[0].nodes
+    parent, child = (world.ground.family_of(node) for node in (first[0], first[-1]))
+    return {WORD: child.words or "", READ: parent.words or ""}

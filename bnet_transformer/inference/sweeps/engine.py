@@ -14,11 +14,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bnet_transformer.inference.route import Obstacle
-from bnet_transformer.inference.sweeps import arrows, sequential
+from bnet_transformer.inference.sweeps import path_values, sequential
 from bnet_transformer.inference.sweeps.ablation import Ablation
-from bnet_transformer.inference.sweeps.cells import Cells, Entries, Ids
-from bnet_transformer.inference.sweeps.choices import Choices, choices_of
-from bnet_transformer.inference.sweeps.examples import Examples
+from bnet_transformer.inference.sweeps.cell_spec import Cells, Entries, Ids
+from bnet_transformer.inference.sweeps.examples import Choices, Examples, choices_of
 from bnet_transformer.inference.sweeps.metric import Metric
 from bnet_transformer.inference.sweeps.needed_positions import (
     NeededPositions,
@@ -99,7 +98,8 @@ class ExampleBatch:
     _kept: list[Start] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self.choices = choices_of(self.clean, self.corrupt, self._touched(), self.nodes)
+        touched = [*self.cells.nodes_set(self.corrupt.world), *(path.nodes[0] for path in self.cells.paths)]
+        self.choices = choices_of(self.clean, self.corrupt, touched, self.nodes)
         states = next(iter(self.choices))  # the structure is the same in every state
         sides = [side.set_to(states) for side in (self.corrupt, self.clean) if side is not None]
         needed = [find_needed_positions(sides[0].world, self.nodes)]
@@ -158,12 +158,6 @@ class ExampleBatch:
         discrete = {node: where(world, node)[0].tpm.kind == "discrete" and node not in world.do for node in self.nodes}
         return {n: self.choices.averaged([each[n] for each in outcomes], discrete=discrete[n]) for n in self.nodes}
 
-    def _touched(self) -> list[int]:
-        """The nodes that cells set, and those that paths start from."""
-        offsets = self.corrupt.world.ground.offsets
-        found = [int(offsets[each.family]) + int(node) for each in self.cells.entries for node in np.unique(each.node)]
-        return found + [route.nodes[0] for route in self.cells.routes]
-
     def _start(self, states: Mapping[int, Tensor]) -> Start:
         """The runs in one state of the choices. One clean run gives both its outcomes and the values that cells set."""
         corrupt = self.corrupt.set_to(states)
@@ -184,8 +178,8 @@ class ExampleBatch:
             outcomes = clean_run.base_outcomes()
             for each in cells.entries:
                 settings.setdefault(each.family, []).append(setting_of(run, clean_run.base, each))
-            if cells.routes:
-                for family, several in arrows.settings_of(run, clean_run.base, cells.routes, self.memory).items():
+            if cells.paths:
+                for family, several in path_values.settings_of(run, clean_run.base, cells.paths, self.memory).items():
                     settings.setdefault(family, []).extend(several)
         return Start(run, settings, busy_cells(run, settings), outcomes)
 
@@ -196,10 +190,6 @@ class ExampleBatch:
         found = setting_of(run, run.base, replace(entries, rows=False))
         return replace(found, source=source.to(found.source), own=True)
 
-    def _ablated_value(self, example: int, node: int) -> Tensor:
-        assert self.ablation is not None
-        return self.ablation.value(self.first + example, node)
-
     def _of_each(self, examples: Examples) -> Outcomes:
         """The outcomes of sentences, each run by itself: `[1, example, *shape]`."""
         several = (examples.set_to(states).worlds for states in self.choices)
@@ -209,7 +199,9 @@ class ExampleBatch:
     def _one_by_one(self, states: Mapping[int, Tensor], cells: Ids) -> Outcomes:
         corrupt = self.corrupt.set_to(states)
         clean = None if self.clean is None else self.clean.set_to(states)
-        each = sequential.Cases(clean, corrupt, self.cells, None if self.ablation is None else self._ablated_value)
+        ablation = self.ablation
+        values = None if ablation is None else lambda example, node: ablation.value(self.first + example, node)
+        each = sequential.Cases(clean, corrupt, self.cells, values)
         worlds = [each.worlds(int(cell)) for cell in cells]
         rows = [[sequential.outcomes(corrupt.module, world, self.nodes) for world in several] for several in worlds]
         return sequential.stacked(self.nodes, rows)
@@ -225,8 +217,8 @@ def _without(cells: Cells, gone: Collection[int]) -> Cells:
         read = None if each.read is None else each.read[stays]
         if stays.any():
             entries.append(replace(each, cell=each.cell[stays], node=each.node[stays], read=read))
-    routes = tuple(route for route in cells.routes if route.cell not in gone)
-    return replace(cells, entries=tuple(entries), routes=routes)
+    paths = tuple(path for path in cells.paths if path.cell not in gone)
+    return replace(cells, entries=tuple(entries), paths=paths)
 
 
 def busy_cells(run: PatchedRun, settings: Mapping[int, Sequence[Setting]]) -> Ids:

@@ -1,20 +1,29 @@
-"""Examples: sentences of one net and of one length, computed as one batch."""
+"""Examples: sentences of one net and of one length, computed as one batch, and the open choices in them.
+
+Choices above what a sweep sets and asks are the same in both runs; the outcomes are averaged over their joint states.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from bnet_transformer import reference
+from bnet_transformer.asking import choice_above
 from bnet_transformer.compiler.course import Course, Request
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.errors import BNetError, EvidenceError, ReadingError
-from bnet_transformer.inference.query import interventions, word_counts
+from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, ReadingError
+from bnet_transformer.inference.joint_posterior import joint_log_probs
+from bnet_transformer.inference.query import Query, interventions, joint_states, word_counts
 from bnet_transformer.inference.sentence_state import SentenceState
-from bnet_transformer.world import World
+from bnet_transformer.reference import BUDGET
+from bnet_transformer.world import World, choices, where
 
 MEMORY = 2**29  # bytes that are used at once, unless a user says otherwise
 
@@ -64,9 +73,11 @@ class Examples:
             some = slice(start, start + size)
             yield replace(self, worlds=self.worlds[some], tokens=self.tokens[some])
 
-    def alone(self) -> Iterator[Examples]:
-        """Each sentence by itself."""
-        return self.parts(1)
+    @staticmethod
+    def joined(batches: Sequence[Examples]) -> Examples:
+        """All sentences of some batches, for what is asked of each by name; they need not share one run."""
+        worlds = tuple(world for each in batches for world in each.worlds)
+        return replace(batches[0], worlds=worlds, tokens=tuple(told for each in batches for told in each.tokens))
 
     def course(
         self,
@@ -130,7 +141,7 @@ def examples_of(what: str, sentences: object) -> tuple[Examples, ...]:
             seen = ", ".join(each.world.ground.name(node) for node in each.evidence)
             raise EvidenceError(name, expected="a sentence without evidence", got=seen, allowed="do() sets a node")
     found = Examples(first.module, tuple(s.world for s in states), tuple(s.tokens for s in states))
-    return (found,) if _alike(found) else tuple(found.alone())
+    return (found,) if _alike(found) else tuple(found.parts(1))
 
 
 def _alike(examples: Examples) -> bool:
@@ -160,7 +171,7 @@ def pair(clean: object, corrupt: object) -> tuple[tuple[Examples, Examples], ...
         raise BNetError("corrupt", expected=f"sentences of {_words(one)}, as clean", got=f"of {_words(other)}")
     if len(theirs) == len(ours) == 1:
         return ((theirs[0], ours[0]),)
-    alone = [[each for examples in side for each in examples.alone()] for side in (theirs, ours)]
+    alone = [[each for examples in side for each in examples.parts(1)] for side in (theirs, ours)]
     return tuple(zip(*alone, strict=True))
 
 
@@ -168,3 +179,94 @@ def _words(world: World) -> str:
     return " and ".join(
         f"{count} words" + (f" ({stack})" if stack else "") for stack, count in world.ground.words.items()
     )
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Choices that no value decides (a selector, atoms) and every joint state of them, `[state, node]`."""
+
+    nodes: tuple[int, ...]
+    states: Tensor
+    examples: Examples = field(repr=False)
+
+    @cached_property
+    def log_probs(self) -> Tensor:
+        """The log probability of each joint state in each example, `[state, example]`."""
+        module, nodes = self.examples.module, self.nodes
+        each = [joint_log_probs(Query(module, world, nodes=nodes)).reshape(-1) for world in self.examples.worlds]
+        return torch.stack(each, -1)
+
+    def __iter__(self) -> Iterator[dict[int, Tensor]]:
+        for row in self.states:
+            yield dict(zip(self.nodes, row.unbind(), strict=True))
+
+    def averaged(self, found: Sequence[Tensor], *, discrete: bool) -> Tensor:
+        """An outcome over all states, `[cell, example, *shape]` in each: its mean, or the log of the mean of `P`."""
+        if not self.nodes:
+            return found[0]
+        each = torch.stack(list(found))
+        logs = self.log_probs.to(each.dtype).reshape(len(each), 1, -1, *[1] * (each.dim() - 3))
+        return (each + logs).logsumexp(0) if discrete else (each * logs.exp()).sum(0)
+
+
+def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], outcomes: Sequence[int]) -> Choices:
+    """The choices above some nodes in either run that no value decides."""
+    found: set[int] = set()
+    for examples in (corrupt,) if clean is None else (clean, corrupt):
+        world = examples.world
+        asked = [parent for node in outcomes for parent in _decided_by(world, node)] + list(nodes)
+        if not _may_hang_on_choices(world, asked):  # cheaper to tell than which nodes are open
+            continue
+        found |= {node for node in choices(world, asked, {}) if not _decided(world, node)}
+    free = sorted(found)
+    world = corrupt.world
+    for node in found.intersection(outcomes):
+        wanted, name = "a node that hangs on what is swept", world.ground.name(node)
+        raise BNetError(f"metric of {name}", expected=wanted, got="a choice that is the same in both runs")
+    count = math.prod(world.count_states(node) for node in free)
+    if count > BUDGET:
+        raise BudgetError(
+            "sweep",
+            expected=f"at most {BUDGET} joint states of the open choices",
+            got=f"{count}",
+            allowed="do() on them: " + ", ".join(map(world.ground.name, free[:6])),
+        )
+    for node in free:
+        if node in world.do:
+            allowed = f"do({world.ground.name(node)}=...) in the clean sentences"
+            raise EvidenceError(
+                world.ground.name(node),
+                expected="a choice open in both",
+                got="one set in corrupt alone",
+                allowed=allowed,
+            )
+    states = joint_states([range(world.count_states(node)) for node in free])
+    return Choices(tuple(free), states, corrupt)
+
+
+def _may_hang_on_choices(world: World, nodes: Sequence[int]) -> bool:
+    """Whether some nodes, or a family above them, are random and discrete."""
+    families = {world.ground.family_of(node).index for node in nodes}
+    own = any(world.network.members[index].tpm.kind == "discrete" for index in families)
+    return own or choice_above(world.network, families)
+
+
+def _decided_by(world: World, node: int) -> list[int]:
+    """What decides an outcome: the parents of a random node, or the node itself."""
+    random = where(world, node)[0].tpm.is_random and node not in world.do
+    return reference.parents(world, node) if random else [node]
+
+
+def _decided(world: World, node: int) -> bool:
+    """True where values decide the distribution of a choice, and not other choices alone."""
+    above = reference.parents(world, node)
+    seen: set[int] = set()
+    while above:
+        parent = above.pop()
+        if parent not in seen:
+            seen.add(parent)
+            member = where(world, parent)[0]
+            if member.tpm.kind != "discrete" and (member.inputs or member.tpm.kind == "input"):
+                return True
+            above.extend(reference.parents(world, parent))
+    return False

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bnet_transformer.graph.walk import marks_of, reach
 from bnet_transformer.network import Input, Member
 from bnet_transformer.world import World
 
@@ -36,51 +37,27 @@ class NeededPositions:
 
 
 def find_needed_positions(world: World, outcomes: Iterable[int]) -> NeededPositions:
-    """Walk from the outcomes up along the arrows, family by family, words as tables.
+    """Mark the ancestors of the outcomes, and of these the words.
 
     Args:
         world: The sentence after surgery.
         outcomes: Ground ids of the nodes that the metric reads.
 
     Returns:
-        The words that lead to an outcome, and those that are set: a walk ends at a word of which every node is set.
+        The words that lead to an outcome, and those that are set.
     """
-    outcomes, leads, cut = tuple(outcomes), dict[int, Table](), _cut_words(world)
-    for node in outcomes:
-        family, index = world.ground.place(node)
-        table = leads.setdefault(family.index, np.zeros(count_words(world, family.index), dtype=np.bool_))
-        table[index[-1] if family.words is not None else 0] = True
-    while True:  # once, unless families read each other word after word: then until nothing is added
-        before = {index: table.copy() for index, table in leads.items()} if world.network.graph.recurrent else leads
-        for member in reversed(world.network.members):
-            below = leads.get(member.family.index)
-            if below is not None:
-                _mark_parents(world, member, below & np.logical_not(cut.get(member.family.index, False)), leads)
-        if not before or all(
-            index in before and np.array_equal(before[index], table) for index, table in leads.items()
-        ):
-            return NeededPositions(outcomes, {index: table for index, table in leads.items() if table.any()}, cut)
+    outcomes, ground = tuple(outcomes), world.ground
+    marks = marks_of(ground, outcomes)
+    for index, above in reach(ground, marks, up=True).items():
+        marks[index] = np.asarray(marks[index] | above) if index in marks else above
+    leads = {index: np.any(_by_word(world, index, mark), axis=0) for index, mark in marks.items()}
+    cut = {index: np.all(_by_word(world, index, mark), axis=0) for index, mark in marks_of(ground, world.do).items()}
+    return NeededPositions(outcomes, leads, cut)
 
 
-def _mark_parents(world: World, member: Member, below: Table, leads: dict[int, Table]) -> None:
-    """Mark the words of each parent that these words of a family read."""
-    for given in member.inputs:
-        if given.reach.kind == "same":
-            above = _beside(world, given.parent, below)
-        elif world.network.members[given.parent].family.words is None:
-            above = np.array([bool(below.any())])
-        else:
-            above = np.any(_pairs(world, member, given)[below], axis=0)
-        leads[given.parent] = leads[given.parent] | above if given.parent in leads else above.copy()
-        for _, selector in given.pick:
-            above = _beside(world, selector, below)
-            leads[selector] = leads[selector] | above if selector in leads else above.copy()
-
-
-def _beside(world: World, parent: int, below: Table) -> Table:
-    """The words of a parent beside some words of its child; a parent without words stands beside them all."""
-    without = world.network.members[parent].family.words is None
-    return np.array([bool(below.any())]) if without else below
+def _by_word(world: World, index: int, marks: Table) -> Table:
+    """The marks of a family's nodes as `[plates, word]`, one word if it has none."""
+    return marks.reshape(-1, count_words(world, index))
 
 
 def find_changed_positions(
@@ -131,17 +108,6 @@ def count_words(world: World, index: int) -> int:
 def _pairs(world: World, member: Member, given: Input) -> Table:
     """`[word, word read]`."""
     return given.reach.matrix(count_words(world, member.family.index), count_words(world, given.parent))
-
-
-def _cut_words(world: World) -> dict[int, Table]:
-    """For each family of which a node is set, the words all of whose nodes are."""
-    sets: dict[int, Table] = {}
-    for node in world.do:
-        family = world.ground.family_of(node)
-        shape = world.ground.shapes[family.index]
-        table = sets.setdefault(family.index, np.zeros(int(np.prod(shape, dtype=np.int64)), dtype=np.bool_))
-        table[node - int(world.ground.offsets[family.index])] = True
-    return {i: np.all(table.reshape(-1, count_words(world, i)), axis=0) for i, table in sets.items()}
 
 
 def bytes_of(world: World, needed: NeededPositions) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.sweeps.cells import Entries
+from bnet_transformer.inference.sweeps.cell_spec import Entries
 from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.inference.sweeps.needed_positions import NeededPositions, Table, find_changed_positions
 from bnet_transformer.inference.sweeps.sparse_update import (
@@ -147,11 +147,10 @@ class PatchedRun:
         index = member.family.index
         values = [setting for setting in settings if not setting.rows]
         weights = next((setting for setting in settings if setting.rows), None)  # a role has one for each family
-        some = descends & ~self._set_entirely(member, values, descends.shape) if values else descends
         if weights is not None:
             found = changes.mixed(member, rows, weights)
-        elif some.any():
-            mine = rows if len(rows) == int(some.sum()) else Rows.of(some)
+        elif descends.any():
+            mine = rows if len(rows) == int(descends.sum()) else Rows.of(descends)
             is_open = member.tpm.is_random and index not in self.base.known
             made = changes.outcome(member, mine) if is_open else changes.value(member, mine)
             found = made if mine is rows else self._among(changes.at(index, rows), made, rows, mine)
@@ -161,16 +160,6 @@ class PatchedRun:
             found = self._with_patch(found, index, rows)
         for setting in values:
             found = self._put(found, member, rows, setting)
-        return found
-
-    def _set_entirely(self, member: Member, settings: Sequence[Setting], shape: tuple[int, ...]) -> Table:
-        """The rows of which every node is set: they need not be computed."""
-        plates = full_shape(self.base, member)[:-1]
-        hits = np.zeros((*shape, int(np.prod(plates, dtype=np.int64))), dtype=np.bool_)
-        for setting in settings:
-            plate = np.ravel_multi_index([p.numpy() for p in setting.node[:-1]], plates) if plates else 0
-            hits[setting.cell.numpy(), setting.node[-1].numpy(), plate] = True
-        found: Table = np.all(hits, axis=-1)
         return found
 
     def _among(self, base: Tensor, made: Tensor, rows: Rows, mine: Rows) -> Tensor:

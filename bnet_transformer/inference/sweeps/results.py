@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -26,16 +26,21 @@ SHOWN = 12  # rows in a notebook
 STRONGEST = 5
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class ByCell:
-    """What is common to results by cell: axes, the names of cells, and parts of them."""
+    """What is common to results by cell.
+
+    `names` has the name of each cell, by its index; `labels` say what stands along an axis, `places` the numbers of its
+    slices, heads and words. `clean` and `corrupt` are the metric of both base runs, `[example]`.
+    """
 
     at: str
     axes: tuple[str, ...]
     labels: Mapping[str, tuple[str, ...]]
     places: Mapping[str, tuple[int, ...]]
+    names: Mapping[tuple[int, ...], str]
     clean: Tensor | None
     corrupt: Tensor
-    names: Mapping[tuple[int, ...], str]
 
     @property
     def examples(self) -> int:
@@ -60,29 +65,29 @@ class ByCell:
     def _by_name(self) -> dict[str, tuple[int, ...]]:
         return {name: index for index, name in self.names.items()}
 
-    def _fixed(self, places: Mapping[str, int]) -> tuple[dict[int, int], dict[str, Any]]:
-        """The place along each dim that is fixed, and what is left of axes, labels, places and names."""
+    def where(self, **places: int) -> Self:
+        """The cells at one place of some axes, such as `where(slice=1)`: the same result without these axes."""
         if not places:
             raise BNetError("where", expected="an axis and its place", got="none", allowed=", ".join(self.axes))
-        fixed = {}
+        index: list[Any] = [slice(None)] * len(self.axes)
         for axis, place in places.items():
-            if axis not in self.axes:
-                raise unknown("axis", axis, self.axes)
-            dim = self.axes.index(axis)
             along = self.places_along(axis)
             if whole(axis, place, least=0) not in along:
                 told = f"{along[0]} to {along[-1]}" if along == tuple(range(along[0], along[-1] + 1)) else f"{along}"
                 raise BNetError(axis, expected=f"one of {told}", got=place)
-            fixed[dim] = along.index(place)
-        left = tuple(axis for axis in self.axes if axis not in places)
+            index[self.axes.index(axis)] = along.index(place)
+        free = [dim for dim, axis in enumerate(self.axes) if axis not in places]
         names = {
-            tuple(k for dim, k in enumerate(index) if dim not in fixed): name
-            for index, name in self.names.items()
-            if all(index[dim] == k for dim, k in fixed.items())
+            tuple(cell[dim] for dim in free): name
+            for cell, name in self.names.items()
+            if all(cell[dim] == k for dim, k in enumerate(index) if dim not in free)
         }
-        parts = {"labels": self.labels, "places": self.places}
-        rest = {what: {axis: told[axis] for axis in left if axis in told} for what, told in parts.items()}
-        return fixed, {"axes": left, "names": names, **rest}
+        axes = tuple(self.axes[dim] for dim in free)
+        labels = {axis: self.labels[axis] for axis in axes if axis in self.labels}
+        numbers = {axis: self.places[axis] for axis in axes if axis in self.places}
+        tensors = [each.name for each in fields(self) if each.name.endswith("outcomes")]
+        outcomes = {name: getattr(self, name)[tuple(index)] for name in tensors}
+        return replace(self, axes=axes, labels=labels, places=numbers, names=names, **outcomes)
 
     def places_along(self, axis: str) -> tuple[int, ...]:
         """The numbers of the slices, heads or words along an axis."""
@@ -120,20 +125,11 @@ class ByCell:
 class Sweep(ByCell):
     """The metric with each cell set, `outcomes[*axes, example]`, beside that of the clean and of the corrupt run.
 
-    An *effect* is `outcomes - corrupt`. NaN is where there is no such cell: an arrow that the mask lacks. `names` has
-    the name of each cell, by its index; `labels` say what stands along an axis, `places` the numbers of its slices,
-    heads and words. Standard errors and intervals are over the examples. Of a sweep to `first_order` the outcomes are
-    estimates: no cell was run.
+    An *effect* is `outcomes - corrupt`. NaN is where there is no such cell: an arrow that the mask lacks. Standard
+    errors and intervals are over the examples. Of a sweep to `first_order` the outcomes are estimates: no cell was run.
     """
 
-    at: str
-    axes: tuple[str, ...]
-    labels: Mapping[str, tuple[str, ...]]
-    places: Mapping[str, tuple[int, ...]]
     outcomes: Tensor
-    clean: Tensor | None
-    corrupt: Tensor
-    names: Mapping[tuple[int, ...], str]
     first_order: bool = False
 
     @property
@@ -184,11 +180,6 @@ class Sweep(ByCell):
         names = list(self.names.values())
         return [(names[k], float(values[k])) for k in order.tolist() if size[k] >= 0]
 
-    def where(self, **places: int) -> Sweep:
-        """The cells at one place of some axes, such as `where(slice=1)`: a sweep without these axes."""
-        fixed, rest = self._fixed(places)
-        return replace(self, outcomes=_taken(self.outcomes, fixed), **rest)
-
     def marks(self) -> Mapping[str, str]:
         """The strongest cells with their effects: `s.draw("cells.svg", highlight=sweep)` shows them."""
         return {name: f"{effect:+.2g}" for name, effect in self.top() if effect != 0}
@@ -232,15 +223,9 @@ class Mediation(ByCell):
     the three as a `Sweep`, with its errors and intervals.
     """
 
-    at: str
-    axes: tuple[str, ...]
-    labels: Mapping[str, tuple[str, ...]]
-    places: Mapping[str, tuple[int, ...]]
+    clean: Tensor
     indirect_outcomes: Tensor
     direct_outcomes: Tensor
-    clean: Tensor
-    corrupt: Tensor
-    names: Mapping[tuple[int, ...], str]
 
     @property
     def direct(self) -> Tensor:
@@ -263,8 +248,7 @@ class Mediation(ByCell):
         direct, indirect = self.direct_outcomes, self.indirect_outcomes
         both = {"direct": direct, "indirect": indirect}
         outcomes = both.get(part, self.clean + self.corrupt - direct - indirect + self.corrupt)
-        told = (self.at, self.axes, self.labels, self.places, outcomes, self.clean, self.corrupt, self.names)
-        return Sweep(*told)
+        return Sweep(**{each.name: getattr(self, each.name) for each in fields(ByCell)}, outcomes=outcomes)
 
     def __getitem__(self, name: str) -> dict[str, float]:
         """The mean effects of a cell, by its name."""
@@ -274,12 +258,6 @@ class Mediation(ByCell):
     def top(self, count: int = STRONGEST) -> list[tuple[str, float]]:
         """The cells of the greatest indirect effects, each with it."""
         return self.of("indirect").top(count)
-
-    def where(self, **places: int) -> Mediation:
-        """The cells at one place of some axes, such as `where(slice=1)`: a mediation without these axes."""
-        fixed, rest = self._fixed(places)
-        indirect, direct = _taken(self.indirect_outcomes, fixed), _taken(self.direct_outcomes, fixed)
-        return replace(self, indirect_outcomes=indirect, direct_outcomes=direct, **rest)
 
     def marks(self) -> Mapping[str, str]:
         """The cells through which most goes: `s.draw("cells.svg", highlight=mediation)` shows them."""
@@ -331,13 +309,6 @@ def bootstrap(effects: Tensor, confidence: float, draws: int, seed: int) -> tupl
             ends[:, part] = np.quantile(flat[part] @ shares.T, at, axis=1)
     low, high = torch.from_numpy(ends).reshape(2, *effects.shape[:-1])
     return low, high
-
-
-def _taken(values: Tensor, fixed: Mapping[int, int]) -> Tensor:
-    """What stands at some places of some dims."""
-    for dim in sorted(fixed, reverse=True):
-        values = values.select(dim, fixed[dim])
-    return values
 
 
 def _counted(count: int, what: str) -> str:

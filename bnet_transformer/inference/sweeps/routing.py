@@ -17,6 +17,7 @@ cell runs alone (`sequential`) where a rule below forbids that. The first rule t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -26,7 +27,7 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.cost import cost
 from bnet_transformer.inference.query import mixed_fault, set_families
 from bnet_transformer.inference.route import Obstacle, Route
-from bnet_transformer.inference.sweeps.cells import Cells, Entries, Ids
+from bnet_transformer.inference.sweeps.cell_spec import Cells, Ids
 from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.inference.sweeps.needed_positions import (
     NeededPositions,
@@ -35,7 +36,7 @@ from bnet_transformer.inference.sweeps.needed_positions import (
     find_changed_positions,
 )
 from bnet_transformer.inference.sweeps.sparse_update import is_wordwise
-from bnet_transformer.network import Member, Network
+from bnet_transformer.network import Member
 from bnet_transformer.world import World
 
 CHUNK = 2**24  # entries of the tables of changed words at once
@@ -90,9 +91,11 @@ def find_obstacles(
             for obstacle in (find_obstacle_of_a_run(examples, families) for examples, _ in sides):
                 if obstacle is not None:
                     without_source |= dict.fromkeys(numbers, obstacle)
-    for entries in cells.entries:
-        obstacle = _obstacle_of_rows([examples for examples, _ in sides], entries)
-        if obstacle is not None:
+    for entries, (examples, _) in itertools.product(cells.entries, reversed(sides)):
+        ground = examples.world.ground
+        done = [*ground.cut_in(entries.family), *ground.rows_in(entries.family)] if entries.rows else []
+        if done:  # such rows are neither taken from a run, nor set in one, all at once
+            obstacle = Obstacle(ground.name(done[0]), "set by do()")
             without_source |= dict.fromkeys(entries.cell.tolist(), obstacle)
     return Obstacles(None, without_source, _obstacles_of_changes(world, needed, cells, first_order=first_order))
 
@@ -106,11 +109,11 @@ def _sources_by_cells(world: World, cells: Cells) -> Iterator[tuple[list[int], s
     """For groups of cells, the families whose values they take from a run."""
     for entries in cells.entries:
         yield entries.cell.tolist(), {entries.family}
-    nodes = {node for route in cells.routes for node in route.nodes}
+    nodes = {node for path in cells.paths for node in path.nodes}
     family_of = {node: world.ground.family_of(node).index for node in nodes}
     by_families: dict[frozenset[int], list[int]] = {}
-    for route in cells.routes:
-        by_families.setdefault(frozenset(family_of[node] for node in route.nodes), []).append(route.cell)
+    for path in cells.paths:
+        by_families.setdefault(frozenset(family_of[node] for node in path.nodes), []).append(path.cell)
     for families, numbers in by_families.items():
         above = {bundle.parent for index in families for bundle in world.network.graph.into[index]}
         yield numbers, {*families, *above}
@@ -133,18 +136,6 @@ def find_obstacle_of_a_run(examples: Examples, families: Collection[int]) -> Obs
     return None
 
 
-def _obstacle_of_rows(sides: Collection[Examples], entries: Entries) -> Obstacle | None:
-    """Why the rows of attention of a family are not taken from a run, or set in one, all at once."""
-    if not entries.rows:
-        return None
-    for examples in sides:
-        ground = examples.world.ground
-        cut, rows = ground.cut_in(entries.family), ground.rows_in(entries.family)
-        if cut or rows:
-            return Obstacle(ground.name((cut or rows)[0]), "set by do()")
-    return None
-
-
 def _obstacles_of_changes(
     world: World, needed: NeededPositions, cells: Cells, *, first_order: bool
 ) -> dict[int, Obstacle]:
@@ -164,7 +155,11 @@ def _obstacles_of_changes(
     for numbers, set_words in _set_words(world, needed, cells):
         changed = find_changed_positions(world, needed, set_words, len(numbers))
         for index, member in suspects.items():
-            marked = list(_obstacles_of_selectors(member, network, changed)) if not first_order else []
+            marked = []
+            for selector in {selector for given in member.inputs for _, selector in given.pick}:
+                if selector in changed and not first_order:
+                    reason = f"a selector that changes, by which {member.family.name} picks"
+                    marked.append((Obstacle(network.graph.families[selector].name, reason), changed[selector][1]))
             if index in changed:
                 descends, both = changed[index]
                 if first_order:
@@ -178,20 +173,10 @@ def _obstacles_of_changes(
     return obstacles
 
 
-def _obstacles_of_selectors(
-    member: Member, network: Network, changed: Mapping[int, tuple[Table, Table]]
-) -> Iterator[tuple[Obstacle, Table]]:
-    """The selectors of a family that change: the obstacle, and the table of the cells."""
-    for selector in {selector for given in member.inputs for _, selector in given.pick}:
-        if selector in changed:
-            reason = f"a selector that changes, by which {member.family.name} picks"
-            yield Obstacle(network.graph.families[selector].name, reason), changed[selector][1]
-
-
 def _obstacles_of_family(
     world: World, member: Member, descends: Table, changed: Table
 ) -> Iterator[tuple[Obstacle, Table]]:
-    """The rules for a family of which these words are computed again, or change."""
+    """The rules for a family of which these words are computed again, or change: the obstacle, and in which cells."""
     family = member.family
     if any(axis == WORD for given in member.inputs for axis, _ in given.pick):
         yield Obstacle(family.name, "picked by a choice of a word"), descends
@@ -205,9 +190,9 @@ def _set_words(world: World, needed: NeededPositions, cells: Cells) -> Iterator[
     """The words of each family that cells set, `[cell, word]`, for as many cells at a time as memory holds."""
     there, ground = cells.there, world.ground
     sets: list[tuple[int, Ids, Ids]] = [(entries.family, entries.cell, entries.node) for entries in cells.entries]
-    for route in cells.routes:
-        family = ground.family_of(route.nodes[-1]).index
-        sets.append((family, np.array([route.cell]), np.array([route.nodes[-1] - int(ground.offsets[family])])))
+    for path in cells.paths:
+        family = ground.family_of(path.nodes[-1]).index
+        sets.append((family, np.array([path.cell]), np.array([path.nodes[-1] - int(ground.offsets[family])])))
     size = max(1, CHUNK // max(1, sum(map(len, needed.leads.values()))))
     for start in range(0, len(there), size):
         numbers, tables = there[start : start + size], dict[int, Table]()

@@ -19,7 +19,7 @@ from bnet_transformer.graph import ancestors
 from bnet_transformer.inference.joint_posterior import joint_log_probs, joint_posterior
 from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.query import Query
-from bnet_transformer.inference.sweeps.cells import Cells
+from bnet_transformer.inference.sweeps.cell_spec import Cells
 from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.world import Row, World, choices, where
 
@@ -89,7 +89,7 @@ class Cases:
     def worlds(self, cell: int) -> Iterator[World]:
         """The sentences in which a cell is set, example by example."""
         for n, world in enumerate(self.corrupt.worlds):
-            yield world.surgery({**self._entries(cell, n), **self._routes(cell, n)})
+            yield world.surgery({**self._entries(cell, n), **self._paths(cell, n)})
 
     def _entries(self, cell: int, n: int) -> dict[int, Tensor | Row]:
         found: dict[int, Tensor | Row] = {}
@@ -108,11 +108,11 @@ class Cases:
                     found[node] = Row(row)
         return found
 
-    def _routes(self, cell: int, n: int) -> dict[int, Tensor]:
+    def _paths(self, cell: int, n: int) -> dict[int, Tensor]:
         ends: dict[int, list[tuple[int, ...]]] = {}
-        for route in self.cells.routes:
-            if route.cell == cell:
-                ends.setdefault(route.nodes[-1], []).append(route.nodes)
+        for path in self.cells.paths:
+            if path.cell == cell:
+                ends.setdefault(path.nodes[-1], []).append(path.nodes)
         found = {}
         for end, paths in ends.items():
             sent = {path[0]: self._value(True, n, path[0]) for path in paths}

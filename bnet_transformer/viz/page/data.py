@@ -1,23 +1,26 @@
-"""A sentence as the page has it: a small description that JSON can hold, and one block of bytes, what is read.
+"""A sentence as the page has it: a small description that JSON can hold, and one block of bytes: what is read, then
+which nodes arrows join.
 
-The description holds the folded graph, from which the front end makes names, arrows and answers of structure itself.
+The arrows from one family to another are the pairs of plates times the pairs of words that they join, each a table of
+bits; a table that many families share is there once. Where `do` took arrows away one table holds all pairs of nodes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import asking
-from bnet_transformer.axes import Reach
 from bnet_transformer.errors import BNetError, BudgetError, listed, one_of, unknown
 from bnet_transformer.export.graphs import drawn_kind
-from bnet_transformer.graph import Family
+from bnet_transformer.graph import Bundle, Family, Ground
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.network import Member, Network
@@ -26,14 +29,13 @@ from bnet_transformer.viz.labels import shown, visible
 from bnet_transformer.viz.options import THEMES
 from bnet_transformer.viz.page.formulas import formulas
 from bnet_transformer.viz.page.included import included
-from bnet_transformer.viz.page.pack import STEPS, bits, quantised
 from bnet_transformer.viz.page.reading import Reading, prepare, read_from, readers_of, reading_of
 from bnet_transformer.viz.picture import DASHES
 from bnet_transformer.viz.rows import depths_of, places_in_rows, rows_of
 from bnet_transformer.viz.sentence import ends_of
 from bnet_transformer.viz.style import DASH, OPACITY, WIDTH, hue
 
-VERSION = 1
+STEPS = 255  # a probability p is the byte round(255 p), so it is exact to 1/510
 MOST_WORDS = 512  # of a stack
 MOST_BYTES = 40_000_000  # of what is read: 512 words in 12 slices of 12 heads
 MOST_STATES = 24  # of a discrete node whose posterior is told
@@ -88,10 +90,12 @@ def described(state: SentenceState, asked: Asked) -> Described:
     prepare(state, readers)
     found = [reading_of(state, member, None if heads is None else [int(h) for h in heads]) for member in readers]
     readings = [each for each in found if isinstance(each, Reading)]
-    told, block = _packed(world, readings)
+    tables = Tables()
+    links = _links(world, tables)
+    told, reads = _packed(world, readings, tables)
+    pairs, bits = tables.packed(len(reads))
     notes = [each for each in found if isinstance(each, str)] + [each.note for each in readings if each.note]
     about = {
-        "version": VERSION,
         "title": visible(asked.title or _title(state)),
         "net": world.network.declaration.name,
         "theme": asked.theme,
@@ -100,6 +104,9 @@ def described(state: SentenceState, asked: Asked) -> Described:
         "look": {"width": WIDTH, "opacity": OPACITY, "dashes": {role: DASHES[dash] for role, dash in DASH.items()}},
         "counts": [len(world.ground), world.ground.count_arrows()],
         **_structure(world),
+        "links": links,
+        "pairs": pairs,
+        "cut": sorted(world.ground.cut),
         "stacks": [_stack(state, name) for name in world.network.graph.slices],
         "done": {world.ground.name(node): _said_value(value) for node, value in world.do.items()}
         | {world.ground.name(node): "a row of attention" for node in world.rows},
@@ -111,7 +118,7 @@ def described(state: SentenceState, asked: Asked) -> Described:
         "moved": _moved(state),
         "notes": list(dict.fromkeys(notes)),
     }
-    return Described(about, block)
+    return Described(about, reads + bits)
 
 
 def _title(state: SentenceState) -> str:
@@ -152,32 +159,16 @@ def _reads(world: World, member: Member, heads: int | None) -> int:
 
 
 def _structure(world: World) -> dict[str, Any]:
-    """The folded graph, the surgery, and the equations."""
-    network, ground = world.network, world.ground
-    reaches: dict[Reach, int] = {}
-
-    def number(reach: Reach) -> int:
-        return reaches.setdefault(reach, len(reaches))
-
+    """The families of nodes, and the equations."""
+    network = world.network
     equations, which = formulas(network)
     every = range(len(network.members))
     rows = rows_of(network.graph, every)
     depths = depths_of(network.graph, every, rows)
-    bundles = [
-        [b.parent, b.child, [number(r) for r in b.reaches], hue(_role(network, b.parent), _role(network, b.child))]
-        for b in network.graph.bundles
-    ]
-    kept = {
-        node: {parent: [number(r) for r in rs] for parent, rs in kept.items()} for node, kept in ground.rows.items()
-    }
     return {
         "sizes": dict(network.graph.sizes),
-        "families": [_family(network, member, rows, depths, which) for member in network.members],
+        "families": [_family(world, member, rows, depths, which) for member in network.members],
         "order": _order(network, rows),
-        "bundles": bundles,
-        "reaches": [_reach(reach) for reach in reaches],
-        "cut": sorted(ground.cut),
-        "rows": kept,
         "equations": equations,
     }
 
@@ -192,24 +183,66 @@ def _order(network: Network, rows: Mapping[int, int]) -> list[int]:
     return sorted(range(len(names)), key=lambda index: place[names[index]])
 
 
-def _role(network: Network, index: int) -> str:
-    return network.graph.families[index].role
+class Tables:
+    """Tables of booleans, each once, by their numbers."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, int, bytes], int] = {}
+
+    def number(self, table: NDArray[np.bool_]) -> int:
+        """The number of a table `[row, column]`."""
+        key = (*table.shape, np.packbits(table.reshape(-1)).tobytes())
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def packed(self, start: int) -> tuple[list[list[int]], bytes]:
+        """Rows, columns and the first byte of each table, where that of the first is `start`; and the bytes of all."""
+        told, parts = [], []
+        for rows, columns, held in self._numbers:
+            told.append([rows, columns, start])
+            parts.append(held)
+            start += len(held)
+        return told, b"".join(parts)
 
 
-def _reach(reach: Reach) -> dict[str, Any]:
-    if reach.kind == "mask":
-        return {"kind": "mask", "table": bits(np.array(reach.table)), "wide": len(reach.table[0])}
-    return {"kind": reach.kind, "width": reach.width}
+def _links(world: World, tables: Tables) -> list[list[Any]]:
+    """Every arrow: parents' and children's family, the tables of plates and of words, and the colour."""
+    graph, ground, found = world.network.graph, world.ground, []
+    for bundle in graph.bundles:
+        parent, child = graph.families[bundle.parent], graph.families[bundle.child]
+        plates, words = _plate_pairs(ground, bundle), ground.reads(bundle)
+        changed = [*ground.cut_in(child.index), *ground.rows_in(child.index)]
+        if changed:
+            plates, words = np.kron(plates, words), np.ones((1, 1), dtype=bool)
+            for node in changed:
+                start = int(ground.offsets[parent.index])
+                inside = [p - start for p in ground.parents(node) if start <= p < start + plates.shape[1]]
+                plates[node - int(ground.offsets[child.index])] = np.isin(np.arange(plates.shape[1]), inside)
+        colour = hue(parent.role, child.role)
+        found.append([parent.index, child.index, tables.number(plates), tables.number(words), colour])
+    return found
+
+
+def _plate_pairs(ground: Ground, bundle: Bundle) -> NDArray[np.bool_]:
+    """Which indices of a child's plates, flat, go with which of its parent's: those that agree along shared plates."""
+    child, parent = (ground.folded.families[k].plates for k in (bundle.child, bundle.parent))
+    sizes = [[ground.folded.sizes[plate] for plate in plates] for plates in (child, parent)]
+    here, there = (np.indices(size).reshape(len(size), math.prod(size)) for size in sizes)
+    agree = np.ones((here.shape[1], there.shape[1]), dtype=bool)
+    for k, plate in enumerate(child):
+        if plate in parent:
+            agree &= here[k][:, None] == there[parent.index(plate)]
+    return agree
 
 
 def _family(
-    network: Network,
+    world: World,
     member: Member,
     rows: Mapping[int, int],
     depths: Mapping[int, tuple[int, int]],
     which: Sequence[int],
 ) -> dict[str, Any]:
-    own = member.family
+    own, network = member.family, world.network
+    into = network.graph.into[own.index]
     row, depth = (rows[own.index], 0) if own.index in rows else depths[own.index]
     return {
         "name": own.name,
@@ -218,10 +251,12 @@ def _family(
         "slice": own.slice,
         "step": own.step,
         "plates": list(own.plates),
+        "places": list(world.ground.shapes[own.index]),
         "words": own.words,
         "row": row,
         "depth": depth,
         "state": _is_state(network, own),
+        "reads": len(into) > 1 and any(reach.kind != "same" for bundle in into for reach in bundle.reaches),
         "kind": drawn_kind(member),
         "tpm": type(member.tpm).__name__,
         "learnable": member.learnable,
@@ -261,7 +296,7 @@ def _stack(state: SentenceState, name: str) -> dict[str, Any]:
 # what is read
 
 
-def _packed(world: World, readings: Sequence[Reading]) -> tuple[list[dict[str, Any]], bytes]:
+def _packed(world: World, readings: Sequence[Reading], tables: Tables) -> tuple[list[dict[str, Any]], bytes]:
     """Each reading with where its bytes begin, and the bytes of all: of each slot and plate the pairs that can be."""
     told: list[dict[str, Any]] = []
     parts: list[bytes] = []
@@ -282,7 +317,7 @@ def _packed(world: World, readings: Sequence[Reading]) -> tuple[list[dict[str, A
                 "mean": reading.mean,
                 "slots": reading.table.shape[0],
                 "plates": reading.table.shape[1],
-                "pairs": _pairs(world, member),
+                "pairs": tables.number(pairs),
                 "at": at,
             }
         )
@@ -291,14 +326,13 @@ def _packed(world: World, readings: Sequence[Reading]) -> tuple[list[dict[str, A
     return told, b"".join(parts)
 
 
-def _pairs(world: World, member: Member) -> str | dict[str, Any]:
-    """Which pairs of words can be: by their name, where they are `every` or `causal`, else a table."""
-    table = asking.readable(world, member)
-    if table.all():
-        return "every"
-    if table.shape[0] == table.shape[1] and bool((table == np.tri(len(table), dtype=bool)).all()):
-        return "causal"
-    return {"table": bits(table)}
+def quantised(shares: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
+    """Probabilities as bytes.
+
+    >>> quantised(np.array([0.0, 0.5, 1.0])).tolist()
+    [0, 128, 255]
+    """
+    return np.asarray(np.rint(np.clip(shares, 0.0, 1.0) * STEPS), dtype=np.uint8)
 
 
 def _states_between(network: Network, member: Member) -> tuple[int | None, int | None]:

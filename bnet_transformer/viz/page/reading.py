@@ -15,7 +15,7 @@ from bnet_transformer import asking, reference
 from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.inference import SentenceState
-from bnet_transformer.inference.expected_reading import expected_reading, route_expected_reading
+from bnet_transformer.inference.joint_posterior import expected_reading, route_expected_reading
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import World
 from bnet_transformer.tpm.arrays import in_numpy

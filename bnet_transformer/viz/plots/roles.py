@@ -11,7 +11,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from bnet_transformer.errors import one_of
 from bnet_transformer.inference.heads.corpus_roles import Roles
-from bnet_transformer.inference.heads.relations import OTHER
+from bnet_transformer.inference.heads.reading import OTHER
 from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.viz.plots.canvas import PAGE, Canvas
 from bnet_transformer.viz.plots.heat import Map, heat_map, room, up_to

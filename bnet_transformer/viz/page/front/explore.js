@@ -76,7 +76,7 @@ class View extends Lines {
   /** Take a description: the first, or one after a `do`. @param {Data} data */
   take({ about, bytes }) {
     this.about = about;
-    this.net = new Net(about);
+    this.net = new Net(about, bytes);
     this.readings = about.readings.map((/** @type {any} */ told) => new Reading(this.net, told, bytes, about.steps));
     this.done = new Set(Object.keys(about.done).map((name) => this.net.find(name)));
     this.seen = new Set(Object.keys(about.seen).map((name) => this.net.find(name)));

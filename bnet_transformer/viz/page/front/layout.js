@@ -151,7 +151,7 @@ function placeRows(net, inRows, rails, roomy, size, unfolded) {
     const own = inRows.filter((k) => net.families[k].row === number);
     const tall = Math.max(...own.map((k) => unfolded(k) * (size(k).tall + 4) - 4));
     const folded = before !== null && own.some((k) => net.families[k].state) && number - before > 1;
-    const reads = own.some((k) => net.into[k].length > 1 && net.into[k].some((b) => b.reaches.some((r) => net.reaches[r].kind !== "same")));
+    const reads = own.some((k) => net.families[k].reads);
     const gap = before === null ? 0 : folded ? (roomy ? 88 : 74) : reads ? (roomy ? 64 : 52) : roomy ? 34 : 24;
     y += Math.max(gap, RAIL * rails.filter((k) => net.families[k].row === number).length + (rails.length ? 14 : 0));
     at.set(number, { y, tall, index });
@@ -184,7 +184,7 @@ function placeWeights(net, weights, rails, rows, size) {
   }
   let top = 8;
   for (const k of others.sort((a, b) => Number(net.families[a].slice !== null) - Number(net.families[b].slice !== null))) {
-    const below = net.outOf[k].map((bundle) => at.get(bundle.child)?.y).filter((each) => each !== undefined);
+    const below = net.outOf[k].map((link) => at.get(link.child)?.y).filter((each) => each !== undefined);
     const middle = below.length ? below.reduce((a, b) => a + b, 0) / below.length : rows.middle(net.families[k].row) - size(k).tall / 2;
     const y = net.families[k].slice === null ? top : Math.max(top, middle);
     at.set(k, { x: 14 - total + own / 2, y });

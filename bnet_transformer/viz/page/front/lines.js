@@ -1,7 +1,7 @@
 // @ts-check
 /** What becomes a line: reads between states or nodes, arrows of unfolded slices, and what a word reads in words. */
 
-import { holds, Net } from "./net.js";
+import { Net } from "./net.js";
 import { Reading } from "./reads.js";
 
 /**
@@ -52,14 +52,14 @@ export class Lines {
     const { told } = reading, { net } = this, every = this.ask.head === "all" && told.plates > 1;
     const unfolded = this.open.has(this.sectionOf(reading)) || told.into === null || told.out === null;
     const [out, into] = unfolded ? [told.from, told.family] : [/** @type {number} */ (told.out), /** @type {number} */ (told.into)];
-    const own = unfolded ? net.bundles.find((bundle) => bundle.parent === told.from && bundle.child === told.family)?.hue ?? "accent" : "accent";
+    const own = unfolded ? net.links.find((link) => link.parent === told.from && link.child === told.family)?.hue ?? "accent" : "accent";
     const [manyOut, manyInto] = [out, into].map((family) => net.plates(family) > 1);
-    const wordless = net.families[into].words === null, set = new Set(net.cut.get(into));
+    const wordless = net.families[into].words === null;
     return (read, kind) => {
       const plate = typeof read.plate === "number" ? this.about.heads?.[read.plate] ?? read.plate : 0;
       const source = net.id(out, manyOut ? plate : 0, read.j), target = net.id(into, manyInto ? plate : 0, wordless ? null : read.i);
       const from = this.boxOf.get(source), to = this.boxOf.get(target);
-      return from && to && !set.has(target - net.offsets[into]) ? { from, to, hue: every ? `head-${Number(read.plate) % 8}` : own, share: read.share, kind, ends: [source, target] } : null;
+      return from && to && !net.cut.has(target) ? { from, to, hue: every ? `head-${Number(read.plate) % 8}` : own, share: read.share, kind, ends: [source, target] } : null;
     };
   }
 
@@ -69,18 +69,19 @@ export class Lines {
     /** @type {Line[]} */
     const found = [];
     if (this.layout.boxes.filter((box) => !net.families[box.family].state).length > ARROWS / 2) return null;
-    for (const bundle of net.bundles) {
-      const families = [net.families[bundle.parent], net.families[bundle.child]];
-      if (families.every((family) => family.state && family.words !== null) && !this.readings.some((r) => r.told.family === bundle.child && this.open.has(this.sectionOf(r)))) continue;
-      const parents = this.boxesOf.get(bundle.parent), children = this.boxesOf.get(bundle.child);
-      if (!parents || !children) continue;
-      const shares = this.shares(bundle.parent, bundle.child);
-      for (const to of children) for (const from of parents) {
-        if (!this.joined(bundle, from, to)) continue;
-        const share = shares ? shares(to, from) : null;
-        if (share !== null && share < this.ask.least) continue;
-        found.push({ from, to, hue: bundle.hue, share, kind: "arrow" });
-        if (found.length > ARROWS) return null;
+    for (const link of net.links) {
+      const families = [net.families[link.parent], net.families[link.child]];
+      if (families.every((family) => family.state && family.words !== null) && !this.readings.some((r) => r.told.family === link.child && this.open.has(this.sectionOf(r)))) continue;
+      const shares = this.shares(link.parent, link.child);
+      for (const to of this.boxesOf.get(link.child) ?? []) {
+        const parents = to.ids.flatMap((id) => net.beside(id, true, [link]));
+        for (const from of new Set(parents.map((id) => this.boxOf.get(id)))) {
+          if (!from) continue;
+          const share = shares ? shares(to, from) : null;
+          if (share !== null && share < this.ask.least) continue;
+          found.push({ from, to, hue: link.hue, share, kind: "arrow" });
+          if (found.length > ARROWS) return null;
+        }
       }
     }
     /** @type {Map<string, Line>} */
@@ -114,25 +115,9 @@ export class Lines {
     };
   }
 
-  /** Whether an arrow of a bundle joins two boxes. @param {import("./net.js").Bundle} bundle @param {Box} from @param {Box} to */
-  joined(bundle, from, to) {
-    const { net } = this, same = net.families[from.family].plates.join() === net.families[to.family].plates.join();
-    if (same && from.plate !== null && to.plate !== null && from.plate !== to.plate) return false;
-    const offset = net.offsets[to.family], cut = net.cut.get(to.family), rows = net.rows.get(to.family);
-    if (cut && to.ids.every((id) => cut.includes(id - offset))) return false;
-    let reaches = bundle.reaches;
-    if (rows && to.ids.every((id) => rows.includes(id - offset))) {
-      const kept = net.kept[offset + rows[0]][bundle.parent];
-      if (!kept) return false;
-      reaches = kept;
-    }
-    if (from.word === null || !reaches.length) return true;
-    return reaches.some((k) => holds(net.reaches[k], to.word ?? 0, /** @type {number} */ (from.word), net.words[net.families[from.family].words ?? ""]));
-  }
-
   /** The readings in which a node reads, none where it is set, and those in which it is read. @param {number} node */
   roles(node) {
-    const family = this.net.familyOf(node), set = this.net.cut.get(family)?.includes(node - this.net.offsets[family]);
+    const family = this.net.familyOf(node), set = this.net.cut.has(node);
     const mine = set ? [] : this.readings.filter((r) => r.told.into === family || r.told.family === family);
     const theirs = this.readings.filter((r) => r.told.out === family || (r.told.over.includes(family) && (r.told.out === null || r.told.out !== family)));
     return { mine, theirs };
@@ -161,10 +146,10 @@ export class Lines {
         const other = this.boxOf.get(id), key = other && `${up}${this.layout.boxes.indexOf(other)}`;
         if (!other || own.has(id) || boxes.has(key)) continue;
         boxes.add(key);
-        const [from, to] = up ? [other, box] : [box, other], bundle = this.net.bundles.find((b) => b.parent === from.family && b.child === to.family);
-        const shares = bundle && this.shares(from.family, to.family), share = shares ? shares(to, from) : null;
+        const [from, to] = up ? [other, box] : [box, other], link = this.net.links.find((each) => each.parent === from.family && each.child === to.family);
+        const shares = link && this.shares(from.family, to.family), share = shares ? shares(to, from) : null;
         if (share !== null && (share < least || found.some((line) => line.from === from && line.to === to))) continue;
-        found.push({ from, to, hue: bundle?.hue ?? "grey", share, kind: "arrow", ends: [from.ids[0], to.ids[0]] });
+        found.push({ from, to, hue: link?.hue ?? "grey", share, kind: "arrow", ends: [from.ids[0], to.ids[0]] });
       }
     return found;
   }

@@ -121,7 +121,7 @@ export function overview(about, host) {
 /** The signs of the picture. @param {About} about */
 function signs(about) {
   const kinds = new Set(about.families.map((/** @type {any} */ f) => f.kind));
-  const hues = new Set(about.bundles.map((/** @type {any} */ bundle) => bundle[3]));
+  const hues = new Set(about.links.map((/** @type {any} */ link) => link[4]));
   const told = [["double", "deterministic", kinds.has("deterministic")], ["", "stochastic", kinds.has("stochastic")],
     ["dashed", "learnable TPM", about.families.some((/** @type {any} */ f) => f.learnable)],
     ["observed", "observed", kinds.has("observed") || Object.keys(about.seen).length], ["do", "set by do", Object.keys(about.done).length],

@@ -1,12 +1,10 @@
 // @ts-check
 /** What is read: P(j | i) of every reader, a byte for each pair of words that can be, in every slot and plate. */
 
-import { unpackBits } from "./net.js";
-
 /**
  * @typedef {import("./net.js").Net} Net
  * @typedef {{family: number, from: number, into: number|null, out: number|null, choices: [string, number][],
- *   over: number[], mean: boolean, slots: number, plates: number, pairs: "every"|"causal"|{table: string}, at: number}} Told
+ *   over: number[], mean: boolean, slots: number, plates: number, pairs: number, at: number}} Told
  * @typedef {{plate: number|"mean", states: Record<string, number>|null}} How  `states` null: the posterior mean
  * @typedef {{i: number, j: number, share: number, plate: number|"mean"}} Read
  */
@@ -16,28 +14,15 @@ export class Reading {
   constructor(net, told, bytes, steps) {
     this.told = told;
     this.steps = steps;
-    this.words = /** @type {number} */ (net.shapes[told.family].at(-1));
-    this.read = /** @type {number} */ (net.shapes[told.from].at(-1));
-    if (net.families[told.family].words === null) this.words = 1;
-    const { i, j, start } = this.#pairs();
-    this.i = i;
-    this.j = j;
-    this.start = start;
-    this.bytes = bytes.subarray(told.at, told.at + told.slots * told.plates * i.length);
+    const { up } = net.pairs[told.pairs];
+    this.words = up.length;
+    this.i = Int32Array.from(up.flatMap((row, i) => row.map(() => i)));
+    this.j = Int32Array.from(up.flat());
+    this.start = [0]; // where the pairs of each row start
+    for (const row of up) this.start.push(this.start[this.start.length - 1] + row.length);
+    this.bytes = bytes.subarray(told.at, told.at + told.slots * told.plates * this.i.length);
     /** @type {Map<string, Float32Array>} */
     this.known = new Map();
-  }
-
-  /** The pairs that can be, row after row, and where each row starts. */
-  #pairs() {
-    const { pairs } = this.told, i = [], j = [], start = [0];
-    const table = typeof pairs === "string" ? null : unpackBits(pairs.table, this.words * this.read);
-    for (let row = 0; row < this.words; row++) {
-      for (let column = 0; column < this.read; column++)
-        if (table ? table[row * this.read + column] : pairs === "every" || column <= row) { i.push(row); j.push(column); }
-      start.push(i.length);
-    }
-    return { i: Int32Array.from(i), j: Int32Array.from(j), start };
   }
 
   /** The slot of a way to look: of the mean, or of these states of the choices. @param {How} how */

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,43 +12,33 @@ from torch import Tensor
 from bnet_transformer.compiler.course import Course, Layout
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.compiler.values import computed
-from bnet_transformer.inference.sweeps.cells import Ids, Route
+from bnet_transformer.inference.sweeps.cell_spec import Ids, NodePath
 from bnet_transformer.inference.sweeps.patched_run import PatchedRun, picked
 from bnet_transformer.inference.sweeps.sparse_update import CELLS, Setting, full_shape, index_of
 
 Sent = Mapping[int, Tensor]  # what the arrows from some parents carry, `[example, *shape]` each
 
 
-@dataclass(frozen=True)
-class _End:
-    """The last node of some paths of a cell: that it is set to what they bring."""
-
-    cell: int
-    node: int
-    paths: tuple[tuple[int, ...], ...]
-
-
-def settings_of(run: PatchedRun, clean: Course, routes: Sequence[Route], memory: int) -> dict[int, list[Setting]]:
+def settings_of(run: PatchedRun, clean: Course, routes: Sequence[NodePath], memory: int) -> dict[int, list[Setting]]:
     """What paths come to at their last nodes, which are then set: the first node's value is that of the clean run."""
-    ends: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    paths: dict[tuple[int, int], list[tuple[int, ...]]] = {}  # by the cell and the last node
     for route in routes:
-        ends.setdefault((route.cell, route.nodes[-1]), []).append(route.nodes)
-    items = [_End(cell, node, tuple(paths)) for (cell, node), paths in ends.items()]
-    starts = [path[0] for each in items for path in each.paths]
-    values = iter(_values(run, clean, starts))
-    sent: list[Sent] = [{path[0]: next(values) for path in each.paths} for each in items]
-    for step in range(1, max(len(each.paths[0]) for each in items)):
-        due = [k for k, each in enumerate(items) if len(each.paths[0]) > step]
-        children = [items[k].paths[0][step] for k in due]
+        paths.setdefault((route.cell, route.nodes[-1]), []).append(route.nodes)
+    ends, ways = list(paths), list(paths.values())
+    values = iter(_values(run, clean, [path[0] for several in ways for path in several]))
+    sent: list[Sent] = [{path[0]: next(values) for path in several} for several in ways]
+    for step in range(1, max(len(several[0]) for several in ways)):
+        due = [k for k, several in enumerate(ways) if len(several[0]) > step]
+        children = [ways[k][0][step] for k in due]
         made = _through(run, children, [sent[k] for k in due], memory)
         for k, child, value in zip(due, children, made, strict=True):
             sent[k] = {child: value}
     found = {}
-    for family, which in _by_family(run, [each.node for each in items]).items():
-        node = index_of(run.base, run.members[family], _numbers(run, family, [items[k].node for k in which]))
-        cell = torch.tensor([items[k].cell for k in which])
-        source = torch.stack([sent[k][items[k].node] for k in which], 1)
-        found[family] = [Setting(cell, node, source, own=True)]
+    for family, which in _by_family(run, [node for _, node in ends]).items():
+        cells, nodes = zip(*(ends[k] for k in which), strict=True)
+        node = index_of(run.base, run.members[family], _numbers(run, family, nodes))
+        source = torch.stack([sent[k][ends[k][1]] for k in which], 1)
+        found[family] = [Setting(torch.tensor(cells), node, source, own=True)]
     return found
 
 
@@ -91,7 +81,8 @@ def _through(run: PatchedRun, children: Sequence[int], sent: Sequence[Sent], mem
     found: list[Tensor] = [torch.zeros(0)] * len(children)
     for (family, word, parents), which in groups.items():
         member = members[family]
-        size = max(1, memory // _bytes(run, parents))
+        numbers = len(run.examples) * sum(run.base.values[parent].numel() for parent in parents)
+        size = max(1, memory // max(1, 16 * numbers))
         for start in range(0, len(which), size):
             some = which[start : start + size]
             made = _computed(run, family, None if word < 0 else word, [sent[k] for k in some])
@@ -103,12 +94,6 @@ def _through(run: PatchedRun, children: Sequence[int], sent: Sequence[Sent], mem
             for k, each in zip(some, full[rows].unbind(), strict=True):
                 found[k] = each
     return found
-
-
-def _bytes(run: PatchedRun, parents: frozenset[int]) -> int:
-    """What one child's parents take, with the words that it reads."""
-    numbers = sum(run.base.values[parent].numel() for parent in parents)
-    return max(1, 16 * numbers * len(run.examples))
 
 
 def _computed(run: PatchedRun, family: int, word: int | None, sent: Sequence[Sent]) -> Tensor:

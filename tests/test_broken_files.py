@@ -1,0 +1,183 @@
+"""Files that are cut short, changed or replaced, disks that are full, memory that is not there: one clear error."""
+
+import os
+import random
+import sys
+from functools import partial
+
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer import errors, training
+from bnet_transformer.files import store
+from bnet_transformer.inference.sweeps.cell_spec import PATH_BYTES
+from bnet_transformer.tpm import Categorical
+from tests.keeping import rewrite
+from tests.test_interrupted_runs import WORDS, mixture, same, vectors
+
+
+def decoder():
+    return bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.1)
+
+
+def fitted():
+    return bt.fit(mixture(), vectors(), method=bt.MAP(steps=2), progress=False)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A file of each kind, and how it is read."""
+    folder = tmp_path_factory.mktemp("saved")
+    bt.bayesuvius(4, heads=2, vocabulary=WORDS, observe=Categorical(2, labels=("no", "yes"))).save(folder / "net")
+    fitted().save(folder / "fit")
+    bt.train(decoder(), ["the cat sat"], steps=2, checkpoints=folder, progress=False)
+
+    def checkpoint(path):
+        found = training.kept(decoder(), path)
+        return found.losses, found.steps, dict(found.net.parameters)
+
+    def net(path):
+        found = bt.load(path)
+        return found.declaration, dict(found.parameters)
+
+    def fit(path):
+        found = bt.load(path)
+        return found.bounds, found.measured, found.net.declaration, dict(found.net.parameters)
+
+    return {"net": (folder / "net", net), "fit": (folder / "fit", fit),
+            "checkpoint": (folder / "checkpoint.safetensors", checkpoint)}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["net", "fit", "checkpoint"])
+def test_a_damaged_file_is_refused_or_read_as_it_was(kind, saved, tmp_path):
+    """Cut at a byte, or with a bit flipped: at the edges, in the header and in the tensors."""
+    path, read = saved[kind]
+    content, whole, damaged, draw = path.read_bytes(), read(path), tmp_path / "damaged", random.Random(0)
+    header = 8 + int.from_bytes(content[:8], "little")
+    places = [0, 1, 7, 8, 9, header, len(content) // 2, len(content) - 9, len(content) - 1]
+    places += [draw.randrange(8, header) for _ in range(10)] + [draw.randrange(header, len(content)) for _ in range(10)]
+    for place in places:
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << draw.randrange(8)
+        for changed in (content[:place], bytes(flipped)):
+            damaged.write_bytes(changed)
+            try:
+                found = read(damaged)
+            except bt.FileError as error:
+                assert "\n" not in str(error) and str(damaged) in str(error)
+            else:
+                assert same(found, whole), f"byte {place}"
+
+
+@pytest.mark.parametrize("kind", ["fit", "checkpoint"])
+def test_a_file_of_another_version_names_it(kind, saved, tmp_path):
+    path, read = saved[kind]
+    other = tmp_path / "other"
+    for version in (0, -1, 2, "1", None, 1.5, True):
+        other.write_bytes(path.read_bytes())
+        with pytest.raises(bt.FileError, match="version"):
+            read(rewrite(other, lambda header, version=version: header.update(version=version)))
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_read_whole(monkeypatch, tmp_path):
+    path, mapped = tmp_path / "a", torch.UntypedStorage.from_file
+    one, other = (bt.bayesuvius(8, heads=2, seed=seed) for seed in (0, 1))
+    one.save(path)
+
+    def replaced(*arguments, **options):  # as safetensors maps a file that it has opened before
+        other.save(path)
+        return mapped(*arguments, **options)
+
+    monkeypatch.setattr(torch.UntypedStorage, "from_file", replaced)
+    assert same(dict(bt.load(path).parameters), dict(one.parameters))
+
+
+def test_a_file_that_is_cut_short_while_it_is_read_is_refused(monkeypatch, tmp_path):
+    path, opening = tmp_path / "a", store.opening
+    bt.bayesuvius(64, heads=2).save(path)
+
+    def shortened(where):
+        opened = opening(where)
+        os.truncate(where, 4096)
+        return opened
+
+    monkeypatch.setattr(store, "opening", shortened)
+    with pytest.raises(bt.FileError):
+        bt.load(path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the system bounds no file")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_full_disk_is_one_error_and_leaves_the_old_file(tmp_path):
+    """No file may be longer than some bytes, for a disk with as many left."""
+    import resource
+
+    net = bt.bayesuvius(16, heads=2, vocabulary=WORDS, observe=Categorical(2))
+    s, fit, run = net.sentence("the cat sat"), fitted(), tmp_path / "run"
+    written = {"a.safetensors": net.save, "a.fit": fit.save, "a.html": s.explore}
+    written |= {f"a.{suffix}": s.draw for suffix in ("svg", "pdf", "json")}
+    written["b.svg"] = lambda path: bt.plot(fit).figure.savefig(path)
+
+    def train(path):
+        options = {"steps": 4, "checkpoints": bt.Checkpoints(path.parent, resume=True), "progress": False}
+        return bt.train(decoder(), ["the cat sat"], **options)
+
+    bt.train(decoder(), ["the cat sat"], steps=2, checkpoints=run, progress=False)
+    written["run/checkpoint.safetensors"] = train
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for name, write in written.items():
+        path = tmp_path / name
+        old = path.read_bytes() if path.exists() else b"old"
+        path.write_bytes(old)
+        for left in (0, 1024):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (left, before[1]))
+            try:
+                with pytest.raises(bt.FileError) as error:
+                    write(path)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            assert "\n" not in str(error.value), name
+            assert path.read_bytes() == old and not [*path.parent.glob(".*.tmp")], name
+    assert train(run / "checkpoint.safetensors").steps == 4
+
+
+def test_memory_is_counted_before_it_is_taken():
+    errors.room_for("draws", 1, "fewer draws=")
+    with pytest.raises(bt.BudgetError, match=r"at most [\d,]+ bytes, .*; got 1,0+.* allowed: fewer draws="):
+        errors.room_for("draws", 10**30, "fewer draws=")
+    with pytest.raises(RuntimeError, match="another"), errors.within_memory("a call"):
+        raise RuntimeError("another")
+    for raised in (MemoryError(), RuntimeError("can't allocate memory: you tried to allocate 8 bytes.")):
+        with pytest.raises(bt.BudgetError, match="a call: expected memory"), errors.within_memory("a call"):
+            raise raised
+
+
+def test_what_is_too_large_is_refused_before_it_is_made(tmp_path):
+    net = bt.decoder(4, heads=2, slices=1, vocabulary=["a", "b"])
+    s = net.sentence(["a", "b"] * 4_000)
+    restarts = bt.MAP(restarts=10**9)
+    for ask, told in (
+        (s.graph, "networkx graph: expected at most 100000 arrows"),
+        (s.tan, "shrinking: expected at most 10000000 arrows"),
+        (lambda: s.draw(tmp_path / "a.svg", detail="nodes"), "figure of the nodes: expected at most 2000 arrows"),
+        (lambda: s.draw(tmp_path / "a.svg", words=range(7_000)), "reading grid: expected at most 10000000 pairs"),
+        (lambda: bt.volume_preserving(3).iterate([[0.0] * 3], 10**15), "steps: expected at most"),
+        (lambda: bt.bayesuvius(4, observe=Categorical(10**12)), "parameters: expected at most"),
+        (lambda: bt.fit(mixture(), vectors(), method=restarts), "1000000000 restarts: expected at most"),
+    ):
+        with pytest.raises(bt.BudgetError, match=told):
+            ask()
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_memory_of_a_sweep_is_counted_by_its_paths(monkeypatch):
+    net = bt.decoder(4, heads=2, slices=1, vocabulary=["a", "b"])
+    clean, corrupt = (net.sentence(words * 10) for words in (["a", "b"], ["b", "a"]))
+    for at, count in {"v -> a": 2 * 210, "x -> q -> a -> mix": 2 * 20}.items():
+        swept = partial(bt.sweep, clean, corrupt, at=at, metric={"y_19": ("a", "b")}, progress=False)
+        assert len(swept().names) == count
+        monkeypatch.setattr(errors, "memory", lambda count=count: PATH_BYTES * count - 1)
+        with pytest.raises(bt.BudgetError, match=f"at '{at}': expected at most .*got {PATH_BYTES * count:,} bytes"):
+            swept()
+        monkeypatch.undo()

@@ -1,0 +1,263 @@
+"""Runs and writers that are killed or interrupted: what they leave is whole, and a run resumes bit for bit."""
+
+import os
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import pytest
+import torch
+
+import bnet_transformer as bt
+from bnet_transformer.cli import main
+from bnet_transformer.files import checkpoint, exclusive_lock, replacing
+from bnet_transformer.tpm import TPM, Categorical, Given, Linear, Normal
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+WORDS = ["the", "cat", "sat", "on", "mat", "dog"]
+TEXTS = ["the cat sat on the mat", "the mat sat", "on the cat", "the dog sat on the cat"]
+
+
+def in_a_child(job, *arguments):
+    """Do a job in a forked process; its exit status, or minus the signal that ended it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.12 warns of forks beside threads: the child uses none
+        child = os.fork()
+    if not child:
+        try:
+            torch.set_num_threads(1)
+            signal.alarm(300)
+            job(*arguments)
+            os._exit(0)
+        except SystemExit as end:
+            os._exit(end.code)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def ends_itself(function, count, by):
+    """The function, which sends a signal to its own process when it is called for the `count`-th time."""
+    calls = []
+
+    def counted(*arguments):
+        calls.append(1)
+        if len(calls) == count:
+            os.kill(os.getpid(), by)
+        return function(*arguments)
+
+    return counted
+
+
+def mixture():
+    return bt.bayesuvius(3, heads=2, key_dim=2, seed=1, observe=Normal(0.5)).to(torch.float64)
+
+
+def vectors():
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(12, 3, 3, generator=generator, dtype=torch.float64) for _ in range(2))
+
+
+def train(checkpoints):
+    net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.1, seed=3)
+    options = {"held_out": TEXTS[:2], "every": 1, "progress": False, "optimizer": bt.AdamW(rate=0.01)}
+    found = bt.train(net, TEXTS, steps=8, batch=2, checkpoints=checkpoints, **options)
+    return found.losses, found.held_out, dict(found.net.parameters)
+
+
+def fit(method, **options):
+    def run(checkpoints):
+        found = bt.fit(mixture(), vectors(), method=method, every=1, checkpoints=checkpoints, progress=False, **options)
+        return found.bounds, found.measured, dict(found.samples), dict(found.net.parameters)
+
+    return run
+
+
+RUNS = {
+    "train": train,
+    "map": fit(bt.MAP(steps=8, restarts=2), batch=5),
+    "em": fit(bt.EM(steps=8, inner=2)),
+    "svi": fit(bt.SVI(steps=8, draws=3), spread=1.0),
+}
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of chains that are too short
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_killed_run_resumes_bit_for_bit(kind, tmp_path):
+    """It is killed while it writes its third checkpoint, or just before."""
+
+    def killed(folder, inside):
+        if inside:
+            os.fsync = ends_itself(os.fsync, 3, signal.SIGKILL)
+        else:
+            checkpoint.write = ends_itself(checkpoint.write, 3, signal.SIGKILL)
+        RUNS[kind](folder)
+
+    whole = RUNS[kind](None)
+    for inside in (True, False):
+        folder = tmp_path / str(inside)
+        assert in_a_child(killed, folder, inside) == -signal.SIGKILL
+        assert (len([*folder.glob(".*.tmp")]) == 1) is inside
+        assert same(RUNS[kind](bt.Checkpoints(folder, resume=True)), whole), f"inside a write: {inside}"
+        assert {path.name for path in folder.iterdir() if path.is_file()} == {
+            "checkpoint.safetensors",
+            "checkpoint.safetensors.lock",
+        }
+        assert not [*folder.glob(".*.tmp")]
+
+
+class Amount:
+    """A plain object: its repr has its address."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+@final
+@dataclass(frozen=True)
+class Scaled(TPM):
+    """A TPM from outside the package: `amount x`."""
+
+    amount: Amount
+    slots: ClassVar[tuple[str, ...]] = ("x",)
+
+    def shape(self, *parents):
+        return parents[0].shape
+
+    def value(self, at, *parents):
+        return self.amount.value * parents[0]
+
+
+def scaled(amount):
+    nodes = [bt.Node("h", Scaled(amount), ["x"], ["word"]), bt.Node("x", Linear(2), ["h"], ["word"])]
+    ends = [bt.Node("x", Given(2), plates=["word"])], [bt.Node("y", Normal(0.5), ["x"], ["word"])]
+    return bt.BNet(bt.Declaration([bt.Stack(nodes, *ends)], name="scaled"))
+
+
+def test_a_run_of_a_net_that_holds_a_plain_object_resumes(tmp_path):
+    data, resumed = (torch.ones(4, 3, 2), torch.zeros(4, 3, 2)), bt.Checkpoints(tmp_path, resume=True)
+    whole, locked = bt.train(scaled(Amount(2.0)), data, steps=4, progress=False), Amount(2.0)
+    locked.lock = threading.Lock()
+    bt.train(scaled(Amount(2.0)), data, steps=2, checkpoints=tmp_path, progress=False)
+    with pytest.raises(bt.FileError, match="another declaration"):
+        bt.train(scaled(Amount(3.0)), data, steps=4, checkpoints=resumed, progress=False)
+    assert bt.train(scaled(Amount(2.0)), data, steps=4, checkpoints=resumed, progress=False).losses == whole.losses
+    with pytest.raises(bt.BNetError, match="declaration: expected one that a checkpoint can tell from others; got one"):
+        bt.train(scaled(locked), data, steps=2, checkpoints=tmp_path / "odd", progress=False)
+
+
+def test_a_killed_writer_leaves_the_old_file(tmp_path):
+    net = bt.bayesuvius(6, heads=2, vocabulary=WORDS, observe=Categorical(2))
+    s = net.sentence(TEXTS[0])
+    written = {"a.safetensors": net.save, "a.svg": s.draw, "a.html": s.explore, "a.json": s.draw}
+
+    def killed(write, path):
+        os.fsync = ends_itself(os.fsync, 1, signal.SIGKILL)
+        write(path)
+
+    for name, write in written.items():
+        path = tmp_path / name
+        path.write_bytes(b"old")
+        assert in_a_child(killed, write, path) == -signal.SIGKILL, name
+        assert path.read_bytes() == b"old", name
+        with exclusive_lock(path):  # as the next run does
+            pass
+        assert not [*tmp_path.glob(".*")], name
+        write(path)
+        assert path.read_bytes() != b"old", name
+
+
+def test_an_interrupted_command_saves_and_resumes(tmp_path):
+    words = ["train", *TEXTS, "--dim", "8", "--dropout", "0.1", "--every", "1", "--steps", "6"]
+    words += ["--checkpoint", "run", "-o", "a.json", "-o", "a.safetensors"]
+
+    def command(folder, *more, interrupted=False):
+        os.chdir(folder)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.stdout = sys.stderr = open("said", "w")  # noqa: SIM115
+        if interrupted:
+            checkpoint.write = ends_itself(checkpoint.write, 2, signal.SIGINT)
+        try:
+            main([*words, *more])
+        finally:
+            sys.stdout.flush()
+
+    whole, folder = tmp_path / "whole", tmp_path / "interrupted"
+    for each in (whole, folder):
+        each.mkdir()
+    assert in_a_child(command, whole) == 0, (whole / "said").read_text()
+    assert in_a_child(lambda: command(folder, interrupted=True)) == 130
+    said = (folder / "said").read_text()
+    assert said.splitlines()[-1].startswith("interrupted") and "Traceback" not in said
+    assert in_a_child(command, folder, "--resume") == 0, (folder / "said").read_text()
+    for name in ("a.json", "a.safetensors"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_a_folder_belongs_to_one_run_at_a_time(tmp_path):
+    folder, link = tmp_path / "run", tmp_path / "link"
+    folder.mkdir()
+    link.symlink_to(folder, target_is_directory=True)
+    path = folder / checkpoint.NAME
+    with exclusive_lock(path), exclusive_lock(folder / "another"):
+        for place in (folder, link):
+            with pytest.raises(bt.FileError, match="no other run writes to"):
+                train(bt.Checkpoints(place, resume=True))
+        assert in_a_child(train, folder) == 1
+    with pytest.raises(ZeroDivisionError), exclusive_lock(path):
+        raise ZeroDivisionError
+
+    def killed():
+        with exclusive_lock(path):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_a_child(killed) == -signal.SIGKILL
+    own, other = (folder / f".{name}.abcd1234.tmp" for name in (path.name, "another"))
+    for stray in (own, other):  # as killed writers leave them
+        stray.mkdir()
+        (stray / "whole").touch()
+    with exclusive_lock(path):
+        assert not own.exists() and other.exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(bt.FileError, match="a folder that can be written"), exclusive_lock(tmp_path / "file" / "a"):
+        raise AssertionError
+
+
+def test_a_reader_beside_a_writer_reads_whole_files(tmp_path):
+    path, nets = tmp_path / "a.safetensors", [bt.bayesuvius(8, heads=2, seed=seed) for seed in (0, 1)]
+    nets[0].save(path)
+
+    def write():
+        for k in range(40):
+            nets[k % 2].save(path)
+
+    child = os.fork()
+    if not child:
+        write()
+        os._exit(0)
+    while not os.waitpid(child, os.WNOHANG)[0]:
+        found = dict(bt.load(path).parameters)
+        assert any(same(found, dict(net.parameters)) for net in nets)
+
+
+def test_long_and_strange_names_have_temporary_files(tmp_path):
+    for name in ("x" * 255, "é" * 127, ".hidden", "[a]*?.svg", "a\nb"):
+        with replacing(tmp_path / name) as temporary:
+            temporary.write_text(name)
+        assert (tmp_path / name).read_text() == name
+    assert len(list(tmp_path.iterdir())) == 5
