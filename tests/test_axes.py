@@ -59,6 +59,7 @@ def test_reach_matrices_against_their_definition(kind):
     assert reach.strict == bool(~np.triu(matrix).any())
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 3))
 def test_who_reads_nothing_is_what_the_table_says(children, parents, width):
     square = children == parents
@@ -95,6 +96,7 @@ def test_bad_reaches_are_refused(bad):
         as_reach(bad)
 
 
+@settings(max_examples=50)
 @given(st.data())
 def test_counting_arrows_makes_no_table_of_them(data):
     kind = data.draw(st.sampled_from([kind for kind in REACHES if kind != "mask"]))

@@ -140,7 +140,7 @@ def test_one_node_biases_the_scores_of_all_slices():
     assert r"\beta_{6,7}(j-i)" in text and r"\max(-\delta, 0)" in text
 
 
-@pytest.mark.parametrize("k", [1, 4, 8])
+@pytest.mark.parametrize("k", [1, 8])
 def test_a_folder_is_read_as_the_model_in_memory(k, tmp_path):
     model = random_model(*MODELS[k], torch.bfloat16)
     held = from_pretrained(model)
@@ -328,8 +328,6 @@ def test_buckets_are_transformers(two_sided):
     [
         ("BartModel", {**BART, "decoder_attention_heads": 2}, "decoder_attention_heads of the config: expected 3, as"),
         ("T5EncoderModel", T5, "architecture: expected a readout that is known; got T5EncoderModel; .*both stacks"),
-        ("BartForCausalLM", BART, "architecture: expected a readout that is known; got BartForCausalLM"),
-        ("BartForSequenceClassification", {**BART, "num_labels": 3}, "got BartForSequenceClassification"),
         ("T5Model", {**T5, "relative_attention_max_distance": 1}, "furthest: expected more than 1"),
         ("T5Model", {**T5, "feed_forward_proj": "gated-quick_gelu"}, "a known activation; got quick_gelu"),
     ],
