@@ -154,12 +154,12 @@ def of_role(world: World, at: str, over: object) -> Cells:
         nodes = world.ground.nodes(family)
         place = indices_of(world, family, nodes)
         place[SLICE] = np.full(len(nodes), -1 if family.slice is None else family.slice)
-        grid.append((family, place, np.arange(len(nodes))))
+        grid.append(place)
     sizes = places_along(axes, grid, words)
     entries: list[Entries] = []
     names: dict[int, str] = {}
-    for family, place, node in grid:
-        read = None
+    for family, place in zip(families, grid, strict=True):
+        node, read = np.arange(len(place[SLICE])), None
         if READ in axes:
             reads = asking.readable(world, world.network.members[family.index])
             row = place[WORD] if WORD in place else np.zeros_like(node)
@@ -225,18 +225,17 @@ def of_arrows(world: World, at: str, over: object) -> Cells:
         return _paths(world, at, steps)
     default = _arrow_axes(world, steps[0])
     axes = chosen(over, default, default)
-    grid, ends = [], []
+    grid = []
     for parent, child, sources, targets in steps[0]:
         theirs, mine = indices_of(world, parent, sources), indices_of(world, child, targets)
         place = {**theirs, **mine, SLICE: np.full(len(sources), -1 if child.slice is None else child.slice)}
         if WORD in theirs:
             place[READ] = theirs[WORD]
-        grid.append((child, {axis: place[axis] for axis in default}, sources))
-        ends.append((sources, targets))
+        grid.append(place)
     sizes = places_along(axes, grid, 0)
     paths: list[NodePath] = []
     names: dict[int, str] = {}
-    for (_, place, _), (sources, targets) in zip(grid, ends, strict=True):
+    for place, (_, _, sources, targets) in zip(grid, steps[0], strict=True):
         cell = cell_numbers(axes, sizes, place, len(sources))
         for number, source, target in zip(cell.tolist(), sources.tolist(), targets.tolist(), strict=True):
             paths.append(NodePath(number, (source, target)))
@@ -383,17 +382,14 @@ def chosen(over: object, default: tuple[str, ...], allowed: tuple[str, ...]) -> 
     return tuple(axis for axis in allowed if axis in asked)
 
 
-Grid = tuple[Family, Mapping[str, Ids], Ids]
-
-
-def places_along(axes: Sequence[str], grid: Sequence[Grid], words: int) -> dict[str, tuple[int, ...]]:
-    """What stands along each axis."""
+def places_along(axes: Sequence[str], grid: Sequence[Mapping[str, Ids]], words: int) -> dict[str, tuple[int, ...]]:
+    """What stands along each axis, from the places of the nodes of each family."""
     found = {}
     for axis in axes:
         if axis == READ and words:
             found[axis] = tuple(range(words))
         else:
-            found[axis] = tuple(np.unique(np.concatenate([place[axis] for _, place, _ in grid])).tolist())
+            found[axis] = tuple(np.unique(np.concatenate([place[axis] for place in grid])).tolist())
     return found
 
 

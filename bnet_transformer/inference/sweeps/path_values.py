@@ -14,7 +14,7 @@ from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.compiler.values import computed
 from bnet_transformer.inference.sweeps.cell_spec import Ids, NodePath
 from bnet_transformer.inference.sweeps.patched_run import PatchedRun, picked
-from bnet_transformer.inference.sweeps.sparse_update import CELLS, Setting, full_shape, index_of
+from bnet_transformer.inference.sweeps.sparse_update import CELLS, Setting, full_shape, index_of, parents_of
 
 Sent = Mapping[int, Tensor]  # what the arrows from some parents carry, `[example, *shape]` each
 
@@ -99,8 +99,7 @@ def _through(run: PatchedRun, children: Sequence[int], sent: Sequence[Sent], mem
 def _computed(run: PatchedRun, family: int, word: int | None, sent: Sequence[Sent]) -> Tensor:
     """A family at one word, once for each of what is sent: `[sent, example, *plates, 1, *shape]`."""
     member, base = run.members[family], run.base
-    read = {given.parent for given in member.inputs} | {s for given in member.inputs for _, s in given.pick}
-    values = {parent: base.values[parent][None] for parent in read}
+    values = {parent: base.values[parent][None] for parent in parents_of(member)}
     told = [(row, node, value) for row, each in enumerate(sent) for node, value in each.items()]
     for parent, which in _by_family(run, [node for _, node, _ in told]).items():
         value = base.values[parent]

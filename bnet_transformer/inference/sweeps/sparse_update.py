@@ -142,14 +142,14 @@ class Changes:
         """A course in which the rows are the words."""
         own = member.family.words
         words = dict(self.base.words) if own is None else {**self.base.words, own: len(rows)}
-        values = {parent: self.at(parent, rows) for parent in _parents(member)}
+        values = {parent: self.at(parent, rows) for parent in parents_of(member)}
         places = {} if own is None else {own: rows.word}
         return replace(self.base, words=words, values=values, places=places, masks={}, readings={})
 
     def _of_cells(self, member: Member, rows: Rows) -> tuple[Course, Tensor]:
         """A course in which the cells of these rows lead, and their numbers."""
         cells = torch.unique_consecutive(rows.cell)
-        values = {parent: self._whole(parent, cells) for parent in _parents(member)}
+        values = {parent: self._whole(parent, cells) for parent in parents_of(member)}
         return replace(self.base, layout=self._led, values=values, masks={}, readings={}), cells
 
     def _whole(self, family: int, cells: Tensor) -> Tensor:
@@ -221,7 +221,7 @@ def _together(base: Tensor, values: Tensor, axis: int) -> tuple[Tensor, int]:
     return torch.cat(both, axis), base.shape[axis]
 
 
-def _parents(member: Member) -> Mapping[int, None]:
+def parents_of(member: Member) -> Mapping[int, None]:
     """The families that a member reads, its selectors among them."""
     found = dict.fromkeys(given.parent for given in member.inputs)
     return found | dict.fromkeys(selector for given in member.inputs for _, selector in given.pick)
