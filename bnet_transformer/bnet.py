@@ -30,6 +30,7 @@ from bnet_transformer.viz import Picture, figures
 from bnet_transformer.viz.figures import Path
 
 if TYPE_CHECKING:
+    import graphviz
     import networkx as nx
 
     from bnet_transformer.compiler import Module
@@ -437,6 +438,23 @@ class BNet:
         """
         layout: Picture = figures.picture(self.network, **options)
         return layout
+
+    @within_memory("graphviz")
+    def to_graphviz(self, **options: Any) -> graphviz.Source:
+        """The folded graph as DOT to edit: its structure with labels and colours, plates as clusters, without places.
+
+        Args:
+            **options: Those of `picture`.
+
+        Returns:
+            A `graphviz.Source`. `.source` is the DOT; `.render(...)` and `.pipe(...)` draw it by the program `dot`. A
+            notebook shows what `dot` draws, or the figure of `picture` where there is no `dot`.
+
+        >>> import bnet_transformer as bt
+        >>> bt.bayesuvius(dim=4).to_graphviz().source.splitlines()[0]
+        'digraph bnet {'
+        """
+        return figures.picture(self.network, **options).to_graphviz()
 
     @within_memory("draw")
     def draw(self, path: Path, **options: Any) -> None:

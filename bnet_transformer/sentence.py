@@ -24,6 +24,7 @@ from bnet_transformer.viz.figures import Path
 from bnet_transformer.viz.page import notebook
 
 if TYPE_CHECKING:
+    import graphviz
     import networkx as nx
     from pgmpy.models import DiscreteBayesianNetwork
 
@@ -691,6 +692,23 @@ class Sentence:
         """
         layout: Picture = figures.picture(self.state, **options)
         return layout
+
+    @within_memory("graphviz")
+    def to_graphviz(self, **options: Any) -> graphviz.Source:
+        """The figure as DOT to edit: its structure with labels and colours, boxes as clusters, without places.
+
+        Args:
+            **options: Those of `picture`.
+
+        Returns:
+            A `graphviz.Source`. `.source` is the DOT; `.render(...)` and `.pipe(...)` draw it by the program `dot`. A
+            notebook shows what `dot` draws, or the figure of `picture` where there is no `dot`.
+
+        >>> import bnet_transformer as bt
+        >>> bt.bayesuvius(dim=4).sentence("the cat").to_graphviz().source.splitlines()[0]
+        'digraph bnet {'
+        """
+        return figures.picture(self.state, **options).to_graphviz()
 
     @within_memory("draw")
     def draw(self, path: Path, **options: Any) -> None:

@@ -59,6 +59,22 @@ class Drawable:
         _load_figures()
         return picture(self, **options)
 
+    def to_graphviz(self, **options: Any) -> Any:
+        """The figure as DOT to edit: its structure with labels and colours, without places.
+
+        Args:
+            **options: Those of `picture`.
+
+        Returns:
+            A `graphviz.Source`. `.source` is the DOT; `.render(...)` and `.pipe(...)` draw it by the program `dot`. A
+            notebook shows what `dot` draws, or the figure of `picture` where there is no `dot`.
+
+        >>> import bnet_transformer as bt
+        >>> bt.bayesuvius(dim=4).sentence("the cat").tan_tree().to_graphviz().source.splitlines()[0]
+        'digraph bnet {'
+        """
+        return self.picture(**options).to_graphviz()
+
     def draw(self, path: str | os.PathLike[str], **options: Any) -> None:
         """Write the figure: svg, png, pdf, tex or dot, by suffix.
 

@@ -9,14 +9,10 @@ from types import MappingProxyType
 from bnet_transformer.errors import BNetError
 from bnet_transformer.export import WRITERS, Exportable
 from bnet_transformer.viz.dot import to_dot
-from bnet_transformer.viz.graphviz_run import rendered
 from bnet_transformer.viz.picture import Picture
 from bnet_transformer.viz.svg import to_svg
 from bnet_transformer.viz.tikz import to_tikz
-
-PAGE = (6.5, 9.0)  # inches
-DPI = 192.0
-PIXELS = 8000.0  # a side of a PNG at most
+from bnet_transformer.viz.typeset import to_pdf, to_png
 
 
 @dataclass(frozen=True)
@@ -40,12 +36,6 @@ def _html(what: Exportable) -> bytes:
     return what.page()
 
 
-def _png(what: Exportable) -> bytes:
-    picture = _drawn(what)
-    dpi = min(DPI, 72.0 * PIXELS / max(picture.width, picture.height, 1.0))
-    return rendered(to_dot(picture, dpi=dpi), "png")
-
-
 def _tex(what: Exportable) -> bytes:
     picture = _drawn(what)
     return to_tikz(picture, what.equations() if isinstance(what, FigureParts) else "").encode("ascii")
@@ -56,8 +46,8 @@ FORMATS: Mapping[str, Callable[[Exportable], bytes]] = MappingProxyType(
         **WRITERS,
         ".svg": lambda what: to_svg(_drawn(what)).encode(),
         ".dot": lambda what: to_dot(_drawn(what)).encode(),
-        ".png": _png,
-        ".pdf": lambda what: rendered(to_dot(_drawn(what), page=PAGE), "pdf"),
+        ".png": lambda what: to_png(_drawn(what)),
+        ".pdf": lambda what: to_pdf(_drawn(what)),
         ".tex": _tex,
         ".html": _html,
     }

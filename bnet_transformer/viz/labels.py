@@ -56,6 +56,15 @@ def visible(text: str) -> str:
     return "".join(_escaped(letter) if unicodedata.category(letter) in UNSEEN else letter for letter in text)
 
 
+def is_foreign(text: str) -> bool:
+    """True for text with letters beyond Latin, which a font of Latin letters may lack.
+
+    >>> is_foreign("“naïve”…"), is_foreign("中文")
+    (False, True)
+    """
+    return any(letter > "\u024f" and not "\u2000" <= letter <= "\u206f" for letter in text)
+
+
 def _escaped(letter: str) -> str:
     return letter.encode("unicode_escape", "surrogatepass").decode("ascii")
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import lru_cache
+from typing import TYPE_CHECKING
 from xml.sax import saxutils
 
-from bnet_transformer.viz.labels import SMALL, Run, plain, visible
+from bnet_transformer.viz.dot import to_dot
+from bnet_transformer.viz.labels import SMALL, Run, is_foreign, measured, plain, visible
 from bnet_transformer.viz.palette import palette
 from bnet_transformer.viz.picture import DASHES, Arrow, Box, Frame, Picture, Text
 from bnet_transformer.viz.style import FADED, SIZE, arrow_head
+
+if TYPE_CHECKING:
+    import graphviz
 
 SANS = "'DejaVu Sans', Verdana, 'Helvetica Neue', Arial, sans-serif"
 SERIF = "'DejaVu Serif', 'STIX Two Text', 'Times New Roman', serif"
@@ -25,6 +30,12 @@ class Shown(Picture):
 
     def _repr_svg_(self) -> str:
         return to_svg(self)
+
+    def to_graphviz(self) -> graphviz.Source:
+        """The figure as DOT without places: see `Sentence.to_graphviz`."""
+        from bnet_transformer.viz.graphviz_source import DotSource
+
+        return DotSource(to_dot(self), self)
 
 
 def showing(picture: Picture) -> Shown:
@@ -42,11 +53,14 @@ def quoteattr(text: str) -> str:
     return saxutils.quoteattr(visible(text))
 
 
-def to_svg(picture: Picture) -> str:
-    """The picture as SVG. With `theme="auto"` its colours follow the reader's light or dark mode."""
+def to_svg(picture: Picture, *, printed: bool = False) -> str:
+    """The picture as SVG. With `theme="auto"` its colours follow the reader's light or dark mode.
+
+    `printed` is for a program that knows no modes, and sets a text element in one font: that of its rarest letter.
+    """
     wide, tall = picture.width, picture.height
     shown = min(1.0, PAGE / wide) if wide else 1.0
-    ink = Ink(picture.theme)
+    ink = Ink(picture.theme, printed)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_n(wide * shown)}" height="{_n(tall * shown)}" '
         f'viewBox="0 0 {_n(wide)} {_n(tall)}" role="img" font-family={quoteattr(SANS)} '
@@ -74,9 +88,10 @@ def to_svg(picture: Picture) -> str:
 class Ink:
     """Colours as attributes: of one theme, or (`auto`) with classes that a style sheet turns dark."""
 
-    def __init__(self, theme: str) -> None:
-        self.auto = theme == "auto"
-        self.colours = palette("light" if self.auto else theme)
+    def __init__(self, theme: str, printed: bool = False) -> None:
+        self.auto = theme == "auto" and not printed
+        self.colours = palette("light" if theme == "auto" else theme)
+        self.printed = printed
 
     def fill(self, name: str) -> str:
         """The fill of a named colour."""
@@ -174,6 +189,12 @@ def _text(line: Text, ink: Ink) -> str:
 def _line(
     label: tuple[Run, ...], x: float, y: float, anchor: str, size: float, colour: str, ink: Ink, title: str = ""
 ) -> str:
+    word = next((k for k, run in enumerate(label) if run.style == "token" and is_foreign(run.text)), 0)
+    if ink.printed and word and anchor == "middle":  # the word gets an element, and so a font, of its own
+        middle = x - measured(label, size) / 2 + measured(label[:word], size)
+        return _line(label[:word], middle, y, "end", size, colour, ink) + _line(
+            label[word:], middle, y, "start", size, colour, ink
+        )
     spans = "".join(_spans(label, size))
     place = f'x="{_n(x)}" y="{_n(y + 0.34 * size)}" text-anchor="{anchor}" font-size="{_n(size)}"'
     return f'<text {place}{ink.fill(colour)} xml:space="preserve">{title}{spans}</text>'

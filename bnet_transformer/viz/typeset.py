@@ -1,0 +1,115 @@
+"""SVG to PNG and PDF by typst: the same paths and the same text, so that all three formats are one layout.
+
+The fonts are those of the system and DejaVu, which comes with matplotlib, so a bare machine shows the same letters.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import tempfile
+import unicodedata
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from bnet_transformer.viz.labels import visible
+from bnet_transformer.viz.picture import Picture
+from bnet_transformer.viz.svg import to_svg
+
+PAPER = (468.0, 648.0)  # points: a larger figure becomes a PDF of at most this width and height
+DPI = 192.0
+PIXELS = 8000.0  # a side of a PNG at most
+DEJAVU = ("DejaVuSans.ttf", "DejaVuSerif.ttf", "DejaVuSerif-Italic.ttf")  # all that the figures ask for
+# The figure arrives as an input, so nothing in it is read as typst. Without a date, the same figure is the same bytes.
+PAGE = """
+#set document(title: sys.inputs.title, date: none)
+#set page(width: {width}pt, height: {height}pt, margin: 0pt, fill: none)
+#image(bytes(sys.inputs.svg), format: "svg", width: {width}pt, height: {height}pt, alt: sys.inputs.title)
+"""
+
+
+def to_png(picture: Picture) -> bytes:
+    """The picture as PNG, at 192 dots to the inch, or fewer where a side would pass 8,000."""
+    dpi = min(DPI, 72.0 * PIXELS / max(picture.width, picture.height, 1.0))
+    return _compiled(picture, 1.0, format="png", ppi=dpi)
+
+
+def to_pdf(picture: Picture) -> bytes:
+    """The picture as PDF: vectors and text that can be selected, made smaller where it would pass a page."""
+    scale = min(1.0, PAPER[0] / max(picture.width, 1.0), PAPER[1] / max(picture.height, 1.0))
+    return _compiled(picture, scale, format="pdf")
+
+
+def _compiled(picture: Picture, scale: float, **options: Any) -> bytes:
+    import typst
+
+    page = PAGE.format(width=round(picture.width * scale, 3), height=round(picture.height * scale, 3))
+    inputs = {"svg": to_svg(picture, printed=True), "title": visible(picture.title or "a figure")}
+    with _fonts() as fonts:
+        _warn_of_missing_letters(
+            picture, [Path(font.path) for font in fonts.fonts() if font.path and Path(font.path).name not in DEJAVU]
+        )
+        return bytes(typst.compile(page.encode(), font_paths=fonts, sys_inputs=inputs, **options))
+
+
+@contextmanager
+def _fonts() -> Iterator[Any]:
+    """The fonts of the system and DejaVu.
+
+    typst takes folders, and matplotlib's own holds LastResort, which has a box for every letter and would be chosen for
+    labels; so the three files that are needed are copied to a folder of their own.
+    """
+    import typst
+
+    with tempfile.TemporaryDirectory() as folder:
+        for font in _dejavu():
+            shutil.copyfile(font, Path(folder) / font.name)
+        yield typst.Fonts(include_system_fonts=True, include_embedded_fonts=False, font_paths=[folder])
+
+
+@lru_cache(maxsize=1)
+def _dejavu() -> tuple[Path, ...]:
+    """The files of DejaVu that matplotlib brings, found without importing it."""
+    found = importlib.util.find_spec("matplotlib")
+    assert found is not None and found.origin is not None
+    folder = Path(found.origin).parent / "mpl-data" / "fonts" / "ttf"
+    return tuple(folder / name for name in DEJAVU)
+
+
+def _warn_of_missing_letters(picture: Picture, fonts: list[Path]) -> None:
+    """Warn of letters that no font has: typst draws an empty box for each, and says nothing."""
+    labels = [box.label for box in picture.boxes] + [line.runs for line in picture.lines]
+    letters = {letter for label in labels for run in label for letter in visible(run.text) if not letter.isascii()}
+    missing = {letter for letter in letters if unicodedata.category(letter) not in ("Zs", "Cf")}
+    for font in [*_dejavu(), *fonts]:  # DejaVu mostly suffices, so that no other font is opened
+        if not missing:
+            return
+        missing -= _letters_of(font)
+    if missing:
+        some = ", ".join(sorted(missing)[:8]) + (", ..." if len(missing) > 8 else "")
+        warnings.warn(
+            f"no font has the letters {some}: PNG and PDF show an empty box for each. Install a font that has them, "
+            f"on Debian and Ubuntu such as {_package(min(missing))}; SVG takes the fonts of its reader",
+            stacklevel=4,
+        )
+
+
+@lru_cache(maxsize=512)
+def _letters_of(font: Path) -> frozenset[str]:
+    """The letters of a font file; of a collection, whose faces differ little in them, those of its first face."""
+    from fontTools.ttLib import TTFont
+
+    with TTFont(font, fontNumber=0, lazy=True) as opened:
+        return frozenset(map(chr, opened.getBestCmap() or ()))
+
+
+def _package(letter: str) -> str:
+    """The package of Debian whose font has a letter."""
+    name = unicodedata.name(letter, "")
+    if name.startswith(("CJK", "HIRAGANA", "KATAKANA", "HANGUL")):
+        return "fonts-noto-cjk"
+    return "fonts-noto-color-emoji" if unicodedata.category(letter) == "So" else "fonts-noto-core"
