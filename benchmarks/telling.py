@@ -17,6 +17,8 @@ from benchmarks.harness import Figure, Row
 from benchmarks.limits import machines
 
 PACKAGES = ("torch", "numpy", "networkx")
+NOT_ON_PAGES = ("matrix products", "bytes to move", "memory before", "memory after", "its memory")  # the JSON has them
+BAR = r"\|"  # a bar within a cell of a Markdown table
 
 
 def conditions() -> dict[str, str]:
@@ -85,7 +87,8 @@ def to_markdown(title: str, command: str, found: Mapping[Row, Sequence[Figure]],
         lines.append(f"- **{row.name}**: {row.title}" + (f" No limit: {row.unlimited}." if row.unlimited else ""))
     lines += ["", "| row | what | median | least to greatest | runs | target | |", "|---|---|---|---|---|---|---|"]
     for row, figures in found.items():
-        lines += [f"| {' | '.join((row.name, *cells(each)))} |" for each in figures]
+        shown = [(row.name, *cells(each)) for each in figures if not each.what.endswith(NOT_ON_PAGES)]
+        lines += [f"| {' | '.join(cell.replace('|', BAR) for cell in each)} |" for each in shown]
     return "\n".join(lines) + "\n"
 
 

@@ -87,7 +87,14 @@ OF_SENTENCES: dict[str, dict[str, Any]] = {
 ELSEWHERE = {"Fit", "Sentence", "load_geometric", "models", "tpm", *(name for name in bt.__all__ if "Error" in name)}
 ELSEWHERE |= {f"{owner}.{name}" for owner in ("BNet", "Sentence") for name in ("ancestors", "descendants", "picture")}
 ELSEWHERE |= {"BNet.check", "BNet.generate", "BNet.graph", "BNet.iterate", "BNet.module", "Sentence.do"}
-ELSEWHERE |= {"Sentence.observe", "Sentence.topological_order", "Sentence.undo", "Sentence.widget"}
+ELSEWHERE |= {
+    "Sentence.observe",
+    "Sentence.topological_order",
+    "Sentence.undo",
+    "Sentence.widget",
+    "BNet.to_graphviz",
+    "Sentence.to_graphviz",
+}
 
 # What an error calls an argument, where that is another word than its name.
 CALLED = {

@@ -72,9 +72,8 @@ def test_a_batch_of_a_strangers_distribution_is_refused_not_replaced():
 def test_draws_that_a_sentence_refuses_are_pyros_where_pyro_has_them():
     """`net.pyro()` is advised where it draws: a Laplace of variance 2, and not a class that Pyro does not have."""
     laplace = net(line(), epilogue=[bt.Node("y", Laplace(), ["x"], W)]).sentence("a b")
-    with pytest.raises(bt.BNetError) as caught:
+    with pytest.raises(bt.BNetError, match="a Categorical or a Normal to draw from"):
         laplace.sample(3)
-    assert "net.pyro()" in (caught.value.allowed or "")
     x = torch.zeros(5000, 2, 4)
     drawn, mean = laplace.net.pyro()(x)["y"], laplace.net.module()(x[:1])[0]
     assert torch.allclose(drawn.mean(0), mean, atol=0.1) and torch.allclose(drawn.var(0), torch.tensor(2.0), atol=0.3)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bnet_transformer import asking
 from bnet_transformer._core.distributed import device_of, ranks
+from bnet_transformer.data.arrays import to_host
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.inference.rollout import reads
@@ -186,7 +187,7 @@ def _class_and_codes(
 
 def _labels(classes: object, count: int) -> list[Hashable]:
     """A label for each sentence, from a list, an array or a tensor of them."""
-    entries: list[Any] = asking.items(classes)
+    entries: list[Any] = asking.items(to_host("classes", classes))
     labels = [entry.item() if isinstance(entry, Tensor | np.generic) else entry for entry in entries]
     if len(labels) != count:
         raise BNetError("classes", expected=f"{count} labels, or a discrete node", got=classes)
