@@ -74,17 +74,18 @@ def tell(
 
 def to_markdown(title: str, command: str, found: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]) -> str:
     """A page of the docs, which says by which command it was written."""
-    lines = [f"# {title}", "", f"Written by `{command}`; not edited by hand.", ""]
-    lines += [f"- {what}: {value}" for what, value in where.items()]
+    measured = "; ".join(value if what == "date" else f"{what}: {value}" for what, value in where.items())
+    lines = [f"# {title}", "", f"Written by `{command}`; not edited by hand.", f"Measured on {measured}.", ""]
     lines += [
-        "- figures: the median of the runs, then the least and the greatest; MB are 10^6 bytes; "
-        "[what limit, bytes and slope mean](index.md)"
+        "Figures are the median of the runs, then the least and the greatest; MB are 10^6 bytes; "
+        "[what limit, bytes and slope mean](index.md).",
+        "",
     ]
+    for row in found:
+        lines.append(f"- **{row.name}**: {row.title}" + (f" No limit: {row.unlimited}." if row.unlimited else ""))
+    lines += ["", "| row | what | median | least to greatest | runs | target | |", "|---|---|---|---|---|---|---|"]
     for row, figures in found.items():
-        lines += ["", f"## {row.name}", "", row.title, ""]
-        lines += [f"No limit: {row.unlimited}.", ""] if row.unlimited else []
-        lines += ["| what | median | least to greatest | runs | target | |", "|---|---|---|---|---|---|"]
-        lines += ["| " + " | ".join(cells(each)) + " |" for each in figures]
+        lines += [f"| {' | '.join((row.name, *cells(each)))} |" for each in figures]
     return "\n".join(lines) + "\n"
 
 

@@ -38,7 +38,7 @@ from bnet_transformer.reference import (
 
 def must_be_discrete(world: World, node: int) -> None:
     """Refuse a node without a finite number of states."""
-    member = world.network.members[world.ground.family_of(node).index]
+    member = world.member(node)
     if node in world.do:
         got = f"one that is set to {world.do[node].tolist()}"
         raise BNetError(world.ground.name(node), expected="a node that is still random", got=got)
@@ -209,7 +209,7 @@ def readable(world: World, member: Member) -> NDArray[np.bool_]:
 def labels(world: World, tokens: Mapping[str, Sequence[str]], node: int) -> tuple[str, ...] | None:
     """What the states of a discrete node are called: its TPM's labels, words of the sentence or of the vocabulary."""
     network = world.network
-    member = network.members[world.ground.family_of(node).index]
+    member = world.member(node)
     if member.tpm.kind != "discrete":
         return None
     if member.tpm.states is None:

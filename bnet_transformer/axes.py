@@ -162,8 +162,8 @@ class Reach:
         low, high = self._between(i, parents)
         return int(np.maximum(np.searchsorted(j, high) - np.searchsorted(j, low), 0).sum())
 
-    def _between(self, i: NDArray[Any], parents: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """From which word on, and before which one, each word i reads; not for a mask."""
+    def _between(self, i: Any, parents: int) -> tuple[Any, Any]:
+        """From which word on, and before which one, each word i reads (arrays of any library); not for a mask."""
         match self.kind:
             case "same":
                 return i, i + 1
@@ -176,7 +176,7 @@ class Reach:
             case "before":
                 return i - 1, i
             case "rest":
-                return np.maximum(i, 1), i + 1
+                return i + (i == 0), i + 1
             case "first":
                 return 0 * i, 0 * i + 1
             case "last":
@@ -211,27 +211,8 @@ class Reach:
 
     def holds(self, i: Any, j: Any, parents: int) -> Any:
         """Whether word i reads word j, for arrays (of any library) of indices that broadcast; not for a mask."""
-        match self.kind:
-            case "same":
-                return i == j
-            case "every":
-                return (i >= 0) & (j >= 0)
-            case "causal":
-                return j <= i
-            case "earlier":
-                return j < i
-            case "before":
-                return j == i - 1
-            case "rest":
-                return (i == j) & (i > 0)
-            case "first":
-                return (j == 0) & (i >= 0)
-            case "last":
-                return (j == parents - 1) & (i >= 0)
-            case "recent":
-                return (j <= i) & (i - j <= self.width)
-            case _:
-                return abs(i - j) <= self.width
+        low, high = self._between(i, parents)
+        return (low <= j) & (j < high)
 
     def __str__(self) -> str:
         return f"{self.kind}({self.width})" if self.kind in WIDE else self.kind

@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 UNSEEN = re.compile(r"[^\S \n]|[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
-CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # versions 2 and 1
 MOST_ENTRIES = 2**26  # of a list that a caller tells
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|can't allocate memory|not enough memory|bad_alloc|out of memory")
 
@@ -279,28 +277,11 @@ def one_of(what: str, value: object, options: Iterable[object]) -> None:
 
 
 def memory() -> int | None:
-    """The bytes that a process can have here: of the machine, of its container, of its own limit; None if unknown."""
-    found = []
+    """The bytes of the machine's memory; None where the system does not say."""
     with suppress(OSError, ValueError, AttributeError):
-        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    for limit_of_container in CGROUPS:
-        with suppress(OSError, ValueError):
-            found.append(int(Path(limit_of_container).read_text()))
-    found = [each + _swap() for each in found if each > 0]  # no number below 0 is one: the system does not know
-    with suppress(ImportError, ValueError):
-        import resource  # not on Windows
-
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        found += [limit] if limit != resource.RLIM_INFINITY else []
-    return min(found, default=None)
-
-
-def _swap() -> int:
-    """The bytes of the machine's swap, where it tells them."""
-    with suppress(OSError):
-        told = re.search(r"SwapTotal: +(\d+) kB", Path("/proc/meminfo").read_text())
-        return 1024 * int(told[1]) if told else 0
-    return 0
+        found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return found if found > 0 else None
+    return None
 
 
 def room_for(what: str, size: int, allowed: str) -> None:

@@ -42,6 +42,10 @@ class World:
     do: Mapping[int, Tensor] = field(default_factory=dict)
     rows: Mapping[int, Tensor] = field(default_factory=dict)
 
+    def member(self, node: int) -> Member:
+        """The family of a node, as it was declared."""
+        return self.network.members[self.ground.family_of(node).index]
+
     def count_states(self, node: int) -> int:
         """How many states a discrete node has."""
         return self.network.count_states(self.ground.family_of(node).index, self.ground.words)
@@ -54,7 +58,7 @@ class World:
         rows = {node: row for node, row in self.rows.items() if node not in done}
         do |= {node: value for node, value in done.items() if isinstance(value, Tensor)}
         rows |= {node: value.weights for node, value in done.items() if isinstance(value, Row)}
-        kept = {node: _kept(where(self, node)[0]) for node in rows}
+        kept = {node: _kept(self.member(node)) for node in rows}
         return replace(self, ground=self.ground.surgery(do, kept), do=do, rows=rows)
 
 
@@ -176,7 +180,7 @@ def settling(world: World, evidence: Mapping[int, Tensor]) -> dict[int, Tensor]:
 
 def settles(world: World, node: int, seen: Tensor) -> bool:
     """True where evidence says outright what a random node came to."""
-    kind = where(world, node)[0].tpm.kind
+    kind = world.member(node).tpm.kind
     return kind == "continuous" or (kind == "discrete" and not seen.is_floating_point())
 
 

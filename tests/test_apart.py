@@ -44,8 +44,10 @@ def trained(seed=0):
     return bt.train(decoder(), ["the cat sat"], steps=3, seed=seed, progress=False).losses
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "mode"),
+    [("map", torch.no_grad), ("em", torch.inference_mode), ("svi", torch.no_grad), ("nuts", torch.inference_mode)],
+)
 def test_a_fit_is_the_same_without_gradients_around_it(mode, method):
     with mode():
         found = fitted(method)
@@ -53,13 +55,12 @@ def test_a_fit_is_the_same_without_gradients_around_it(mode, method):
         torch.testing.assert_close(found[name], value, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_training_posteriors_and_importance_are_the_same_without_gradients_around_them(mode):
+def test_training_posteriors_and_importance_are_the_same_without_gradients_around_them():
     def asked():
         found = bt.inclusion(decoder(), ["the cat sat"], draws=5, progress=False)
         return trained(), mixture().sentence("the cat sat").posterior("c", {"y_1": "cat"}).tolist(), found.importance
 
-    with mode():
+    with torch.inference_mode():
         inside = asked()
     outside = asked()
     assert inside[:2] == outside[:2]
@@ -144,9 +145,9 @@ def test_a_statistic_changes_its_own_copy():
     assert found.data.evidence["y"].value.equal(before)
 
 
-@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64", ">i4", ">f8", "float16"])
-def test_numbers_of_any_type_are_read(dtype):
-    assert own_tensor(np.array([0, 1, 2], dtype=dtype)).tolist() == [0, 1, 2]
+def test_numbers_of_any_type_are_read():
+    for dtype in ("uint16", "uint32", "uint64", ">i4", ">f8", "float16"):
+        assert own_tensor(np.array([0, 1, 2], dtype=dtype)).tolist() == [0, 1, 2], dtype
 
 
 def test_numbers_lie_on_the_host_in_their_order():

@@ -174,7 +174,7 @@ def test_a_row_that_claims_a_limit_must_tell_it():
             row.figures()
     assert Row("four", "page", list).figures() == []
     page = to_markdown("t", "c", {Row("five", "page", list, "string work"): [figure("time", 1.0, "s")]}, {})
-    assert "No limit: string work." in page and "| time | 1 s |" in page
+    assert "No limit: string work." in page and "| five | time | 1 s |" in page
 
 
 def test_the_table_runs_the_rows_that_are_named(monkeypatch, tmp_path, capsys):
@@ -205,7 +205,7 @@ def test_the_command_passes_on_how_many_runs(monkeypatch):
 @pytest.mark.parametrize("name", ["concat-training", "mixture-step", "restarts"])
 def test_rows_of_the_gpu_script_run_small_on_the_cpu(name, capsys, tmp_path):
     assert gpu.main([name, "--device", "cpu", "--small", "--markdown", str(tmp_path / "gpu.md")]) == 0
-    assert f"## {name}" in (tmp_path / "gpu.md").read_text()
+    assert f"- **{name}**: " in (tmp_path / "gpu.md").read_text()
 
 
 def test_the_gpu_script_says_where_it_differs_and_that_there_is_no_gpu(capsys):

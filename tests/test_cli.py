@@ -68,37 +68,19 @@ def test_draw_takes_words_as_they_stand_and_a_limit(tmp_path):
     assert refused.exit_code == 2 and f"limit={count}" in refused.output
 
 
-def test_draw_leaves_out_weak_arrows_before_it_counts_them(tmp_path):
-    s = bt.from_pretrained("tiny").sentence("the cat sat on a dog ran by the")
-    kept = s.graph(min_weight=0.2).number_of_edges()
-    assert kept < s.ground.count_arrows()
-    options = ["--min-weight", 0.2, "--limit", kept]
-    found = run("draw", "the cat sat on a dog ran by the", "-o", tmp_path / "cat.json", *options)
-    assert found.exit_code == 0, found.output
-    assert len(json.loads((tmp_path / "cat.json").read_text())["edges"]) == kept
-
-
-def test_draw_writes_a_page_and_takes_a_limit_of_reads(tmp_path):
-    s = bt.from_pretrained("tiny").sentence("the cat sat")
-    assert run("draw", "the cat sat", "-o", tmp_path / "cat.html").exit_code == 0
-    s.draw(tmp_path / "a.html")
-    assert (tmp_path / "cat.html").read_bytes() == (tmp_path / "a.html").read_bytes()
-    assert run("draw", "the cat sat", "-o", tmp_path / "cat.svg", "--limit", 9).exit_code == 0  # its words
-    one_line(
-        run("draw", "the cat sat", "-o", tmp_path / "b.svg", "--detail", "nodes", "--limit", 9), "at most 9 arrows"
-    )
-    for name in ("bif", "BIF"):
-        with pytest.raises(bt.BNetError, match=r"options of .*: expected none.*; got limit, words"):
-            s.draw(tmp_path / f"b.{name}", limit=100, words=0)
-    assert not list(tmp_path.glob("b.*"))
-
-
-def test_draw_takes_the_options_of_figures(tmp_path):
-    out = tmp_path / "cat.svg"
+def test_draw_hands_its_options_on(tmp_path):
+    s, out = bt.from_pretrained("tiny").sentence("the cat sat"), tmp_path / "cat.svg"
     found = run("draw", "the cat sat", "-o", out, "--detail", "words", "--top", 2, "--theme", "dark")
     assert found.exit_code == 0, found.output
-    bt.from_pretrained("tiny").sentence("the cat sat").draw(tmp_path / "a.svg", detail="words", top=2, theme="dark")
+    s.draw(tmp_path / "a.svg", detail="words", top=2, theme="dark")
     assert out.read_bytes() == (tmp_path / "a.svg").read_bytes()
+    kept = s.graph(min_weight=0.2).number_of_edges()
+    graph = tmp_path / "cat.json"
+    assert run("draw", "the cat sat", "-o", graph, "--min-weight", 0.2, "--limit", kept).exit_code == 0
+    assert len(json.loads(graph.read_text())["edges"]) == kept < s.ground.count_arrows()
+    few = ["-o", tmp_path / "b.svg", "--detail", "nodes", "--limit", 9]
+    one_line(run("draw", "the cat sat", *few), "at most 9 arrows")
+    assert not list(tmp_path.glob("b.*"))
 
 
 HEADS = ["the cat sat", "sat the", "cat cat the sat"]
@@ -180,15 +162,7 @@ BAD_HEADS = [
     (["-f", "empty.txt"], "expected sentences, one in each line; got none"),
     (["-f", "bytes.txt"], "expected text in UTF-8"),
     (["the cat", "-o", "map.docx"], "one that says how; got '.docx'; allowed: .csv, .json, .pdf, .png, .svg"),
-    (["the cat", "-o", "none/map.svg"], "a folder that is there"),
-    (["the cat", "--sigma", "0"], "sigma"),
-    (["the cat", "--interval", "1"], "interval"),
-    (["the cat", "--budget", "7"], "at most 7 runs of each slice"),
-    (["the cat", "--limit", "0"], "--limit"),
-    (["the cat", "--method", "guess"], "method"),
     (["the zebra"], "zebra"),
-    (["the cat", "--output", "zebra"], "zebra"),
-    (["the cat sat", "-m", "tiny"], "heads that are summed"),
 ]
 
 
@@ -210,35 +184,19 @@ def test_models_lists_what_is_local():
 
 
 BAD = [
-    (["draw", "the cat", "-o", "cat.docx"], "one that says how; got '.docx'; allowed: .bif"),
     (["draw", "the zebra", "-o", "cat.json"], "word of the sentence: expected a known name; got 'zebra'"),
     (["draw", "the cat", "-o", "cat.json", "--slices", "a"], "--slices: expected whole numbers"),
-    (["draw", "the cat", "-o", "cat.json", "--slices", "7"], "slices: expected numbers from 0 to 0"),
-    (["draw", "the cat", "-o", "cat.json", "-m", "./none"], "the folder of a model; got nothing there"),
-    (["draw", "the cat", "-o", "none/cat.json"], "none"),
     (["draw", "the cat"], "-o: expected a file to write"),
     (["draw", "-f", "two.txt", "-o", "cat.svg"], "there are 2; got one file for all; allowed: cat-{}.svg"),
     (["draw", "the cat", "-o", "cat.svg", "--do", "c"], "--do: expected NAME=VALUE; got c"),
-    (["draw", "the cat", "-o", "cat.svg", "--do", "c=1", "--given", "c=1"], "do or evidence on a node"),
     (["draw", "the cat", "-o", "cat.svg", "--do", "c=1", "--do", "c=2"], "--do c: expected one value; got two"),
     (["draw", "the cat", "-o", "cat.svg", "-m", "none.safetensors"], "got no such file"),
-    (["draw", "the cat", "-o", "cat.svg", "--pair", "the dog"], "pair"),
     (["draw", "the \udcff", "-o", "cat.svg"], "text in UTF-8"),
-    (["draw", " ", "-o", "cat.svg"], "got an empty one"),
-    (["draw", "the cat", "-o", "cat.svg", "-o", "cat.graphml", "--theme", "dark"], "option of a graph"),
-    (["draw", "the cat", "-o", "cat.json", "-o", "cat.html", "--limit", "9"], "option of a page"),
-    (
-        ["draw", "the cat", "-o", "cat.json", "-o", "cat.bif", "--limit", "99"],
-        "bif holds the whole bnet; got limit",
-    ),
-    (["draw", "the cat", "-o", "cat.svg", "-m", " "], "model"),
+    (["draw", "the cat", "-o", "cat.json", "-o", "cat.bif", "--limit", "99"], "bif holds the whole bnet; got limit"),
     (["heads", "the cat", "-o", "cat{}.svg"], "one file holds all sentences; got {}; allowed: cat.svg"),
-    (["heads", "the cat", "--top", "2", "--all"], "--top or --all; got both"),
     (["explore", "the cat"], "-o: expected the page to write, or --open"),
     (["explore", "the cat", "-o", "cat.svg"], "got '.svg'; allowed: .html"),
-    (["explore", "the cat", "-o", "cat.html", "--posterior", "x_1_0"], "x_1_0"),
     (["fly"], "No such command"),
-    (["ask", "fly"], "No such command"),
     (["completion", "tcsh"], "'bash', 'zsh', 'fish'"),
     (["bench", "--folder", "."], "allowed: they are not in the wheel: clone the repository"),
     (["bench", "-o", "cat.txt"], "allowed: .json, .md"),

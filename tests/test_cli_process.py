@@ -133,22 +133,22 @@ def raising(monkeypatch, error):
     return run
 
 
-@pytest.mark.parametrize(
-    ("error", "line", "code"),
-    [
-        (ZeroDivisionError("of\nmany lines"), "ZeroDivisionError: of many lines (--debug shows where)", 1),
-        (MemoryError(), "out of memory: take fewer or shorter sentences", 1),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "out of memory", 1),
-        (ModuleNotFoundError("no", name="tokenizers.models"), 'pip install "bnet-transformer[pretrained]"', 2),
-        (ModuleNotFoundError("no", name="h5py"), 'pip install "bnet-transformer[hdf5]"', 2),
-        (ModuleNotFoundError("no", name="torch"), "torch is not installed", 1),
-        (PermissionError(13, "Permission denied", "a.txt"), "a.txt: Permission denied", 2),
-        (UnicodeError("strange"), "UnicodeError: strange", 1),
-        (click.BadParameter("wrong"), "wrong", 2),
-    ],
-)
-def test_whatever_is_raised_is_one_line(monkeypatch, error, line, code):
-    one_line(raising(monkeypatch, error)("cost", "the cat"), line, code)
+RAISED = [
+    (ZeroDivisionError("of\nmany lines"), "ZeroDivisionError: of many lines (--debug shows where)", 1),
+    (MemoryError(), "out of memory: take fewer or shorter sentences", 1),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "out of memory", 1),
+    (ModuleNotFoundError("no", name="tokenizers.models"), 'pip install "bnet-transformer[pretrained]"', 2),
+    (ModuleNotFoundError("no", name="h5py"), 'pip install "bnet-transformer[hdf5]"', 2),
+    (ModuleNotFoundError("no", name="torch"), "torch is not installed", 1),
+    (PermissionError(13, "Permission denied", "a.txt"), "a.txt: Permission denied", 2),
+    (UnicodeError("strange"), "UnicodeError: strange", 1),
+    (click.BadParameter("wrong"), "wrong", 2),
+]
+
+
+def test_whatever_is_raised_is_one_line(monkeypatch):
+    for error, line, code in RAISED:
+        one_line(raising(monkeypatch, error)("cost", "the cat"), line, code)
 
 
 def test_an_interrupt_is_told_also_where_an_import_makes_another_error_of_it(monkeypatch):

@@ -52,7 +52,7 @@ def test_a_map_by_autodelta_is_the_fits_own():
     model = net.pyro()
     guide = AutoDelta(pyro.poutine.block(model, expose=["theta_c"]))
     elbo = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting)
-    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.05}), elbo)
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), elbo)
     for _ in range(120):
         svi.step(x, y)
     f = bt.Fit.from_pyro(net, (x, y), guide, arguments=(x, y))
@@ -64,24 +64,24 @@ def test_a_map_by_autodelta_is_the_fits_own():
 
 def test_nuts_of_pyro_is_the_fits_own_and_every_question_answers(tmp_path):
     net = mixture()
-    x, y = data_of(net, 30)
+    x, y = data_of(net, 12)
     pyro.set_rng_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         kernel = NUTS(net.pyro(), max_plate_nesting=net.pyro().max_plate_nesting)
-        mcmc = MCMC(kernel, num_samples=40, warmup_steps=40, disable_progbar=True)
+        mcmc = MCMC(kernel, num_samples=30, warmup_steps=30, disable_progbar=True)
         mcmc.run(x, y)
     f = bt.Fit.from_pyro(net, (x, y), mcmc)
     own = bt.fit(net, (x, y), method=bt.NUTS(chains=1, draws=60, warmup=20), learn=["c.logits"], progress=False)
-    assert f.samples["c.logits"].shape == (1, 40, 2) and f.divergent == (0,)
-    torch.testing.assert_close(f.pi, own.pi, atol=0.06, rtol=0)
+    assert f.samples["c.logits"].shape == (1, 30, 2) and f.divergent == (0,)
+    torch.testing.assert_close(f.pi, own.pi, atol=0.1, rtol=0)
     assert f.predict(x).shape == y.shape and f.check((x, y), draws=20).p
     low, high = f.interval("c.logits")
     assert bool((low < f.pi).all() and (f.pi < high).all()) and f.heads.live == 2
     f.save(tmp_path / "f.fit")
     assert torch.equal(bt.load(tmp_path / "f.fit").samples["c.logits"], f.samples["c.logits"])
     az = pytest.importorskip("arviz", reason='pip install "bnet-transformer[arviz]"')
-    assert isinstance(f.to_arviz(), az.InferenceData) and f.to_arviz().log_likelihood["y"].shape == (1, 40, 30)
+    assert isinstance(f.to_arviz(), az.InferenceData) and f.to_arviz().log_likelihood["y"].shape == (1, 30, 12)
 
 
 def test_importance_sampling_is_the_exact_posterior():

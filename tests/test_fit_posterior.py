@@ -165,8 +165,8 @@ def test_drawn_choices_come_near_to_summed_ones(atoms, data):
     """On a net where both can be had: the bound lies below the evidence, the choices near their posterior."""
     from bnet_transformer.inference import Evidence, posterior
 
-    net = told(atoms=atoms)
-    options = {"method": "svi", "learn": ["c.logits"], "batch": 120, "choices": "sampled", "progress": False}
+    net, data = told(atoms=atoms), (data[0][:60], data[1][:60])
+    options = {"method": "svi", "learn": ["c.logits"], "batch": 60, "choices": "sampled", "progress": False}
     f = flat_options.fit(net, data, steps=150, rate=0.2, **options)
     objective = objective_of(net, ["c.logits"])
     exact = objective.log_evidence(dict(f.net.parameters), read_batch(net.network, data))
@@ -176,7 +176,7 @@ def test_drawn_choices_come_near_to_summed_ones(atoms, data):
     share = posterior(f.net.module(), "c", {"y": Evidence(data[1])}, data[0])
     assert float((f.choices["c"] - share).abs().mean()) < (0.03 if atoms is None else 0.1)
     if atoms is None:
-        assert float(f.pi[0]) == pytest.approx(0.7, abs=0.05)
+        assert float(f.pi[0]) == pytest.approx(0.7, abs=0.1)
 
 
 def test_choices_of_words_over_slices_are_drawn_where_they_cannot_be_summed(tmp_path):
@@ -184,16 +184,16 @@ def test_choices_of_words_over_slices_are_drawn_where_they_cannot_be_summed(tmp_
     true = true.replace({f"c_{t}.logits": torch.tensor([0.7, 0.3]).double().log() for t in (0, 1)})
     true = true.replace({f"W_v_{t}.value": 3 * true.parameters[f"W_v_{t}.value"] for t in (0, 1)})
     torch.manual_seed(0)
-    x = torch.randn(60, 3, 3, dtype=torch.float64)
+    x = torch.randn(40, 3, 3, dtype=torch.float64)
     drawn = true.pyro()(x)
-    y = drawn["y"].reshape(60, 3, 3)
+    y = drawn["y"].reshape(40, 3, 3)
     net = true.replace({f"c_{t}.logits": torch.zeros(2).double() for t in (0, 1)})
-    options = {"method": "svi", "learn": ["c_0.logits", "c_1.logits"], "progress": False, "steps": 200}
+    options = {"method": "svi", "learn": ["c_0.logits", "c_1.logits"], "progress": False, "steps": 150}
     with pytest.raises(bt.BNetError):
         flat_options.fit(net, (x, y), **options)
-    f = flat_options.fit(net, (x, y), choices="sampled", batch=60, rate=0.2, anneal=0.01, **options)
-    assert f.choices["c_1"].shape == (60, 3, 2)
-    right = f.choices["c_1"].argmax(-1) == drawn["c_1"].reshape(60, 3)
+    f = flat_options.fit(net, (x, y), choices="sampled", batch=40, rate=0.2, anneal=0.01, **options)
+    assert f.choices["c_1"].shape == (40, 3, 2)
+    right = f.choices["c_1"].argmax(-1) == drawn["c_1"].reshape(40, 3)
     usual = float((drawn["c_1"] == 0).double().mean())
     assert float(right.double().mean()) > 0.85 > usual + 0.05  # it has local optima: 1 of the exact posterior
     torch.testing.assert_close(f.theta["c_1"], torch.tensor([0.7, 0.3]).double(), atol=0.12, rtol=0)

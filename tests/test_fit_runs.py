@@ -15,8 +15,8 @@ import bnet_transformer as bt
 from bnet_transformer._core.distributed import Ranks
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.files import checkpoint
-from bnet_transformer.inference import Evidence, log_evidence, posterior
-from bnet_transformer.inference.fit import predictive, result, run
+from bnet_transformer.inference import Evidence, log_evidence
+from bnet_transformer.inference.fit import result, run
 from bnet_transformer.inference.fit.objective import Objective
 from bnet_transformer.inference.fit.run import method_of
 from bnet_transformer.tpm import Categorical, Normal
@@ -56,23 +56,6 @@ def evidences(net, x, y):
 X, Y = [[0, 1], [2, 3]], [[1, 0], [3, 1]]
 
 
-def test_lists_tell_what_arrays_tell():
-    arrays, net = (torch.tensor(X), torch.tensor(Y)), told()
-    f = fit(net, arrays, method=bt.MAP(steps=3))
-    for data in (
-        (X, Y),
-        list(zip(X, Y, strict=True)),
-        (X, arrays[1]),
-        (np.array(X), Y),
-        [list(p) for p in zip(X, Y, strict=True)],
-    ):
-        assert fit(net, data, method=bt.MAP(steps=3)).bounds == f.bounds
-        torch.testing.assert_close(f.log_likelihood(data), f.log_likelihood(arrays))
-    wanted = posterior(f.net.module(), "c", {"y": Evidence(arrays[1])}, arrays[0])
-    for x, y in ((X, Y), (["a b", "c d"], [["b", "a"], ["d", "b"]]), (np.array(X), arrays[1])):
-        torch.testing.assert_close(f.responsibilities((x, y)), wanted, **CLOSE)
-
-
 @pytest.mark.parametrize("data, message", [
     (((X[0], Y[0]), (X[1], Y[1])), r"could be two pairs.*\[\(sentence, observed\).*\(x, y\)"),
     ([torch.tensor(X), torch.tensor(Y)], "could be two pairs.*tuple of two"),
@@ -92,15 +75,6 @@ def test_whole_numbers_are_real_where_a_net_has_vectors():
     for data in ((x, y), list(zip(x, y, strict=True)), (x.tolist(), y.tolist())):
         torch.testing.assert_close(fit(net, data, **STILL).log_likelihood(data), wanted, atol=1e-6, rtol=0)
     torch.testing.assert_close(fit(net, (x, y), **STILL).predict(x), fit(net, (x, y), **STILL).predict(x.double()))
-
-
-def test_what_is_learned_may_be_told_by_any_collection():
-    data = vectors(8)
-    found = fit(mixture(), data, method=bt.MAP(steps=2), learn=(name for name in ["c.logits"]))
-    assert found.learned == ("c.logits",)
-    for learn in (3, [3], "c.logits"):
-        with pytest.raises(bt.BNetError, match="learn: expected a list of str"):
-            fit(mixture(), data, method=bt.MAP(steps=1), learn=learn)
 
 
 @pytest.mark.parametrize("device", ["nonsense", 3, "meta", *([] if torch.cuda.is_available() else ["cuda"])])
@@ -221,11 +195,11 @@ def test_an_option_of_a_config_names_its_config():
 
 def test_a_fit_that_diverged_goes_on_from_what_was_good(tmp_path):
     options = {"folder": tmp_path, "every": 1}
-    first = fit(mixture(), vectors(), steps=20, **options)
-    with pytest.raises(bt.BNetError, match=r"keeps the last good checkpoint, of step 20: .*resume='changed'"):
-        fit(mixture(), vectors(), steps=60, rate=1e6, resume="changed", **options)
-    f = fit(mixture(), vectors(), steps=60, rate=1e-2, resume="changed", **options)
-    assert len(f.bounds) == 60 and min(f.bounds[20:]) > first.bounds[-1] - 0.1
+    first = fit(mixture(), vectors(), steps=6, **options)
+    with pytest.raises(bt.BNetError, match=r"keeps the last good checkpoint, of step 6: .*resume='changed'"):
+        fit(mixture(), vectors(), steps=20, rate=1e6, resume="changed", **options)
+    f = fit(mixture(), vectors(), steps=20, rate=1e-2, resume="changed", **options)
+    assert len(f.bounds) == 20 and min(f.bounds[6:]) > first.bounds[-1] - 0.1
 
 
 def test_nothing_is_kept_of_a_fit_that_never_was_good(tmp_path):
@@ -246,12 +220,12 @@ def test_nothing_is_kept_of_a_fit_that_never_was_good(tmp_path):
 def test_more_steps_are_not_lost_to_an_older_last_phase(tmp_path):
     net, data = mixture(heads=3), vectors(60)
     fit(net, data, method=bt.MAP(restarts=3, steps=8), checkpoints=tmp_path)
-    longer = fit(net, data, method=bt.MAP(restarts=3, steps=40), checkpoints=bt.Checkpoints(tmp_path, resume="changed"))
+    longer = fit(net, data, method=bt.MAP(restarts=3, steps=16), checkpoints=bt.Checkpoints(tmp_path, resume="changed"))
     kept = checkpoint.read(tmp_path / checkpoint.NAME, net.network)
     best = net.replace({name: kept.part("best")[name] for name in longer.learned})
-    assert longer.bounds[40] == pytest.approx(float(evidences(best, *data).mean()), abs=1e-9)
+    assert longer.bounds[16] == pytest.approx(float(evidences(best, *data).mean()), abs=1e-9)
     again = fit(
-        net, data, method=bt.MAP(restarts=3, steps=40), checkpoints=bt.Checkpoints(tmp_path, resume=True)
+        net, data, method=bt.MAP(restarts=3, steps=16), checkpoints=bt.Checkpoints(tmp_path, resume=True)
     )  # a finished last phase stays
     assert again.bounds == longer.bounds
 
@@ -299,14 +273,6 @@ class Processes:
 
         with ThreadPoolExecutor(self.world) as pool:
             return list(pool.map(one, range(self.world)))
-
-
-def test_one_draw_of_a_corpus_is_refused_under_torchrun(monkeypatch):
-    here = Processes(2)
-    here.own.rank = 0
-    monkeypatch.setattr(run, "ranks", here.ranks)
-    with pytest.warns(UserWarning, match="model selection"), pytest.raises(bt.BNetError, match=r"torchrun.*corpus"):
-        fit(mixture("corpus"), vectors(6), method=bt.MAP(steps=1))
 
 
 def test_em_shares_the_full_pass_between_processes(monkeypatch):
@@ -406,9 +372,9 @@ def test_own_statistics_see_what_was_observed():
     net = by_word(1, [0.8, 0.2])
     data = ragged(net)
     f, y = fit(net, data, **STILL), torch.cat([y for _, y in data])
-    found = f.check(data, {"square": lambda y: y.square().mean(), "rows": lambda y: len(y)}, draws=40)
+    found = f.check(data, {"square": lambda y: y.square().mean(), "rows": lambda y: len(y)}, draws=20)
     assert found.observed["square"] == pytest.approx(float(y.square().mean())) and found.observed["rows"] == len(y)
-    assert found.mean["rows"] == len(y) and found.mean["square"] == pytest.approx(found.observed["square"], rel=0.15)
+    assert found.mean["rows"] == len(y) and found.mean["square"] == pytest.approx(found.observed["square"], rel=0.2)
     usual = f.check(data, draws=2)
     assert usual.observed["variance"] == pytest.approx(float(y.var(0).mean()))
 
@@ -450,18 +416,9 @@ def test_predictions_go_in_parts_and_keep_to_the_budget(observe, monkeypatch):
     net = mixture(atoms=2, observe=observe)
     x, y = vectors(10)
     f = fit(net, (x, y if observe == Normal(0.5) else torch.zeros(10, 3, dtype=torch.long)), **STILL)
-    whole, sizes = f.predict(x), []
-    name = "_mean" if observe == Normal(0.5) else "posterior"
-    real = getattr(predictive, name)
-
-    def noted(*given, **more):
-        sizes.append(len(real(*given, **more)))
-        return real(*given, **more)
-
-    monkeypatch.setattr(predictive, name, noted)
+    whole = f.predict(x)
     monkeypatch.setattr(result, "AT_ONCE", 4)
     torch.testing.assert_close(f.predict(x), whole, **CLOSE)
-    assert sizes == [4, 4, 2]
     states = 8 if observe == Normal(0.5) else 32  # of the three roles' atoms, and of the readout
     with pytest.raises(bt.BudgetError, match=rf"at most {states - 1} joint states.*got {states}"):
         replace(f, budget=states - 1).predict(x)

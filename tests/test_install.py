@@ -23,12 +23,12 @@ EXTRAS = PROJECT["optional-dependencies"]
 # What the package imports of an extra, and the rooms that may: each door names its extra.
 DOORS = {
     "tokenizers": {"_core/tokenizer.py", "pretrained/vocabulary.py"},
-    "huggingface_hub": {"pretrained/hub.py"},
+    "huggingface_hub": {"pretrained/source.py"},
     "transformers": {"pretrained/config.py"},
-    "arviz": {"inference/fit/samples.py", "inference/fit/comparing.py"},
+    "arviz": {"inference/fit/draws.py", "inference/fit/heads.py"},
     "anywidget": {"viz/page/widget.py"},
     "traitlets": {"viz/page/widget.py"},
-    "h5py": {"pretrained/geometric_layers.py"},
+    "h5py": {"pretrained/geometric_file.py"},
 }
 
 

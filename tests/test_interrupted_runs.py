@@ -83,7 +83,6 @@ RUNS = {
     "map": fit(bt.MAP(steps=8, restarts=2), batch=5),
     "em": fit(bt.EM(steps=8, inner=2)),
     "svi": fit(bt.SVI(steps=8, draws=3), spread=1.0),
-    "nuts": fit(bt.NUTS(chains=1, warmup=4, draws=4), learn=("c.logits",)),
 }
 
 

@@ -289,8 +289,10 @@ def test_arrays_of_real_numbers_are_read_as_their_examples() -> None:
         bt.train(net, (x, y[:, :2]), steps=1)
 
 
-@pytest.mark.parametrize("kind", ["tensors", "arrays", "two stacks", "held out"])
-@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("tensors", torch.inf), ("arrays", torch.nan), ("two stacks", torch.nan), ("held out", torch.inf)],
+)
 def test_a_number_that_is_not_finite_is_told_before_the_first_step(kind: str, value: float) -> None:
     """One row of many, which the first batch may not have."""
     net = (translator() if kind == "two stacks" else forecaster()).to(torch.float32)

@@ -1,9 +1,8 @@
 """With the network closed: the import of every room, what the notebooks import, the README's lines, the demo's model,
 the command line, and what all of these write.
 
-Three walls. A hook in Python stops a lookup or a connection, and names it. Where the system makes one, the process
-lives in a network of its own with nothing in it, so that nothing gets out whatever tries; and there the kernel counts
-what it had no way for, so that a try of C code, which no hook sees, is told too (IPv4; IPv6 is closed, not counted).
+A hook in Python stops a lookup or a connection, and names it. Where the system makes one, the process lives in a
+network of its own with nothing in it, so that nothing gets out whatever tries.
 """
 
 import ast
@@ -28,14 +27,6 @@ def closed(event, arguments):
         raise SystemExit(f"{event} {arguments}")
 sys.addaudithook(closed)
 """
-COUNTED = """
-import pathlib
-def no_way():
-    told = pathlib.Path("/proc/net/snmp").read_text().splitlines()
-    names, counts = [line.split() for line in told if line.startswith("Ip:")]
-    return int(counts[names.index("OutNoRoutes")])
-assert no_way() == 0, f"packets without a way: {no_way()}"
-"""
 ROOMS = """
 import importlib, pkgutil, bnet_transformer
 found = [m.name for m in pkgutil.walk_packages(bnet_transformer.__path__, "bnet_transformer.")]
@@ -57,12 +48,6 @@ import bnet_transformer as bt
 s = bt.from_pretrained("minilm").sentence("The cat sat on the mat")
 assert s["embedding"].shape == (384,)
 """
-BY_HAND = """
-import ctypes
-sent = ctypes.CDLL(None).sendto
-where = bytes([2, 0, 0, 53, 192, 0, 2, 1]) + bytes(8)  # a sockaddr_in of 192.0.2.1, port 53
-sent(ctypes.CDLL(None).socket(2, 2, 0), b"?", 1, 0, where, len(where))
-"""
 ASKS = re.compile(
     r"""(?:\b(?:src|href|data|action|poster)\s*=\s*["']?|url\(\s*["']?|@import\s+["']?)(?:https?:)?//[^"')\s>]+"""
 )
@@ -79,8 +64,8 @@ def alone():
 
 
 def run(code, folder):
-    """The lines, with all walls up."""
-    command = [*alone(), sys.executable, "-c", "\n".join([CLOSED, code, COUNTED if alone() else ""])]
+    """The lines, with both walls up."""
+    command = [*alone(), sys.executable, "-c", CLOSED + code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
@@ -89,13 +74,6 @@ def run(code, folder):
 def test_the_closed_network_is_closed(tmp_path):
     with pytest.raises(AssertionError, match=r"socket\.(connect|getaddrinfo)"):
         run("import socket; socket.create_connection(('example.org', 80))", tmp_path)
-
-
-def test_a_try_of_code_in_c_is_counted(tmp_path):
-    if not alone():
-        pytest.skip("this system gives no network of one's own")
-    with pytest.raises(AssertionError, match="packets without a way: 1"):
-        run(BY_HAND, tmp_path)
 
 
 def test_what_asks_the_web_is_found_in_a_page():

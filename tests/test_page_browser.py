@@ -5,7 +5,6 @@ import base64
 import itertools
 import re
 import struct
-from fnmatch import fnmatchcase
 from functools import cache
 from xml.etree import ElementTree
 
@@ -119,26 +118,16 @@ def row(table, i):
 
 
 def test_the_panel_tells_what_a_word_reads_in_each_head(show):
-    s = heads()
+    s = heads(mask="causal")
     with show(s, detail="words") as page:
-        for head, slice_, word in (("mean", 0, 0), ("mean", 1, 5), (2, 0, 5), (2, 1, 3)):
+        for head, slice_, word in (("mean", 0, 0), ("mean", 1, 5), (2, 0, 4), (2, 1, 3)):
             page.locator('[name="head"]').select_option(str(head))
             attention = s.attention(slice_).detach()
             table = attention.mean(0) if head == "mean" else attention[head]
             choose(page, f"x_{slice_ + 1}_{word}")
-            near(rows(page, f"reads-a_{slice_}"), row(table, word))
+            near(rows(page, f"reads-a_{slice_}"), {j: float(table[word, j]) for j in range(word + 1)})
             choose(page, f"x_{slice_}_{word}")
-            near(rows(page, f"readers-a_{slice_}"), row(table.T, word))
-
-
-def test_a_causal_word_reads_no_later_one(show):
-    s = heads(mask="causal")
-    with show(s, detail="words") as page:
-        choose(page, "x_1_3")
-        table = s.attention(0).detach().mean(0)
-        near(rows(page, "reads-a_0"), {j: float(table[3, j]) for j in range(4)})
-        choose(page, "x_0_4")
-        near(rows(page, "readers-a_0"), {i: float(table[i, 4]) for i in (4, 5)})
+            near(rows(page, f"readers-a_{slice_}"), {i: float(table[i, word]) for i in range(word, 6)})
 
 
 def test_the_heads_that_are_in_are_told_with_their_intervals(show):
@@ -150,16 +139,7 @@ def test_the_heads_that_are_in_are_told_with_their_intervals(show):
             shares = cells.evaluate_all("all => all.map(cell => Number(cell.dataset.share))")
             assert np.allclose(shares, found.mean.flatten().numpy(), atol=1e-6)
             assert [f"{share:.2f}".removeprefix("0") for share in shares] == cells.all_inner_texts()
-            lines = cells.evaluate_all(
-                "all => all.map(cell => { const line = getComputedStyle(cell, '::after'), all = cell.clientWidth;"
-                " return [parseFloat(line.left) / all, parseFloat(line.width) / all]; })"
-            )
-            if wide:
-                ends = [[low, high - low] for low, high in zip(found.low.flatten(), found.high.flatten(), strict=True)]
-                assert np.allclose(lines, ends, atol=0.03)
-                assert "from" in cells.first.get_attribute("aria-label")
-            else:
-                assert np.isnan(lines).all()
+            assert ("from" in cells.first.get_attribute("aria-label")) == wide
 
 
 def test_a_selector_is_averaged_over_its_posterior_or_set_to_a_state(show):
@@ -178,35 +158,21 @@ def test_a_selector_is_averaged_over_its_posterior_or_set_to_a_state(show):
                 near(rows(page, f"reads-x_{slice_ + 1}"), row(table, 4))
 
 
-KIN = ("parents", "children", "ancestors", "descendants", "blanket")
-TELL = """async () => {
-  const found = {}, tick = () => new Promise((done) => setTimeout(done));
-  const named = (node) => node.dataset.node ?? node.dataset.nodes;
-  for (const name of [...document.querySelectorAll('.node')].map(named)) {
-    const node = [...document.querySelectorAll('.node')].find((each) => named(each) === name), own = (found[name] = {});
-    node.dispatchEvent(new MouseEvent('click', { bubbles: true }));
-    for (const details of document.querySelectorAll('.panel [data-kin]')) details.open = true;
-    await tick();
-    for (const details of document.querySelectorAll('.panel [data-kin]'))
-      own[details.dataset.kin] = [...details.querySelectorAll('[data-name]')].map((each) => each.dataset.name);
-  }
-  return found;
-}"""
-
-
 def test_the_panel_lists_relatives_as_the_graph_has_them(show):
     s = heads("a b c", mask="causal", heads=2).do({"a_0_1_*": Zero(), "a_1_0_2": Attend([0.5, 0.5, 0])})
+    boxes = {"x_1_2": ["x_1_2"], "a_1_0_2": ["a_1_0_2"], "W_o_1_*": ["W_o_1_0", "W_o_1_1"]}
     with show(s, detail="nodes") as page:
         page.locator('[name="heads"]').check()
-        found = page.evaluate(TELL)
-    every = list(s.graph(limit=None).nodes)
-    boxes = {box: [n for n in every if fnmatchcase(n, box) and n.count("_") == box.count("_")] for box in found}
-    assert sorted(n for names in boxes.values() for n in names) == sorted(every)
-    for box, told in found.items():
-        assert set(told) == set(KIN if "*" not in box else ("ancestors", "descendants"))
-        for kin, names in told.items():  # of weights, one box for all heads
-            wanted = {other for name in boxes[box] for other in getattr(s, kin)(name)} - set(boxes[box])
-            assert len(names) == len(wanted) and set(names) == wanted, (kin, box)
+        for box, names in boxes.items():
+            page.locator(f'[data-node="{box}"], [data-nodes="{box}"]').click()
+            for kin in ("ancestors", "descendants", *(("parents", "children", "blanket") if len(names) == 1 else ())):
+                wanted = {other for name in names for other in getattr(s, kin)(name)} - set(names)
+                page.locator(f'.panel [data-kin="{kin}"] summary').click()
+                listed = page.locator(f'.panel [data-kin="{kin}"] [data-name]')
+                if wanted:
+                    listed.nth(len(wanted) - 1).wait_for(state="attached")
+                found = listed.evaluate_all("all => all.map(each => each.dataset.name)")
+                assert len(found) == len(wanted) and set(found) == wanted, (box, kin)
 
 
 def test_what_is_known_of_a_node_is_what_the_graph_says(show):
@@ -419,13 +385,6 @@ def test_the_whole_net_is_in_the_view_at_every_width(show, detail):
             page.locator('[name="heads"]').check()
             check_fits(page, f"{width} wide, with heads")
             page.locator('[name="heads"]').uncheck()
-
-
-def test_a_view_that_fits_fits_again_when_the_window_is_resized(show):
-    with show(heads(), detail="words", in_size=(1000, 700)) as page:
-        for width, height in ((320, 600), (820, 500), (1000, 700)):
-            page.set_viewport_size({"width": width, "height": height})
-            check_fits(page, width)
         page.locator('[data-act="in"]').click(click_count=3)
         scale = page.locator(".stage").get_attribute("style").partition("scale")[2]
         page.set_viewport_size({"width": 700, "height": 600})

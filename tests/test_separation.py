@@ -139,7 +139,7 @@ def test_many_words_agree_whatever_the_reach(kind, heads=5):
     assert (len(small.ground) < len(ground)) == (kind in ("same", "every", "causal", "first", "last") or heads > 2)
 
 
-@pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES[::5], ids=lambda case: case.name)
 def test_every_case_agrees_with_networkx(case):
     ground = case.sentence.ground
     graph, pick = as_networkx(ground), random.Random(3)
@@ -182,7 +182,7 @@ def test_random_nets_agree_with_pgmpy():
     from pgmpy.base import DAG
 
     pick = random.Random(7)
-    for _ in range(50):
+    for _ in range(25):
         n = pick.randint(3, 9)
         families = tuple(Family(k, "", f"r{chr(97 + k)}", None, (), None) for k in range(n))
         pairs = [(i, j) for i, j in itertools.combinations(range(n), 2) if pick.random() < 0.35]

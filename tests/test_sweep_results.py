@@ -84,13 +84,6 @@ def test_intervals_do_not_hang_on_the_chunks_they_are_made_in(monkeypatch):
         assert torch.allclose(one, other, rtol=1e-12)
 
 
-def test_intervals_cover_the_truth():
-    generator = torch.Generator().manual_seed(1)
-    effects = 0.3 + torch.randn(400, 40, generator=generator, dtype=torch.float64)
-    low, high = bootstrap(effects, 0.9, 400, 0)
-    assert 0.85 < float(((low < 0.3) & (high > 0.3)).double().mean()) < 0.94
-
-
 @settings(max_examples=20)
 @given(st.integers(0, 10**6), st.floats(-5, 5), st.floats(0.1, 9))
 def test_intervals_move_with_the_numbers(seed, shift, scale):

@@ -1,6 +1,5 @@
 """Arrows and paths equal their definition by two forward runs, mediation its own by two sweeps; what is refused."""
 
-import itertools
 import re
 
 import pytest
@@ -55,21 +54,6 @@ def test_an_arrow_is_two_forward_runs(name, arrow):
         return
     rough = bt.sweep(*pair(case(name), torch.float32), at=arrow, metric=metric(names))
     torch.testing.assert_close(rough.outcomes, found.outcomes, rtol=1e-5, atol=1e-5, equal_nan=True, check_dtype=False)
-
-
-def test_an_arrow_into_a_mix_is_what_the_row_makes_of_the_difference():
-    """By hand: a_i + P(j | i) (clean v_j - v_j), no run of the reference asked."""
-    clean, corrupt = two(doubled(mask="causal"))
-    found = bt.sweep(clean, corrupt, at="v -> a", metric=lambda x_2_2: x_2_2[:, 1])
-    assert found.axes == ("slice", "head", "word", "read") and found.outcomes.shape == (2, 2, 3, 3, 1)
-    for t, h, i, j in itertools.product(*map(range, found.outcomes.shape[:-1])):
-        moved = corrupt[f"a_{t}_{h}_{i}"] + corrupt.attention(t)[h, i, j] * (
-            clean[f"v_{t}_{h}_{j}"] - corrupt[f"v_{t}_{h}_{j}"]
-        )
-        if j > i:
-            assert bool(found.outcomes[t, h, i, j].isnan()) and (t, h, i, j) not in found.names
-        else:
-            close(found.outcomes[t, h, i, j], corrupt.do({f"a_{t}_{h}_{i}": moved})["x_2_2"][1:2])
 
 
 def test_arrows_set_together_are_set_together():
@@ -178,37 +162,31 @@ def linear():
     return jolted(bt.BNet(bt.Declaration([stack], name="linear"))).to(D)
 
 
-@pytest.mark.parametrize("through", ["x", "m", "v -> a", "x -> v -> a", ["x_0_1", "v_1"]], ids=str)
-def test_direct_and_indirect_sum_to_the_total_in_a_linear_net(through):
+def test_direct_and_indirect_sum_to_the_total_in_a_linear_net():
     clean, corrupt = several(linear())
-    found = bt.mediation(clean, corrupt, through=through, metric=lambda pool, x_1_2: pool @ W + x_1_2[:, 0])
-    there = ~found.indirect_outcomes.isnan()
-    total = (found.clean - found.corrupt).expand(there.shape)
-    direct, indirect = found.direct_outcomes - found.corrupt, found.indirect_outcomes - found.corrupt
-    close((direct + indirect)[there], total[there])
-    close(found.interaction[there[..., 0]], torch.zeros(int(there[..., 0].sum()), dtype=D))
-    assert float(indirect[there].abs().max()) > 0.1 and float(direct[there].abs().max()) > 0.1
+    weights = torch.tensor([0.5, -1.0, 0.25, 2.0], dtype=D)
+    for through in ("x", "m", "v -> a", "x -> v -> a", ["x_0_1", "v_1"]):
+        found = bt.mediation(clean, corrupt, through=through, metric=lambda pool, x_1_2: pool @ weights + x_1_2[:, 0])
+        there = ~found.indirect_outcomes.isnan()
+        total = (found.clean - found.corrupt).expand(there.shape)
+        direct, indirect = found.direct_outcomes - found.corrupt, found.indirect_outcomes - found.corrupt
+        close((direct + indirect)[there], total[there])
+        close(found.interaction[there[..., 0]], torch.zeros(int(there[..., 0].sum()), dtype=D))
+        assert float(indirect[there].abs().max()) > 0.1 and float(direct[there].abs().max()) > 0.1, through
 
 
-W = torch.tensor([0.5, -1.0, 0.25, 2.0], dtype=D)
-
-
-@pytest.mark.parametrize("options", [{}, {"combine": "select"}], ids=str)
-@pytest.mark.parametrize("through", ["x", "q", "j", "v -> {}", ["x_1_*", "x_0_2"]], ids=str)
-def test_mediation_is_two_sweeps(options, through):
+def test_mediation_is_two_sweeps():
     """Indirect: the corrupt run with the clean mediator; direct: the clean run with the corrupt one."""
-    net = doubled(observe=Categorical(3), **options)
-    through = through.format("x" if options else "a") if isinstance(through, str) else through
-    clean, corrupt = several(net)
-    told = {"metric": metric(["y_0", "y_2"])}
-    found = bt.mediation(clean, corrupt, through=through, **told)
-    one, other = bt.sweep(clean, corrupt, at=through, **told), bt.sweep(corrupt, clean, at=through, **told)
-    close(found.indirect_outcomes[~one.outcomes.isnan()], one.outcomes[~one.outcomes.isnan()])
-    close(found.direct_outcomes[~one.outcomes.isnan()], other.outcomes[~one.outcomes.isnan()])
-    close(found.clean, one.clean)
-    close(found.corrupt, one.corrupt)
-    assert (found.axes, dict(found.names), dict(found.labels)) == (one.axes, dict(one.names), dict(one.labels))
-    assert float(torch.as_tensor(found.interaction).nan_to_num().abs().max()) > 1e-3
+    for options, through in (({}, "x"), ({}, "j"), ({"combine": "select"}, "v -> x"), ({}, ["x_1_*", "x_0_2"])):
+        clean, corrupt = several(doubled(observe=Categorical(3), **options), 2)
+        told = {"metric": metric(["y_0", "y_2"])}
+        found = bt.mediation(clean, corrupt, through=through, **told)
+        one, other = bt.sweep(clean, corrupt, at=through, **told), bt.sweep(corrupt, clean, at=through, **told)
+        for ours, theirs in ((found.indirect_outcomes, one.outcomes), (found.direct_outcomes, other.outcomes)):
+            torch.testing.assert_close(ours, theirs, equal_nan=True)
+        assert found.clean.equal(one.clean) and found.corrupt.equal(one.corrupt)
+        assert (found.axes, dict(found.names), dict(found.labels)) == (one.axes, dict(one.names), dict(one.labels))
+        assert float(torch.as_tensor(found.interaction).nan_to_num().abs().max()) > 1e-3
 
 
 def test_a_mediator_on_every_way_has_no_direct_effect():
@@ -220,18 +198,6 @@ def test_a_mediator_on_every_way_has_no_direct_effect():
     nothing = bt.mediation(clean, corrupt, through="x", metric=metric(["x_2_2"]))
     close(nothing.direct_outcomes[0, 0], nothing.clean)
     close(nothing.indirect_outcomes[0, 0], nothing.corrupt)
-
-
-def test_a_pretrained_net_is_swept():
-    net = bt.from_pretrained("tiny").to(D)
-    clean, corrupt = net.sentence("the cat sat on the mat"), net.sentence("the dog sat on the log")
-    clean, corrupt = (s.do(c=0) if "c" in s.ground.names else s for s in (clean, corrupt))
-    names = outcomes(corrupt)
-    slow = Slow(clean, corrupt, tuple(names))
-    found = bt.sweep(clean, corrupt, at="x", metric=metric(names))
-    wanted = cells(corrupt, "x")
-    check(found, slow, {index: setting(wanted[index]) for index in some(wanted, 4, "tiny")})
-    assert found.labels["word"] == corrupt.words or len(found.labels["word"]) == len(corrupt.words)
 
 
 # bad questions
@@ -248,12 +214,9 @@ METRICS = [
     (lambda y_2: y_2, r"metric: expected shape \(1,\).*got shape \(1, 3\)"),
     (lambda y_2: y_2.sum(), r"metric: expected shape \(1,\)"),
     (lambda y_2: None, "metric: expected a number"),
-    (lambda y_2: y_2[:, 0] * 1j, "metric: expected real numbers"),
     (lambda y_2: y_2[:, 0] * torch.nan, "metric: expected numbers; got NaN"),
     (3, "metric: expected a mapping"),
-    (lambda: 0, "metric: expected a mapping"),
     (lambda y_7: y_7[:, 0], "y_7"),
-    ({"y_9": 1}, "y_9"),
     ({"y_0": 1, "y_1": 1}, "metric: expected one node"),
     ({"y_2": "cat"}, "y_2"),
     ({"y_2": 3}, "y_2: expected a state from 0 to 2; got 3"),
@@ -268,9 +231,7 @@ PLACES = [
     ({"at": []}, "at"),
     ({"at": ["x_0_1", "x_0_1"]}, "each cell once"),
     ({"at": ["x_0_9"]}, "x_0_9"),
-    ({"at": ["q_*_7_0"]}, r"q_\*_7_0"),
     ({"at": "y"}, "y"),
-    ({"at": ["y_0"]}, "at y: expected nodes with a value"),
     ({"over": ("slice", "layer")}, "layer"),
     ({"over": ("slice", "head")}, "head"),
     ({"over": ("slice", "read")}, "read"),
@@ -279,11 +240,8 @@ PLACES = [
     ({"memory": 0}, "memory: expected"),
     ({"at": "a -> v"}, "a -> v"),
     ({"at": "x -> "}, "expected a known name; got ''"),
-    ({"at": "x -> nix"}, "nix"),
     ({"at": "x -> q -> v"}, "q -> v|x -> q -> v"),
     ({"at": ["v_0_0_1 -> a_0_1_2"]}, "v_0_0_1 -> a_0_1_2"),
-    ({"at": ["v_0_0_1 -> a_0_1"]}, "a_0_1"),
-    ({"at": "v -> a_0_0_1"}, "a_0_0_1"),
 ]
 
 

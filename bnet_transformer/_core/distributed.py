@@ -66,13 +66,6 @@ class Ranks:
         """The net on the device of this rank."""
         return network if device_of(None, network) == self.device else network.to(self.device)
 
-    def summed(self, *numbers: Tensor) -> list[float]:
-        """Numbers, summed over all processes."""
-        total = torch.stack([number.detach().double() for number in numbers])
-        if self.world > 1:
-            distributed.all_reduce(total)
-        return [float(number) for number in total]
-
     def all_reduce(self, value: Tensor) -> Tensor:
         """A tensor, summed over all ranks."""
         if self.world == 1:
@@ -83,9 +76,7 @@ class Ranks:
 
     def any(self, flag: bool) -> bool:
         """True where it is true in some process."""
-        if self.world == 1:
-            return flag
-        return self.summed(torch.tensor(float(flag), device=self.device))[0] > 0
+        return bool(self.all_reduce(torch.tensor(float(flag), device=self.device)))
 
     def all_gather_object(self, thing: S) -> list[S]:
         """A small thing of each rank, by rank."""

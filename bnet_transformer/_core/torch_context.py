@@ -1,15 +1,19 @@
-"""What a run keeps apart from the torch of its caller: gradients, where tensors are made, random numbers."""
+"""What a run keeps apart from the torch of its caller (gradients, random numbers); numbers that are read late."""
 
 from __future__ import annotations
 
 import os
 import random
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
+from torch import Tensor
 
+LAG = 8  # steps that an accelerator may be ahead of what is read of it
 _TURN = threading.RLock()
 
 
@@ -68,6 +72,54 @@ def reseed(seed: int, device: torch.device) -> None:
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         torch.cuda.default_generators[index].manual_seed(seed)
+
+
+class DeferredScalars:
+    """Numbers as they are put in, given out once `lag` more came; on the CPU there is nothing to wait for.
+
+    >>> late = DeferredScalars(lag=1)
+    >>> for step in range(3):
+    ...     late.put(torch.tensor([float(step)]))
+    >>> list(late.ripe()), list(late.all())
+    ([[0.0], [1.0]], [[2.0]])
+    """
+
+    def __init__(self, lag: int) -> None:
+        self.lag = lag
+        self._waiting: deque[tuple[Tensor, Any]] = deque()
+
+    @classmethod
+    def on(cls, device: torch.device) -> DeferredScalars:
+        """What suits a device."""
+        return cls(LAG if device.type == "cuda" else 0)
+
+    def put(self, numbers: Tensor) -> None:
+        """Take the numbers of a step as they are now, wherever they lie."""
+        if numbers.device.type != "cuda":
+            self._waiting.append((numbers.detach().clone(), None))
+            return
+        kept = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        kept.copy_(numbers.detach(), non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        self._waiting.append((kept, copied))
+
+    def ripe(self) -> Iterator[list[float]]:
+        """The numbers that are `lag` steps old, oldest first."""
+        while len(self._waiting) > self.lag:
+            yield self._read()
+
+    def all(self) -> Iterator[list[float]]:
+        """All numbers that are left, oldest first; this waits."""
+        while self._waiting:
+            yield self._read()
+
+    def _read(self) -> list[float]:
+        kept, copied = self._waiting.popleft()
+        if copied is not None:
+            copied.synchronize()
+        found: list[float] = kept.tolist()
+        return found
 
 
 def _anew() -> None:

@@ -90,7 +90,7 @@ def models(json: bool = False) -> None:
         json: Tell everything as one JSON document.
     """
     from bnet_transformer.pretrained import FAMILIES, PACKAGES, cached
-    from bnet_transformer.pretrained.hub import installed
+    from bnet_transformer.pretrained.source import installed
 
     there = {"tiny": "in the package"}
     for name, (package, _) in PACKAGES.items():

@@ -25,9 +25,16 @@ from bnet_transformer.data.arrays import (
     to_host,
 )
 from bnet_transformer.data.batch import Batch, split_gaps
-from bnet_transformer.data.columns import is_frame, read_columns
 from bnet_transformer.data.encode import EncodedSentence, encode_sentence
-from bnet_transformer.data.examples import Example, ExampleReader, in_row, pad_examples, read_example
+from bnet_transformer.data.examples import (
+    Example,
+    ExampleReader,
+    in_row,
+    is_frame,
+    pad_examples,
+    read_columns,
+    read_example,
+)
 from bnet_transformer.data.task import Task, infer_fit_task, infer_task
 from bnet_transformer.data.words import is_text_array
 from bnet_transformer.errors import BNetError, not_endless

@@ -18,7 +18,6 @@ from bnet_transformer.files import as_path, exclusive_lock, read_tensors, readin
 from bnet_transformer.network import Network
 
 WANTED = "a checkpoint of train"
-HEADINGS = ("net", "first", "second", "count", "best")  # of the tensors of a run
 FORMAT, VERSION, NAME = "bnet_transformer checkpoint", 1, "checkpoint.safetensors"
 CHANGEABLE = frozenset(("rate", "schedule", "warmup", "dim", "clip", "precision", "steps"))
 
@@ -171,19 +170,12 @@ def _check_net(where: str, network: Network, head: Mapping[str, Any], tensors: M
 def check_state(path: Path, network: Network, found: Checkpoint) -> None:
     """Refuse moments of an optimiser, and best parameters, that are none of a run of `train` with this net."""
     with reading(path, WANTED):
-        for name, value in found.tensors.items():
-            _check_part(network, name, value, found.tensors)
-
-
-def _check_part(network: Network, name: str, value: Tensor, tensors: Mapping[str, Tensor]) -> None:
-    heading, _, own = name.partition("/")
-    wanted = network.parameters[own].new_empty(()) if heading == "count" else network.parameters[own]
-    if heading not in HEADINGS or value.shape != wanted.shape or not value.is_floating_point():
-        raise BNetError(name, expected=f"a tensor of a run, of shape {tuple(wanted.shape)}", got=tuple(value.shape))
-    if heading != "count" and value.dtype != wanted.dtype:
-        raise BNetError(name, expected=f"one in {wanted.dtype}", got=value.dtype)
-    if heading in ("first", "second", "count") and any(f"{each}/{own}" not in tensors for each in HEADINGS[:4]):
-        raise BNetError(name, expected=f"both moments and the count of {own}", got="not all of them")
+        first, second, count = (found.part(heading) for heading in ("first", "second", "count"))
+        if not first.keys() == second.keys() == count.keys():
+            raise BNetError("the optimiser", expected="both moments and the count of each parameter", got="not all")
+        for part in (first, second, found.part("best")):
+            check_forms(part, {name: network.parameters[name] for name in part})
+        check_forms(count, dict.fromkeys(count, torch.zeros(())))
 
 
 def check_forms(found: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
@@ -193,7 +185,7 @@ def check_forms(found: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None
         if got is None or wanted is None or (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
             form = "" if wanted is None else f", {wanted.dtype} of shape {tuple(wanted.shape)}"
             came = "none" if got is None else f"{got.dtype} of shape {tuple(got.shape)}"
-            raise BNetError(name, expected=f"a tensor of this fit{form}", got=came)
+            raise BNetError(name, expected=f"a tensor of this run{form}", got=came)
 
 
 def check_settings(path: Path, found: Checkpoint, settings: Mapping[str, Any], free: Collection[str] = ()) -> None:

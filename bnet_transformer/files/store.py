@@ -20,7 +20,7 @@ from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.errors import BNetError, FileError, unknown
 from bnet_transformer.files.atomic import as_path, replacing
 from bnet_transformer.files.plain import from_plain, strangers, to_plain
-from bnet_transformer.files.tensors import KEY, LONGEST_HEADER, check_version, look, opening, reading
+from bnet_transformer.files.tensors import KEY, LONGEST_HEADER, look, opening, read_head, reading
 from bnet_transformer.network import Declaration, Network
 from bnet_transformer.network.network import check_parameters, outline
 
@@ -72,7 +72,9 @@ def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = 
         raise BNetError("trust", expected="True, or the names of classes or modules", got=trust)
     look(where, WANTED)
     with reading(where, WANTED), opening(where) as opened:
-        header = _read_header(where, opened.metadata())
+        header = read_head(where, opened, WANTED, FORMAT, VERSION)
+        if type(header.get("seed")) is not int or not isinstance(header.get("declaration"), dict):
+            raise FileError(str(where), expected="a seed and a declaration in the metadata", got=sorted(header))
         network = _read_net(where, header, trust)
         _compare(where, opened, network)
         tensors = {name: opened.get_tensor(name) for name in network.shapes}
@@ -128,22 +130,6 @@ def _library() -> str:
         return importlib.metadata.version(KEY)
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
-
-
-def _read_header(where: Path, metadata: Mapping[str, str] | None) -> dict[str, Any]:
-    """The JSON of the header, of a version that this library reads."""
-    if not metadata or KEY not in metadata:
-        raise FileError(str(where), expected=f"a net ({KEY!r} in the metadata)", got="safetensors of something else")
-    try:
-        header = json.loads(metadata[KEY])
-    except (ValueError, RecursionError) as error:
-        raise FileError(str(where), expected="JSON in the metadata", got=str(error)) from error
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise FileError(str(where), expected=f"the format {FORMAT!r}", got=header)
-    check_version(where, header, VERSION)
-    if type(header.get("seed")) is not int or not isinstance(header.get("declaration"), dict):
-        raise FileError(str(where), expected="a seed and a declaration in the metadata", got=sorted(header))
-    return header
 
 
 def _read_net(where: Path, header: Mapping[str, Any], trust: bool | str | Collection[str]) -> Network:

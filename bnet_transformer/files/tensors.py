@@ -37,18 +37,18 @@ def read_tensors(
     where = as_path(path)
     look(where, wanted)
     with reading(where, wanted), opening(where) as opened:
-        head = json.loads((opened.metadata() or {}).get(KEY, "null"))
-        if not isinstance(head, dict) or head.get("format") != form:
-            raise FileError(str(where), expected=wanted, got="safetensors of something else")
-        check_version(where, head, version)
+        head = read_head(where, opened, wanted, form, version)
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         if head.pop("sha256", None) != _digest(head, tensors):
             raise FileError(str(where), expected="the content that was saved (its SHA-256)", got="other bytes")
     return head, tensors
 
 
-def check_version(where: Path, head: Mapping[str, Any], known: int) -> None:
-    """Refuse a version that is none, and one that a newer library wrote."""
+def read_head(where: Path, opened: Any, wanted: str, form: str, known: int) -> dict[str, Any]:
+    """The JSON in the metadata of an open file, of a format and a version that this library reads."""
+    head = json.loads((opened.metadata() or {}).get(KEY, "null"))
+    if not isinstance(head, dict) or head.get("format") != form:
+        raise FileError(str(where), expected=wanted, got="safetensors of something else")
     version = head.get("version")
     if type(version) is not int or version < 1:
         raise FileError(str(where), expected="a format version, a whole number", got=shown(repr(version)))
@@ -56,6 +56,7 @@ def check_version(where: Path, head: Mapping[str, Any], known: int) -> None:
         by = f", written by bnet_transformer {head['library']}" if "library" in head else ""
         allowed = "a newer bnet_transformer reads it: pip install --upgrade bnet_transformer"
         raise FileError(str(where), expected=f"format version {known}", got=f"version {version}{by}", allowed=allowed)
+    return head
 
 
 def is_of(path: str | os.PathLike[str], wanted: str, form: str) -> bool:

@@ -62,8 +62,6 @@ class Ground:
     ) -> None:
         self.folded = folded
         self.words = dict(words)
-        self.cut = frozenset(cut)
-        self.rows = dict(rows or {})
         shapes = [[folded.sizes[plate] for plate in family.plates] for family in folded.families]
         for family, shape in zip(folded.families, shapes, strict=True):
             shape += [] if family.words is None else [self.words[family.words]]
@@ -72,8 +70,7 @@ class Ground:
         if sum(sizes) > MOST_NODES:
             raise BudgetError("ground graph", expected=f"at most {MOST_NODES} nodes", got=f"{sum(sizes)}")
         self.offsets: Ids = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
-        self._above: dict[int, list[int]] = {}
-        self.cut_by_family, self.rows_by_family = self._by_family(self.cut), self._rows_by_family()
+        self._operate(cut, rows or {})
 
     def surgery(self, nodes: Iterable[int], rows: Mapping[int, Kept] | None = None) -> Ground:
         """The same nodes without the arrows into some: what `do` leaves.
@@ -83,18 +80,21 @@ class Ground:
             rows: All nodes that keep some of theirs, with the bundles that they keep; those of this graph by default.
         """
         ground = copy(self)
-        ground.cut, ground.rows, ground._above = frozenset(nodes), dict(self.rows if rows is None else rows), {}
-        ground.cut_by_family, ground.rows_by_family = ground._by_family(ground.cut), ground._rows_by_family()
+        ground._operate(nodes, self.rows if rows is None else rows)
         return ground
+
+    def _operate(self, cut: Iterable[int], rows: Mapping[int, Kept]) -> None:
+        """Take the arrows into the nodes of `cut`, and from those of `rows` what they do not keep."""
+        self.cut, self.rows = frozenset(cut), dict(rows)
+        self.cut_by_family = self._by_family(self.cut)
+        self.rows_by_family = self._by_family(node for node in self.rows if node not in self.cut)
+        self._above: dict[int, list[int]] = {}
 
     def _by_family(self, nodes: Iterable[int]) -> dict[int, list[int]]:
         families: dict[int, list[int]] = {}
         for node in nodes:
             families.setdefault(self.family_of(node).index, []).append(node)
         return families
-
-    def _rows_by_family(self) -> dict[int, list[int]]:
-        return self._by_family(node for node in self.rows if node not in self.cut)
 
     # names
 
@@ -152,9 +152,11 @@ class Ground:
     def place(self, node: int) -> tuple[Family, tuple[int, ...]]:
         """The family of a node and its index there: what `locate` finds by name."""
         family = self.family_of(node)
-        shape = self.shapes[family.index]
-        index = np.unravel_index(node - int(self.offsets[family.index]), shape) if shape else ()
-        return family, tuple(int(i) for i in index)
+        rest, index = int(node) - int(self.offsets[family.index]), []
+        for stride in strides(self.shapes[family.index]):
+            i, rest = divmod(rest, stride)
+            index.append(i)
+        return family, tuple(index)
 
     def family_of(self, node: int) -> Family:
         """The family of a node."""
@@ -198,7 +200,7 @@ class Ground:
         """The numbers of a family's nodes that a selection keeps."""
         at = np.array([self.offsets[family.index]])
         for (_, index), stride in zip(
-            self.indices(family, selection).items(), _strides(self.shapes[family.index]), strict=True
+            self.indices(family, selection).items(), strides(self.shapes[family.index]), strict=True
         ):
             at = (at[:, None] + index * stride).ravel()
         return at
@@ -232,7 +234,7 @@ class Ground:
         plates = {axis for axis in (*inner, *outer) if axis != WORD}
         total = math.prod(len(_shared(axis, inner, outer)) for axis in plates)
         total *= self._count_words(bundle, inner.get(WORD, ONE), outer.get(WORD, ONE))
-        cut, rows = self.cut_by_family.get(bundle.child, []), self.rows_by_family.get(bundle.child, [])
+        cut, rows = self.cut_in(bundle.child), self.rows_in(bundle.child)
         total -= sum(self._count_at(bundle, node, selection) for node in (*cut, *rows))
         some = self.kept_of(bundle) if rows else None
         return total if some is None else total + sum(self._count_at(some, node, selection) for node in rows)
@@ -274,16 +276,6 @@ class Ground:
         family, index = self.place(node)
         return dict(zip(self.axes(family), index, strict=True))
 
-    def _both(
-        self, bundle: Bundle, selection: Selection
-    ) -> tuple[dict[str, Index], dict[str, Index], NDArray[np.bool_]]:
-        child, parent = self.folded.families[bundle.child], self.folded.families[bundle.parent]
-        inner, outer = self.indices(child, selection), self.indices(parent, selection)
-        matrix = self.reads(bundle)
-        i = inner.get(WORD, ONE)
-        j = outer.get(WORD, ONE)
-        return inner, outer, matrix[np.ix_(i, j)]
-
     def reads(self, bundle: Bundle) -> NDArray[np.bool_]:
         """`[words of the child, words of the parent]`, 1 where a family has none: which pairs an arrow joins."""
         child, parent = self.folded.families[bundle.child], self.folded.families[bundle.parent]
@@ -296,20 +288,15 @@ class Ground:
     def arrows(self, selection: Selection = EVERYTHING) -> Iterator[tuple[Bundle, Ids, Ids]]:
         """For each arrow of the folded graph, the numbers of the parents and children that it joins."""
         for bundle in self._kept_arrows(selection):
-            inner, outer, words = self._both(bundle, selection)
-            yield bundle, *self._pairs(bundle, inner, outer, words)
+            inner, outer = (self.indices(self.folded.families[k], selection) for k in (bundle.child, bundle.parent))
+            yield bundle, *self._pairs(bundle, inner, outer)
 
-    def _pairs(
-        self,
-        bundle: Bundle,
-        inner: Mapping[str, Index],
-        outer: Mapping[str, Index],
-        words: NDArray[np.bool_],
-    ) -> tuple[Ids, Ids]:
+    def _pairs(self, bundle: Bundle, inner: Mapping[str, Index], outer: Mapping[str, Index]) -> tuple[Ids, Ids]:
         child, parent = self.folded.families[bundle.child], self.folded.families[bundle.parent]
+        words = self.reads(bundle)[np.ix_(inner.get(WORD, ONE), outer.get(WORD, ONE))]
         size = np.int32 if len(self) < 2**31 else np.int64
-        into = dict(zip(self.axes(child), _strides(self.shapes[child.index]), strict=True))
-        out = dict(zip(self.axes(parent), _strides(self.shapes[parent.index]), strict=True))
+        into = dict(zip(self.axes(child), strides(self.shapes[child.index]), strict=True))
+        out = dict(zip(self.axes(parent), strides(self.shapes[parent.index]), strict=True))
         sources: Ids = np.array([self.offsets[parent.index]], dtype=size)
         targets: Ids = np.array([self.offsets[child.index]], dtype=size)
         for axis in dict.fromkeys([*child.plates, *parent.plates]):
@@ -323,7 +310,7 @@ class Ground:
             j = outer[WORD].astype(size)[j]
         times = len(sources)
         sources, targets = (sources[:, None] + j).ravel(), (targets[:, None] + i).ravel()
-        cut, rows = self.cut_by_family.get(bundle.child, []), self.rows_by_family.get(bundle.child, [])
+        cut, rows = self.cut_in(bundle.child), self.rows_in(bundle.child)
         if not cut and not rows:
             return sources, targets
         stays = ~np.isin(targets, cut)
@@ -348,10 +335,7 @@ class Ground:
         outer = {axis: np.array([i]) for axis, i in self._index(node).items()}
         found: list[int] = []
         for bundle in self.folded.out_of[family.index]:
-            inner = self.indices(self.folded.families[bundle.child])
-            i = inner.get(WORD, ONE)
-            j = outer.get(WORD, ONE)
-            found.extend(self._pairs(bundle, inner, outer, self.reads(bundle)[np.ix_(i, j)])[1].tolist())
+            found.extend(self._pairs(bundle, self.indices(self.folded.families[bundle.child]), outer)[1].tolist())
         return found
 
     def _read(self, node: int) -> list[int]:
@@ -371,9 +355,9 @@ class Ground:
             ]
             if len(words) == 0:  # also of a parent without words
                 continue
-            strides, base = _strides(self.shapes[parent.index]), int(self.offsets[parent.index])
+            steps, base = strides(self.shapes[parent.index]), int(self.offsets[parent.index])
             for at in itertools.product(*picks):
-                found.append(base + sum(i * stride for i, stride in zip(at, strides, strict=True)))
+                found.append(base + sum(i * step for i, step in zip(at, steps, strict=True)))
         return found
 
 
@@ -385,7 +369,8 @@ def _within(axis: str, wanted: Picks, size: int) -> Index:
     return index
 
 
-def _strides(shape: Sequence[int]) -> list[int]:
+def strides(shape: Sequence[int]) -> list[int]:
+    """By how much the number of a node grows with each of its indices."""
     return [math.prod(shape[k + 1 :]) for k in range(len(shape))]
 
 

@@ -1,13 +1,14 @@
 """Separation: which nodes tell of each other, given others. Many questions at once, each on a bit of its own.
 
-Balls roll along arrows (`balls`). A question names few words and heads, and those that it does not name are alike:
-mapping each word to the greatest kept one at or before it takes arrows to arrows, so the balls need only the graph of
-the words named, their next ones and both ends.
+Balls roll along arrows (Shachter 1998): past a node that is not given, and back up from one that is. A set of nodes is
+an array of bits for each family, so that one step along a bundle of arrows is one array operation. A question names few
+words and heads, and those that it does not name are alike: mapping each word to the greatest kept one at or before it
+takes arrows to arrows, so the balls need only the graph of the words named, their next ones and both ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -15,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.graph.balls import LANE, Bits, Cut, cuts, marks, roll, stepped, view
-from bnet_transformer.graph.ground import Ground
-from bnet_transformer.graph.walk import descendants
+from bnet_transformer.graph.folded import Bundle, Family
+from bnet_transformer.graph.ground import Ground, Ids, Kept, strides
+from bnet_transformer.graph.walk import descendants, stepped
 
+Bits = NDArray[np.uint64]  # [..., lanes]: bit q % 64 of lane q // 64 belongs to question q
+LANE = 64
 MOST_BITS = 2**28
 ALIKE = ("same", "every", "causal", "first", "last")  # the reaches that a map of words as above takes to themselves
 
@@ -44,7 +47,7 @@ def separated(ground: Ground, questions: Sequence[Question], functions: Collecti
     found = np.zeros(len(questions), dtype=bool)
     start = 0
     while start < len(questions):
-        size = max(LANE, MOST_BITS // max(1, _thinned_size(ground, questions[start])) // LANE * LANE)
+        size = max(LANE, MOST_BITS // max(1, len(thinned(ground, [questions[start].nodes]).ground)) // LANE * LANE)
         chunk = questions[start : start + min(size, 64 * LANE)]
         found[start : start + len(chunk)] = _separated(ground, chunk, functions)
         start += len(chunk)
@@ -88,7 +91,7 @@ def _undetermined(ground: Ground, given: Bits, cut: Cut, functions: Collection[i
                 part = view(ground, found, index)
                 if index in functions and folded.into[index]:
                     parts = ((b, view(ground, found, b.parent)) for b in folded.into[index])
-                    above = (stepped(ground, b, bits, cut, up=False) for b, bits in parts)
+                    above = (moved(ground, b, bits, cut, up=False) for b, bits in parts)
                     now = reduce(np.bitwise_or, above) & view(ground, open_, index)
                 else:
                     now = view(ground, open_, index)
@@ -119,9 +122,9 @@ class Thinned:
         for some, places in zip(nodes, self.places, strict=True):
             own = []
             for node in some:
-                family, index = _place(self.full, node)
-                at = int(self.ground.offsets[family])
-                for axis, i, stride in zip(_axes(self.full, family), index, _strides(self.ground, family), strict=True):
+                family, index = self.full.place(node)
+                at, steps = int(self.ground.offsets[family.index]), strides(self.ground.shapes[family.index])
+                for axis, i, stride in zip(_axes(family), index, steps, strict=True):
                     at += (places[axis][i] if axis in places else i) * stride
                 own.append(at)
             found.append(own)
@@ -129,9 +132,9 @@ class Thinned:
 
     def name(self, node: int, question: int = 0) -> int:
         """The number in the full graph of a node of the smaller one."""
-        family, index = _place(self.ground, node)
-        kept, at = self.kept[question], int(self.full.offsets[family])
-        for axis, i, stride in zip(_axes(self.full, family), index, _strides(self.full, family), strict=True):
+        family, index = self.ground.place(node)
+        kept, at = self.kept[question], int(self.full.offsets[family.index])
+        for axis, i, stride in zip(_axes(family), index, strides(self.full.shapes[family.index]), strict=True):
             at += (kept[axis][i] if axis in kept else i) * stride
         return at
 
@@ -192,36 +195,119 @@ def _rigid(ground: Ground) -> set[tuple[str, str]]:
 def _named(ground: Ground, nodes: Iterable[int]) -> dict[tuple[str, str], set[int]]:
     found: dict[tuple[str, str], set[int]] = {}
     for node in nodes:
-        family, index = _place(ground, node)
-        for axis, i in zip(_axes(ground, family), index, strict=True):
+        family, index = ground.place(node)
+        for axis, i in zip(_axes(family), index, strict=True):
             found.setdefault(axis, set()).add(i)
     return found
-
-
-def _thinned_size(ground: Ground, question: Question) -> int:
-    return len(thinned(ground, [question.nodes]).ground)
 
 
 def _size(ground: Ground, axis: tuple[str, str]) -> int:
     return ground.words[axis[1]] if axis[0] == WORD else ground.folded.sizes[axis[0]]
 
 
-def _axes(ground: Ground, family: int) -> list[tuple[str, str]]:
-    told = ground.folded.families[family]
-    return [(plate, "") for plate in told.plates] + ([] if told.words is None else [(WORD, told.words)])
+def _axes(family: Family) -> list[tuple[str, str]]:
+    return [(plate, "") for plate in family.plates] + ([] if family.words is None else [(WORD, family.words)])
 
 
-def _strides(ground: Ground, family: int) -> list[int]:
-    found = [1]
-    for size in reversed(ground.shapes[family][1:]):
-        found.insert(0, found[0] * size)
-    return found[: len(ground.shapes[family])] if ground.shapes[family] else []
+# the balls
 
 
-def _place(ground: Ground, node: int) -> tuple[int, list[int]]:
-    family = int(np.searchsorted(ground.offsets, node, side="right")) - 1
-    rest, index = node - int(ground.offsets[family]), []
-    for stride in _strides(ground, family):
-        index.append(rest // stride)
-        rest %= stride
-    return family, index
+@dataclass(frozen=True)
+class Cut:
+    """What surgery took, with a bit for each question: all arrows into `nodes`, some of those into `rows`, of whose
+    families the nodes keep what `kept` says."""
+
+    nodes: Bits
+    rows: Bits
+    kept: Mapping[int, Kept]
+
+
+def marks(ground: Ground, count: int, nodes: Sequence[Iterable[int]]) -> Bits:
+    """`[node, lanes]`: the bit of each question at its nodes."""
+    found: Bits = np.zeros((len(ground), -(-count // LANE)), dtype=np.uint64)
+    pairs = [(node, question) for question, some in enumerate(nodes) for node in some]
+    if pairs:
+        node, question = np.array(pairs).T
+        bit = np.uint64(1) << (question % LANE).astype(np.uint64)
+        np.bitwise_or.at(found, (node, question // LANE), bit)
+    return found
+
+
+def cuts(ground: Ground, small: Ground, cut: Sequence[Iterable[int]], rows: Sequence[Iterable[int]]) -> Cut:
+    """What surgery took of a graph, as bits of a smaller one, in which each question has these numbers for it."""
+    kept = {ground.family_of(node).index: kept for node, kept in ground.rows.items()}
+    return Cut(marks(small, len(cut), cut), marks(small, len(rows), rows), kept)
+
+
+def roll(
+    ground: Ground,
+    start: Bits,
+    given: Bits,
+    blocked: Bits,
+    cut: Cut,
+    within: Bits | None = None,
+    goal: Bits | None = None,
+) -> Bits:
+    """`[node, lanes]`: where the balls come that start at `start`; they stay inside `within`, and may stop once each
+    question that has a `goal` has come to it.
+    """
+    families = range(len(ground.folded.families))
+    sides = {"given": given, "blocked": blocked, "cut": cut.nodes, "up": start.copy(), "down": np.zeros_like(start)}
+    told = {name: [view(ground, bits, index) for index in families] for name, bits in sides.items()}
+    inside = None if within is None else [view(ground, within, index) for index in families]
+    waiting: dict[str, dict[int, Bits]] = {"up": {}, "down": {}}
+    goals = {index: view(ground, goal, index) for index in _families(ground, goal)} if goal is not None else {}
+    short: Bits = start[0] * 0 if goal is None else np.bitwise_or.reduce(goal, axis=0)
+
+    def send(index: int, bits: Bits, way: str) -> None:
+        up = way == "up"
+        if not bits.any():
+            return
+        for bundle in (ground.folded.into if up else ground.folded.out_of)[index]:
+            other = bundle.parent if up else bundle.child
+            come = moved(ground, bundle, bits, cut, up=up)
+            come = come if up else come & ~told["cut"][other]
+            fresh = come & ~told[way][other] if inside is None else come & ~told[way][other] & inside[other]
+            if fresh.any():
+                told[way][other] |= fresh
+                waiting[way][other] = waiting[way][other] | fresh if other in waiting[way] else fresh
+                if other in goals:
+                    come = (fresh & goals[other]).reshape(-1, len(short))
+                    np.bitwise_and(short, ~np.bitwise_or.reduce(come, axis=0), out=short)
+
+    waiting["up"] |= {index: told["up"][index].copy() for index in _families(ground, start)}
+    while (waiting["up"] or waiting["down"]) and (goal is None or short.any()):
+        rising = bool(waiting["up"])
+        way = "up" if rising else "down"
+        index = max(waiting[way]) if rising else min(waiting[way])
+        bits = waiting[way].pop(index)
+        past = bits & ~told["blocked"][index]
+        send(index, (past if rising else bits & told["given"][index]) & ~told["cut"][index], "up")
+        send(index, past, "down")
+    return sides["up"] | sides["down"]
+
+
+def _families(ground: Ground, bits: Bits) -> list[int]:
+    """The families in which there are bits."""
+    nodes = np.flatnonzero(bits.any(axis=-1))
+    return sorted(set((np.searchsorted(ground.offsets, nodes, side="right") - 1).tolist()))
+
+
+def view(ground: Ground, bits: Bits, index: int) -> Bits:
+    """The part of a family, `[*plates, word, lanes]`."""
+    low, high = int(ground.offsets[index]), int(ground.offsets[index + 1])
+    return bits[low:high].reshape(*ground.shapes[index], bits.shape[-1])
+
+
+def moved(ground: Ground, bundle: Bundle, bits: Bits, cut: Cut, *, up: bool) -> Bits:
+    """The bits of one family moved along a bundle of arrows, less those that surgery took from nodes with rows."""
+    if bundle.child not in cut.kept:
+        return stepped(ground, bundle, bits, None, None, up=up)
+    reaches = cut.kept[bundle.child].get(bundle.parent)
+    kept = None if reaches is None else replace(bundle, reaches=reaches)
+    return stepped(ground, bundle, bits, view(ground, cut.rows, bundle.child), kept, up=up)
+
+
+def ids_of(bits: Bits) -> Ids:
+    """The nodes at which the first question has its bit."""
+    return np.flatnonzero(bits[:, 0] & np.uint64(1))

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bnet_transformer.errors import BudgetError
-from bnet_transformer.graph.balls import cuts, ids_of, marks, roll
 from bnet_transformer.graph.ground import Ground, Selection
-from bnet_transformer.graph.separation import Question, determined, separated, thinned
+from bnet_transformer.graph.separation import Question, cuts, determined, ids_of, marks, roll, separated, thinned
 from bnet_transformer.graph.walk import ancestors, descendants
 
 if TYPE_CHECKING:
@@ -56,13 +55,17 @@ def active_trail(ground: Ground, question: Question, functions: Collection[int] 
     opened = given | set(ancestors(small, given))
     cut = cuts(small, small, [small.cut], [small.rows])
     blocked = set(ids_of(determined(small, marks(small, 1, [given]), cut, functions)).tolist())
-    came: dict[tuple[int, bool], tuple[int, bool] | None] = {(node, True): None for node in sorted(x)}
+    came = {(node, True): (node, True) for node in sorted(x)}  # whence the ball came; where it starts, from there
     queue = deque(came)
     while queue:
         state = queue.popleft()
         node, rising = state
         if node in y and node not in blocked:
-            return _told(ground, [(thin.name(n), way) for n, way in _back(came, state)])
+            steps = [state]
+            while came[steps[-1]] != steps[-1]:
+                steps.append(came[steps[-1]])
+            names = tuple(ground.name(thin.name(node)) for node, _ in reversed(steps))
+            return Trail(names, tuple(not rising for _, rising in reversed(steps[:-1])))
         after: list[tuple[int, bool]] = []
         if (rising and node not in blocked) or (not rising and node in opened):
             after += [(parent, True) for parent in small.parents(node)]
@@ -73,20 +76,6 @@ def active_trail(ground: Ground, question: Question, functions: Collection[int] 
                 came[step] = state
                 queue.append(step)
     return None
-
-
-def _back(
-    came: dict[tuple[int, bool], tuple[int, bool] | None], state: tuple[int, bool] | None
-) -> list[tuple[int, bool]]:
-    found = []
-    while state is not None:
-        found.append(state)
-        state = came[state]
-    return found[::-1]
-
-
-def _told(ground: Ground, steps: list[tuple[int, bool]]) -> Trail:
-    return Trail(tuple(ground.name(node) for node, _ in steps), tuple(not rising for _, rising in steps[1:]))
 
 
 def minimal_separator(ground: Ground, x: frozenset[int], y: frozenset[int]) -> list[int] | None:

@@ -1,20 +1,24 @@
-"""Walks over the ground graph: ancestors, descendants, the Markov blanket, a topological order.
+"""Walks over the ground graph: how marks move along bundles of arrows; ancestors, the Markov blanket, an order.
 
-A set of nodes is a boolean array for each family, so that one step along a bundle of arrows is one array operation.
+A set of nodes is an array of marks for each family, `[*plates, word, lanes]`, of booleans or of bits, so that one step
+along a bundle of arrows is one array operation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache, reduce
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bnet_transformer.axes import Reach
 from bnet_transformer.errors import whole
-from bnet_transformer.graph.folded import Bundle, Family
+from bnet_transformer.graph.folded import Bundle
 from bnet_transformer.graph.ground import Ground, Ids, Selection
 
-Marks = NDArray[np.bool_]
+Marks = NDArray[Any]  # [*plates, word, lanes]: booleans in one lane, or a bit of each question
 
 
 def ancestors(ground: Ground, nodes: Iterable[int], ends: Collection[int] = (), stops: Iterable[int] = ()) -> list[int]:
@@ -65,13 +69,17 @@ def ancestral_order(ground: Ground, nodes: Collection[int]) -> list[int]:
 
 
 def marks_of(ground: Ground, nodes: Iterable[int]) -> dict[int, Marks]:
-    """Which nodes of each family are among some: `[*plates, word]`."""
-    found: dict[int, Marks] = {}
+    """Which nodes of each family are among some: `[*plates, word, 1]`."""
+    found: dict[int, list[int]] = {}
     for node in nodes:
-        family = ground.family_of(whole("node", node, least=0)).index
-        mark = found.setdefault(family, np.zeros(ground.shapes[family], dtype=bool))
-        mark.reshape(-1)[node - int(ground.offsets[family])] = True
-    return found
+        found.setdefault(ground.family_of(whole("node", node, least=0)).index, []).append(node)
+    return {family: _marked(ground, family, own) for family, own in found.items()}
+
+
+def _marked(ground: Ground, family: int, nodes: list[int]) -> Marks:
+    marks = np.zeros((*ground.shapes[family], 1), dtype=bool)
+    marks.reshape(-1)[np.array(nodes) - int(ground.offsets[family])] = True
+    return marks
 
 
 def _closure(
@@ -103,60 +111,112 @@ def reach(
         mark = fresh.pop(index)
         if index in ends:
             continue
-        mark = np.asarray(mark & ~stopped[index]) if index in stopped else mark
+        mark = mark & ~stopped[index] if index in stopped else mark
         for bundle in (ground.folded.into if up else ground.folded.out_of)[index]:
             other = bundle.parent if up else bundle.child
             hit = spread(ground, bundle, mark, up=up)
-            new = np.asarray(hit & ~reached[other]) if other in reached else hit
+            new = hit & ~reached[other] if other in reached else hit
             if new.any():
-                reached[other] = np.asarray(reached[other] | hit) if other in reached else hit
-                fresh[other] = np.asarray(fresh[other] | new) if other in fresh else new
+                reached[other] = reached[other] | hit if other in reached else hit
+                fresh[other] = fresh[other] | new if other in fresh else new
     return reached
 
 
-def spread(ground: Ground, bundle: Bundle, mark: Marks, *, up: bool) -> Marks:
-    """The nodes one arrow of a bundle away from the marked ones: parents going up, children going down."""
-    rows = ground.rows_by_family.get(bundle.child)
-    if not rows:
-        return _spread(ground, bundle, mark, up=up)
-    at = np.zeros(ground.shapes[bundle.child], dtype=bool)
-    at.reshape(-1)[np.array(rows) - int(ground.offsets[bundle.child])] = True
-    some, found = ground.kept_of(bundle), _spread(ground, bundle, mark & ~at if up else mark, up=up)
-    found = found if up else found & ~at
-    if some is None:
+def spread(ground: Ground, bundle: Bundle, marks: Marks, *, up: bool) -> Marks:
+    """The nodes one arrow of a bundle away from the marked ones, `[*plates, word, 1]`; surgery counts.
+
+    Args:
+        ground: The ground graph.
+        bundle: The arrows.
+        marks: The marked nodes, of the child going up, of the parent going down.
+        up: Whether the walk goes from children to parents.
+    """
+    cut, rows = (some.get(bundle.child) for some in (ground.cut_by_family, ground.rows_by_family))
+    uncut = None if cut is None else ~_marked(ground, bundle.child, cut)
+    if uncut is not None and up:
+        marks = marks & uncut
+    kept = None if rows is None else ground.kept_of(bundle)
+    found = stepped(ground, bundle, marks, None if rows is None else _marked(ground, bundle.child, rows), kept, up=up)
+    return found if uncut is None or up else found & uncut
+
+
+def stepped(
+    ground: Ground, bundle: Bundle, marks: Marks, rows: Marks | None, kept: Bundle | None, *, up: bool
+) -> Marks:
+    """The marks of one family moved along a bundle; the nodes `rows` of the child have `kept` of it alone."""
+    if rows is None:
+        return carried(ground, bundle, marks, up=up)
+    found = carried(ground, bundle, marks & ~rows, up=True) if up else carried(ground, bundle, marks, up=False) & ~rows
+    if kept is None:
         return found
-    more = _spread(ground, some, mark & at if up else mark, up=up)
-    return np.asarray(found | (more if up else more & at))
+    more = carried(ground, kept, marks & rows, up=True) if up else carried(ground, kept, marks, up=False) & rows
+    return found | more
 
 
-def _spread(ground: Ground, bundle: Bundle, mark: Marks, *, up: bool) -> Marks:
+def carried(ground: Ground, bundle: Bundle, bits: Marks, *, up: bool) -> Marks:
+    """The bits of one family moved along a bundle of arrows; broadcasts to the shape of the other family."""
     child, parent = ground.folded.families[bundle.child], ground.folded.families[bundle.parent]
     here, there = (child, parent) if up else (parent, child)
-    cut = ground.cut_by_family.get(child.index, ())
-    if cut and up:
-        mark = _without(ground, mark, child, cut)
-    pairs = ground.reads(bundle) if up else ground.reads(bundle).T
-    if here.words is None:
-        mark = mark[..., None]
-    mark = np.asarray(mark.any(-1, keepdims=True) & pairs[0]) if len(pairs) == 1 else _product(mark, pairs)
     gone = tuple(k for k, plate in enumerate(here.plates) if plate not in there.plates)
-    mark = np.asarray(mark.any(axis=gone))
+    bits = np.bitwise_or.reduce(bits, axis=gone) if gone else bits
+    bits = bits[..., None, :] if here.words is None else bits
+    bits = _along(ground, bundle, bits, up=up)
     stay = [plate for plate in here.plates if plate in there.plates]
-    mark = mark.transpose([*(stay.index(plate) for plate in there.plates if plate in stay), len(stay)])
+    order = [stay.index(plate) for plate in there.plates if plate in stay]
+    bits = bits.transpose(*order, len(stay), len(stay) + 1)
     for k, plate in enumerate(there.plates):
         if plate not in stay:
-            mark = np.repeat(np.expand_dims(mark, k), ground.folded.sizes[plate], axis=k)
-    mark = np.asarray(mark[..., 0]) if there.words is None else mark
-    return _without(ground, mark, child, cut) if cut and not up else mark
+            bits = np.expand_dims(bits, k)
+    bits = bits[..., 0, :] if there.words is None else bits
+    return np.broadcast_to(bits, (*ground.shapes[there.index], bits.shape[-1]))
 
 
-def _without(ground: Ground, mark: Marks, family: Family, cut: Sequence[int]) -> Marks:
-    """The marks without the nodes into which no arrow leads any more."""
-    kept = mark.copy()
-    kept.reshape(-1)[np.array(cut) - int(ground.offsets[family.index])] = False
-    return kept
+def _along(ground: Ground, bundle: Bundle, bits: Marks, *, up: bool) -> Marks:
+    """`[..., word, lanes]` moved from word to word by the reaches of a bundle."""
+    child, parent = ground.folded.families[bundle.child], ground.folded.families[bundle.parent]
+    if parent.words is None or not bundle.reaches:
+        return np.bitwise_or.reduce(bits, axis=-2, keepdims=True) if up else bits
+    n = 1 if child.words is None else ground.words[child.words]
+    moved = [_moved(reach, bits, n, ground.words[parent.words], up) for reach in bundle.reaches]
+    return reduce(np.bitwise_or, moved)
 
 
-def _product(mark: Marks, pairs: Marks) -> Marks:
-    with np.errstate(invalid="ignore"):  # the products of some BLAS raise the flag over numbers that are none of ours
-        return np.asarray((mark.astype(np.float32) @ pairs.astype(np.float32)) > 0)
+def _moved(reach: Reach, bits: Marks, n: int, m: int, up: bool) -> Marks:
+    """What n words of a child send to m words of the parent that they read (up), or the other way."""
+    match reach.kind:
+        case "same":
+            return bits
+        case "every":
+            return np.bitwise_or.reduce(bits, axis=-2, keepdims=True)
+        case "causal" | "earlier" | "before" if n == m:
+            if reach.kind != "before":
+                flow = bits[..., ::-1, :] if up else bits
+                flow = np.bitwise_or.accumulate(flow, axis=-2)
+                bits = flow[..., ::-1, :] if up else flow
+            return bits if reach.kind == "causal" else _shifted(bits, -1 if up else 1)
+        case "window" if n == m:
+            return reduce(np.bitwise_or, (_shifted(bits, by) for by in range(-min(reach.width, n), reach.width + 1)))
+        case "recent" if n == m:
+            steps = range(min(reach.width, n) + 1)
+            return reduce(np.bitwise_or, (_shifted(bits, -by if up else by) for by in steps))
+    rows, which = _rows(reach, n, m, up)
+    found = [np.bitwise_or.reduce(bits[..., row, :], axis=-2) for row in rows]
+    return np.stack(found, axis=-2)[..., which, :]
+
+
+def _shifted(bits: Marks, by: int) -> Marks:
+    found = np.zeros_like(bits)
+    if by == 0:
+        return bits
+    if abs(by) < bits.shape[-2]:
+        into, out = (slice(by, None), slice(None, -by)) if by > 0 else (slice(None, by), slice(-by, None))
+        found[..., into, :] = bits[..., out, :]
+    return found
+
+
+@lru_cache(maxsize=64)
+def _rows(reach: Reach, n: int, m: int, up: bool) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """The different rows of who reads whom, and which row each word has."""
+    pairs = reach.matrix(n, m)
+    rows, which = np.unique(pairs.T if up else pairs, axis=0, return_inverse=True)
+    return rows, which.reshape(-1)

@@ -24,7 +24,6 @@ from bnet_transformer.inference import router
 from bnet_transformer.inference.query import Query
 from bnet_transformer.reference import Done, Run, World
 from bnet_transformer.tpm.arrays import in_numpy
-from bnet_transformer.world import where
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,9 +96,9 @@ def counterfactual(question: Query, done: Done) -> Counterfactual:
     reference.log_evidence(world, evidence, None, question.budget, question.atol)
     other, settled = world.surgery(done), question.settled
     order = [n for n in ancestral_order(other.ground, [query]) if n not in other.do]
-    random = [node for node in order if where(world, node)[0].tpm.is_random]
+    random = [node for node in order if world.member(node).tpm.is_random]
     for node in random:
-        if _kind(world, node) == "continuous" and node not in settled and node != query:
+        if world.member(node).tpm.kind == "continuous" and node not in settled and node != query:
             wanted = "what a random real node came to, for others read it"
             raise ReadingError(world.ground.name(node), expected=wanted, got="neither evidence nor do")
     found: list[_Branch] = []
@@ -143,7 +142,7 @@ class _Twins:
 def _stepped(twins: _Twins, branch: _Branch, node: int, before: Distribution, state: Tensor) -> list[_Branch]:
     """The branches after one random node: its noise made `state` of `before`, its parents are those of the branch."""
     other, after = twins.world, twins.distribution(branch.states, node)
-    if _kind(other, node) == "continuous":
+    if other.member(node).tpm.kind == "continuous":
         mean, sigma = _normal(other, node, before)
         mean_after, sigma_after = _normal(other, node, after)
         value = mean_after + sigma_after * (state - mean) / sigma
@@ -187,7 +186,7 @@ def _told(twins: _Twins, query: int, found: list[_Branch]) -> Counterfactual:
     name = other.ground.name(query)
     convention = GUMBEL_MAX if any(branch.assumed for branch in found) else None
     state = other.do.get(query)
-    if _kind(other, query) == "discrete" and (state is None or not state.is_floating_point()):
+    if other.member(query).tpm.kind == "discrete" and (state is None or not state.is_floating_point()):
         states = torch.stack([branch.states[query] if state is None else state for branch in found])
         share = torch.zeros(other.count_states(query), dtype=torch.float64)
         share = share.index_add(0, states, weights).to(other.network.log_dtype)
@@ -195,7 +194,7 @@ def _told(twins: _Twins, query: int, found: list[_Branch]) -> Counterfactual:
     values, sigmas = [], []
     for branch in found:
         run = twins.run(branch.states)
-        if _kind(other, query) == "continuous" and query not in branch.states and query not in other.do:
+        if other.member(query).tpm.kind == "continuous" and query not in branch.states and query not in other.do:
             mean, sigma = _normal(other, query, run.distribution(query))
             values.append(mean)
             sigmas.append(sigma)
@@ -211,7 +210,3 @@ def _normal(world: World, node: int, distribution: Distribution) -> tuple[Tensor
         name, kind = world.ground.name(node), type(base).__name__
         raise ReadingError(name, expected="a Normal, whose noise is what is seen less its mean", got=kind)
     return base.mean, base.stddev
-
-
-def _kind(world: World, node: int) -> str:
-    return world.network.members[world.ground.family_of(node).index].tpm.kind

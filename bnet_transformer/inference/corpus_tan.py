@@ -22,7 +22,6 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.inference.rollout import reads
 from bnet_transformer.inference.sentence_state import SentenceState
-from bnet_transformer.tpm.arrays import own_tensor
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -187,11 +186,7 @@ def _class_and_codes(
 
 def _labels(classes: object, count: int) -> list[Hashable]:
     """A label for each sentence, from a list, an array or a tensor of them."""
-    try:
-        values = (own_tensor(classes) if isinstance(classes, Tensor) else classes).tolist()  # type: ignore[attr-defined]
-    except (TypeError, AttributeError):
-        values = classes
-    entries: list[Any] = list(values) if isinstance(values, Sequence) and not isinstance(values, str) else []
+    entries: list[Any] = asking.items(classes)
     labels = [entry.item() if isinstance(entry, Tensor | np.generic) else entry for entry in entries]
     if len(labels) != count:
         raise BNetError("classes", expected=f"{count} labels, or a discrete node", got=classes)

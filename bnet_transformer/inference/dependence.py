@@ -88,11 +88,7 @@ def _code(book: list[Tensor], value: Tensor, atol: float) -> int:
 
 
 def _kind(world: World, node: int) -> str:
-    return "set" if node in world.do else _member(world, node).tpm.kind
-
-
-def _member(world: World, node: int) -> Member:
-    return world.network.members[world.ground.family_of(node).index]
+    return "set" if node in world.do else world.member(node).tpm.kind
 
 
 @with_gradients()
@@ -159,7 +155,7 @@ class _Varied:
         states: dict[int, Tensor] = {}
         run = _Run(self.world, states)
         for node in ancestral_order(self.world.ground, nodes):
-            member, kind = _member(self.world, node), _kind(self.world, node)
+            member, kind = self.world.member(node), _kind(self.world, node)
             if kind == "discrete":
                 logits = run.distribution(node).logits  # type: ignore[attr-defined]
                 states[node] = logits.argmax()
@@ -178,12 +174,12 @@ class _Varied:
         """True for a vector that is given, and for one of a word that is made of ids alone."""
         if member.tpm.kind == "input":
             return True
-        above = [_member(self.world, parent) for parent in self.world.ground.parents(node)]
+        above = [self.world.member(parent) for parent in self.world.ground.parents(node)]
         return member.family.words is not None and all(m.family.words is None or m.tpm.reads_by_index for m in above)
 
     def _vary(self, run: _Run, node: int) -> None:
         """A root with its noise, which is that of its ids where it has some; none where these are given."""
-        ids = [parent for parent in self.world.ground.parents(node) if _member(self.world, parent).tpm.reads_by_index]
+        ids = [parent for parent in self.world.ground.parents(node) if self.world.member(parent).tpm.reads_by_index]
         value = run.value(node)
         if not ids or not self.given.issuperset(ids):
             varied = self._noisy(value)

@@ -38,7 +38,6 @@ from bnet_transformer.inference.route import Fault, Obstacle, Route, Rule, alway
 from bnet_transformer.network import Input, Member
 from bnet_transformer.reference import BUDGET, World
 from bnet_transformer.tpm import Normal
-from bnet_transformer.world import where
 
 T = TypeVar("T")
 
@@ -248,11 +247,11 @@ class Answers:
 
     def value_query(self, node: int) -> NodeQuery:
         """What is asked for the value of a node."""
-        return NodeQuery("value", self, "value", where(self.world, node)[0], node, {node: [node]})
+        return NodeQuery("value", self, "value", self.world.member(node), node, {node: [node]})
 
     def distribution_query(self, node: int) -> NodeQuery:
         """What is asked for the parameters of a node's distribution: its value, mean and sigma, or logits."""
-        member = where(self.world, node)[0]
+        member = self.world.member(node)
         if member.tpm.kind == "deterministic" and node not in self.world.do:
             return replace(self.value_query(node), question="TPM")
         table = "normal" if isinstance(member.tpm, Normal) else "logits"

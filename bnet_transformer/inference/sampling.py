@@ -134,7 +134,7 @@ def _zeros(world: World, nodes: Sequence[int]) -> Drawn:
     """A draw of each node, zero: of draws the structure of a question takes the shape alone."""
     device, found = world.network.device, Drawn()
     for node in nodes:
-        member = world.network.members[world.ground.family_of(node).index]
+        member = world.member(node)
         if member.tpm.kind == "discrete":
             found[node] = torch.zeros(1, dtype=torch.long, device=device)
         else:
@@ -267,7 +267,7 @@ def _split(
 
 def _drawn_by(run: Run, node: int, n: int, generator: torch.Generator) -> Tensor:
     """n draws of a node from its TPM, its parents known."""
-    distribution, member = run.distribution(node), run.world.network.members[run.world.ground.family_of(node).index]
+    distribution, member = run.distribution(node), run.world.member(node)
     if isinstance(distribution, torch.distributions.Categorical):
         return torch.multinomial(distribution.probs, n, replacement=True, generator=generator)
     normal = normal_of(member, distribution)

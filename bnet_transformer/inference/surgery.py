@@ -160,7 +160,7 @@ def is_own(value: object) -> bool:
 
 def value_for(world: World, node: int, value: object) -> Tensor | Row:
     """What a node is set to: by zeros, means, a row, another sentence, or a value as it is."""
-    name, member = world.ground.name(node), where(world, node)[0]
+    name, member = world.ground.name(node), world.member(node)
     match value:
         case Zero():
             if member.tpm.reads_by_index:
@@ -195,7 +195,7 @@ class OwnValues:
 
     def _own(self, node: int) -> Tensor:
         """The value that a node has."""
-        name, tpm = self.world.ground.name(node), where(self.world, node)[0].tpm
+        name, tpm = self.world.ground.name(node), self.world.member(node).tpm
         if tpm.is_random and node not in self.world.do:
             expected = "a node with a value: a function of its parents"
             raise EvidenceError(name, expected=expected, got=f"a {tpm.kind} one")
@@ -223,7 +223,7 @@ def _has_values(value: object) -> bool:
 
 def _settled(world: World, node: int, value: Tensor) -> Tensor:
     """A value that is real numbers, and the same for each state of the choices."""
-    name, shape = world.ground.name(node), where(world, node)[0].shape
+    name, shape = world.ground.name(node), world.member(node).shape
     if not value.is_floating_point():
         raise EvidenceError(name, expected="a node whose value is real numbers", got="one that has states")
     if tuple(value.shape) != shape:

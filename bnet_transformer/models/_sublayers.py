@@ -16,7 +16,6 @@ from torch import Tensor
 
 from bnet_transformer.axes import Reach, as_reach
 from bnet_transformer.errors import BNetError, number, one_of, put, whole
-from bnet_transformer.models._observed import WORD, observed
 from bnet_transformer.network import Arrow, Node, Plate
 from bnet_transformer.network.declaration import vocabulary_of
 from bnet_transformer.tpm import (
@@ -45,6 +44,18 @@ from bnet_transformer.tpm.steps import ACTIVATIONS
 
 Vocabulary = Sequence[str] | int | None
 TABLE = "W_embed"
+WORD, HEADS = ["word"], ["head", "word"]
+
+
+def observed(observe: TPM | None, role: str = "x", over: Sequence[str] = WORD) -> list[Node]:
+    """The node of what is observed: what stands over words, or the sentence where the readout pools."""
+    if observe is None:
+        return []
+    if not isinstance(observe, Categorical | Normal):
+        raise BNetError("observe", expected="a readout", got=observe, allowed="Categorical(n), Normal(sigma), None")
+    if observe.pool:
+        return [Node("y", observe, [Arrow(role, "every")])]
+    return [Node("y", observe, [role], plates=over)]
 
 
 @dataclass(frozen=True)

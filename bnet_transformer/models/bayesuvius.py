@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from bnet_transformer.axes import Reach
 from bnet_transformer.bnet import BNet
 from bnet_transformer.errors import BNetError, one_of, whole
-from bnet_transformer.models._observed import observed
-from bnet_transformer.models._sublayers import reach_of
+from bnet_transformer.models._sublayers import observed, reach_of
 from bnet_transformer.network import Arrow, Declaration, Node, Plate, Stack
 from bnet_transformer.network.declaration import vocabulary_of
 from bnet_transformer.tpm import (

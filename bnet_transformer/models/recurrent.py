@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from bnet_transformer.bnet import BNet
 from bnet_transformer.errors import BNetError, one_of, whole
-from bnet_transformer.models._observed import WORD
-from bnet_transformer.models._sublayers import Ends, Vocabulary, is_tied, listed_words
+from bnet_transformer.models._sublayers import WORD, Ends, Vocabulary, is_tied, listed_words
 from bnet_transformer.network import Arrow, Declaration, Node, Stack
 from bnet_transformer.tpm import TPM, Gated, Memory, Recur
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bnet_transformer.bnet import BNet
 from bnet_transformer.errors import BudgetError, one_of, whole
-from bnet_transformer.models._observed import WORD, observed
+from bnet_transformer.models._sublayers import WORD, observed
 from bnet_transformer.network import Arrow, Declaration, Node, Stack
 from bnet_transformer.network.network import MOST_FAMILIES
 from bnet_transformer.tpm import TPM, Cayley, Given, Skew, Triangular, Weight

@@ -21,17 +21,16 @@ from bnet_transformer.pretrained.config import load_config
 from bnet_transformer.pretrained.declaration import SEGMENT, is_tied, options_to_declaration
 from bnet_transformer.pretrained.families import FAMILIES, register
 from bnet_transformer.pretrained.family import Family, Where
-from bnet_transformer.pretrained.hub import cached, hub_folder
-from bnet_transformer.pretrained.hugging_face import from_hugging_face, to_hugging_face
-from bnet_transformer.pretrained.keys import FLOATING, has_readout, is_shared, short, weights_to_parameters
-from bnet_transformer.pretrained.lens import from_lens, to_lens
+from bnet_transformer.pretrained.keys import FLOATING, has_readout, is_shared, placed, short, weights_to_parameters
 from bnet_transformer.pretrained.module_check import check_modules
-from bnet_transformer.pretrained.placing import placed
+from bnet_transformer.pretrained.names import from_hugging_face, from_lens, to_hugging_face, to_lens
 from bnet_transformer.pretrained.source import (
     PACKAGES,
     Held,
     Source,
+    cached,
     folder_to_source,
+    hub_folder,
     model_to_source,
     package_folder,
     tokenizer_text,

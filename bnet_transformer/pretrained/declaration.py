@@ -8,22 +8,23 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from bnet_transformer.models._observed import WORD
-from bnet_transformer.models._sublayers import TABLE, Sublayers
+from bnet_transformer.models._sublayers import TABLE, WORD, Sublayers
 from bnet_transformer.network import Arrow, Declaration, Node, Stack
 from bnet_transformer.pretrained.family import Family, Options
-from bnet_transformer.pretrained.images import image_words
 from bnet_transformer.tpm import (
     Activation,
     Add,
     Affine,
+    Bias,
     Categorical,
     Dot,
     Embed,
     Given,
     Linear,
+    Patches,
     Pool,
     Positions,
+    Start,
     Weight,
 )
 
@@ -37,24 +38,8 @@ def options_to_declaration(
     extras: Collection[str] = (),
 ) -> Declaration:
     """The declaration of a model; `extras` are nodes of the whole sentence: the model's `pooler`, a mean `pool`."""
-    net = Sublayers(
-        options.dim,
-        options.heads,
-        options.hidden,
-        options.norm,
-        None,
-        options.activation,
-        bias=True,
-        dropout=0.0,
-        eps=options.eps,
-        form=family.form,
-        gated=family.gated,
-        key_dim=options.key_dim,
-        score=Dot(None, options.rotary),
-        groups=options.groups,
-        unbiased=options.unbiased,
-        relative=family.relative,
-    )
+    score = Dot(None, options.rotary)
+    net = sublayers(family, options, options.hidden, gated=family.gated, score=score, relative=family.relative)
     tied = is_tied(options)
     slice_ = net.slice(options.reach)
     slice_, once = shared(slice_) if family.shared else (slice_, [])
@@ -76,6 +61,30 @@ def options_to_declaration(
     return Declaration([stack], outside, net.plates, name=family.name)
 
 
+def sublayers(
+    family: Family, options: Options, hidden: int, *, gated: bool, score: Dot, relative: Bias | None
+) -> Sublayers:
+    """The sublayers of a stack."""
+    return Sublayers(
+        options.dim,
+        options.heads,
+        hidden,
+        options.norm,
+        None,
+        options.activation,
+        bias=True,
+        dropout=0.0,
+        eps=options.eps,
+        form=family.form,
+        gated=gated,
+        key_dim=options.key_dim,
+        score=score,
+        groups=options.groups,
+        unbiased=options.unbiased,
+        relative=relative,
+    )
+
+
 def is_tied(options: Options) -> bool:
     """True where one table serves the embeddings and the readout."""
     return options.tied and options.readout == "word"
@@ -91,7 +100,7 @@ def _words(family: Family, options: Options, net: Sublayers, *, tied: bool) -> l
     """The first state: embedding, position and segment, and their norm where the family has one; then, where words
     are narrower than states, a map of them."""
     if options.image is not None:
-        return image_words(options.image, options.dim)
+        return _image_words(options.image, options.dim)
     if options.rotary is not None:
         table = Embed(options.dim, tied=tied)
         token = Node("token", Given(states=options.states), plates=WORD)
@@ -112,6 +121,17 @@ def _words(family: Family, options: Options, net: Sublayers, *, tied: bool) -> l
     if "embed_norm" in family.modules:
         return [*nodes, Node("embed_norm", net.normed, [last], WORD), Node("x", Affine(net.dim), ["embed_norm"], WORD)]
     return nodes if last == "x" else [*nodes, Node("x", net.normed, [last], WORD)]
+
+
+def _image_words(image: Patches, dim: int) -> list[Node]:
+    """The first state of the words of an image: `x_0_0 = u + position_0`, `x_0_i = W patch_i + b + position_i`."""
+    return [
+        Node("patch", Given(image.features, image=image), plates=WORD),
+        Node("embed", Affine(dim), ["patch"], WORD),
+        Node("start", Start(), [Arrow("embed", "rest")], WORD),
+        Node("position", Positions(image.words, dim), plates=WORD),
+        Node("x", Add(), ["start", "position"], WORD),
+    ]
 
 
 def _observed(family: Family, options: Options, net: Sublayers, *, tied: bool) -> list[Node]:
@@ -153,10 +173,13 @@ def _next_word(family: Family, options: Options, net: Sublayers, *, tied: bool) 
             Node("transform_norm", net.normed, ["transform"], WORD),
         ]
         source = "transform_norm"
-    own = None if tied else options.states
-    logits = Affine(own) if family.logits_bias else Linear(own)
+    return nodes + word_readout(options.states, source, tied=tied, biased=family.logits_bias)
+
+
+def word_readout(states: int, source: str, *, tied: bool, biased: bool) -> list[Node]:
+    """A word of the vocabulary at each place, from its own matrix or from the table of the words."""
+    logits = (Affine if biased else Linear)(None if tied else states)
     return [
-        *nodes,
         Node("logits", logits, [TABLE, source] if tied else [source], WORD),
-        Node("y", Categorical(options.states, affine=False), ["logits"], WORD),
+        Node("y", Categorical(states, affine=False), ["logits"], WORD),
     ]

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from bnet_transformer.axes import Reach
 from bnet_transformer.errors import BNetError, number, one_of, whole
 from bnet_transformer.network import Declaration
-from bnet_transformer.pretrained.images import config_to_patches
-from bnet_transformer.pretrained.turns import config_to_reach, config_to_rotary, is_causal
+from bnet_transformer.pretrained.config import (
+    LARGEST,
+    LONGEST,
+    MOST_SLICES,
+    bounded,
+    check_classes,
+    config_labels,
+    config_to_patches,
+    config_to_reach,
+    config_to_rotary,
+    is_causal,
+)
 from bnet_transformer.tpm import Bias, Patches, Rotary
 
 ACTIVATIONS = {
@@ -37,7 +48,11 @@ READOUTS = {
     "ForTokenClassification": "tag",
     "ForImageClassification": "class",
 }
+PARTS = {"word": "logits", "class": "classifier", "tag": "tags"}  # the part that makes each readout
 BESIDE = ("dense", "transform_norm", "logits", "class_dense", "classifier", "tags")  # parts that a bare model has not
+
+UNSUPPORTED = {"per_layer_config": None}
+"""Settings that would change the equations of any family, with the value that does not."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +80,11 @@ class Where:
 class Family:
     """One family: the names of its config, the keys of its modules, and what sets it apart.
 
-    `config` maps each option of `Options` to the family's own name for it, `aliases` other names that a config may have
-    for these to them (the `attribute_map` of its config class), `defaults` are what a config that leaves it out means,
-    `modules` maps the parts of our declaration to where they lie (`{t}` is the slice), `unsupported` the settings that
-    change the equations, with the value that does not; `in_lens` says that TransformerLens has it.
+    `config` maps each option of `Options` to the family's own name for it, with what a config means that leaves it out
+    where it may (`(name, meant)`; the name is None where no config tells it), `aliases` other names that a config may
+    have for these to them (the `attribute_map` of its config class), `modules` the parts of our declaration to where
+    they lie (`{t}` is the slice), `unsupported` the settings that change the equations, with the value that does not;
+    `in_lens` says that TransformerLens has it.
     `former` maps pieces of keys, as files of before have them, to today's. `shared`: one weight node and one set of
     parameters serve all slices. `last_normed`: the last of `hidden_states` is what leaves the final norm. `in_image`:
     its words are patches of an image. `form` is that of its norms, `gated` its feed-forward map, `rotary` says that
@@ -82,8 +98,7 @@ class Family:
 
     name: str
     prefix: str
-    config: Mapping[str, str]
-    defaults: Mapping[str, object]
+    config: Mapping[str, str | tuple[str | None, object]]
     modules: Mapping[str, str | Where]
     norm: str = "post"
     reach: str = "every"
@@ -108,6 +123,17 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
     declare: Callable[..., Declaration] | None = None
     settle: Callable[..., Options] | None = None
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """The config's name for each option that it tells."""
+        found = {option: told if isinstance(told, str) else told[0] for option, told in self.config.items()}
+        return {option: name for option, name in found.items() if name is not None}
+
+    @cached_property
+    def defaults(self) -> dict[str, object]:
+        """What a config means that leaves an option out."""
+        return {option: told[1] for option, told in self.config.items() if not isinstance(told, str)}
 
     def where(self, part: str) -> Where:
         """Where a part lies."""
@@ -142,24 +168,24 @@ class Family:
         image = config_to_patches(config) if self.in_image else None
         labels = config_labels(config)
         if observed == "class":
-            _check_classes(config, labels)
+            check_classes(config, labels)
         return Options(
             dim=dim,
             heads=heads,
             slices=self.size(config, "slices"),
-            hidden=4 * dim if hidden is None else whole(self.config["hidden"], hidden),
+            hidden=4 * dim if hidden is None else whole(self.names["hidden"], hidden),
             length=image.words if image else self._length(config),
             states=0 if image else self.size(config, "states"),
-            segments=self.size(config, "segments") if "segments" in self.config else None,
+            segments=self.size(config, "segments") if "segments" in self.names else None,
             activation=ACTIVATIONS[activation],
-            eps=number(self.config.get("eps", "eps"), self.said(config, "eps"), above=0),
+            eps=number(self.names.get("eps", "eps"), self.said(config, "eps"), above=0),
             reach=self._reach(config),
             tied=bool(config.get("tie_word_embeddings", self.defaults.get("tied", True))),
             readout=observed,
             labels=labels,
-            embedding=self.size(config, "embedding") if "embedding" in self.config else dim,
+            embedding=self.size(config, "embedding") if "embedding" in self.names else dim,
             image=image,
-            norm="parallel" if "parallel" in self.config and self.said(config, "parallel") else self.norm,
+            norm="parallel" if "parallel" in self.names and self.said(config, "parallel") else self.norm,
             key_dim=None if key_dim == dim / heads else key_dim,
             groups=self._groups(config, heads),
             unbiased=frozenset(part for part in self.biased if not self._has_bias(config, part)),
@@ -169,16 +195,16 @@ class Family:
     def size(self, config: Mapping[str, Any], option: str) -> int:
         """A whole number of a config, no larger than any model has it: loops go over it before weights are seen."""
         most = MOST_SLICES if option == "slices" else LARGEST
-        return bounded(f"{self.config[option]} of the config", self.said(config, option), most)
+        return bounded(f"{self.names[option]} of the config", self.said(config, option), most)
 
     def maybe(self, config: Mapping[str, Any], option: str) -> int | None:
         """A whole number of a config that may tell none."""
-        found = self.said(config, option) if option in self.config else None
-        return None if found is None else bounded(f"{self.config[option]} of the config", found, LONGEST)
+        found = self.said(config, option) if option in self.names else None
+        return None if found is None else bounded(f"{self.names[option]} of the config", found, LONGEST)
 
     def said(self, config: Mapping[str, Any], option: str) -> Any:
         """What a config says of an option, or means by leaving it out."""
-        name, meant = self.config.get(option), self.defaults.get(option)
+        name, meant = self.names.get(option), self.defaults.get(option)
         found = meant if name is None else config.get(name, meant)
         if found is None and option not in self.defaults:
             raise BNetError(f"config of {self.name}", expected=f"a value for {name or option!r}", got="none")
@@ -186,17 +212,17 @@ class Family:
 
     def _length(self, config: Mapping[str, Any]) -> int:
         """For how many words there are learned positions; 0 where positions are none or need no table."""
-        return 0 if self.rotary or "length" not in self.config else self.size(config, "length") - self.first_position
+        return 0 if self.rotary or "length" not in self.names else self.size(config, "length") - self.first_position
 
     def _reach(self, config: Mapping[str, Any]) -> Reach:
         """Which words a word reads."""
         if self.reach != "causal" and not (self.decodes and config.get("is_decoder", False)):
             return Reach("every")
-        slides = "slides" not in self.config or self.said(config, "slides")
+        slides = "slides" not in self.names or self.said(config, "slides")
         window = self.maybe(config, "window") if slides else None
-        first = self.said(config, "first_sliding") if "first_sliding" in self.config else 0
+        first = self.said(config, "first_sliding") if "first_sliding" in self.names else 0
         first = whole("first_sliding", first, least=0)
-        types = config.get(self.config["types"]) if "types" in self.config else None
+        types = config.get(self.names["types"]) if "types" in self.names else None
         reach = config_to_reach(types, window, first, self.size(config, "slices"))
         if is_causal(config):
             return reach
@@ -206,7 +232,7 @@ class Family:
         """How many groups of heads share keys and values; None where each head has its own."""
         groups = self.maybe(config, "groups")
         if groups is not None and heads % groups:
-            what = f"{self.config['groups']} of the config"
+            what = f"{self.names['groups']} of the config"
             raise BNetError(what, expected=f"a divisor of the {heads} heads", got=groups)
         return None if groups == heads else groups
 
@@ -217,8 +243,8 @@ class Family:
 
     def _rotary(self, config: Mapping[str, Any], width: int) -> Rotary:
         """The turns of heads of a width."""
-        part = self.said(config, "rotary_part") if "rotary_part" in self.config else None
-        base = config.get(self.config["rotary_base"])
+        part = self.said(config, "rotary_part") if "rotary_part" in self.names else None
+        base = config.get(self.names["rotary_base"])
         turning = self.maybe(config, "rotary_width") or width
         return config_to_rotary(config, (width, turning), part, base, self.maybe(config, "length"))
 
@@ -228,22 +254,12 @@ class Family:
             return None
         found = [readout for end, readout in READOUTS.items() if architecture.endswith(end) and end != "Model"]
         found += [None] if architecture.endswith("Model") else []
-        part = {"word": "logits", "class": "classifier", "tag": "tags"}.get(found[0] or "") if found else None
+        part = PARTS.get(found[0] or "") if found else None
         if not found or (found[0] is not None and part not in self.modules):
-            ends = [end for end, r in READOUTS.items() if r is None or _PARTS[r] in self.modules]
+            ends = [end for end, r in READOUTS.items() if r is None or PARTS[r] in self.modules]
             allowed = f"models whose names end in {', '.join(ends)}; readout=None reads the states alone"
             raise BNetError("architecture", expected="a readout that is known", got=architecture, allowed=allowed)
         return found[0]
-
-
-UNSUPPORTED = {"per_layer_config": None}
-"""Settings that would change the equations of any family, with the value that does not."""
-LARGEST = 2**22
-"""As large as a width or a vocabulary can be."""
-MOST_SLICES = 2**10
-LONGEST = 2**32
-"""As many words as a model may read at once."""
-_PARTS = {"word": "logits", "class": "classifier", "tag": "tags"}
 
 
 @dataclass(frozen=True)
@@ -272,36 +288,3 @@ class Options:
     rotary: Rotary | None = None
     start: int | None = None  # the token with which the words of a decoder start
     tables: Mapping[str, str] = field(default_factory=dict)  # keys that weights lack, and those read in their place
-
-
-def bounded(what: str, value: object, most: int) -> int:
-    """A whole number from 1 up to the most that it can be."""
-    found = whole(what, value)
-    if found > most:
-        raise BNetError(what, expected=f"a whole number of at most {most}", got=value)
-    return found
-
-
-def config_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the classes, which a config tells by number, or how many they are; two where it tells neither."""
-    count = config.get("num_labels")
-    count = 2 if count is None else bounded("num_labels of the config", count, LARGEST)
-    found = config.get("id2label") or {k: f"LABEL_{k}" for k in range(count)}
-    if not isinstance(found, Mapping):
-        raise BNetError("id2label of the config", expected="a mapping from numbers to labels", got=found)
-    numbered = all(str(k).isdecimal() and len(str(k)) < 10 for k in found)
-    by_number = {int(k): str(label) for k, label in found.items()} if numbered else {}
-    if not by_number or sorted(by_number) != list(range(len(found))):
-        raise BNetError("id2label of the config", expected="labels for 0, 1, 2, ...", got=found)
-    return tuple(by_number[k] for k in range(len(by_number)))
-
-
-def _check_classes(config: Mapping[str, Any], labels: tuple[str, ...]) -> None:
-    """Refuse a readout of the sentence that is no choice of one class."""
-    kind = config.get("problem_type")
-    if kind in (None, "single_label_classification") and len(labels) > 1:
-        return
-    got = f"problem_type={kind!r}" if kind else "num_labels=1, which is regression"
-    allowed = "readout=None reads the states alone"
-    wanted = "one class of several (a regression tells no sigma, and labels that do not exclude each other no classes)"
-    raise BNetError("readout of the sentence", expected=wanted, got=got, allowed=allowed)

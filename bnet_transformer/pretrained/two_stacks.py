@@ -15,24 +15,19 @@ import torch
 
 from bnet_transformer.axes import Reach
 from bnet_transformer.errors import BNetError, FileError, whole
-from bnet_transformer.models._observed import WORD
-from bnet_transformer.models._sublayers import TABLE, Sublayers
+from bnet_transformer.models._sublayers import TABLE, WORD, Sublayers
 from bnet_transformer.network import Declaration, Node, Stack
+from bnet_transformer.pretrained.config import is_causal
+from bnet_transformer.pretrained.declaration import is_tied, sublayers, word_readout
 from bnet_transformer.pretrained.family import Family, Options
 from bnet_transformer.pretrained.keys import Weights, are_equal, has_bias, weight_keys, weight_of
-from bnet_transformer.pretrained.turns import is_causal
 from bnet_transformer.tpm import (
-    TPM,
     Add,
-    Affine,
     At,
-    Bias,
     Buckets,
-    Categorical,
     Dot,
     Embed,
     Given,
-    Linear,
     Positions,
     Scale,
     Sinusoid,
@@ -88,7 +83,7 @@ class TwoStacks(Family):
         told = replace(told, reach=reach, labels=())  # it observes words alone
         if start is not None:
             told = replace(told, start=whole("decoder_start_token_id of the config", start, least=0))
-        apart = "one_table" in self.config and not config.get(self.config["one_table"], True)
+        apart = "one_table" in self.names and not config.get(self.names["one_table"], True)
         one_table = told.tied and not apart
         return Both(
             **{each.name: getattr(told, each.name) for each in fields(told)},
@@ -96,7 +91,7 @@ class TwoStacks(Family):
             embed_scale=told.dim**0.5 if self._says(config, "scaled_words") else 1.0,
             logits_scale=told.dim**-0.5 if self._says(config, "scaled_logits") else 1.0,
             gated=self._says(config, "gated_ffn"),
-            buckets=(self.size(config, "buckets"), self.size(config, "furthest")) if "buckets" in self.config else None,
+            buckets=(self.size(config, "buckets"), self.size(config, "furthest")) if "buckets" in self.names else None,
             one_table=one_table,
             apart=apart,
         )
@@ -114,7 +109,7 @@ class TwoStacks(Family):
         return found
 
     def _says(self, config: Mapping[str, Any], option: str) -> bool:
-        return option in self.config and bool(self.said(config, option))
+        return option in self.names and bool(self.said(config, option))
 
     def _readout(self, architecture: str | None) -> str | None:
         """What a model of both stacks observes, from the end of its name."""
@@ -190,10 +185,12 @@ def options_to_two_stacks(
     stacks = []
     for name in ("enc", "dec"):
         relative = None if options.buckets is None else Buckets(*options.buckets, two_sided=name == "enc")
-        net = _sublayers(family, options, options.hidden if name == "enc" else options.decoder["hidden"], relative)
+        hidden = options.hidden if name == "enc" else options.decoder["hidden"]
+        net = sublayers(family, options, hidden, gated=options.gated, score=family.score, relative=relative)
         reaches = [Reach("every")] if name == "enc" else [options.reach, Reach("every")]
         tied = options.one_table or (shared and name == "dec")
-        observed = _next_word(family, options, net) if name == "dec" and options.readout == "word" else []
+        observed = _next_word(options, net) if name == "dec" and options.readout == "word" else []
+        named = len(vocabulary or ()) == states[name] and not (name == "dec" and options.apart)
         stacks.append(
             Stack(
                 net.slice(*reaches),
@@ -201,41 +198,11 @@ def options_to_two_stacks(
                 [*net.finish(), *observed],
                 slices=options.slices if name == "enc" else options.decoder["slices"],
                 name=name,
-                vocabulary=None if name == "dec" and options.apart else _named(vocabulary, states[name]),
+                vocabulary=vocabulary if named else None,
             )
         )
     table = [Node(TABLE, Weight((states["dec"], options.dim)))] if shared else []
     return Declaration(stacks, table, net.plates, name=family.name)
-
-
-def _named(vocabulary: tuple[str, ...] | None, states: int) -> tuple[str, ...] | None:
-    """The names of the words of a stack, where there is one for each."""
-    return vocabulary if vocabulary and len(vocabulary) == states else None
-
-
-def is_tied(options: Both) -> bool:
-    """True where one table serves the decoder's words and the readout."""
-    return options.tied and options.readout == "word"
-
-
-def _sublayers(family: TwoStacks, options: Both, hidden: int, relative: Bias | None) -> Sublayers:
-    return Sublayers(
-        options.dim,
-        options.heads,
-        hidden,
-        options.norm,
-        None,
-        options.activation,
-        bias=True,
-        dropout=0.0,
-        eps=options.eps,
-        form=family.form,
-        gated=options.gated,
-        key_dim=options.key_dim,
-        score=family.score,
-        relative=relative,
-        unbiased=options.unbiased,
-    )
 
 
 def _words(family: TwoStacks, options: Both, net: Sublayers, states: int, *, tied: bool) -> list[Node]:
@@ -245,9 +212,10 @@ def _words(family: TwoStacks, options: Both, net: Sublayers, states: int, *, tie
     nodes = [Node("token", Given(states=states), plates=WORD)]
     if net.relative is not None:
         nodes.append(Node("b", Weight((net.relative.width,)), plates=["head"]))
-    position = _positions(family, options)
-    if position is None:
+    if family.positions is None:
         return [*nodes, Node("x", table, read, WORD)]
+    learned = family.positions == "learned"
+    position = Positions(options.length, options.dim) if learned else _sinusoid(options.dim)
     last = "add" if family.normed_words else "x"
     nodes += [
         Node("embed", table, read, WORD),
@@ -257,27 +225,15 @@ def _words(family: TwoStacks, options: Both, net: Sublayers, states: int, *, tie
     return [*nodes, Node("x", net.normed, ["add"], WORD)] if family.normed_words else nodes
 
 
-def _positions(family: TwoStacks, options: Both) -> TPM | None:
-    if family.positions == "learned":
-        return Positions(options.length, options.dim)
-    return _sinusoid(options.dim) if family.positions == "sinusoidal" else None
-
-
 def _sinusoid(dim: int) -> Sinusoid:
     """Sines in the first half of the features, cosines in the second."""
     return Sinusoid(dim, halves=True, rounded=True)
 
 
-def _next_word(family: TwoStacks, options: Both, net: Sublayers) -> list[Node]:
+def _next_word(options: Both, net: Sublayers) -> list[Node]:
     """The output at each place of the decoder."""
     nodes, source = [], net.out
     if options.logits_scale != 1:
         nodes, source = [Node("scaled", Scale(options.logits_scale), [net.out], WORD)], "scaled"
-    tied, states = is_tied(options), options.decoder["states"]
-    own = None if tied else states
-    logits = Affine(own) if options.logits_bias else Linear(own)
-    return [
-        *nodes,
-        Node("logits", logits, [TABLE, source] if tied else [source], WORD),
-        Node("y", Categorical(states, affine=False), ["logits"], WORD),
-    ]
+    states, biased = options.decoder["states"], options.logits_bias
+    return nodes + word_readout(states, source, tied=is_tied(options), biased=biased)

@@ -22,6 +22,7 @@ POOLS = ("mean", "sum")
 class Add(TPM):
     """The sum of its parents, all of one shape; of a single parent it is a copy.
 
+    >>> import torch
     >>> Add().value(At(), torch.ones(2), torch.ones(2))
     tensor([2., 2.])
     """

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from bnet_transformer._core.deferred_scalars import DeferredScalars
 from bnet_transformer._core.distributed import Ranks
 from bnet_transformer._core.hashing import code_of, derive_seed
-from bnet_transformer._core.torch_context import reseed
+from bnet_transformer._core.torch_context import DeferredScalars, reseed
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.course import Course, Request
 from bnet_transformer.compiler.module import laid_out
@@ -198,7 +197,7 @@ class Run:
         self.spread.eval()
         with torch.no_grad():
             found = [self._sum(self.feed(batch).batch).double() for batch in batches]
-        (total,) = self.ranks.summed(torch.stack(found).sum())
+        total = float(self.ranks.all_reduce(torch.stack(found).sum()))
         return total / sum(map(self.objective.count, batches))
 
     def _sum(self, batch: Batch) -> Tensor:

@@ -42,9 +42,18 @@ def circuit(
     other what its parent is in the corrupt run. An arrow is taken away if that raises the mean over the examples of
     `|metric(H) - metric(clean)|` by less than `threshold`; metrics are those of `bt.sweep`.
 
-    `over` names the axes along which arrows stay apart (`slice`, the net's plates, `word`; all by default): over
-    `("slice", "head")` the arrows between all words of two families are one edge. `candidates`, such as
-    `["v -> a", "k -> a"]`, are the arrows that may go; the others stay.
+    Args:
+        clean: A sentence, or a list of them (the examples), that the circuit runs.
+        corrupt: As many sentences of the same length.
+        metric: As for `bt.sweep`.
+        threshold: How much the loss of an arrow that is taken away may raise the mean distance to the clean metric.
+        over: The axes along which arrows stay apart (`slice`, the net's plates, `word`; all by default): over
+            `("slice", "head")` the arrows between all words of two families are one edge.
+        candidates: The arrows that may go, such as `["v -> a", "k -> a"]`; the others stay.
+        memory: About how many bytes are used at once.
+
+    Returns:
+        The arrows that were kept, the effect of each that was tested, and the metric of the circuit, `[example]`.
 
     >>> import bnet_transformer as bt
     >>> net = bt.bayesuvius(dim=4, heads=2, combine="concat", residual=True)

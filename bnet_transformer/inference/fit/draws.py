@@ -6,7 +6,7 @@ Whatever is computed of many draws is computed in pieces.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,25 +75,31 @@ def _widest(objective: Objective, corpus: Batch) -> int:
 
 def likelihoods(objective: Objective, corpus: Batch, sets: Mapping[str, Tensor]) -> Tensor:
     """The log evidence of each sentence under each draw, `[draw, sentence]`."""
-    count = len(next(iter(sets.values())))
-    at_once, parts = pieces(objective, corpus)
     with torch.no_grad():
-        rows = []
-        for start in range(0, count, at_once):
-            some = {name: value[start : start + at_once] for name, value in sets.items()}
-            rows.append(torch.cat([objective.log_evidences(some, part) for part in parts], 1))
-    return torch.cat(rows)
+        return _in_pieces(objective, corpus, sets, objective.log_evidences)
 
 
 def shares(objective: Objective, corpus: Batch, sets: Mapping[str, Tensor], selector: Member) -> Tensor:
     """`P(c | x, y)` under each draw, `[draw, sentence, head]` or `[draw, sentence, word, head]`."""
-    count = len(next(iter(sets.values())))
+
+    def ask(some: dict[str, Tensor], part: Batch) -> Tensor:
+        return torch.vmap(lambda one: objective.shares(one, part, selector))(some)
+
+    return _in_pieces(objective, corpus, sets, ask)
+
+
+def _in_pieces(
+    objective: Objective,
+    corpus: Batch,
+    sets: Mapping[str, Tensor],
+    ask: Callable[[dict[str, Tensor], Batch], Tensor],
+) -> Tensor:
+    """What is asked of some draws and sentences at a time, `[draw, sentence, ...]`."""
     at_once, parts = pieces(objective, corpus)
     rows = []
-    for start in range(0, count, at_once):
+    for start in range(0, len(next(iter(sets.values()))), at_once):
         some = {name: value[start : start + at_once] for name, value in sets.items()}
-        found = [torch.vmap(lambda one, part=part: objective.shares(one, part, selector))(some) for part in parts]
-        rows.append(torch.cat(found, 1))
+        rows.append(torch.cat([ask(some, part) for part in parts], 1))
     return torch.cat(rows)
 
 

@@ -125,18 +125,7 @@ def fit(
         wanted = "None: the state of Pyro's sampler cannot be saved"
         allowed = "Ctrl-C, which gives the draws so far, and f.save(path); method=bt.MAP(), bt.EM() or bt.SVI()"
         raise BNetError("checkpoints", expected=wanted, got="a folder, with nuts", allowed=allowed)
-    question = question_of(
-        net,
-        data,
-        config,
-        held_out=held_out,
-        batch=batch,
-        spread=spread,
-        learn=learn,
-        missing=missing,
-        budget=budget,
-        seed=seed,
-    )
+    question = question_of(net, data, config, held_out, batch, spread, learn, missing, budget, seed)
     try:
         fitted = _solved(question, config, loop, device_of(device, question.objective.network))
     except (BudgetError, ReadingError) as error:
@@ -195,7 +184,6 @@ def question_of(
     net: object,
     data: object,
     method: Method,
-    *,
     held_out: object = None,
     batch: int | None = None,
     spread: float | None = None,
@@ -271,13 +259,7 @@ def _check(question: FitQuestion, method: Method) -> None:
             got=concentration,
             allowed="svi, nuts",
         )
-    _check_spread(question, method)
-
-
-def _check_spread(question: FitQuestion, method: Method) -> None:
-    """Refuse a spread whose square the net's type cannot hold, and a posterior of weights without a prior."""
-    learned, spread = question.objective.learned, question.spread
-    real = torch.finfo(question.objective.network.dtype)
+    spread, real = question.spread, torch.finfo(objective.network.dtype)
     if spread is not None and not real.tiny <= spread * spread <= real.max:
         square = f"a standard deviation whose square {real.dtype} can hold"
         raise BNetError("spread", expected=square, got=spread)

@@ -116,22 +116,13 @@ class Roles:
         import pandas as pd
 
         slices, heads, relations = self.mean.shape
-        arrays = {
-            "mean": self.mean,
-            "low": self.low,
-            "high": self.high,
-            "spread": self.spread,
-            "counts": self.counts,
-            "chance": self.chance,
-            "above": self.above,
-            "top": self.top,
-        }
+        arrays = ("mean", "low", "high", "spread", "counts", "chance", "above", "top")
         named = {
             "slice": [name for name in self.slices for _ in range(heads * relations)],
             "head": [head for head in range(heads) for _ in range(relations)] * slices,
             "relation": list(self.relations) * (slices * heads),
         }
-        return pd.DataFrame(named | {name: in_numpy(value.flatten()) for name, value in arrays.items()})
+        return pd.DataFrame(named | {name: in_numpy(getattr(self, name).flatten()) for name in arrays})
 
     def by_head(self) -> pd.DataFrame:
         """A row for each head: its role, how probable it is, and what is known of that relation's share."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -121,21 +121,13 @@ class Inclusion:
         import pandas as pd
 
         slices, heads = self.log_bayes.shape
-        columns = {
+        names = ("rank", "mean", "low", "high", "log_bayes", "error", "importance", "importance_error")
+        columns = {name: in_numpy(getattr(self, name).flatten()) for name in (*names, "ablation", "ablation_error")}
+        told: dict[str, Any] = {
             "slice": [name for name in self.slices for _ in range(heads)],
-            "head": list(range(heads)) * slices,
-            "rank": self.rank,
-            "rho": self.mean,
-            "low": self.low,
-            "high": self.high,
-            "log_bayes": self.log_bayes,
-            "error": self.error,
-            "importance": self.importance,
-            "importance_error": self.importance_error,
-            "ablation": self.ablation,
-            "ablation_error": self.ablation_error,
+            "head": [*range(heads)] * slices,
         }
-        told = {name: in_numpy(each.flatten()) if isinstance(each, Tensor) else each for name, each in columns.items()}
+        told |= {"rho" if name == "mean" else name: column for name, column in columns.items()}
         return pd.DataFrame(told).sort_values("rank", ignore_index=True)
 
     def __str__(self) -> str:

@@ -138,7 +138,19 @@ def mediation(
     """The natural indirect effect through each cell, and the natural direct effect past it (Pearl 2001).
 
     Indirect: the corrupt run with the cell as in the clean one. Direct: the clean run with the cell as in the corrupt
-    one. Both are told against the corrupt run; `clean` may be `corrupt.do(...)`, for a treatment of some nodes.
+    one. Both effects are differences from the corrupt run.
+
+    Args:
+        clean: A sentence, or a list of them; `corrupt.do(...)` for a treatment of some nodes.
+        corrupt: As many sentences of the same length.
+        through: What a cell sets, as `at` of `sweep`.
+        metric: As for `sweep`.
+        over: The axes along which cells stay apart; all by default.
+        memory: About how many bytes are used at once.
+        progress: Show a bar: in a terminal (None), always or never.
+
+    Returns:
+        The metric with each cell set, in both directions, and in both base runs.
 
     >>> import bnet_transformer as bt
     >>> net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "a", "cat", "dog", "sat"])

@@ -1,4 +1,4 @@
-"""The families, one file each: `FAMILY` says what sets it apart. To add one, add a file."""
+"""The families: `FAMILIES` of each file are values that say what sets them apart. To add one, add a value or a file."""
 
 import importlib
 import pkgutil
@@ -7,11 +7,10 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.network import Network
 from bnet_transformer.pretrained.family import Family
 
-FAMILIES: dict[str, Family] = {}
+_files = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+_families: list[Family] = sorted((each for file in _files for each in file.FAMILIES), key=lambda each: each.name)
 
-for _found in pkgutil.iter_modules(__path__):
-    _family: Family = importlib.import_module(f"{__name__}.{_found.name}").FAMILY
-    FAMILIES[_family.name] = _family
+FAMILIES: dict[str, Family] = {family.name: family for family in _families}
 
 
 def register(family: Family) -> Family:

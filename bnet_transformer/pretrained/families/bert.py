@@ -1,30 +1,21 @@
-"""BERT (Devlin et al. 2018), MiniLM among them: a post-norm encoder with segments and a norm of the embeddings."""
+"""BERT (Devlin et al. 2018), MiniLM among them: a post-norm encoder with segments and a norm of the embeddings; those
+made of it: RoBERTa, MPNet, ALBERT, DistilBERT."""
 
 from bnet_transformer.pretrained.family import Family, Where
+from bnet_transformer.tpm import Buckets
 
-SIZES = {
-    "dim": "hidden_size",
-    "heads": "num_attention_heads",
-    "slices": "num_hidden_layers",
-    "hidden": "intermediate_size",
-    "length": "max_position_embeddings",
-    "states": "vocab_size",
-    "segments": "type_vocab_size",
-    "activation": "hidden_act",
-    "eps": "layer_norm_eps",
+CONFIG: dict[str, str | tuple[str | None, object]] = {
+    "dim": ("hidden_size", 768),
+    "heads": ("num_attention_heads", 12),
+    "slices": ("num_hidden_layers", 12),
+    "hidden": ("intermediate_size", 3072),
+    "length": ("max_position_embeddings", 512),
+    "states": ("vocab_size", 30522),
+    "segments": ("type_vocab_size", 2),
+    "activation": ("hidden_act", "gelu"),
+    "eps": ("layer_norm_eps", 1e-12),
 }
-DEFAULTS = {
-    "dim": 768,
-    "heads": 12,
-    "slices": 12,
-    "hidden": 3072,
-    "length": 512,
-    "states": 30522,
-    "segments": 2,
-    "activation": "gelu",
-    "eps": 1e-12,
-}
-STATES = {
+STATES: dict[str, str | Where] = {
     "embed": "embeddings.word_embeddings",
     "position": "embeddings.position_embeddings",
     "segment_embed": "embeddings.token_type_embeddings",
@@ -39,12 +30,12 @@ STATES = {
     "norm2": "encoder.layer.{t}.output.LayerNorm",
     "pooler": "pooler.dense",
 }
+BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
-FAMILY = Family(
+BERT = Family(
     name="bert",
     prefix="bert.",
-    config=SIZES,
-    defaults=DEFAULTS,
+    config=CONFIG,
     modules={
         **STATES,
         "dense": "cls.predictions.transform.dense",
@@ -56,5 +47,135 @@ FAMILY = Family(
     decodes=True,
     classifier=("pooler", "tanh"),
     unsupported={"position_embedding_type": "absolute", "add_cross_attention": False},
-    buffers=("embeddings.position_ids", "embeddings.token_type_ids"),
+    buffers=BUFFERS,
 )
+
+# Liu et al. 2019: positions count from 2, with heads of its own.
+ROBERTA = Family(
+    name="roberta",
+    prefix="roberta.",
+    config={**CONFIG, "states": ("vocab_size", 50265)},
+    modules={
+        **STATES,
+        "position": Where("embeddings.position_embeddings", skip=2),
+        "dense": "lm_head.dense",
+        "transform_norm": "lm_head.layer_norm",
+        "logits": Where("lm_head.decoder", bias="lm_head.bias"),
+        "class_dense": "classifier.dense",
+        "classifier": "classifier.out_proj",
+        "tags": "classifier",
+    },
+    first_position=2,
+    transform="gelu",
+    decodes=True,
+    classifier=("class_dense", "tanh"),
+    unsupported={"position_embedding_type": "absolute", "add_cross_attention": False, "pad_token_id": 1},
+    buffers=BUFFERS,
+)
+
+# Song et al. 2020: RoBERTa with a bias of all scores by distance, one table for all slices.
+MPNET = Family(
+    name="mpnet",
+    prefix="mpnet.",
+    config={option: told for option, told in CONFIG.items() if option != "segments"}
+    | {"states": ("vocab_size", 30527)},
+    modules={
+        **{part: where for part, where in ROBERTA.modules.items() if part != "segment_embed"},
+        "b": Where("encoder.relative_attention_bias", transposed=True),
+        "q": "encoder.layer.{t}.attention.attn.q",
+        "k": "encoder.layer.{t}.attention.attn.k",
+        "v": "encoder.layer.{t}.attention.attn.v",
+        "mix": "encoder.layer.{t}.attention.attn.o",
+        "norm1": "encoder.layer.{t}.attention.LayerNorm",
+    },
+    first_position=2,
+    transform="gelu",
+    classifier=("class_dense", "tanh"),
+    unsupported={"relative_attention_num_buckets": 32},  # transformers computes 32 of them, whatever a config says
+    buffers=BUFFERS,
+    in_lens=False,
+    relative=Buckets(32, furthest=128),
+)
+
+# Lan et al. 2019: all slices share one set of weights, words are narrower than states.
+SHARED = "encoder.albert_layer_groups.0.albert_layers.0"
+ALBERT = Family(
+    name="albert",
+    prefix="albert.",
+    config={
+        **CONFIG,
+        "dim": ("hidden_size", 4096),
+        "heads": ("num_attention_heads", 64),
+        "hidden": ("intermediate_size", 16384),
+        "states": ("vocab_size", 30000),
+        "activation": ("hidden_act", "gelu_new"),
+        "embedding": ("embedding_size", 128),
+    },
+    modules={
+        "embed": "embeddings.word_embeddings",
+        "position": "embeddings.position_embeddings",
+        "segment_embed": "embeddings.token_type_embeddings",
+        "embed_norm": "embeddings.LayerNorm",
+        "x_0": "encoder.embedding_hidden_mapping_in",
+        "q": f"{SHARED}.attention.query",
+        "k": f"{SHARED}.attention.key",
+        "v": f"{SHARED}.attention.value",
+        "mix": f"{SHARED}.attention.dense",
+        "norm1": f"{SHARED}.attention.LayerNorm",
+        "ffn_in": f"{SHARED}.ffn",
+        "ffn_out": f"{SHARED}.ffn_output",
+        "norm2": f"{SHARED}.full_layer_layer_norm",
+        "pooler": "pooler",
+        "dense": "predictions.dense",
+        "transform_norm": "predictions.LayerNorm",
+        "logits": Where("predictions.decoder", bias="predictions.bias"),
+        "classifier": "classifier",
+        "tags": "classifier",
+    },
+    classifier=("pooler", "tanh"),
+    unsupported={"num_hidden_groups": 1, "inner_group_num": 1},
+    buffers=BUFFERS,
+    in_lens=False,
+    shared=True,
+)
+
+# Sanh et al. 2019: without segments and pooler, under other names.
+DISTILBERT = Family(
+    name="distilbert",
+    prefix="distilbert.",
+    config={
+        "dim": ("dim", 768),
+        "heads": ("n_heads", 12),
+        "slices": ("n_layers", 6),
+        "hidden": ("hidden_dim", 3072),
+        "length": ("max_position_embeddings", 512),
+        "states": ("vocab_size", 30522),
+        "activation": ("activation", "gelu"),
+        "eps": (None, 1e-12),
+    },
+    aliases={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
+    modules={
+        "embed": "embeddings.word_embeddings",
+        "position": "embeddings.position_embeddings",
+        "x_0": "embeddings.LayerNorm",
+        "q": "transformer.layer.{t}.attention.q_lin",
+        "k": "transformer.layer.{t}.attention.k_lin",
+        "v": "transformer.layer.{t}.attention.v_lin",
+        "mix": "transformer.layer.{t}.attention.out_lin",
+        "norm1": "transformer.layer.{t}.sa_layer_norm",
+        "ffn_in": "transformer.layer.{t}.ffn.lin1",
+        "ffn_out": "transformer.layer.{t}.ffn.lin2",
+        "norm2": "transformer.layer.{t}.output_layer_norm",
+        "dense": "vocab_transform",
+        "transform_norm": "vocab_layer_norm",
+        "logits": "vocab_projector",
+        "class_dense": "pre_classifier",
+        "classifier": "classifier",
+        "tags": "classifier",
+    },
+    classifier=("class_dense", "relu"),
+    buffers=("embeddings.position_ids",),
+    in_lens=False,
+)
+
+FAMILIES = (BERT, ROBERTA, MPNET, ALBERT, DISTILBERT)

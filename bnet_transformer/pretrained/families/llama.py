@@ -1,34 +1,25 @@
-"""Llama (Touvron et al. 2023): a causal pre-norm stack of RMS norms, rotary positions, grouped heads, gated maps."""
+"""Llama (Touvron et al. 2023): a causal pre-norm stack of RMS norms, rotary positions, grouped heads, gated maps; those
+made of it: Mistral, Qwen2."""
 
-from bnet_transformer.pretrained.family import Family
+from dataclasses import replace
 
-SIZES = {
-    "dim": "hidden_size",
-    "heads": "num_attention_heads",
-    "groups": "num_key_value_heads",
-    "key_dim": "head_dim",
-    "slices": "num_hidden_layers",
-    "hidden": "intermediate_size",
-    "length": "max_position_embeddings",
-    "states": "vocab_size",
-    "activation": "hidden_act",
-    "eps": "rms_norm_eps",
+from bnet_transformer.pretrained.family import Family, Where
+
+CONFIG: dict[str, str | tuple[str | None, object]] = {
+    "dim": ("hidden_size", 4096),
+    "heads": ("num_attention_heads", 32),
+    "groups": ("num_key_value_heads", None),
+    "key_dim": ("head_dim", None),
+    "slices": ("num_hidden_layers", 32),
+    "hidden": ("intermediate_size", 11008),
+    "length": ("max_position_embeddings", 2048),
+    "states": ("vocab_size", 32000),
+    "activation": ("hidden_act", "silu"),
+    "eps": ("rms_norm_eps", 1e-6),
     "rotary_base": "rope_theta",
+    "tied": ("tie_word_embeddings", False),
 }
-DEFAULTS = {
-    "dim": 4096,
-    "heads": 32,
-    "groups": None,
-    "key_dim": None,
-    "slices": 32,
-    "hidden": 11008,
-    "length": 2048,
-    "states": 32000,
-    "activation": "silu",
-    "eps": 1e-6,
-    "tied": False,
-}
-MODULES = {
+MODULES: dict[str, str | Where] = {
     "embed": "embed_tokens",
     "norm1": "layers.{t}.input_layernorm",
     "q": "layers.{t}.self_attn.q_proj",
@@ -45,11 +36,10 @@ MODULES = {
 }
 BUFFERS = ("layers.{t}.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq")
 
-FAMILY = Family(
+LLAMA = Family(
     name="llama",
     prefix="model.",
-    config=SIZES,
-    defaults=DEFAULTS,
+    config=CONFIG,
     modules=MODULES,
     norm="pre",
     reach="causal",
@@ -62,3 +52,37 @@ FAMILY = Family(
     rotary=True,
     biased={"map": "attention_bias", "mix": "attention_bias", "ffn": "mlp_bias"},
 )
+
+# Jiang et al. 2023: words read a window of the words before them.
+MISTRAL = replace(
+    LLAMA,
+    name="mistral",
+    config={
+        **CONFIG,
+        "groups": ("num_key_value_heads", 8),
+        "hidden": ("intermediate_size", 14336),
+        "length": ("max_position_embeddings", 131072),
+        "window": ("sliding_window", 4096),
+    },
+    biased={"map": False, "mix": False, "ffn": False},
+)
+
+# Yang et al. 2024: the maps of q, k and v have a bias.
+QWEN2 = replace(
+    LLAMA,
+    name="qwen2",
+    config={
+        **CONFIG,
+        "groups": ("num_key_value_heads", 32),
+        "hidden": ("intermediate_size", 22016),
+        "length": ("max_position_embeddings", 32768),
+        "states": ("vocab_size", 151936),
+        "window": ("sliding_window", 4096),
+        "slides": ("use_sliding_window", False),
+        "first_sliding": ("max_window_layers", 28),
+        "types": "layer_types",
+    },
+    biased={"map": True, "mix": False, "ffn": False},
+)
+
+FAMILIES = (LLAMA, MISTRAL, QWEN2)

@@ -4,25 +4,17 @@ from bnet_transformer.pretrained.family import Family, Where
 
 SLICE = r"^encoder\.layer\.(\d+)\."
 
-FAMILY = Family(
+VIT = Family(
     name="vit",
     prefix="vit.",
     config={
-        "dim": "hidden_size",
-        "heads": "num_attention_heads",
-        "slices": "num_hidden_layers",
-        "hidden": "intermediate_size",
-        "activation": "hidden_act",
-        "eps": "layer_norm_eps",
-    },
-    defaults={
-        "dim": 768,
-        "heads": 12,
-        "slices": 12,
-        "hidden": 3072,
-        "activation": "gelu",
-        "eps": 1e-12,
-        "qkv_bias": True,
+        "dim": ("hidden_size", 768),
+        "heads": ("num_attention_heads", 12),
+        "slices": ("num_hidden_layers", 12),
+        "hidden": ("intermediate_size", 3072),
+        "activation": ("hidden_act", "gelu"),
+        "eps": ("layer_norm_eps", 1e-12),
+        "qkv_bias": ("qkv_bias", True),
     },
     modules={
         "embed": Where("embeddings.patch_embeddings.projection", flat=True),
@@ -57,3 +49,5 @@ FAMILY = Family(
     last_normed=False,
     in_image=True,
 )
+
+FAMILIES = (VIT,)

@@ -29,14 +29,13 @@ from bnet_transformer.viz.labels import shown, visible
 from bnet_transformer.viz.options import THEMES
 from bnet_transformer.viz.page.formulas import formulas
 from bnet_transformer.viz.page.included import included
-from bnet_transformer.viz.page.pack import STEPS, quantised
 from bnet_transformer.viz.page.reading import Reading, prepare, read_from, readers_of, reading_of
 from bnet_transformer.viz.picture import DASHES
 from bnet_transformer.viz.rows import depths_of, places_in_rows, rows_of
 from bnet_transformer.viz.sentence import ends_of
 from bnet_transformer.viz.style import DASH, OPACITY, WIDTH, hue
 
-VERSION = 1
+STEPS = 255  # a probability p is the byte round(255 p), so it is exact to 1/510
 MOST_WORDS = 512  # of a stack
 MOST_BYTES = 40_000_000  # of what is read: 512 words in 12 slices of 12 heads
 MOST_STATES = 24  # of a discrete node whose posterior is told
@@ -97,7 +96,6 @@ def described(state: SentenceState, asked: Asked) -> Described:
     pairs, bits = tables.packed(len(reads))
     notes = [each for each in found if isinstance(each, str)] + [each.note for each in readings if each.note]
     about = {
-        "version": VERSION,
         "title": visible(asked.title or _title(state)),
         "net": world.network.declaration.name,
         "theme": asked.theme,
@@ -326,6 +324,15 @@ def _packed(world: World, readings: Sequence[Reading], tables: Tables) -> tuple[
         parts.append(block)
         at += len(block)
     return told, b"".join(parts)
+
+
+def quantised(shares: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
+    """Probabilities as bytes.
+
+    >>> quantised(np.array([0.0, 0.5, 1.0])).tolist()
+    [0, 128, 255]
+    """
+    return np.asarray(np.rint(np.clip(shares, 0.0, 1.0) * STEPS), dtype=np.uint8)
 
 
 def _states_between(network: Network, member: Member) -> tuple[int | None, int | None]:

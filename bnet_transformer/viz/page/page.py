@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import html
+import json
 import re
 from functools import cache
 from importlib import resources
 
 from bnet_transformer.viz.labels import visible
 from bnet_transformer.viz.page.data import Described
-from bnet_transformer.viz.page.pack import as_json, packed
 from bnet_transformer.viz.palette import HEADS, palette
 
 MODULES = ("net", "reads", "scene", "layout", "stage", "controls", "export", "panel", "lines", "explore")
@@ -70,3 +72,18 @@ def _colours(theme: str) -> str:
 
 def _front(name: str) -> str:
     return resources.files("bnet_transformer.viz.page").joinpath("front", name).read_text("utf-8")
+
+
+def packed(block: bytes) -> str:
+    """A block of bytes as text: gzip, then base64; the same bytes make the same text."""
+    return base64.b64encode(gzip.compress(block, compresslevel=4, mtime=0)).decode("ascii")
+
+
+def as_json(about: object) -> str:
+    r"""JSON in plain ASCII in which no tag can open or close.
+
+    >>> as_json({"word": "</script>"})
+    '{"word":"\\u003c/script>"}'
+    """
+    text = json.dumps(about, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")

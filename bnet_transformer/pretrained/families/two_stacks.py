@@ -1,0 +1,193 @@
+"""Encoders with decoders. BART (Lewis et al. 2020): post-norm, with learned positions that count from 2. Marian
+(Junczys-Dowmunt et al. 2018), the Opus translation models: BART with sinusoids and no norm of the words. T5 (Raffel et
+al. 2020), v1.1 and Flan among them: without positions, without biases and without a scale of the scores, which have a
+bias by distance; RMS norms before the sublayers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bnet_transformer.pretrained.family import Where
+from bnet_transformer.pretrained.two_stacks import TwoStacks
+from bnet_transformer.tpm import Dot
+
+CONFIG: dict[str, str | tuple[str | None, object]] = {
+    "dim": ("d_model", 1024),
+    "heads": ("encoder_attention_heads", 16),
+    "slices": ("encoder_layers", 12),
+    "hidden": ("encoder_ffn_dim", 4096),
+    "length": ("max_position_embeddings", 1024),
+    "states": ("vocab_size", 50265),
+    "activation": ("activation_function", "gelu"),
+    "scaled_words": ("scale_embedding", False),
+    "start": ("decoder_start_token_id", 2),
+    "eps": (None, 1e-5),
+}
+DECODER = {"slices": "decoder_layers", "hidden": "decoder_ffn_dim", "heads": "decoder_attention_heads"}
+ALIASES = {
+    "num_attention_heads": "encoder_attention_heads",
+    "hidden_size": "d_model",
+    "num_hidden_layers": "encoder_layers",
+}
+
+
+def _bart_stack(name: str, long: str) -> dict[str, str | Where]:
+    """The parts of a stack."""
+    here = {
+        "embed": "embed_tokens",
+        "q": "layers.{t}.self_attn.q_proj",
+        "k": "layers.{t}.self_attn.k_proj",
+        "v": "layers.{t}.self_attn.v_proj",
+        "mix": "layers.{t}.self_attn.out_proj",
+        "norm1": "layers.{t}.self_attn_layer_norm",
+        "ffn_in": "layers.{t}.fc1",
+        "ffn_out": "layers.{t}.fc2",
+        "norm2": "layers.{t}.final_layer_norm",
+    }
+    cross = {
+        "cross_q": "layers.{t}.encoder_attn.q_proj",
+        "cross_k": "layers.{t}.encoder_attn.k_proj",
+        "cross_v": "layers.{t}.encoder_attn.v_proj",
+        "cross_mix": "layers.{t}.encoder_attn.out_proj",
+        "cross_norm": "layers.{t}.encoder_attn_layer_norm",
+    }
+    parts = here if name == "enc" else here | cross
+    return {f"{name}_{part}": f"{long}.{key}" for part, key in parts.items()}
+
+
+STACKS = {"embed": "shared", **_bart_stack("enc", "encoder"), **_bart_stack("dec", "decoder")}
+LOGITS = Where("lm_head", bias=Where("final_logits_bias", bare=True, lead=1))
+
+BART = TwoStacks(
+    name="bart",
+    prefix="model.",
+    config=CONFIG,
+    decoder=DECODER,
+    aliases=ALIASES,
+    modules={
+        **STACKS,
+        "enc_position": Where("encoder.embed_positions", skip=2),
+        "dec_position": Where("decoder.embed_positions", skip=2),
+        "enc_x_0": "encoder.layernorm_embedding",
+        "dec_x_0": "decoder.layernorm_embedding",
+        "logits": LOGITS,
+    },
+    positions="learned",
+    buffers=("shared.weight",),  # where each stack has a table of its own
+    in_lens=False,
+)
+
+MARIAN = TwoStacks(
+    name="marian",
+    prefix="model.",
+    config={
+        **CONFIG,
+        "states": ("vocab_size", 58101),
+        "start": ("decoder_start_token_id", 58100),
+        "one_table": "share_encoder_decoder_embeddings",
+    },
+    decoder={**DECODER, "states": "decoder_vocab_size"},
+    aliases=ALIASES,
+    modules={
+        **STACKS,
+        "enc_sinusoids": "encoder.embed_positions",
+        "dec_sinusoids": "decoder.embed_positions",
+        "logits": LOGITS,
+    },
+    positions="sinusoidal",
+    normed_words=False,
+    buffers=("shared.weight", "encoder.embed_positions.weight", "decoder.embed_positions.weight"),
+    in_lens=False,
+)
+
+SELF, CROSS, FFN = "{stack}.block.{t}.layer.0", "{stack}.block.{t}.layer.1", "{stack}.block.{t}.layer.{last}"
+
+
+def _t5_stack(name: str, long: str, last: int) -> dict[str, str | Where]:
+    """The parts of a stack; its feed-forward map is the last of its sublayers."""
+    table = f"{long}.block.0.layer.0.SelfAttention.relative_attention_bias"
+    here = {
+        **{role: f"{SELF}.SelfAttention.{role}" for role in "qkv"},
+        "mix": f"{SELF}.SelfAttention.o",
+        "norm1": f"{SELF}.layer_norm",
+        **{f"cross_{role}": f"{CROSS}.EncDecAttention.{role}" for role in "qkv"},
+        "cross_mix": f"{CROSS}.EncDecAttention.o",
+        "cross_norm": f"{CROSS}.layer_norm",
+        "norm2": f"{FFN}.layer_norm",
+        "ffn_in": f"{FFN}.DenseReluDense.wi",
+        "ffn_gate": f"{FFN}.DenseReluDense.wi_0",
+        "ffn_in_gated": f"{FFN}.DenseReluDense.wi_1",
+        "ffn_out": f"{FFN}.DenseReluDense.wo",
+        "norm": "{stack}.final_layer_norm",
+        "embed": "{stack}.embed_tokens",
+    }
+    keys = {part: key.replace("{stack}", long).replace("{last}", str(last)) for part, key in here.items()}
+    return {
+        **{f"{name}_{part}": key for part, key in keys.items() if last > 1 or "cross" not in part},
+        f"{name}_b": Where(table, transposed=True),
+    }
+
+
+def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that `T5Config` derives from others, where a config does not tell them.
+
+    Tables are tied whatever a config says, unless the weights hold others: what it says is whether logits are scaled.
+    """
+    projection = str(config.get("feed_forward_proj", "relu"))
+    parts, slices = projection.split("-"), config.get("num_decoder_layers")
+    return {
+        "is_gated_act": parts[0] == "gated",
+        "dense_act_fn": "gelu_new" if projection == "gated-gelu" else parts[-1],
+        "scale_decoder_outputs": config.get("tie_word_embeddings") is not False,
+        **config,
+        "num_decoder_layers": config.get("num_layers", 6) if slices is None else slices,
+        "tie_word_embeddings": True,
+    }
+
+
+T5 = TwoStacks(
+    name="t5",
+    prefix="",
+    config={
+        "dim": ("d_model", 512),
+        "heads": ("num_heads", 8),
+        "key_dim": ("d_kv", 64),
+        "slices": ("num_layers", 6),
+        "hidden": ("d_ff", 2048),
+        "states": ("vocab_size", 32128),
+        "activation": "dense_act_fn",
+        "gated_ffn": "is_gated_act",
+        "eps": ("layer_norm_epsilon", 1e-6),
+        "buckets": ("relative_attention_num_buckets", 32),
+        "furthest": ("relative_attention_max_distance", 128),
+        "scaled_logits": "scale_decoder_outputs",
+        "start": ("decoder_start_token_id", None),
+    },
+    decoder={"slices": "num_decoder_layers"},
+    aliases={
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+        "num_hidden_layers": "num_layers",
+        "head_dim": "d_kv",
+    },
+    modules={
+        "embed": "shared",
+        **_t5_stack("enc", "encoder", 1),
+        **_t5_stack("dec", "decoder", 2),
+        "logits": "lm_head",
+    },
+    norm="pre",
+    form="rms",
+    normed_words=False,
+    logits_bias=False,
+    biased={"map": False, "mix": False, "ffn": False},
+    positions=None,
+    score=Dot(1.0),
+    translate=_translate,
+    buffers=(
+        "shared.weight",  # where each stack has a table of its own
+        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
+    ),
+    in_lens=False,
+)
+
+FAMILIES = (BART, MARIAN, T5)
