@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.hashing import derive_seed
-from bnet_transformer._core.torch_context import DeferredScalars
 from bnet_transformer.data import Batch
 from bnet_transformer.data.batch import send
 from bnet_transformer.errors import BNetError
