@@ -87,8 +87,8 @@ def test_attention_is_that_of_the_sentence_panel_by_panel(s):
     assert np.allclose(np.nan_to_num(cells(one)), s.attention(0)[2].numpy())
 
 
-@pytest.mark.parametrize("slices", [2, 3])
-def test_each_slice_has_its_own_panels_where_each_has_a_selector(slices):
+def test_each_slice_has_its_own_panels_where_each_has_a_selector():
+    slices = 2
     s = bt.bayesuvius(4, heads=2, slices=slices, per="slice").sentence("the cat sat")
     figure = bt.plot(s)
     panels = [ax for ax in figure.axes if ax.get_visible() and ax.get_label() != "<colorbar>"]
@@ -367,16 +367,15 @@ def test_many_bars_keep_the_greatest_and_tell_the_rest():
     assert any("The 5 greatest of 100; the others have 0.902" in t.get_text() for t in figure.texts)
 
 
-@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
-def test_hostile_words_are_shown_and_break_nothing(kind):
+def test_hostile_words_are_shown_and_break_nothing():
     s = bt.bayesuvius(dim=4, heads=2).sentence(list(HOSTILE))
     for figure in (bt.plot(s.do(c=0), slice=0), bt.plot(s.reads(), word=6, least=0), bt.plot(s.tan_tree())):
-        written = saved(figure, kind)
-        if kind == "svg":
-            told = "".join(ElementTree.fromstring(written).itertext())
-            assert "<script>alert" in told
-            assert "שלום" in told and "\\x00" in told and "\\ud800" in told and "_^%#{}" in told
-            assert b"<script>" not in written
+        saved(figure, "pdf")
+        written = saved(figure, "svg")
+        told = "".join(ElementTree.fromstring(written).itertext())
+        assert "<script>alert" in told
+        assert "שלום" in told and "\\x00" in told and "\\ud800" in told and "_^%#{}" in told
+        assert b"<script>" not in written
     notes = " ".join(t.get_text() for t in bt.plot(s, slice=0).texts)
     assert "U+4E2D" in notes or "中" in " ".join(texts(bt.plot(s.do(c=0), slice=0).axes[0]))
 
@@ -398,11 +397,11 @@ def test_words_never_overlap_however_many():
         assert len(ends) >= 30 and all(a[1] <= b[0] for a, b in itertools.pairwise(ends))
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_nothing_is_cut_off_and_the_page_is_not_exceeded(theme, s, fits):
+def test_nothing_is_cut_off_and_the_page_is_not_exceeded(s, fits):
     results = [(s, {}), (s, {"node": "c", "evidence": {"y_3": "mat"}}), (s.reads(), {"word": 2}), (s.reads(), {})]
     results += [(s.tan_tree(), {}), (fits[0], {}), (fits[0].heads, {"show": "cosine"})]
-    for result, options in results:
+    for k, (result, options) in enumerate(results):
+        theme = ("light", "dark")[k % 2]
         figure = bt.plot(result, theme=theme, **options)
         figure.draw_without_rendering()
         box, (wide, high) = figure.get_tightbbox(), figure.get_size_inches()

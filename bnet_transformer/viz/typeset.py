@@ -12,11 +12,10 @@ import unicodedata
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from bnet_transformer.viz.labels import visible
+from bnet_transformer.viz.labels import is_foreign, visible
 from bnet_transformer.viz.picture import Picture
 from bnet_transformer.viz.svg import to_svg
 
@@ -49,10 +48,8 @@ def _compiled(picture: Picture, scale: float, **options: Any) -> bytes:
 
     page = PAGE.format(width=round(picture.width * scale, 3), height=round(picture.height * scale, 3))
     inputs = {"svg": to_svg(picture, printed=True), "title": visible(picture.title or "a figure")}
+    _warn_of_missing_letters(picture)
     with _fonts() as fonts:
-        _warn_of_missing_letters(
-            picture, [Path(font.path) for font in fonts.fonts() if font.path and Path(font.path).name not in DEJAVU]
-        )
         return bytes(typst.compile(page.encode(), font_paths=fonts, sys_inputs=inputs, **options))
 
 
@@ -65,46 +62,31 @@ def _fonts() -> Iterator[Any]:
     """
     import typst
 
+    found = importlib.util.find_spec("matplotlib")
+    assert found is not None and found.origin is not None
+    dejavu = Path(found.origin).parent / "mpl-data" / "fonts" / "ttf"
     with tempfile.TemporaryDirectory() as folder:
-        for font in _dejavu():
-            shutil.copyfile(font, Path(folder) / font.name)
+        for name in DEJAVU:
+            shutil.copyfile(dejavu / name, Path(folder) / name)
         yield typst.Fonts(include_system_fonts=True, include_embedded_fonts=False, font_paths=[folder])
 
 
-@lru_cache(maxsize=1)
-def _dejavu() -> tuple[Path, ...]:
-    """The files of DejaVu that matplotlib brings, found without importing it."""
-    found = importlib.util.find_spec("matplotlib")
-    assert found is not None and found.origin is not None
-    folder = Path(found.origin).parent / "mpl-data" / "fonts" / "ttf"
-    return tuple(folder / name for name in DEJAVU)
-
-
-def _warn_of_missing_letters(picture: Picture, fonts: list[Path]) -> None:
+def _warn_of_missing_letters(picture: Picture) -> None:
     """Warn of letters that no font has: typst draws an empty box for each, and says nothing."""
     labels = [box.label for box in picture.boxes] + [line.runs for line in picture.lines]
-    letters = {letter for label in labels for run in label for letter in visible(run.text) if not letter.isascii()}
-    missing = {letter for letter in letters if unicodedata.category(letter) not in ("Zs", "Cf")}
-    for font in [*_dejavu(), *fonts]:  # DejaVu mostly suffices, so that no other font is opened
-        if not missing:
-            return
-        missing -= _letters_of(font)
+    words = {visible(run.text) for label in labels for run in label if is_foreign(run.text)}
+    if not words:  # most figures: matplotlib, which knows the fonts, is not imported for them
+        return
+    from bnet_transformer.viz.plots.words import written
+
+    _, _, missing = written(words)
     if missing:
-        some = ", ".join(sorted(missing)[:8]) + (", ..." if len(missing) > 8 else "")
+        some = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
         warnings.warn(
             f"no font has the letters {some}: PNG and PDF show an empty box for each. Install a font that has them, "
-            f"on Debian and Ubuntu such as {_package(min(missing))}; SVG takes the fonts of its reader",
+            f"on Debian and Ubuntu such as {_package(missing[0])}; SVG takes the fonts of its reader",
             stacklevel=4,
         )
-
-
-@lru_cache(maxsize=512)
-def _letters_of(font: Path) -> frozenset[str]:
-    """The letters of a font file; of a collection, whose faces differ little in them, those of its first face."""
-    from fontTools.ttLib import TTFont
-
-    with TTFont(font, fontNumber=0, lazy=True) as opened:
-        return frozenset(map(chr, opened.getBestCmap() or ()))
 
 
 def _package(letter: str) -> str:

@@ -1,7 +1,7 @@
 """Plots: `plot` draws any result as a matplotlib Figure. No global state of pyplot is read or changed.
 
 `table` is what a plot takes (numbers with named axes), `words` what it can write, `canvas` the paper; `heat`, `bars`,
-`curves`, `flow` and `trees` are the kinds of drawing; `sentences`, `readings` and `fits` say which drawing tells a
+`flow` and `trees` are the kinds of drawing; `sentences`, `readings` and `fits` say which drawing tells a
 result, and `kinds` is the one table of them all: a new plot is a row there.
 """
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError, one_of
@@ -17,21 +18,21 @@ from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.training.result import Trained
 from bnet_transformer.viz.plots.bars import Series, bars
 from bnet_transformer.viz.plots.canvas import PAGE, Canvas
-from bnet_transformer.viz.plots.curves import curve, dressed, points
 from bnet_transformer.viz.plots.heat import Map, framed, heat_map, heat_maps
 from bnet_transformer.viz.plots.table import Numbers
 
 SHOWN = ("pi", "theta", "history")
+NOISY = 120  # more steps than this are drawn pale, with their running mean over them
 
 
 def trained(result: Trained[Any], canvas: Canvas) -> None:
     """The loss at each step, and on held-out sentences."""
     ax = canvas.axes(4.6, 2.5)
-    curve(canvas, ax, result.losses, "loss")
+    _curve(canvas, ax, result.losses, "loss")
     if result.held_out:
         steps, values = zip(*result.held_out, strict=True)
-        points(canvas, ax, steps, values, "held out")
-    dressed(canvas, ax, "loss")
+        _points(canvas, ax, steps, values, "held out")
+    _dressed(canvas, ax, "loss")
     canvas.headline("", ax)
 
 
@@ -188,7 +189,7 @@ def _has_history(result: Fit[Any]) -> bool:
 def _history(result: Fit[Any], canvas: Canvas, ax: Axes) -> None:
     """The bound by step, and what each restart was measured at, on the sentences that the fit was judged on."""
     if result.bounds:
-        curve(canvas, ax, result.bounds, "objective")
+        _curve(canvas, ax, result.bounds, "objective")
     restarts = sorted({restart for _, restart, _ in result.measured})
     for restart in sorted(restarts, key=lambda each: each == result.restart):
         told = [(step, value) for step, each, value in result.measured if each == restart]
@@ -196,8 +197,8 @@ def _history(result: Fit[Any], canvas: Canvas, ax: Axes) -> None:
         kept = restart == result.restart
         style: dict[str, Any] = {} if kept else {"color": canvas.colours["grey"], "linewidth": 0.7, "markersize": 2.2}
         other = "other restarts" if restart == next(r for r in restarts if r != result.restart or kept) else "_"
-        points(canvas, ax, steps, values, f"{result.judged_on},\nrestart {restart}" if kept else other, **style)
-    dressed(canvas, ax, f"{result.judged_by} of a sentence, nats")
+        _points(canvas, ax, steps, values, f"{result.judged_on},\nrestart {restart}" if kept else other, **style)
+    _dressed(canvas, ax, f"{result.judged_by} of a sentence, nats")
 
 
 def _theta(result: Fit[Any], canvas: Canvas, owner: str | None, share: float) -> None:
@@ -230,3 +231,34 @@ def _interval(result: Fit[Any], name: str, share: float) -> tuple[Numbers | None
 
 def _alone(panels: Sequence[Axes]) -> Axes | None:
     return panels[0] if len(panels) == 1 else None
+
+
+def _curve(canvas: Canvas, ax: Axes, values: Sequence[float], name: str, colour: str = "accent") -> None:
+    """A number at each step, counted from 1; a long curve pale, and its running mean."""
+    steps = np.arange(1, len(values) + 1)
+    numbers = np.asarray(values, dtype=float)
+    tint = canvas.colours[colour]
+    if len(values) <= NOISY:
+        ax.plot(steps, numbers, color=tint, linewidth=1.3, label=name)
+        return
+    window = max(5, len(values) // 40) | 1
+    ax.plot(steps, numbers, color=tint, linewidth=0.6, alpha=0.3, label=name)
+    inner = np.convolve(numbers, np.ones(window) / window, mode="valid")
+    middle = steps[window // 2 : window // 2 + len(inner)]
+    ax.plot(middle, inner, color=tint, linewidth=1.4, label=f"mean of {window} steps")
+
+
+def _points(canvas: Canvas, ax: Axes, steps: Sequence[int], values: Sequence[float], name: str, **style: Any) -> None:
+    """Numbers at some steps, joined."""
+    marks = {"marker": "o", "markersize": 3.2, "linewidth": 1.1, "color": canvas.colours["second"], "linestyle": "--"}
+    ax.plot(steps, values, label=name, **{**marks, **style})
+
+
+def _dressed(canvas: Canvas, ax: Axes, what: str) -> None:
+    """Steps below, faint lines across."""
+    canvas.named(ax, "step", what)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+    ax.grid(axis="y", color=canvas.colours["line"], linewidth=0.5)
+    ax.set_axisbelow(True)
+    ax.margins(x=0.02)
+    canvas.legend(ax, loc="best")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -10,31 +9,17 @@ from matplotlib.font_manager import FontProperties, findfont, fontManager
 from matplotlib.ft2font import FT2Font
 from matplotlib.textpath import text_to_path
 
+from bnet_transformer.viz import labels
+
 BASE = "DejaVu Sans"  # comes with matplotlib
 LAST = "Last Resort High-Efficiency"  # empty boxes, with warnings
 ABSENT = "▯"
 LONGEST = 18
-UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
 def shown(word: object, longest: int = LONGEST) -> str:
-    r"""A word as it can be seen: control, format and half characters as escapes, long words cut with an ellipsis.
-
-    >>> shown("a\nb"), shown(" "), shown("x" * 200, 5)
-    ('a\\nb', '␣', 'xxxx…')
-    """
-    text = str(word)
-    cut = text if len(text) <= longest else text[: longest - 1]
-    seen = "".join(_escaped(letter) if unicodedata.category(letter) in UNSEEN else letter for letter in cut)
-    if seen.strip() == "":
-        seen = "␣" * len(seen) or "∅"
-    if len(seen) > longest or cut != text:
-        seen = seen[: longest - 1] + "…"
-    return seen
-
-
-def _escaped(letter: str) -> str:
-    return letter.encode("unicode_escape", "surrogatepass").decode("ascii")
+    """A word as it can be seen, no longer than a plot has room for: see `viz.labels.shown`."""
+    return labels.shown(word, longest)
 
 
 def written(texts: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
