@@ -6,11 +6,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import click
+
 from bnet_transformer.cli import shared
 from bnet_transformer.cli.group import Interrupted
 from bnet_transformer.cli.outputs import PICTURES, TABLES, Output, Result, plotted, rows_of
 from bnet_transformer.cli.shared import Source
-from bnet_transformer.cli.signatures import Options, command, is_whole
+from bnet_transformer.cli.signatures import Derived, Options, is_whole
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
@@ -136,8 +138,9 @@ def refuse_declared(declared: Mapping[str, Any]) -> None:
         raise BNetError("--model", expected="no option of a new net beside it", got=got)
 
 
-@command(
+@click.command(
     "fit",
+    cls=Derived,
     short_help="Fit the heads of a net to text.",
     formats=(".fit", ".json", *PICTURES, ".safetensors"),
     declared=[Options("models/bayesuvius.py", ("bayesuvius",), DECLARED, "A new net: ", {"dim": 16})],
@@ -236,8 +239,9 @@ def _result(found: Fit[BNet], observed: str) -> Result:
     return Result(told, said, None, plotted(found), save)
 
 
-@command(
+@click.command(
     "train",
+    cls=Derived,
     short_help="Train a decoder, or a saved net.",
     formats=(*TABLES, *PICTURES, ".safetensors"),
     declared=[Options("models/decoder.py", ("decoder",), (*SMALL, "hidden"), "A new decoder: ", SMALL)],
