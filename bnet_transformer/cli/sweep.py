@@ -55,7 +55,7 @@ def sweep(
         theme: The paper.
     """
     to.check()
-    texts = _pairs(asked.texts(), ablated=ablate is not None)
+    texts = _pairs(asked, ablated=ablate is not None)
     if (metric is None) == (answer is None):
         raise BNetError("sweep", expected="--metric or --answer", got="neither" if metric is None else "both")
     from bnet_transformer.inference import Mean, Zero, sweeps
@@ -83,16 +83,16 @@ def sweep(
     to.tell("sweep", Result({**told, "table": table}, lines, lambda: table, picture), model=asked.model)
 
 
-def _pairs(texts: list[str], *, ablated: bool) -> list[list[str]]:
+def _pairs(asked: Asked, *, ablated: bool) -> list[list[str]]:
     """Clean and corrupt sentences, from the lines of a file or one after the other."""
     if ablated:
-        return [[text] for text in texts]
-    parted = [[part.strip() for part in text.split("\t")] for text in texts]
-    if all(len(parts) == 1 for parts in parted) and len(texts) % 2 == 0:
-        return [texts[k : k + 2] for k in range(0, len(texts), 2)]
+        return [[text] for text in asked.texts()]
+    parted = asked.parted()
+    if all(len(parts) == 1 for parts in parted) and len(parted) % 2 == 0:
+        return [[clean, corrupt] for (clean,), (corrupt,) in zip(parted[::2], parted[1::2], strict=True)]
     if not all(len(parts) == 2 for parts in parted):
         wanted = "sentences in pairs, clean and corrupt: in a file with a tab between them"
-        raise BNetError("SENTENCES", expected=wanted, got=f"{len(texts)} in all")
+        raise BNetError("SENTENCES", expected=wanted, got=f"{len(parted)} in all")
     return parted
 
 
