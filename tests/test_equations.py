@@ -10,7 +10,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.equations import equations
-from bnet_transformer.equations.layout import aligned, width
+from bnet_transformer.equations.result import aligned, width
 from bnet_transformer.errors import BNetError, UnknownNameError
 from bnet_transformer.tpm import (
     Add,

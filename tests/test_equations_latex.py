@@ -13,9 +13,8 @@ import pytest
 
 import bnet_transformer as bt
 from bnet_transformer.equations import FORMS, Equations
-from bnet_transformer.equations.groups import groups
 from bnet_transformer.equations.letters import Letters
-from bnet_transformer.equations.telling import tell
+from bnet_transformer.equations.telling import groups, tell
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm import (
     TPM,

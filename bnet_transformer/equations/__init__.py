@@ -8,11 +8,9 @@ architecture and no TPM is known here by name.
 
 from __future__ import annotations
 
-from bnet_transformer.equations.groups import groups
-from bnet_transformer.equations.letters import Letters
+from bnet_transformer.equations.letters import Letters, meanings
 from bnet_transformer.equations.result import PAGE_SETUP, Equation, Equations
-from bnet_transformer.equations.telling import tell
-from bnet_transformer.equations.where import meanings
+from bnet_transformer.equations.telling import groups, tell
 from bnet_transformer.errors import one_of
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.tpm.symbols import FORMS

@@ -1,79 +1,139 @@
-"""From one group of slices to the symbols that its TPM writes with, and from these to one row."""
+"""From a declaration to the rows of its equations: slices whose equations are equal are told once.
+
+A template is a node of the declaration. Its slices differ in nothing but the number t, unless an arrow comes from
+another slice at some of them than at the others. A group of slices becomes the symbols that its TPM writes with, and
+from these one row.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bnet_transformer.axes import WORD, Reach
-from bnet_transformer.equations.groups import Group
 from bnet_transformer.equations.letters import Letters
 from bnet_transformer.equations.result import Equation
 from bnet_transformer.errors import BNetError
 from bnet_transformer.graph import Family
-from bnet_transformer.network import Input, Member
+from bnet_transformer.network import Input, Member, Network
 from bnet_transformer.tpm.notation import scripts
 from bnet_transformer.tpm.symbols import FEATURES, Slot, Symbol, Symbols, Untold
 
-SHOWN = {"same": "i", "rest": "i", "before": "i-1", "first": "0", "every": ".", "causal": r"\le i", "earlier": "<i"}
-CONDITIONS = {"causal": r"j \le i", "earlier": "j < i"}
-COUNTS = {"causal": "i+1", "earlier": "i"}
+SINGLE = {"same": "i", "rest": "i", "before": "i-1", "first": "0"}
 
 
 @dataclass(frozen=True)
+class Group:
+    """The members, one a slice, that one equation tells; `part` where they are not all of the template."""
+
+    network: Network
+    letters: Letters
+    members: tuple[Member, ...]
+    part: bool = False
+
+    @property
+    def first(self) -> Member:
+        """The member whose parents and shapes stand for all."""
+        return self.members[0]
+
+    @property
+    def slices(self) -> tuple[int, ...]:
+        """The slices told: none for a node of the prologue, the epilogue or outside the stacks."""
+        return tuple(m.family.step or 0 for m in self.members if _in_slices(self.network, m.family))
+
+    def slice(self, families: Sequence[Family]) -> str | None:
+        """What to call the slice of these families, one for each slice of the group.
+
+        Of the node itself it is t, t+1 for a state that leaves, 0 for one that enters.
+        """
+        family, steps = families[0], self.slices
+        if family.slice is None:
+            return None
+        if steps and (len(_offsets(families, steps)) == 1 or len({f.slice for f in families}) > 1):
+            offset = family.slice - steps[0]
+            near = family.stack == self.first.family.stack and offset in (0, 1)
+            if len(steps) > 1 or near:
+                return f"t{offset:+d}" if offset else "t"
+        depth, last = self.network.graph.slices[family.stack], self.letters.depth(family.stack)
+        if family.slice == depth:
+            return last
+        if family.slice == depth - 1 and family.slice and not self.network.is_state(family):
+            return f"{last}-1"
+        return str(family.slice)
+
+
+def groups(network: Network, letters: Letters) -> list[Group]:
+    """Every template with its slices, in the order of the graph; equal slices side by side."""
+    templates: dict[tuple[str, str, object], list[Member]] = {}
+    for member in network.members:
+        family = member.family
+        block = "slice" if _in_slices(network, family) else family.step
+        templates.setdefault((family.stack, family.role, block), []).append(member)
+    found = []
+    for members in templates.values():
+        parts = _alike(network, sorted(members, key=lambda member: member.family.step or 0))
+        found += [Group(network, letters, tuple(part), len(parts) > 1) for part in parts]
+    return found
+
+
+def _alike(network: Network, members: Sequence[Member]) -> list[list[Member]]:
+    """The slices of a template into which every arrow comes from one fixed slice, or from one at a fixed distance."""
+    steps = [member.family.step or 0 for member in members]
+    arrows = [
+        [network.graph.families[k] for given in m.inputs for k in (given.parent, *(chosen for _, chosen in given.pick))]
+        for m in members
+    ]
+    keys: list[list[int | None]] = [[] for _ in members]
+    for families in zip(*arrows, strict=True):
+        fixed = len(_offsets(families, steps)) > 1 and len({f.slice for f in families}) == 1
+        for key, family, step in zip(keys, families, steps, strict=True):
+            key.append(family.slice if fixed else (family.slice or 0) - step)
+    parts: dict[object, list[Member]] = {}
+    for key, member in zip(keys, members, strict=True):
+        parts.setdefault(tuple(key), []).append(member)
+    return list(parts.values())
+
+
+def _offsets(families: Sequence[Family], steps: Sequence[int]) -> set[int]:
+    """How far these families are from the slices of the group."""
+    return {(family.slice or 0) - step for family, step in zip(families, steps, strict=True)}
+
+
+def _in_slices(network: Network, family: Family) -> bool:
+    return family.step is not None and 0 <= family.step < network.graph.slices[family.stack]
+
+
 class Teller:
     """Tells the equation of one group of slices in one form."""
 
-    group: Group
-    form: str
-
-    @property
-    def letters(self) -> Letters:
-        return self.group.letters
-
-    @property
-    def member(self) -> Member:
-        return self.group.first
-
-    @property
-    def family(self) -> Family:
-        return self.member.family
-
-    def whole(self) -> bool:
-        """True where one matrix equation tells all words: each reads the same things in the same way."""
-        return self.family.words is not None and not any(map(self._singles, self.member.inputs))
-
-    def _singles(self, given: Input) -> bool:
-        """True where word i reads, or is picked by, something that is its own."""
-        parent = self._at(given.parent)
-        picked = any(axis == WORD or self._at(k).family.words is not None for axis, k in given.pick)
-        moved = parent.family.words is not None and given.reach.kind in ("before", "rest", "first", "last")
-        return picked or moved or (parent.family.words is not None and _is_discrete(parent))
+    def __init__(self, group: Group, form: str) -> None:
+        self.group, self.form, self.letters = group, form, group.letters
+        self.member, self.family = group.first, group.first.family
 
     def symbols(self) -> Symbols:
         """What the TPM is given to write with."""
         family, tpm, shape = self.family, self.member.tpm, self.member.shape
-        whole = self.form in ("row", "column") and self.whole()
+        is_matrix = self.form in ("row", "column")
+        # One matrix equation tells all words where each reads the same things in the same way.
+        whole = is_matrix and family.words is not None and not any(map(self._singles, self.member.inputs))
         discrete = tpm.kind == "discrete"
-        if self.form in ("row", "column") and not discrete and len(shape) != 1:
+        if is_matrix and not discrete and len(shape) != 1:
             raise Untold
-        sup = self._sup(family, self.group.own, [self.letters.plates[plate] for plate in family.plates])
+        plates = [self.letters.plates[plate] for plate in family.plates]
+        sup = self._sup(family, [m.family for m in self.group.members], plates)
         word = None if family.words is None else "i"
         own = self._symbol(family, sup, word, self.form, whole, capital=not discrete)
-        single = self._symbol(family, sup, word)
-        owner = (
-            sup if self.member.owner == family.name else self._sup(family, None, sup[len(sup) - len(family.plates) :])
-        )
         return Symbols(
             self.form,
             replace(own, value=True),
             tuple(self._slot(place, whole) for place in range(len(self.member.inputs))),
-            str(single) if tpm.reads_by_index or not discrete else "m",
+            str(self._symbol(family, sup, word)) if tpm.reads_by_index or not discrete else "m",
             "" if family.words is None else self.letters.words(family.words),
             whole,
             tpm.kind,
             len(shape),
             (scripts(*self.letters.role(family.role)),),
-            tuple(owner),
+            sup if self.member.owner == family.name else (*self.letters.stack(family.stack), *plates),
         )
 
     def left(self, symbols: Symbols) -> str:
@@ -86,15 +146,23 @@ class Teller:
         else:
             shown = str(own[FEATURES[: len(self.member.shape)]]) if self.form == "einstein" else own.plain
         given = [slot.left for slot in symbols.slots]
-        for place, slot in enumerate(self.member.inputs):
-            given += [str(self._selector(place, k)) for k in range(len(slot.pick))]
+        for place in range(len(symbols.slots)):
+            given += self._selectors(place).values()
         bar = rf" \mid {', '.join(dict.fromkeys(given))}" if given else ""
         return f"P({shown}{bar})"
+
+    def _singles(self, given: Input) -> bool:
+        """True where word i reads, or is picked by, something that is its own."""
+        members = self.group.network.members
+        parent = members[given.parent]
+        picked = any(axis == WORD or members[k].family.words is not None for axis, k in given.pick)
+        moved = given.reach.kind in ("before", "rest", "first", "last") or _is_discrete(parent)
+        return picked or (parent.family.words is not None and moved)
 
     def _symbol(
         self,
         family: Family,
-        sup: list[str],
+        sup: tuple[str, ...],
         word: str | None,
         form: str = "word",
         whole: bool = False,
@@ -103,103 +171,87 @@ class Teller:
     ) -> Symbol:
         matrix = capital and form != "word" and family.words is not None
         base, sub = (self.letters.matrix if matrix else self.letters.role)(family.role)
-        return Symbol(base, sub, tuple(sup), word, form, whole)
+        return Symbol(base, sub, sup, word, form, whole)
 
-    def _sup(self, family: Family, slice_: str | None, plates: list[str]) -> list[str]:
-        return [*self.letters.stack(family.stack), *([] if slice_ is None else [slice_]), *plates]
+    def _sup(self, family: Family, families: Sequence[Family], plates: Sequence[str]) -> tuple[str, ...]:
+        """The superscripts of a family, which is one of `families` in each slice of the group."""
+        slice_ = self.group.slice(families)
+        return (*self.letters.stack(family.stack), *([] if slice_ is None else [slice_]), *plates)
+
+    def _selectors(self, place: int) -> dict[str, str]:
+        """What picks in an input, along each axis."""
+        graph, found = self.group.network.graph, {}
+        for number, (axis, index) in enumerate(self.member.inputs[place].pick):
+            families = [graph.families[m.inputs[place].pick[number][1]] for m in self.group.members]
+            family = graph.families[index]
+            sup = self._sup(family, families, [self.letters.plates[plate] for plate in family.plates])
+            found[axis] = str(self._symbol(family, sup, None if family.words is None else "i"))
+        return found
 
     def _slot(self, place: int, whole: bool) -> Slot:
-        given = self.member.inputs[place]
-        parent = self._at(given.parent)
-        family = parent.family
-        picked = {axis: str(self._selector(place, k)) for k, (axis, _) in enumerate(given.pick)}
+        given, network = self.member.inputs[place], self.group.network
+        parent = network.members[given.parent]
+        family, discrete = parent.family, _is_discrete(parent)
+        families = [network.graph.families[m.inputs[place].parent] for m in self.group.members]
+        picked = self._selectors(place)
         letters = {plate: self.letters.plates[plate] for plate in family.plates}
         inside = [picked.get(plate, letter) for plate, letter in letters.items()]
         every = ["." if plate in given.over else picked.get(plate, letter) for plate, letter in letters.items()]
         outside = ["." if plate in given.over or plate in picked else letter for plate, letter in letters.items()]
-        slice_ = self.group.parent(place)
-        word = picked.get(WORD, self._word(given, family))
+
+        shown, condition, count = self._read(given.reach, family)
+        read = None if family.words is None else shown if given.reach.single else "j"
+        word = picked.get(WORD, read)
         matrix = word == "j" or (whole and word == "i")
-        discrete = _is_discrete(parent)
         form = "word" if discrete else self.form
-        sup = self._sup(family, slice_, inside)
+        sup = self._sup(family, families, inside)
         told = self._symbol(family, sup, word, form, matrix if family.words is not None else whole)
+        behind = self._sup(family, families, outside)
+        if family.words is None or form == "word":
+            left = str(self._symbol(family, behind, shown if read == "j" or WORD in given.over else read))
+        else:
+            matrix = matrix or read == "j" or form == "einstein"
+            left = self._symbol(family, behind, read, form, matrix).plain
+        at = word if word is None or (WORD not in given.over and word != "j") else shown
+        sizes = [str(network.graph.sizes[axis]) for axis in given.over if axis != WORD]
         return Slot(
             given.slot,
             self._symbol(family, sup, word),
             told,
-            self._left(given, family, self._sup(family, slice_, outside), discrete, matrix),
-            str(self._symbol(family, self._sup(family, slice_, every), self._shown(given, family, word))),
+            left,
+            str(self._symbol(family, self._sup(family, families, every), at)),
             parent.shape,
             discrete,
             tuple("j" if axis == WORD else self.letters.plates[axis] for axis in given.over),
-            self._condition(given.reach, family),
-            self._count(given, family),
+            condition,
+            r" \cdot ".join([*sizes, count] if WORD in given.over else sizes),
             self.letters.mask(given.reach) if WORD in given.over else (),
         )
 
-    def _left(self, given: Input, family: Family, sup: list[str], discrete: bool, matrix: bool) -> str:
-        """A parent as it stands behind the bar."""
-        if family.words is None or discrete or self.form == "word":
-            return str(self._symbol(family, sup, self._shown(given, family, self._word(given, family))))
-        word = self._word(given, family)
-        return self._symbol(family, sup, word, self.form, matrix or word == "j" or self.form == "einstein").plain
-
-    def _selector(self, place: int, number: int) -> Symbol:
-        family = self._at(self.member.inputs[place].pick[number][1]).family
-        plates = [self.letters.plates[plate] for plate in family.plates]
-        sup = self._sup(family, self.group.selector(place, number), plates)
-        return self._symbol(family, sup, None if family.words is None else "i")
-
-    def _at(self, index: int) -> Member:
-        return self.group.network.members[index]
-
-    def _word(self, given: Input, family: Family) -> str | None:
-        """The index of the word that is read: j where there are many."""
-        if family.words is None:
-            return None
-        if given.reach.kind == "last":
-            return f"{self.letters.count(family.words or '')}-1"
-        return SHOWN[given.reach.kind] if given.reach.single else "j"
-
-    def _shown(self, given: Input, family: Family, word: str | None) -> str | None:
-        """The words that are read, as a subscript behind the bar: `k_.` for all of them."""
-        if word is None or (WORD not in given.over and word != "j"):
-            return word
-        match given.reach.kind:
-            case "window":
-                return f"i-{given.reach.width}:i+{given.reach.width}"
-            case "recent":
-                return f"i-{given.reach.width}:i"
-            case "mask":
-                return self._table(given.reach)
-            case kind:
-                return SHOWN[kind]
-
-    def _condition(self, reach: Reach, family: Family) -> str:
+    def _read(self, reach: Reach, family: Family) -> tuple[str, str, str]:
+        """Which words are read: as a subscript (`k_.` for all), as a condition on j, and how many they are."""
+        stack, width = family.words or "", reach.width
+        count = self.letters.count(stack)
         match reach.kind:
             case "every":
-                return rf"j \in {self.letters.words(family.words or '')}"
+                return ".", rf"j \in {self.letters.words(stack)}", count
+            case "causal":
+                return r"\le i", r"j \le i", "i+1"
+            case "earlier":
+                return "<i", "j < i", "i"
             case "window":
-                return rf"|j-i| \le {reach.width}"
+                shown, condition = f"i-{width}:i+{width}", rf"|j-i| \le {width}"
             case "recent":
-                return rf"i-{reach.width} \le j \le i"
+                shown, condition = f"i-{width}:i", rf"i-{width} \le j \le i"
             case "mask":
-                return rf"j \in {self._table(reach)}"
+                table = self.letters.table(reach)
+                shown = table if self.family.words is not None else table.replace("_i", "")
+                condition = rf"j \in {shown}"
+            case "last":
+                return f"{count}-1", "", ""
             case kind:
-                return CONDITIONS.get(kind, "")
-
-    def _table(self, reach: Reach) -> str:
-        table = self.letters.table(reach)
-        return table if self.family.words is not None else table.replace("_i", "")
-
-    def _count(self, given: Input, family: Family) -> str:
-        parts = [str(self.group.network.graph.sizes[axis]) for axis in given.over if axis != WORD]
-        if WORD in given.over:
-            every = {"every": self.letters.count(family.words or "")}
-            condition = self._condition(given.reach, family)
-            parts.append((COUNTS | every).get(given.reach.kind, rf"|\{{j : {condition}\}}"))
-        return r" \cdot ".join(parts)
+                return SINGLE[kind], "", ""
+        return shown, condition, rf"|\{{j : {condition}\}}|"
 
 
 def tell(group: Group, form: str) -> tuple[Equation, list[str]]:
@@ -218,25 +270,18 @@ def tell(group: Group, form: str) -> tuple[Equation, list[str]]:
         if not isinstance(right, str):
             raise BNetError(f"{type(member.tpm).__name__}.latex", expected="LaTeX, a string", got=right)
         return _row(group, chosen, teller.left(symbols), right), list(symbols.defined)
-    raise BNetError(
-        f"{type(member.tpm).__name__}.latex",
-        expected="an equation, at least in the form 'word'",
-        got="none (Untold)",
-    )
+    expected = "an equation, at least in the form 'word'"
+    raise BNetError(f"{type(member.tpm).__name__}.latex", expected=expected, got="none (Untold)")
 
 
 def _row(group: Group, form: str, left: str, right: str) -> Equation:
     member = group.first
     family = member.family
     steps = {"t": "t", "t+1": "(t+1)"}
-    index = group.own
+    index = group.slice([m.family for m in group.members])
     name = family.stem if index is None else f"{family.stem}_{steps.get(index, index)}"
     what = [type(member.tpm).__name__, member.tpm.kind, *(["learnable"] if member.learnable else [])]
-    over = [
-        *(["slice"] if group.slices else []),
-        *family.plates,
-        *(["word"] if family.words is not None else []),
-    ]
+    over = [*(["slice"] if group.slices else []), *family.plates, *(["word"] if family.words is not None else [])]
     note = ", ".join(what) + (f"; for each {', '.join(over)}" if over else "")
     note += "; one draw for the whole corpus" if member.scope == "corpus" else ""
     return Equation(name, left, right, member.tpm.kind, form, group.slices if group.part else (), note)

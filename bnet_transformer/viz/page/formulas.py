@@ -6,8 +6,8 @@ import xml.etree.ElementTree as ElementTree
 from typing import Any
 
 from bnet_transformer.equations import equations
-from bnet_transformer.equations.groups import groups
 from bnet_transformer.equations.letters import Letters
+from bnet_transformer.equations.telling import groups
 from bnet_transformer.network import Network
 
 TAGS = frozenset(
