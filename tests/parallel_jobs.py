@@ -94,7 +94,8 @@ def of_heads(count):
         harm = damage(f, counts=[1, 2], progress=False)
         found[f"damage, {name}"] = [harm.values, harm.error]
     r = bt.roles(told, texts, draws=100)
-    found["roles"] = [getattr(r, each) for each in ("mean", "low", "high", "spread", "counts", "chance", "above", "top")]
+    names = ("mean", "low", "high", "spread", "counts", "chance", "above", "top")
+    found["roles"] = [getattr(r, each) for each in names]
     same = ["the cat sat", "a mat on", "sat the mat", "cat a the", "on the cat", "mat sat a"]
     tan = told.tan(same, [0, 1, 0, 1, 0, 1])
     return found | {"tan": [torch.from_numpy(tan.information), list(tan.parents)]}

@@ -109,8 +109,7 @@ class Roles(HeadTable):
         """A row for each head and relation."""
         import pandas as pd
 
-        slices, heads, relations = self.mean.shape
-        axes = {"slice": self.slices, "head": range(heads), "relation": self.relations}
+        axes = {"slice": self.slices, "head": range(self.mean.shape[1]), "relation": self.relations}
         table = pd.MultiIndex.from_product(axes.values(), names=axes.keys()).to_frame(index=False)
         arrays = ("mean", "low", "high", "spread", "counts", "chance", "above", "top")
         return table.assign(**{name: in_numpy(getattr(self, name).flatten()) for name in arrays})
@@ -174,9 +173,7 @@ class Tally:
     def posterior(self, interval: float) -> dict[str, Tensor]:
         """Means, ends of intervals, spreads, counts, chance, who is above it and who is on top, by name."""
         sums = (self.total, self.squares, self.chance, self.weight, self.drawn)
-        total, squares, chance, weight, drawn = (
-            self.ranks.all_reduce(torch.from_numpy(each)).numpy() for each in sums
-        )
+        total, squares, chance, weight, drawn = (self.ranks.all_reduce(torch.from_numpy(each)).numpy() for each in sums)
         count = sum(self.ranks.all_gather_object(self.sentences))
         relations = self.shape[2]
         prior = self.alpha * relations
