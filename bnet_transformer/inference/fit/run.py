@@ -238,8 +238,12 @@ def _check_tables(objective: Objective, method: Method) -> None:
             raise BNetError(name, expected=wanted, got=got, allowed=f"learn= without {name}")
     for name, concentration in objective.learned.tables.items():
         if concentration < 1 and method.is_point:
-            wanted = "a concentration of at least 1: below it the posterior density has no greatest value"
-            raise BNetError(f"the prior of {name}", expected=wanted, got=concentration, allowed="svi, nuts")
+            raise BNetError(
+                f"the prior of {name}",
+                expected="a concentration of at least 1: below it the posterior density has no greatest value",
+                got=concentration,
+                allowed="svi, nuts",
+            )
 
 
 def _check_draw_of_corpus(problem: FitProblem) -> None:

@@ -147,8 +147,8 @@ class Inclusion(HeadTable):
 
         axes = {"slice": self.slices, "head": range(self.log_bayes.shape[1])}
         table = pd.MultiIndex.from_product(axes.values(), names=axes.keys()).to_frame(index=False)
-        names = ("rank", "mean", "low", "high", "log_bayes", "error")
-        names += ("importance", "importance_error", "ablation", "ablation_error")
+        names = ["rank", "mean", "low", "high", "log_bayes", "error"]
+        names += ["importance", "importance_error", "ablation", "ablation_error"]
         table = table.assign(**{name: in_numpy(getattr(self, name).flatten()) for name in names})
         return table.rename(columns={"mean": "rho"}).sort_values("rank", ignore_index=True)
 
