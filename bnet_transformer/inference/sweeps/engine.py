@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bnet_transformer.inference.route import Obstacle
-from bnet_transformer.inference.sweeps import path_values, sequential
+from bnet_transformer.inference.sweeps import sequential
 from bnet_transformer.inference.sweeps.ablation import Ablation
 from bnet_transformer.inference.sweeps.cell_spec import Cells, Entries, Ids
 from bnet_transformer.inference.sweeps.examples import Choices, Examples, choices_of
@@ -25,7 +25,7 @@ from bnet_transformer.inference.sweeps.needed_positions import (
     find_needed_positions,
     numbers_in,
 )
-from bnet_transformer.inference.sweeps.patched_run import PatchedRun, setting_of
+from bnet_transformer.inference.sweeps.patched_run import PatchedRun, setting_of, some_of
 from bnet_transformer.inference.sweeps.routing import Obstacles, find_obstacles, sources_of
 from bnet_transformer.inference.sweeps.sparse_update import Setting
 from bnet_transformer.world import where
@@ -44,24 +44,8 @@ class Start:
 
     def outcomes(self, cells: Ids) -> Outcomes:
         """The outcomes of some cells; those that are not busy set nothing."""
-        place = np.full(int(cells.max()) + 1, -1)
-        place[cells] = np.where(np.isin(cells, self.busy), np.arange(len(cells)), -1)
-        parts = {family: [_among(each, place) for each in several] for family, several in self.settings.items()}
-        settings = {family: [part for part in several if len(part.cell)] for family, several in parts.items()}
-        return self.run.outcomes(len(cells), settings)
-
-
-def _among(setting: Setting, place: Ids) -> Setting:
-    """What some cells set, numbered by their place; those at -1 are left out."""
-    number = np.full(len(setting.cell), -1)
-    cell = setting.cell.numpy()
-    inside = cell < len(place)
-    number[inside] = place[cell[inside]]
-    keep = torch.from_numpy(number >= 0)
-    node = tuple(each[keep] for each in setting.node)
-    read = None if setting.read is None else setting.read[keep]
-    source = setting.source[:, keep] if setting.own else setting.source
-    return replace(setting, cell=torch.from_numpy(number)[keep], node=node, source=source, read=read)
+        busy = np.isin(cells, self.busy)
+        return self.run.outcomes(len(cells), some_of(self.settings, cells[busy], np.flatnonzero(busy)))
 
 
 @dataclass
@@ -179,7 +163,7 @@ class ExampleBatch:
             for each in cells.entries:
                 settings.setdefault(each.family, []).append(setting_of(run, clean_run.base, each))
             if cells.paths:
-                for family, several in path_values.settings_of(run, clean_run.base, cells.paths, self.memory).items():
+                for family, several in run.along_paths(clean_run.base, cells.paths, self.memory).items():
                     settings.setdefault(family, []).extend(several)
         return Start(run, settings, busy_cells(run, settings), outcomes)
 
