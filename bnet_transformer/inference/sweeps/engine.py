@@ -26,7 +26,7 @@ from bnet_transformer.inference.sweeps.needed_positions import (
     numbers_in,
 )
 from bnet_transformer.inference.sweeps.patched_run import PatchedRun, setting_of, some_of
-from bnet_transformer.inference.sweeps.routing import Obstacles, find_obstacles, sources_of
+from bnet_transformer.inference.sweeps.routing import find_obstacle_of_all, find_obstacles, sources_of
 from bnet_transformer.inference.sweeps.sparse_update import Setting
 from bnet_transformer.world import where
 
@@ -76,9 +76,8 @@ class ExampleBatch:
     choices: Choices = field(init=False)
     needed: NeededPositions = field(init=False)
     clean_needed: NeededPositions = field(init=False)
-    obstacles: Obstacles = field(init=False)
+    has_run: bool = field(init=False)
     alone: dict[int, Obstacle] = field(init=False)
-    _sequential: Ids = field(init=False)
     _kept: list[Start] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -92,13 +91,16 @@ class ExampleBatch:
             needed.append(needed[0] if same else find_needed_positions(side.world, self.nodes))
         self.needed, self.clean_needed = needed[0], needed[-1]
         sides_needed = list(zip(sides, needed, strict=True))
-        self.obstacles = find_obstacles(sides_needed, self.cells, first_order=self.first_order)
-        self.alone = self.obstacles.of_cells(self.cells)
-        self._sequential = np.array(sorted(self.alone), dtype=np.int64)
+        everywhere = find_obstacle_of_all(sides_needed)
+        self.has_run = everywhere is None
+        if everywhere is not None:
+            self.alone = dict.fromkeys(self.cells.there.tolist(), everywhere)
+        else:
+            self.alone = find_obstacles(sides_needed, self.cells, first_order=self.first_order)
 
     def outcomes(self, cells: Ids) -> Outcomes:
         """The outcomes of some cells, choices averaged: `[cell, example, *shape]` of each node."""
-        alone = np.isin(cells, self._sequential)
+        alone = np.isin(cells, list(self.alone))
         if not alone.any():
             return self.averaged([start.outcomes(cells) for start in self.starts()])
         apart = self.averaged([self._one_by_one(states, cells[alone]) for states in self.choices])
@@ -123,18 +125,12 @@ class ExampleBatch:
 
     def base_outcomes(self) -> tuple[Outcomes, Outcomes | None]:
         """The outcomes of the corrupt run, and of the clean run if there is one: `[1, example, *shape]` each."""
-        if self.obstacles.everywhere is not None:
+        if not self.has_run:
             clean = None if self.clean is None else self._of_each(self.clean)
             return self._of_each(self.corrupt), clean
-        corrupts, cleans, busy = [], [], set[int]()
-        for start in self.starts():
-            corrupts.append(start.run.base_outcomes())
-            cleans += [] if start.clean is None else [start.clean]
-            busy.update(start.busy.tolist())
-        # What a cell changes is no obstacle if it sets nothing to another value.
-        alone = self.obstacles.sources.keys() | (self.obstacles.changes.keys() & busy)
-        self._sequential = np.array(sorted(alone), dtype=np.int64)
-        return self.averaged(corrupts), self.averaged(cleans) if cleans else None
+        both = [(start.run.base_outcomes(), start.clean) for start in self.starts()]
+        cleans = [clean for _, clean in both if clean is not None]
+        return self.averaged([corrupt for corrupt, _ in both]), self.averaged(cleans) if cleans else None
 
     def averaged(self, outcomes: Sequence[Mapping[int, Tensor]]) -> Outcomes:
         """The outcomes over the states of the choices."""
@@ -145,7 +141,7 @@ class ExampleBatch:
     def _start(self, states: Mapping[int, Tensor]) -> Start:
         """The runs in one state of the choices. One clean run gives both its outcomes and the values that cells set."""
         corrupt = self.corrupt.set_to(states)
-        cells = _without(self.cells, self.obstacles.sources)
+        cells = _without(self.cells, self.alone)
         sources = frozenset(sources_of(corrupt.world, cells) - {each.family for each in cells.entries if each.rows})
         slopes = frozenset(each.family for each in cells.entries) if self.first_order else frozenset()
         run = PatchedRun(corrupt, self.needed, sources, slopes=slopes)
@@ -176,8 +172,8 @@ class ExampleBatch:
 
     def _of_each(self, examples: Examples) -> Outcomes:
         """The outcomes of sentences, each run by itself: `[1, example, *shape]`."""
-        several = (examples.set_to(states).worlds for states in self.choices)
-        each = [[sequential.outcomes(examples.module, world, self.nodes) for world in worlds] for worlds in several]
+        sides = (examples.set_to(states) for states in self.choices)
+        each = [[sequential.outcomes(side.module, world, self.nodes) for world in side.worlds] for side in sides]
         return self.averaged([sequential.stacked(self.nodes, [rows]) for rows in each])
 
     def _one_by_one(self, states: Mapping[int, Tensor], cells: Ids) -> Outcomes:
@@ -185,10 +181,8 @@ class ExampleBatch:
         clean = None if self.clean is None else self.clean.set_to(states)
         ablation = self.ablation
         values = None if ablation is None else lambda example, node: ablation.value(self.first + example, node)
-        each = sequential.Cases(clean, corrupt, self.cells, values)
-        worlds = [each.worlds(int(cell)) for cell in cells]
-        rows = [[sequential.outcomes(corrupt.module, world, self.nodes) for world in several] for several in worlds]
-        return sequential.stacked(self.nodes, rows)
+        each = sequential.Cases(clean, corrupt, self.cells, self.nodes, values)
+        return sequential.stacked(self.nodes, [each.outcomes(int(cell)) for cell in cells])
 
 
 def _without(cells: Cells, gone: Collection[int]) -> Cells:
