@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -48,8 +49,9 @@ class Masked:
     def of(cls, course: Course, arrows: Arrows, index: int, word: int | None) -> Masked:
         """Find the arrow of each entry of each slot, by letting nodes see numbers in place of values."""
         member, offsets = course.network.members[index], arrows.ground.offsets
-        none = Into(*[np.zeros(0, dtype=np.int64)] * 3)
-        lookup = _Lookup(arrows.into.get(index, none))
+        into = arrows.into.get(index, Into(*[np.zeros(0, dtype=np.int64)] * 3))
+        scale = len(arrows.ground)
+        number_of = pd.Index(into.targets * scale + into.sources).get_indexer  # -1 where there is no arrow
         own, slots = _numbers(course, member, int(offsets[index]), word)[0], []
         for given in member.inputs:
             parent = course.network.members[given.parent]
@@ -58,7 +60,8 @@ class Masked:
             told = replace(course, values={**picks, given.parent: numbers})
             _, (source,) = seen(told, replace(member, inputs=(given,)), word)
             target = own.reshape(*own.shape, *[1] * (source.dim() - 1 - own.dim()))
-            slots.append(lookup(source[0] - 1, target))
+            ends = torch.where(source[0] > 0, target * scale + source[0] - 1, -1)
+            slots.append(torch.from_numpy(number_of(ends.reshape(-1).numpy())).reshape(ends.shape))
         return cls(member, word, tuple(slots))
 
     @staticmethod
@@ -113,24 +116,6 @@ class Masked:
         if tpm.residual:
             other[-1] = torch.zeros_like(other[-1])
         return tpm.mix(weights * which, *parents) + tpm.mix(weights * ~which, *other)
-
-
-class _Lookup:
-    """From the ids of both ends of an arrow to its number."""
-
-    def __init__(self, into: Into) -> None:
-        self.order = np.lexsort((into.sources, into.targets))
-        self.scale = int(max(into.sources.max(initial=0), into.targets.max(initial=0))) + 1
-        self.keys = (into.targets * self.scale + into.sources)[self.order]
-
-    def __call__(self, source: Tensor, target: Tensor) -> Tensor:
-        """The arrow from each source to each target, -1 where there is none."""
-        inside = (source >= 0) & (source < self.scale) & (target < self.scale)
-        wanted = torch.where(inside, target * self.scale + source, torch.full_like(source, -1)).numpy()
-        if not len(self.keys):
-            return torch.full(wanted.shape, -1)
-        place = np.searchsorted(self.keys, wanted).clip(max=len(self.keys) - 1)
-        return torch.from_numpy(np.where(self.keys[place] == wanted, self.order[place], -1))
 
 
 def _numbers(course: Course, member: Member, offset: int, word: int | None) -> Tensor:
