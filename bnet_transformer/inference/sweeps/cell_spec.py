@@ -87,11 +87,7 @@ def cells_of(examples: Examples, at: object, over: object) -> Cells:
     """The cells that `at=` and `over=` stand for."""
     world = examples.world
     if isinstance(at, str):
-        if ARROW in at:
-            found = of_arrows(world, at, over)
-        else:
-            found = of_role(world, at, over)
-        return labelled(examples, found)
+        return labelled(examples, (of_arrows if ARROW in at else of_role)(world, at, over))
     if not isinstance(at, Sequence) or not at or not all(isinstance(each, str) for each in at):
         forms = 'a role ("x"), an arrow of roles ("v -> a"), or a list of names, patterns and paths of names'
         raise BNetError("at", expected=forms, got=at)
@@ -142,8 +138,9 @@ def of_role(world: World, at: str, over: object) -> Cells:
             _check_attention(world, member)
         else:
             check_value(world, member)
-    own = axes_of(families[0])
-    if any(axes_of(family) != own for family in families):
+    axes_of = [((SLICE,) if each.slice is not None else ()) + tuple(world.ground.axes(each)) for each in families]
+    own = axes_of[0]
+    if any(axes != own for axes in axes_of):
         raise BNetError("at", expected="a role whose nodes have the same axes in all slices", got=at)
     allowed = (*own, READ) if rows else own
     axes = chosen(over, own, allowed)
@@ -330,12 +327,6 @@ def _place_of(world: World, family: Family, nodes: Ids) -> dict[str, Ids]:
     at = np.unravel_index(nodes - int(world.ground.offsets[family.index]), world.ground.shapes[family.index] or (1,))
     place = {axis: np.asarray(i, dtype=np.int64) for axis, i in zip(world.ground.axes(family), at, strict=False)}
     return place | {SLICE: np.full(len(nodes), -1 if family.slice is None else family.slice)}
-
-
-def axes_of(family: Family) -> tuple[str, ...]:
-    """What tells the nodes of a role apart."""
-    sliced = (SLICE,) if family.slice is not None else ()
-    return (*sliced, *family.plates, *((WORD,) if family.words is not None else ()))
 
 
 def chosen(over: object, default: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ A cell that sets nodes to what they are anyway is the corrupt run, and is not ru
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -98,30 +98,17 @@ class ExampleBatch:
         else:
             self.alone = find_obstacles(sides_needed, self.cells, first_order=self.first_order)
 
-    def outcomes(self, cells: Ids) -> Outcomes:
-        """The outcomes of some cells, choices averaged: `[cell, example, *shape]` of each node."""
-        alone = np.isin(cells, list(self.alone))
-        if not alone.any():
-            return self.averaged([start.outcomes(cells) for start in self.starts()])
-        apart = self.averaged([self._one_by_one(states, cells[alone]) for states in self.choices])
-        if alone.all():
-            return apart
-        joint = self.averaged([start.outcomes(cells[~alone]) for start in self.starts()])
-        order = torch.from_numpy(np.argsort(np.concatenate([np.flatnonzero(alone), np.flatnonzero(~alone)])))
-        return {n: torch.cat([apart[n].to(joint[n].device), joint[n]])[order] for n in self.nodes}
+    def outcomes(self, cells: Ids, *, alone: bool) -> Outcomes:
+        """The outcomes of some cells, in one run or each in its own, choices averaged: `[cell, example, *shape]`."""
+        if alone:
+            return self.averaged([self._one_by_one(states, cells) for states in self.choices])
+        return self.averaged([start.outcomes(cells) for start in self.starts()])
 
-    def starts(self) -> Iterator[Start]:
+    def starts(self) -> Iterable[Start]:
         """Where the runs start from, for each state of the choices: made once, if memory holds them."""
-        if self._kept:
-            yield from self._kept
-            return
-        made = []
-        for states in self.choices:
-            start = self._start(states)
-            if self.keep:
-                made.append(start)
-            yield start
-        self._kept = made
+        if self.keep and not self._kept:
+            self._kept = [self._start(states) for states in self.choices]
+        return self._kept or map(self._start, self.choices)
 
     def base_outcomes(self) -> tuple[Outcomes, Outcomes | None]:
         """The outcomes of the corrupt run, and of the clean run if there is one: `[1, example, *shape]` each."""
@@ -135,8 +122,11 @@ class ExampleBatch:
     def averaged(self, outcomes: Sequence[Mapping[int, Tensor]]) -> Outcomes:
         """The outcomes over the states of the choices."""
         world = self.corrupt.world
-        discrete = {node: where(world, node)[0].tpm.kind == "discrete" and node not in world.do for node in self.nodes}
-        return {n: self.choices.averaged([each[n] for each in outcomes], discrete=discrete[n]) for n in self.nodes}
+        found = {}
+        for node in self.nodes:
+            discrete = where(world, node)[0].tpm.kind == "discrete" and node not in world.do
+            found[node] = self.choices.averaged([each[node] for each in outcomes], discrete=discrete)
+        return found
 
     def _start(self, states: Mapping[int, Tensor]) -> Start:
         """The runs in one state of the choices. One clean run gives both its outcomes and the values that cells set."""
@@ -223,16 +213,22 @@ def run_cells(
     """
     clean, corrupt = metric_of_base_runs(batches, metric)
     there = cells.there
+    apart = np.isin(there, [cell for batch in batches for cell in batch.alone])  # in any of the examples
     found = torch.full((int(np.prod(cells.shape, dtype=np.int64)), len(corrupt)), torch.nan, dtype=torch.float64)
     each, _ = bytes_of(batches[0].corrupt.world, batches[0].needed)
     size = max(1, memory // (each * max(len(batch.corrupt) for batch in batches)))
-    size = max(1, min(size, memory // (_metric_bytes(batches[0], metric) * len(corrupt))))
+    world = batches[0].corrupt.world
+    asked = 3 * world.network.dtype.itemsize * sum(numbers_in(world, where(world, node)[0]) for node in metric.nodes)
+    size = max(1, min(size, memory // (asked * len(corrupt))))
     hide = None if progress is None else not progress
     with tqdm(total=len(there), disable=hide, unit="cell", leave=False) as bar:
-        for start in range(0, len(there), size):
-            chunk = there[start : start + size]
-            found[torch.from_numpy(chunk)] = _measured(metric, [batch.outcomes(chunk) for batch in batches])
-            bar.update(len(chunk))
+        for alone in (False, True):
+            some = there[apart == alone]
+            for start in range(0, len(some), size):
+                chunk = some[start : start + size]
+                outcomes = [batch.outcomes(chunk, alone=alone) for batch in batches]
+                found[torch.from_numpy(chunk)] = _measured(metric, outcomes)
+                bar.update(len(chunk))
     return found.reshape(*cells.shape, -1), clean, corrupt
 
 
@@ -247,9 +243,3 @@ def metric_of_base_runs(batches: Sequence[ExampleBatch], metric: Metric) -> tupl
 def _measured(metric: Metric, each: Sequence[Mapping[int, Tensor]]) -> Tensor:
     """The metric, `[cell, example]`, of the outcomes of the batches."""
     return metric({node: torch.cat([outcomes[node] for outcomes in each], 1) for node in metric.nodes})
-
-
-def _metric_bytes(batch: ExampleBatch, metric: Metric) -> int:
-    """The bytes of the outcomes of one cell of one example."""
-    world = batch.corrupt.world
-    return 3 * world.network.dtype.itemsize * sum(numbers_in(world, where(world, node)[0]) for node in metric.nodes)

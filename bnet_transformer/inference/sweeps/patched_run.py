@@ -285,7 +285,8 @@ class PatchedRun:
         offset = np.array([node - int(world.ground.offsets[family])])
         *plates, word = (int(each) for each in index_of(self.base, member, offset))
         one = Rows(torch.zeros(1, dtype=torch.long), torch.tensor([word]), torch.full((1, word + 1), 0))
-        base = self._as_it_was(member, one)
+        nothing = Changes(self.base, {}, self.positions)
+        base = nothing.at(family, one) if family in self.base.values else nothing.outcome(member, one)
         own = base.shape[axis + 1 :]
 
         def of(value: Tensor) -> Tensor:
@@ -304,12 +305,6 @@ class PatchedRun:
         found = found.clone()
         found[there] = of(changed.values)[row[there]]
         return found
-
-    def _as_it_was(self, member: Member, one: Rows) -> Tensor:
-        """What a node came to in the corrupt run: `[1 or N, *plates, 1, *shape]`."""
-        nothing = Changes(self.base, {}, self.positions)
-        known = member.family.index in self.base.values
-        return nothing.at(member.family.index, one) if known else nothing.outcome(member, one)
 
 
 def picked(run: PatchedRun, family: int, value: Tensor, node: tuple[Tensor, ...]) -> Tensor:
