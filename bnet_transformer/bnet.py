@@ -10,9 +10,7 @@ from numbers import Integral
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import export, files, inference
@@ -20,9 +18,7 @@ from bnet_transformer.data.batch import Batch, encode_batch
 from bnet_transformer.data.encode import encode_sentence
 from bnet_transformer.equations import Equations, equations
 from bnet_transformer.errors import BNetError, mapping, unknown, within_memory
-from bnet_transformer.graph import Ground, Separation, StructureQueries, Trail
-from bnet_transformer.graph.queries import Names
-from bnet_transformer.graph.trails import LIMIT
+from bnet_transformer.graph import Ground, StructureQueries
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.network import Declaration, Network, declare
 from bnet_transformer.sentence import Sentence
@@ -39,7 +35,7 @@ if TYPE_CHECKING:
     from bnet_transformer.training import Generated
 
 
-class BNet:
+class BNet(StructureQueries):
     """A net: one declaration, its parameters, and every reading of them.
 
     Args:
@@ -264,164 +260,12 @@ class BNet:
     # structure
 
     @cached_property
-    def _structure(self) -> StructureQueries:
-        return StructureQueries(Ground(self.network.graph.flat, {}), self.network.functional_families)
+    def _graph(self) -> Ground:
+        return Ground(self.network.graph.flat, {})
 
-    def parents(self, name: str) -> list[str]:
-        """The families with an arrow into this one.
-
-        Args:
-            name: A family.
-
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(dim=4)
-        >>> net.parents("x_1")
-        ['q_0', 'k_0', 'v_0']
-        """
-        return self._structure.parents(name)
-
-    def children(self, name: str) -> list[str]:
-        """The families to which this one has an arrow.
-
-        Args:
-            name: A family.
-
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(dim=4)
-        >>> net.children("x_0")
-        ['q_0', 'k_0', 'v_0']
-        """
-        return self._structure.children(name)
-
-    def ancestors(self, *names: str) -> list[str]:
-        """All from which a path of arrows leads to one of these families.
-
-        Args:
-            *names: Families.
-
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(dim=4)
-        >>> net.ancestors("q_0")
-        ['c', 'x_0', 'W_q_0']
-        """
-        return self._structure.ancestors(names)
-
-    def descendants(self, *names: str) -> list[str]:
-        """All to which a path of arrows leads from one of these families.
-
-        Args:
-            *names: Families.
-
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(dim=4)
-        >>> net.descendants("q_0")
-        ['x_1']
-        """
-        return self._structure.descendants(names)
-
-    def blanket(self, name: str) -> list[str]:
-        """The Markov blanket: parents, children, and the children's other parents.
-
-        Args:
-            name: A family.
-
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(dim=4)
-        >>> net.blanket("q_0")
-        ['x_0', 'W_q_0', 'k_0', 'v_0', 'x_1']
-        """
-        return self._structure.blanket(name)
-
-    def separations(self, questions: Sequence[Sequence[Names]], *, deterministic: bool = False) -> NDArray[np.bool_]:
-        """`separated` for many questions at once, some thousands a second.
-
-        Args:
-            questions: `(x, y)` or `(x, y, given)` for each question.
-            deterministic: As in `separated`.
-
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(dim=4)
-        >>> net.separations([("q_0", "k_0"), ("q_0", "k_0", ["c", "x_0"])])
-        array([False,  True])
-        """
-        return self._structure.separations(questions, deterministic=deterministic)
-
-    def minimal_separator(self, x: Names, y: Names) -> list[str] | None:
-        """Families that separate x from y, none of which can be left out; None where an arrow joins x and y.
-
-        Args:
-            x: A family, or several.
-            y: A family, or several.
-
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(dim=4)
-        >>> net.minimal_separator("c", "x_1")
-        ['W_q_0', 'W_k_0', 'W_v_0']
-        """
-        return self._structure.minimal_separator(x, y)
-
-    def active_trail(self, x: Names, y: Names, given: Names = (), *, deterministic: bool = False) -> Trail | None:
-        """A shortest trail along which x tells of y, given others; None where they are separated.
-
-        Args:
-            x: A family, or several.
-            y: A family, or several.
-            given: A family, or several.
-            deterministic: Pass no node that `given` determines.
-
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(dim=4)
-        >>> print(net.active_trail("q_0", "k_0", given="x_0"))
-        q_0 <- W_q_0 <- c -> W_k_0 -> k_0
-        """
-        return self._structure.active_trail(x, y, given, deterministic=deterministic)
-
-    def reaches(self, x: str, y: str) -> bool:
-        """Whether a path of arrows leads from x to y.
-
-        Args:
-            x: A family.
-            y: A family.
-
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(dim=4)
-        >>> net.reaches("x_0", "x_1")
-        True
-        """
-        return self._structure.reaches(x, y)
-
-    def minimal_cut(self, x: str, y: str, *, limit: int = LIMIT) -> list[str] | None:
-        """A smallest set of families on every path of arrows from x to y; None where an arrow joins them.
-
-        Args:
-            x: A family.
-            y: A family.
-            limit: How many arrows the graph may have.
-
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(dim=4)
-        >>> net.minimal_cut("c", "x_1")
-        ['q_0', 'k_0', 'v_0']
-        """
-        return self._structure.minimal_cut(x, y, limit=limit)
-
-    def separated(self, x: Names, y: Names, given: Names = (), *, deterministic: bool = False) -> Separation:
-        """Whether the folded graph separates x from y given others: then every sentence does.
-
-        Sound, and not complete where TPMs are deterministic. Roots count as free, words and weights among them.
-
-        Args:
-            x: A family, or several; each stands for all its nodes.
-            y: A family, or several.
-            given: A family, or several.
-            deterministic: Close `given` under the nodes that it determines (D-separation).
-
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(dim=4, slices=2)
-        >>> bool(net.separated("x_0", "x_2")), bool(net.separated("x_0", "x_2", given=["x_1", "c"]))
-        (False, True)
-        """
-        return self._structure.separated(x, y, given, deterministic=deterministic)
+    @property
+    def _functional(self) -> frozenset[int]:
+        return self.network.functional_families
 
     # figures
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributions import Distribution
 
 from bnet_transformer import asking, export, graph, inference, reference
 from bnet_transformer.data.encode import once
 from bnet_transformer.errors import BNetError, mapping, one_of, room_for, seed_of, whole, within_memory
-from bnet_transformer.graph import Ground, Quotient, Selection, Separation, StructureQueries, Trail
+from bnet_transformer.graph import Ground, Quotient, Selection, Separation, StructureQueries, topological_order
 from bnet_transformer.graph.queries import Names
-from bnet_transformer.graph.trails import LIMIT
 from bnet_transformer.inference import Counterfactual, Inclusion, Reads, Route, Samples, SentenceState, Tan, TanTree
 from bnet_transformer.inference.dependence import over_choices, over_roots
 from bnet_transformer.viz import Picture, figures
@@ -33,7 +29,7 @@ if TYPE_CHECKING:
     from bnet_transformer.viz.page.widget import Widget
 
 
-class Sentence:
+class Sentence(StructureQueries):
     """The bnet of one sentence: ground, lazy, evaluated on demand.
 
     Nodes have names (`q_0_2`: slice 0, word 2); `s[name]` is a value, `s.tpm(name)` a distribution. A sentence never
@@ -426,147 +422,13 @@ class Sentence:
 
     # structure
 
-    @cached_property
-    def _structure(self) -> StructureQueries:
-        return StructureQueries(self.ground, self.state.network.functional_families)
+    @property
+    def _graph(self) -> Ground:
+        return self.ground
 
-    def parents(self, name: str) -> list[str]:
-        """The nodes with an arrow into this one.
-
-        Args:
-            name: A node.
-
-        >>> import bnet_transformer as bt
-        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.parents("x_1_2")
-        ['q_0_2', 'k_0_0', 'k_0_1', 'k_0_2', 'v_0_0', 'v_0_1', 'v_0_2']
-        """
-        return self._structure.parents(name)
-
-    def children(self, name: str) -> list[str]:
-        """The nodes to which this one has an arrow.
-
-        Args:
-            name: A node.
-
-        >>> import bnet_transformer as bt
-        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.children("c")
-        ['W_q_0', 'W_k_0', 'W_v_0']
-        """
-        return self._structure.children(name)
-
-    def ancestors(self, *names: str) -> list[str]:
-        """All from which a path of arrows leads to one of these nodes.
-
-        Args:
-            *names: Nodes.
-
-        >>> import bnet_transformer as bt
-        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.ancestors("q_0_2")
-        ['c', 'x_0_2', 'W_q_0']
-        """
-        return self._structure.ancestors(names)
-
-    def descendants(self, *names: str) -> list[str]:
-        """All to which a path of arrows leads from one of these nodes.
-
-        Args:
-            *names: Nodes.
-
-        >>> import bnet_transformer as bt
-        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.descendants("q_0_0", "q_0_2")
-        ['x_1_0', 'x_1_2']
-        """
-        return self._structure.descendants(names)
-
-    def blanket(self, name: str) -> list[str]:
-        """The Markov blanket: parents, children, and the children's other parents.
-
-        Args:
-            name: A node.
-
-        >>> import bnet_transformer as bt
-        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.blanket("W_q_0")
-        ['c', 'x_0_0', 'x_0_1', 'x_0_2', 'q_0_0', 'q_0_1', 'q_0_2']
-        """
-        return self._structure.blanket(name)
-
-    def separations(self, questions: Sequence[Sequence[Names]], *, deterministic: bool = False) -> NDArray[np.bool_]:
-        """`separated` for many questions at once, some thousands a second.
-
-        Args:
-            questions: `(x, y)` or `(x, y, given)` for each question.
-            deterministic: As in `separated`.
-
-        >>> import bnet_transformer as bt
-        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.separations([("q_0_0", "k_0_1"), ("q_0_0", "k_0_1", ["c"])])
-        array([False,  True])
-        """
-        return self._structure.separations(questions, deterministic=deterministic)
-
-    def minimal_separator(self, x: Names, y: Names) -> list[str] | None:
-        """Nodes that separate x from y, none of which can be left out; None where an arrow joins x and y.
-
-        Args:
-            x: A node, or several.
-            y: A node, or several.
-
-        >>> import bnet_transformer as bt
-        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.minimal_separator("x_0_0", "x_1_1")
-        ['W_k_0', 'W_v_0', 'k_0_0', 'v_0_0']
-        """
-        return self._structure.minimal_separator(x, y)
-
-    def active_trail(self, x: Names, y: Names, given: Names = (), *, deterministic: bool = False) -> Trail | None:
-        """A shortest trail along which x tells of y, given others; None where they are separated.
-
-        Args:
-            x: A node, or several.
-            y: A node, or several.
-            given: A node, or several.
-            deterministic: Pass no node that `given` determines.
-
-        >>> import bnet_transformer as bt
-        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> print(s.active_trail("q_0_0", "k_0_1"))
-        q_0_0 <- W_q_0 <- c -> W_k_0 -> k_0_1
-        """
-        return self._structure.active_trail(x, y, given, deterministic=deterministic)
-
-    def reaches(self, x: str, y: str) -> bool:
-        """Whether a path of arrows leads from x to y.
-
-        Args:
-            x: A node.
-            y: A node.
-
-        >>> import bnet_transformer as bt
-        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.reaches("x_0_1", "x_1_2"), s.reaches("q_0_1", "x_1_2")
-        (True, False)
-        """
-        return self._structure.reaches(x, y)
-
-    def minimal_cut(self, x: str, y: str, *, limit: int = LIMIT) -> list[str] | None:
-        """A smallest set of nodes on every path of arrows from x to y; None where an arrow joins them.
-
-        Args:
-            x: A node.
-            y: A node.
-            limit: How many arrows the graph may have.
-
-        >>> import bnet_transformer as bt
-        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.minimal_cut("c", "x_1_0")
-        ['W_k_0', 'W_v_0', 'q_0_0']
-        """
-        return self._structure.minimal_cut(x, y, limit=limit)
+    @property
+    def _functional(self) -> frozenset[int]:
+        return self.state.network.functional_families
 
     def topological_order(self) -> list[str]:
         """All nodes, parents before children.
@@ -577,7 +439,7 @@ class Sentence:
         >>> order[0], order[-1], len(order)
         ('c', 'x_1_2', 19)
         """
-        return self._structure.topological_order()
+        return [self.ground.name(node) for node in topological_order(self.ground).tolist()]
 
     @within_memory("separated")
     def separated(
@@ -611,7 +473,7 @@ class Sentence:
         """
         one_of("verify", verify, (True, False))
         whole("budget", budget)
-        result = self._structure.separated(x, y, given, deterministic=deterministic)
+        result = super().separated(x, y, given, deterministic=deterministic)
         if not verify:
             return result
         left, right, known = ([self.ground.id(name) for name in part] for part in (result.x, result.y, result.given))
