@@ -319,7 +319,7 @@ class Sentence(StructureQueries):
         >>> route.algorithm, route.states, route.is_exact
         ('elimination', 2, True)
         """
-        return inference.explain_question(self.state, question, *arguments, **options)
+        return inference.explain_question(self.state, vars(Sentence), question, arguments, options)
 
     @within_memory("reads")
     def reads(
