@@ -17,7 +17,7 @@ from bnet_transformer import export, files, inference
 from bnet_transformer.data.batch import Batch, encode_batch
 from bnet_transformer.data.encode import encode_sentence
 from bnet_transformer.equations import Equations, equations
-from bnet_transformer.errors import BNetError, mapping, unknown, within_memory
+from bnet_transformer.errors import BNetError, mapping, methods_within_memory, unknown, within_memory
 from bnet_transformer.graph import Ground, StructureQueries
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.network import Declaration, Network, declare
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from bnet_transformer.training import Generated
 
 
+@methods_within_memory
 class BNet(StructureQueries):
     """A net: one declaration, its parameters, and every reading of them.
 
@@ -69,7 +70,6 @@ class BNet(StructureQueries):
 
     # another net
 
-    @within_memory("replace")
     def replace(self, parameters: Mapping[str, Tensor]) -> BNet:
         """The same net with other values for some parameters.
 
@@ -80,7 +80,6 @@ class BNet(StructureQueries):
         copies = {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in values}
         return BNet(self.network.with_parameters(copies))
 
-    @within_memory("to")
     def to(self, *where: torch.dtype | torch.device | str) -> BNet:
         """The same net in another floating type, on another device, or both; it computes there.
 
@@ -89,7 +88,6 @@ class BNet(StructureQueries):
         """
         return BNet(self.network.to(*where))
 
-    @within_memory("save")
     def save(self, path: Path) -> None:
         """Write the net to one safetensors file: its parameters, and its declaration as versioned JSON.
 
@@ -100,7 +98,6 @@ class BNet(StructureQueries):
 
     # its readings
 
-    @within_memory("check")
     def check(self) -> bool:
         """True, or the error that lists every fault of the declaration and the parameters."""
         declare(self.declaration, parameters=self.network.parameters)
@@ -118,7 +115,6 @@ class BNet(StructureQueries):
         """
         return equations(self.network, form)
 
-    @within_memory("sentence")
     def sentence(
         self,
         sentence: object = None,
@@ -139,7 +135,6 @@ class BNet(StructureQueries):
         encoded = encode_sentence(self.network, sentence, x, given, pair=pair)
         return Sentence(self, SentenceState(self._module, encoded))
 
-    @within_memory("batch")
     def batch(self, sentences: Sequence[object], *, pairs: Sequence[object] | None = None) -> Batch:
         """Sentences of any lengths as tensors for `module(batch.x, batch.mask, given=batch.given)`.
 
@@ -149,7 +144,6 @@ class BNet(StructureQueries):
         """
         return encode_batch(self.network, sentences, pairs)
 
-    @within_memory("module")
     def module(self) -> Module:
         """The compiled net: an `nn.Module` in batched tensor operations.
 
@@ -167,7 +161,6 @@ class BNet(StructureQueries):
         """The compiled net that answers for its sentences."""
         return self.module().eval()
 
-    @within_memory("pyro")
     def pyro(self, parameters: str = "prior") -> PyroModel:
         """The net as a Pyro model, `model(x, y)`: plates, and `Categorical` sites that can be enumerated.
 
@@ -186,7 +179,6 @@ class BNet(StructureQueries):
 
         return PyroModel(self.network, parameters)
 
-    @within_memory("generate")
     def generate(self, prompt: object = None, **options: Any) -> Generated:
         """New words after each prompt.
 
@@ -198,7 +190,6 @@ class BNet(StructureQueries):
 
         return generate(self.network, prompt, **_known(options, generate))
 
-    @within_memory("iterate")
     def iterate(self, window: object, steps: int, **options: Any) -> Tensor:
         """The next words after a window.
 
@@ -214,7 +205,6 @@ class BNet(StructureQueries):
 
         return iterate(self.network, window, steps, **{"module": self._module, **_known(options, iterate)})
 
-    @within_memory("cost")
     def cost(
         self, words: int | Mapping[str, int] | None = None, *, batch: int = 1, want: Sequence[str] | None = None
     ) -> Cost:
@@ -233,7 +223,6 @@ class BNet(StructureQueries):
 
         return cost(self.network, words, batch, want)
 
-    @within_memory("tan")
     def tan(
         self,
         sentences: Sequence[object],
@@ -269,7 +258,6 @@ class BNet(StructureQueries):
 
     # figures
 
-    @within_memory("picture")
     def picture(self, **options: Any) -> Picture:
         """The folded graph as a figure.
 
@@ -283,7 +271,6 @@ class BNet(StructureQueries):
         layout: Picture = figures.picture(self.network, **options)
         return layout
 
-    @within_memory("graphviz")
     def to_graphviz(self, **options: Any) -> graphviz.Source:
         """The folded graph as DOT to edit: its structure with labels and colours, plates as clusters, without places.
 
@@ -300,7 +287,6 @@ class BNet(StructureQueries):
         """
         return figures.picture(self.network, **options).to_graphviz()
 
-    @within_memory("draw")
     def draw(self, path: Path, **options: Any) -> None:
         """Write the folded graph.
 

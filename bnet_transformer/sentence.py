@@ -11,7 +11,16 @@ from torch.distributions import Distribution
 
 from bnet_transformer import asking, export, graph, inference, reference
 from bnet_transformer.data.encode import once
-from bnet_transformer.errors import BNetError, mapping, one_of, room_for, seed_of, whole, within_memory
+from bnet_transformer.errors import (
+    BNetError,
+    mapping,
+    methods_within_memory,
+    one_of,
+    room_for,
+    seed_of,
+    whole,
+    within_memory,
+)
 from bnet_transformer.graph import Ground, Quotient, Selection, Separation, StructureQueries, topological_order
 from bnet_transformer.graph.queries import Names
 from bnet_transformer.inference import Counterfactual, Inclusion, Reads, Route, Samples, SentenceState, Tan, TanTree
@@ -29,6 +38,7 @@ if TYPE_CHECKING:
     from bnet_transformer.viz.page.widget import Widget
 
 
+@methods_within_memory
 class Sentence(StructureQueries):
     """The bnet of one sentence: ground, lazy, evaluated on demand.
 
@@ -93,7 +103,6 @@ class Sentence(StructureQueries):
         """
         return self.state.answers.value(self.ground.id(name))
 
-    @within_memory("tpm")
     def tpm(self, name: str) -> Distribution:
         """The distribution of a node given its parents' values.
 
@@ -105,7 +114,6 @@ class Sentence(StructureQueries):
         """
         return self.state.answers.distribution(self.ground.id(name))
 
-    @within_memory("attention")
     def attention(self, slice: int, *, role: str | None = None, words: str = "tokens") -> Tensor:
         """The attention TPMs of a slice, `P(j | i)`.
 
@@ -126,7 +134,6 @@ class Sentence(StructureQueries):
 
     # a sentence like this one
 
-    @within_memory("do")
     def do(self, nodes: Mapping[str, object] | None = None, /, **named: object) -> Sentence:
         """A new sentence in which nodes are set: their arrows from parents go, what descends is computed again.
 
@@ -141,7 +148,6 @@ class Sentence(StructureQueries):
         """
         return Sentence(self.net, self.state.with_interventions(once("do", mapping("do", nodes), named)))
 
-    @within_memory("undo")
     def undo(self, *names: str) -> Sentence:
         """A new sentence without what `do` set.
 
@@ -150,7 +156,6 @@ class Sentence(StructureQueries):
         """
         return Sentence(self.net, self.state.without_interventions(names))
 
-    @within_memory("observe")
     def observe(self, nodes: Mapping[str, object] | None = None, /, **named: object) -> Sentence:
         """A new sentence with evidence, which changes no arrow.
 
@@ -165,7 +170,6 @@ class Sentence(StructureQueries):
 
     # probability
 
-    @within_memory("posterior")
     def posterior(
         self,
         name: str | Sequence[str],
@@ -201,7 +205,6 @@ class Sentence(StructureQueries):
         query = self.state.posterior_query(name, evidence, budget, atol)
         return inference.joint_posterior(query, self.state.answers).to(self.state.network.log_dtype)
 
-    @within_memory("sample")
     def sample(
         self,
         n: int = 1,
@@ -237,7 +240,6 @@ class Sentence(StructureQueries):
         labels = {name: self.state.labels(self.ground.id(name)) for name in result.states}
         return replace(result, labels={name: each for name, each in labels.items() if each is not None})
 
-    @within_memory("log_prob")
     def log_prob(
         self,
         evidence: Mapping[str, object] | None = None,
@@ -265,7 +267,6 @@ class Sentence(StructureQueries):
         query = self.state.with_evidence(evidence).query((), budget, atol)
         return inference.joint_log_evidence(query)
 
-    @within_memory("counterfactual")
     def counterfactual(
         self,
         name: str,
@@ -321,7 +322,6 @@ class Sentence(StructureQueries):
         """
         return inference.explain_question(self.state, vars(Sentence), question, arguments, options)
 
-    @within_memory("reads")
     def reads(
         self,
         slices: str | int | Collection[int] = "all",
@@ -441,7 +441,6 @@ class Sentence(StructureQueries):
         """
         return [self.ground.name(node) for node in topological_order(self.ground).tolist()]
 
-    @within_memory("separated")
     def separated(
         self,
         x: Names,
@@ -497,7 +496,6 @@ class Sentence(StructureQueries):
 
     # figures and exports
 
-    @within_memory("graph")
     def graph(
         self,
         *,
@@ -534,7 +532,6 @@ class Sentence(StructureQueries):
             limit=limit,
         )
 
-    @within_memory("picture")
     def picture(self, **options: Any) -> Picture:
         """The figure of the sentence: its nodes in a grid; of many, each word's states and the strongest reads.
 
@@ -556,7 +553,6 @@ class Sentence(StructureQueries):
         layout: Picture = figures.picture(self.state, **options)
         return layout
 
-    @within_memory("graphviz")
     def to_graphviz(self, **options: Any) -> graphviz.Source:
         """The figure as DOT to edit: its structure with labels and colours, boxes as clusters, without places.
 
@@ -573,7 +569,6 @@ class Sentence(StructureQueries):
         """
         return figures.picture(self.state, **options).to_graphviz()
 
-    @within_memory("draw")
     def draw(self, path: Path, **options: Any) -> None:
         """Write the bnet of the sentence.
 
@@ -591,7 +586,6 @@ class Sentence(StructureQueries):
         """
         figures.draw(self.state, path, **options)
 
-    @within_memory("explore")
     def explore(
         self,
         path: Path,
@@ -629,7 +623,6 @@ class Sentence(StructureQueries):
         figures.write_page(self.state, path, detail=detail, title=title, theme=theme, **options)
         return path
 
-    @within_memory("widget")
     def widget(self, **options: Any) -> Widget:
         """The same page as a widget of notebooks, in which `do` is live: a click sets a node and runs the net again.
 
@@ -641,7 +634,6 @@ class Sentence(StructureQueries):
         """
         return notebook.widget_of(self, options)
 
-    @within_memory("to_pgmpy")
     def to_pgmpy(self, *, limit: int = 10_000_000, runs: int = reference.BUDGET) -> DiscreteBayesianNetwork:
         """The discrete part, given the words, as a pgmpy network.
 
@@ -651,7 +643,6 @@ class Sentence(StructureQueries):
         """
         return export.to_pgmpy(self.state.world, evidence=self.state.evidence, limit=limit, runs=runs)
 
-    @within_memory("to_bif")
     def to_bif(self, *, limit: int = 10_000_000, runs: int = reference.BUDGET) -> str:
         """The discrete part, given the words, in the BIF format.
 
