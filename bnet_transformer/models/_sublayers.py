@@ -297,7 +297,7 @@ class Sublayers(Ends):
         plates = {q: heads, k: heads[:1], v: heads[:1]}
         sources = {q: (x, "word"), k: read or (x, "word"), v: read or (x, "word")}
         relative = self.relative if read is None else None  # the words of two sentences have no common order
-        arrows = [q, Arrow(k, reach), Arrow(v, reach), *(["b"] if relative else [])]
+        arrows: list[str | Arrow] = [q, Arrow(k, reach), Arrow(v, reach), *(["b"] if relative else [])]
         return [
             *(Node(f"W_{role}", Weight((width, self.dim)), plates=plates[role]) for role in sources),
             *(Node(r, project, [f"W_{r}", source], [*plates[r], over]) for r, (source, over) in sources.items()),
