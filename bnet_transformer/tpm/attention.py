@@ -8,25 +8,13 @@ from typing import ClassVar, TypeVar, final
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError
+from bnet_transformer.errors import BNetError, one_of
 from bnet_transformer.tpm.base import TPM, At, Kind, Parent, Product, Shape, single_axis, vector
-from bnet_transformer.tpm.checks import Check, Checks, choice, flag, optional
 from bnet_transformer.tpm.notation import scripts
 from bnet_transformer.tpm.score import Bias, Dot, Normaliser, Score
 from bnet_transformer.tpm.symbols import Symbols
 
 T = TypeVar("T", Parent, Tensor)
-
-
-def _part(kind: type, expected: str, allowed: str | None = None) -> Check:
-    """A part of attention, of that class."""
-
-    def check(what: str, value: object) -> object:
-        if not isinstance(value, kind):
-            raise BNetError(what, expected=expected, got=value, allowed=allowed)
-        return value
-
-    return check
 
 
 class _Reading(TPM):
@@ -36,11 +24,15 @@ class _Reading(TPM):
     over: str
     bias: Bias | None
     normaliser = Normaliser()
-    field_checks: ClassVar[Checks] = {
-        "score": _part(Score, "a score", "Dot(), Bilinear(), or a Score of yours"),
-        "over": choice("keys", "queries"),
-        "bias": optional(_part(Bias, "a bias by distance", "Relative(limit), Buckets(), None")),
-    }
+
+    def __post_init__(self) -> None:
+        score: object = self.score
+        bias: object = self.bias
+        if not isinstance(score, Score):
+            raise BNetError("score", expected="a score", got=score, allowed="Dot(), Bilinear(), or a Score of yours")
+        one_of("over", self.over, ("keys", "queries"))
+        if bias is not None and not isinstance(bias, Bias):
+            raise BNetError("bias", expected="a bias by distance", got=bias, allowed="Relative(limit), Buckets(), None")
 
     def reading_slots(self) -> tuple[str, ...]:
         own, read = self.score.roles
@@ -128,11 +120,12 @@ class Attention(_Reading):
     over: str = "keys"
     bias: Bias | None = None
     residual: bool = False
-    field_checks: ClassVar[Checks] = {
-        **_Reading.field_checks,
-        "normaliser": _part(Normaliser, "a Normaliser"),
-        "residual": flag,
-    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.normaliser, Normaliser):
+            raise BNetError("normaliser", expected="a Normaliser", got=self.normaliser)
+        one_of("residual", self.residual, (True, False))
 
     def takes(self) -> tuple[str, ...]:
         slots = self.reading_slots()
