@@ -269,9 +269,6 @@ PARSERS = {
         lambda: [json.dumps({"weight_map": dict.fromkeys(weights(), "part.safetensors")}).encode()],
         is_json=True,
     ),
-    "vocab.txt": Parser(
-        lambda path: read_folder(path, "vocab.txt"), lambda: [b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe"]
-    ),
     "tokenizer.json": Parser(read_tokenizer, seeds_tokenizer, is_json=True),
     "text": Parser(read_text, lambda: [b"the cat the", b"cat the cat"]),
     "HDF5": Parser(read_hdf5, seeds_hdf5),
@@ -327,7 +324,7 @@ def inputs(draw: st.DrawFn, parser: Parser, sound: Sequence[bytes]) -> bytes:
 @pytest.mark.parametrize("name", PARSERS)
 @pytest.mark.filterwarnings("ignore")
 def test_a_spoilt_input_is_refused_or_read(name: str, tmp_path: Path) -> None:
-    if name in ("tokenizer.json", "text", "vocab.txt"):
+    if name in ("tokenizer.json", "text"):
         pytest.importorskip("tokenizers")
     parser = PARSERS[name]
     sound = parser.seeds()

