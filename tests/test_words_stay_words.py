@@ -10,6 +10,7 @@ import io
 import json
 import re
 import string
+import tempfile
 import unicodedata
 import warnings
 from collections import Counter
@@ -122,11 +123,10 @@ def test_tables_as_csv(words: list[str]) -> None:
     import pandas as pd
 
     table = pd.DataFrame({"word": words, "share": range(len(words))})
-    held: dict[Path, bytes] = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outputs, "write_bytes", held.__setitem__)
-        outputs.Result({}, (), lambda: table).write("a.csv")
-    rows = list(csv.reader(io.StringIO(held[Path("a.csv")].decode(), newline="")))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.csv")
+        outputs.Result({}, (), lambda: table).write(str(path), {})
+        rows = list(csv.reader(io.StringIO(path.read_bytes().decode(), newline="")))
     assert rows == [["word", "share"], *([word, str(k)] for k, word in enumerate(words))]
 
 

@@ -21,10 +21,9 @@ from torch import Tensor
 from bnet_transformer import reference
 from bnet_transformer._core.torch_context import same_random
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, whole
-from bnet_transformer.graph import topological_order
-from bnet_transformer.network import Member
-from bnet_transformer.reference import ATOL, BUDGET, Run, World
+from bnet_transformer.reference import ATOL, BUDGET, Run
 from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.world import World, choices, parents
 
 if TYPE_CHECKING:
     from pgmpy.models import DiscreteBayesianNetwork
@@ -102,22 +101,15 @@ def to_bif(
     lines = ["network bnet {", "}"]
     for table in tables:
         states = ", ".join(table.states)
-        lines += [
-            f"variable {table.name} {{",
-            f"  type discrete [ {len(table.states)} ] {{ {states} }};",
-            "}",
-        ]
+        lines += [f"variable {table.name} {{", f"  type discrete [ {len(table.states)} ] {{ {states} }};", "}"]
     names = {table.name: table.states for table in tables}
     for table in tables:
-        if not table.parents:
-            row = ", ".join(map(repr, table.values.tolist()))
-            lines += [f"probability ( {table.name} ) {{", f"  table {row};", "}"]
-            continue
-        lines.append(f"probability ( {table.name} | {', '.join(table.parents)} ) {{")
+        bar = f" | {', '.join(table.parents)}" if table.parents else ""
+        lines.append(f"probability ( {table.name}{bar} ) {{")
         for at in np.ndindex(*table.values.shape[1:]):
             given = ", ".join(names[parent][state] for parent, state in zip(table.parents, at, strict=True))
             row = ", ".join(map(repr, table.values[(slice(None), *at)].tolist()))
-            lines.append(f"  ({given}) {row};")
+            lines.append(f"  ({given}) {row};" if given else f"  table {row};")
         lines.append("}")
     return "\n".join(lines) + "\n"
 
@@ -154,7 +146,7 @@ def world_to_tables(
     free = replace(world, do={n: v for n, v in world.do.items() if n not in chosen})
     plans = _plans(free, chosen, seen)
     _count(free, plans, whole("limit", limit), whole("runs", runs))
-    known = {n: v for n, v in seen.items() if _member(world, n).tpm.kind == "continuous"}
+    known = {n: v for n, v in seen.items() if world.member(n).tpm.kind == "continuous"}
     names = {plan.node: plan.name for plan in plans if plan.seen is None}
     tables = {}
     with torch.no_grad():
@@ -166,7 +158,7 @@ def world_to_tables(
                     found.append(_row(run, plan, chosen.get(plan.node)))
             for plan, found in zip(group, rows, strict=True):
                 table = np.moveaxis(in_numpy(torch.stack(found).reshape(*sizes, -1)), -1, 0)
-                values = _likelihood(table, plan) if plan.seen is not None else np.exp(table)
+                values = _likelihood(table, plan.name, plan.seen) if plan.seen is not None else np.exp(table)
                 tables[plan.name] = Table(plan.name, plan.states, tuple(names[p] for p in parents), values)
     states = {plan.name: SEEN[0] for plan in plans if plan.seen is not None}
     by_node = {plan.node: plan for plan in plans if plan.seen is None}
@@ -183,35 +175,23 @@ def _plans(world: World, chosen: Mapping[int, Tensor], seen: Mapping[int, Tensor
         kinds = sorted({type(m.tpm).__name__ for m in world.network.members if m.tpm.is_random})
         got = f"none ({', '.join(kinds)} {'is' if len(kinds) == 1 else 'are'} continuous)" if kinds else "none"
         raise BNetError("discrete part", expected="at least one discrete random node", got=got)
-    above = _deciders(world, seen)
-    plans = [_Plan(n, ground.name(n), _states(world, n), () if n in chosen else above[n]) for n in nodes]
+    known = {n: v for n, v in seen.items() if world.member(n).tpm.kind == "continuous"}
+
+    def above(node: int) -> tuple[int, ...]:
+        """The discrete random nodes that decide the distribution of a node."""
+        return tuple(choices(world, parents(world, node), known))
+
+    plans = [_Plan(n, ground.name(n), _states(world, n), () if n in chosen else above(n)) for n in nodes]
     variables = set(nodes)
     for node, value in seen.items():
-        if not _is_state(world, node, value):
-            name = ground.name(node)
-            itself = node in variables
-            parents = (node,) if itself else above[node]
-            plans.append(_Plan(node, f"{name}_{SEEN[0]}" if itself else name, SEEN, parents, value))
+        if node in variables and value.is_floating_point():
+            plans.append(_Plan(node, f"{ground.name(node)}_{SEEN[0]}", SEEN, (node,), value))
+        elif node not in variables:
+            plans.append(_Plan(node, ground.name(node), SEEN, above(node), value))
     names = [plan.name for plan in plans]
     if len(set(names)) != len(names):
         raise BNetError("discrete part", expected="variables of different names", got="one name twice")
     return plans
-
-
-def _deciders(world: World, seen: Mapping[int, Tensor]) -> dict[int, tuple[int, ...]]:
-    """For each node, the discrete random nodes that decide its distribution (`reference.choices` of its parents)."""
-    found: dict[int, frozenset[int]] = {}
-    for node in topological_order(world.ground).tolist():
-        above: set[int] = set()
-        for parent in reference.parents(world, node):
-            if parent in world.do:
-                continue
-            if _random(world, parent):
-                above.add(parent)
-            elif not (parent in seen and _member(world, parent).tpm.kind == "continuous"):
-                above |= found[parent]
-        found[node] = frozenset(above)
-    return {node: tuple(sorted(above)) for node, above in found.items()}
 
 
 def _count(world: World, plans: Sequence[_Plan], limit: int, budget: int) -> None:
@@ -249,7 +229,7 @@ def _grouped(plans: Sequence[_Plan]) -> dict[tuple[int, ...], list[_Plan]]:
 def _row(run: Run, plan: _Plan, chosen: Tensor | None) -> Tensor:
     """The log probability of each state, or of what is seen."""
     if plan.seen is not None:
-        if _member(run.world, plan.node).tpm.kind == "continuous":
+        if run.world.member(plan.node).tpm.kind == "continuous":
             return run.log_prob(plan.node).reshape(1)
         same = torch.allclose(run.value(plan.node).double(), plan.seen.double(), rtol=0, atol=ATOL)
         return torch.tensor([0.0 if same else -math.inf], dtype=torch.float64)
@@ -262,27 +242,23 @@ def _row(run: Run, plan: _Plan, chosen: Tensor | None) -> Tensor:
     return row
 
 
-def _likelihood(table: NDArray[np.float64], plan: _Plan) -> NDArray[np.float64]:
+def _likelihood(table: NDArray[np.float64], name: str, told: Tensor) -> NDArray[np.float64]:
     """Seen and unseen from a log likelihood: over the greatest, so that both are probabilities."""
     top = table.max()
     if not top > -math.inf:
-        got = f"{plan.seen.tolist() if plan.seen is not None else None}, of probability zero"
-        raise EvidenceError(plan.name, expected="evidence that some state of the net makes possible", got=got)
+        got = f"{told.tolist()}, of probability zero"
+        raise EvidenceError(name, expected="evidence that some state of the net makes possible", got=got)
     seen = np.exp(table - top)
     return np.concatenate([seen, 1 - seen])
 
 
 def _states(world: World, node: int) -> tuple[str, ...]:
     """The names of a variable's states: its labels, the words of the vocabulary for a readout of words, or numbers."""
-    member = _member(world, node)
-    count = world.count_states(node)
+    member, count = world.member(node), world.count_states(node)
     labels = getattr(member.tpm, "labels", None)
     words = world.network.vocabularies.get(member.family.stack, ())
-    if (
-        labels is None
-        and member.family.step == world.network.graph.slices.get(member.family.stack)
-        and len(words) == count
-    ):
+    is_last = member.family.step == world.network.graph.slices.get(member.family.stack)
+    if labels is None and is_last and len(words) == count:
         labels = words
     names = tuple(map(state_name, map(str, labels))) if labels is not None else tuple(map(str, range(count)))
     if len(set(names)) != count:
@@ -295,8 +271,4 @@ def _is_state(world: World, node: int, value: Tensor) -> bool:
 
 
 def _random(world: World, node: int) -> bool:
-    return _member(world, node).tpm.kind == "discrete"
-
-
-def _member(world: World, node: int) -> Member:
-    return world.network.members[world.ground.family_of(node).index]
+    return world.member(node).tpm.kind == "discrete"

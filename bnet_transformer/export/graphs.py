@@ -47,14 +47,14 @@ def folded_to_networkx(network: Network) -> nx.MultiDiGraph:
         graph.add_node(family.name, **_common(member), plates=(*family.plates, *words), label=shown)
     families = network.graph.families
     for member in network.members:
-        for given in member.inputs:
-            parent = families[given.parent]
-            pick = {plate: families[selector].name for plate, selector in given.pick}
-            reach = str(given.reach)
-            graph.add_edge(parent.name, member.family.name, role=parent.role, slot=given.slot, reach=reach, pick=pick)
-        for selector in dict.fromkeys(index for given in member.inputs for _, index in given.pick):
-            parent = families[selector]
-            graph.add_edge(parent.name, member.family.name, role=parent.role, slot="pick", reach="same", pick={})
+        arrows = [
+            (given.parent, given.slot, str(given.reach), {plate: families[k].name for plate, k in given.pick})
+            for given in member.inputs
+        ]
+        selectors = dict.fromkeys(index for given in member.inputs for _, index in given.pick)
+        for index, slot, reach, pick in [*arrows, *((index, "pick", "same", {}) for index in selectors)]:
+            parent = families[index]
+            graph.add_edge(parent.name, member.family.name, role=parent.role, slot=slot, reach=reach, pick=pick)
     return graph
 
 
@@ -80,14 +80,18 @@ def ground_to_networkx(
     selection = selection or Selection()
     weak = 0 if weights is None or min_weight is None else sum(weight < min_weight for weight in weights.values())
     check_size(ground, selection, limit, weak=weak)
-    words = _tokens(ground, tokens or {})
-    seen = frozenset(observed)
+    said = tokens or {}
+    for stack, told in said.items():
+        if stack not in ground.words:
+            raise unknown("tokens of stack", stack, ground.words)
+        if len(told) != ground.words[stack]:
+            raise BNetError("tokens", expected=f"{ground.words[stack]} words", got=f"{len(told)}")
     import networkx as nx
 
     graph = nx.DiGraph()
     for member in network.members:
         if ground.kept(member.family, selection):
-            graph.add_nodes_from(_nodes(ground, member, selection, words, seen))
+            graph.add_nodes_from(_nodes(ground, member, selection, said, observed))
     names: NDArray[np.object_] = np.array(ground.names, dtype=object)
     families = network.graph.families
     for bundle, sources, targets in ground.arrows(selection):
@@ -169,16 +173,6 @@ def check_weighed(ground: Ground, selection: Selection, limit: int | None) -> No
     check_size(ground, selection, None if limit is None else max(whole("limit", limit, least=0), WEIGHED))
 
 
-def _tokens(ground: Ground, tokens: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
-    """The words of each stack, as many as the sentence has."""
-    for stack, words in tokens.items():
-        if stack not in ground.words:
-            raise unknown("tokens of stack", stack, ground.words)
-        if len(words) != ground.words[stack]:
-            raise BNetError("tokens", expected=f"{ground.words[stack]} words", got=f"{len(words)}")
-    return dict(tokens)
-
-
 def drawn_kind(member: Member) -> str:
     """What figures and exported graphs call the kind of a node: observed, deterministic or stochastic."""
     return {"input": "observed", "deterministic": "deterministic"}.get(member.tpm.kind, "stochastic")
@@ -202,7 +196,7 @@ def _nodes(
     member: Member,
     selection: Selection,
     tokens: Mapping[str, Sequence[str]],
-    observed: frozenset[int],
+    observed: Collection[int],
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The nodes of a family with their attributes."""
     family = member.family
@@ -216,20 +210,9 @@ def _nodes(
     for node, index in zip(ids, itertools.product(*(axis.tolist() for axis in kept)), strict=True):
         word = index[-1] if family.words is not None else None
         token = None if said is None or word is None else said[word]
-        own = {
-            "index": index,
-            "head": None if at is None else index[at],
-            "word": word,
-            "token": token,
-            "label": label(
-                family.role,
-                stack=family.stack,
-                slice=family.slice,
-                plates=index[:inner],
-                word=word,
-                token=token,
-            ),
-        }
+        shown = label(family.role, stack=family.stack, slice=family.slice, plates=index[:inner], word=word, token=token)
+        head = None if at is None else index[at]
+        own = {"index": index, "head": head, "word": word, "token": token, "label": shown}
         own["do"] = node in ground.cut or node in ground.rows
         if node in observed:
             own["kind"] = "observed"

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from bnet_transformer import asking, reference
+from bnet_transformer import asking
 from bnet_transformer.axes import WORD
-from bnet_transformer.errors import BNetError, BudgetError
+from bnet_transformer.errors import BudgetError
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.joint_posterior import expected_reading, route_expected_reading
+from bnet_transformer.inference.node_queries import NodeQuery
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import World
 from bnet_transformer.tpm.arrays import in_numpy
@@ -58,104 +58,51 @@ def reading_of(state: SentenceState, member: Member, heads: Collection[int] | No
     if set_:  # what it would read, had it not been set; the rows of what is set are empty
         rest = {node: value for node, value in state.interventions.items() if node not in set_}
         state = replace(state, interventions=rest, before=None)
-    choices, own = _choices(state, member)
-    try:
-        values = None if _states(choices) > OPEN else _values(state, member, len(choices))
-    except BudgetError:
-        values = None
-    except BNetError as error:
-        if not choices:
-            return error.args[0] if error.args else f"{family.name} has no P(j | i)"
-        values = None
-    table, named, mean, note = _slots(state, member, choices, own, values)
-    if table is None:
+    reading = state.answers.reading_query(member)
+    apart = asking.shared_and_own(state.world, reading.choices)
+    choices = _named(state.world, reading, [] if apart is None else apart[1])
+    count = math.prod(choices.values())
+    is_told = apart is not None and count <= OPEN and 0 <= (family.step or 0) < world.network.graph.depth
+    parts, note = [], ""
+    if choices or not is_told:
+        try:
+            parts.append(_mean(state, reading)[None])
+        except BudgetError as error:
+            note = f"{family.name}: no posterior mean ({error})"
+    has_mean = bool(parts and choices)
+    if is_told:
+        values = in_numpy(state.answers.attention(family.step or 0, family.stem).detach())
+        parts.append(values.reshape(-1, *values.shape[len(choices) :]))
+    elif not parts:
         return note
-    table = _emptied(world, table, set_)
-    if heads is not None and "head" in family.plates:
-        table = _picked(member, table, sorted(heads))
-    flat = table.reshape(len(table), -1, *table.shape[-2:])
-    return Reading(member, flat, named, mean, note)
-
-
-def _slots(
-    state: SentenceState, member: Member, choices: Mapping[str, int], own: bool, values: Tensor | None
-) -> tuple[Table | None, tuple[tuple[str, int], ...], bool, str]:
-    """`[slot, *plates, word, word]` with its choices, whether the mean leads, and what is missing."""
-    name, count = member.family.name, _states(choices)
-    if not choices:
-        return (None if values is None else in_numpy(values)[None]), (), False, ""
-    mean, why = None, ""
-    try:
-        mean = _mean(state, member)
-    except BudgetError as error:
-        why = str(error)
-    parts = [] if mean is None else [mean[None]]
-    parts += [] if values is None else [in_numpy(values).reshape(-1, *values.shape[len(choices) :])]
-    if not parts:
-        return None, (), False, f"{name}: {why or 'too many choices are open'}"
-    many = f"{count:,} joint states are open" if count > OPEN else "its words hang on different choices"
-    told = f"{name}: {many}; the mean alone is shown" if values is None else ""
-    note = told if mean is not None else f"{name}: no posterior mean ({why})"
-    named = tuple(choices.items()) if values is not None else ()
-    return np.concatenate(parts), named, mean is not None, note
-
-
-def _values(state: SentenceState, member: Member, states: int) -> Tensor:
-    step, stem = member.family.step or 0, member.family.stem
-    found = state.answers.attention(step, stem).detach()
-    if found.dim() != states + len(member.family.plates) + 2:
-        raise BNetError(member.family.name, expected="a dim for each open choice", got=f"{tuple(found.shape)}")
-    return found
-
-
-def _choices(state: SentenceState, member: Member) -> tuple[dict[str, int], bool]:
-    """The open choices that decide what a member reads, with their states; whether each word has its own."""
-    world, network = state.world, state.network
-    if not asking.choice_above(network, [member.family.index]):
-        return {}, False
-    settled = reference.settling(world, state.evidence)
-    above = {
-        node: reference.choices(world, reference.reading_parents(world, node), settled)
-        for node in world.ground.nodes(member.family).tolist()
-        if node not in world.do and node not in world.rows
-    }
-    every = sorted(set().union(*above.values()))
-    sizes = {choice: world.count_states(choice) for choice in every}
-    choices = asking.shared_and_own(world, above)
-    if choices is None or not choices[1]:
-        return {world.ground.name(choice): size for choice, size in sizes.items()}, False
-    named = {}
-    for choice, size in sizes.items():  # in the order of the dims
-        family = world.ground.family_of(choice)
-        named[f"{family.name}_i" if family.index in choices[1] else world.ground.name(choice)] = size
-    return named, True
-
-
-def _mean(state: SentenceState, member: Member) -> Table:
-    """The reading averaged over the posterior of the choices: `[*plates, word, word]`."""
-    nodes, reading = len(state.ground.nodes(member.family)), state.answers.reading_query(member)
-    if nodes > SLOW and route_expected_reading(reading).algorithm == "reference":
-        raise BudgetError(member.family.name, expected=f"at most {SLOW} nodes for a mean", got=nodes)
-    return in_numpy(expected_reading(state.query(), reading))
-
-
-def _emptied(world: World, table: Table, nodes: Sequence[int]) -> Table:
-    """The table without the rows of nodes that are set."""
-    if not nodes:
-        return table
-    table = table.copy()
-    for node in nodes:
+    elif choices:
+        many = f"{count:,} joint states are open" if count > OPEN else "its words hang on different choices"
+        note = f"{family.name}: {many}; the mean alone is shown"
+    table = np.concatenate(parts)
+    for node in set_:
         at: tuple[Any, ...] = (slice(None), *world.ground.place(node)[1])
         table[at] = 0.0
-    return table
+    if heads is not None and "head" in family.plates:
+        table = np.take(table, sorted(heads), axis=1 + family.plates.index("head"))
+    flat = table.reshape(len(table), -1, *table.shape[-2:])
+    return Reading(member, flat, tuple(choices.items()) if is_told else (), has_mean, note)
 
 
-def _picked(member: Member, table: Table, heads: Sequence[int]) -> Table:
-    return np.take(table, heads, axis=1 + member.family.plates.index("head"))
+def _named(world: World, reading: NodeQuery, own: Collection[int]) -> dict[str, int]:
+    """The open choices that decide what is read, in the order of the dims, with their states; `own` end in `_i`."""
+    named = {}
+    for choice in sorted(set().union(*reading.choices.values())):
+        family = world.ground.family_of(choice)
+        named[f"{family.name}_i" if family.index in own else world.ground.name(choice)] = world.count_states(choice)
+    return named
 
 
-def _states(choices: Mapping[str, int]) -> int:
-    return math.prod(choices.values())
+def _mean(state: SentenceState, reading: NodeQuery) -> Table:
+    """The reading averaged over the posterior of the choices: `[*plates, word, word]`."""
+    nodes = len(state.ground.nodes(reading.member.family))
+    if nodes > SLOW and route_expected_reading(reading).algorithm == "reference":
+        raise BudgetError(reading.member.family.name, expected=f"at most {SLOW} nodes for a mean", got=nodes)
+    return in_numpy(expected_reading(state.query(), reading))
 
 
 def readers_of(network: Network, slices: Collection[int] | None) -> list[Member]:
