@@ -11,8 +11,7 @@ from bnet_transformer.equations.result import Equation
 from bnet_transformer.errors import BNetError
 from bnet_transformer.graph import Family
 from bnet_transformer.network import Input, Member
-from bnet_transformer.tpm.notation import scripts
-from bnet_transformer.tpm.symbols import FEATURES, Slot, Symbol, Symbols, Untold
+from bnet_transformer.tpm.symbols import FEATURES, Slot, Symbol, Symbols, Untold, scripts
 
 SHOWN = {"same": "i", "rest": "i", "before": "i-1", "first": "0", "every": ".", "causal": r"\le i", "earlier": "<i"}
 CONDITIONS = {"causal": r"j \le i", "earlier": "j < i"}

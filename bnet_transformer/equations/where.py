@@ -5,8 +5,7 @@ from __future__ import annotations
 from bnet_transformer.axes import Reach
 from bnet_transformer.equations.letters import Letters
 from bnet_transformer.network import Network, Stack
-from bnet_transformer.tpm.notation import escaped
-from bnet_transformer.tpm.symbols import Symbol
+from bnet_transformer.tpm.symbols import Symbol, escaped
 
 
 def meanings(network: Network, letters: Letters, form: str) -> list[str]:

@@ -26,8 +26,7 @@ from bnet_transformer.tpm.base import (
 )
 from bnet_transformer.tpm.checks import Checks, called, choice, flag, optional, positive
 from bnet_transformer.tpm.combine import POOLS, pooled, pooled_latex
-from bnet_transformer.tpm.notation import numeral, scripts
-from bnet_transformer.tpm.symbols import Symbol, Symbols
+from bnet_transformer.tpm.symbols import Symbol, Symbols, numeral, scripts
 
 
 @final

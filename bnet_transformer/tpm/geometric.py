@@ -16,7 +16,7 @@ from torch import Tensor
 from bnet_transformer.errors import BNetError, whole
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, VectorMap, matrix, single_axis, vector
 from bnet_transformer.tpm.checks import Checks, choice, flag, optional, positive
-from bnet_transformer.tpm.linear import apply
+from bnet_transformer.tpm.combine import apply
 from bnet_transformer.tpm.steps import ACTIVATIONS, activated, activation_name
 from bnet_transformer.tpm.symbols import Symbols
 

@@ -25,8 +25,7 @@ from bnet_transformer.tpm.base import (
     shape_of,
 )
 from bnet_transformer.tpm.checks import Checked, Checks, called, choice, flag, optional, positive
-from bnet_transformer.tpm.notation import raised, scaled
-from bnet_transformer.tpm.symbols import FEATURES, Symbols
+from bnet_transformer.tpm.symbols import FEATURES, Symbols, raised, scaled
 
 
 @final
