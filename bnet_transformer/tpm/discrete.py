@@ -98,18 +98,16 @@ class Categorical(TPM):
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         table = tuple(index(parent) for parent in parents if parent.states is not None)
         if self.probabilities is not None:
-            fill = tuple(torch.tensor(self.probabilities, dtype=torch.float64).log().tolist())
-            return {"logits": Parameter((self.n,), fill=fill, learnable=bool(self.learnable))}
-        learnable = bool(self.learnable)
-        spread = Parameter((*table, self.n), 0.5, learnable=learnable)
-        flat = Parameter((*table, self.n), fill=0.0, learnable=learnable)
-        vectors = [parent for parent in parents if parent.states is None]
+            logs = tuple(torch.tensor(self.probabilities, dtype=torch.float64).log().tolist())
+            return {"logits": Parameter((self.n,), fill=logs, learnable=bool(self.learnable))}
+        vectors = [parent.shape[0] for parent in parents if parent.states is None]
         if vectors and not self.affine:
             return {}
-        if vectors:
-            width = vectors[0].shape[0]
-            return {"logits": flat, "weight": Parameter((self.n, width), width**-0.5, learnable=learnable)}
-        return {"logits": spread if table else flat}
+        learnable, fill = bool(self.learnable), None if table and not vectors else 0.0
+        found = {"logits": Parameter((*table, self.n), 0.5, fill, learnable)}
+        for width in vectors:
+            found["weight"] = Parameter((self.n, width), width**-0.5, learnable=learnable)
+        return found
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
         vectors = tuple(parent for parent in parents if parent.states is None) if self.affine else ()
