@@ -89,10 +89,8 @@ def _check_whole(net: BNet, stack: str, module: nn.Module, weights: Mapping[str,
     sides = (("the module has no", ours - weights.keys()), ("the net has no", weights.keys() - ours))
     told = [f"{who} {', '.join(sorted(names)[:4])} ({len(names)} in all)" for who, names in sides if names]
     if told:
-        wanted, allowed = (
-            "the parameters of the module, all of them",
-            "slices=, bias=, norm=, final_norm= as it has them",
-        )
+        wanted = "the parameters of the module, all of them"
+        allowed = "slices=, bias=, norm=, final_norm= as it has them"
         raise BNetError("net", expected=wanted, got="; ".join(told), allowed=allowed)
     x = torch.linspace(-4, 4, 65)
     theirs = [each.activation for each in module.modules() if isinstance(each, LAYERS)]
