@@ -19,7 +19,7 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.network import Member
 from bnet_transformer.tpm import Affine, At, Attention, Bias, Cayley, Dot, Linear
 from bnet_transformer.tpm.base import broadcast
-from bnet_transformer.tpm.linear import apply
+from bnet_transformer.tpm.combine import apply
 
 FEW = 16 * 16  # pairs of words up to which explicit products beat fused attention (2 cores, forward and backward)
 

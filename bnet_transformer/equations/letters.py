@@ -14,8 +14,7 @@ from functools import cached_property
 
 from bnet_transformer.axes import Reach
 from bnet_transformer.network import Network, Stack
-from bnet_transformer.tpm.notation import escaped, scripts
-from bnet_transformer.tpm.symbols import Symbol
+from bnet_transformer.tpm.symbols import Symbol, escaped, scripts
 
 Name = tuple[str, tuple[str, ...]]
 

@@ -16,8 +16,7 @@ from bnet_transformer.equations.result import Equation
 from bnet_transformer.errors import BNetError
 from bnet_transformer.graph import Family
 from bnet_transformer.network import Input, Member, Network
-from bnet_transformer.tpm.notation import scripts
-from bnet_transformer.tpm.symbols import FEATURES, Slot, Symbol, Symbols, Untold
+from bnet_transformer.tpm.symbols import FEATURES, Slot, Symbol, Symbols, Untold, scripts
 
 SINGLE = {"same": "i", "rest": "i", "before": "i-1", "first": "0"}
 

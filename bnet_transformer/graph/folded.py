@@ -5,6 +5,7 @@ It knows no sentence yet: the word plate has no size here. `Ground` adds the wor
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -160,14 +161,25 @@ class FoldedGraph:
 
     def owner(self, name: object) -> Family | None:
         """The family of which that is the name of one node: `q_0` of `q_0_2`."""
+        found = self.place(name, {})
+        return found[0] if found and found[1] else None
+
+    def place(self, name: object, words: Mapping[str, int]) -> tuple[Family, tuple[int, ...]] | None:
+        """The family of the node of that name and its index there, where there is one.
+
+        Args:
+            name: The name of a node: `q_0_2` is word 2 of the family `q_0`.
+            words: How many words each stack has; any number where it does not say.
+        """
         stem, indices = split(name) if isinstance(name, str) else ("", ())
         for family in self.by_stem.get(stem, ()):
             own = () if family.slice is None else (family.slice,)
             sizes = [self.sizes[plate] for plate in family.plates]
-            at = indices[len(own) :]
-            whole = len(at) == len(sizes) + (family.words is not None) > 0
-            if whole and indices[: len(own)] == own and all(i < n for i, n in zip(at, sizes, strict=False)):
-                return family
+            sizes += [] if family.words is None else [words.get(family.words, sys.maxsize)]
+            index = indices[len(own) :]
+            inside = len(index) == len(sizes) and all(i < n for i, n in zip(index, sizes, strict=True))
+            if indices[: len(own)] == own and inside:
+                return family, index
         return None
 
 

@@ -113,16 +113,10 @@ class Ground:
 
     def locate(self, name: object) -> tuple[Family, tuple[int, ...]]:
         """The family of a node and its index there: `q_0_2` is word 2 of the family `q_0`."""
-        if isinstance(name, str):
-            stem, indices = split(name)
-            for family in self.folded.by_stem.get(stem, ()):
-                own = () if family.slice is None else (family.slice,)
-                rest = indices[len(own) :]
-                shape = self.shapes[family.index]
-                inside = len(rest) == len(shape) and all(i < n for i, n in zip(rest, shape, strict=True))
-                if indices[: len(own)] == own and inside:
-                    return family, rest
-        raise self._unknown(name)
+        found = self.folded.place(name, self.words)
+        if found is None:
+            raise self._unknown(name)
+        return found
 
     def _unknown(self, name: object) -> UnknownNameError:
         stem = split(name)[0] if isinstance(name, str) else ""

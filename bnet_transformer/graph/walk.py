@@ -194,11 +194,6 @@ def _moved(reach: Reach, bits: Marks, n: int, m: int, up: bool) -> Marks:
                 flow = np.bitwise_or.accumulate(flow, axis=-2)
                 bits = flow[..., ::-1, :] if up else flow
             return bits if reach.kind == "causal" else _shifted(bits, -1 if up else 1)
-        case "window" if n == m:
-            return reduce(np.bitwise_or, (_shifted(bits, by) for by in range(-min(reach.width, n), reach.width + 1)))
-        case "recent" if n == m:
-            steps = range(min(reach.width, n) + 1)
-            return reduce(np.bitwise_or, (_shifted(bits, -by if up else by) for by in steps))
     rows, which = _rows(reach, n, m, up)
     found = [np.bitwise_or.reduce(bits[..., row, :], axis=-2) for row in rows]
     return np.stack(found, axis=-2)[..., which, :]

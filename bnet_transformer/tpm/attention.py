@@ -10,9 +10,8 @@ from torch import Tensor
 
 from bnet_transformer.errors import BNetError, one_of
 from bnet_transformer.tpm.base import TPM, At, Kind, Parent, Product, Shape, single_axis, vector
-from bnet_transformer.tpm.notation import scripts
 from bnet_transformer.tpm.score import Bias, Dot, Normaliser, Score
-from bnet_transformer.tpm.symbols import Symbols
+from bnet_transformer.tpm.symbols import Symbols, scripts
 
 T = TypeVar("T", Parent, Tensor)
 

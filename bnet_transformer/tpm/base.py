@@ -295,6 +295,13 @@ class VectorMap(TPM):
         return (vector(parents[0]),)
 
 
+def spread_of(shape: Shape, spread: float | None) -> float:
+    """How a tensor that maps starts: 1/sqrt(columns), so that a map keeps the size of what it maps, unless told."""
+    if spread is not None:
+        return spread
+    return float(shape[-1] ** -0.5) if shape else 1.0
+
+
 def vector(parent: Parent, width: int | None = None, *, why: str = "") -> int:
     """The width of a parent that must be a vector (of that width)."""
     wanted = "a vector" if width is None else f"a vector of width {width}"

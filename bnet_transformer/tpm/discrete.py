@@ -23,11 +23,11 @@ from bnet_transformer.tpm.base import (
     index,
     shape_of,
     single_axis,
+    spread_of,
 )
 from bnet_transformer.tpm.checks import Checks, called, choice, flag, optional, positive
 from bnet_transformer.tpm.combine import POOLS, pooled, pooled_latex
-from bnet_transformer.tpm.notation import numeral, scripts
-from bnet_transformer.tpm.symbols import Symbol, Symbols
+from bnet_transformer.tpm.symbols import Symbol, Symbols, numeral, scripts
 
 
 @final
@@ -99,18 +99,16 @@ class Categorical(TPM):
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         table = tuple(index(parent) for parent in parents if parent.states is not None)
         if self.probabilities is not None:
-            fill = tuple(torch.tensor(self.probabilities, dtype=torch.float64).log().tolist())
-            return {"logits": Parameter((self.n,), fill=fill, learnable=bool(self.learnable))}
-        learnable = bool(self.learnable)
-        spread = Parameter((*table, self.n), 0.5, learnable=learnable)
-        flat = Parameter((*table, self.n), fill=0.0, learnable=learnable)
-        vectors = [parent for parent in parents if parent.states is None]
+            logs = tuple(torch.tensor(self.probabilities, dtype=torch.float64).log().tolist())
+            return {"logits": Parameter((self.n,), fill=logs, learnable=bool(self.learnable))}
+        vectors = [parent.shape[0] for parent in parents if parent.states is None]
         if vectors and not self.affine:
             return {}
-        if vectors:
-            width = vectors[0].shape[0]
-            return {"logits": flat, "weight": Parameter((self.n, width), width**-0.5, learnable=learnable)}
-        return {"logits": spread if table else flat}
+        learnable, fill = bool(self.learnable), None if table and not vectors else 0.0
+        found = {"logits": Parameter((*table, self.n), 0.5, fill, learnable)}
+        for width in vectors:
+            found["weight"] = Parameter((self.n, width), width**-0.5, learnable=learnable)
+        return found
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
         vectors = tuple(parent for parent in parents if parent.states is None) if self.affine else ()
@@ -182,7 +180,8 @@ class Select(TPM):
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         table = tuple(index(parent) for parent in parents)
-        return {"values": _bank(table, shape_of("Select", self.size), self.spread)}
+        shape = shape_of("Select", self.size)
+        return {"values": Parameter((*table, *shape), spread_of(shape, self.spread))}
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
         return lookup(at["values"], parents, len(shape_of("Select", self.size)))
@@ -232,20 +231,18 @@ class Codebook(TPM):
     def shape(self, *parents: Parent) -> Shape:
         for parent in parents:
             index(parent)
-        return shape_of("Codebook", self.size)
+        return self.fixed_shape
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         table = tuple(index(parent) for parent in parents)
-        return {
-            "logits": Parameter((*table, self.atoms), 0.5),
-            "atoms": _bank((self.atoms,), shape_of("Codebook", self.size), self.spread),
-        }
+        atoms = Parameter((self.atoms, *self.fixed_shape), spread_of(self.fixed_shape, self.spread))
+        return {"logits": Parameter((*table, self.atoms), 0.5), "atoms": atoms}
 
     def logits(self, at: At, *parents: Tensor) -> Tensor:
         return lookup(at["logits"], parents)
 
     def emit(self, at: At, state: Tensor) -> Tensor:
-        return pick(at["atoms"], state, len(shape_of("Codebook", self.size)))
+        return pick(at["atoms"], state, len(self.fixed_shape))
 
     def latex(self, s: Symbols) -> str:
         table = s.parameter(r"\theta", *(str(s[slot]) for slot in s.each()))
@@ -294,15 +291,6 @@ def _tell_prior(s: Symbols, row: Symbol, prior: float | None, n: int) -> None:
 def _listed(items: list[str]) -> str:
     r"""`0, 1, 2`, or `0, \ldots, 9` of many."""
     return ", ".join(items) if len(items) <= 4 else rf"{items[0]}, \ldots, {items[-1]}"
-
-
-def _spread(shape: Shape) -> float:
-    """1/sqrt(columns), so that a map keeps the size of what it maps."""
-    return shape[-1] ** -0.5 if shape else 1.0
-
-
-def _bank(entries: Shape, shape: Shape, spread: float | None) -> Parameter:
-    return Parameter((*entries, *shape), _spread(shape) if spread is None else spread)
 
 
 def _simplex(values: object, n: int) -> tuple[float, ...]:

@@ -14,9 +14,21 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError, whole
-from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, VectorMap, matrix, single_axis, vector
+from bnet_transformer.tpm.base import (
+    TPM,
+    At,
+    Parameter,
+    Parent,
+    Product,
+    Shape,
+    VectorMap,
+    matrix,
+    single_axis,
+    spread_of,
+    vector,
+)
 from bnet_transformer.tpm.checks import Checks, choice, flag, optional, positive
-from bnet_transformer.tpm.linear import apply
+from bnet_transformer.tpm.combine import apply
 from bnet_transformer.tpm.steps import ACTIVATIONS, activated, activation_name
 from bnet_transformer.tpm.symbols import Symbols
 
@@ -66,7 +78,7 @@ class Skew(TPM):
         return (self.dim, self.dim)
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
-        return {"packed": Parameter((packed_size(self.dim),), _spread(self.spread, self.dim))}
+        return {"packed": Parameter((packed_size(self.dim),), spread_of((self.dim,), self.spread))}
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
         S = lower(at["packed"], self.dim)
@@ -101,7 +113,7 @@ class Triangular(VectorMap):
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         (width,) = self.shape(*parents)
-        found = {"packed": Parameter((packed_size(width),), _spread(self.spread, width))}
+        found = {"packed": Parameter((packed_size(width),), spread_of((width,), self.spread))}
         return found | ({"bias": Parameter((width,), fill=0.0)} if self.bias else {})
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
@@ -119,10 +131,6 @@ class Triangular(VectorMap):
         s.define(rf"\text{{every }} {W.base} \text{{ is strictly {self.side} triangular}}")
         inner = s.map(W, s.of("x", "b")) + (s.plus(s.parameter("b")) if self.bias else "")
         return s.equals(f"{s.of('x')} + {activated(self.activation, inner)}")
-
-
-def _spread(spread: float | None, dim: int) -> float:
-    return float(dim**-0.5) if spread is None else spread
 
 
 @final

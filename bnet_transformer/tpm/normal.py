@@ -16,8 +16,7 @@ from bnet_transformer.errors import whole
 from bnet_transformer.tpm.base import TPM, At, Kind, Parameter, Parent, Product, Shape, single_axis, vector
 from bnet_transformer.tpm.checks import Checks, choice, flag, optional, positive
 from bnet_transformer.tpm.combine import POOLS, pooled, pooled_latex
-from bnet_transformer.tpm.notation import raised
-from bnet_transformer.tpm.symbols import Symbols
+from bnet_transformer.tpm.symbols import Symbols, raised
 
 
 @final

@@ -19,14 +19,14 @@ from bnet_transformer.tpm.base import (
     Parent,
     Shape,
     VectorMap,
-    broadcast,
     index,
     matrix,
     shape_of,
+    spread_of,
 )
 from bnet_transformer.tpm.checks import Checked, Checks, called, choice, flag, optional, positive
-from bnet_transformer.tpm.notation import raised, scaled
-from bnet_transformer.tpm.symbols import FEATURES, Symbols
+from bnet_transformer.tpm.discrete import pick
+from bnet_transformer.tpm.symbols import FEATURES, Symbols, raised, scaled
 
 
 @final
@@ -183,9 +183,7 @@ class Weight(TPM):
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         shape = self.shape()
-        return {
-            "value": Parameter(shape, (shape[-1] ** -0.5 if shape else 1.0) if self.spread is None else self.spread)
-        }
+        return {"value": Parameter(shape, spread_of(shape, self.spread))}
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
         return at["value"]
@@ -335,6 +333,4 @@ def _rows(table: Tensor, index: Tensor) -> Tensor:
     """Row `index` of a table `[..., rows, dim]`, leading dims broadcast."""
     if math.prod(table.shape[:-2]) == 1:
         return torch.nn.functional.embedding(index, table.reshape(table.shape[-2:]))
-    batch = broadcast(table.shape[:-2], index.shape)
-    where = index.expand(batch)[..., None, None].expand(*batch, 1, table.shape[-1])
-    return table.expand(*batch, *table.shape[-2:]).gather(-2, where).squeeze(-2)
+    return pick(table, index, 1)

@@ -13,8 +13,7 @@ from torch import Tensor
 from bnet_transformer.errors import BNetError, number, whole
 from bnet_transformer.tpm.base import Parent, Product, broadcast, matrix, vector
 from bnet_transformer.tpm.checks import Checked, Checks, called, choice, flag, optional, positive
-from bnet_transformer.tpm.notation import function, numeral, raised, scaled, scripts
-from bnet_transformer.tpm.symbols import Symbol, Symbols
+from bnet_transformer.tpm.symbols import Symbol, Symbols, function, numeral, raised, scaled, scripts
 
 Turns = dict[tuple[object, ...], list[tuple[Tensor, Tensor, Tensor]]]  # positions, with their cosines and sines
 

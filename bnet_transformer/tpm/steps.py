@@ -14,9 +14,8 @@ from torch.nn import functional
 from bnet_transformer.errors import BNetError, number, whole
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, VectorMap, vector
 from bnet_transformer.tpm.checks import Checks, below_one, called, choice, flag, positive
-from bnet_transformer.tpm.linear import apply
-from bnet_transformer.tpm.notation import numeral, scaled, scripts
-from bnet_transformer.tpm.symbols import Symbol, Symbols
+from bnet_transformer.tpm.combine import apply
+from bnet_transformer.tpm.symbols import Symbol, Symbols, numeral, scaled, scripts
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
