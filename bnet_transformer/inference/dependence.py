@@ -47,7 +47,8 @@ def over_choices(
     books: list[list[Tensor]] = [[] for _ in nodes]
     for run in reference.runs(world, free, {}, budget):
         logs.append(sum((run.log_prob(node) for node in free), torch.zeros((), dtype=torch.float64)))
-        codes.append([_code(book, _state(run, node), atol) for book, node in zip(books, nodes, strict=True)])
+        values = [run.states[node] if node in run.states else run.value(node) for node in nodes]
+        codes.append([_code(book, value, atol) for book, value in zip(books, values, strict=True)])
     share = torch.stack(logs).exp()
     table = torch.tensor(codes).reshape(len(codes), len(nodes))
     parts = table.split([len(x), len(y), len(given)], dim=1)
@@ -57,10 +58,6 @@ def over_choices(
     joint = joint[joint.sum((1, 2)) > 0]
     joint = joint / joint.sum((1, 2), keepdim=True)
     return float((joint - joint.sum(2, keepdim=True) * joint.sum(1, keepdim=True)).abs().max())
-
-
-def _state(run: Run, node: int) -> Tensor:
-    return run.states[node] if node in run.states else run.value(node)
 
 
 def _numbered(rows: Tensor) -> Tensor:
