@@ -20,7 +20,6 @@ from torch.distributions import Normal as TorchNormal
 from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, one_of, unknown, whole
 from bnet_transformer.graph import Family
-from bnet_transformer.graph.ground import Selection
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import (
     BUDGET,
@@ -206,20 +205,6 @@ def readable(world: World, member: Member) -> NDArray[np.bool_]:
     return pairs
 
 
-def labels(world: World, tokens: Mapping[str, Sequence[str]], node: int) -> tuple[str, ...] | None:
-    """What the states of a discrete node are called: its TPM's labels, words of the sentence or of the vocabulary."""
-    network = world.network
-    member = world.member(node)
-    if member.tpm.kind != "discrete":
-        return None
-    if member.tpm.states is None:
-        return tuple(tokens[network.stack_read(member)])
-    found = getattr(member.tpm, "labels", None)
-    if found is None and not network.graph.out_of[member.family.index]:
-        found = network.vocabularies.get(member.family.stack)
-    return None if found is None or len(found) != member.tpm.states else tuple(found)
-
-
 def expected_reading(
     world: World, node: int, evidence: Mapping[int, Tensor], budget: int = BUDGET
 ) -> tuple[list[int], Tensor] | None:
@@ -249,35 +234,9 @@ def single_parents(world: World, node: int) -> set[int]:
     return {parent for given in single for parent in sources(world, member, index, given, {})[1]}
 
 
-def selection(
-    world: World,
-    tokens: Mapping[str, Sequence[str]],
-    weights: bool,
-    slices: int | Collection[int] | None,
-    words: object,
-    heads: int | Collection[int] | None,
-) -> Selection:
-    """A part of the ground graph, from what a person asks for: numbers, or words of the sentence."""
-    graph = world.network.graph
-    chosen = None if slices is None else slices_of(slices, world.network)
-    plates = {}
-    if heads is not None:
-        if "head" not in graph.sizes:
-            raise BNetError("heads", expected="a net with a plate of heads", got="a net without one")
-        plates["head"] = _numbers("heads", heads, graph.sizes["head"])
-    by_stack = words if isinstance(words, Mapping) else dict.fromkeys(tokens, words)
-    kept = {}
-    for stack, wanted in by_stack.items():
-        if stack not in tokens:
-            raise unknown("stack", stack, tokens)
-        if wanted is not None:
-            kept[stack] = _words(tokens[stack], wanted)
-    return Selection(chosen, kept, plates, weights)
-
-
 def slices_of(wanted: object, network: Network) -> list[int]:
     """Slices of a net, from one or several."""
-    return _numbers("slices", wanted, depth_of(network))
+    return numbers_of("slices", wanted, depth_of(network))
 
 
 def slices_that_read(network: Network, slices: object, role: str | None) -> tuple[str, list[int]]:
@@ -314,7 +273,7 @@ def depth_of(network: Network, stack: str | None = None) -> int:
     return depth
 
 
-def _words(tokens: Sequence[str], wanted: object) -> list[int]:
+def places_of(tokens: Sequence[str], wanted: object) -> list[int]:
     """Indices of words, from indices or the words themselves (every place where a word stands)."""
     asked = items(wanted)
     found: list[int] = []
@@ -325,7 +284,7 @@ def _words(tokens: Sequence[str], wanted: object) -> list[int]:
                 raise unknown("word", item, tokens)
             found.extend(places)
         else:
-            found.extend(_numbers("words", item, len(tokens)))
+            found.extend(numbers_of("words", item, len(tokens)))
     return sorted(set(found))
 
 
@@ -337,7 +296,7 @@ def items(wanted: object) -> list[object]:
     return list(wanted) if isinstance(wanted, Collection) and not isinstance(wanted, str) else [wanted]
 
 
-def _numbers(what: str, wanted: object, count: int) -> list[int]:
+def numbers_of(what: str, wanted: object, count: int) -> list[int]:
     """Indices below `count`, from one or several."""
     found = []
     for item in items(wanted):

@@ -236,20 +236,18 @@ def _log_terms(run: Run, free: list[int], evidence: Mapping[int, Tensor], atol: 
     """`log P(the free choices)`, then the log probability of each piece of evidence in the run."""
     terms = [sum((run.log_prob(node) for node in free), torch.zeros((), dtype=torch.float64))]
     for node, seen in evidence.items():
-        settled = settles(run.world, node, seen)
-        terms.append(run.log_prob(node) if settled else _reproduced(run, node, seen, atol))
+        if settles(run.world, node, seen):
+            terms.append(run.log_prob(node))
+        else:
+            made = run.value(node)
+            is_same = bool(fits(made, seen, atol, made.dim()))
+            terms.append(torch.tensor(0.0 if is_same else -math.inf, dtype=torch.float64))
     return torch.stack(terms)
 
 
 def log_joint(run: Run, free: list[int], evidence: Mapping[int, Tensor], atol: float = ATOL) -> float:
     """`log P(the free choices, the evidence)` of one run."""
     return float(_log_terms(run, free, evidence, atol).sum())
-
-
-def _reproduced(run: Run, node: int, seen: Tensor, atol: float) -> Tensor:
-    made = run.value(node)
-    same = bool(fits(made, seen, atol, made.dim()))
-    return torch.tensor(0.0 if same else -math.inf, dtype=torch.float64)
 
 
 def fits(made: Tensor, told: Tensor, atol: float, own: int) -> Tensor:

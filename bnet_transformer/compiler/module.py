@@ -57,7 +57,6 @@ class Module(nn.Module):
         self.output = output_of(network)
         self._stacks = network.graph.word_stacks
         self.widest = max((n for member in network.members for n in member.shape), default=0)
-        self._fitting: set[tuple[tuple[str, int], ...]] = set()
         self._given = [member for member in network.members if member.tpm.kind == "input"]
         self._input_indices = frozenset(member.family.index for member in self._given)
         self._memo: dict[Hashable, Any] = {}
@@ -320,17 +319,14 @@ class Module(nn.Module):
         for index, (what, value) in inputs.items():
             self._check(index, what, value, words, batch)
         if not torch.compiler.is_compiling():
-            self._check_words(words)
+            self.memoize(("words", *words.items()), lambda: self._check_words(words))
         return Inputs(inputs, words, batch, first.device)
 
     def _check_words(self, words: Mapping[str, int]) -> None:
         """Refuse numbers of words that the reaches and positions of the net do not allow; each is looked at once."""
-        key = tuple(words.items())
-        if key not in self._fitting:
-            for stack, count in words.items():
-                whole(f"words of stack {stack!r}" if stack else "words", count)
-            check_reads(self.network, words)
-            self._fitting.add(key)
+        for stack, count in words.items():
+            whole(f"words of stack {stack!r}" if stack else "words", count)
+        check_reads(self.network, words)
 
     def _main(self, stack: str, what: str, given: Mapping[str, Tensor]) -> Member | None:
         """The family that `x` fills: what `given` leaves open of a stack's; both for one family are refused."""
@@ -353,10 +349,6 @@ class Module(nn.Module):
         layout = Layout((), tuple(self.network.graph.sizes))
         course = Course(self.network, layout, {}, {}, words, present, False, {}, self.network.floating, first.device)
         check_read(course, (members[index] for group in plan.groups for index in group))
-
-    def present(self, mask: Values | None, words: Mapping[str, int], batch: int) -> dict[str, Tensor]:
-        """The words that are present, by stack; nothing where all are."""
-        return check_mask(mask, words, batch, check_values=self.check_values)
 
 
 def output_of(network: Network) -> str:

@@ -24,14 +24,8 @@ Reads = Callable[[int], Tensor]
 Turn = Callable[[int], None]
 
 
-def scan(course: Course, group: Sequence[int], done: Collection[int] = ()) -> None:
-    """The values of a group whose members read each other, or themselves, at earlier words; but of those that are
-    `done`, which nothing reads after it."""
-    course.values |= _Scan(course, group).run([index for index in group if index not in done])
-
-
-class _Scan:
-    """One scan of a group: the values of each member word by word, so far."""
+class Scan:
+    """One scan of a group whose members read each other, or themselves, at earlier words: the values so far."""
 
     def __init__(self, course: Course, group: Sequence[int]) -> None:
         self.course, self.axis = course, course.layout.word
@@ -47,13 +41,13 @@ class _Scan:
             if index in self.done
         }
 
-    def run(self, wanted: Sequence[int]) -> dict[int, Tensor]:
-        """All words, one after another."""
+    def run(self, done: Collection[int] = ()) -> dict[int, Tensor]:
+        """All words, one after another; the values of all members but those that nothing reads after it."""
         turns = self.turns()
         for word in range(self.count):
             for turn in turns:
                 turn(word)
-        return {index: self.whole(index) for index in wanted}
+        return {index: self.whole(index) for index in self.members if index not in done}
 
     def words(self, value: Tensor) -> Sequence[Tensor]:
         """A value at each word; the same at all, where it does not depend on the word."""
@@ -148,10 +142,14 @@ class _Scan:
         """The recurrent maps that are made together with one: of the same x from outside, and of the same h."""
         if not self.is_plain(member):
             return []
+
+        def where(each: Member) -> list[tuple[object, ...]]:
+            return [(given.parent, given.reach) for given in each.inputs]
+
         beside = [
             other
             for index, other in self.members.items()
-            if index not in self.given and self.is_plain(other) and _sources(other) == _sources(member)
+            if index not in self.given and self.is_plain(other) and where(other) == where(member)
         ]
         return sorted(beside, key=_activation)
 
@@ -195,11 +193,6 @@ def _mapped(U: Tensor, h: Tensor, ready: Tensor) -> Tensor:
         return functional.linear(h, U) + ready
     flat = torch.addmm(ready.reshape(-1, len(U)), h.reshape(-1, U.shape[-1]), U.mT)
     return flat.reshape(ready.shape)
-
-
-def _sources(member: Member) -> tuple[object, ...]:
-    """Where a recurrent map reads."""
-    return tuple((given.parent, given.reach) for given in member.inputs)
 
 
 def _activation(member: Member) -> str:

@@ -80,7 +80,7 @@ def seen(course: Course, member: Member, word: int | None = None) -> tuple[At, l
         if given.over:
             read[given.slot], mask[given.slot] = _who(course, member, given, word)
         parents.append(found)
-    at = at_of(course, member, read, mask, word)
+    at = standing(course, member, read, mask, word)
     return brought(course, at, parents) if course.apart else (at, parents)
 
 
@@ -218,16 +218,11 @@ def _picked(course: Course, found: Tensor, axis: int, selector: int, word: int |
     return found.expand(*lead[:axis], found.shape[axis], *lead[axis + 1 :]).gather(axis, where.expand(lead))
 
 
-def standing(course: Course, member: Member) -> At:
-    """Where a family stands, with its parameters, whatever it reads."""
-    return at_of(course, member, {}, {})
-
-
-def at_of(
+def standing(
     course: Course,
     member: Member,
-    read: Mapping[str, Tensor],
-    mask: Mapping[str, Tensor],
+    read: Mapping[str, Tensor] | None = None,
+    mask: Mapping[str, Tensor] | None = None,
     word: int | None = None,
 ) -> At:
     """Where a family stands, with its parameters among the dims of the layout; what it reads is told."""
@@ -248,4 +243,4 @@ def at_of(
     else:
         place = course.count(1 if family.words is None else course.words[family.words])
     turns = course.turns if word is None else {}
-    return At(parameters, place, read, mask, course.training, course.dtype, turns)
+    return At(parameters, place, read or {}, mask or {}, course.training, course.dtype, turns)

@@ -13,7 +13,7 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.compiler.fused import Reading, entries, fused, is_plain, maps, reading_of, told_apart
 from bnet_transformer.compiler.plan import Fold, Plan
-from bnet_transformer.compiler.scan import scan
+from bnet_transformer.compiler.scan import Scan
 from bnet_transformer.compiler.seeing import full, given_value, seen, standing
 from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.network import Input, Member
@@ -32,7 +32,7 @@ def plan_to_values(plan: Plan, course: Course) -> dict[int, Tensor]:
         elif group[0] in course.values:
             pass  # made together with an earlier one
         elif group[0] in plan.recurrent:
-            scan(course, group, done)
+            course.values |= Scan(course, group).run(done)
         else:
             course.values[group[0]] = value(course, group[0])
         if group[0] in course.rows and group[0] not in course.known:

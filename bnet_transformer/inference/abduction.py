@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 GUMBEL_MAX = "Gumbel-max, a convention: the net does not say what the noise of a categorical is"
-Seen = Mapping[int, Tensor]
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ def tan_of_corpus(
         BNetError: The sentences differ in length, one has no evidence for its class, or labels are missing.
     """
     network = states[0].network if states else None
-    if network is None or len({len(s.tokens[_slices(s, slice_, role)[0]]) for s in states}) != 1:
+    if network is None or len({len(s.tokens[asking.slices_that_read(network, slice_, role)[0]]) for s in states}) != 1:
         raise BNetError("sentences", expected="sentences of one length, at least one", got="others, or none")
     node = classes if isinstance(classes, str) else None
     if node is not None and not all(state.evidence for state in states):
@@ -165,10 +165,6 @@ def tan_of_corpus(
     return corpus_tan([number[label] for label in labels], table, boxes)
 
 
-def _slices(state: SentenceState, slice_: int, role: str | None) -> tuple[str, list[int]]:
-    return asking.slices_that_read(state.network, slice_, role)
-
-
 def _class_and_codes(
     state: SentenceState, node: str | None, label: Hashable, slice_: int, head: int | None, role: str | None
 ) -> tuple[Hashable, list[int]]:
@@ -178,7 +174,7 @@ def _class_and_codes(
         asking.must_be_discrete(state.world, number)
         label = int(joint_posterior(state.query([number])).argmax())
         state = state if number in state.evidence else state.with_evidence({node: label})
-    stack, slices = _slices(state, slice_, role)
+    stack, slices = asking.slices_that_read(state.network, slice_, role)
     options: dict[str, Any] = {"role": role, "residual": 0.0, "head": head, "method": "rollout"}
     result = reads(state.query(), state.tokens[stack], slices, **options)
     codes: list[int] = result.matrix.argmax(-1).tolist()

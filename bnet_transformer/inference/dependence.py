@@ -12,11 +12,13 @@ higher orders, of other choices, or of what would follow if weights varied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from bnet_transformer import reference
 from bnet_transformer._core.torch_context import with_gradients
@@ -26,6 +28,7 @@ from bnet_transformer.inference.node_queries import normal_of
 from bnet_transformer.network import Member
 from bnet_transformer.reference import ATOL, BUDGET, Run, World
 
+K = TypeVar("K")
 LEAST = 1e-7  # what is left of a derivative, relative to it, once what is given is told: below, the node is determined
 RANK = 1e-10
 
@@ -47,28 +50,18 @@ def over_choices(
     books: list[list[Tensor]] = [[] for _ in nodes]
     for run in reference.runs(world, free, {}, budget):
         logs.append(sum((run.log_prob(node) for node in free), torch.zeros((), dtype=torch.float64)))
-        codes.append([_code(book, _state(run, node), atol) for book, node in zip(books, nodes, strict=True)])
+        values = [run.states[node] if node in run.states else run.value(node) for node in nodes]
+        codes.append([_code(book, value, atol) for book, value in zip(books, values, strict=True)])
     share = torch.stack(logs).exp()
     table = torch.tensor(codes).reshape(len(codes), len(nodes))
     parts = table.split([len(x), len(y), len(given)], dim=1)
-    i, j, k = (_numbered(part) for part in parts)
+    # The number of each row among the different ones; a column of zeros stands in where there is none.
+    i, j, k = (torch.unique(pad(part, (0, 1)), dim=0, return_inverse=True)[1] for part in parts)
     joint = torch.zeros(int(k.max()) + 1, int(i.max()) + 1, int(j.max()) + 1, dtype=torch.float64)
     joint.index_put_((k, i, j), share, accumulate=True)
     joint = joint[joint.sum((1, 2)) > 0]
     joint = joint / joint.sum((1, 2), keepdim=True)
     return float((joint - joint.sum(2, keepdim=True) * joint.sum(1, keepdim=True)).abs().max())
-
-
-def _state(run: Run, node: int) -> Tensor:
-    return run.states[node] if node in run.states else run.value(node)
-
-
-def _numbered(rows: Tensor) -> Tensor:
-    """The number of each row among the different ones."""
-    if not rows.shape[1]:
-        return torch.zeros(len(rows), dtype=torch.long)
-    numbers: Tensor = torch.unique(rows, dim=0, return_inverse=True)[1]
-    return numbers.reshape(-1)
 
 
 def _code(book: list[Tensor], value: Tensor, atol: float) -> int:
@@ -115,14 +108,12 @@ def _scaled(rest: Tensor, whole: Tensor) -> Tensor:
 
 def _in_double(world: World) -> World:
     """The same in float64."""
-    double = {name: value.double() for name, value in world.network.parameters.items()}
-    network = replace(world.network.with_parameters(double), floating=torch.float64)
-    given = {name: _double(value) for name, value in world.given.items()}
-    return replace(world, network=network, given=given, do={node: _double(value) for node, value in world.do.items()})
 
+    def double(values: Mapping[K, Tensor]) -> dict[K, Tensor]:
+        return {key: value.double() if value.is_floating_point() else value for key, value in values.items()}
 
-def _double(value: Tensor) -> Tensor:
-    return value.double() if value.is_floating_point() else value
+    network = replace(world.network.with_parameters(double(world.network.parameters)), floating=torch.float64)
+    return replace(world, network=network, given=double(world.given), do=double(world.do))
 
 
 class _Run(Run):

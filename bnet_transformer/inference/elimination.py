@@ -40,13 +40,14 @@ def eliminated(course: Course, factors: list[Factor], dtype: torch.dtype | None 
         family, table = factor.member.family, factor.table
         over = ((), None) if factor.summed else (family.plates, family.words)
         if factor.told is not None and factor.member.scope != "corpus":
-            relative, constant = _relative(course, table)
-            constant = constant.to(dtype or constant.dtype)
+            choices = [k for k in range(layout.batch) if table.shape[k] > 1]
+            greatest = _greatest(table, choices) if choices else table
+            constant = greatest.to(dtype or greatest.dtype)
             whole = constant.expand(broadcast(constant.shape, full_shape(course, *over, batch)))
             constants.append(whole.sum(axes, keepdim=True))
-            if relative is None:
+            if not choices:
                 continue
-            table = relative
+            table = table - greatest
         groups.setdefault(over, []).append(table)
     rest = groups.pop(((), None), [])
     for (plates, words), tables in groups.items():
@@ -73,34 +74,26 @@ def _sum_out(course: Course, tables: list[Tensor], choices: list[int]) -> Tensor
     layout = course.layout
     left = list(choices)
     while left:
-        costs = {i: _joint(layout.enumerated.index(i), tables) for i in left}
-        chosen = min(left, key=lambda i: math.prod(costs[i]))
-        if math.prod(costs[chosen]) > MOST_NUMBERS:
+        places = {i: layout.enumerated.index(i) for i in left}
+        touching = {i: [table for table in tables if table.shape[place] > 1] for i, place in places.items()}
+        costs = {i: math.prod(broadcast(*(t.shape for t in some))) if some else 0 for i, some in touching.items()}
+        chosen = min(left, key=lambda i: costs[i])
+        if costs[chosen] > MOST_NUMBERS:
             name = course.network.members[chosen].family.name
             raise BudgetError(
                 f"eliminating {name}",
                 expected=f"a table of at most {MOST_NUMBERS} numbers",
-                got=f"{math.prod(costs[chosen])}",
+                got=f"{costs[chosen]}",
                 allowed="do= or evidence on some of these choices; fewer sentences at once",
             )
-        place = layout.enumerated.index(chosen)
-        touched = [table for table in tables if table.shape[place] > 1]
+        place = places[chosen]
         tables = [table for table in tables if table.shape[place] == 1]
-        if touched:
-            tables.append(_logsumexp(_total(touched), place))
+        if touching[chosen]:
+            tables.append(_logsumexp(_total(touching[chosen]), place))
         left.remove(chosen)
     if not tables:
         return torch.zeros([1] * layout.rank, dtype=course.log_dtype, device=course.device)
     return _total(tables)
-
-
-def _relative(course: Course, table: Tensor) -> tuple[Tensor | None, Tensor]:
-    """A log table relative to its greatest value over the choices (None where no choice changes it), and that value."""
-    choices = [k for k in range(course.layout.batch) if table.shape[k] > 1]
-    if not choices:
-        return None, table
-    greatest = _greatest(table, choices)
-    return table - greatest, greatest
 
 
 def _greatest(table: Tensor, dims: int | list[int]) -> Tensor:
@@ -116,11 +109,6 @@ def _logsumexp(table: Tensor, place: int) -> Tensor:
     """
     greatest = _greatest(table, place)
     return (table - greatest).exp().sum(place, keepdim=True).log() + greatest
-
-
-def _joint(place: int, tables: list[Tensor]) -> tuple[int, ...]:
-    touched = [table.shape for table in tables if table.shape[place] > 1]
-    return broadcast(*touched) if touched else (0,)
 
 
 def _total(tables: list[Tensor]) -> Tensor:

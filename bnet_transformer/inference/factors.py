@@ -143,10 +143,9 @@ def _analysed(
     above = network.graph.ancestral_set(asked, known)
     inner = {bundle.parent for index in above for bundle in network.graph.into[index] if index not in known}
     random = {i for i in above if network.members[i].tpm.is_random and i not in known}
+    of_tensors = {network.graph.family(name).index for name, (_, is_real) in evidence.items() if is_real}
     tops = {asked[-1]} if query else set()
-    tops |= {
-        i for i in random - {*tops} if network.members[i].tpm.kind == "discrete" and _is_tensor(network, i, evidence)
-    }
+    tops |= {i for i in random & of_tensors if network.members[i].tpm.kind == "discrete"}
     settled = {i for i in inner - tops if _settles(network, i, evidence)}
     free = {i for i in random - settled if network.members[i].tpm.kind == "discrete" and i in inner | tops}
     needed = random | set(asked) - known
@@ -244,12 +243,6 @@ def _settles(network: Network, index: int, evidence: Mapping[str, tuple[bool, bo
     return of_all and (kind == "continuous" or (kind == "discrete" and not real))
 
 
-def _is_tensor(network: Network, index: int, evidence: Mapping[str, tuple[bool, bool]]) -> bool:
-    """True where evidence on a choice is the tensor that its children receive, not its state."""
-    _, real = evidence.get(network.graph.families[index].name, (False, False))
-    return real
-
-
 def _names(network: Network, indices: Collection[int]) -> tuple[str, ...]:
     return tuple(network.graph.families[index].name for index in sorted(indices))
 
@@ -328,7 +321,13 @@ def prior_of(course: Course, index: int, member: Member) -> Tensor:
     """`log P(state | parents)` for every state, along the family's own dim."""
     at, parents = _seen_in_logs(course, member)
     table = _along(course, index, _log_softmax(course, member.tpm.logits(at, *parents))).clamp(min=NEVER)
-    return table if index not in course.patched else _set_states(course, index, table)
+    if index not in course.patched:
+        return table
+    # A node that is set has no parents: a delta at its state. One that is set to a tensor sends that to its children,
+    # whatever its state: its delta is at state 0.
+    value, which = course.patched[index]
+    state = torch.zeros_like(which, dtype=torch.long) if value.is_floating_point() else value
+    return torch.where(which, torch.where(states(course, index) == state, 0.0, NEVER).to(table.dtype), table)
 
 
 def table_entries(course: Course, factor: Factor) -> Tensor:
@@ -350,16 +349,6 @@ def _picked(table: Tensor, told: Evidence) -> Tensor:
     """The entries of a table `[*layout, states]` for the states that were seen."""
     lead = broadcast(table.shape[:-1], told.value.shape)
     return table.expand(*lead, table.shape[-1]).gather(-1, told.value.expand(lead)[..., None]).squeeze(-1)
-
-
-def _set_states(course: Course, index: int, table: Tensor) -> Tensor:
-    """A table of log probabilities in which the nodes that are set have no parents: a delta at the state of each.
-
-    A node that is set to a tensor sends that to its children, whatever its state: its delta is at state 0.
-    """
-    value, which = course.patched[index]
-    state = torch.zeros_like(which, dtype=torch.long) if value.is_floating_point() else value
-    return torch.where(which, torch.where(states(course, index) == state, 0.0, NEVER).to(table.dtype), table)
 
 
 def _match(course: Course, index: int, member: Member, told: Evidence, atol: float) -> Tensor:

@@ -406,7 +406,8 @@ class Answers:
             shape = (self.world.network.count_states(member.family.index, self.world.ground.words),)
         elif shape is None:
             shape = (self.words_read(member),)
-        table = self._table(query.table, member)
+        self._compute(query.table, [member])
+        table = self._tables[query.table, member.family.index]
         states = {self.world.ground.family_of(choice).index: self.world.count_states(choice) for choice in free}
         return self._narrowed(table, member, states, index, shape)
 
@@ -436,11 +437,6 @@ class Answers:
             else:
                 values = values.select(k, place.get(k, 0) if values.shape[k] > 1 else 0)
         return values.clone()
-
-    def _table(self, table: str, member: Member) -> FamilyTable:
-        """A table of a family, computed once."""
-        self._compute(table, [member])
-        return self._tables[table, member.family.index]
 
     @torch.no_grad()
     def _compute(self, table: str, members: Sequence[Member]) -> None:
@@ -501,7 +497,9 @@ class Answers:
                 same.add(index)
             else:
                 stack.extend(bundle.parent for bundle in network.graph.into[index])
-        kept = [network.members[index] for index in sorted(same) if self._keeps(network.members[index])]
+        functions = (member for member in map(network.members.__getitem__, sorted(same)) if member.inputs)
+        functions = (member for member in functions if member.tpm.kind == "deterministic")
+        kept = [member for member in functions if not asking.choice_above(network, [member.family.index])]
         if self.before.table_fault("value", kept, ()) is not None:
             return {}
         self.before._compute("value", kept)
@@ -510,11 +508,6 @@ class Answers:
         values = {member.family.name: value for member, value in zip(kept, each, strict=True)}
         # What is no number is computed again, so that the error names the node.
         return {} if any(bool(value.isnan().any()) for value in values.values()) else values
-
-    def _keeps(self, member: Member) -> bool:
-        """True for a family that is a function of its parents, beneath no open choice."""
-        is_function = bool(member.inputs) and member.tpm.kind == "deterministic"
-        return is_function and not asking.choice_above(self.world.network, [member.family.index])
 
     @cached_property
     def _touched(self) -> set[int]:

@@ -37,7 +37,6 @@ from bnet_transformer.world import World, choices
 if TYPE_CHECKING:
     import pandas as pd
 
-METHODS = ("rollout", "flow")
 FLOWS = 2**16  # greatest flows (one for each state, output word and source word) through three slices or more
 WORK = 2**28  # products while paths are sought
 UNITS = 2**30  # the parts of which a flow is made
@@ -155,39 +154,27 @@ def best_paths(weights: Tensor, steps: Tensor, word: int, count: int) -> list[tu
     `P(path) = sum_s weights[s] prod_t steps[s, t, i_(t+1), i_t]`. A path begun is no better than the sum over
     the states of the best that each could make of it; the search goes on from where that is greatest (A*).
     """
-    to_go = _best_to_go(steps)
     depth, work = steps.shape[1], 0
+    to_go = [steps.new_ones(steps.shape[0], steps.shape[-1])]  # the most that a path from there keeps: [state, word]
+    for t in range(depth):
+        to_go.append((steps[:, t] * to_go[-1][:, None, :]).amax(-1))
     heap: list[tuple[float, tuple[int, ...]]] = [(-1.0, (word,))]
     found: list[tuple[float, tuple[int, ...]]] = []
     while heap and len(found) < count:
-        bound, words = heapq.heappop(heap)
+        total, words = heapq.heappop(heap)
         if len(words) > depth:
-            found.append((-bound, words))
+            found.append((-total, words))
             continue
         work += steps.shape[0] * steps.shape[-1]
         if work > WORK:
             allowed = "fewer slices, or a smaller count; do or evidence on choices"
             raise BudgetError("paths", expected=f"at most {WORK} products", got="more", allowed=allowed)
-        for total, after in _steps_on(weights, steps, to_go, words):
-            heapq.heappush(heap, (-total, after))
+        share, last = path_shares(weights, steps, words), depth - len(words)
+        bounds = (share[:, None] * steps[:, last, words[-1]] * to_go[last]).sum(0)
+        for j, bound in enumerate(bounds.tolist()):  # on what comes of it; what it comes to, at the last
+            if bound > 0:
+                heapq.heappush(heap, (-bound, (*words, j)))
     return found
-
-
-def _best_to_go(steps: Tensor) -> list[Tensor]:
-    """For each state, depth and word, the most that a path from there can keep: `[slice][state, word]`."""
-    found = [steps.new_ones(steps.shape[0], steps.shape[-1])]
-    for t in range(steps.shape[1]):
-        found.append((steps[:, t] * found[-1][:, None, :]).amax(-1))
-    return found
-
-
-def _steps_on(
-    weights: Tensor, steps: Tensor, to_go: list[Tensor], words: tuple[int, ...]
-) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """Each word that may come next, with a bound on what comes of it (what it comes to, at the last)."""
-    share, last = path_shares(weights, steps, words), steps.shape[1] - len(words)
-    bounds = (share[:, None] * steps[:, last, words[-1]] * to_go[last]).sum(0)
-    return ((bound, (*words, j)) for j, bound in enumerate(bounds.tolist()) if bound > 0)
 
 
 def path_shares(weights: Tensor, steps: Tensor, words: tuple[int, ...]) -> Tensor:
@@ -302,7 +289,7 @@ def reads(
     answers: Answers | None = None,
 ) -> Reads:
     """Which word of the first state of these slices each word of their last state was read from."""
-    one_of("method", method, METHODS)
+    one_of("method", method, ("rollout", "flow"))
     residual = number("residual", residual)
     if not 0 <= residual <= 1:
         raise BNetError("residual", expected="a share from 0 to 1", got=residual)

@@ -81,7 +81,9 @@ def sample(query: Query, n: int, seed: int) -> Samples:
     order = topological_order(world.ground).tolist()
     drawn = {node: value.expand(n, *value.shape) for node, value in settled.items()}
     above = set(query.choices)
-    drawn |= _above_evidence(replace(query, nodes=tuple(node for node in order if node in above)), n, generator)
+    if above:
+        asked = replace(query, nodes=tuple(node for node in order if node in above))
+        drawn |= (_along_a_chain if _is_chain(asked) else _from_the_whole)(asked, n, generator)
     module = of_one_sentence(query.module)
     for group in world.network.graph.groups:
         left = {node for index in group for node in _random(world, index) if node not in drawn}
@@ -145,7 +147,8 @@ def _zeros(world: World, nodes: Sequence[int]) -> Drawn:
 def _is_chain(query: Query) -> bool:
     """True where the choices are too many for one table, and elimination gives them one after another."""
     count = math.prod(query.world.count_states(node) for node in query.nodes)
-    return count > FEW and all(_chain_fault(query, k) is None for k in range(len(query.nodes)))
+    nodes = query.nodes
+    return count > FEW and all(router.question_fault(query, nodes[k], nodes[:k]) is None for k in range(len(nodes)))
 
 
 def _batch_fault(module: Module, world: World, group: Sequence[int], drawn: Drawn) -> Fault | None:
@@ -178,20 +181,11 @@ def _random(world: World, index: int) -> list[int]:
     return [node for node in nodes if node not in world.do]
 
 
-def _above_evidence(query: Query, n: int, generator: torch.Generator) -> Drawn:
-    """Draws of the choices above evidence from their posterior: from the whole of it, or along a chain."""
-    if not query.nodes:
-        return {}
-    if _is_chain(query):
-        return _along_a_chain(query, n, generator)
+def _from_the_whole(query: Query, n: int, generator: torch.Generator) -> Drawn:
+    """Draws of the choices above evidence from their joint posterior."""
     share = joint_posterior(query)
     states = torch.unravel_index(torch.multinomial(share.flatten(), n, True, generator=generator), share.shape)
     return dict(zip(query.nodes, states, strict=True))
-
-
-def _chain_fault(query: Query, k: int) -> Fault | None:
-    """Why `P(choice k | the choices before it, evidence)` cannot be had by elimination."""
-    return router.question_fault(query, query.nodes[k], query.nodes[:k])
 
 
 def _along_a_chain(query: Query, n: int, generator: torch.Generator) -> Drawn:

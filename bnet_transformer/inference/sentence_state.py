@@ -12,7 +12,7 @@ from torch import Tensor
 from bnet_transformer import asking
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.data.encode import EncodedSentence, Tokens, encode_value
-from bnet_transformer.errors import BNetError, EvidenceError, mapping, tolerance, whole
+from bnet_transformer.errors import BNetError, EvidenceError, mapping, tolerance, unknown, whole
 from bnet_transformer.graph import Ground, Selection
 from bnet_transformer.graph.queries import names_of
 from bnet_transformer.inference.node_queries import Answers
@@ -200,12 +200,32 @@ class SentenceState:
             words: The words that are in it, by number or as words, or a mapping from stacks to them; all where None.
             heads: The heads that are in it; all where None.
         """
-        return asking.selection(self.world, self.tokens, weights, slices, words, heads)
+        chosen = None if slices is None else asking.slices_of(slices, self.network)
+        sizes, plates, kept = self.network.graph.sizes, {}, {}
+        if heads is not None:
+            if "head" not in sizes:
+                raise BNetError("heads", expected="a net with a plate of heads", got="a net without one")
+            plates["head"] = asking.numbers_of("heads", heads, sizes["head"])
+        by_stack = words if isinstance(words, Mapping) else dict.fromkeys(self.tokens, words)
+        for stack, wanted in by_stack.items():
+            if stack not in self.tokens:
+                raise unknown("stack", stack, self.tokens)
+            if wanted is not None:
+                kept[stack] = asking.places_of(self.tokens[stack], wanted)
+        return Selection(chosen, kept, plates, weights)
 
     def labels(self, node: int) -> tuple[str, ...] | None:
-        """What the states of a node are called; None where they have no names.
+        """What the states of a node are called (labels, or words of the sentence or of the vocabulary), or None.
 
         Args:
             node: A ground id.
         """
-        return asking.labels(self.world, self.tokens, node)
+        network, member = self.network, self.world.member(node)
+        if member.tpm.kind != "discrete":
+            return None
+        if member.tpm.states is None:
+            return tuple(self.tokens[network.stack_read(member)])
+        found = getattr(member.tpm, "labels", None)
+        if found is None and not network.graph.out_of[member.family.index]:
+            found = network.vocabularies.get(member.family.stack)
+        return None if found is None or len(found) != member.tpm.states else tuple(found)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,13 +18,6 @@ from bnet_transformer.graph import Family, Ground
 from bnet_transformer.tpm import Attention
 from bnet_transformer.tpm.arrays import own_tensor
 from bnet_transformer.world import Row, World, sources, where
-
-
-class Valued(Protocol):
-    """What has values by name, as a Sentence does."""
-
-    def __getitem__(self, name: str) -> Tensor:
-        """The value of a node."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +42,9 @@ class Mean:
     True
     """
 
-    sentences: tuple[Valued, ...] = ()
+    sentences: tuple[Any, ...] = ()
 
-    def __init__(self, sentences: Sequence[Valued] | None = None) -> None:
+    def __init__(self, sentences: Sequence[Any] | None = None) -> None:
         several = isinstance(sentences, Sequence) and bool(sentences) and all(map(_has_values, sentences))
         if sentences is not None and not several:
             allowed = "Mean(), over the words of this sentence"

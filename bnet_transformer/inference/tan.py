@@ -17,7 +17,6 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, in_unicode, one_of, unknown, whole
 from bnet_transformer.graph import Ground, Quotient, Selection, shrink
 from bnet_transformer.graph.arborescence import best_parents
-from bnet_transformer.graph.folded import Family
 from bnet_transformer.inference.sentence_state import SentenceState
 from bnet_transformer.tpm.arrays import in_numpy
 
@@ -129,8 +128,9 @@ def tan(
 
 def box_namer(ground: Ground, boxes: str, slice_: int, stack: str | None = None) -> tuple[Callable[[str], str], str]:
     """The box of each node by name, and the box of the class; of a slice of that stack, where there are several."""
-    entries = [family for family in ground.folded.families if _enters(family, slice_)]
-    states = [family for family in entries if stack is None or family.stack == stack]
+    before = slice_ - 1 if slice_ else -1
+    over = [family for family in ground.folded.families if family.words is not None]
+    states = [f for f in over if (f.slice, f.step) == (slice_, before) and stack in (None, f.stack)]
     if len(states) != 1:
         names = ", ".join(family.name for family in states) or "none"
         several = f"stack=, one of {', '.join(family.stack for family in states)}; " if len(states) > 1 else ""
@@ -149,12 +149,6 @@ def box_namer(ground: Ground, boxes: str, slice_: int, stack: str | None = None)
         return f"word_{index[-1]}"
 
     return box, CLASS if boxes == "words" else entry.name
-
-
-def _enters(family: Family, slice_: int) -> bool:
-    """True for the state over words that enters a slice."""
-    before = slice_ - 1 if slice_ else -1
-    return family.slice == slice_ and family.step == before and family.words is not None
 
 
 def _without(quotient: Quotient, box: str) -> Quotient:

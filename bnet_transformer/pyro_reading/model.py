@@ -16,9 +16,9 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.course import Course, Layout
 from bnet_transformer.compiler.module import Values, output_of
-from bnet_transformer.compiler.scan import scan
+from bnet_transformer.compiler.scan import Scan
 from bnet_transformer.compiler.seeing import seen
-from bnet_transformer.compiler.told import batch_of, check_read, laid_out, there_of
+from bnet_transformer.compiler.told import batch_of, check_mask, check_read, laid_out, there_of
 from bnet_transformer.compiler.told import received as received_values
 from bnet_transformer.compiler.values import value as value_of
 from bnet_transformer.errors import BNetError, EvidenceError, mapping, one_of, unknown, whole
@@ -103,7 +103,7 @@ class PyroModel:
         set_ = self._module.told("do", do, words, told_of)
         told_of = batch_of(self.network, set_, told_of)
         batch = count_sentences(self.network, self._told(y), self.max_plate_nesting, told_of, batch)
-        present = self._module.present(mask, words, batch)
+        present = check_mask(mask, words, batch)
         layout = Layout((), self.plates)
         stored = {**self.network.parameters, **self._checked(parameters)}
         course = Course(self.network, layout, stored, {}, words, present, False, {}, self.network.dtype, device)
@@ -153,7 +153,7 @@ class PyroModel:
                 seen_ = received(course, self.network.members[index], told.observed[index])
                 course.known = {**course.known, index: seen_}
             if scanned:
-                scan(course, group)
+                course.values |= Scan(course, group).run()
             elif not random:
                 course.values[group[0]] = value_of(course, group[0])
             for index in random:
