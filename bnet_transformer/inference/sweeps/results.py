@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, in_unicode, one_of, seed_of, share, unknown, whole
+from bnet_transformer.errors import BNetError, one_of, seed_of, share, unknown, whole
 from bnet_transformer.tpm.arrays import in_numpy
 
 if TYPE_CHECKING:
@@ -323,8 +323,7 @@ def _plus_minus(error: Tensor) -> str:
 def _frame(columns: Mapping[str, list[Any]], values: Mapping[str, Any]) -> pd.DataFrame:
     import pandas as pd
 
-    told = {what: [in_unicode(x) if isinstance(x, str) else x for x in each] for what, each in columns.items()}
-    return pd.DataFrame({**told, **values})
+    return pd.DataFrame({**columns, **values})
 
 
 def _by_example(columns: Mapping[str, list[Any]], examples: int, values: Mapping[str, Any]) -> pd.DataFrame:
