@@ -7,7 +7,7 @@ import operator
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from inspect import isfunction
@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 UNSEEN = re.compile(r"[^\S \n]|[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
-MOST_ENTRIES = 2**26  # of a list that a caller tells
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|can't allocate memory|not enough memory|bad_alloc|out of memory")
 
 
@@ -142,15 +141,6 @@ def shown(value: object, width: int = 160) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def in_unicode(text: str) -> str:
-    r"""A text with each half of a character spelled out, as drawings do: no table or file of text holds one.
-
-    >>> print(in_unicode("half \ud800"))
-    half \ud800
-    """
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
 def _spelled(value: object) -> str:
     """The repr of a value, or what it is where it has none: too deep a list, too long a number, a stranger's class."""
     try:
@@ -205,26 +195,9 @@ def listed(what: str, value: object, kind: type, read: Callable[[Any], Any] | No
             things.append(thing if read is None else read(thing))
             if not isinstance(things[-1], kind):  # the first wrong one tells, for a list may have no end
                 raise TypeError
-            not_endless(what, len(things))
     except TypeError as error:
         raise BNetError(what, expected=f"a list of {kind.__name__}", got=value) from error
     return tuple(things)
-
-
-def not_endless(what: str, entries: Sized | int) -> None:
-    """Refuse a list, like a long range, of more entries than a person means, before each of them is looked at.
-
-    >>> not_endless("words", range(10**12))
-    Traceback (most recent call last):
-    ...
-    bnet_transformer.errors.BudgetError: words: expected at most 67,108,864 entries; got more
-    """
-    try:
-        count = entries if isinstance(entries, int) else len(entries)
-    except OverflowError:  # of a range past what a machine counts
-        count = MOST_ENTRIES + 1
-    if count > MOST_ENTRIES:
-        raise BudgetError(what, expected=f"at most {MOST_ENTRIES:,} entries", got="more")
 
 
 def mapping(what: str, value: object) -> Mapping[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +15,15 @@ from experiments.result import Result
 
 UNSEEN = 20_000_003  # the seed of what is asked; the steps that train have the seeds 0, 1, 2, ...
 COUNT = 1000
+
+MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+START, STOP = "<", ">"
+FIRST = datetime.date(1900, 1, 1).toordinal()
+LAST = datetime.date(2099, 12, 31).toordinal()
 
 
 def copying() -> Result:
@@ -51,22 +62,55 @@ def _symbols(name: str, task: Callable[..., toy.Pairs], steps: int, rate: float)
     return Result(name, told, HEAD, (_row(found, spent, _exact(made, target[:, 1:].tolist())),))
 
 
+def days(count: int, *, seed: int) -> list[tuple[list[str], list[str]]]:
+    """Days from 1900 to 2099 as people write them, and as `YYYY-MM-DD`; both as lists of letters.
+
+    >>> source, target = days(6, seed=3)[5]
+    >>> "".join(source), "".join(target)
+    ('Thu 22 Sep 1904', '1904-09-22')
+    """
+    draw = random.Random(seed)
+    found = []
+    for _ in range(count):
+        day = datetime.date.fromordinal(draw.randint(FIRST, LAST))
+        found.append((list(_written(day, draw.randrange(6))), list(day.isoformat())))
+    return found
+
+
+def letters() -> list[str]:
+    """The letters of all dates, after the words that start and stop a target."""
+    used = {letter for word in (*MONTHS, *DAYS, "0123456789 -,./") for letter in word}
+    return [START, STOP, *sorted(used)]
+
+
+def _written(day: datetime.date, form: int) -> str:
+    month, name, d, y = MONTHS[day.month - 1], DAYS[day.weekday()], day.day, day.year
+    return (
+        f"{d} {month} {y}",
+        f"{month} {d}, {y}",
+        f"{name} {d} {month} {y}",
+        f"{name[:3]} {d} {month[:3]} {y}",
+        f"{d:02}/{day.month:02}/{y}",
+        f"{d}.{day.month}.{y}",
+    )[form]
+
+
 def dates() -> Result:
     """Days as people write them to YYYY-MM-DD, letter by letter."""
-    net = bt.encoder_decoder(64, heads=4, slices=2, hidden=256, vocabulary=toy.letters(), dropout=0.0)
+    net = bt.encoder_decoder(64, heads=4, slices=2, hidden=256, vocabulary=letters(), dropout=0.0)
     begun = time.perf_counter()
     found = bt.train(
         net,
-        lambda step: toy.dates(64, seed=step),
+        lambda step: days(64, seed=step),
         steps=1500,
         batch=64,
         optimizer=bt.AdamW(rate=3e-3, schedule="cosine", warmup=100, clip=1.0),
-        start=toy.START,
-        stop=toy.STOP,
+        start=START,
+        stop=STOP,
     )
     spent = time.perf_counter() - begun
-    asked = toy.dates(COUNT, seed=UNSEEN)
-    made = found.net.generate([source for source, _ in asked], length=12, start=toy.START, stop=toy.STOP)
+    asked = days(COUNT, seed=UNSEEN)
+    made = found.net.generate([source for source, _ in asked], length=12, start=START, stop=STOP)
     exact = sum("".join(words) == "".join(target) for words, (_, target) in zip(made.words, asked, strict=True))
     told = (
         "Six ways to write a day from 1900 to 2099 (`Sun 18 Apr 1971`, `April 21, 2095`, `25/05/1985`, ...), read "

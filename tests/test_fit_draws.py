@@ -26,7 +26,7 @@ from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.variational import Model, Variational
 from bnet_transformer.tpm import Normal
-from bnet_transformer.training.loop_config import LoopConfig
+from bnet_transformer.training.configs import LoopConfig
 from tests import flat_options
 
 ARVIZ = pytest.mark.filterwarnings("ignore:\nArviZ is undergoing:FutureWarning")

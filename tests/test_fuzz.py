@@ -391,7 +391,7 @@ def test_half_of_a_character_is_no_text() -> None:
     pytest.importorskip("tokenizers")
     reader = Tokenizer(seeds_tokenizer()[0].decode())
     for said in ("the \ud800", ["the", "\udcff"]):
-        refused(lambda said=said: reader.read(said), "half of a character")
+        refused(lambda said=said: reader.read(said), "text that its tokenizer reads")
     assert str(bt.BNetError("type", expected="one", got="a\udcff")) == r"type: expected one; got 'a\udcff'"
 
 

@@ -298,9 +298,7 @@ HOSTILE = st.one_of(
     st.none() | st.booleans() | st.integers(-5, 10) | st.integers(10**18, 10**30) | st.floats() | st.text(max_size=8),
     st.binary(max_size=4) | st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
     st.lists(st.integers(-2, 4) | st.text(max_size=3) | st.floats(), max_size=4),
-    st.sampled_from(
-        [torch.zeros(0), torch.zeros(4), torch.tensor(1), np.zeros((2, 2)), len, 1j, 10**5000, range(10**12)]
-    ),
+    st.sampled_from([torch.zeros(0), torch.zeros(4), torch.tensor(1), np.zeros((2, 2)), len, 1j, 10**5000]),
     st.sampled_from(["x_0_0", "q_0_1", "c", "y_1", "W_k_1", "x_0_99", "\x00", "é_1", "\ud800", "x_0_0" * 50]),
 )
 WRITES_OR_TAKES_LONG = {

@@ -125,25 +125,6 @@ def test_draws_of_words_that_share_a_mean_are_apart() -> None:
     assert_close(drawn.T.cov(), 0.25 * torch.eye(6, dtype=D), rtol=0, atol=0.025)
 
 
-@pytest.mark.slow
-def test_compiled_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
-    own = torch.compile
-
-    def compile(function: object) -> object:
-        asked.append(function)
-        return own(function, backend="eager", fullgraph=True)
-
-    net, words = linear("before"), vectors(2, 3, 2)
-    plain = net.iterate(words, 7)
-    monkeypatch.setattr(torch, "compile", compile)
-    assert_close(net.iterate(words, 7, compile=True), plain, rtol=1e-10, atol=1e-10)
-    drawn = net.iterate(words, 4, sample=True, seed=1)
-    assert_close(net.iterate(words, 4, sample=True, seed=1, compile=True), drawn, rtol=1e-10, atol=1e-10)
-    net.iterate(words, 4, compile=True)
-    assert len(asked) == 2  # the means and the draws, once each
-
-
 def test_a_float_net_takes_any_real_numbers() -> None:
     net = integrator().to(torch.float32)
     assert net.iterate(vectors(3, 4), 2).dtype == torch.float32

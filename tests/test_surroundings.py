@@ -18,7 +18,6 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.inference.fit import Fit
-from bnet_transformer.training import Generated
 
 WORDS = ["the", "cat", "sat"]
 CAT = {"y_2": ("cat", "sat")}
@@ -293,26 +292,6 @@ def test_a_view_that_is_negated_later_is_read():
     assert bt.bayesuvius(4).sentence(x=x)["x_0_1"].equal(torch.ones(4))
 
 
-def test_a_range_without_an_end_is_refused(net):
-    endless = range(10**12)
-    asked: list[Callable[[], object]] = [
-        lambda: net.sentence(endless),
-        lambda: net.sentence(range(10**30)),
-        lambda: bt.bayesuvius(4).sentence(endless),
-        lambda: DEC.generate(endless),
-        lambda: bt.fit(net, endless, method=bt.MAP(steps=1), progress=False),
-        lambda: bt.train(DEC, endless, steps=1, progress=False),
-        lambda: bt.inclusion(DEC, endless, progress=False),
-    ]
-    for each in asked:
-        with pytest.raises(bt.BudgetError, match="expected at most 67,108,864 entries; got more"):
-            each()
-    with pytest.raises(bt.BNetError, match="parent: expected a role or an Arrow; got 0"):
-        bt.Node("x", bt.tpm.Add(), endless)
-    with pytest.raises(bt.BNetError, match="probabilities: expected 3 numbers from 0 to 1 that sum to 1"):
-        bt.tpm.Categorical(3, probabilities=iter(int, 1))
-
-
 def test_a_number_that_the_type_cannot_hold_is_told_by_its_node():
     for make in (
         lambda: bt.bayesuvius(4, scale=1e308),
@@ -343,16 +322,3 @@ def test_what_overflows_is_told_once(recwarn):
     with pytest.raises(bt.BNetError, match="expected a finite bound"):
         bt.fit(real, [(big, torch.zeros(3, 4))], method=bt.SVI(steps=2), spread=1.0, progress=False)
     assert not recwarn.list
-
-
-def test_a_table_spells_half_a_character(tmp_path):
-    words = ["the", "\ud800", "sat"]
-    net, dec = bt.bayesuvius(4, vocabulary=words), bt.decoder(8, heads=2, slices=1, vocabulary=words)
-    s = net.sentence(words)
-    sweep = bt.sweep(dec.sentence(words), dec.sentence([words[1]] * 3), metric={"y_2": ("the", "sat")}, progress=False)
-    generated = Generated(((1,),), ((words[1],),), (0.0,))
-    tables = [s.reads().to_dataframe(), s.tan_tree().to_dataframe(), generated.to_dataframe()]
-    tables += [sweep.to_dataframe(), sweep.to_dataframe(examples=True)]
-    for table in tables:
-        table.to_csv(tmp_path / "a.csv")
-        assert "\\ud800" in (tmp_path / "a.csv").read_text(encoding="utf-8")

@@ -165,17 +165,10 @@ def is_text(value: object) -> bool:
 
 def _text(what: str, value: object) -> str | list[str]:
     if isinstance(value, str):
-        return _sound(what, value)
+        return value
     if isinstance(value, Sequence) and value and all(isinstance(word, str) and word for word in value):
-        return [_sound(what, word) for word in value]
+        return list(value)
     raise BNetError(what, expected="text, or a list of words, none empty", got=value)
-
-
-def _sound(what: str, text: str) -> str:
-    """A text without halves of characters, as bytes of a command line that were no UTF-8 leave them."""
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise BNetError(what, expected="text in Unicode", got=f"half of a character: {text!r}")
-    return text
 
 
 def _span(text: str, at: Span) -> Span:

@@ -37,7 +37,7 @@ from bnet_transformer.data.examples import (
 )
 from bnet_transformer.data.task import Task, infer_fit_task, infer_task
 from bnet_transformer.data.words import is_text_array
-from bnet_transformer.errors import BNetError, not_endless
+from bnet_transformer.errors import BNetError
 from bnet_transformer.network import Network
 
 WAYS = "a list of sentences or of pairs, an array [sentence, word], a pair of arrays, a file of tokens"
@@ -292,7 +292,6 @@ def _read_rows(reader: ExampleReader, data: object, what: str) -> Dataset:
     data = data if task.next_word is not None or reader.inputs_only else _pair_lists(task, data, what)
     if not isinstance(data, Sequence) or not data:
         raise BNetError(what, expected=WAYS, got=data)
-    not_endless(what, data)
     if all(isinstance(word, int) for word in data):
         raise BNetError(what, expected=WAYS, got="a list of ids", allowed="[ids], for a single sentence")
     read = [read_example(reader, k, row, what) for k, row in enumerate(data)]

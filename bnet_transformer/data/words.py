@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.tokenizer import Tokenizer, is_text
-from bnet_transformer.errors import BNetError, not_endless, unknown
+from bnet_transformer.errors import BNetError, unknown
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm.arrays import own_tensor
 
@@ -236,7 +236,6 @@ def split_words(what: str, sentence: object) -> list[str] | None:
     words = words.tolist() if is_text_array(words) else words
     if not isinstance(words, Sequence) or isinstance(words, bytes):
         return None
-    not_endless(what, words)
     if not words:
         raise BNetError(what, expected="at least one word", got=sentence)
     if not all(isinstance(word, str) for word in words):

@@ -24,7 +24,7 @@ from torch import Tensor
 from bnet_transformer import asking, reference
 from bnet_transformer._core.drawing import Drawable
 from bnet_transformer.axes import stem_of
-from bnet_transformer.errors import BNetError, BudgetError, in_unicode, number, one_of, whole
+from bnet_transformer.errors import BNetError, BudgetError, number, one_of, whole
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.heads.result import Inclusion
 from bnet_transformer.inference.joint_posterior import joint_posterior
@@ -258,7 +258,7 @@ class Reads(Drawable):
         """A row for each output word and each source word."""
         import pandas as pd
 
-        said = [in_unicode(token) for token in self.tokens]
+        said = list(self.tokens)
         rows = [
             {"output": i, "output_token": said[i], "source": j, "source_token": said[j], "share": share}
             for i, row in enumerate(self.matrix.tolist())

@@ -14,7 +14,7 @@ from torch import Tensor
 from bnet_transformer import asking
 from bnet_transformer._core.drawing import Drawable
 from bnet_transformer.axes import WORD
-from bnet_transformer.errors import BNetError, in_unicode, one_of, unknown, whole
+from bnet_transformer.errors import BNetError, one_of, unknown, whole
 from bnet_transformer.graph import Ground, Quotient, Selection, shrink
 from bnet_transformer.graph.arborescence import best_parents
 from bnet_transformer.inference.sentence_state import SentenceState
@@ -81,7 +81,7 @@ class TanTree(Drawable):
         """A row for each word: its parent, and how much of it the word reads."""
         import pandas as pd
 
-        said = [in_unicode(token) for token in self.tokens]
+        said = list(self.tokens)
         rows = zip(said, self.parents, self.weights, strict=True)
         told = [(token, parent, said[parent] if parent >= 0 else "", share) for token, parent, share in rows]
         return pd.DataFrame(told, columns=["token", "parent", "parent_token", "share"])

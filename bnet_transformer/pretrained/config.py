@@ -29,31 +29,23 @@ BASE = 10000.0
 
 
 def load_config(family: Family, raw: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The settings that `transformers` makes of a config.json."""
+    """The settings that `transformers` makes of a config.json; those themselves where it is not installed or does not
+    know the model type."""
     _check_counts(family, raw)
-    config_class = _config_class(family.name)
-    if config_class is None:
-        return raw
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of names that are deprecated
-            config: dict[str, Any] = config_class.from_dict(copy.deepcopy(dict(raw))).to_dict()
-    except Exception as error:  # of many kinds, for each class checks its settings in its own way
-        got = shown(" ".join(str(error).split()) or type(error).__name__)  # in one line
-        raise FileError(f"config of {where}", expected="settings that transformers reads", got=got) from error
-    return config
-
-
-def _config_class(kind: str) -> Any:
-    """The config class of a model type; None where `transformers` is not installed or does not know it."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its own imports
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own imports, and of names that are deprecated
+        try:
             from transformers import CONFIG_MAPPING
 
-            return CONFIG_MAPPING[kind]
-    except (ImportError, KeyError):
-        return None
+            config_class = CONFIG_MAPPING[family.name]
+        except (ImportError, KeyError):
+            return raw
+        try:
+            config: dict[str, Any] = config_class.from_dict(copy.deepcopy(dict(raw))).to_dict()
+        except Exception as error:  # of many kinds, for each class checks its settings in its own way
+            got = shown(" ".join(str(error).split()) or type(error).__name__)  # in one line
+            raise FileError(f"config of {where}", expected="settings that transformers reads", got=got) from error
+    return config
 
 
 def _check_counts(family: Family, raw: Mapping[str, Any]) -> None:

@@ -16,8 +16,6 @@ from bnet_transformer.data.examples import Example, pad_examples
 from bnet_transformer.data.task import Task, check_has_words, infer_trainable_task
 from bnet_transformer.errors import (
     BNetError,
-    in_unicode,
-    not_endless,
     number,
     one_of,
     room_for,
@@ -63,7 +61,7 @@ class Generated:
 
         return pd.DataFrame(
             {
-                "text": [in_unicode(text) for text in self.texts],
+                "text": self.texts,
                 "words": [len(row) for row in self.ids],
                 "score": self.scores,
             }
@@ -206,7 +204,6 @@ def _several(value: object) -> Sequence[object]:
         return [value] if value.ndim == 1 else list(value)
     if not isinstance(value, Sequence) or not value:
         raise BNetError("prompt", expected=wanted, got=value)
-    not_endless("prompt", value)
     if all(isinstance(word, int | np.integer) for word in value):
         return [value]
     return value

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -33,7 +32,6 @@ def iterate(
     grow: bool | None = None,
     sample: bool = False,
     seed: int = 0,
-    compile: bool = False,
     module: Module | None = None,
 ) -> Tensor:
     """The next `steps` words after a window of real-valued words, `[..., steps, dim]`.
@@ -44,7 +42,7 @@ def iterate(
     window has; with `grow` all words from the first. A net of two stacks reads the window in the one and
     goes on in the other, from the last word of the window, or from the words that a mapping from stack says. A
     Normal readout goes on with its mean, or with `sample` with what is drawn of it, by `seed`. `module` is one of this
-    net in evaluation, where there is one already; it keeps what `compile` makes of it.
+    net in evaluation, where there is one already.
 
     >>> import torch
     >>> import bnet_transformer as bt
@@ -53,8 +51,7 @@ def iterate(
     torch.Size([5, 3])
     """
     network = network_of(network)
-    for what, value in (("sample", sample), ("compile", compile)):
-        one_of(what, value, (True, False))
+    one_of("sample", sample, (True, False))
     seed_of(seed)
     if seed and not sample:
         raise BNetError("seed", expected="0: without sample=True nothing is drawn", got=seed)
@@ -70,15 +67,17 @@ def iterate(
     new, grow = teller.ahead(begun, ahead), teller.grows(grow)
     longest = begun + new * ((steps - 1) // new) if grow else begun
     teller.task.words[teller.stack].check_length(longest)
-    tell = _telling(module or Module(network).eval(), teller, sample=sample, compile=compile)
+    module, tell = module or Module(network).eval(), _drawn if sample else _mean
     words = x[teller.stack]
     told = words.new_empty(len(words), steps, *teller.member.shape)
-    with torch.no_grad(), _seeded(seed if sample else None, words.device):
+    with torch.no_grad(), own_random(words.device) if sample else nullcontext():
+        if sample:
+            reseed(seed, words.device)
         for step in range(0, steps, new):
-            found = tell({**x, teller.stack: words})[:, -new:]
+            found = tell(module, teller, {**x, teller.stack: words})[:, -new:]
             told[:, step : step + new] = found[:, : steps - step]
             words = torch.cat([words, found], 1)
-            words = words if grow else words[:, -begun:].contiguous()  # one layout: compiled once
+            words = words if grow else words[:, -begun:]
         _check_finite(told)
     return told.reshape(*lead, steps, *teller.member.shape)
 
@@ -227,15 +226,6 @@ def _begun(teller: Teller, window: Tensor) -> Tensor:
     return last
 
 
-def _telling(module: Module, teller: Teller, *, sample: bool, compile: bool) -> Callable[[Values], Tensor]:
-    """What computes new words of all words; a compiled one is kept for the next rollout."""
-    tell = partial(_drawn if sample else _mean, module, teller)
-    if not compile:
-        return tell
-    name = "drawn" if sample else "mean"
-    return module.memoize(("rollout", name), lambda: torch.compile(tell))
-
-
 def _mean(module: Module, teller: Teller, x: Values) -> Tensor:
     """The words that are told, `[batch, word, dim]`; one, of a readout of all words."""
     name = teller.member.family.name
@@ -264,14 +254,3 @@ def _check_finite(told: Tensor) -> None:
         got = f"a NaN or an infinite one at step {step + 1} of window {int(off[:, step].nonzero()[0])}"
         allowed = f"at most steps={step}" if step else None
         raise BNetError("iterate", expected="a rollout of finite numbers", got=got, allowed=allowed)
-
-
-@contextmanager
-def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Draws that follow from a seed, and leave the caller's random state alone."""
-    if seed is None:
-        yield
-        return
-    with own_random(device):
-        reseed(seed, device)
-        yield

@@ -21,8 +21,7 @@ from bnet_transformer.errors import BNetError, one_of, whole, within_memory
 from bnet_transformer.files import as_path
 from bnet_transformer.files.checkpoint import NAME, Checkpoints, diverged, kept_by, read
 from bnet_transformer.network import Network, network_of
-from bnet_transformer.training.configs import AdamW, EarlyStopping, Execution, TrainConfig
-from bnet_transformer.training.loop_config import LoopConfig, asked_to_stop
+from bnet_transformer.training.configs import AdamW, EarlyStopping, Execution, LoopConfig, TrainConfig, asked_to_stop
 from bnet_transformer.training.result import N, Trained
 from bnet_transformer.training.run import Loss, Run, settings_of
 

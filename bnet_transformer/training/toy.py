@@ -1,12 +1,9 @@
-"""Small tasks to train on: copying, reversing and sorting of ids, and dates written in words to dates in digits.
+"""Small tasks to train on: copying, reversing and sorting of ids.
 
 Of the ids 0 is the word that a target starts with; the rest are drawn evenly.
 """
 
 from __future__ import annotations
-
-import datetime
-import random
 
 import torch
 from torch import Tensor
@@ -14,16 +11,6 @@ from torch import Tensor
 from bnet_transformer.errors import BNetError, room_for, seed_of, whole
 
 Pairs = tuple[Tensor, Tensor]
-Dates = list[tuple[list[str], list[str]]]
-
-MONTHS = (
-    *("January", "February", "March", "April", "May", "June"),
-    *("July", "August", "September", "October", "November", "December"),
-)
-DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-START, STOP = "<", ">"
-FIRST = datetime.date(1900, 1, 1).toordinal()
-LAST = datetime.date(2099, 12, 31).toordinal()
 
 
 def copying(count: int, *, length: int = 10, symbols: int = 11, seed: int = 0) -> Pairs:
@@ -47,39 +34,6 @@ def sorting(count: int, *, length: int = 10, symbols: int = 11, seed: int = 0) -
     """Sources and the same in rising order."""
     source = _drawn(count, length, symbols, seed)
     return source, _started(source.sort(1).values)
-
-
-def dates(count: int, *, seed: int = 0) -> Dates:
-    """Days from 1900 to 2099 as people write them, and as `YYYY-MM-DD`; both as lists of letters.
-
-    >>> source, target = dates(6, seed=3)[5]
-    >>> "".join(source), "".join(target)
-    ('Thu 22 Sep 1904', '1904-09-22')
-    """
-    draw = random.Random(seed_of(seed))
-    found = []
-    for _ in range(whole("count", count)):
-        day = datetime.date.fromordinal(draw.randint(FIRST, LAST))
-        found.append((list(_written(day, draw.randrange(6))), list(day.isoformat())))
-    return found
-
-
-def letters() -> list[str]:
-    """The letters of all dates, after the words that start and stop a target."""
-    used = {letter for word in (*MONTHS, *DAYS, "0123456789 -,./") for letter in word}
-    return [START, STOP, *sorted(used)]
-
-
-def _written(day: datetime.date, form: int) -> str:
-    month, name, d, y = MONTHS[day.month - 1], DAYS[day.weekday()], day.day, day.year
-    return (
-        f"{d} {month} {y}",
-        f"{month} {d}, {y}",
-        f"{name} {d} {month} {y}",
-        f"{name[:3]} {d} {month[:3]} {y}",
-        f"{d:02}/{day.month:02}/{y}",
-        f"{d}.{day.month}.{y}",
-    )[form]
 
 
 def _drawn(count: int, length: int, symbols: int, seed: int) -> Tensor:

@@ -25,8 +25,7 @@ from bnet_transformer.inference.fit.methods import FitProblem, IterativeMethod
 from bnet_transformer.inference.fit.objective import LOG_EVIDENCE, LOG_POSTERIOR
 from bnet_transformer.network import Network
 from bnet_transformer.network.network import declare
-from bnet_transformer.training.configs import schedule_of
-from bnet_transformer.training.loop_config import LoopConfig, asked_to_stop
+from bnet_transformer.training.configs import LoopConfig, asked_to_stop, schedule_of
 
 USUAL = 256  # sentences of a minibatch, where none is told
 AT_ONCE = 1024  # sentences of one part of a full pass

@@ -14,7 +14,7 @@ from bnet_transformer._core.distributed import ALONE, Ranks
 from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError, number, one_of, put, whole
 from bnet_transformer.inference.fit.objective import Objective
-from bnet_transformer.training.loop_config import LoopConfig
+from bnet_transformer.training.configs import LoopConfig
 
 
 @dataclass(frozen=True)

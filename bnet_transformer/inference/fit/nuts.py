@@ -25,7 +25,7 @@ from bnet_transformer.inference.fit.point import at_home, with_learned
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.variational import SIMPLEX, Model, site
 from bnet_transformer.network import Network
-from bnet_transformer.training.loop_config import asked_to_stop
+from bnet_transformer.training.configs import asked_to_stop
 
 TRIED = 100  # draws of the prior among which a start with a finite density is looked for
 JITTER = 0.1  # by how much the first chain's start lies off the net's own parameters

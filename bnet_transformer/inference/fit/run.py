@@ -42,7 +42,7 @@ from bnet_transformer.inference.fit.variational import fit_svi
 from bnet_transformer.inference.route import Route
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.reference import BUDGET
-from bnet_transformer.training.loop_config import LoopConfig
+from bnet_transformer.training.configs import LoopConfig
 from bnet_transformer.training.result import N
 
 # Every method: its config, and the function that solves a problem by it. A new method is one row.

@@ -27,7 +27,7 @@ from bnet_transformer.inference.heads.posterior import Posterior, passes_of, pos
 from bnet_transformer.inference.heads.result import MEASURES, Damage, Inclusion, counts_of, order_by
 from bnet_transformer.inference.heads.runs import Part, Runs, likelihood_for, sites_of
 from bnet_transformer.network import Network, network_of
-from bnet_transformer.training.loop_config import LoopConfig
+from bnet_transformer.training.configs import LoopConfig
 
 MOST = 12  # heads of a slice, for all settings of their gates
 BUDGET = 2**17  # runs of one slice: sentences times settings

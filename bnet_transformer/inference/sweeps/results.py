@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, in_unicode, one_of, seed_of, share, unknown, whole
+from bnet_transformer.errors import BNetError, one_of, seed_of, share, unknown, whole
 from bnet_transformer.tpm.arrays import in_numpy
 
 if TYPE_CHECKING:
@@ -104,14 +104,14 @@ class ByCell:
 
         one_of("examples", examples, (True, False))
         indices = list(self.names)
-        frame = pd.DataFrame({"name": [in_unicode(name) for name in self.names.values()]})
+        frame = pd.DataFrame({"name": list(self.names.values())})
         for dim, axis in enumerate(self.axes):
             if axis in ("cell", "path"):
                 continue
             along, labels = self.places_along(axis), self.labels.get(axis)
             frame[axis] = [along[index[dim]] for index in indices]
             if labels is not None and labels != tuple(map(str, along)):
-                frame[TOKENS.get(axis, f"{axis}_token")] = [in_unicode(labels[index[dim]]) for index in indices]
+                frame[TOKENS.get(axis, f"{axis}_token")] = [labels[index[dim]] for index in indices]
         if examples:
             frame = frame.loc[frame.index.repeat(self.examples)].reset_index(drop=True)
             frame["example"] = np.tile(np.arange(self.examples), len(indices))
