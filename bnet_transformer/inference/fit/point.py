@@ -53,8 +53,9 @@ class PointEstimate(RestartOptimizer):
             evidence = m_step(objective, self.sets, self.full, power, ranks)
             if not objective.learned.weights:
                 return (evidence + prior) / len(self.corpus), {}
-        part = self.minibatch(step)
-        size, own = len(part), part if ranks.world == 1 else part.take(slice(ranks.rank, None, ranks.world))
+        which = self.minibatch_indices(step)
+        part = self.corpus if which is None else self.corpus.take(which)
+        size, own = len(part), ranks.shard(part)
         leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
         bound = objective.log_prior(leaves) / len(self.corpus) / ranks.world
         if len(own):

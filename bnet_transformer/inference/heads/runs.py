@@ -176,19 +176,14 @@ class Runs:
         """The sentences in parts of about so many words, each run once with all heads on; the `values` of the sites
         are kept where they are asked for."""
         kept = dict.fromkeys(name for site in self.sites for name in (site.name, *site.beside) if values)
-        around = not self.likelihood.is_observed
-        if not len(self.corpus):
-            return
-        for which, corpus in self.corpus.parts_by_length(self.module.network, words):
-            names = [*kept, *([self.likelihood.families[0]] if around else [])]
-            found = self._values(names, corpus) if names else {}
-            full = found[self.likelihood.families[0]] if around else None
-            yield Part(which, corpus, {name: found[name] for name in kept}, full)
-
-    def _values(self, names: list[str], corpus: Batch) -> dict[str, Tensor]:
-        course, plan = self.course(Request(tuple(names), corpus.x, training=False))
-        own = zip(names, plan.wanted, strict=True)
-        return {name: self.module.wanted(course, name, index) for name, index in own}
+        output = () if self.likelihood.is_observed else self.likelihood.families
+        names, network = (*kept, *output), self.module.network
+        for which, corpus in self.corpus.parts_by_length(network, words) if len(self.corpus) else ():
+            found: list[Tensor] = []
+            if names:
+                course, plan = self.course(Request(names, corpus.x, training=False))
+                found = [self.module.wanted(course, *wanted) for wanted in zip(names, plan.wanted, strict=True)]
+            yield Part(which, corpus, dict(zip(kept, found, strict=False)), found[-1] if output else None)
 
     @torch.no_grad()
     def settings(self, site: Site, part: Part, gates: Tensor) -> Tensor:
