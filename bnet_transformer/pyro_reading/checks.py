@@ -41,12 +41,12 @@ class Watch(Messenger):
         self.fixed = bool(msg["is_observed"])
 
 
-def handled() -> Iterator[tuple[str, str]]:
-    """The names that the handlers around the model condition or set by a mapping, each with what is done to it."""
+def handled() -> Iterator[tuple[str, str, object]]:
+    """What the handlers around the model condition or set: `"condition"` or `"do"`, the name, the value."""
     for handler in _PYRO_STACK:
-        for kind, what in ((ConditionMessenger, "condition"), (DoMessenger, "do")):
-            if isinstance(handler, kind) and isinstance(handler.data, dict):
-                yield from ((name, what) for name in handler.data)
+        if isinstance(handler, ConditionMessenger | DoMessenger) and isinstance(handler.data, dict):
+            what = "do" if isinstance(handler, DoMessenger) else "condition"
+            yield from ((what, name, value) for name, value in handler.data.items())
 
 
 def count_sentences(
@@ -59,12 +59,10 @@ def count_sentences(
     members = {m.family.name: m for m in network.members if m.tpm.is_random and m.scope != "corpus"}
     told = {members[name].family.index: (name, value) for name, value in observed.items() if name in members}
     found = [batch_of(network, told, least)]
-    for handler in _PYRO_STACK if least == 1 else ():
-        data = handler.data if isinstance(handler, ConditionMessenger | DoMessenger) else None
-        for name, value in data.items() if isinstance(data, dict) else ():
-            if name in members and isinstance(value, Tensor):
-                own = len(members[name].shape) if value.is_floating_point() else 0
-                found += value.shape[value.dim() - own - nesting :][:1] if value.dim() >= own + nesting else []
+    for _, name, value in handled() if least == 1 else ():
+        if name in members and isinstance(value, Tensor):
+            own = len(members[name].shape) if value.is_floating_point() else 0
+            found += value.shape[value.dim() - own - nesting :][:1] if value.dim() >= own + nesting else []
     if batch is not None and whole("batch", batch) != max(found) > 1:
         raise BNetError("batch", expected=f"{max(found)}, the number of sentences in y", got=batch)
     return max(found) if batch is None else batch
@@ -73,14 +71,18 @@ def count_sentences(
 def check_handled(network: Network, sites: frozenset[str], observed: frozenset[str]) -> dict[str, frozenset[str]]:
     """The sites under `condition` and `do`; refuse nodes of the net that are no site, and do on what is seen."""
     found: dict[str, set[str]] = {"condition": set(), "do": set()}
-    for name, what in handled():
+    for what, name, _ in handled():
         if name in sites:
             found[what].add(name)
-            continue
-        family, owner = network.graph.by_name.get(name), network.graph.owner(name)
-        if family is None and owner is None:
-            continue  # a site of a model around this one
-        if family is None and owner is not None:
+        elif name in network.graph.by_name:
+            kind = "set by do=" if network.member(name).tpm.is_random else "deterministic"
+            raise BNetError(
+                f"{what} on {name}",
+                expected="a random site of the model",
+                got=f"a {kind} node, which Pyro would pass over in silence",
+                allowed=", ".join(sorted(sites)) + f"; to set it, model(x, do={{{name!r}: ...}})",
+            )
+        elif (owner := network.graph.owner(name)) is not None:  # any other name is a site of a model around this one
             some = f", or y={{{owner.name!r}: ...}} with seen= for some of its words" if owner.name in sites else ""
             raise BNetError(
                 f"{what} on {name}",
@@ -88,13 +90,6 @@ def check_handled(network: Network, sites: frozenset[str], observed: frozenset[s
                 got="one node",
                 allowed=f"{owner.name!r}{some}",
             )
-        kind = "set by do=" if network.member(name).tpm.is_random else "deterministic"
-        raise BNetError(
-            f"{what} on {name}",
-            expected="a random site of the model",
-            got=f"a {kind} node, which Pyro would pass over in silence",
-            allowed=", ".join(sorted(sites)) + f"; to set it, model(x, do={{{name!r}: ...}})",
-        )
     for name in sorted(found["do"] & (found["condition"] | observed)):
         raise EvidenceError(name, expected="do or evidence on a node, not both", got="both")
     return {what: frozenset(names) for what, names in found.items()}
@@ -156,23 +151,18 @@ def check_drawn(course: Course, member: Member, what: str, value: object, sizes:
     assert isinstance(value, Tensor)
     if how:
         own = () if member.tpm.kind == "discrete" else member.shape
-        _check_form(what, value, tuple(sizes), own, one_for_all=how == "do")
+        full, split = tuple(sizes), max(0, value.dim() - len(own))
+        lead = tuple(value.shape[:split])
+        if len(lead) < len(full) and set(lead) <= {1}:
+            lead = (1,) * (len(full) - len(lead)) + lead
+        fitting = [full, (1, *full[1:]), (1,) * len(full)] if how == "do" else [full]
+        if lead[max(0, len(lead) - len(full)) :] not in fitting or value.shape[split:] != own:
+            wanted = f"shape {(*full, *own)}, first the {len(full)} dims of sentence, plates and word"
+            got = f"shape {tuple(value.shape)}"
+            raise BNetError(what, expected=wanted, got=got, allowed="model.data makes these dims")
         check_finite(what, value)
     check_states(course, member.family.index, what, value)
     return value
-
-
-def _check_form(what: str, value: Tensor, sizes: tuple[int, ...], own: tuple[int, ...], *, one_for_all: bool) -> None:
-    """Refuse a value that is not `[*sizes, *own]`; `one_for_all` sentences, or entries, may be set to one value."""
-    split = max(0, value.dim() - len(own))
-    lead = tuple(value.shape[:split])
-    if len(lead) < len(sizes) and set(lead) <= {1}:
-        lead = (1,) * (len(sizes) - len(lead)) + lead
-    allowed = [sizes, (1, *sizes[1:]), (1,) * len(sizes)] if one_for_all else [sizes]
-    if lead[max(0, len(lead) - len(sizes)) :] not in allowed or value.shape[split:] != own:
-        wanted = f"shape {(*sizes, *own)}, first the {len(sizes)} dims of sentence, plates and word"
-        got = f"shape {tuple(value.shape)}"
-        raise BNetError(what, expected=wanted, got=got, allowed="model.data makes these dims")
 
 
 def check_rows(what: str, value: object, stored: Tensor) -> None:
@@ -237,22 +227,14 @@ def received(course: Course, member: Member, value: Tensor) -> Tensor:
         del lead[0]
     plain = course.layout.rank - course.layout.batch
     if 0 < len(lead) < plain and value.numel() > 1:
-        raise BNetError(
-            member.family.name,
-            expected=f"a value with the {plain} dims of sentence, plates and word (model.data makes them)",
-            got=f"shape {tuple(value.shape)}",
-        )
-    grow(course, len(lead) - course.layout.rank)
-    return value.reshape([1] * (course.layout.rank - len(lead)) + lead + shape)
-
-
-def grow(course: Course, more: int) -> None:
-    """Room for more enumerated dims, in front of all values so far."""
-    if more > 0:
+        wanted = f"a value with the {plain} dims of sentence, plates and word (model.data makes them)"
+        raise BNetError(member.family.name, expected=wanted, got=f"shape {tuple(value.shape)}")
+    more = len(lead) - course.layout.rank
+    if more > 0:  # room for more enumerated dims, in front of all values so far
         course.layout = Layout((*course.layout.enumerated, *[NO_FAMILY] * more), course.layout.plates)
-        for index, value in course.values.items():
-            course.values[index] = value.reshape([1] * more + list(value.shape))
-        course.known = {k: value.reshape([1] * more + list(value.shape)) for k, value in course.known.items()}
+        course.values.update({k: each.reshape([1] * more + list(each.shape)) for k, each in course.values.items()})
+        course.known = {k: each.reshape([1] * more + list(each.shape)) for k, each in course.known.items()}
+    return value.reshape([1] * (course.layout.rank - len(lead)) + lead + shape)
 
 
 def pyro_distribution(what: str, found: Distribution) -> Any:
@@ -268,14 +250,3 @@ def pyro_distribution(what: str, found: Distribution) -> Any:
     if "logits" in arguments:
         arguments.pop("probs", None)
     return kind(**arguments, validate_args=False)
-
-
-def categorical(logits: Tensor) -> dist.Categorical:
-    """The Categorical of a choice."""
-    return dist.Categorical(logits=logits, validate_args=False)
-
-
-def dirichlet(table: Tensor, concentration: float) -> Any:
-    """One Dirichlet for each row of a table."""
-    rows = torch.full_like(table, concentration)
-    return dist.Dirichlet(rows, validate_args=False).to_event(table.dim() - 1)

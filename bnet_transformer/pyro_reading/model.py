@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyro
+import pyro.distributions as dist
 import torch
 from pyro import poutine
 from torch import Tensor
@@ -25,7 +26,6 @@ from bnet_transformer.errors import BNetError, EvidenceError, mapping, one_of, u
 from bnet_transformer.network import Member, Network, network_of
 from bnet_transformer.pyro_reading.checks import (
     Watch,
-    categorical,
     check_data,
     check_drawn,
     check_finite,
@@ -33,7 +33,6 @@ from bnet_transformer.pyro_reading.checks import (
     check_rows,
     check_type,
     count_sentences,
-    dirichlet,
     event_dims,
     meeting,
     pyro_distribution,
@@ -145,11 +144,9 @@ class PyroModel:
             scanned = group[0] in self.network.graph.recurrent
             for index in random if scanned else ():
                 if index not in told.observed:
-                    raise BNetError(
-                        self.network.members[index].family.name,
-                        expected="a value (y= or do=), for each word's choice depends on the word before",
-                        got="none: word after word there is no plate of words",
-                    )
+                    name = self.network.members[index].family.name
+                    wanted = "a value (y= or do=), for each word's choice depends on the word before"
+                    raise BNetError(name, expected=wanted, got="none: word after word there is no plate of words")
                 seen_ = received(course, self.network.members[index], told.observed[index])
                 course.known = {**course.known, index: seen_}
             if scanned:
@@ -175,7 +172,7 @@ class PyroModel:
         index, name = member.family.index, member.family.name
         at, parents = seen(told.course, member)
         if member.tpm.kind == "discrete":
-            fn = categorical(member.tpm.logits(at, *parents))
+            fn = dist.Categorical(logits=member.tpm.logits(at, *parents), validate_args=False)
         else:
             fn = pyro_distribution(name, member.tpm.distribution(at, *parents))
         missing = self.max_plate_nesting - len(fn.batch_shape)
@@ -192,10 +189,14 @@ class PyroModel:
             drawn: Tensor = pyro.sample(name, fn, obs=obs, infer=infer)
         if obs is None:
             how = "" if not watch.fixed else "do" if name in told.handled["do"] else "condition"
-            what = f"{how} on {name}" if how else name
+            what = f"{how} on {name}".removeprefix(" on ")
             drawn = check_drawn(told.course, member, what, drawn, told.sizes_of(member), how)
-        if watch.enumerated:
-            self._check_apart(told, member)
+        if watch.enumerated:  # a choice that is enumerated must not meet those of other words
+            met = meeting(self.network, index, told.set_)
+            if met is not None:
+                wanted = "a choice whose words do not meet, to be enumerated for all words at once"
+                got, allowed = f"{met}, which reads other words' choices", "a guide that draws it (SVI), or do= for it"
+                raise BNetError(name, expected=wanted, got=got, allowed=allowed)
             if member.scope == "corpus" and told.scale != 1:
                 raise BNetError(
                     "total",
@@ -204,17 +205,6 @@ class PyroModel:
                     allowed=f"a guide that draws {name} (SVI); do= or y= for it",
                 )
         return drawn
-
-    def _check_apart(self, told: _Told, member: Member) -> None:
-        """A choice that is enumerated must not meet those of other words."""
-        where = meeting(self.network, member.family.index, told.set_)
-        if where is not None:
-            raise BNetError(
-                member.family.name,
-                expected="a choice whose words do not meet, to be enumerated for all words at once",
-                got=f"{where}, which reads other words' choices",
-                allowed="a guide that draws it (SVI), or do= for it",
-            )
 
     def _groups(self, want: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """The families above a random or wanted one, in order."""
@@ -230,8 +220,10 @@ class PyroModel:
             for name, concentration in member.tpm.priors().items():
                 key = f"{member.owner}.{name}"
                 if key in self.priors and key not in found:
+                    rows = torch.full_like(stored[key].detach(), concentration)
+                    prior = dist.Dirichlet(rows, validate_args=False).to_event(rows.dim() - 1)
                     with Watch() as watch:
-                        drawn: Tensor = pyro.sample(self.priors[key], dirichlet(stored[key].detach(), concentration))
+                        drawn: Tensor = pyro.sample(self.priors[key], prior)
                     if watch.fixed:
                         check_rows(self.priors[key], drawn, stored[key])
                     if member.family.plates and drawn.dim() > stored[key].dim():
@@ -245,11 +237,10 @@ class PyroModel:
             if name not in self.network.shapes:
                 raise unknown("parameter", name, self.network.shapes)
             if name in self.priors:
+                drawn = f"one that the site {self.priors[name]} draws"
+                allowed = 'net.pyro(parameters="own"), which has no prior sites; condition on the site'
                 raise BNetError(
-                    f"parameters[{name!r}]",
-                    expected="a parameter without a prior",
-                    got=f"one that the site {self.priors[name]} draws",
-                    allowed='net.pyro(parameters="own"), which has no prior sites; condition on the site',
+                    f"parameters[{name!r}]", expected="a parameter without a prior", got=drawn, allowed=allowed
                 )
             if not isinstance(value, Tensor) or tuple(value.shape) != self.network.shapes[name]:
                 got = tuple(value.shape) if isinstance(value, Tensor) else value
@@ -265,12 +256,10 @@ class PyroModel:
         if total is not None and whole("total", total) < batch:
             raise BNetError("total", expected=f"at least the {batch} sentences of x", got=total)
         found: dict[tuple[str, str | None], Any] = {}
-        if total is not None:
-            part = torch.arange(batch, device=course.device)
-            plate = pyro.plate(_free("sentence", taken), total, subsample=part, dim=-self.max_plate_nesting)
-            found["sentence", None] = plate
-        elif batch > 1:
-            found["sentence", None] = pyro.plate(_free("sentence", taken), batch, dim=-self.max_plate_nesting)
+        if total is not None or batch > 1:
+            part = None if total is None else torch.arange(batch, device=course.device)
+            name, dim = _free("sentence", taken), -self.max_plate_nesting
+            found["sentence", None] = pyro.plate(name, total or batch, subsample=part, dim=dim)
         around = {plate for member in self.random for plate in member.family.plates}
         for k, name in enumerate(self.plates):
             if name in around and (size := self.network.graph.sizes[name]) > 1:

@@ -151,11 +151,6 @@ class RestartOptimizer(ABC):
             The bounds, and the gradient by parameter; an empty one where the step set parameters in closed form.
         """
 
-    def minibatch(self, step: int) -> Batch:
-        """The sentences of a step, each once in an epoch."""
-        which = self.minibatch_indices(step)
-        return self.corpus if which is None else self.corpus.take(which)
-
     def minibatch_indices(self, step: int) -> Tensor | None:
         """The places of the sentences of a step; None for all of them."""
         size, count = self.batch, len(self.corpus)
@@ -205,9 +200,8 @@ class RestartOptimizer(ABC):
 
     def diverged(self, got: str) -> BNetError:
         """The error of a fit that diverged, with the checkpoint that is left and what to change."""
-        step = len(self.bounds) + 1
+        step, wanted = len(self.bounds) + 1, "a finite bound, not far below its start"
         ways = f"a rate= below {self.rate(step):g}, clip=1.0, a prior (spread=)"
-        wanted = "a finite bound, not far below its start"
         return checkpoint.diverged(step, wanted, got, ways, self.path, self.saved)
 
     @property
@@ -234,7 +228,7 @@ class RestartOptimizer(ABC):
         """This process's share of a corpus, in the parts of a full pass; one part where sentences share a draw."""
         if self.objective.of_corpus:
             return [corpus]
-        mine = corpus if self.ranks.world == 1 else corpus.take(slice(self.ranks.rank, None, self.ranks.world))
+        mine = self.ranks.shard(corpus)
         return mine.parts(AT_ONCE) if len(mine) else []
 
     def measure(self) -> None:
@@ -273,26 +267,22 @@ class RestartOptimizer(ABC):
         state = checkpoint.read(path, self.objective.network)
         checkpoint.check_settings(path, state, self.settings, free)
         with reading(path, checkpoint.WANTED):
-            self._set_state(state)
-
-    def _set_state(self, state: checkpoint.Checkpoint) -> None:
-        """Take the state of a checkpoint, or refuse one that is not of this fit."""
-        story, device = state.part("story"), self.ranks.device
-        ids = [int(k) for k in story["who"]]
-        form = {name: value[:1].expand(len(ids), *value.shape[1:]) for name, value in self.sets.values.items()}
-        if not ids or not {*ids} <= {*range(self.restarts)}:
-            raise BNetError("who", expected=f"restarts among {self.restarts}", got=ids)
-        parts = [state.part(name) for name in ("all", "first", "second")]
-        for part in parts:
-            checkpoint.check_forms(part, form)
-        best = state.part("best")
-        checkpoint.check_forms(best, {name: value[0] for name, value in form.items()})
-        values, first, second = ({k: v.to(device) for k, v in part.items()} for part in parts)
-        self.sets = Sets(values, first, second, ids)
-        self.bounds, self.saved, self.step = list(state.losses), state.step, state.step
-        self.measured = [(int(step), int(k), score) for step, k, score in story["measured"].tolist()]
-        score, restart = story["best"].tolist()
-        self.best = score, int(restart), {name: value.to(device) for name, value in best.items()}
+            story, device = state.part("story"), self.ranks.device
+            ids = [int(k) for k in story["who"]]
+            if not ids or not {*ids} <= {*range(self.restarts)}:
+                raise BNetError("who", expected=f"restarts among {self.restarts}", got=ids)
+            form = {name: value[:1].expand(len(ids), *value.shape[1:]) for name, value in self.sets.values.items()}
+            parts = [state.part(name) for name in ("all", "first", "second")]
+            for part in parts:
+                checkpoint.check_forms(part, form)
+            best = state.part("best")
+            checkpoint.check_forms(best, {name: value[0] for name, value in form.items()})
+            values, first, second = ({k: v.to(device) for k, v in part.items()} for part in parts)
+            self.sets = Sets(values, first, second, ids)
+            self.bounds, self.saved, self.step = list(state.losses), state.step, state.step
+            self.measured = [(int(step), int(k), score) for step, k, score in story["measured"].tolist()]
+            score, restart = story["best"].tolist()
+            self.best = score, int(restart), {name: value.to(device) for name, value in best.items()}
 
 
 def optimize(run: RestartOptimizer, loop: LoopConfig) -> bool:

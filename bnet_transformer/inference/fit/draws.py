@@ -17,6 +17,7 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.fit.heads import invariants, matched, overlap_of, sources_of, words_present
 from bnet_transformer.inference.fit.objective import Objective
 from bnet_transformer.network import Member, Network
+from bnet_transformer.tpm.arrays import in_numpy
 
 if TYPE_CHECKING:
     import arviz as az
@@ -250,23 +251,21 @@ def to_arviz(fit: Fit[Any]) -> az.InferenceData:
     try:
         import arviz as az
     except ImportError as error:
-        raise BNetError(
-            "to_arviz", expected="ArviZ", got="none", allowed='pip install "bnet-transformer[arviz]"'
-        ) from error
+        way = 'pip install "bnet-transformer[arviz]"'
+        raise BNetError("to_arviz", expected="ArviZ", got="none", allowed=way) from error
     owners = [fit.network.member(name).owner for name in fit.selectors]
     names = {name: f"{name.removesuffix('.logits')}_theta" for name in tables_of(fit.network)}
     names |= {f"{owner}.logits": f"{owner}_pi" for owner in owners}
-    posterior_ = {names.get(k, k).replace(".", "_"): value.cpu().numpy() for k, value in fit.samples.items()}
+    posterior = {names.get(k, k).replace(".", "_"): value for k, value in fit.samples.items()}
     for owner in owners:
         pi = fit.samples.get(f"{owner}.logits")
         if pi is not None:
-            posterior_[f"{owner}_sorted"] = pi.sort(-1, descending=True).values.cpu().numpy()
-            posterior_[f"{owner}_effective"] = torch.special.entr(pi).sum(-1).exp().cpu().numpy()
-    likelihood = None
+            posterior[f"{owner}_sorted"] = pi.sort(-1, descending=True).values
+            posterior[f"{owner}_effective"] = torch.special.entr(pi).sum(-1).exp()
+    likelihood = None if fit.log_likelihoods is None else {"y": in_numpy(fit.log_likelihoods)}
     if fit.log_likelihoods is not None:
-        likelihood = {"y": fit.log_likelihoods.cpu().numpy()}
-        posterior_["log_evidence"] = fit.log_likelihoods.sum(-1).cpu().numpy()
-    told = {name: value.cpu().numpy() for name, value in fit.statistics.items()}
-    told = {name: value.astype(DTYPES.get(name, value.dtype)) for name, value in told.items()}
-    made: az.InferenceData = az.from_dict(posterior=posterior_, log_likelihood=likelihood, sample_stats=told or None)
+        posterior["log_evidence"] = fit.log_likelihoods.sum(-1)
+    drawn = {name: in_numpy(value) for name, value in posterior.items()}
+    told = {name: in_numpy(value).astype(DTYPES.get(name, "float64")) for name, value in fit.statistics.items()}
+    made: az.InferenceData = az.from_dict(posterior=drawn, log_likelihood=likelihood, sample_stats=told or None)
     return made

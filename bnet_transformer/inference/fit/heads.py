@@ -214,7 +214,7 @@ def compared(
     shares: Sequence[Tensor], present: Tensor | None, heads: Sequence[Heads], by: str, gain: Tensor
 ) -> Comparison:
     """Two fits by their responsibilities (of the words `present`), their heads, and the gain of each sentence."""
-    a, b = shares
+    (a, b), (mine, theirs) = shares, heads
     if a.shape[:-1] != b.shape[:-1]:
         got = f"responsibilities of shape {tuple(a.shape)} and {tuple(b.shape)}"
         wanted = "selectors that draw for the same things: both for sentences, or both for their words"
@@ -224,7 +224,6 @@ def compared(
     match = matched(overlap := overlap_of(a.double(), b.double(), present))
     most = [share.argmax(-1) if present is None else share.argmax(-1)[present] for share in shares]
     labels = [label.flatten().cpu().numpy() for label in most]
-    mine, theirs = heads
     return Comparison(
         match,
         overlap,

@@ -135,27 +135,30 @@ def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
         BNetError: Where `batch` is less than all sentences.
     """
     objective, corpus = problem.objective, problem.corpus
+    network, tables = objective.network, objective.learned.tables
     if problem.batch is not None and problem.batch < len(corpus):
         wanted = f"None or all {len(corpus)} sentences: NUTS needs the whole likelihood"
         raise BNetError("batch", expected=wanted, got=problem.batch, allowed="svi")
     chains, is_finished = _run_chains(problem, method)
     drawn, statistics_by_chain, best = _of_all(chains, method.chains, problem.ranks)
-    common: dict[str, Any] = {"finished": is_finished, "learned": objective.learned.names, "budget": objective.budget}
-    how = method.name, len(corpus), "the sentences learned from"
-    if not drawn:
-        shown = {name: value.log() if name in objective.learned.tables else value for name, value in best.items()}
-        return Fit(with_learned(objective.network, shown), *how, approximate=EARLY, **common)
-    samples = {name: torch.stack([each[name] for each in drawn]) for name in objective.learned.names}
-    statistics = dict(zip(STATISTICS, torch.stack(statistics_by_chain).unbind(-1), strict=True))
-    samples, matched = aligned(objective, corpus, samples, statistics["lp"])
+    found: dict[str, Any] = {"approximate": EARLY}
+    shown = {name: value.log() if name in tables else value for name, value in best.items()}
+    if drawn:
+        samples = {name: torch.stack([each[name] for each in drawn]) for name in objective.learned.names}
+        statistics = dict(zip(STATISTICS, torch.stack(statistics_by_chain).unbind(-1), strict=True))
+        samples, matched = aligned(objective, corpus, samples, statistics["lp"])
+        divergent = tuple(int(count) for count in statistics["diverging"].sum(1))
+        found = {"divergent": divergent, "statistics": statistics, "matched": matched}
+        found["samples"], shown = at_home(network, samples), representative(network, samples, tables)
     return Fit(
-        with_learned(objective.network, representative(objective.network, samples, objective.learned.tables)),
-        *how,
-        samples=at_home(objective.network, samples),
-        divergent=tuple(int(count) for count in statistics["diverging"].sum(1)),
-        statistics=statistics,
-        matched=matched,
-        **common,
+        with_learned(network, shown),
+        method.name,
+        len(corpus),
+        "the sentences learned from",
+        finished=is_finished,
+        learned=objective.learned.names,
+        budget=objective.budget,
+        **found,
     )
 
 

@@ -33,14 +33,12 @@ class PointEstimate(RestartOptimizer):
         learned = problem.objective.learned
         self.inner = method.inner if isinstance(method, EM) else None
         if isinstance(method, EM) and not learned.weights:
-            self.inner, default = 1, EM()
-            given = {name: getattr(method, name) for name in OF_GRADIENTS}
-            options = {name: value for name, value in given.items() if value != getattr(default, name)}
-            for name, value in (options if problem.batch is None else {**options, "batch": problem.batch}).items():
-                wanted = "no option of steps by gradient: EM of tables alone has none"
-                raise BNetError(
-                    name, expected=wanted, got=f"{name}={value!r}", allowed="bt.MAP(), or weights in learn="
-                )
+            self.inner, wanted = 1, "no option of steps by gradient: EM of tables alone has none"
+            given = {name: getattr(method, name) for name in OF_GRADIENTS} | {"batch": problem.batch}
+            for name, value in given.items():
+                if value != getattr(EM(), name, None):
+                    got, allowed = f"{name}={value!r}", "bt.MAP(), or weights in learn="
+                    raise BNetError(name, expected=wanted, got=got, allowed=allowed)
         super().__init__(problem, method, method.restarts)
 
     def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -55,8 +53,9 @@ class PointEstimate(RestartOptimizer):
             evidence = m_step(objective, self.sets, self.full, power, ranks)
             if not objective.learned.weights:
                 return (evidence + prior) / len(self.corpus), {}
-        part = self.minibatch(step)
-        size, own = len(part), part if ranks.world == 1 else part.take(slice(ranks.rank, None, ranks.world))
+        which = self.minibatch_indices(step)
+        part = self.corpus if which is None else self.corpus.take(which)
+        size, own = len(part), ranks.shard(part)
         leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
         bound = objective.log_prior(leaves) / len(self.corpus) / ranks.world
         if len(own):

@@ -51,16 +51,14 @@ def _mean(module: Module, member: Member, free: list[int], corpus: Batch) -> Ten
         at, parents = seen(course, member)
         mean = member.tpm.distribution(at, *parents).mean
         priors = [Factor(network.members[i], prior_of(course, i, network.members[i])) for i in free]
-    family = member.family
+    family, first = member.family, course.layout.batch
     shape = full_shape(course, family.plates, family.words, batch_of([Factor(member, mean[..., 0])], course))
     # The derivative at 0 of log E[exp(t . mean)] by t is the mean of the means.
     tilt = torch.zeros(*shape, *member.shape, dtype=mean.dtype, device=mean.device, requires_grad=True)
     total = eliminated(course, [*priors, Factor(member, (tilt * mean).sum(-1))])
     (found,) = torch.autograd.grad(total.sum(), tilt)
-    found = found.flatten(0, course.layout.batch)
-    first = course.layout.batch
     kept = [n for k, n in enumerate(shape[first:]) if keeps(course, family, first + k)]
-    return found.reshape(*kept, *member.shape)
+    return found.flatten(0, first).reshape(*kept, *member.shape)
 
 
 def drawn(network: Network, name: str, corpus: Batch, seed: int) -> Tensor:
@@ -91,9 +89,8 @@ class Check:
         return pd.DataFrame(columns).rename_axis(self.readout or None)
 
     def _repr_html_(self) -> str:
-        return (
-            f"<div>{html.escape(f'posterior predictive checks of {self.readout}')}{self.to_dataframe().to_html()}</div>"
-        )
+        told = html.escape(f"posterior predictive checks of {self.readout}")
+        return f"<div>{told}{self.to_dataframe().to_html()}</div>"
 
 
 def usual(states: int | None) -> dict[str, Statistic]:
@@ -103,16 +100,12 @@ def usual(states: int | None) -> dict[str, Statistic]:
         return y.flatten(0, -2)
 
     if states is not None:
-        return {f"share of {k}": _share(k) for k in range(states)}
+        return {f"share of {k}": lambda y, k=k: (y == k).double().mean() for k in range(states)}  # type: ignore[misc]
     return {
         "mean": lambda y: flat(y).mean(),
         "variance": lambda y: flat(y).var(0).mean(),
         "kurtosis": lambda y: (flat(y) - flat(y).mean(0)).pow(4).mean() / flat(y).var(0).square().mean(),
     }
-
-
-def _share(k: int) -> Statistic:
-    return lambda y: (y == k).double().mean()
 
 
 def _number(what: str, of: Any, y: Tensor) -> float:
@@ -145,13 +138,8 @@ def checked(
     for k in range(draws):
         y = shown(drawn(draw(k), name, corpus, k))
         rows.append([_number(what, of, y) for what, of in told.items()])
-    table = torch.tensor(rows, dtype=torch.float64)
-    own = torch.tensor(list(observed.values()), dtype=torch.float64)
+    table, own = (torch.tensor(values, dtype=torch.float64) for values in (rows, list(observed.values())))
     share = ((table > own).double() + 0.5 * (table == own).double() + 0 * (table + own)).mean(0)  # NaN stays NaN
-    return Check(
-        observed,
-        dict(zip(told, table.mean(0).tolist(), strict=True)),
-        dict(zip(told, (table.std(0) if draws > 1 else table[0] * torch.nan).tolist(), strict=True)),
-        dict(zip(told, share.tolist(), strict=True)),
-        name,
-    )
+    spread = table.std(0) if draws > 1 else table[0] * torch.nan
+    of = [dict(zip(told, values.tolist(), strict=True)) for values in (table.mean(0), spread, share)]
+    return Check(observed, of[0], of[1], of[2], name)

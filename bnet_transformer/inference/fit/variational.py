@@ -119,13 +119,12 @@ class Variational(RestartOptimizer):
     def likelihood(self, parameters: dict[str, Tensor], told: dict[str, Tensor], step: int) -> tuple[Tensor, Tensor]:
         """This rank's part of the mean log evidence of the sentences of a step, and what has the gradient to follow."""
         which = self.minibatch_indices(step)
-        part = self.corpus if which is None else self.corpus.take(which)
         if which is None and len(self.full) == 1:
             part = self.full[0]  # whose likelihoods may be kept
-        elif self.ranks.world > 1:
-            part = self.ranks.shard(part)
-        zero = torch.stack([0 * value.sum() for value in parameters.values()]).sum()
-        evidence = self.objective.log_evidence(parameters, part).sum() if len(part) else zero
+        else:
+            part = self.ranks.shard(self.corpus if which is None else self.corpus.take(which))
+        nothing = next(iter(parameters.values())).new_zeros(())
+        evidence = self.objective.log_evidence(parameters, part).sum() if len(part) else nothing
         mean = evidence / (len(self.corpus) if which is None else len(which))
         return mean, mean
 

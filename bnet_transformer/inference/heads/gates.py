@@ -138,50 +138,46 @@ Found = tuple[Posterior, Tensor, Tensor, float | None]  # with the nats lost, th
 
 def _exactly(runs: Runs, sigma: float | None, draws: int, generator: torch.Generator, bars: Bars) -> Found:
     """By all settings of the gates of a slice, slice by slice."""
-    gates = settings(runs.heads)
+    heads, gates = runs.heads, settings(runs.heads)
     with bars("runs", len(runs.corpus) * len(gates) * len(runs.sites)) as bar:
         table = runs.table(gates, bar.update)
-    off = (len(gates) - 1) - 2 ** torch.arange(runs.heads)
+    off = (len(gates) - 1) - 2 ** torch.arange(heads)
     lost = (table[..., -1:] - table[..., off]).transpose(0, 1)
-    sigma = _sigma(runs, lost, sigma)
-    scale = _scale(sigma)
-    with bars("posteriors", len(runs.sites) * (1 + runs.heads)) as bar:
+    sigma, scale = _sigma(runs, lost, sigma)
+    with bars("posteriors", len(runs.sites) * (1 + heads)) as bar:
         each = [posterior_of(scale * log, draws, generator, bar.update) for log in table]
     dims = {"rho": 1, "log_bayes": 0, "error": 0, "inclusion": 1, "interaction": 0}
     found = Posterior(**{name: torch.stack([getattr(one, name) for one in each], dim) for name, dim in dims.items()})
-    return found, scale * lost, _idle(table, runs.heads), sigma
+    halves = (table.unflatten(-1, (-1, 2, 2**head)) for head in range(heads))
+    change = torch.stack([(half[..., 1, :] - half[..., 0, :]).abs().amax((1, 2, 3)) for half in halves], 1)
+    return found, scale * lost, change <= ALMOST * change.max(), sigma
 
 
 def _jointly(runs: Runs, sigma: float | None, draws: int, rounds: int, generator: torch.Generator, bars: Bars) -> Found:
     """All slices at once, by relaxed gates."""
     with bars("runs", len(runs.corpus) * (runs.heads + 1) * len(runs.sites)) as bar:
         lost = ablation(runs, bar.update)
-    sigma = _sigma(runs, lost, sigma)
-    scale = _scale(sigma)
+    sigma, scale = _sigma(runs, lost, sigma)
     with bars("runs", len(runs.corpus) * passes_of(runs.heads * len(runs.sites)) * rounds) as bar:
         found = relaxed(runs, scale, rounds, draws, generator, bar.update)
-    idle = _relatively_none(lost.abs().amax(0)) & (found.log_bayes.abs() < ALMOST)
+    change = lost.abs().amax(0)
+    idle = (change <= ALMOST * change.max()) & (found.log_bayes.abs() < ALMOST)
     return found, scale * lost, idle, sigma
 
 
-def _scale(sigma: float | None) -> float:
-    """What `log P` of a run is multiplied by: runs have the square of the distance from the full output."""
-    return 1.0 if sigma is None else sigma**-2
-
-
-def _sigma(runs: Runs, lost: Tensor, sigma: float | None) -> float | None:
-    """The spread around the output: as it was told, or so that one head off moves the output by it on average."""
+def _sigma(runs: Runs, lost: Tensor, sigma: float | None) -> tuple[float | None, float]:
+    """The spread around the output, as it was told or so that one head off moves the output by it on average; and what
+    `log P` of a run is multiplied by, for runs have the square of the distance from the full output."""
     if runs.likelihood.is_observed:
-        return None
+        return None, 1.0
     name, found = runs.likelihood.families[0], float((2 * lost.mean()).sqrt())
     if not found > 0:
         raise BNetError("output", expected="a family that a head moves when it is off", got=name)
-    if sigma is None:
-        return found
+    sigma = found if sigma is None else float(sigma)
     if not found / FAR <= sigma <= found * FAR:
         wanted = f"a number from {found / FAR:.3g} to {found * FAR:.3g}, for one head off moves {name} by {found:.3g}"
         raise BNetError("sigma", expected=wanted, got=sigma)
-    return float(sigma)
+    return sigma, sigma**-2
 
 
 def damage(
@@ -206,23 +202,22 @@ def damage(
     if _said(runs) != found.likelihood:
         raise BNetError("sentences", expected=f"sentences with {found.likelihood}, as the measures had them",
                         got=f"sentences with {_said(runs)}")  # fmt: skip
-    scale = _scale(found.sigma)
+    scale = 1.0 if found.sigma is None else found.sigma**-2
     numbers = counts_of(counts, found.log_bayes.numel())
     order = {name: order_by(found.measure(name)) for name in MEASURES}
-    gates = torch.ones(len(MEASURES), len(numbers), *found.log_bayes.shape)
+    gates = torch.ones(len(MEASURES), len(numbers), *found.log_bayes.shape).to(runs.like)
     for m, heads in enumerate(order.values()):
         for k, off in enumerate(numbers):
             for at in heads[:off]:
                 gates[(m, k, *at)] = 0.0
+    every = [torch.ones_like(gates[0, 0]), *gates.flatten(0, 1)]
     with ranks(runs.like.device) as here, torch.no_grad():
-        bars = _bars(progress, here)
         here.assert_same("damage", net=found.network, data=runs.corpus, settings=(counts, order, around))
         shared = _shared(runs, here)
-        losses = torch.zeros(len(shared.corpus), len(MEASURES) * len(numbers), dtype=torch.float64)
-        with bars("sentences", len(shared.corpus)) as bar:
+        losses = torch.zeros(len(shared.corpus), len(every) - 1, dtype=torch.float64)
+        with _bars(progress, here)("sentences", len(shared.corpus)) as bar:
             for part in shared.parts():
-                full = shared.gated(part, torch.ones(len(part), *found.log_bayes.shape).to(shared.like))
-                each = [shared.gated(part, g.expand(len(part), -1, -1).to(shared.like)) for g in gates.flatten(0, 1)]
+                full, *each = (shared.gated(part, g.expand(len(part), -1, -1).to(shared.like)) for g in every)
                 losses[part.which] = (scale * (full - torch.stack(each)).double().cpu()).T
                 bar.update(len(part))
         loss = here.all_gather(losses).T
@@ -243,10 +238,13 @@ def _shared(runs: Runs, here: Ranks) -> Runs:
     """The runs of this rank's share of the sentences, on its device."""
     if here.world == 1:
         return runs
-    module = Module(here.to_device(runs.module.network)).eval()
-    for value in module.store.values():
-        value.requires_grad_(False)
-    return replace(runs, module=module, corpus=here.shard(runs.corpus).to(here.device), ranks=here)
+    corpus = here.shard(runs.corpus).to(here.device)
+    return replace(runs, module=_module(here.to_device(runs.module.network)), corpus=corpus, ranks=here)
+
+
+def _module(network: Network) -> Module:
+    """The compiled net, of whose parameters no gradient is asked."""
+    return Module(network).eval().requires_grad_(False)
 
 
 def runs_of(
@@ -270,10 +268,7 @@ def runs_of(
     wanted = [network.graph.family(name).index for name in likelihood.families]
     found = sites_of(network, role, wanted)
     found = found if sites is None else tuple(site for site in found if site.name in sites)
-    module = Module(network).eval()
-    for value in module.store.values():
-        value.requires_grad_(False)
-    runs = Runs(module, found, corpus, likelihood, found[0].heads)
+    runs = Runs(_module(network), found, corpus, likelihood, found[0].heads)
     return replace(runs, corpus=corpus.to(runs.like.device))
 
 
@@ -286,44 +281,21 @@ def _check_budget(runs: Runs, budget: int) -> None:
             got=f"{runs.heads}, {2**runs.heads:,} settings",
             allowed="method='svi', which is approximate",
         )
-    count = len(runs.corpus) * 2**runs.heads
-    if count > budget:
-        fit = budget >> runs.heads
-        fewer = f"{_many(fit)}, " if fit else ""
+    count, most = len(runs.corpus), budget >> runs.heads
+    if count > most:
+        told, fewer = (f"{n:,} sentence{'s' * (n != 1)}" for n in (count, most))
         raise BudgetError(
             "method='exact'",
             expected=f"at most {budget:,} runs of each slice",
-            got=f"{count:,}: {_many(len(runs.corpus))} under {2**runs.heads:,} settings of {runs.heads} gates",
-            allowed=f"{fewer}a larger budget=, or method='svi', which is approximate",
+            got=f"{count << runs.heads:,}: {told} under {2**runs.heads:,} settings of {runs.heads} gates",
+            allowed=f"{fewer + ', ' if most else ''}a larger budget=, or method='svi', which is approximate",
         )
-
-
-def _many(sentences: int) -> str:
-    return f"{sentences:,} sentence{'s' * (sentences != 1)}"
-
-
-def _idle(table: Tensor, heads: int) -> Tensor:
-    """The heads whose gates change `log P` of no sentence, in any company: `[slice, head]`."""
-    halves = (table.unflatten(-1, (-1, 2, 2**head)) for head in range(heads))
-    return _relatively_none(torch.stack([(h[..., 1, :] - h[..., 0, :]).abs().amax((1, 2, 3)) for h in halves], 1))
-
-
-def _relatively_none(change: Tensor) -> Tensor:
-    return change <= ALMOST * change.max()
-
-
-def one_off(heads: int) -> Tensor:
-    """The settings in which all heads are on, and those in which one is off: `[1 + heads, heads]`.
-
-    >>> one_off(2).tolist()
-    [[1.0, 1.0], [0.0, 1.0], [1.0, 0.0]]
-    """
-    return torch.cat([torch.ones(1, heads), 1 - torch.eye(heads)]).double()
 
 
 def ablation(runs: Runs, told: Callable[[int], object]) -> Tensor:
     """What `log P` of each sentence loses with one head off: `[sentence, site, head]`."""
-    table = runs.table(one_off(runs.heads), told)
+    one_off = torch.cat([torch.ones(1, runs.heads), 1 - torch.eye(runs.heads)]).double()
+    table = runs.table(one_off, told)
     return (table[..., :1] - table[..., 1:]).transpose(0, 1)
 
 

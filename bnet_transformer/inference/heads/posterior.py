@@ -78,19 +78,18 @@ def posterior_of(table: Tensor, draws: int, generator: torch.Generator, told: Ca
     """The posterior of the gates of one slice from `log P` of each sentence and setting, `[sentence, setting]`."""
     heads = int(math.log2(table.shape[1]))
     halves = [sides(table, head) for head in range(heads)]
-    whole = annealed(table, generator)
+    rho, evidence = annealed(table, generator)
     told(1)
-    rho, kept, worth, likely = whole.rho, [], [], torch.zeros(len(table), heads, dtype=torch.float64)
+    kept, worth, likely = [], [], torch.zeros(len(table), heads, dtype=torch.float64)
     rows = -(-draws // len(rho))
     for _ in range(rows):
         rho, log_integral, each = _swept(halves, rho, generator)
         kept.append(rho)
         worth.append(log_integral)
         likely += each / rows
-    found = torch.stack([
-        _bayes(table, halves[head], head, torch.stack([w[:, head] for w in worth]), whole.log_evidence, generator, told)
-        for head in range(heads)
-    ])  # fmt: skip
+    free = torch.stack(worth)
+    every = range(heads)
+    found = torch.stack([_bayes(table, halves[h], h, free[..., h], evidence, generator, told) for h in every])
     interaction = _interaction(table, kept[-1][:: max(1, len(rho) // FEW)])
     return Posterior(torch.cat(kept)[:draws], found[:, 0], found[:, 1], likely, interaction)
 
@@ -118,25 +117,19 @@ def _bayes(
 ) -> Tensor:
     """The log Bayes factor of a head and its error; `free` are log integrals over the posterior, `[row, draw]`."""
     never = table.reshape(len(table), -1, 2, 2**head)[:, :, 0].flatten(1)
-    without = annealed(never, generator)
-    rho, rows = without.rho, []
+    (rho, without), each = annealed(never, generator), []
     for _ in range(len(free)):
         rho = moved(never, rho, generator)
-        rows.append(drawn(log_ratio(*half, rho), generator)[1])
+        each.append(drawn(log_ratio(*half, rho), generator)[1])
     told(1)
-    pairs = zip(_populations(torch.stack(rows)), _populations(free), strict=True)
-    each = torch.stack([_bridged(*pair) for pair in pairs])
-    low, high = _mean(torch.stack(rows).flatten()), -_mean(-free.flatten())
+    rows = torch.stack(each)
+    by_population = zip(rows.chunk(POPULATIONS, 1), free.chunk(POPULATIONS, 1), strict=True)
+    bridges = torch.stack([_bridged(one.flatten(), other.flatten()) for one, other in by_population])
+    low, high = _mean(rows.flatten()), -_mean(-free.flatten())
     if float(high - low) > APART:
-        error = (evidence - without.log_evidence).std() / POPULATIONS**0.5
-        return torch.stack([_mean(evidence) - _mean(without.log_evidence), error])
-    error = torch.hypot(each.std() / POPULATIONS**0.5, (high - low) / 4)  # both means err to their own side
-    return torch.stack([_bridged(torch.stack(rows).flatten(), free.flatten()), error])
-
-
-def _populations(rows: Tensor) -> list[Tensor]:
-    """The numbers of each population of `[row, draw]`."""
-    return [part.flatten() for part in rows.chunk(POPULATIONS, 1)]
+        return torch.stack([_mean(evidence) - _mean(without), (evidence - without).std() / POPULATIONS**0.5])
+    error = torch.hypot(bridges.std() / POPULATIONS**0.5, (high - low) / 4)  # both means err to their own side
+    return torch.stack([_bridged(rows.flatten(), free.flatten()), error])
 
 
 def _bridged(never: Tensor, free: Tensor) -> Tensor:
@@ -169,14 +162,6 @@ def _interaction(table: Tensor, rho: Tensor) -> Tensor:
     return found + found.T
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """Draws of the shares, `[draw, head]`, and the log evidence by each population."""
-
-    rho: Tensor
-    log_evidence: Tensor
-
-
 def settings(heads: int) -> Tensor:
     """All settings of the gates, `[2^heads, heads]`, the last with all on.
 
@@ -189,8 +174,9 @@ def settings(heads: int) -> Tensor:
     return (torch.arange(2**heads)[:, None] >> torch.arange(heads) & 1).double()
 
 
-def annealed(table: Tensor, generator: torch.Generator) -> Drawn:
-    """The shares and the evidence of `log P` of each sentence and setting, `[sentence, setting]`."""
+def annealed(table: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draws of the shares, `[draw, head]`, and the log evidence by each population, of `log P` of each sentence and
+    setting, `[sentence, setting]`."""
     heads = int(math.log2(table.shape[1]))
     rho = torch.rand(POPULATIONS * MEMBERS, heads, generator=generator, dtype=torch.float64).clamp(TINY, 1 - TINY)
     evidence, power = torch.zeros(POPULATIONS, dtype=torch.float64), 0.0
@@ -201,7 +187,12 @@ def annealed(table: Tensor, generator: torch.Generator) -> Drawn:
         evidence += weight.logsumexp(1) - math.log(MEMBERS)
         rho = moved(power * table, rho[_again(weight, generator)], generator)
         log = log_likelihood(table, rho, power)
-    return Drawn(rho[_of_all(evidence, generator)], evidence)
+    # members of all populations, as many of each as its evidence says, in any order
+    count = POPULATIONS * MEMBERS
+    at = (torch.arange(count) + torch.rand(1, generator=generator, dtype=torch.float64)) / count
+    which = torch.searchsorted(evidence.softmax(0).cumsum(0), at).clamp(max=POPULATIONS - 1)
+    taken = which * MEMBERS + torch.arange(count) % MEMBERS
+    return rho[taken[torch.randperm(count, generator=generator)]], evidence
 
 
 def log_likelihood(table: Tensor, rho: Tensor, power: float) -> Tensor:
@@ -274,15 +265,6 @@ def _again(weight: Tensor, generator: torch.Generator) -> Tensor:
     at = (torch.arange(MEMBERS) + start) / MEMBERS
     member = torch.searchsorted(weight.softmax(1).cumsum(1), at).clamp(max=MEMBERS - 1)
     return (member + MEMBERS * torch.arange(POPULATIONS)[:, None]).flatten()
-
-
-def _of_all(evidence: Tensor, generator: torch.Generator) -> Tensor:
-    """Members of all populations, as many of each as its evidence says, in any order."""
-    count = POPULATIONS * MEMBERS
-    at = (torch.arange(count) + torch.rand(1, generator=generator, dtype=torch.float64)) / count
-    which = torch.searchsorted(evidence.softmax(0).cumsum(0), at).clamp(max=POPULATIONS - 1)
-    place = torch.arange(count) % MEMBERS
-    return (which * MEMBERS + place)[torch.randperm(count, generator=generator)]
 
 
 def drawn(ratio: Tensor, generator: torch.Generator, ranks: Ranks = ALONE) -> tuple[Tensor, Tensor]:

@@ -53,15 +53,19 @@ class Readers:
 def readers_of(network: Network, role: str | None, slices: object) -> Readers:
     """The families that read words in slices ("all", or some), of one role: refused where there are several."""
     own = _by_slice(network, role)
-    every = isinstance(slices, str) and slices == "all"
-    wanted = list(own) if every else asking.slices_of(slices, network)
+    wanted = list(own) if isinstance(slices, str) and slices == "all" else asking.slices_of(slices, network)
     for t in wanted:
         if t not in own:
             got, stem = f"slice {t}", next(iter(own.values())).family.stem
             raise BNetError("slices", expected=f"slices in which {stem} reads", got=got, allowed=f"{list(own)}")
     members = tuple(own[t] for t in wanted)
     selectors = tuple(_selector(network, member) for member in members)
-    counts = {m.family.name: _heads(network, m, c) for m, c in zip(members, selectors, strict=True)}
+    counts = {
+        m.family.name: math.prod(network.graph.sizes[plate] for plate in m.family.plates)
+        if c is None
+        else network.members[c].tpm.states or 1
+        for m, c in zip(members, selectors, strict=True)
+    }
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise BNetError("slices", expected="slices with as many heads", got=told)
@@ -92,13 +96,6 @@ def _collection(member: Member) -> Input:
     """The words that a family reads."""
     slots = member.tpm.reading_slots()
     return next(given for given in member.inputs if WORD in given.over and given.slot in slots)
-
-
-def _heads(network: Network, member: Member, selector: int | None) -> int:
-    """How many heads a family reads with."""
-    if selector is not None:
-        return network.members[selector].tpm.states or 1
-    return math.prod(network.graph.sizes[plate] for plate in member.family.plates)
 
 
 def _selector(network: Network, member: Member) -> int | None:
@@ -185,26 +182,26 @@ def _read(module: Module, readers: Readers, intakes: Sequence[EncodedSentence]) 
     )
     course, _ = module.run(request)
     pairs = zip(readers.members, readers.selectors, strict=True)
-    return [_by_head(course, member, selector, len(intakes)) for member, selector in pairs]
+    return [_by_head(course, member, selector, readers.heads, len(intakes)) for member, selector in pairs]
 
 
-def _by_head(course: Course, member: Member, selector: int | None, batch: int) -> Tensor:
+def _by_head(course: Course, member: Member, selector: int | None, heads: int, batch: int) -> Tensor:
     """`P(j | i)` of each head, what other choices make of it averaged: `[head, batch, word, word read]`."""
-    layout, found = course.layout, _reading(course, member)
+    layout, found, family = course.layout, _reading(course, member), member.family
     shares = _shares(course, found, selector)
     if shares is not None:
         found = found * shares[..., None].to(found.dtype)
     place = None if selector is None else layout.enumerated.index(selector)
     rest = [k for k in range(layout.batch) if k != place and found.shape[k] > 1]
     found = found.sum(rest, keepdim=True) if rest else found
-    axes = [] if place is None else [place]
-    axes = [layout.axis(plate) for plate in member.family.plates] or axes
     full = [1] * layout.rank
-    full[layout.batch], full[layout.word] = batch, course.words[member.family.words or ""]
-    sizes = [course.network.graph.sizes[plate] for plate in member.family.plates]
-    for axis, size in zip(axes, sizes or [_heads(course.network, member, selector)], strict=False):
+    full[layout.batch], full[layout.word] = batch, course.words[family.words or ""]
+    sizes = {layout.axis(plate): course.network.graph.sizes[plate] for plate in family.plates}
+    if place is not None and not sizes:
+        sizes = {place: heads}
+    for axis, size in sizes.items():
         full[axis] = size
-    found = found.expand(*full, found.shape[-1]).movedim(axes, tuple(range(len(axes))))
+    found = found.expand(*full, found.shape[-1]).movedim([*sizes], tuple(range(len(sizes))))
     return found.reshape(-1, batch, *found.shape[-2:])
 
 
@@ -257,10 +254,6 @@ def _distance(pair: Pair) -> Codes:
     return found
 
 
-def _separators(pair: Pair) -> Table:
-    return np.broadcast_to(pair.separators, pair.shape)
-
-
 def _same_token(pair: Pair) -> Table:
     """Another word with the same token; in another stack, any word with it."""
     alike: Table = np.array(pair.tokens)[:, None] == np.array(pair.read)[None, :]
@@ -274,7 +267,7 @@ RELATIONS: Mapping[str, tuple[str, Callable[[Pair], Table]]] = {
     "next": (ONE_STACK, lambda pair: _distance(pair) == 1),
     "first": ("", lambda pair: Reach("first").matrix(*pair.shape)),
     "last": ("", lambda pair: Reach("last").matrix(*pair.shape)),
-    "separator": (SEPARATORS, _separators),
+    "separator": (SEPARATORS, lambda pair: np.broadcast_to(pair.separators, pair.shape)),
     "same token": (TOKENS, _same_token),
     "earlier": (ONE_STACK, lambda pair: _distance(pair) < 0),
     "later": (ONE_STACK, lambda pair: _distance(pair) > 0),
@@ -296,8 +289,7 @@ class Relations:
     def codes(self, pair: Pair, where: str) -> Codes:
         """The number of the relation of each reader i and each word j that is read, `[i, j]`."""
         held = [_checked(table(pair), pair, f"relation {name!r}, {where}") for name, table in self.tables.items()]
-        everywhere = np.ones(pair.shape, dtype=bool)
-        found: Codes = np.argmax(np.stack([*held, everywhere]), axis=0)
+        found: Codes = np.argmax(np.stack([*held, np.ones(pair.shape, dtype=bool)]), axis=0)
         return found
 
 
@@ -313,9 +305,8 @@ def relations_of(asked: object, missing: Mapping[str, str]) -> Relations:
     named = asked if isinstance(asked, Mapping) else {name: name for name in asked if name != OTHER}
     tables = {name: _table_of(name, told, missing) for name, told in named.items()}
     if not tables:
-        raise BNetError(
-            "relations", expected=f"at least one beside {OTHER!r}", got="none", allowed=", ".join(RELATIONS)
-        )
+        wanted = f"at least one beside {OTHER!r}"
+        raise BNetError("relations", expected=wanted, got="none", allowed=", ".join(RELATIONS))
     return Relations(tables)
 
 
@@ -341,11 +332,11 @@ def _table_of(name: object, told: object, missing: Mapping[str, str]) -> Callabl
 
 def _checked(told: object, pair: Pair, where: str) -> Table:
     """A table of booleans for all pairs of words, or the error that says which one is none."""
+    wanted = f"a table of booleans of shape {pair.shape}"
     try:
         table = np.asarray(told)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BNetError(where, expected=f"a table of booleans of shape {pair.shape}", got=told) from error
+        raise BNetError(where, expected=wanted, got=told) from error
     if table.dtype != bool or table.shape != pair.shape:
-        got = f"{table.dtype} of shape {table.shape}"
-        raise BNetError(where, expected=f"a table of booleans of shape {pair.shape}", got=got)
+        raise BNetError(where, expected=wanted, got=f"{table.dtype} of shape {table.shape}")
     return table

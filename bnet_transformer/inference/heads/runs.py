@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,8 +59,8 @@ def sites_of(network: Network, role: str | None, wanted: Collection[int]) -> tup
         choose = [m.family.name for m in network.members if m.tpm.kind == "discrete" and graph.out_of[m.family.index]]
         got = f"one thing at a time, chosen by {choose[0]}" if choose else "none"
         hint = "posterior('c') and fit tell of a mixture; combine='concat' sums heads" if choose else None
-        raise BNetError("net", expected="heads that are summed: a plate of them that a later node reads", got=got,
-                        allowed=hint)  # fmt: skip
+        summed = "heads that are summed: a plate of them that a later node reads"
+        raise BNetError("net", expected=summed, got=got, allowed=hint)
     roles = list(dict.fromkeys(m.family.stem for m in found))
     if role is not None:
         if role not in roles:
@@ -123,12 +124,6 @@ class Likelihood:
             total = total + table.sum(tuple(range(1, table.dim())))
         return total
 
-    def check(self, plan: Plan, network: Network) -> None:
-        """Refuse nets that choose."""
-        if plan.enumerated:
-            name = network.members[plan.enumerated[0]].family.name
-            raise ReadingError(name, expected="a net that chooses nothing", got="a choice that is open")
-
 
 def likelihood_for(network: Network, corpus: Batch, output: str | None) -> Likelihood:
     """By what is observed, where something is; else around an output: by default what the module returns."""
@@ -181,20 +176,14 @@ class Runs:
         """The sentences in parts of about so many words, each run once with all heads on; the `values` of the sites
         are kept where they are asked for."""
         kept = dict.fromkeys(name for site in self.sites for name in (site.name, *site.beside) if values)
-        around = not self.likelihood.is_observed
-        if not len(self.corpus):
-            return
-        for which, corpus in self.corpus.parts_by_length(self.module.network, words):
-            names = [*kept, *([self.likelihood.families[0]] if around else [])]
-            found = self._values(names, corpus) if names else {}
-            full = found[self.likelihood.families[0]] if around else None
-            yield Part(which, corpus, {name: found[name] for name in kept}, full)
-
-    def _values(self, names: list[str], corpus: Batch) -> dict[str, Tensor]:
-        course, plan = self.module.run(Request(tuple(names), corpus.x, training=False))
-        self.likelihood.check(plan, self.module.network)
-        own = zip(names, plan.wanted, strict=True)
-        return {name: self.module.wanted(course, name, index) for name, index in own}
+        output = () if self.likelihood.is_observed else self.likelihood.families
+        names, network = (*kept, *output), self.module.network
+        for which, corpus in self.corpus.parts_by_length(network, words) if len(self.corpus) else ():
+            found: list[Tensor] = []
+            if names:
+                course, plan = self.course(Request(names, corpus.x, training=False))
+                found = [self.module.wanted(course, *wanted) for wanted in zip(names, plan.wanted, strict=True)]
+            yield Part(which, corpus, dict(zip(kept, found, strict=False)), found[-1] if output else None)
 
     @torch.no_grad()
     def settings(self, site: Site, part: Part, gates: Tensor) -> Tensor:
@@ -216,14 +205,16 @@ class Runs:
         told = {site.name: gates[:, k].reshape(len(gates), *site.plates) for k, site in enumerate(self.sites)}
         return self._log(part.corpus, part.full, gates=told)
 
-    def _log(self, corpus: Batch, full: Tensor | None, **options: Mapping[str, Tensor]) -> Tensor:
-        course, plan = self.course(corpus, **options)
+    def _log(self, corpus: Batch, full: Tensor | None, **options: Any) -> Tensor:
+        course, plan = self.course(Request(self.likelihood.families, corpus.x, training=False, **options))
         return self.likelihood.log(self.module, course, plan, corpus, full)
 
-    def course(self, corpus: Batch, **options: Mapping[str, Tensor]) -> tuple[Course, Plan]:
-        """A run as the likelihood asks for it."""
-        course, plan = self.module.run(Request(self.likelihood.families, corpus.x, training=False, **options))  # type: ignore[arg-type]
-        self.likelihood.check(plan, self.module.network)
+    def course(self, request: Request) -> tuple[Course, Plan]:
+        """A run of a net that chooses nothing."""
+        course, plan = self.module.run(request)
+        if plan.enumerated:
+            name = self.module.network.members[plan.enumerated[0]].family.name
+            raise ReadingError(name, expected="a net that chooses nothing", got="a choice that is open")
         return course, plan
 
     def table(self, gates: Tensor, told: Callable[[int], object]) -> Tensor:
