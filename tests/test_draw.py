@@ -102,7 +102,10 @@ def drawn(tmp_path, thing, suffix, **options):
 # what is drawn is the graph
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+EVERY_CASE = [pytest.param(case, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, case in enumerate(CASES)]
+
+
+@pytest.mark.parametrize("case", EVERY_CASE, ids=lambda case: case.name)
 def test_every_case_is_drawn_as_it_is(case):
     """What is drawn is the graph; no box meets another, and no arrow runs through one."""
     for thing, picture in ((case.sentence, case.sentence.picture(detail="nodes")), (case.net, case.net.picture())):
@@ -124,9 +127,8 @@ def test_every_case_is_drawn_as_it_is(case):
             assert min(left, top) >= 0 and right <= picture.width and bottom <= picture.height
 
 
-@pytest.mark.parametrize("name", ["chapter", "experts", "encoder-decoder"])
-def test_every_format_is_written(tmp_path, name):
-    case = next(case for case in CASES if case.name == name)
+def test_every_format_is_written(tmp_path):
+    case = next(case for case in CASES if case.name == "one word")
     graph = case.sentence.graph()
     assert same(from_dot(drawn(tmp_path, case.sentence, "dot", detail="nodes").decode()), graph)
     assert same(from_svg(drawn(tmp_path, case.sentence, "svg", detail="nodes")), graph)
@@ -218,8 +220,9 @@ def test_lanes_keep_clear_of_a_wide_box_in_the_middle():
 
 def test_hostile_words_are_shown_and_do_nothing(tmp_path):
     s = bt.bayesuvius(dim=4, heads=2).sentence(HOSTILE)
-    for detail in ("nodes", "words"):
-        svg = drawn(tmp_path, s, "svg", detail=detail)
+    few = {"detail": "nodes", "only": [f"{role}_0_{i}" for role in "xv" for i in range(len(HOSTILE))]}
+    for options in ({"detail": "nodes"}, {"detail": "words"}, few):
+        svg = drawn(tmp_path, s, "svg", **options)
         root = ElementTree.fromstring(svg)  # well formed
         kinds = {element.tag.removeprefix(SVG) for element in root.iter()}
         assert kinds <= {"svg", "title", "desc", "rect", "g", "path", "text", "tspan", "circle"}
@@ -229,13 +232,12 @@ def test_hostile_words_are_shown_and_do_nothing(tmp_path):
             assert word in said, word
         assert "x" * 200 in said and "x" * 15 + "…" in said
         assert "\u202e" not in said and "\x00" not in svg.decode()
-        dot = drawn(tmp_path, s, "dot", detail=detail).decode()
-        assert same(from_dot(dot), from_svg(svg))
-        tex = drawn(tmp_path, s, "tex", detail=detail).decode()
+        tex = drawn(tmp_path, s, "tex", **options).decode()
         assert "\\input" not in tex and "^^" not in tex
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "no font has the letters", UserWarning)
-            assert drawn(tmp_path, s, "png", detail=detail).startswith(b"\x89PNG")
+    assert same(from_dot(drawn(tmp_path, s, "dot", **few).decode()), from_svg(svg))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "no font has the letters", UserWarning)
+        assert drawn(tmp_path, s, "png", detail="words").startswith(b"\x89PNG")
 
 
 def test_unseen_letters_are_shown_in_every_text_and_file(tmp_path):
@@ -243,10 +245,10 @@ def test_unseen_letters_are_shown_in_every_text_and_file(tmp_path):
     s = bt.bayesuvius(dim=4).sentence(words)
     graph = s.shrink({"q_0_0": words[0], "q_0_1": words[2]})
     for thing, options in ((s, {"highlight": {"q_0_0": words[1]}}), (s, {"detail": "words"}), (graph, {})):
-        for suffix in ("svg", "dot", "tex", "png", "pdf"):
+        for suffix in ("svg", "dot", "tex"):
             text = drawn(tmp_path, thing, suffix, **options)
-            if suffix in ("svg", "dot"):
-                assert not [word for word in words if word[0] in text.decode()]
+            assert suffix == "tex" or not [word for word in words if word[0] in text.decode()]
+        assert thing is s or (drawn(tmp_path, thing, "png") and drawn(tmp_path, thing, "pdf"))
         said = "".join(ElementTree.fromstring(drawn(tmp_path, thing, "svg", **options)).itertext())
         assert [visible(word) in said for word in words] == [thing is s or k in (0, 2) for k in range(len(words))]
     assert all(visible(word) in s.picture().title for word in words)
@@ -497,18 +499,14 @@ def test_a_figure_takes_the_view_that_draws_what_is_highlighted(long):
     ("told", "options"),
     [
         *((INNER, {"detail": detail}) for detail in ("words", "folded")),
-        (INNER, {"detail": "words", "words": range(6)}),
         (INNER, {"slices": 1}),
         (INNER, {"words": range(3), "weights": False}),
         (INNER, {"heads": 1}),
         (STATES, {"detail": "folded"}),
         (STATES, {"words": range(5)}),
         (STATES, {"detail": "words", "slices": 0}),
-        *((FAMILIES, {"detail": detail}) for detail in ("words", "nodes")),
         (FAMILIES, {"detail": "nodes", "words": range(5), "heads": 0}),
-        (INNER, {"detail": "nodes", "limit": 200}),
         (STATES, {"detail": "nodes", "limit": 200}),
-        (["x_0_2"], {"detail": "nodes", "limit": 200}),
         (["x_1_2", "v_0_0_2"], {"detail": "nodes", "limit": 200}),
         (STATES, {"detail": "words", "limit": 20, "min_weight": 0.01}),
     ],
@@ -583,8 +581,7 @@ def test_shrunk_graphs_and_trees_are_drawn(tmp_path):
         assert same(from_svg(drawn(tmp_path, result, "svg")), wanted)
         assert same(from_dot(result.to_graphviz().source), wanted)
         assert drawn(tmp_path, result, "dot").decode() == result.to_graphviz().source
-        for suffix in ("tex", "png", "pdf"):
-            assert drawn(tmp_path, result, suffix)
+        assert drawn(tmp_path, result, "tex")
         quotient = getattr(result, "quotient", result)
         if hasattr(quotient, "boxes"):
             assert same(wanted, nx.MultiDiGraph(quotient.to_networkx()))
@@ -635,7 +632,7 @@ def test_a_picture_shows_itself_in_a_notebook():
 
 
 def test_pictures_are_the_same_each_time(tmp_path):
-    make = lambda: bt.bayesuvius(dim=4, heads=2).sentence("the cat sat")  # noqa: E731
+    make = lambda: bt.bayesuvius(dim=4, heads=2).sentence("the cat")  # noqa: E731
     for suffix in ("svg", "dot", "tex", "png", "pdf"):
         assert drawn(tmp_path, make(), suffix) == drawn(tmp_path, make(), suffix)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import networkx as nx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bnet_transformer as bt
@@ -211,7 +211,7 @@ def test_folded_says_reach_and_pick() -> None:
     assert [data["slot"] for data in twice.get_edge_data("x_0", "a_0").values()] == ["z.", "z", "v."]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
 def test_json_and_graphml_keep_the_graph(case: Case) -> None:
     for graph in (parts(case)[1], case.net.graph()):
         text = to_json(graph)
@@ -238,6 +238,7 @@ def test_json_and_graphml_keep_the_graph(case: Case) -> None:
                     assert mine[key] == value and type(mine[key]) is type(value)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=4))
 def test_any_token_survives(tokens: list[str]) -> None:
     net = bt.bayesuvius(2)

@@ -60,14 +60,14 @@ def values_of(net):
 
 
 def named(net):
-    """Names of all nodes of each family, of one word, of one head or group and of both, each with its value."""
+    """Names of the nodes of each family: all, those of the first and last word, head and group, each with its value."""
     for (role, slice_), value in values_of(net).items():
         start = role + slice_
         if role == "j" or value.dim() > 3:
             rows = value if role == "j" else value.movedim(1, -2)
             yield from of_heads(start, rows, [], rows.shape[1:-2], read=role == "j")
         elif value.dim() == 3:
-            yield from ((f"{start}_{i}", value[:, i]) for i in range(5))
+            yield from ((f"{start}_{i}", value[:, i]) for i in (0, 4))
             yield f"{start}_*", value
         else:
             yield start, value
@@ -76,9 +76,9 @@ def named(net):
 def of_heads(start, rows, told, plates, *, read):
     """The names of what is left of `[batch, *plates, word, feature]` once some plates are told."""
     name = "_".join([start, *told, *"*" * len(plates)])
-    yield from ((f"{name}_{i}", rows[..., i, :]) for i in range(5))
+    yield from ((f"{name}_{i}", rows[..., i, :]) for i in (0, 4))
     yield f"{name}_*", rows if read else rows.movedim(-2, 1)
-    for k in range(plates[0] if plates else 0):
+    for k in {0, plates[0] - 1} if plates else ():
         yield from of_heads(start, rows[:, k], [*told, str(k)], plates[1:], read=read)
 
 
@@ -87,7 +87,12 @@ def at(tensor, index):
     return eval(f"tensor{index or ''}", {"tensor": tensor})
 
 
-@pytest.fixture(scope="module", params=LENS, ids=ids_of(LENS))
+def quick(models, chosen):
+    """All models, of which the quick tests take those that are chosen."""
+    return [pytest.param(each, marks=[pytest.mark.slow] * (k not in chosen)) for k, each in enumerate(models)]
+
+
+@pytest.fixture(scope="module", params=quick(LENS, (0, 4)), ids=ids_of(LENS))
 def bridge(request, tmp_path_factory):
     """A net, and the value of every hook of a TransformerBridge of the same model."""
     pytest.importorskip("transformer_lens", reason='the oracle of its names: pip install "bnet-transformer[peers]"')
@@ -163,7 +168,7 @@ def seen_in(model):
     return seen
 
 
-@pytest.fixture(scope="module", params=HUGGING_FACE, ids=ids_of(HUGGING_FACE))
+@pytest.fixture(scope="module", params=quick(HUGGING_FACE, (0, 7, 9, 13, 15)), ids=ids_of(HUGGING_FACE))
 def pretrained(request):
     """A model of transformers, and our net of it."""
     model = random_model(*request.param)
