@@ -273,9 +273,10 @@ def test_all_arrows_are_the_clean_run_and_none_the_corrupt_one(name):
     metric = measure_of(ours, metric_of(clean[0], nodes))
     arrows = arrows_of(ours, theirs, nodes, axes_over(ours.world.ground, None), None)
     runs = runs_of(ours, theirs, arrows, metric, 2**29)
-    every = {family: np.ones(len(into), dtype=bool) for family, into in arrows.into.items()}
-    close(runs.whole(every), runs.metric_of(runs.clean))
-    close(runs.whole({family: ~marks for family, marks in every.items()}), runs.metric_of(runs.corrupt))
+    for side, kept in ((runs.clean, True), (runs.corrupt, False)):
+        for family in reversed(arrows.into):
+            runs.settle(family, np.full(len(arrows.into[family]), kept))
+        close(runs.outcome(), runs.metric_of(side))
 
 
 def test_the_circuit_as_a_graph():

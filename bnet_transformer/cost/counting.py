@@ -87,30 +87,25 @@ class Sizes:
             return self.word(self.network.stack_read(choice))
         return Size(f"|{choice.family.name}|", choice.tpm.states)
 
-    def of(self, member: Member, dims: Dims, widths: Sequence[int], axes: Sequence[Size] = ()) -> list[Size]:
-        """All sizes of a product: a plate times a width that make up a stack's width count as that width."""
+    def of(self, member: Member, dims: Dims, widths: Sequence[int], axes: Sequence[Size] = ()) -> Amount:
+        """A product of these sizes: a plate times a width that make up a stack's width count as that width."""
         found = [*(self.dim(dim, member) for dim in sorted(dims, key=str)), *axes]
         rest = list(widths)
         told = []
         for size in found:
-            share = next(
-                (w for w in rest if size.symbol in self.network.graph.sizes and size.count * w in self.symbols), 0
-            )
+            is_plate = size.symbol in self.network.graph.sizes
+            share = next((width for width in rest if is_plate and size.count * width in self.symbols), 0)
             if share:
                 rest.remove(share)
-                told.append(Size(self.symbols[size.count * share], size.count * share))
-            else:
-                told.append(size)
-        return told + [Size(self._width(member, width), width) for width in rest]
+                size = Size(self.symbols[size.count * share], size.count * share)
+            told.append(size)
+        return Amount.of([*told, *(Size(self._width(member, width), width) for width in rest)])
 
     def _width(self, member: Member, width: int) -> str:
         """The symbol of a width: that of a stack's, of the words that are given, else whose it is."""
-        if width == 1:
-            return ""
-        if width in self.symbols:
-            return self.symbols[width]
-        if width in self.features:
-            return self.features[width]
+        known = {**self.features, **self.symbols, 1: ""}
+        if width in known:
+            return known[width]
         if width in (*member.shape, member.tpm.states):
             return f"|{member.family.role}|"
         for given in member.inputs:
@@ -190,18 +185,15 @@ class Counting:
 
     def _made(self, member: Member) -> None:
         index = member.family.index
-        seen = [] if self._comes(index) else self.seen(member)
-        self.products[index] = Amount() if self._comes(index) else self._computed(member, seen)
+        comes = index in self.enumerated or index in self.known  # its value is not computed
+        seen = [] if comes else self.seen(member)
+        self.products[index] = Amount() if comes else self._computed(member, seen)
         self._valued(member, self.dims_of(member, seen))
-
-    def _comes(self, index: int) -> bool:
-        """True where a value is not computed: its states are enumerated, or it is known."""
-        return index in self.enumerated or index in self.known
 
     def _valued(self, member: Member, dims: Dims) -> None:
         self.dims[member.family.index] = dims
         shape = () if member.tpm.reads_by_index else member.shape
-        self.values[member.family.index] = Amount.of(self.sizes.of(member, dims, shape))
+        self.values[member.family.index] = self.sizes.of(member, dims, shape)
 
     def _computed(self, member: Member, seen: Sequence[Seen]) -> Amount | None:
         """By the fused attention where it applies, else as the TPM says."""
@@ -221,8 +213,8 @@ class Counting:
         rows = self.sizes.word(member.family.words).count if WORD in asked else 1
         many = rows * (read.count if axes else 1) > FEW
         scored = asked | k.dims | (v.dims if many else NONE)
-        scores = Amount.of(self.sizes.of(member, scored, member.parents[1].shape, axes))
-        return scores + Amount.of(self.sizes.of(member, asked | k.dims | v.dims, member.parents[2].shape, axes))
+        scores = self.sizes.of(member, scored, member.parents[1].shape, axes)
+        return scores + self.sizes.of(member, asked | k.dims | v.dims, member.parents[2].shape, axes)
 
     def _said(self, member: Member, seen: Sequence[Seen], *, drop: Dims = NONE) -> Amount | None:
         """As the TPM says, without the dims of `drop`."""
@@ -246,7 +238,7 @@ class Counting:
             words = self.sizes.network.members[member.inputs[place(parent)].parent].family.words
             for axis in seen[place(parent)].axes:
                 axes.append(self.sizes.word(words) if axis == WORD else self.sizes.dim(axis, member))
-        return Amount.of(self.sizes.of(member, dims - drop, product.sizes, axes))
+        return self.sizes.of(member, dims - drop, product.sizes, axes)
 
     def _folded(self, fold: Fold) -> None:
         """`W_q^T W_k`, that of every word, the attention, and W_v of the mix."""
@@ -260,14 +252,14 @@ class Counting:
         q, k, v = seen[:3]
         (keys, d_q), (_, d_k) = (network.members[W.parent].shape for W in (fold.W_q, fold.W_k))
         weights = self.dims[fold.W_q.parent] | self.dims[fold.W_k.parent]
-        folded = Amount.of(self.sizes.of(member, weights, (d_k, keys, d_q)))
-        mapped = Amount.of(self.sizes.of(member, weights | q.dims, (d_k, d_q)))
+        folded = self.sizes.of(member, weights, (d_k, keys, d_q))
+        mapped = self.sizes.of(member, weights | q.dims, (d_k, d_q))
         seen[0] = dataclasses.replace(q, dims=q.dims | weights)
         attended = self._computed(member, seen)
         dims = seen[0].dims | k.dims | v.dims
         if fold.W_v is not None:
             dims |= self.dims[fold.W_v.parent]
-            mapped += Amount.of(self.sizes.of(member, dims, network.members[fold.W_v.parent].shape))
+            mapped += self.sizes.of(member, dims, network.members[fold.W_v.parent].shape)
         made = None if attended is None else folded + mapped + attended
         self.products[member.family.index] = made
         self._valued(member, dims | (seen[-1].dims if fold.residual else NONE))
@@ -281,7 +273,7 @@ class Counting:
         self.products[index] = self._said(member, seen)
         dims = _dims_made(member, seen)
         states = (self.sizes.dim(index, member),) if member.tpm.kind == "discrete" else ()
-        self.values[index] = Amount.of(self.sizes.of(member, dims, () if states else member.shape, states))
+        self.values[index] = self.sizes.of(member, dims, () if states else member.shape, states)
 
     def _scan(self, group: Sequence[Member]) -> None:
         """Word after word, until the dims of no value grow any more; the words that are left cost the same each."""
@@ -293,9 +285,9 @@ class Counting:
             before = dict(there)
             for member in group:
                 index = member.family.index
-                seen = [] if self._comes(index) else self.seen(member, there)
-                counted = Amount() if self._comes(index) else self._said(member, seen, drop=frozenset({WORD}))
-                made[index].append(counted)
+                comes = index in self.enumerated or index in self.known
+                seen = [] if comes else self.seen(member, there)
+                made[index].append(Amount() if comes else self._said(member, seen, drop=frozenset({WORD})))
                 there[index] = there.get(index, NONE) | self.dims_of(member, seen) | {WORD}
             if there == before:
                 break

@@ -207,10 +207,6 @@ def _wanted(ground: Ground, candidates: object) -> set[tuple[int, int]] | None:
 def _names(ground: Ground, sources: Numbers, targets: Numbers, bundle: Bundle, over: Collection[str]) -> Iterator[str]:
     """The edge of each arrow: the names of its ends, with a star for each index that is joined."""
     ends = [ground.folded.families[index] for index in (bundle.parent, bundle.child)]
-    if all(axis in over for end in ends for axis in ground.axes(end)):
-        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
-            yield f"{ground.name(source)} -> {ground.name(target)}"
-        return
     sides = []
     for end, ids in zip(ends, (sources, targets), strict=True):
         index = np.unravel_index(ids - int(ground.offsets[end.index]), ground.shapes[end.index] or (1,))

@@ -199,13 +199,9 @@ class Runs:
         """The metric of the clean or of the corrupt run: `[example]`."""
         return self._measured(self._told(side), 1, side)[0]
 
-    @torch.no_grad()
-    def whole(self, kept: Mapping[int, Marks]) -> Tensor:
-        """The metric of one circuit, every family computed anew: `[example]`."""
-        values = self._told(self.clean)
-        for index in self.arrows.into:
-            values[index] = self._value(index, None, values, torch.from_numpy(kept[index][None]), {})
-        return self._measured(values, 1)[0]
+    def outcome(self) -> Tensor:
+        """The metric of the circuit of the arrows that stay: `[example]`."""
+        return self._measured(self.now, 1)[0]
 
     def _way(self, family: int) -> list[int]:
         """The families that change with the arrows into one, and lead to an outcome; that one is the first."""

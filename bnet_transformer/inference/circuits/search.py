@@ -8,7 +8,6 @@ one batch: while edges go, that more go; while they stay, that more stay. A wron
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -83,7 +82,7 @@ def circuit(
     whole_clean, whole_corrupt = runs.metric_of(runs.clean), runs.metric_of(runs.corrupt)
     tests = search(runs, whole_clean, float(threshold))
     told = {"threshold": float(threshold), "over": axes, "clean": whole_clean, "corrupt": whole_corrupt}
-    return result_of(ours, arrows, runs.kept, tests, {**told, "outcome": runs.whole(runs.kept)})
+    return result_of(ours, arrows, runs.kept, tests, {**told, "outcome": runs.outcome()})
 
 
 def search(runs: Runs, clean: Tensor, threshold: float) -> dict[int, tuple[float, bool]]:
@@ -99,54 +98,49 @@ def search(runs: Runs, clean: Tensor, threshold: float) -> dict[int, tuple[float
         leading = set(into.edge[runs.below[into.targets]].tolist())  # those to a node that leads to an outcome
         idle = [edge for edge in arrows.of[family] if edge not in leading]
         results |= dict.fromkeys(idle, (0.0, False))
-        tests = _Tests(runs, family, clean, threshold, runs.kept[family] & ~np.isin(into.edge, idle), distance)
-        results |= tests.run([edge for edge in arrows.of[family] if edge in leading])
-        distance = tests.distance
-        runs.settle(family, tests.kept)
+        kept = runs.kept[family] & ~np.isin(into.edge, idle)
+        edges = [edge for edge in arrows.of[family] if edge in leading]
+        if edges:
+            tests, kept, distance = _test(runs, family, edges, kept, distance, clean=clean, threshold=threshold)
+            results |= tests
+        runs.settle(family, kept)
     return results
 
 
-@dataclass
-class _Tests:
-    """The tests of the edges into one family: which of its arrows are kept so far, and `D` of the circuit so far."""
+def _test(
+    runs: Runs, family: int, edges: Sequence[int], kept: Marks, distance: float, *, clean: Tensor, threshold: float
+) -> tuple[dict[int, tuple[float, bool]], Marks, float]:
+    """Test edges into one family in the order of what each does alone.
 
-    runs: Runs
-    family: int
-    clean: Tensor
-    threshold: float
-    kept: Marks
-    distance: float
+    Returns:
+        What came of each test; then which arrows are kept, and `D` of the circuit, as they are after the tests.
+    """
+    edge_of = runs.arrows.into[family].edge
+    most = max(1, runs.memory // (4 * len(edge_of)))
 
-    def run(self, edges: Sequence[int]) -> dict[int, tuple[float, bool]]:
-        """Test edges in the order of what each does alone."""
-        results: dict[int, tuple[float, bool]] = {}
-        if not edges:
-            return results
-        alone = self._distances([[edge] for edge in edges]) - self.distance
-        order = sorted(range(len(edges)), key=lambda k: round(float(alone[k]), TIES))
-        rest, size, going = [edges[k] for k in order], FIRST, True
-        while rest:
-            guess = rest[:size]
-            # D at the test of each edge, if all of them before it go, or if all of them stay.
-            distances = self._distances([guess[: k + 1] if going else [guess[k]] for k in range(len(guess))])
-            right, goes = 0, going
-            for edge, distance in zip(guess, distances.tolist(), strict=True):
-                goes = distance - self.distance < self.threshold
-                results[edge] = distance - self.distance, not goes
-                right += 1
-                if goes:
-                    self.kept = self.kept & (self.runs.arrows.into[self.family].edge != edge)
-                    self.distance = distance
-                if goes != going:
-                    break
-            rest, size, going = rest[right:], 2 * size if goes == going else FIRST, goes
-        return results
-
-    def _distances(self, gone: Sequence[Sequence[int]]) -> Tensor:
-        """`D` without these edges."""
-        edge, found = self.runs.arrows.into[self.family].edge, []
-        most = max(1, self.runs.memory // (4 * len(edge)))
+    def distances(gone: Sequence[Sequence[int]]) -> Tensor:  # D without these edges
+        found = []
         for start in range(0, len(gone), most):
-            tables = [self.kept & ~np.isin(edge, list(edges)) for edges in gone[start : start + most]]
-            found.append((self.runs.tried(self.family, np.stack(tables)) - self.clean).abs().mean(-1))
+            tables = [kept & ~np.isin(edge_of, list(some)) for some in gone[start : start + most]]
+            found.append((runs.tried(family, np.stack(tables)) - clean).abs().mean(-1))
         return torch.cat(found)
+
+    results: dict[int, tuple[float, bool]] = {}
+    alone = distances([[edge] for edge in edges]) - distance
+    order = sorted(range(len(edges)), key=lambda k: round(float(alone[k]), TIES))
+    rest, size, going = [edges[k] for k in order], FIRST, True
+    while rest:
+        guess = rest[:size]
+        # D at the test of each edge, if all of them before it go, or if all of them stay.
+        found = distances([guess[: k + 1] if going else [guess[k]] for k in range(len(guess))])
+        right, goes = 0, going
+        for edge, its in zip(guess, found.tolist(), strict=True):
+            goes = its - distance < threshold
+            results[edge] = its - distance, not goes
+            right += 1
+            if goes:
+                kept, distance = kept & (edge_of != edge), its
+            if goes != going:
+                break
+        rest, size, going = rest[right:], 2 * size if goes == going else FIRST, goes
+    return results, kept, distance

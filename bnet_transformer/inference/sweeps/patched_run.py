@@ -224,7 +224,7 @@ class PatchedRun:
         elif descends.any():
             mine = rows if len(rows) == int(descends.sum()) else Rows.of(descends)
             is_open = member.tpm.is_random and index not in self.base.known
-            made = changes.outcome(member, mine) if is_open else changes.value(member, mine)
+            made = changes.value(member, mine, distribution=is_open)
             found = made if mine is rows else self._among(changes.at(index, rows), made, rows, mine)
         else:
             found = changes.at(index, rows)
@@ -286,7 +286,8 @@ class PatchedRun:
         *plates, word = (int(each) for each in index_of(self.base, member, offset))
         one = Rows(torch.zeros(1, dtype=torch.long), torch.tensor([word]), torch.full((1, word + 1), 0))
         nothing = Changes(self.base, {}, self.positions)
-        base = nothing.at(family, one) if family in self.base.values else nothing.outcome(member, one)
+        known = family in self.base.values
+        base = nothing.at(family, one) if known else nothing.value(member, one, distribution=True)
         own = base.shape[axis + 1 :]
 
         def of(value: Tensor) -> Tensor:

@@ -217,8 +217,9 @@ class Sweep(ByCell):
         clean = "an ablation" if self.clean is None else f"clean {float(self.clean.mean()):.3g}"
         order = ", to first order" if self.first_order else ""
         told = f"{self.at}: {self._shape()}{order}; {clean}, corrupt {float(self.corrupt.mean()):.3g}"
-        errors = self.error
-        rows = [(name, f"{e:+.3g}", _plus_minus(errors[self.index_of(name)])) for name, e in self.top(SHOWN)]
+        errors = {name: float(self.error[self.index_of(name)]) for name, _ in self.top(SHOWN)}
+        told_errors = {name: "" if math.isnan(error) else f"± {error:.2g}" for name, error in errors.items()}
+        rows = [(name, f"{effect:+.3g}", told_errors[name]) for name, effect in self.top(SHOWN)]
         return _html(told, ("cell", "effect", "standard error"), rows, len(self.names))
 
 
@@ -313,10 +314,6 @@ def bootstrap(effects: Tensor, confidence: float, draws: int, seed: int) -> tupl
 def _counted(count: int, what: str) -> str:
     what, tail = ("word", " read") if what == "read" else (what, "")
     return f"{count:,} {what}{'' if count == 1 else 's'}{tail}"
-
-
-def _plus_minus(error: Tensor) -> str:
-    return "" if bool(error.isnan()) else f"± {float(error):.2g}"
 
 
 def _html(told: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]], count: int) -> str:

@@ -91,21 +91,13 @@ class Changes:
     by_family: dict[int, Changed]
     positions: Mapping[int, Tensor] = field(default_factory=dict)
 
-    def value(self, member: Member, rows: Rows) -> Tensor:
-        """The rows of a deterministic family."""
-        if is_wordwise(self.base.network, member):
-            course = self._of_rows(member, rows)
-            return self.base.layout.full(computed(course, member, *seen(course, member)), len(member.shape))
-        course, cells = self._of_cells(member, rows)
-        return self._picked(computed(course, member, *seen(course, member)), rows, cells, member.shape)
-
-    def outcome(self, member: Member, rows: Rows) -> Tensor:
-        """The rows of a random family: `log P`, or the mean."""
+    def value(self, member: Member, rows: Rows, *, distribution: bool = False) -> Tensor:
+        """The rows of a family; with `distribution`, of a random one: `log P`, or the mean."""
         alone = is_wordwise(self.base.network, member)
         course, cells = (self._of_rows(member, rows), None) if alone else self._of_cells(member, rows)
         at, parents = seen(course, member)
-        found = summary(member, at, parents)
-        own = tuple(found.shape[-1:]) if member.tpm.kind == "discrete" else member.shape
+        found = summary(member, at, parents) if distribution else computed(course, member, at, parents)
+        own = tuple(found.shape[-1:]) if distribution and member.tpm.kind == "discrete" else member.shape
         return course.layout.full(found, len(own)) if cells is None else self._picked(found, rows, cells, own)
 
     def mixed(self, member: Member, rows: Rows, setting: Setting) -> Tensor:
