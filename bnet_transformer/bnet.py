@@ -10,19 +10,15 @@ from numbers import Integral
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import export, files, inference
 from bnet_transformer.data.batch import Batch, encode_batch
 from bnet_transformer.data.encode import encode_sentence
 from bnet_transformer.equations import Equations, equations
-from bnet_transformer.errors import BNetError, mapping, unknown, within_memory
-from bnet_transformer.graph import Ground, Separation, StructureQueries, Trail
-from bnet_transformer.graph.queries import Names
-from bnet_transformer.graph.trails import LIMIT
+from bnet_transformer.errors import BNetError, mapping, methods_within_memory, unknown, within_memory
+from bnet_transformer.graph import Ground, StructureQueries
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.network import Declaration, Network, declare
 from bnet_transformer.sentence import Sentence
@@ -39,7 +35,8 @@ if TYPE_CHECKING:
     from bnet_transformer.training import Generated
 
 
-class BNet:
+@methods_within_memory
+class BNet(StructureQueries):
     """A net: one declaration, its parameters, and every reading of them.
 
     Args:
@@ -73,7 +70,6 @@ class BNet:
 
     # another net
 
-    @within_memory("replace")
     def replace(self, parameters: Mapping[str, Tensor]) -> BNet:
         """The same net with other values for some parameters.
 
@@ -84,7 +80,6 @@ class BNet:
         copies = {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in values}
         return BNet(self.network.with_parameters(copies))
 
-    @within_memory("to")
     def to(self, *where: torch.dtype | torch.device | str) -> BNet:
         """The same net in another floating type, on another device, or both; it computes there.
 
@@ -93,7 +88,6 @@ class BNet:
         """
         return BNet(self.network.to(*where))
 
-    @within_memory("save")
     def save(self, path: Path) -> None:
         """Write the net to one safetensors file: its parameters, and its declaration as versioned JSON.
 
@@ -104,7 +98,6 @@ class BNet:
 
     # its readings
 
-    @within_memory("check")
     def check(self) -> bool:
         """True, or the error that lists every fault of the declaration and the parameters."""
         declare(self.declaration, parameters=self.network.parameters)
@@ -122,7 +115,6 @@ class BNet:
         """
         return equations(self.network, form)
 
-    @within_memory("sentence")
     def sentence(
         self,
         sentence: object = None,
@@ -143,7 +135,6 @@ class BNet:
         encoded = encode_sentence(self.network, sentence, x, given, pair=pair)
         return Sentence(self, SentenceState(self._module, encoded))
 
-    @within_memory("batch")
     def batch(self, sentences: Sequence[object], *, pairs: Sequence[object] | None = None) -> Batch:
         """Sentences of any lengths as tensors for `module(batch.x, batch.mask, given=batch.given)`.
 
@@ -153,7 +144,6 @@ class BNet:
         """
         return encode_batch(self.network, sentences, pairs)
 
-    @within_memory("module")
     def module(self) -> Module:
         """The compiled net: an `nn.Module` in batched tensor operations.
 
@@ -171,7 +161,6 @@ class BNet:
         """The compiled net that answers for its sentences."""
         return self.module().eval()
 
-    @within_memory("pyro")
     def pyro(self, parameters: str = "prior") -> PyroModel:
         """The net as a Pyro model, `model(x, y)`: plates, and `Categorical` sites that can be enumerated.
 
@@ -190,7 +179,6 @@ class BNet:
 
         return PyroModel(self.network, parameters)
 
-    @within_memory("generate")
     def generate(self, prompt: object = None, **options: Any) -> Generated:
         """New words after each prompt.
 
@@ -202,7 +190,6 @@ class BNet:
 
         return generate(self.network, prompt, **_known(options, generate))
 
-    @within_memory("iterate")
     def iterate(self, window: object, steps: int, **options: Any) -> Tensor:
         """The next words after a window.
 
@@ -218,7 +205,6 @@ class BNet:
 
         return iterate(self.network, window, steps, **{"module": self._module, **_known(options, iterate)})
 
-    @within_memory("cost")
     def cost(
         self, words: int | Mapping[str, int] | None = None, *, batch: int = 1, want: Sequence[str] | None = None
     ) -> Cost:
@@ -237,7 +223,6 @@ class BNet:
 
         return cost(self.network, words, batch, want)
 
-    @within_memory("tan")
     def tan(
         self,
         sentences: Sequence[object],
@@ -264,168 +249,15 @@ class BNet:
     # structure
 
     @cached_property
-    def _structure(self) -> StructureQueries:
-        return StructureQueries(Ground(self.network.graph.flat, {}), self.network.functional_families)
+    def _graph(self) -> Ground:
+        return Ground(self.network.graph.flat, {})
 
-    def parents(self, name: str) -> list[str]:
-        """The families with an arrow into this one.
-
-        Args:
-            name: A family.
-
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(dim=4)
-        >>> net.parents("x_1")
-        ['q_0', 'k_0', 'v_0']
-        """
-        return self._structure.parents(name)
-
-    def children(self, name: str) -> list[str]:
-        """The families to which this one has an arrow.
-
-        Args:
-            name: A family.
-
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(dim=4)
-        >>> net.children("x_0")
-        ['q_0', 'k_0', 'v_0']
-        """
-        return self._structure.children(name)
-
-    def ancestors(self, *names: str) -> list[str]:
-        """All from which a path of arrows leads to one of these families.
-
-        Args:
-            *names: Families.
-
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(dim=4)
-        >>> net.ancestors("q_0")
-        ['c', 'x_0', 'W_q_0']
-        """
-        return self._structure.ancestors(names)
-
-    def descendants(self, *names: str) -> list[str]:
-        """All to which a path of arrows leads from one of these families.
-
-        Args:
-            *names: Families.
-
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(dim=4)
-        >>> net.descendants("q_0")
-        ['x_1']
-        """
-        return self._structure.descendants(names)
-
-    def blanket(self, name: str) -> list[str]:
-        """The Markov blanket: parents, children, and the children's other parents.
-
-        Args:
-            name: A family.
-
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(dim=4)
-        >>> net.blanket("q_0")
-        ['x_0', 'W_q_0', 'k_0', 'v_0', 'x_1']
-        """
-        return self._structure.blanket(name)
-
-    def separations(self, questions: Sequence[Sequence[Names]], *, deterministic: bool = False) -> NDArray[np.bool_]:
-        """`separated` for many questions at once, some thousands a second.
-
-        Args:
-            questions: `(x, y)` or `(x, y, given)` for each question.
-            deterministic: As in `separated`.
-
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(dim=4)
-        >>> net.separations([("q_0", "k_0"), ("q_0", "k_0", ["c", "x_0"])])
-        array([False,  True])
-        """
-        return self._structure.separations(questions, deterministic=deterministic)
-
-    def minimal_separator(self, x: Names, y: Names) -> list[str] | None:
-        """Families that separate x from y, none of which can be left out; None where an arrow joins x and y.
-
-        Args:
-            x: A family, or several.
-            y: A family, or several.
-
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(dim=4)
-        >>> net.minimal_separator("c", "x_1")
-        ['W_q_0', 'W_k_0', 'W_v_0']
-        """
-        return self._structure.minimal_separator(x, y)
-
-    def active_trail(self, x: Names, y: Names, given: Names = (), *, deterministic: bool = False) -> Trail | None:
-        """A shortest trail along which x tells of y, given others; None where they are separated.
-
-        Args:
-            x: A family, or several.
-            y: A family, or several.
-            given: A family, or several.
-            deterministic: Pass no node that `given` determines.
-
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(dim=4)
-        >>> print(net.active_trail("q_0", "k_0", given="x_0"))
-        q_0 <- W_q_0 <- c -> W_k_0 -> k_0
-        """
-        return self._structure.active_trail(x, y, given, deterministic=deterministic)
-
-    def reaches(self, x: str, y: str) -> bool:
-        """Whether a path of arrows leads from x to y.
-
-        Args:
-            x: A family.
-            y: A family.
-
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(dim=4)
-        >>> net.reaches("x_0", "x_1")
-        True
-        """
-        return self._structure.reaches(x, y)
-
-    def minimal_cut(self, x: str, y: str, *, limit: int = LIMIT) -> list[str] | None:
-        """A smallest set of families on every path of arrows from x to y; None where an arrow joins them.
-
-        Args:
-            x: A family.
-            y: A family.
-            limit: How many arrows the graph may have.
-
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(dim=4)
-        >>> net.minimal_cut("c", "x_1")
-        ['q_0', 'k_0', 'v_0']
-        """
-        return self._structure.minimal_cut(x, y, limit=limit)
-
-    def separated(self, x: Names, y: Names, given: Names = (), *, deterministic: bool = False) -> Separation:
-        """Whether the folded graph separates x from y given others: then every sentence does.
-
-        Sound, and not complete where TPMs are deterministic. Roots count as free, words and weights among them.
-
-        Args:
-            x: A family, or several; each stands for all its nodes.
-            y: A family, or several.
-            given: A family, or several.
-            deterministic: Close `given` under the nodes that it determines (D-separation).
-
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(dim=4, slices=2)
-        >>> bool(net.separated("x_0", "x_2")), bool(net.separated("x_0", "x_2", given=["x_1", "c"]))
-        (False, True)
-        """
-        return self._structure.separated(x, y, given, deterministic=deterministic)
+    @property
+    def _functional(self) -> frozenset[int]:
+        return self.network.functional_families
 
     # figures
 
-    @within_memory("picture")
     def picture(self, **options: Any) -> Picture:
         """The folded graph as a figure.
 
@@ -439,7 +271,6 @@ class BNet:
         layout: Picture = figures.picture(self.network, **options)
         return layout
 
-    @within_memory("graphviz")
     def to_graphviz(self, **options: Any) -> graphviz.Source:
         """The folded graph as DOT to edit: its structure with labels and colours, plates as clusters, without places.
 
@@ -456,7 +287,6 @@ class BNet:
         """
         return figures.picture(self.network, **options).to_graphviz()
 
-    @within_memory("draw")
     def draw(self, path: Path, **options: Any) -> None:
         """Write the folded graph.
 

@@ -10,9 +10,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from inspect import isfunction
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 UNSEEN = re.compile(r"[^\S \n]|[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
 MOST_ENTRIES = 2**26  # of a list that a caller tells
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|can't allocate memory|not enough memory|bad_alloc|out of memory")
@@ -319,6 +321,14 @@ def within_memory(what: str) -> Iterator[None]:
         got = f"none for {asked[1]} more" if asked else "none left"
         allowed = "fewer or shorter sentences at once, a smaller budget=, memory= or batch="
         raise BudgetError(what, expected="memory for what is asked", got=got, allowed=allowed) from error
+
+
+def methods_within_memory(kind: type[T]) -> type[T]:
+    """A class whose every public method is told `within_memory`, under its own name."""
+    for name, method in list(vars(kind).items()):
+        if isfunction(method) and not name.startswith("_"):
+            setattr(kind, name, within_memory(name)(method))
+    return kind
 
 
 def _default_device() -> AbstractContextManager[object]:

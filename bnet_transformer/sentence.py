@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributions import Distribution
 
 from bnet_transformer import asking, export, graph, inference, reference
 from bnet_transformer.data.encode import once
-from bnet_transformer.errors import BNetError, mapping, one_of, room_for, seed_of, whole, within_memory
-from bnet_transformer.graph import Ground, Quotient, Selection, Separation, StructureQueries, Trail
+from bnet_transformer.errors import (
+    BNetError,
+    mapping,
+    methods_within_memory,
+    one_of,
+    room_for,
+    seed_of,
+    whole,
+    within_memory,
+)
+from bnet_transformer.graph import Ground, Quotient, Selection, Separation, StructureQueries, topological_order
 from bnet_transformer.graph.queries import Names
-from bnet_transformer.graph.trails import LIMIT
 from bnet_transformer.inference import Counterfactual, Inclusion, Reads, Route, Samples, SentenceState, Tan, TanTree
 from bnet_transformer.inference.dependence import over_choices, over_roots
 from bnet_transformer.viz import Picture, figures
@@ -33,7 +38,8 @@ if TYPE_CHECKING:
     from bnet_transformer.viz.page.widget import Widget
 
 
-class Sentence:
+@methods_within_memory
+class Sentence(StructureQueries):
     """The bnet of one sentence: ground, lazy, evaluated on demand.
 
     Nodes have names (`q_0_2`: slice 0, word 2); `s[name]` is a value, `s.tpm(name)` a distribution. A sentence never
@@ -97,7 +103,6 @@ class Sentence:
         """
         return self.state.answers.value(self.ground.id(name))
 
-    @within_memory("tpm")
     def tpm(self, name: str) -> Distribution:
         """The distribution of a node given its parents' values.
 
@@ -109,7 +114,6 @@ class Sentence:
         """
         return self.state.answers.distribution(self.ground.id(name))
 
-    @within_memory("attention")
     def attention(self, slice: int, *, role: str | None = None, words: str = "tokens") -> Tensor:
         """The attention TPMs of a slice, `P(j | i)`.
 
@@ -130,7 +134,6 @@ class Sentence:
 
     # a sentence like this one
 
-    @within_memory("do")
     def do(self, nodes: Mapping[str, object] | None = None, /, **named: object) -> Sentence:
         """A new sentence in which nodes are set: their arrows from parents go, what descends is computed again.
 
@@ -145,7 +148,6 @@ class Sentence:
         """
         return Sentence(self.net, self.state.with_interventions(once("do", mapping("do", nodes), named)))
 
-    @within_memory("undo")
     def undo(self, *names: str) -> Sentence:
         """A new sentence without what `do` set.
 
@@ -154,7 +156,6 @@ class Sentence:
         """
         return Sentence(self.net, self.state.without_interventions(names))
 
-    @within_memory("observe")
     def observe(self, nodes: Mapping[str, object] | None = None, /, **named: object) -> Sentence:
         """A new sentence with evidence, which changes no arrow.
 
@@ -169,7 +170,6 @@ class Sentence:
 
     # probability
 
-    @within_memory("posterior")
     def posterior(
         self,
         name: str | Sequence[str],
@@ -205,7 +205,6 @@ class Sentence:
         query = self.state.posterior_query(name, evidence, budget, atol)
         return inference.joint_posterior(query, self.state.answers).to(self.state.network.log_dtype)
 
-    @within_memory("sample")
     def sample(
         self,
         n: int = 1,
@@ -241,7 +240,6 @@ class Sentence:
         labels = {name: self.state.labels(self.ground.id(name)) for name in result.states}
         return replace(result, labels={name: each for name, each in labels.items() if each is not None})
 
-    @within_memory("log_prob")
     def log_prob(
         self,
         evidence: Mapping[str, object] | None = None,
@@ -269,7 +267,6 @@ class Sentence:
         query = self.state.with_evidence(evidence).query((), budget, atol)
         return inference.joint_log_evidence(query)
 
-    @within_memory("counterfactual")
     def counterfactual(
         self,
         name: str,
@@ -323,9 +320,8 @@ class Sentence:
         >>> route.algorithm, route.states, route.is_exact
         ('elimination', 2, True)
         """
-        return inference.explain_question(self.state, question, *arguments, **options)
+        return inference.explain_question(self.state, vars(Sentence), question, arguments, options)
 
-    @within_memory("reads")
     def reads(
         self,
         slices: str | int | Collection[int] = "all",
@@ -426,147 +422,13 @@ class Sentence:
 
     # structure
 
-    @cached_property
-    def _structure(self) -> StructureQueries:
-        return StructureQueries(self.ground, self.state.network.functional_families)
+    @property
+    def _graph(self) -> Ground:
+        return self.ground
 
-    def parents(self, name: str) -> list[str]:
-        """The nodes with an arrow into this one.
-
-        Args:
-            name: A node.
-
-        >>> import bnet_transformer as bt
-        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.parents("x_1_2")
-        ['q_0_2', 'k_0_0', 'k_0_1', 'k_0_2', 'v_0_0', 'v_0_1', 'v_0_2']
-        """
-        return self._structure.parents(name)
-
-    def children(self, name: str) -> list[str]:
-        """The nodes to which this one has an arrow.
-
-        Args:
-            name: A node.
-
-        >>> import bnet_transformer as bt
-        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.children("c")
-        ['W_q_0', 'W_k_0', 'W_v_0']
-        """
-        return self._structure.children(name)
-
-    def ancestors(self, *names: str) -> list[str]:
-        """All from which a path of arrows leads to one of these nodes.
-
-        Args:
-            *names: Nodes.
-
-        >>> import bnet_transformer as bt
-        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.ancestors("q_0_2")
-        ['c', 'x_0_2', 'W_q_0']
-        """
-        return self._structure.ancestors(names)
-
-    def descendants(self, *names: str) -> list[str]:
-        """All to which a path of arrows leads from one of these nodes.
-
-        Args:
-            *names: Nodes.
-
-        >>> import bnet_transformer as bt
-        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.descendants("q_0_0", "q_0_2")
-        ['x_1_0', 'x_1_2']
-        """
-        return self._structure.descendants(names)
-
-    def blanket(self, name: str) -> list[str]:
-        """The Markov blanket: parents, children, and the children's other parents.
-
-        Args:
-            name: A node.
-
-        >>> import bnet_transformer as bt
-        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.blanket("W_q_0")
-        ['c', 'x_0_0', 'x_0_1', 'x_0_2', 'q_0_0', 'q_0_1', 'q_0_2']
-        """
-        return self._structure.blanket(name)
-
-    def separations(self, questions: Sequence[Sequence[Names]], *, deterministic: bool = False) -> NDArray[np.bool_]:
-        """`separated` for many questions at once, some thousands a second.
-
-        Args:
-            questions: `(x, y)` or `(x, y, given)` for each question.
-            deterministic: As in `separated`.
-
-        >>> import bnet_transformer as bt
-        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.separations([("q_0_0", "k_0_1"), ("q_0_0", "k_0_1", ["c"])])
-        array([False,  True])
-        """
-        return self._structure.separations(questions, deterministic=deterministic)
-
-    def minimal_separator(self, x: Names, y: Names) -> list[str] | None:
-        """Nodes that separate x from y, none of which can be left out; None where an arrow joins x and y.
-
-        Args:
-            x: A node, or several.
-            y: A node, or several.
-
-        >>> import bnet_transformer as bt
-        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.minimal_separator("x_0_0", "x_1_1")
-        ['W_k_0', 'W_v_0', 'k_0_0', 'v_0_0']
-        """
-        return self._structure.minimal_separator(x, y)
-
-    def active_trail(self, x: Names, y: Names, given: Names = (), *, deterministic: bool = False) -> Trail | None:
-        """A shortest trail along which x tells of y, given others; None where they are separated.
-
-        Args:
-            x: A node, or several.
-            y: A node, or several.
-            given: A node, or several.
-            deterministic: Pass no node that `given` determines.
-
-        >>> import bnet_transformer as bt
-        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> print(s.active_trail("q_0_0", "k_0_1"))
-        q_0_0 <- W_q_0 <- c -> W_k_0 -> k_0_1
-        """
-        return self._structure.active_trail(x, y, given, deterministic=deterministic)
-
-    def reaches(self, x: str, y: str) -> bool:
-        """Whether a path of arrows leads from x to y.
-
-        Args:
-            x: A node.
-            y: A node.
-
-        >>> import bnet_transformer as bt
-        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.reaches("x_0_1", "x_1_2"), s.reaches("q_0_1", "x_1_2")
-        (True, False)
-        """
-        return self._structure.reaches(x, y)
-
-    def minimal_cut(self, x: str, y: str, *, limit: int = LIMIT) -> list[str] | None:
-        """A smallest set of nodes on every path of arrows from x to y; None where an arrow joins them.
-
-        Args:
-            x: A node.
-            y: A node.
-            limit: How many arrows the graph may have.
-
-        >>> import bnet_transformer as bt
-        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.minimal_cut("c", "x_1_0")
-        ['W_k_0', 'W_v_0', 'q_0_0']
-        """
-        return self._structure.minimal_cut(x, y, limit=limit)
+    @property
+    def _functional(self) -> frozenset[int]:
+        return self.state.network.functional_families
 
     def topological_order(self) -> list[str]:
         """All nodes, parents before children.
@@ -577,9 +439,8 @@ class Sentence:
         >>> order[0], order[-1], len(order)
         ('c', 'x_1_2', 19)
         """
-        return self._structure.topological_order()
+        return [self.ground.name(node) for node in topological_order(self.ground).tolist()]
 
-    @within_memory("separated")
     def separated(
         self,
         x: Names,
@@ -611,7 +472,7 @@ class Sentence:
         """
         one_of("verify", verify, (True, False))
         whole("budget", budget)
-        result = self._structure.separated(x, y, given, deterministic=deterministic)
+        result = super().separated(x, y, given, deterministic=deterministic)
         if not verify:
             return result
         left, right, known = ([self.ground.id(name) for name in part] for part in (result.x, result.y, result.given))
@@ -635,7 +496,6 @@ class Sentence:
 
     # figures and exports
 
-    @within_memory("graph")
     def graph(
         self,
         *,
@@ -672,7 +532,6 @@ class Sentence:
             limit=limit,
         )
 
-    @within_memory("picture")
     def picture(self, **options: Any) -> Picture:
         """The figure of the sentence: its nodes in a grid; of many, each word's states and the strongest reads.
 
@@ -694,7 +553,6 @@ class Sentence:
         layout: Picture = figures.picture(self.state, **options)
         return layout
 
-    @within_memory("graphviz")
     def to_graphviz(self, **options: Any) -> graphviz.Source:
         """The figure as DOT to edit: its structure with labels and colours, boxes as clusters, without places.
 
@@ -711,7 +569,6 @@ class Sentence:
         """
         return figures.picture(self.state, **options).to_graphviz()
 
-    @within_memory("draw")
     def draw(self, path: Path, **options: Any) -> None:
         """Write the bnet of the sentence.
 
@@ -729,7 +586,6 @@ class Sentence:
         """
         figures.draw(self.state, path, **options)
 
-    @within_memory("explore")
     def explore(
         self,
         path: Path,
@@ -767,7 +623,6 @@ class Sentence:
         figures.write_page(self.state, path, detail=detail, title=title, theme=theme, **options)
         return path
 
-    @within_memory("widget")
     def widget(self, **options: Any) -> Widget:
         """The same page as a widget of notebooks, in which `do` is live: a click sets a node and runs the net again.
 
@@ -779,7 +634,6 @@ class Sentence:
         """
         return notebook.widget_of(self, options)
 
-    @within_memory("to_pgmpy")
     def to_pgmpy(self, *, limit: int = 10_000_000, runs: int = reference.BUDGET) -> DiscreteBayesianNetwork:
         """The discrete part, given the words, as a pgmpy network.
 
@@ -789,7 +643,6 @@ class Sentence:
         """
         return export.to_pgmpy(self.state.world, evidence=self.state.evidence, limit=limit, runs=runs)
 
-    @within_memory("to_bif")
     def to_bif(self, *, limit: int = 10_000_000, runs: int = reference.BUDGET) -> str:
         """The discrete part, given the words, in the BIF format.
 

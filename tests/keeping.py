@@ -27,15 +27,24 @@ def same(one: Network, other: Network) -> None:
         assert torch.equal(*bits), name
 
 
-def rewrite(path: Path, header: Callable[[dict[str, Any]], Any] | None = None, **tensors: torch.Tensor | None) -> Path:
-    """The same file with another header, and tensors changed, added or (None) gone."""
+def rewrite(
+    path: Path,
+    header: Callable[[dict[str, Any]], Any] | None = None,
+    *,
+    signed: bool = False,
+    **tensors: torch.Tensor | None,
+) -> Path:
+    """The same file with another header, its hash true where it is `signed`; tensors changed, added or (None) gone."""
     with safe_open(path, "pt") as opened:
         metadata = opened.metadata()
         held = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
     if header is not None:
         told = json.loads(metadata[store.KEY])
         changed = header(told)
-        metadata[store.KEY] = json.dumps(told if changed is None else changed)
+        told = told if changed is None else changed
+        if signed:
+            told["sha256"] = store._digest(told, held)
+        metadata[store.KEY] = json.dumps(told)
     held |= {name: value for name, value in tensors.items() if value is not None}
     save_file({n: v for n, v in held.items() if tensors.get(n, v) is not None}, path, metadata)
     return path

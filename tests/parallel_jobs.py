@@ -93,10 +93,9 @@ def of_heads(count):
         found[name] = [getattr(f, each) for each in names]
         harm = damage(f, counts=[1, 2], progress=False)
         found[f"damage, {name}"] = [harm.values, harm.error]
-    for unit in ("sentence", "word"):
-        r = bt.roles(told, texts, unit=unit, draws=100)
-        names = ("mean", "low", "high", "spread", "counts", "chance", "above", "top")
-        found[f"roles, {unit}"] = [getattr(r, each) for each in names]
+    r = bt.roles(told, texts, draws=100)
+    names = ("mean", "low", "high", "spread", "counts", "chance", "above", "top")
+    found["roles"] = [getattr(r, each) for each in names]
     same = ["the cat sat", "a mat on", "sat the mat", "cat a the", "on the cat", "mat sat a"]
     tan = told.tan(same, [0, 1, 0, 1, 0, 1])
     return found | {"tan": [torch.from_numpy(tan.information), list(tan.parents)]}

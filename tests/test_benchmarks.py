@@ -6,19 +6,16 @@ import itertools
 import json
 import math
 import sys
-from pathlib import Path
 from types import CodeType
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from benchmarks import __main__ as rows
 from benchmarks import gpu, limits, size, walks
 from benchmarks.harness import LIMIT, MOST_RUNS, Row, figure, growth, interleaved, peak_of, slope
 from benchmarks.limits import Machine, Work, limit_of, work_of
 from benchmarks.telling import cells, to_markdown
-from bnet_transformer.cli import bench
 
 MACHINE = Machine(rate=1e9, bandwidth=1e6, where="a slow one")
 
@@ -187,19 +184,6 @@ def test_the_table_runs_the_rows_that_are_named(monkeypatch, tmp_path, capsys):
     assert LIMIT in capsys.readouterr().out
     with pytest.raises(SystemExit):
         rows.main(["a-product", "--runs", "0"])
-
-
-def test_the_command_passes_on_how_many_runs(monkeypatch):
-    def run(home, asked):
-        told.append(asked[4:])
-        Path(asked[1]).write_text("{}")
-        Path(asked[3]).write_text("Written by `x`\n")
-        return ""
-
-    told = []
-    monkeypatch.setattr(bench, "_run", run)
-    found = CliRunner().invoke(bench.bench, ["a-row", "--runs", "3", "--markdown"], standalone_mode=False)
-    assert told == [["a-row", "--runs", "3"]] and "`python -m benchmarks a-row --runs 3`" in found.stdout
 
 
 @pytest.mark.parametrize("name", ["concat-training", "mixture-step", "restarts"])

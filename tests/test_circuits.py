@@ -318,7 +318,7 @@ def test_the_circuit_is_drawn_and_told(tmp_path):
     picture = s.picture(highlight=found, detail="nodes")
     assert {box.name for box in picture.boxes if not box.faded} == set(found.nodes)
     frame = found.to_dataframe()
-    assert list(frame["edge"]) == list(found.tested) and frame["kept"].sum() == found.edges
+    assert list(frame["edge"]) == list(found.effects) and frame["kept"].sum() == found.edges
     assert len(frame) == found.candidates
     html = found._repr_html_()
     assert html.count("<tr") == 1 + min(20, found.edges) and "&gt;" in html

@@ -133,7 +133,7 @@ def test_heads_prints_the_first_heads_or_all(summed):
     rows = [line for line in every.splitlines() if line.lstrip().startswith("a_")]
     shown = [line for line in first.splitlines() if line.lstrip().startswith("a_")]
     assert len(rows) == 6 and len(shown) == 2 and rows[0].startswith(shown[0]) and rows[1].startswith(shown[1])
-    assert "and 4 more heads" in first and "more heads" not in every
+    assert "... and 4 more (--all)" in first and "more (--all)" not in every
     assert "3 sentences" in first and "nothing hangs on: a_1_2" in first and "rank correlations: log Bayes" in first
     (row, *_) = json.loads(of_heads(summed, *HEADS, "--limit", 1, "--json"))["table"]
     assert row["ablation_error"] is None  # of one sentence nothing is known of others
@@ -197,9 +197,6 @@ BAD = [
     (["explore", "the cat"], "-o: expected the page to write, or --open"),
     (["explore", "the cat", "-o", "cat.svg"], "got '.svg'; allowed: .html"),
     (["fly"], "No such command"),
-    (["completion", "tcsh"], "'bash', 'zsh', 'fish'"),
-    (["bench", "--folder", "."], "allowed: they are not in the wheel: clone the repository"),
-    (["bench", "-o", "cat.txt"], "allowed: .json, .md"),
 ]
 
 
@@ -245,17 +242,12 @@ def test_explore_opens_a_browser(tmp_path, monkeypatch):
 COMPLETED = [
     ("bnet-transformer s", {"sweep"}),
     ("bnet-transformer draw -m t", {"tiny"}),
-    ("bnet-transformer draw -o cat.p", {"cat.png", "cat.pdf"}),
-    ("bnet-transformer explore -o cat", {"cat.html"}),
     ("bnet-transformer ask se", {"separated"}),
     ("bnet-transformer heads --sh", {"--show"}),
 ]
 
 
-def test_shells_complete_commands_models_and_suffixes():
-    for shell in ("bash", "zsh", "fish"):
-        found = run("completion", shell)
-        assert found.exit_code == 0 and f"_BNET_TRANSFORMER_COMPLETE={shell}_complete" in found.stdout
+def test_shells_complete_commands_options_and_models():
     for words, wanted in COMPLETED:
         count = str(len(words.split()) - 1)
         environment = {"_BNET_TRANSFORMER_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": count}
@@ -286,36 +278,3 @@ def test_options_are_those_of_the_functions_that_they_call():
                 assert found[own].help, f"no help: {name} {own} in {options.file}"
                 if isinstance(wanted[own].default, bool | int | float | str) and found[own].default is not None:
                     assert found[own].default == wanted[own].default, (name, own)
-
-
-def test_bench_runs_the_rows_of_a_clone(tmp_path, monkeypatch):
-    folder = tmp_path / "clone" / "benchmarks"
-    folder.mkdir(parents=True)
-    (folder / "harness.py").write_text("")
-    (folder / "__init__.py").write_text("")
-    (folder / "__main__.py").write_text(BENCH)
-    monkeypatch.chdir(folder)
-    found = run("bench", "some-row", "--json", "-o", tmp_path / "found.md")
-    assert found.exit_code == 0, found.output
-    assert json.loads(found.stdout) == {"command": "bench", "asked": ["some-row"], "rows": {"some-row": None}}
-    assert (
-        tmp_path / "found.md"
-    ).read_text() == "# t\nWritten by `python -m benchmarks some-row`; not edited by hand.\n"
-    assert run("bench").stdout == "a table\n" and "# t" in run("bench", "--markdown").stdout
-    one_line(run("bench", "zebra"), "row: expected one of some-row; got zebra")
-    one_line(run("bench", "--markdown", "--json"), "--json or --markdown; got both")
-
-
-BENCH = """
-import argparse, json, pathlib, sys
-parser = argparse.ArgumentParser(prog="python -m benchmarks")
-parser.add_argument("rows", nargs="*")
-parser.add_argument("--json", type=pathlib.Path)
-parser.add_argument("--markdown", type=pathlib.Path)
-asked = parser.parse_args()
-if "zebra" in asked.rows:
-    parser.error("row: expected one of some-row; got zebra")
-asked.json.write_text(json.dumps({"rows": {row: float("nan") for row in asked.rows}}))
-asked.markdown.write_text("# t\\nWritten by `python -m benchmarks --json x`; not edited by hand.\\n")
-print("a table")
-"""

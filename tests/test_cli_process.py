@@ -96,7 +96,7 @@ def test_an_interrupt_of_a_fit_keeps_the_best_so_far(tmp_path, monkeypatch):
 def test_a_pipe_that_is_closed_ends_quietly():
     reader, writer = os.pipe()
     os.close(reader)
-    for arguments in (["--help"], ["completion", "bash"]):
+    for arguments in (["--help"], ["models"]):
         process = subprocess.run([*PROGRAM, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True)
         assert process.stderr == "" and process.returncode == 0, arguments
     os.close(writer)
@@ -105,7 +105,7 @@ def test_a_pipe_that_is_closed_ends_quietly():
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full disk to write to")
 def test_a_full_disk_is_one_line():
     with open("/dev/full", "w") as full:
-        found = subprocess.run([*PROGRAM, "completion", "zsh"], stdout=full, stderr=subprocess.PIPE, text=True)
+        found = subprocess.run([*PROGRAM, "models"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert (found.returncode, found.stderr) == (2, "Error: no space left to write to\n")
 
 
@@ -117,9 +117,9 @@ def test_an_input_that_is_closed_is_one_line():
 
 
 def test_no_output_and_no_unicode_are_no_fault(tmp_path):
-    found = said("completion", "fish", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    found = said("models", env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert found.returncode == 0
-    code = "import sys; sys.stdout = None\nfrom bnet_transformer.cli import main; main(['completion', 'zsh'])"
+    code = "import sys; sys.stdout = None\nfrom bnet_transformer.cli import main; main(['models'])"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -194,7 +194,7 @@ def test_orders_follow_from_the_shapes():
     assert by_name["s"].flops == 0 and by_name["s"].order == "0"
     (slices,) = cost.slices
     assert (slices.dense_order, slices.dense_parameters) == ("O(n^2 d^2)", (40 * dim) ** 2)
-    assert slices.dense_flops == 2 * (40 * dim) ** 2 == slices.dense_flops_in_words(40)
+    assert slices.dense_flops == 2 * (40 * dim) ** 2
 
 
 def test_a_selector_multiplies_only_what_depends_on_it():
@@ -484,7 +484,7 @@ def test_the_table_is_told_in_three_ways():
     for row in cost.rows:
         assert row.template in text and f"<td>{row.template}</td>" in html
     assert f"{cost.flops:,}" in text and f"{cost.flops:,}" in html and "n_dec n_enc d" in text
-    assert html.count("<tr>") == len(cost.rows) + 1 + 2 + len(cost.slices)
+    assert html.count("<tr") == len(cost.rows) + 1 + 2 + len(cost.slices)
 
 
 def test_polynomials():

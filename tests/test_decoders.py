@@ -80,7 +80,7 @@ def test_rotary_configs_are_read_in_the_words_of_today_and_of_before(kind, told,
 def test_what_no_equation_says_is_refused(kind, told, match):
     sizes = {"hidden_size": 40, "num_attention_heads": 4, "num_hidden_layers": 2, **told}
     if match is None:  # heads of a width of their own, an odd one, which cannot be paired
-        net = Sublayers(8, 2, 4, "pre", None, "silu", bias=False, dropout=0.0, key_dim=5, score=Dot(None, Rotary()))
+        net = Sublayers(8, bias=False, heads=2, hidden=4, norm="pre", key_dim=5, score=Dot(None, Rotary()))
         stack = bt.Stack(net.slice(bt.Reach("causal")), [bt.Node("x", Given(8), plates=["word"])])
         with pytest.raises(bt.BNetError, match="an even width"):
             bt.BNet(bt.Declaration([stack], plates=net.plates))
@@ -284,7 +284,7 @@ HOSTILE = [
     lambda: Concat(plates=0),
     lambda: bt.encoder(8, heads=4, norm="beside"),
     lambda: bt.encoder_decoder(8, heads=4, norm="parallel"),
-    lambda: Sublayers(8, 4, 4, "pre", None, "relu", bias=True, dropout=0.0, groups=3),
+    lambda: Sublayers(8, heads=4, hidden=4, norm="pre", groups=3),
     lambda: Dot(None, Rotary(width=6)).check(Parent("q", (4,)), Parent("k", (4,), over=(("word", None),))),
 ]
 

@@ -269,9 +269,6 @@ PARSERS = {
         lambda: [json.dumps({"weight_map": dict.fromkeys(weights(), "part.safetensors")}).encode()],
         is_json=True,
     ),
-    "vocab.txt": Parser(
-        lambda path: read_folder(path, "vocab.txt"), lambda: [b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe"]
-    ),
     "tokenizer.json": Parser(read_tokenizer, seeds_tokenizer, is_json=True),
     "text": Parser(read_text, lambda: [b"the cat the", b"cat the cat"]),
     "HDF5": Parser(read_hdf5, seeds_hdf5),
@@ -327,7 +324,7 @@ def inputs(draw: st.DrawFn, parser: Parser, sound: Sequence[bytes]) -> bytes:
 @pytest.mark.parametrize("name", PARSERS)
 @pytest.mark.filterwarnings("ignore")
 def test_a_spoilt_input_is_refused_or_read(name: str, tmp_path: Path) -> None:
-    if name in ("tokenizer.json", "text", "vocab.txt"):
+    if name in ("tokenizer.json", "text"):
         pytest.importorskip("tokenizers")
     parser = PARSERS[name]
     sound = parser.seeds()
@@ -410,17 +407,13 @@ def test_who_trusts_a_module_trusts_none_that_it_imports(path: str, tmp_path: Pa
         refused(lambda: bt.load(found, trust=(__name__,)), "net.safetensors", bt.FileError)
 
 
-def test_numbers_of_a_julia_file_lie_in_it_and_are_no_more_than_it_holds(tmp_path: Path) -> None:
-    """A width in a pipe was waited for; numbers that nobody wrote were more than any memory."""
+def test_numbers_of_a_julia_file_lie_in_it(tmp_path: Path) -> None:
+    """A width in a pipe was waited for."""
     h5py, path = pytest.importorskip("h5py"), tmp_path / "net.h5"
     with h5py.File(path, "w") as file:
         file["L1/A/S"] = np.ones(1)
         file.create_dataset("L1/A/n", shape=[1], dtype="f8", external=[(str(_put(tmp_path / "other", bytes(8))), 0, 8)])
     refused(lambda: bt.load_geometric(path), "in the file itself", bt.FileError)
-    with h5py.File(path, "w") as file:
-        for role, k in ((role, k) for role in "QKV" for k in range(1, 9)):
-            file.create_dataset(f"L1/P{role}/head_{k}", shape=(500, 1000), dtype="f8", chunks=True)
-    refused(lambda: bt.load_geometric(path), "1024 times", bt.FileError)
 
 
 def test_a_tokenizer_that_panics_is_refused():

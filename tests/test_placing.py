@@ -7,8 +7,8 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_pretrained, source_to_net
-from bnet_transformer.pretrained.keys import Placed
-from bnet_transformer.pretrained.source import Held, model_to_source
+from bnet_transformer.pretrained.keys import brought
+from bnet_transformer.pretrained.source import held, model_to_source
 from tests.hugging import GPT2, MPNET, T5, random_model
 from tests.test_families import TABLE
 
@@ -19,7 +19,7 @@ def split(model, devices):
     """A net whose weights lie where a map says: `meta`, a device without numbers, stands for another than the CPU."""
     source = model_to_source(model, None)
     places = {name: torch.device(place) for name, place in devices.items()}
-    weights = Placed(FAMILIES[model.config.model_type], source.weights, places)
+    weights = brought(FAMILIES[model.config.model_type], source.weights, places)
     return source_to_net(replace(source, weights=weights), "auto")
 
 
@@ -52,9 +52,9 @@ def test_a_device_map_is_respected(tmp_path):
     for device_map in ("cpu", torch.device("cpu"), {"": "cpu"}, {"transformer": "cpu", "h": "cpu", "": "cpu"}):
         net = from_pretrained(tmp_path, device_map=device_map)
         assert net.sentence([3, 4])["norm_1"].equal(from_pretrained(model).sentence([3, 4])["norm_1"])
-    brought = Placed(FAMILIES["gpt2"], Held("test", {"h.1.w": torch.ones(2), "h.10.w": torch.ones(2)}), MAP)
-    assert brought.tensor("h.1.w").is_meta and brought.tensor("h.10.w") is brought.tensor("h.10.w")
-    assert not brought.tensor("h.10.w").is_meta
+    found = brought(FAMILIES["gpt2"], held("test", {"h.1.w": torch.ones(2), "h.10.w": torch.ones(2)}), MAP)
+    assert found.tensor("h.1.w").is_meta and found.tensor("h.10.w") is found.tensor("h.10.w")
+    assert not found.tensor("h.10.w").is_meta
     shared = from_pretrained(tmp_path, device_map="cpu").parameters
     one = {shared[f"W_{role}_0.value"].untyped_storage().data_ptr() for role in "qkv"}
     assert len(one) == 1  # three parts of one tensor
@@ -106,7 +106,7 @@ def test_auto_is_the_only_device(monkeypatch):
 
     places = {"": torch.device("cpu")}
     with pytest.raises(bt.BNetError, match="expected room on cpu; got none for w"):
-        Placed(FAMILIES["gpt2"], Held("test", {"w": torch.ones(2).as_subclass(Stuck)}), places).tensor("w")
+        brought(FAMILIES["gpt2"], held("test", {"w": torch.ones(2).as_subclass(Stuck)}), places).tensor("w")
 
 
 def test_weights_are_brought_to_a_type():

@@ -12,7 +12,7 @@ from torch.nn import functional
 import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_pretrained
 from bnet_transformer.pretrained.keys import entries, short, weights_to_parameters
-from bnet_transformer.pretrained.source import Held
+from bnet_transformer.pretrained.source import held
 from tests.hugging import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, D, T, config, random_model
 
 ODD = {"hidden_size": 15, "num_attention_heads": 5, "hidden_act": "relu", "layer_norm_eps": 1e-5}
@@ -193,7 +193,7 @@ def test_former_keys_and_prefixes_are_read(tmp_path):
         if "decoder" not in key:
             tensors[former.removeprefix("bert.")] = value.detach().clone()
     tensors["embeddings.position_ids"] = torch.arange(11)
-    found, left = weights_to_parameters(net.network, FAMILIES["bert"], Held("test", tensors))
+    found, left = weights_to_parameters(net.network, FAMILIES["bert"], held("test", tensors))
     assert not left and all(value.equal(net.parameters[name]) for name, value in found.items())
 
 

@@ -184,6 +184,7 @@ def test_what_the_state_of_a_word_separates(cell, gated):
     assert not s.separated("x_0_0", "x_1_3")
 
 
+@pytest.mark.slow
 def test_it_compiles_without_a_break():
     torch._dynamo.reset()  # nothing of the nets that other tests compiled
     module, x = bt.recurrent(3, features=2).module(), torch.randn(2, 2, 2)

@@ -89,7 +89,7 @@ def naive(tokens, read, special, one_stack=True):
     return [[of(i, j) for j in range(len(read))] for i in range(len(tokens))]
 
 
-def looped(net, corpus, readings, relations, *, unit="sentence", stacks=("", ""), special=lambda s: None):
+def looped(net, corpus, readings, relations, *, stacks=("", ""), special=lambda s: None):
     """Counts by a loop over sentences, heads, words and words read; `readings(s)` are `[slice, head, word, word]`."""
     counts = 0
     for said in corpus:
@@ -102,7 +102,7 @@ def looped(net, corpus, readings, relations, *, unit="sentence", stacks=("", "")
         for i, row in enumerate(names):
             for j, name in enumerate(row):
                 found[..., relations.index(name)] += table[..., i, j].double()
-        counts = counts + (found / len(tokens[0]) if unit == "sentence" else found)
+        counts = counts + found / len(tokens[0])
     return counts
 
 
@@ -110,18 +110,15 @@ def stacked(slices, role=None):
     return lambda s: torch.stack([s.attention(t, role=role) for t in range(slices)])
 
 
-@pytest.mark.parametrize(
-    ("options", "unit"), [({"combine": "concat"}, "word"), ({"mask": "causal"}, "sentence"), ({}, "word")], ids=str
-)
-def test_counts_are_those_of_a_loop_over_sentences(options, unit):
+@pytest.mark.parametrize("options", [{"combine": "concat"}, {"mask": "causal"}, {}], ids=str)
+def test_counts_are_those_of_a_loop_over_sentences(options):
     net = bt.bayesuvius(dim=6, slices=2, heads=3, scale=3.0, **options).to(torch.float64)
-    found = bt.roles(net, CORPUS, unit=unit)
+    found = bt.roles(net, CORPUS)
     assert found.left_out.keys() == {"separator"} and found.sentences == 4
-    wanted = looped(net, CORPUS, stacked(2), found.relations, unit=unit)
+    wanted = looped(net, CORPUS, stacked(2), found.relations)
     torch.testing.assert_close(found.counts, wanted)
-    n = found.words if unit == "word" else 4
     assert found.words == sum(len(said.split()) for said in CORPUS)
-    torch.testing.assert_close(found.mean, (wanted + found.alpha) / (n + 1), check_dtype=False)
+    torch.testing.assert_close(found.mean, (wanted + found.alpha) / 5, check_dtype=False)
     everyone = torch.ones(3, 3).tril() if "mask" in options else torch.ones(3, 3)
     alone = bt.roles(net, ["a b c"], relations=["previous"]).chance[0, 0, 0]
     torch.testing.assert_close(float(alone), float((everyone / everyone.sum(1, keepdim=True)).diagonal(-1).sum() / 3))
@@ -277,13 +274,13 @@ def test_a_permutation_of_heads_permutes_the_result():
         torch.testing.assert_close(getattr(other, name), getattr(one, name)[:, order], msg=name, equal_nan=True)
 
 
-def tally(y: np.ndarray, alpha: float, unit: str = "sentence", draws: int = 200) -> Tally:
-    """The tally of readings `[sentence, relation]`, or `[sentence, word, relation]`: word j is read by relation j."""
-    y = y[:, None] if y.ndim == 2 else y
+def tally(y: np.ndarray, alpha: float, draws: int = 200) -> Tally:
+    """The tally of readings `[sentence, relation]` of sentences of one word: word j is read by relation j."""
+    y = y[:, None]
     sentences, words, relations = y.shape
     found = Tally((1, 1, relations), alpha, draws, 0)
     codes = torch.arange(relations).expand(sentences, words, relations)
-    found.add(codes, [torch.from_numpy(y)[None]], [torch.ones(words, relations, dtype=torch.bool)], unit)
+    found.add(codes, [torch.from_numpy(y)[None]], [torch.ones(words, relations, dtype=torch.bool)], range(sentences))
     return found
 
 
@@ -303,7 +300,7 @@ def test_a_role_is_what_is_most_above_chance_not_what_is_most():
     codes = torch.tensor([0, 1, *[2] * 8]).expand(30, 1, 10)
     reading = torch.tensor([0.3, 0.1, *[0.6 / 8] * 8]).expand(1, 30, 1, 10)
     made = Tally((1, 1, 3), 1 / 3, 500, 0)
-    made.add(codes, [reading], [torch.ones(1, 10, dtype=torch.bool)], "sentence")
+    made.add(codes, [reading], [torch.ones(1, 10, dtype=torch.bool)], range(30))
     found = made.posterior(0.9)
     assert int(found["mean"].argmax()) == 2 and float(found["top"][0, 0, 0]) > 0.95
 
@@ -324,20 +321,18 @@ def test_soft_readings_have_the_mean_and_the_variance_of_the_process():
 
 @pytest.mark.parametrize("sentences", [1, 20])
 def test_intervals_hold_what_they_say_of_sentences(sentences):
-    """A planted theta of the prior; sentences that draw a relation, or read softly by several; words are alike."""
-    rng, inside = np.random.default_rng(3), {"drawn": [], "soft": [], "word": []}
+    """A planted theta of the prior; sentences that draw a relation, or read softly by several."""
+    rng, inside = np.random.default_rng(3), {"drawn": [], "soft": []}
     for _ in range(100):
         theta = rng.dirichlet(np.full(4, 0.7))
         drawn = np.eye(4)[rng.choice(4, sentences, p=theta)]
         soft = rng.dirichlet(4 * theta + 1e-9, sentences)
-        words = np.repeat(drawn[:, None], 8, axis=1)
-        for name, y, unit in (("drawn", drawn, "sentence"), ("soft", soft, "sentence"), ("word", words, "word")):
-            found = tally(y, 0.7, unit, 2).posterior(0.9)
+        for name, y in (("drawn", drawn), ("soft", soft)):
+            found = tally(y, 0.7, 2).posterior(0.9)
             low, high = (found[end][0, 0].numpy() for end in ("low", "high"))
             inside[name] += ((low <= theta) & (theta <= high)).tolist()
     assert 0.85 < np.mean(inside["drawn"]) < 0.95
     assert 0.86 < np.mean(inside["soft"]) < (0.95 if sentences == 20 else 1.0)
-    assert np.mean(inside["word"]) < 0.8, "words of a sentence are alike: each by itself says too much"
 
 
 @settings(max_examples=15, deadline=None)
@@ -387,7 +382,6 @@ REFUSED = [
     ({"separators": "cat"}, "separators: expected a list of tokens; got cat"),
     ({"separators": ["cta"]}, "token of separators: .*near matches are cat"),
     ({"interval": 1.0}, "interval: expected a share between 0 and 1"),
-    ({"unit": "token"}, "unit: expected one of the allowed values; got token"),
     ({"slices": 3}, "slices: expected numbers from 0 to 0; got 3"),
     ({"role": "b"}, "role that reads: expected a known name; got 'b'"),
 ]

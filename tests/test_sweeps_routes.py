@@ -7,7 +7,6 @@ import bnet_transformer as bt
 from bnet_transformer.inference import Attend, Zero, route
 from bnet_transformer.inference.route import Obstacle, PerformanceWarning
 from bnet_transformer.inference.sweeps import engine, explain_sweep
-from bnet_transformer.inference.sweeps.routing import Obstacles
 from tests.sweeping import case, metric, outcomes, pair
 from tests.test_sweeps import close, doubled, two
 
@@ -65,8 +64,10 @@ def test_both_algorithms_give_the_same_numbers(monkeypatch, at, part):
     ask = {"at": at, "metric": metric(["y_0", "x_2_2"])}
     together = bt.sweep(clean, corrupt, **ask)
     obstacle = Obstacle("x_1", "in the way")
-    obstacles = Obstacles(obstacle) if part == "all" else Obstacles(None, {0: obstacle}, {1: obstacle, 2: obstacle})
-    monkeypatch.setattr(engine, "find_obstacles", lambda *_, **__: obstacles)
+    name, found = (
+        ("find_obstacle_of_all", obstacle) if part == "all" else ("find_obstacles", dict.fromkeys(range(3), obstacle))
+    )
+    monkeypatch.setattr(engine, name, lambda *_, **__: found)
     alone = bt.sweep(clean, corrupt, **ask)
     torch.testing.assert_close(alone.outcomes, together.outcomes, rtol=1e-10, atol=1e-10, equal_nan=True)
     close(alone.clean, together.clean)

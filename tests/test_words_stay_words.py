@@ -88,7 +88,7 @@ def said(words: list[str]) -> bt.Sentence:
 
 
 @given(HALVES)
-@law(12)
+@law(6)
 def test_json_and_graphml(words: list[str]) -> None:
     graph = said(words).graph()
     wanted = {name: token for name, token in graph.nodes(data="token") if token is not None}
@@ -138,7 +138,7 @@ VIEWS: list[dict[str, Any]] = [{"detail": "words"}, {"detail": "nodes", "weights
 
 
 @given(HALVES)
-@law(8)
+@law(4)
 def test_svg(words: list[str]) -> None:
     s = said(words).do(c=0)
     for view in VIEWS:
@@ -152,7 +152,7 @@ def test_svg(words: list[str]) -> None:
 
 
 @given(HALVES)
-@law(6)
+@law(2)
 def test_dot(words: list[str]) -> None:
     """Graphviz reads backslashes in labels, and in tooltips twice; `pydot` gives both as they are written."""
     import pydot
@@ -218,7 +218,7 @@ def commands(tex: str) -> set[str]:
 
 
 @given(HALVES)
-@law(6)
+@law(3)
 def test_tex(words: list[str]) -> None:
     allowed = commands("".join(SPECIAL.values())) | {f"\\{mark}" for mark in ACCENTS.values()} | {"\\i", "\\j"}
     for view in VIEWS:
@@ -257,7 +257,7 @@ class Tags(HTMLParser):
 
 
 @given(HALVES)
-@law(8)
+@law(4)
 def test_pages(words: list[str]) -> None:
     s, plain = said(words), said(["a", "b", "d", "e"])
     with pytest.MonkeyPatch.context() as patch:
@@ -301,7 +301,7 @@ SHOWN = {"p", "br", "div", "table", "thead", "tbody", "tr", "th", "td"}
 
 
 @given(WORDS)
-@law(5)
+@law(3)
 def test_tables_of_a_notebook(words: list[str]) -> None:
     s = said(words)
     set_ = s.do(c=0)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from bnet_transformer.cli import shared
-from bnet_transformer.cli.outputs import PICTURES, TABLES, Output, Result, most_of, placed, plotted, rows_of
+from bnet_transformer.cli.outputs import PICTURES, TABLES, Listing, Output, Result, plotted, rows_of
 from bnet_transformer.cli.shared import Asked
-from bnet_transformer.cli.signatures import Count, Options, command
+from bnet_transformer.cli.signatures import Count, Derived, Options
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
@@ -47,41 +47,34 @@ def ask(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-@command(
+@ask.command(
     "posterior",
-    group=ask,
+    cls=Derived,
     short_help="P(NODE | evidence).",
     formats=FORMATS,
     options=[Options(SENTENCE, ("posterior",), ("budget",))],
 )
-def posterior(
-    nodes: str, asked: Asked, options: dict[str, Any], to: Output, top: Count | None = None, all_: bool = False
-) -> None:
+def posterior(nodes: str, asked: Asked, options: dict[str, Any], to: Listing) -> None:
     """P(NODE | evidence), of one discrete node or of several together, with commas between: c, or c,y_2.
 
     bnet-transformer ask posterior y_2 "the cat sat" --do c=1
-
-    Args:
-        top: Print so many states, 20 unless told.
-        all_: Print all states, in their order.
     """
     names = shared.names("NODES", nodes)
-    most = most_of(top, all_)
 
     def answer(s: Sentence) -> Result:
         found = s.posterior(names if len(names) > 1 else names[0], **options)
-        labels = [_labels(s, name, size) for name, size in zip(names, found.shape, strict=True)]
+        each = zip(names, found.shape, strict=True)
+        labels = [list(s.state.labels(s.ground.id(name)) or map(str, range(count))) for name, count in each]
         states = [dict(zip(names, state, strict=True)) for state in itertools.product(*labels)]
         rows = [{**state, "probability": p} for state, p in zip(states, found.flatten().tolist(), strict=True)]
         table = _table(rows)
-        shown = table if all_ else table.sort_values("probability", ascending=False, kind="stable")
         told = {"nodes": names, "labels": labels, "probabilities": found}
-        return Result(told, rows_of(shown, most), lambda: table, plotted(s, node=names))
+        return Result(told, to.rows(table, by="probability"), lambda: table, plotted(s, node=names))
 
-    _answer("posterior", asked, to, answer, FORMATS if len(names) < 3 else TABLES)
+    _answer("posterior", asked, to if len(names) < 3 else replace(to, formats=TABLES), answer)
 
 
-@command("separated", group=ask, short_help="Whether the graph separates X from Y.", formats=TABLES)
+@ask.command("separated", cls=Derived, short_help="Whether the graph separates X from Y.", formats=TABLES)
 def separated(x: str, y: str, asked: Asked, to: Output, deterministic: bool = False, verify: bool = False) -> None:
     """Whether the graph separates X from Y, each a node or several with commas between.
 
@@ -107,7 +100,7 @@ def separated(x: str, y: str, asked: Asked, to: Output, deterministic: bool = Fa
         row = {name: " ".join(each) if isinstance(each, tuple) else each for name, each in told.items()}
         return Result(told, lines, lambda: _table([row]))
 
-    _answer("separated", replace(asked, given=()), to, answer, TABLES)
+    _answer("separated", replace(asked, given=()), to, answer)
 
 
 def _relative(name: str, text: str) -> None:
@@ -119,19 +112,19 @@ def _relative(name: str, text: str) -> None:
             table = lambda: _table([{"node": node, name: each} for each in found])  # noqa: E731
             return Result({"node": node, "nodes": found}, [" ".join(found) or "none"], table)
 
-        _answer(name, asked, to, answer, TABLES)
+        _answer(name, asked, to, answer)
 
     relative.__doc__ = f'{text}\n\nbnet-transformer ask {name} q_0_1 "the cat sat"'
-    command(name, group=ask, short_help=text, formats=TABLES)(relative)
+    ask.command(name, cls=Derived, short_help=text, formats=TABLES)(relative)
 
 
 for _name, _text in RELATIVES.items():
     _relative(_name, _text)
 
 
-@command(
+@ask.command(
     "reads",
-    group=ask,
+    cls=Derived,
     short_help="Which word was read.",
     formats=FORMATS,
     options=[Options(SENTENCE, ("reads",), ("slices", "residual", "head", "role", "method", "budget"))],
@@ -155,63 +148,29 @@ def reads(
         tokens = list(found.tokens)
         one = None if word is None else shared.word_number("--word", word, tokens)
         ways = [] if one is None else found.paths(one, count=paths or 3)
-        shown = range(len(tokens)) if one is None else [one]
-        rows = [[tokens[i], *(f"{p:.3f}" for p in found.matrix[i].tolist())] for i in shown]
         told = {"tokens": tokens, "slices": found.slices, "residual": found.residual, "matrix": found.matrix}
         told["paths"] = [{"words": each.words, "probability": each.probability} for each in ways]
         picture = plotted(found, **({} if one is None else {"word": one}))
-        return Result(told, [*_aligned([["", *tokens], *rows]), *map(str, ways)], found.to_dataframe, picture)
+        matrix = _table(found.matrix.tolist(), index=tokens, columns=tokens)
+        rows = rows_of(matrix if one is None else matrix.iloc[[one]], index=True)
+        return Result(told, [*rows, *map(str, ways)], found.to_dataframe, picture)
 
-    _answer("reads", asked, to, answer, FORMATS)
+    _answer("reads", asked, to, answer)
 
 
-def _answer(
-    question: str, asked: Asked, to: Output, answer: Callable[[Sentence], Result], formats: Sequence[str]
-) -> None:
+def _answer(question: str, asked: Asked, to: Output, answer: Callable[[Sentence], Result]) -> None:
     """Ask each sentence, and write and print what it answers; tables may hold all sentences, pictures one."""
     texts = asked.texts()
-    to.check(1, formats)
-    replace(to, out=tuple(out for out in to.out if not out.lower().endswith(TABLES))).check(len(texts), formats)
-    net, told, results = shared.net_of(asked.model), [], []
+    to.check(len(texts), whole=TABLES)
+    net, results = shared.net_of(asked.model), []
     for text in shared.along(texts, "sentence"):
         s = asked.sentence(net, text)
-        results.append(answer(s))
-        told.append({"sentence": text, "words": s.words, **results[-1].told})
-    whole: dict[str, Any] = {"command": f"ask {question}", "model": asked.model, "sentences": told}
-    for out in to.out:
-        if out.lower().endswith(TABLES) and "{}" not in out:
-            Result(whole, (), lambda: _all(texts, results)).write(out)
-            continue
-        for k, result in enumerate(results):
-            replace(result, told={**whole, "sentences": [told[k]]}).write(placed(out, k))
-    headed = zip(texts, results, strict=True)
-    lines = [line for text, each in headed for line in [*([f"# {text}"] if len(texts) > 1 else []), *each.lines]]
-    to.say(whole, [*lines, *(f"written: {out}" for out in to.out)])
+        found = answer(s)
+        results.append(replace(found, told={"sentence": text, "words": s.words, **found.told}))
+    to.tell_each({"command": f"ask {question}", "model": asked.model}, "sentences", texts, results)
 
 
-def _all(texts: Sequence[str], results: Sequence[Result]) -> pd.DataFrame:
-    """The tables of all sentences, one below the other."""
+def _table(rows: Sequence[Any], **more: Any) -> pd.DataFrame:
     import pandas as pd
 
-    tables = [each.table().copy() for each in results if each.table is not None]
-    for text, table in zip(texts, tables, strict=True):
-        table.insert(0, "sentence", text)
-    return pd.concat(tables, ignore_index=True)
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    import pandas as pd
-
-    return pd.DataFrame(rows)
-
-
-def _labels(s: Sentence, name: str, states: int) -> list[str]:
-    """What the states of a node are called; numbers where they have no names."""
-    return list(s.state.labels(s.ground.id(name)) or map(str, range(states)))
-
-
-def _aligned(rows: list[list[str]]) -> list[str]:
-    """Rows of cells in columns, the first to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    told = ([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))] for row in rows)
-    return ["  ".join(cells).rstrip() for cells in told]
+    return pd.DataFrame(rows, **more)

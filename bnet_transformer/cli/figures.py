@@ -12,7 +12,7 @@ import click
 from bnet_transformer.cli import shared
 from bnet_transformer.cli.outputs import Output, placed
 from bnet_transformer.cli.shared import Asked
-from bnet_transformer.cli.signatures import Options, command, is_whole
+from bnet_transformer.cli.signatures import Derived, Options, is_whole
 from bnet_transformer.errors import BNetError
 
 FORMATS = (".bif", ".dot", ".graphml", ".html", ".json", ".pdf", ".png", ".svg", ".tex")
@@ -20,8 +20,9 @@ GRAPHS = ("weights", "slices", "heads", "attention", "min_weight", "top", "detai
 PAGES = ("detail", "posterior", "slices", "heads", "title", "theme")
 
 
-@command(
+@click.command(
     "draw",
+    cls=Derived,
     short_help="Draw the bnet of a sentence.",
     formats=FORMATS,
     options=[Options("viz/options.py", ("Options",), GRAPHS)],
@@ -62,8 +63,9 @@ def draw(
     to.say({"command": "draw", "model": asked.model, "sentences": told}, lines)
 
 
-@command(
+@click.command(
     "explore",
+    cls=Derived,
     short_help="Write a sentence's interactive page.",
     formats=(".html",),
     options=[Options("sentence.py", ("explore",), PAGES)],

@@ -18,7 +18,7 @@ from bnet_transformer.errors import UNSEEN, BNetError, shown
 
 COMMANDS = {  # each with the module that has it
     **{"draw": "figures", "explore": "figures", "ask": "ask", "sweep": "sweep", "fit": "learning", "heads": "heads"},
-    **{"train": "learning", "cost": "nets", "models": "nets", "bench": "bench", "completion": "completion"},
+    **{"train": "learning", "cost": "nets", "models": "nets"},
 }
 BUG, BAD, INTERRUPTED = 1, 2, 130
 EXTRAS = {
@@ -34,13 +34,8 @@ NO_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "bad allocat
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 
-class Ended(click.ClickException):
-    """A command that ended early: its line, its exit code, and the error that it was."""
-
-    def __init__(self, error: BaseException) -> None:
-        line, self.code = line_of(error)
-        self.error = error
-        super().__init__(line)
+class Ended(Exception):
+    """A command that ended early, by its cause, which click does not see."""
 
 
 class Commands(click.Group):
@@ -56,44 +51,29 @@ class Commands(click.Group):
         found: click.Command = getattr(module, cmd_name)
         return found
 
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
+    def make_context(self, *arguments: Any, **more: Any) -> click.Context:
         with _ending():
-            return super().make_context(info_name, args, parent, **extra)
+            return super().make_context(*arguments, **more)
 
     def invoke(self, ctx: click.Context) -> Any:
         with _ending(), warnings.catch_warnings():
             warnings.showwarning = _warn
             return super().invoke(ctx)
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        **extra: Any,
-    ) -> Any:
-        """Run a command; `--debug` may stand anywhere among the arguments."""
+    def main(self, args: Sequence[str] | None = None, *more: Any, **extra: Any) -> Any:
+        """Run a command and leave; `--debug` may stand anywhere among the arguments."""
         told = list(sys.argv[1:] if args is None else args)
-        debug = os.environ.get("BNET_DEBUG", "0") not in ("", "0")
         options = told[: told.index("--")] if "--" in told else told
-        if "--debug" in options:
-            debug = True
-            told = [each for each in options if each != "--debug"] + told[len(options) :]
+        debug = "--debug" in options or os.environ.get("BNET_DEBUG", "0") not in ("", "0")
+        told = [each for each in options if each != "--debug"] + told[len(options) :]
         for stream in (sys.stdout, sys.stderr):
             with suppress(AttributeError, ValueError):  # none there, or one that is not of text
                 stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         try:
-            found = super().main(told, prog_name, complete_var, standalone_mode=False, **extra)
+            return super().main(told, *more, **extra)
         except Ended as ended:
-            if not standalone_mode:
-                raise
-            _leave(ended, debug)
-        if not standalone_mode:
-            return found
-        sys.exit(found if isinstance(found, int) else 0)
+            assert ended.__cause__ is not None
+            _leave(ended.__cause__, debug)
 
 
 @contextmanager
@@ -104,24 +84,23 @@ def _ending() -> Iterator[None]:
     except (Ended, click.exceptions.Exit, SystemExit):
         raise
     except BaseException as error:
-        raise Ended(error) from error
+        raise Ended from error
 
 
-def _leave(ended: Ended, debug: bool) -> Never:
-    """Tell how a command ended, and leave."""
-    if isinstance(ended.error, OSError):  # a pipe that is closed, a disk that is full: what is left is not written
+def _leave(error: BaseException, debug: bool) -> Never:
+    """Tell by what error a command ended, and leave."""
+    line, code = line_of(error)
+    if isinstance(error, OSError):  # a pipe that is closed, a disk that is full: what is left is not written
         with suppress(OSError, AttributeError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     with suppress(OSError):
         if debug:
-            click.echo(seen("".join(traceback.format_exception(ended.error))), err=True, nl=False)
-        if ended.message:
-            asks = "" if debug or ended.code != BUG or not isinstance(ended.error, Exception) else _ASK
-            click.echo(f"{ended.message}{asks}", err=True)
-    sys.exit(ended.code)
-
-
-_ASK = " (--debug shows where)"
+            click.echo(seen("".join(traceback.format_exception(error))), err=True, nl=False)
+        elif code == BUG:
+            line += " (--debug shows where)"
+        if line:
+            click.echo(line, err=True)
+    sys.exit(code)
 
 
 def _warn(message: Warning | str, *_: object, **__: object) -> None:
@@ -194,7 +173,10 @@ def _told(error: BaseException) -> tuple[str, int]:
     if isinstance(error, BNetError):
         return str(error), BAD
     if isinstance(error, ModuleNotFoundError):
-        return _missing(error)
+        name = (error.name or "").partition(".")[0]
+        if name in EXTRAS:
+            return f'{name} is not installed: pip install "bnet-transformer[{EXTRAS[name]}]"', BAD
+        return f"{name or error} is not installed, and bnet-transformer needs it: pip install bnet-transformer", BUG
     if isinstance(error, MemoryError) or any(part in str(error).lower() for part in NO_MEMORY):
         return "out of memory: take fewer or shorter sentences, or a smaller net", BUG
     if isinstance(error, OSError) and error.filename is not None:
@@ -202,10 +184,3 @@ def _told(error: BaseException) -> tuple[str, int]:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return "no space left to write to", BAD
     return f"{type(error).__name__}: {shown(str(error), 400)}", BUG
-
-
-def _missing(error: ModuleNotFoundError) -> tuple[str, int]:
-    name = (error.name or "").partition(".")[0]
-    if name in EXTRAS:
-        return f'{name} is not installed: pip install "bnet-transformer[{EXTRAS[name]}]"', BAD
-    return f"{name or error} is not installed, and bnet-transformer needs it: pip install bnet-transformer", BUG

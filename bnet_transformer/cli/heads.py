@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+import itertools
+from typing import Any, Literal
+
+import click
 
 from bnet_transformer.cli import shared
-from bnet_transformer.cli.outputs import PICTURES, TABLES, Output, Result, most_of, plotted, rows_of
+from bnet_transformer.cli.outputs import PICTURES, TABLES, TOP, Listing, Result, plotted
 from bnet_transformer.cli.shared import Source
-from bnet_transformer.cli.signatures import Count, Options, command
-
-if TYPE_CHECKING:
-    from bnet_transformer.inference import Inclusion
+from bnet_transformer.cli.signatures import Count, Derived, Options
 
 HANDED_ON = ("method", "sigma", "output", "role", "interval", "budget", "seed")
 
 
-@command(
+@click.command(
     "heads",
+    cls=Derived,
     short_help="Tell which heads matter.",
     formats=(*PICTURES, *TABLES),
     options=[Options("inference/heads/gates.py", ("inclusion",), HANDED_ON)],
 )
 def heads(
     source: Source,
-    to: Output,
+    to: Listing,
     options: dict[str, Any],
     model: str = "minilm",
     limit: Count | None = None,
     roles: bool = False,
-    top: Count | None = None,
-    all_: bool = False,
     show: Literal["rho", "log_bayes", "importance", "ablation", "intervals"] = "rho",
     theme: Literal["light", "dark"] = "light",
 ) -> None:
@@ -42,14 +41,11 @@ def heads(
         model: The net, which sums its heads (tiny does not).
         limit: Take the first so many sentences.
         roles: Tell what heads read as well.
-        top: Print so many heads, 20 unless told.
-        all_: Print all heads.
         show: What is drawn: a map of slices and heads, or intervals by rank.
         theme: The paper.
     """
     texts = source.texts()[:limit]
     to.check()
-    most = most_of(top, all_)
     from bnet_transformer.inference.heads import inclusion
     from bnet_transformer.inference.heads import roles as roles_of
 
@@ -62,32 +58,20 @@ def heads(
     if read is not None:
         beside = read[["slice", "head", "role", "mean", "chance"]].rename(columns={"role": "reads", "mean": "share"})
         table = table.merge(beside, on=["slice", "head"], how="left")
-    count = len(table) if most is None else min(most, len(table))
     told = {name: getattr(found, name) for name in ("told", "sentences", "method", "likelihood", "sigma", "interval")}
     told["table"] = found.to_dataframe()
     told["agreement"] = {one: dict(column) for one, column in found.agreement().items()}
-    told |= {"dead": found.dead, "duplicates": _duplicates(found), "roles": read}
-    picture = plotted(found, show=show, theme=theme, **({"top": count} if show == "intervals" else {}))
-    lines = [found.told, *rows_of(table.head(count)), *_beneath(found, count)]
-    to.tell("heads", Result(told, lines, lambda: table, picture), model=model)
-
-
-def _duplicates(found: Inclusion) -> Any:
-    """The pairs of heads that stand in for each other; None where they were not looked at."""
-    return found.duplicates() if found.interaction is not None else None
-
-
-def _beneath(found: Inclusion, count: int) -> list[str]:
-    """What stands below the table."""
-    every = found.log_bayes.numel()
-    lines = [f"... and {every - count} more heads (--all)"] if count < every else []
+    duplicates = None if found.interaction is None else found.duplicates()
+    told |= {"dead": found.dead, "duplicates": duplicates, "roles": read}
+    top = {"top": len(table) if to.all_ else min(to.top or TOP, len(table))} if show == "intervals" else {}
+    lines = [found.told, *to.rows(table)]
     if found.dead:
         lines.append("nothing hangs on: " + ", ".join(f"{found.slices[s]}_{h}" for s, h in found.dead))
-    pairs = _duplicates(found) or ()
-    if pairs:
-        told = (f"{found.slices[s]}_{h} and {found.slices[s]}_{o}" for s, h, o in pairs[:5])
-        lines.append("stand in for each other: " + ", ".join(told) + (f", {len(pairs) - 5} more" * (len(pairs) > 5)))
+    if duplicates:
+        pairs = (f"{found.slices[s]}_{h} and {found.slices[s]}_{o}" for s, h, o in duplicates[:5])
+        more = f", {len(duplicates) - 5} more" if len(duplicates) > 5 else ""
+        lines.append(f"stand in for each other: {', '.join(pairs)}{more}")
     ranks = found.agreement()
-    names = list(ranks)
-    told = (f"{a} and {b} {ranks.loc[a, b]:.2f}" for k, a in enumerate(names) for b in names[k + 1 :])
-    return [*lines, "rank correlations: " + "; ".join(told)]
+    compared = (f"{a} and {b} {ranks.loc[a, b]:.2f}" for a, b in itertools.combinations(ranks, 2))
+    lines.append("rank correlations: " + "; ".join(compared))
+    to.tell("heads", Result(told, lines, lambda: table, plotted(found, show=show, theme=theme, **top)), model=model)

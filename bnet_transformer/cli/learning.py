@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+
+import click
 
 from bnet_transformer.cli import shared
 from bnet_transformer.cli.group import Interrupted
 from bnet_transformer.cli.outputs import PICTURES, TABLES, Output, Result, plotted, rows_of
 from bnet_transformer.cli.shared import Source
-from bnet_transformer.cli.signatures import Options, command, is_whole
+from bnet_transformer.cli.signatures import Derived, Options, is_whole
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
@@ -34,11 +36,6 @@ class Lines:
     texts: tuple[str, ...]
     told: tuple[str, ...] | None
 
-    @property
-    def vocabulary(self) -> list[str]:
-        """The words of the sentences, in the order in which they are met."""
-        return list(dict.fromkeys(word for text in self.texts for word in text.split()))
-
     def observed(self, wanted: str | None) -> str:
         """What is observed of a sentence: its next words; behind a tab a word for each of its words, or a label."""
         if self.told is None:
@@ -54,19 +51,16 @@ class Lines:
             raise BNetError(f"sentence {k}", expected=wanted_, got=f"{self.texts[k]} | {self.told[k]}")
         return wanted or ("words" if all(each) and any(" " in text for text in self.texts) else "label")
 
-    def labels(self, observed: str) -> list[str]:
-        """The labels that are observed, in alphabetical order."""
-        found = {part for told in self.told or () for part in (told.split() if observed == "words" else [told])}
-        return sorted(found - {UNSEEN})
-
-    def pairs(self, observed: str, known: Collection[str] = ()) -> list[tuple[object, object]]:
-        """Sentences with what is observed of each; `known` are the labels that are names, be they numbers."""
+    def pairs(self, observed: str, network: Network) -> list[tuple[Any, Any]]:
+        """Sentences with what is observed of each; a number that is a label or a word of the net is a name."""
         if observed == "next":
             parted = [text.split() for text in self.texts]
             for words in parted:
                 if len(words) < 2:
                     raise BNetError("sentence", expected="at least 2 words, the second to be told", got=" ".join(words))
             return [(words[:-1], words[1:]) for words in parted]
+        known = {word for words in network.vocabularies.values() for word in words or ()}
+        known.update(label for m in network.members for label in getattr(m.tpm, "labels", None) or ())
 
         def state(part: str) -> object:
             return part if part in known else -1 if part == UNSEEN else int(part) if is_whole(part) else part
@@ -75,18 +69,11 @@ class Lines:
         return list(zip(self.texts, states, strict=True))
 
 
-def names_in(network: Network) -> set[str]:
-    """The labels and words of a net."""
-    labels = {label for member in network.members for label in getattr(member.tpm, "labels", None) or ()}
-    return labels | {word for words in network.vocabularies.values() for word in words or ()}
-
-
 def lines_of(source: Source) -> Lines:
     """The sentences of the command line or of a file, parted at the tab."""
-    texts = source.texts()
-    parted = [[part.strip() for part in text.split("\t")] for text in texts]
+    parted = source.parted()
     if all(len(parts) == 1 for parts in parted):
-        return Lines(tuple(texts), None)
+        return Lines(tuple(text for (text,) in parted), None)
     for k, parts in enumerate(parted):
         if len(parts) != 2 or not all(parts):
             got = f"{len(parts)} parts in sentence {k}"
@@ -110,10 +97,6 @@ class Kept:
     resume: bool = False
     changed: bool = False
 
-    def judges(self) -> Lines | None:
-        """The sentences of `--held-out`."""
-        return None if self.held_out is None else lines_of(Source((), self.held_out))
-
     def checkpoints(self) -> Checkpoints | None:
         """The config of the checkpoints; None without a folder."""
         from bnet_transformer.files.checkpoint import Checkpoints
@@ -124,20 +107,23 @@ class Kept:
             raise BNetError("--resume", expected="--checkpoint with a folder", got="none")
         return None
 
-    def way_on(self) -> str:
-        """How an interrupted run goes on."""
-        return "" if self.checkpoint is None else f"--resume goes on from {self.checkpoint}"
+    def interrupted(self, *said: str) -> Interrupted:
+        """The interrupt of a run: what is kept, and how it goes on."""
+        said += () if self.checkpoint is None else (f"--resume goes on from {self.checkpoint}",)
+        return Interrupted(": ".join(filter(None, ["interrupted", "; ".join(said)])))
 
 
-def refuse_declared(declared: Mapping[str, Any]) -> None:
-    """Refuse options of a new net beside `--model`."""
+def _saved(model: str, declared: Mapping[str, Any]) -> BNet:
+    """The net of a model, which is declared already."""
     if declared:
         got = ", ".join(f"--{name.replace('_', '-')}" for name in declared)
         raise BNetError("--model", expected="no option of a new net beside it", got=got)
+    return shared.net_of(model)
 
 
-@command(
+@click.command(
     "fit",
+    cls=Derived,
     short_help="Fit the heads of a net to text.",
     formats=(".fit", ".json", *PICTURES, ".safetensors"),
     declared=[Options("models/bayesuvius.py", ("bayesuvius",), DECLARED, "A new net: ", {"dim": 16})],
@@ -171,19 +157,21 @@ def fit(
     to.check()
     checkpoints = kept.checkpoints()
     observed = data.observed(observe)
-    judges = kept.judges()
-    seed = options.get("seed", 0)
-    net = _new_net(data, observed, declared, seed) if model is None else _saved_net(model, declared, observed)
+    judges = None if kept.held_out is None else lines_of(Source((), kept.held_out))
+    if model is None:
+        net = _new_net(data, observed, declared, options.get("seed", 0))
+    else:
+        net = _saved(model, declared)
+        _check_splits(net, observed)
     from bnet_transformer.inference.fit import run
 
     how = shared.config_of(type(run.method_of(method)), options, tuple(run.METHODS), f"--method {method}")
-    known = names_in(net.network)
     if judges is not None:
-        options["held_out"] = judges.pairs(judges.observed(observed), known)
-    found = run.fit(net, data.pairs(observed, known), method=how, checkpoints=checkpoints, **options)
+        options["held_out"] = judges.pairs(judges.observed(observed), net.network)
+    found = run.fit(net, data.pairs(observed, net.network), method=how, checkpoints=checkpoints, **options)
     to.tell("fit", _result(found, observed), model=model, observed=observed)
     if not found.finished:
-        raise Interrupted("; ".join(filter(None, ["interrupted: this is the best so far", kept.way_on()])))
+        raise kept.interrupted("this is the best so far")
 
 
 def _new_net(data: Lines, observed: str, declared: dict[str, Any], seed: int) -> BNet:
@@ -191,30 +179,33 @@ def _new_net(data: Lines, observed: str, declared: dict[str, Any], seed: int) ->
     from bnet_transformer.models.bayesuvius import bayesuvius
     from bnet_transformer.tpm import Categorical
 
-    words = data.vocabulary
+    words = _words(data.texts)
+    mask = "causal" if observed == "next" else None
     if observed == "next":
         readout = Categorical(len(words))
     else:
-        labels = data.labels(observed)
+        told = _words(data.told or ()) if observed == "words" else data.told or ()
+        labels = tuple(sorted({*told} - {UNSEEN}))
         if not labels:
             raise BNetError("sentences", expected="something that is observed", got="_ alone")
-        readout = Categorical(len(labels), labels=tuple(labels), pool="mean" if observed == "label" else None)
-    mask = "causal" if observed == "next" else None
+        readout = Categorical(len(labels), labels=labels, pool="mean" if observed == "label" else None)
     return bayesuvius(**{"dim": 16, **declared}, mask=mask, vocabulary=words, observe=readout, seed=seed)
 
 
-def _saved_net(model: str, declared: dict[str, Any], observed: str) -> BNet:
-    """The net of a model, which is declared already; next words are those of text that is split on spaces."""
+def _words(texts: Sequence[str]) -> list[str]:
+    """The words of texts, in the order in which they are met."""
+    return list(dict.fromkeys(word for text in texts for word in text.split()))
+
+
+def _check_splits(net: BNet, observed: str) -> None:
+    """Refuse a net without words; next words are those of text that is split on spaces."""
     from bnet_transformer.data.task import check_has_words
 
-    refuse_declared(declared)
-    net = shared.net_of(model)
     check_has_words(net.network, "--model", "bt.fit")
     has_tokenizer = net.network.tokenizer is not None
     if observed == "next" and (has_tokenizer or len(net.network.graph.word_stacks) > 1):
         got = "a tokenizer" if has_tokenizer else "several stacks"
         raise BNetError("--model", expected="a net of one stack that splits text on spaces", got=got, allowed="bt.fit")
-    return net
 
 
 def _result(found: Fit[BNet], observed: str) -> Result:
@@ -236,8 +227,9 @@ def _result(found: Fit[BNet], observed: str) -> Result:
     return Result(told, said, None, plotted(found), save)
 
 
-@command(
+@click.command(
     "train",
+    cls=Derived,
     short_help="Train a decoder, or a saved net.",
     formats=(*TABLES, *PICTURES, ".safetensors"),
     declared=[Options("models/decoder.py", ("decoder",), (*SMALL, "hidden"), "A new decoder: ", SMALL)],
@@ -268,11 +260,9 @@ def train(
         steps: How many steps, 300 unless --epochs tells it.
     """
     data = lines_of(source)
-    judges = kept.judges()
+    judges = None if kept.held_out is None else lines_of(Source((), kept.held_out))
     to.check()
-    net = _new_decoder(data, declared, options) if model is None else shared.net_of(model)
-    if model is not None:
-        refuse_declared(declared)
+    net = _new_decoder(data, declared, options) if model is None else _saved(model, declared)
     options["checkpoints"] = kept.checkpoints()
     from bnet_transformer.training import configs, loop
 
@@ -284,14 +274,17 @@ def train(
     try:
         found = loop.train(net, _examples(net, data), **options)
     except KeyboardInterrupt as error:
-        raise Interrupted(": ".join(filter(None, ["interrupted", kept.way_on()]))) from error
-    count = len(data.texts)
-    told = {"sentences": count, "steps": found.steps, "losses": found.losses, "held_out": found.held_out}
+        raise kept.interrupted() from error
+    names = ("steps", "losses", "held_out")
+    told = {"sentences": len(data.texts), **{name: getattr(found, name) for name in names}}
     measured = f", held out {found.held_out[-1][1]:.3f}" if found.held_out else ""
     loss = f"loss {found.losses[0]:.3f} at first, {found.losses[-1]:.3f} at last{measured}"
-    table = lambda: found.to_dataframe().reset_index()  # noqa: E731
-    result = Result(told, [f"{found.steps} steps on {count} sentences: {loss}"], table, plotted(found), found.net.save)
-    to.tell("train", result, model=model)
+    said = [f"{found.steps} steps on {len(data.texts)} sentences: {loss}"]
+    to.tell(
+        "train",
+        Result(told, said, lambda: found.to_dataframe().reset_index(), plotted(found), found.net.save),
+        model=model,
+    )
 
 
 def _new_decoder(data: Lines, declared: dict[str, Any], options: dict[str, Any]) -> BNet:
@@ -301,7 +294,7 @@ def _new_decoder(data: Lines, declared: dict[str, Any], options: dict[str, Any])
     from bnet_transformer.models.decoder import decoder
 
     ends = [options[name] for name in ("start", "stop") if name in options]
-    words = list(dict.fromkeys([*data.vocabulary, *ends]))
+    words = list(dict.fromkeys([*_words(data.texts), *ends]))
     return decoder(**SMALL | declared, vocabulary=words, seed=options.get("seed", 0))
 
 
@@ -309,4 +302,4 @@ def _examples(net: BNet, data: Lines) -> list[object]:
     """The sentences, with what is observed of them where that is told."""
     if data.told is None:
         return [shared.words_of(net, text) for text in data.texts]
-    return list(data.pairs(data.observed(None), names_in(net.network)))
+    return list(data.pairs(data.observed(None), net.network))

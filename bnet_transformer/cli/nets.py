@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+import click
+
 from bnet_transformer.cli import shared
-from bnet_transformer.cli.outputs import PICTURES, TABLES, Output, Result, placed, plotted
+from bnet_transformer.cli.outputs import PICTURES, TABLES, Output, Result, plotted
 from bnet_transformer.cli.shared import Asked, Source
-from bnet_transformer.cli.signatures import Options, command, is_whole
+from bnet_transformer.cli.signatures import Derived, Options, is_whole
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
     from bnet_transformer.cost import Cost
 
 
-@command(
+@click.command(
     "cost",
+    cls=Derived,
     short_help="Count FLOPs, parameters and bytes.",
     formats=(*TABLES, *PICTURES),
     options=[Options("bnet.py", ("cost",), ("batch",))],
@@ -43,20 +46,16 @@ def cost(
         raise BNetError("cost", expected="sentences, or --words", got="both")
     texts = [] if words else Asked(source.sentences, source.file, model).texts()
     counts: list[Any] = [_counts(each) for each in words]
-    to.check(len(texts) + len(counts))
+    to.check(len(texts) + len(counts), whole=TABLES)
     net = shared.net_of(model)
     counts += [net.sentence(shared.words_of(net, text)).ground.words for text in texts]
     families = None if want is None else shared.names("--want", want)
-    costs = [net.cost(each, want=families, **options) for each in counts]
-    told = [_told(each, text) for each, text in zip(costs, texts or words, strict=True)]
-    whole = {"command": "cost", "model": model, "costs": told}
-    written = []
-    for k, (cost, each) in enumerate(zip(costs, told, strict=True)):
-        for out in to.out:
-            written.append(placed(out, k))
-            Result({**whole, "costs": [each]}, (), cost.to_dataframe, plotted(cost, show=show)).write(written[-1])
-    shown = "\n\n".join("\n".join(line.rstrip() for line in str(each).splitlines()) for each in costs)
-    to.say(whole, [shown, *(f"written: {out}" for out in written)])
+    results = []
+    for count, text in zip(counts, texts or words, strict=True):
+        found = net.cost(count, want=families, **options)
+        lines = [line.rstrip() for line in str(found).splitlines()]
+        results.append(Result(_told(found, text), lines, found.to_dataframe, plotted(found, show=show)))
+    to.tell_each({"command": "cost", "model": model}, "costs", texts or words, results)
 
 
 def _counts(told: str) -> int | dict[str, int]:
@@ -81,7 +80,7 @@ def _told(cost: Cost, of: str) -> dict[str, Any]:
     return {"of": of, "words": cost.words, "batch": cost.batch, **totals, "rows": rows, "slices": slices}
 
 
-@command("models", short_help="List pretrained nets and families.")
+@click.command("models", cls=Derived, short_help="List pretrained nets and families.")
 def models(json: bool = False) -> None:
     """List the pretrained nets that are local, and the families that can be read.
 

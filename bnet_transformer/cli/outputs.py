@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bnet_transformer.cli.group import seen
+from bnet_transformer.cli.signatures import Count
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
@@ -42,20 +43,25 @@ class Result:
     picture: Callable[[], Any] | None = None
     save: Callable[[str], object] | None = None
 
-    def write(self, out: str) -> None:
-        """Write a file; its suffix says what of the result."""
+    def write(self, out: str, told: Mapping[str, Any]) -> None:
+        """Write a file; its suffix says what of the result, and of `told`, which is all that JSON holds."""
         suffix = Path(out).suffix.lower()
         if suffix == ".json":
-            write_bytes(Path(out), (json_of(self.told) + "\n").encode())
+            held = (json_of(told) + "\n").encode()
         elif suffix == ".csv" and self.table is not None:
-            text = self.table().to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC)  # a word may hold a "\r"
-            write_bytes(Path(out), text.encode())
+            held = self.table().to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).encode()  # a word may hold a "\r"
         elif suffix in PICTURES and self.picture is not None:
-            held = io.BytesIO()
-            self.picture().figure.savefig(held, format=suffix[1:], dpi=200)
-            write_bytes(Path(out), held.getvalue())
-        elif self.save is not None:
+            drawn = io.BytesIO()
+            self.picture().figure.savefig(drawn, format=suffix[1:], dpi=200)
+            held = drawn.getvalue()
+        else:
+            assert self.save is not None
             self.save(out)
+            return
+        from bnet_transformer.files import replacing
+
+        with replacing(Path(out)) as temporary:  # whole or not at all
+            temporary.write_bytes(held)
 
 
 @dataclass(frozen=True)
@@ -71,44 +77,97 @@ class Output:
     json: bool = False
     formats: tuple[str, ...] = ()
 
-    def check(self, count: int | None = None, formats: Sequence[str] = ()) -> None:
+    def check(self, count: int | None = None, whole: tuple[str, ...] = ()) -> None:
         """Refuse before anything is computed what cannot be written; several sentences take a {} in the name.
 
         Args:
             count: The number of sentences; None where all are in one file, which has no number.
-            formats: The suffixes, where they are not those of the command.
+            whole: The suffixes of files that may hold all sentences.
         """
         for out in self.out:
             path = Path(out)
-            if path.suffix.lower() not in (formats or self.formats):
-                got, allowed = repr(path.suffix), ", ".join(sorted(formats or self.formats))
+            if path.suffix.lower() not in self.formats:
+                got, allowed = repr(path.suffix), ", ".join(sorted(self.formats))
                 raise BNetError(f"suffix of {out}", expected="one that says how", got=got, allowed=allowed)
             if not path.resolve().parent.is_dir():
                 raise BNetError(out, expected="a folder that is there", got=f"{path.parent}, which is not")
             if count is None and "{}" in out:
                 wanted = "a name without {}: one file holds all sentences"
                 raise BNetError(f"-o {out}", expected=wanted, got="{}", allowed=out.replace("{}", ""))
-            if count is not None and count > 1 and "{}" not in out:
+            if count is not None and count > 1 and "{}" not in out and not out.lower().endswith(whole):
                 allowed = str(path.with_name(f"{path.stem}-{{}}{path.suffix}"))
                 wanted = f"a name with {{}} for the number of the sentence: there are {count}"
                 raise BNetError(f"-o {out}", expected=wanted, got="one file for all", allowed=allowed)
 
     def tell(self, command: str, result: Result, **more: Any) -> None:
-        """Write the files of a result, and print it.
-
-        Args:
-            command: The name of the command, for JSON.
-            result: The result, which is one for all sentences.
-            **more: What else stands in JSON before the result.
-        """
+        """Write the files of a result that is one for all sentences, and print it; `more` stands before it in JSON."""
         told = {"command": command, **more, "files": self.out, **result.told}
         for out in self.out:
-            Result(told, (), result.table, result.picture, result.save).write(out)
+            result.write(out, told)
         self.say(told, [*result.lines, *(f"written: {out}" for out in self.out)])
+
+    def tell_each(self, head: Mapping[str, Any], key: str, texts: Sequence[str], results: Sequence[Result]) -> None:
+        """Write and print the result of each sentence; a table without a {} in its name holds all.
+
+        Args:
+            head: What stands before the results in JSON.
+            key: The key of the results in JSON.
+            texts: What each result is of.
+            results: The results.
+        """
+        whole = {**head, key: [each.told for each in results]}
+        lines = [line for text, each in zip(texts, results, strict=True) for line in (f"# {text}", *each.lines)]
+        lines = lines if len(results) > 1 else lines[1:]
+        for out in self.out:
+            if out.lower().endswith(TABLES) and "{}" not in out:
+                Result(whole, (), lambda: _joined(texts, results)).write(out, whole)
+                lines.append(f"written: {out}")
+                continue
+            for k, each in enumerate(results):
+                each.write(placed(out, k), {**head, key: [each.told]})
+                lines.append(f"written: {placed(out, k)}")
+        self.say(whole, lines)
 
     def say(self, told: Mapping[str, Any], lines: Sequence[str]) -> None:
         """Print one JSON document, or lines."""
         click.echo(json_of(told) if self.json else seen("\n".join(lines)))
+
+
+@dataclass(frozen=True)
+class Listing(Output):
+    """Where a result goes, of which the first rows are printed.
+
+    Args:
+        top: Print so many rows, 20 unless told.
+        all_: Print all rows.
+    """
+
+    top: Count | None = None
+    all_: bool = False
+
+    def check(self, count: int | None = None, whole: tuple[str, ...] = ()) -> None:
+        if self.all_ and self.top is not None:
+            raise BNetError("rows", expected="--top or --all", got="both")
+        super().check(count, whole)
+
+    def rows(self, table: pd.DataFrame, by: str | None = None) -> list[str]:
+        """The rows of a table that are printed: those of the greatest values in the column `by`, or all in order."""
+        if self.all_:
+            return rows_of(table)
+        if by is not None:
+            table = table.sort_values(by, key=abs, ascending=False, kind="stable")
+        shown = table.head(TOP if self.top is None else self.top)
+        left = len(table) - len(shown)
+        return [*rows_of(shown), *([f"... and {left} more (--all)"] if left else [])]
+
+
+def _joined(texts: Sequence[str], results: Sequence[Result]) -> pd.DataFrame:
+    """The tables of all sentences, one below the other."""
+    import pandas as pd
+
+    tables = [each.table().assign(sentence=text) for text, each in zip(texts, results, strict=True) if each.table]
+    joined = pd.concat(tables, ignore_index=True)
+    return joined[["sentence", *joined.columns.drop("sentence")]]
 
 
 def placed(out: str, number: int) -> str:
@@ -151,24 +210,7 @@ def json_of(told: Mapping[str, Any]) -> str:
     return json.dumps(plain(told), allow_nan=False)
 
 
-def write_bytes(path: Path, held: bytes) -> None:
-    """A file, whole or not at all."""
-    from bnet_transformer.files import replacing
-
-    with replacing(path) as temporary:
-        temporary.write_bytes(held)
-
-
-def most_of(top: int | None, every: bool) -> int | None:
-    """How many rows are printed, by `--top` and `--all`; None for all."""
-    if every and top is not None:
-        raise BNetError("rows", expected="--top or --all", got="both")
-    return None if every else TOP if top is None else top
-
-
-def rows_of(table: pd.DataFrame, most: int | None = None) -> list[str]:
-    """A table as lines, the first rows of it; what is not known is a dash."""
-    shown = table if most is None else table.head(most)
-    lines = shown.to_string(index=False, float_format="{:.3f}".format, na_rep="-").splitlines()
-    left = len(table) - len(shown)
-    return [*(line.rstrip() for line in lines), *([f"... and {left} more (--all)"] if left else [])]
+def rows_of(table: pd.DataFrame, *, index: bool = False) -> list[str]:
+    """A table as lines, with its index or without; what is not known is a dash."""
+    lines = table.to_string(index=index, float_format="{:.3f}".format, na_rep="-").splitlines()
+    return [line.rstrip() for line in lines]

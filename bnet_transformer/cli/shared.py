@@ -55,6 +55,10 @@ class Source:
             raise BNetError(where, expected="sentences, one in each line", got="none")
         return _check_text(where, found)
 
+    def parted(self) -> list[list[str]]:
+        """The parts of each sentence, which are parted by tabs."""
+        return [[part.strip() for part in text.split("\t")] for text in self.texts()]
+
     def _of_arguments(self) -> list[str]:
         if not self.sentences:
             raise BNetError("SENTENCES", expected="sentences, or --file with some", got="none")

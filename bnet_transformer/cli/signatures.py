@@ -11,14 +11,14 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from functools import cache, cached_property
+from dataclasses import MISSING, dataclass, field, is_dataclass, replace
+from functools import cache
 from importlib import resources
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from bnet_transformer.cli.completion import completer
 from bnet_transformer.errors import BNetError
 
 Count = int  # a whole number of at least 1
@@ -42,6 +42,24 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # no parameters in cl
         return [int(part) for part in parts]
 
 
+class File(click.ParamType):  # type: ignore[type-arg]
+    """The name of a file, or (`names`) of something else; a shell completes both."""
+
+    name = "text"
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """What completes a name that is begun."""
+        known = [CompletionItem(name) for name in self.names if name.startswith(incomplete)]
+        return [*known, CompletionItem(incomplete, type="file")]
+
+
+TYPES = {"Count": click.IntRange(min=1), "bool": bool, "int": int, "float": float}
+FILES = {"file": File(), "out": File(), "model": File("tiny", "minilm")}
+
+
 def is_whole(text: str) -> bool:
     """Whether a text is a whole number, of as many digits as can be read."""
     return text.isdecimal() and len(text) <= 1000
@@ -62,12 +80,8 @@ class Parameter:
             return click.Choice(ast.literal_eval(f"[{chosen[1]}]"))
         if "Collection[int]" in self.annotation:
             return Numbers()
-        named = {"Count": click.IntRange(min=1), "bool": bool, "int": int, "float": float}
-        return next((kind for name, kind in named.items() if re.match(rf"{name}\b", self.annotation)), str)
-
-    def is_multiple(self) -> bool:
-        """Whether it takes several values."""
-        return bool(re.search(r"(tuple|Collection|Sequence)\[str", self.annotation))
+        named = (kind for name, kind in TYPES.items() if re.match(rf"{name}\b", self.annotation))
+        return next(named, FILES.get(self.name, str))
 
     def of_click(self, *, is_own: bool, formats: Sequence[str] = ()) -> click.Parameter:
         """The argument of a parameter without a default, the option of one with a default.
@@ -77,9 +91,9 @@ class Parameter:
             formats: The suffixes that the command writes.
         """
         kind = self.click_type()
+        is_multiple = bool(re.search(r"(tuple|Collection|Sequence)\[str", self.annotation))
         if self.default is MISSING:
-            many = "[SENTENCE]..." if self.name == "sentences" else f"[{self.name.upper()}]..."
-            settings: dict[str, Any] = {"nargs": -1, "metavar": many} if self.is_multiple() else {}
+            settings: dict[str, Any] = {"nargs": -1, "metavar": "[SENTENCE]..."} if is_multiple else {}
             return click.Argument([self.name], type=kind, **settings)
         name = self.name.rstrip("_").replace("_", "-")
         given: dict[str, Any] = {"help": self.help.replace("{formats}", ", ".join(formats)), "default": None}
@@ -90,24 +104,18 @@ class Parameter:
         if isinstance(self.default, int | float | str):
             given["default"] = self.default if is_own else None
             given["help"] = f"{given['help']} [default: {self.default}]".strip()
-        return click.Option(
-            [self.name, *([SHORT[name]] if name in SHORT else []), f"--{name}"],
-            type=kind,
-            multiple=self.is_multiple(),
-            metavar=METAVARS.get(name),
-            shell_complete=completer(name, formats),
-            **given,
-        )
+        names = [self.name, *([SHORT[name]] if name in SHORT else []), f"--{name}"]
+        return click.Option(names, type=kind, multiple=is_multiple, metavar=METAVARS.get(name), **given)
 
 
 def help_of(docstring: str | None) -> tuple[str, dict[str, str]]:
     """What a docstring says before its sections, and what its `Args:` says of each parameter."""
     text = inspect.cleandoc(docstring or "")
     found = ARGUMENTS.search(text)
-    told = {} if found is None else {name: " ".join(said.split()) for name, said in ARGUMENT.findall(found["args"])}
-    return text[: found.start() if found else None].strip(), {
-        name: said.replace("`", "") for name, said in told.items()
-    }
+    if found is None:
+        return text, {}
+    told = ARGUMENT.findall(found["args"])
+    return text[: found.start()].strip(), {name: " ".join(said.split()).replace("`", "") for name, said in told}
 
 
 def of_signature(function: Callable[..., Any]) -> list[Parameter]:
@@ -180,98 +188,61 @@ class Options:
             known = of_source(self.file, name) | known
         chosen = [known[name] for name in self.only or known]
         return [
-            Parameter(p.name, p.annotation, self.defaults.get(p.name, p.default), (self.note + p.help).strip())
-            for p in chosen
+            replace(p, default=self.defaults.get(p.name, p.default), help=(self.note + p.help).strip()) for p in chosen
         ]
 
 
 class Derived(click.Command):
-    """A command whose parameters are read from signatures when they are first needed, not to list the commands.
+    """A command whose parameters are those of its function: arguments (no default) and options (a default).
+
+    A parameter that is annotated with a frozen dataclass stands for its fields; one named in `handed_on` is the mapping
+    of those options that were given. It is the `cls` of `click.command`, which gives it all but the last two.
 
     Args:
-        function: The function that it calls.
+        name: The name of the command.
+        callback: The function that it calls.
+        params: None: those of a command that click declares.
+        help: The docstring of the function.
+        short_help: What the group says of it.
         formats: The suffixes of the files that it writes.
-        handed_on: For a parameter of the function, the options of the package that it takes.
-        **more: What every command has.
+        **handed_on: For a parameter of the function, the options of the package that it takes.
     """
 
     def __init__(
         self,
-        function: Callable[..., None],
-        formats: Sequence[str],
-        handed_on: Mapping[str, Sequence[Options]],
-        **more: Any,
+        name: str,
+        callback: Callable[..., None],
+        params: Sequence[click.Parameter],
+        help: str,
+        short_help: str,
+        formats: Sequence[str] = (),
+        **handed_on: Sequence[Options],
     ) -> None:
-        super().__init__(callback=self.run, **more)
-        self.function, self.formats, self.handed_on = function, formats, handed_on
-
-    @cached_property
-    def parts(self) -> dict[str, tuple[type[Any] | None, list[Parameter]]]:
-        """For each parameter of the function the dataclass that it takes, and the parameters that it stands for."""
-        found: dict[str, tuple[type[Any] | None, list[Parameter]]] = {}
-        for own in of_signature(self.function):
-            kind = self.function.__globals__.get(own.annotation)
-            if own.name in self.handed_on:
-                found[own.name] = None, [p for options in self.handed_on[own.name] for p in options.parameters()]
+        self.handed_on, found, made = handed_on, list(params), {}
+        for own in of_signature(callback):
+            is_own = own.name not in handed_on
+            kind: Any = callback.__globals__.get(own.annotation) if is_own else _given
+            if kind is _given:
+                inside = [each for options in handed_on[own.name] for each in options.parameters()]
             elif isinstance(kind, type) and is_dataclass(kind):
-                found[own.name] = kind, [p for p in of_signature(kind) if p.name != "formats"]
+                inside = of_signature(kind)
             else:
-                found[own.name] = None, [own]
-        return found
+                kind, inside = _only, [own]
+            made[own.name] = kind, [each.name for each in inside]
+            found += [each.of_click(is_own=is_own, formats=formats) for each in inside if each.name != "formats"]
 
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The arguments and options, with that of help."""
-        self.params = self.params or [
-            each.of_click(is_own=name not in self.handed_on, formats=self.formats)
-            for name, (_, inside) in self.parts.items()
-            for each in inside
-        ]
-        return super().get_params(ctx)
+        def run(**told: Any) -> None:
+            told["formats"] = formats
+            callback(**{own: kind(**{name: told[name] for name in inside}) for own, (kind, inside) in made.items()})
 
-    def run(self, **told: Any) -> None:
-        """Call the function with what was given."""
-        taken: dict[str, Any] = {}
-        for name, (kind, inside) in self.parts.items():
-            values = {each.name: told[each.name] for each in inside}
-            if kind is not None:
-                has_formats = any(field.name == "formats" for field in fields(kind))
-                taken[name] = kind(**values, **({"formats": self.formats} if has_formats else {}))
-            elif name in self.handed_on:
-                taken[name] = {each: value for each, value in values.items() if value not in (None, ())}
-            else:
-                taken[name] = values[name]
-        self.function(**taken)
+        super().__init__(name, callback=run, params=found, help=help_of(help)[0], short_help=short_help)
 
 
-def command(
-    name: str,
-    *,
-    short_help: str,
-    formats: Sequence[str] = (),
-    group: click.Group | None = None,
-    **handed_on: Sequence[Options],
-) -> Callable[[Callable[..., None]], click.Command]:
-    """Make a command of a function, whose parameters are its arguments (no default) and options (a default).
+def _only(**value: Any) -> Any:
+    """The value of the one parameter that there is."""
+    return next(iter(value.values()))
 
-    A parameter that is annotated with a frozen dataclass stands for its fields; one named in `handed_on` is the mapping
-    of those options that were given.
 
-    Args:
-        name: The name of the command.
-        short_help: What the group says of it.
-        formats: The suffixes of the files that it writes.
-        group: The group that it belongs to.
-        **handed_on: For a parameter of the function, the options of the package that it takes.
-
-    Returns:
-        The decorator.
-    """
-
-    def make(function: Callable[..., None]) -> click.Command:
-        text, _ = help_of(function.__doc__)
-        made = Derived(function, formats, handed_on, name=name, help=text, short_help=short_help)
-        if group is not None:
-            group.add_command(made)
-        return made
-
-    return make
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in options.items() if value not in (None, ())}

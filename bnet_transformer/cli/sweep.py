@@ -5,25 +5,28 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
+import click
+
 from bnet_transformer.cli import shared
-from bnet_transformer.cli.outputs import PICTURES, TABLES, Output, Result, most_of, plotted, rows_of
+from bnet_transformer.cli.outputs import PICTURES, TABLES, Listing, Result, plotted
 from bnet_transformer.cli.shared import Asked
-from bnet_transformer.cli.signatures import Count, Options, command
+from bnet_transformer.cli.signatures import Count, Derived, Options
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
     from bnet_transformer.sentence import Sentence
 
 
-@command(
+@click.command(
     "sweep",
+    cls=Derived,
     short_help="Put clean values into a corrupt run.",
     formats=(*PICTURES, *TABLES),
     options=[Options("inference/sweeps/__init__.py", ("sweep",), ("first_order",))],
 )
 def sweep(
     asked: Asked,
-    to: Output,
+    to: Listing,
     options: dict[str, Any],
     at: tuple[str, ...] = (),
     metric: str | None = None,
@@ -31,8 +34,6 @@ def sweep(
     over: str | None = None,
     ablate: Literal["zero", "mean"] | None = None,
     memory: Count | None = None,
-    top: Count | None = None,
-    all_: bool = False,
     restored: bool = False,
     theme: Literal["light", "dark"] = "light",
 ) -> None:
@@ -50,14 +51,11 @@ def sweep(
         over: The axes that stay apart, such as slice,head.
         ablate: Put in zeros, or the mean over the words: then all sentences are corrupt.
         memory: About so many MB at once.
-        top: Print so many cells, 20 unless told.
-        all_: Print all cells, in their order.
         restored: A picture of shares of the total.
         theme: The paper.
     """
     to.check()
-    most = most_of(top, all_)
-    texts = _pairs(asked.texts(), ablated=ablate is not None)
+    texts = _pairs(asked, ablated=ablate is not None)
     if (metric is None) == (answer is None):
         raise BNetError("sweep", expected="--metric or --answer", got="neither" if metric is None else "both")
     from bnet_transformer.inference import Mean, Zero, sweeps
@@ -75,28 +73,26 @@ def sweep(
     told = {"at": found.at, "first_order": found.first_order, "metric": measured, "sentences": texts}
     told |= {name: getattr(found, name) for name in ("axes", "labels", "clean", "corrupt", "values")}
     shown = table.dropna(axis="columns", how="all")  # a single example tells no error
-    if most is not None:
-        shown = shown.sort_values("effect", key=abs, ascending=False, kind="stable")
     ((node, states),) = measured.items()
     each = states if isinstance(states, tuple) else (states,)
     difference = " - ".join(f"log P({node} = {_named(corrupt[0], node, state)})" for state in each)
     before = "" if found.clean is None else f"{float(found.clean.mean()):.3f} clean, "
     head = f"{difference}: {before}{float(found.corrupt.mean()):.3f} corrupt; effects are from there"
-    result = Result({**told, "table": table}, [repr(found), head, *rows_of(shown, most)], lambda: table,
-                    plotted(found, restored=restored, theme=theme))  # fmt: skip
-    to.tell("sweep", result, model=asked.model)
+    lines = [repr(found), head, *to.rows(shown, by="effect")]
+    picture = plotted(found, restored=restored, theme=theme)
+    to.tell("sweep", Result({**told, "table": table}, lines, lambda: table, picture), model=asked.model)
 
 
-def _pairs(texts: list[str], *, ablated: bool) -> list[list[str]]:
+def _pairs(asked: Asked, *, ablated: bool) -> list[list[str]]:
     """Clean and corrupt sentences, from the lines of a file or one after the other."""
     if ablated:
-        return [[text] for text in texts]
-    parted = [[part.strip() for part in text.split("\t")] for text in texts]
-    if all(len(parts) == 1 for parts in parted) and len(texts) % 2 == 0:
-        return [texts[k : k + 2] for k in range(0, len(texts), 2)]
+        return [[text] for text in asked.texts()]
+    parted = asked.parted()
+    if all(len(parts) == 1 for parts in parted) and len(parted) % 2 == 0:
+        return [[clean, corrupt] for (clean,), (corrupt,) in zip(parted[::2], parted[1::2], strict=True)]
     if not all(len(parts) == 2 for parts in parted):
         wanted = "sentences in pairs, clean and corrupt: in a file with a tab between them"
-        raise BNetError("SENTENCES", expected=wanted, got=f"{len(texts)} in all")
+        raise BNetError("SENTENCES", expected=wanted, got=f"{len(parted)} in all")
     return parted
 
 

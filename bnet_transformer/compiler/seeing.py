@@ -113,19 +113,14 @@ def _of_words(course: Course, member: Member, given: Input, found: Tensor, words
             return found.narrow(axis, 0, 1)
         case "last":
             return _last(course, found, words)
-        case "before":
-            found = present_alone(course, words, found)
+        case "before" | "rest":  # the first word reads nothing, and the others the word before them, or their own
+            back = int(given.reach.kind == "before")
+            found = present_alone(course, words, found) if back else found
             found = found.expand(*found.shape[:axis], course.words[words], *found.shape[axis + 1 :])
             zero = torch.zeros_like(found.narrow(axis, 0, 1))
             if word is not None:
-                return found.narrow(axis, word - 1, 1) if word else zero
-            return torch.cat([zero, found.narrow(axis, 0, course.words[words] - 1)], axis)
-        case "rest":
-            found = found.expand(*found.shape[:axis], course.words[words], *found.shape[axis + 1 :])
-            zero = torch.zeros_like(found.narrow(axis, 0, 1))
-            if word is not None:
-                return found.narrow(axis, word, 1) if word else zero
-            return torch.cat([zero, found.narrow(axis, 1, course.words[words] - 1)], axis)
+                return found.narrow(axis, word - back, 1) if word else zero
+            return torch.cat([zero, found.narrow(axis, 1 - back, course.words[words] - 1)], axis)
         case _:
             return found.unsqueeze(axis)
 

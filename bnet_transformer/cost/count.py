@@ -145,6 +145,5 @@ def _slices(counting: Counting, stack: str) -> SliceCost:
         longest_path_order=path_order,
         dense_parameters=dense.exact(words) * count,
         dense_flops=2 * sizes.batch * dense.exact(words) * count,
-        dense_flops_in_words=dense.exact * number(2 * sizes.batch * count),
         dense_order=dense.order,
     )

@@ -18,8 +18,8 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.fused import FEW
 from bnet_transformer.compiler.plan import Fold, Plan
 from bnet_transformer.cost.polynomial import Amount, Size, number
-from bnet_transformer.network import Input, Member, Network
-from bnet_transformer.tpm import TPM, Attention, Dot, Parent, Product, Weight
+from bnet_transformer.network import Member, Network
+from bnet_transformer.tpm import Attention, Dot, Parent, Product, Weight
 
 BATCH = "*batch"
 Dims = frozenset[object]
@@ -33,60 +33,6 @@ class Seen:
     dims: Dims
     axes: tuple[object, ...] = ()
     collected: bool = False  # a collection over words
-
-
-@dataclass
-class Spread:
-    """The dims of the values so far, for a set of enumerated families."""
-
-    network: Network
-    enumerated: frozenset[int]
-    known: frozenset[int] = frozenset()
-    dims: dict[int, Dims] = field(default_factory=dict)
-
-    def of(self, member: Member, seen: Iterable[Seen]) -> Dims:
-        """The dims of a family's value, from what it sees."""
-        family, tpm = member.family, member.tpm
-        own: Dims = frozenset(family.plates)
-        if family.index in self.enumerated:
-            return frozenset({family.index}) | (NONE if tpm.reads_by_index else own)
-        if tpm.kind == "input" or family.index in self.known:
-            return own | {BATCH} | self._word(member)
-        found = frozenset(dim for each in seen for dim in each.dims) | (own if member.parameters else NONE)
-        placed = not member.inputs and not isinstance(tpm, Weight)
-        collects = bool(member.word_inputs)
-        return found | (self._word(member) if placed or collects else NONE)
-
-    def seen(self, member: Member) -> list[Seen]:
-        """What a family sees in each of its slots."""
-        return [self._seen(given) for given in member.inputs]
-
-    def seen_in_scan(self, member: Member, there: Mapping[int, Dims]) -> list[Seen]:
-        """The same at one word of a scan, where `there` are the families of the group that have a word already."""
-        found = []
-        for given in member.inputs:
-            parent = self.dims if given.parent in self.dims else there
-            if given.parent not in parent:
-                found.append(Seen(NONE, (), WORD in given.over))
-                continue
-            each = self._seen(given, parent[given.parent])
-            found.append(Seen(each.dims - {WORD}, each.axes, each.collected))
-        return found
-
-    def _seen(self, given: Input, dims: Dims | None = None) -> Seen:
-        found = self.dims[given.parent] if dims is None else dims
-        picked = dict(given.pick)
-        axes: tuple[object, ...] = tuple(plate for plate in given.over if plate in found)
-        collected = WORD in given.over
-        if WORD not in picked and (collected or given.reach.kind in ("first", "last")):
-            found = found - {WORD}
-        for plate, selector in given.pick:
-            if plate in found:
-                found = (found - {plate}) | self.dims[selector]
-        return Seen((found - set(given.over)) | ({WORD} if WORD in picked else NONE), axes, collected)
-
-    def _word(self, member: Member) -> Dims:
-        return NONE if member.family.words is None else frozenset({WORD})
 
 
 @dataclass(frozen=True)
@@ -183,13 +129,14 @@ class Counting:
     plan: Plan
     sizes: Sizes
     known: frozenset[int] = frozenset()  # families whose values come from outside
-    spread: Spread = field(init=False)
+    enumerated: frozenset[int] = field(init=False)
+    dims: dict[int, Dims] = field(default_factory=dict)
     products: dict[int, Amount | None] = field(default_factory=dict)
     values: dict[int, Amount] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         network = self.sizes.network
-        self.spread = Spread(network, frozenset(self.plan.enumerated), self.known)
+        self.enumerated = frozenset(self.plan.enumerated)
         for group in self.plan.groups:
             member = network.members[group[0]]
             if group[0] in self.plan.folds:
@@ -208,35 +155,69 @@ class Counting:
         known = [count for count in counts if count is not None]
         return sum(known, Amount()).repeated(number(2)) if len(known) == len(counts) else None
 
+    def dims_of(self, member: Member, seen: Iterable[Seen]) -> Dims:
+        """The dims of a family's value, from what it sees."""
+        family, tpm = member.family, member.tpm
+        own: Dims = frozenset(family.plates)
+        word: Dims = NONE if family.words is None else frozenset({WORD})
+        if family.index in self.enumerated:
+            return frozenset({family.index}) | (NONE if tpm.reads_by_index else own)
+        if tpm.kind == "input" or family.index in self.known:
+            return own | {BATCH} | word
+        return _dims_made(member, seen)
+
+    def seen(self, member: Member, there: Mapping[int, Dims] | None = None) -> list[Seen]:
+        """What a family sees in each of its slots.
+
+        At one word of a scan, `there` are the families of the group that have a word already.
+        """
+        found = []
+        for given in member.inputs:
+            dims = self.dims.get(given.parent) if there is None else {**there, **self.dims}.get(given.parent)
+            if dims is None:
+                found.append(Seen(NONE, (), WORD in given.over))
+                continue
+            picked = dict(given.pick)
+            axes: tuple[object, ...] = tuple(plate for plate in given.over if plate in dims)
+            if WORD not in picked and (WORD in given.over or given.reach.kind in ("first", "last")):
+                dims = dims - {WORD}
+            for plate, selector in given.pick:
+                if plate in dims:
+                    dims = (dims - {plate}) | self.dims[selector]
+            dims = (dims - set(given.over)) | (frozenset({WORD}) if WORD in picked else NONE)
+            found.append(Seen(dims if there is None else dims - {WORD}, axes, WORD in given.over))
+        return found
+
     def _made(self, member: Member) -> None:
         index = member.family.index
-        seen = [] if self._comes(index) else self.spread.seen(member)
+        seen = [] if self._comes(index) else self.seen(member)
         self.products[index] = Amount() if self._comes(index) else self._computed(member, seen)
-        self._valued(member, self.spread.of(member, seen))
+        self._valued(member, self.dims_of(member, seen))
 
     def _comes(self, index: int) -> bool:
         """True where a value is not computed: its states are enumerated, or it is known."""
-        return index in self.spread.enumerated or index in self.known
+        return index in self.enumerated or index in self.known
 
     def _valued(self, member: Member, dims: Dims) -> None:
-        self.spread.dims[member.family.index] = dims
+        self.dims[member.family.index] = dims
         shape = () if member.tpm.reads_by_index else member.shape
         self.values[member.family.index] = Amount.of(self.sizes.of(member, dims, shape))
 
     def _computed(self, member: Member, seen: Sequence[Seen]) -> Amount | None:
         """By the fused attention where it applies, else as the TPM says."""
-        if isinstance(member.tpm, Attention) and _is_plain(member.tpm) and member.inputs[1].over == (WORD,):
+        tpm = member.tpm
+        if isinstance(tpm, Attention) and isinstance(tpm.score, Dot) and member.inputs[1].over == (WORD,):
+            plain = tpm.over == "keys" and tpm.normaliser.kind == "softmax"  # the compiled reading fuses these
             q, k, v = seen[:3]
-            if WORD not in k.dims | v.dims:
-                return self._attention(member, q, k, v)
+            if plain and WORD not in k.dims | v.dims:  # with positions, each word's q and k are its own
+                return self._attention(member, q, k, v, turned=tpm.score.rotary is not None or tpm.bias is not None)
         return self._said(member, seen)
 
-    def _attention(self, member: Member, q: Seen, k: Seen, v: Seen) -> Amount:
+    def _attention(self, member: Member, q: Seen, k: Seen, v: Seen, *, turned: bool) -> Amount:
         """Scores and mix; with many words torch's own attention, for which q, k, v are spread over one another."""
         read = self.sizes.word(self.sizes.network.members[member.inputs[1].parent].family.words)
-        turned = frozenset({WORD} if _is_turned(member.tpm) else ())  # each word's q and k are then its own
-        axes = [read] if WORD in turned | {*k.axes} else []
-        asked = q.dims | (turned if member.family.words is not None else NONE)
+        axes = [read] if turned or WORD in k.axes else []
+        asked = q.dims | {WORD} if turned and member.family.words is not None else q.dims
         rows = self.sizes.word(member.family.words).count if WORD in asked else 1
         many = rows * (read.count if axes else 1) > FEW
         scored = asked | k.dims | (v.dims if many else NONE)
@@ -275,17 +256,17 @@ class Counting:
             for parent, given in zip(member.parents, member.inputs, strict=True)
         ]
         member = dataclasses.replace(member, parents=tuple(told))
-        seen = self.spread.seen(member)
+        seen = self.seen(member)
         q, k, v = seen[:3]
         (keys, d_q), (_, d_k) = (network.members[W.parent].shape for W in (fold.W_q, fold.W_k))
-        weights = self.spread.dims[fold.W_q.parent] | self.spread.dims[fold.W_k.parent]
+        weights = self.dims[fold.W_q.parent] | self.dims[fold.W_k.parent]
         folded = Amount.of(self.sizes.of(member, weights, (d_k, keys, d_q)))
         mapped = Amount.of(self.sizes.of(member, weights | q.dims, (d_k, d_q)))
         seen[0] = dataclasses.replace(q, dims=q.dims | weights)
         attended = self._computed(member, seen)
         dims = seen[0].dims | k.dims | v.dims
         if fold.W_v is not None:
-            dims |= self.spread.dims[fold.W_v.parent]
+            dims |= self.dims[fold.W_v.parent]
             mapped += Amount.of(self.sizes.of(member, dims, network.members[fold.W_v.parent].shape))
         made = None if attended is None else folded + mapped + attended
         self.products[member.family.index] = made
@@ -296,9 +277,9 @@ class Counting:
     def _readout(self, member: Member) -> None:
         """The logits or the mean of a random family that is wanted."""
         index = member.family.index
-        seen = self.spread.seen(member)
+        seen = self.seen(member)
         self.products[index] = self._said(member, seen)
-        dims = Spread(self.sizes.network, frozenset()).of(member, seen)
+        dims = _dims_made(member, seen)
         states = (self.sizes.dim(index, member),) if member.tpm.kind == "discrete" else ()
         self.values[index] = Amount.of(self.sizes.of(member, dims, () if states else member.shape, states))
 
@@ -312,10 +293,10 @@ class Counting:
             before = dict(there)
             for member in group:
                 index = member.family.index
-                seen = [] if self._comes(index) else self.spread.seen_in_scan(member, there)
+                seen = [] if self._comes(index) else self.seen(member, there)
                 counted = Amount() if self._comes(index) else self._said(member, seen, drop=frozenset({WORD}))
                 made[index].append(counted)
-                there[index] = there.get(index, NONE) | self.spread.of(member, seen) | {WORD}
+                there[index] = there.get(index, NONE) | self.dims_of(member, seen) | {WORD}
             if there == before:
                 break
         for member in group:
@@ -324,15 +305,13 @@ class Counting:
             self._valued(member, there[index])
 
 
-def _is_plain(tpm: Attention) -> bool:
-    """True for softmax attention by scaled products, which the compiled reading fuses."""
-    return isinstance(tpm.score, Dot) and tpm.over == "keys" and tpm.normaliser.kind == "softmax"
-
-
-def _is_turned(tpm: TPM) -> bool:
-    """True for attention by positions, rotary ones or a bias by distance."""
-    rotary = isinstance(tpm, Attention) and isinstance(tpm.score, Dot) and tpm.score.rotary is not None
-    return rotary or (isinstance(tpm, Attention) and tpm.bias is not None)
+def _dims_made(member: Member, seen: Iterable[Seen]) -> Dims:
+    """The dims of what a TPM makes of what it sees."""
+    found = frozenset(dim for each in seen for dim in each.dims)
+    if member.parameters:
+        found |= frozenset(member.family.plates)
+    placed = not member.inputs and not isinstance(member.tpm, Weight)
+    return found | {WORD} if member.family.words is not None and (placed or member.word_inputs) else found
 
 
 def _over_words(made: Sequence[Amount | None], word: Size) -> Amount | None:

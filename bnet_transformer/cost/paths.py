@@ -84,8 +84,13 @@ def _merged(found: Links) -> Links:
 def longest_path(found: Links, n: int) -> tuple[int | None, str]:
     """The longest path between two of n words (None: no word is joined to another), and its order where it is known
     for every n; "unknown" where only a table of all pairs would tell, and there are too many."""
-    kinds = {j.reach for j in found.joints if _joins_words(found, j)}
-    if _one_piece(found) and all(reach.kind in _SHIFTS for reach in kinds):
+    overs = [
+        (joint.reach, [found.nodes[k].family.words for k in (joint.parent, joint.child)]) for joint in found.joints
+    ]
+    kinds = {reach for reach, words in overs if None not in words and not reach.own}
+    kinds = {reach for reach in kinds if reach.kind not in WIDE or reach.width}  # those that join two words
+    one_piece = len(found.nodes) == 1 and found.nodes[0].family.words is not None  # hops follow freely on one another
+    if one_piece and all(reach.kind in _SHIFTS for reach in kinds):
         return _by_shifts(kinds, n) if kinds else (None, "")
     if sum(1 if node.family.words is None else n for node in found.nodes) > MOST_PLACES:
         return None, "unknown"
@@ -107,16 +112,6 @@ def _by_shifts(kinds: set[Reach], n: int) -> tuple[int | None, str]:
     if slowest == math.inf:
         return 1, "O(1)"
     return math.ceil((n - 1) / slowest), "O(n)" if slowest == 1 else f"O(n / {slowest})"
-
-
-def _joins_words(found: Links, joint: Joint) -> bool:
-    words = [found.nodes[k].family.words for k in (joint.parent, joint.child)]
-    return None not in words and not joint.reach.own and not (joint.reach.kind in WIDE and joint.reach.width == 0)
-
-
-def _one_piece(found: Links) -> bool:
-    """True where, word by word, all nodes are one: then hops follow freely on one another."""
-    return len(found.nodes) == 1 and found.nodes[0].family.words is not None
 
 
 def _free(found: Links) -> Table:
@@ -151,18 +146,14 @@ def _by_tables(found: Links, n: int) -> int | None:
     if not states:
         return None
     inside = np.concatenate([np.arange(starts[k], starts[k + 1]) for k in states])
-    words = np.tile(np.arange(n), len(states))
-    apart = words[:, None] != words[None, :]
     free = _closure(free)
     step = _then(_then(free, hop), free) | free
-    return _fewest(step, lambda table: _joined(table[np.ix_(inside, inside)] & apart, words, n))
 
+    def joined(table: Table) -> Table:  # [word, word], by any of the states
+        found: Table = table[np.ix_(inside, inside)].reshape(len(states), n, len(states), n).any((0, 2))
+        return found & ~np.eye(n, dtype=bool)
 
-def _joined(table: Table, words: NDArray[np.int_], n: int) -> Table:
-    """`[word, word]`, from tables of all states."""
-    found = np.zeros((n, n), dtype=bool)
-    np.logical_or.at(found, (words[:, None], words[None, :]), table)
-    return found
+    return _fewest(step, joined)
 
 
 def _fewest(step: Table, view: Callable[[Table], Table]) -> int | None:
@@ -224,9 +215,7 @@ def _chain(members: Sequence[Member], n: int) -> int:
     round, and all words wait for one another.
     """
     reaches = _in_group(members)
-    if not reaches:
-        return 1
-    if all(reach.kind in ("same", "before", "earlier", "causal") for _, _, reach in reaches):
+    if reaches and all(reach.kind in ("same", "before", "earlier", "causal") for _, _, reach in reaches):
         return n
     joints = [(p, c, reach.matrix(n, n)) for p, c, reach in reaches]
     chain = np.ones((len(members), n), dtype=int)

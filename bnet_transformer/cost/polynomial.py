@@ -55,7 +55,7 @@ class Polynomial:
         return Polynomial(found)
 
     def __str__(self) -> str:
-        return " + ".join(_term(powers, count) for powers, count in self.terms.items()) or "0"
+        return " + ".join(f"{count} {_powers(powers)}".rstrip() for powers, count in self.terms.items()) or "0"
 
 
 ZERO = Polynomial()
@@ -64,11 +64,6 @@ ZERO = Polynomial()
 def number(count: int) -> Polynomial:
     """A constant."""
     return Polynomial({(): count})
-
-
-def total(parts: Iterable[Polynomial]) -> Polynomial:
-    """The sum of polynomials."""
-    return sum(parts, ZERO)
 
 
 @dataclass(frozen=True)
@@ -92,12 +87,10 @@ class Amount:
     monomials: frozenset[Powers] = frozenset()
 
     @classmethod
-    def of(cls, sizes: Iterable[Size], times: int = 1) -> Amount:
-        """`times` the product of the sizes."""
+    def of(cls, sizes: Iterable[Size]) -> Amount:
+        """The product of the sizes."""
         sizes = tuple(sizes)
-        exact = number(times)
-        for size in sizes:
-            exact = exact * size.polynomial
+        exact = math.prod((size.polynomial for size in sizes), start=number(1))
         return cls(exact, frozenset({tuple(sorted(size.symbol for size in sizes if size.symbol))}))
 
     def __add__(self, other: Amount) -> Amount:
@@ -132,7 +125,3 @@ def _powers(powers: Powers) -> str:
     """A monomial: words first, then widths, then other sizes."""
     counted = sorted(Counter(powers).items(), key=lambda item: ("nd".find(item[0].partition("_")[0]) % 3, item[0]))
     return " ".join(symbol if power == 1 else f"{symbol}^{power}" for symbol, power in counted)
-
-
-def _term(powers: Powers, count: int) -> str:
-    return f"{count} {_powers(powers)}".rstrip()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from bnet_transformer.cost.polynomial import Polynomial, Powers, order, total
+from bnet_transformer.cost.polynomial import ZERO, Polynomial, Powers, order
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,7 +55,6 @@ class SliceCost:
     longest_path_order: str
     dense_parameters: int
     dense_flops: int
-    dense_flops_in_words: Polynomial
     dense_order: str
 
 
@@ -83,7 +82,7 @@ class Cost:
     def flops_in_words(self) -> Polynomial | None:
         """The FLOPs in the number of words; None where a template's are not known."""
         known = [row.flops_in_words for row in self.rows if row.flops_in_words is not None]
-        return total(known) if len(known) == len(self.rows) else None
+        return sum(known, ZERO) if len(known) == len(self.rows) else None
 
     @property
     def flops(self) -> int | None:
@@ -124,7 +123,11 @@ class Cost:
         return "\n".join([self._head(), "", *_lines(self._table()), "", *_lines(self._stacks())])
 
     def _repr_html_(self) -> str:
-        tables = "".join(_html(table) for table in (self._table(), self._stacks()))
+        import pandas as pd
+
+        frames = [pd.DataFrame(rows, columns=head) for head, *rows in (self._table(), self._stacks())]
+        with pd.option_context("display.max_colwidth", None):
+            tables = "".join(frame.to_html(index=False, border=0) for frame in frames)
         return f"<p>{escape(self._head())}</p>{tables}"
 
     def _head(self) -> str:
@@ -173,10 +176,3 @@ def _lines(table: Sequence[Sequence[str]]) -> list[str]:
 
 def _cell(text: str, width: int) -> str:
     return text.rjust(width) if text[:1].isdigit() and text.replace(",", "").isdigit() else text.ljust(width)
-
-
-def _html(table: Sequence[Sequence[str]]) -> str:
-    tags = ["th", *["td"] * (len(table) - 1)]
-    rows = ["".join(f"<{tag}>{escape(text)}</{tag}>" for text in row) for tag, row in zip(tags, table, strict=True)]
-    body = "".join(f"<tr>{row}</tr>" for row in rows[1:])
-    return f"<table><thead><tr>{rows[0]}</tr></thead><tbody>{body}</tbody></table>"

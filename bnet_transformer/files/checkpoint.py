@@ -167,17 +167,6 @@ def _check_net(where: str, network: Network, head: Mapping[str, Any], tensors: M
         raise FileError(where, expected="a checkpoint of this net", got="another declaration", allowed=allowed)
 
 
-def check_state(path: Path, network: Network, found: Checkpoint) -> None:
-    """Refuse moments of an optimiser, and best parameters, that are none of a run of `train` with this net."""
-    with reading(path, WANTED):
-        first, second, count = (found.part(heading) for heading in ("first", "second", "count"))
-        if not first.keys() == second.keys() == count.keys():
-            raise BNetError("the optimiser", expected="both moments and the count of each parameter", got="not all")
-        for part in (first, second, found.part("best")):
-            check_forms(part, {name: network.parameters[name] for name in part})
-        check_forms(count, dict.fromkeys(count, torch.zeros(())))
-
-
 def check_forms(found: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
     """Refuse tensors that have not the names, shapes and types of others."""
     for name in sorted({*found, *like}):

@@ -7,14 +7,11 @@ and `{"float": ...}`.
 
 from __future__ import annotations
 
-import collections.abc
 import dataclasses
 import functools
 import importlib
 import inspect
 import math
-import types
-import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -108,12 +105,9 @@ def _object(plain: dict[str, Any], where: str) -> Any:
     kind = _class(plain["class"], where)
     wanted = {field.name: field for field in dataclasses.fields(kind) if field.init}
     given = {name: from_plain(part, f"{where}.{name}") for name, part in plain.items() if name != "class"}
-    hints = _hints(kind)
-    for name, value in given.items():
+    for name in given:
         if name not in wanted:
             raise FileError(where, expected=f"fields of {plain['class']}: {', '.join(wanted)}", got=name)
-        if name in hints and not fits(value, hints[name]):
-            raise FileError(f"{where}.{name}", expected=f"{_said(hints[name])}", got=value)
     for name, field in wanted.items():
         bare = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if bare and name not in given:
@@ -142,48 +136,3 @@ def _class(name: object, where: str) -> type:
     if (found.__module__, found.__qualname__) != (module, path):  # who trusts a module trusts none that it imports
         raise FileError(where, expected="a class where it is defined", got=name)
     return found
-
-
-@functools.lru_cache(maxsize=256)
-def _hints(kind: type) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(kind)
-    except Exception:  # a stranger's hints need not resolve; then its fields go unchecked
-        return {}
-
-
-def _said(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint).replace("typing.", "")
-
-
-def fits(value: object, hint: Any) -> bool:
-    """True unless a value is plainly not of the type that a field declares.
-
-    >>> fits(("x",), collections.abc.Sequence[str]), fits(True, int), fits(1, float | None)
-    (True, False, True)
-    """
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(fits(value, part) for part in parts)
-    if origin is typing.Literal:
-        return value in parts
-    if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
-        if parts[1:] == (...,):
-            return all(fits(part, parts[0]) for part in value)
-        return len(value) == len(parts) and all(map(fits, value, parts))
-    if origin in (collections.abc.Sequence, collections.abc.Collection, list):
-        return isinstance(value, tuple | list) and all(fits(part, parts[0]) for part in value)
-    if origin in (collections.abc.Mapping, dict):
-        return isinstance(value, Mapping) and all(fits(k, parts[0]) and fits(v, parts[1]) for k, v in value.items())
-    if hint is None or hint is types.NoneType:
-        return value is None
-    if not isinstance(hint, type) or origin is not None or hint is Any:
-        return True
-    if hint in (int, float):
-        return isinstance(value, int | float if hint is float else int) and not isinstance(value, bool)
-    try:
-        return isinstance(value, hint)
-    except TypeError:  # a protocol, or another type that cannot be asked
-        return True

@@ -16,7 +16,7 @@ from bnet_transformer.errors import BNetError, listed, one_of, whole
 from bnet_transformer.graph.ground import Ground
 from bnet_transformer.graph.separation import Question, reaches, separated
 from bnet_transformer.graph.trails import LIMIT, Trail, active_trail, minimal_cut, minimal_separator
-from bnet_transformer.graph.walk import ancestors, blanket, descendants, topological_order
+from bnet_transformer.graph.walk import ancestors, blanket, descendants
 
 Names = str | Collection[str]
 
@@ -64,93 +64,203 @@ class Separation:
         return f"<p>{', '.join(self.x)} {sign} {', '.join(self.y)} | {', '.join(self.given) or 'nothing'}{test}</p>"
 
 
-@dataclass(frozen=True)
 class StructureQueries:
-    """What `BNet` and `Sentence` answer from the graph alone; their methods of the same names document each query.
-
-    Args:
-        ground: The graph.
-        functional: The numbers of the families whose nodes are functions of their parents.
+    """What `BNet` and `Sentence` answer from the graph alone; a node of a net is a family: all its nodes.
 
     >>> import bnet_transformer as bt
-    >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-    >>> StructureQueries(s.ground).parents("q_0_2")
-    ['W_q_0', 'x_0_2']
+    >>> net = bt.bayesuvius(dim=4)
+    >>> net.parents("x_1"), net.sentence("the cat").parents("q_0_1")
+    (['q_0', 'k_0', 'v_0'], ['W_q_0', 'x_0_1'])
     """
 
-    ground: Ground
-    functional: frozenset[int] = frozenset()
+    @property
+    def _graph(self) -> Ground:
+        """The graph."""
+        raise NotImplementedError
+
+    @property
+    def _functional(self) -> frozenset[int]:
+        """The numbers of the families whose nodes are functions of their parents."""
+        raise NotImplementedError
 
     def parents(self, name: str) -> list[str]:
-        """The nodes with an arrow into this one."""
-        return self._names(self.ground.parents(self.ground.id(name)))
+        """The nodes with an arrow into this one.
+
+        Args:
+            name: A node.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.parents("x_1_2")
+        ['q_0_2', 'k_0_0', 'k_0_1', 'k_0_2', 'v_0_0', 'v_0_1', 'v_0_2']
+        """
+        return self._names(self._graph.parents(self._graph.id(name)))
 
     def children(self, name: str) -> list[str]:
-        """The nodes to which this one has an arrow."""
-        return self._names(self.ground.children(self.ground.id(name)))
+        """The nodes to which this one has an arrow.
 
-    def ancestors(self, names: Sequence[str]) -> list[str]:
-        """All nodes from which a path of arrows leads to one of these."""
-        return self._names(ancestors(self.ground, map(self.ground.id, names)))
+        Args:
+            name: A node.
 
-    def descendants(self, names: Sequence[str]) -> list[str]:
-        """All nodes to which a path of arrows leads from one of these."""
-        return self._names(descendants(self.ground, map(self.ground.id, names)))
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.children("c")
+        ['W_q_0', 'W_k_0', 'W_v_0']
+        """
+        return self._names(self._graph.children(self._graph.id(name)))
+
+    def ancestors(self, *names: str) -> list[str]:
+        """All from which a path of arrows leads to one of these nodes.
+
+        Args:
+            *names: Nodes.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.ancestors("q_0_2")
+        ['c', 'x_0_2', 'W_q_0']
+        """
+        return self._names(ancestors(self._graph, map(self._graph.id, names)))
+
+    def descendants(self, *names: str) -> list[str]:
+        """All to which a path of arrows leads from one of these nodes.
+
+        Args:
+            *names: Nodes.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.descendants("q_0_0", "q_0_2")
+        ['x_1_0', 'x_1_2']
+        """
+        return self._names(descendants(self._graph, map(self._graph.id, names)))
 
     def blanket(self, name: str) -> list[str]:
-        """The Markov blanket: parents, children, and the children's other parents."""
-        return self._names(blanket(self.ground, self.ground.id(name)))
+        """The Markov blanket: parents, children, and the children's other parents.
 
-    def topological_order(self) -> list[str]:
-        """All nodes, parents before children."""
-        return self._names(topological_order(self.ground).tolist())
+        Args:
+            name: A node.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.blanket("W_q_0")
+        ['c', 'x_0_0', 'x_0_1', 'x_0_2', 'q_0_0', 'q_0_1', 'q_0_2']
+        """
+        return self._names(blanket(self._graph, self._graph.id(name)))
 
     def separated(self, x: Names, y: Names, given: Names = (), *, deterministic: bool = False) -> Separation:
-        """Whether the graph separates x from y given others."""
+        """Whether the graph separates x from y given others; what the folded graph separates, every sentence does.
+
+        Sound, and not complete where TPMs are deterministic. Roots count as free, words and weights among them.
+
+        Args:
+            x: A node, or several.
+            y: A node, or several.
+            given: A node, or several.
+            deterministic: Close `given` under the nodes that it determines (D-separation).
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4, slices=2)
+        >>> bool(net.separated("x_0", "x_2")), bool(net.separated("x_0", "x_2", given=["x_1", "c"]))
+        (False, True)
+        """
         question = self._question(x, y, given)
-        is_separated = bool(separated(self.ground, [question], self._closing(deterministic))[0])
+        is_separated = bool(separated(self._graph, [question], self._closing(deterministic))[0])
         left, right, known = (tuple(self._names(sorted(part))) for part in (question.x, question.y, question.given))
         return Separation(is_separated, left, right, known, deterministic)
 
     def separations(self, questions: Sequence[Sequence[Names]], *, deterministic: bool = False) -> NDArray[np.bool_]:
-        """`separated` for many questions `(x, y)` or `(x, y, given)` at once."""
+        """`separated` for many questions at once, some thousands a second.
+
+        Args:
+            questions: `(x, y)` or `(x, y, given)` for each question.
+            deterministic: As in `separated`.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.separations([("q_0_0", "k_0_1"), ("q_0_0", "k_0_1", ["c"])])
+        array([False,  True])
+        """
         closing = self._closing(deterministic)
         if isinstance(questions, str) or not isinstance(questions, Sequence):
             raise BNetError("questions", expected="a list of (x, y) or (x, y, given)", got=questions)
         for question in questions:
             if isinstance(question, str) or not isinstance(question, Sequence) or not 2 <= len(question) <= 3:
                 raise BNetError("question", expected="(x, y) or (x, y, given)", got=question)
-        return separated(self.ground, [self._question(*question) for question in questions], closing)
+        return separated(self._graph, [self._question(*question) for question in questions], closing)
 
     def minimal_separator(self, x: Names, y: Names) -> list[str] | None:
-        """Nodes that separate x from y, none of which can be left out; None where an arrow joins x and y."""
+        """Nodes that separate x from y, none of which can be left out; None where an arrow joins x and y.
+
+        Args:
+            x: A node, or several.
+            y: A node, or several.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.minimal_separator("x_0_0", "x_1_1")
+        ['W_k_0', 'W_v_0', 'k_0_0', 'v_0_0']
+        """
         question = self._question(x, y)
-        nodes = minimal_separator(self.ground, question.x, question.y)
+        nodes = minimal_separator(self._graph, question.x, question.y)
         return None if nodes is None else self._names(nodes)
 
     def active_trail(self, x: Names, y: Names, given: Names = (), *, deterministic: bool = False) -> Trail | None:
-        """A shortest active trail between x and y given others; None where they are separated."""
-        return active_trail(self.ground, self._question(x, y, given), self._closing(deterministic))
+        """A shortest trail along which x tells of y, given others; None where they are separated.
+
+        Args:
+            x: A node, or several.
+            y: A node, or several.
+            given: A node, or several.
+            deterministic: Pass no node that `given` determines.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> print(s.active_trail("q_0_0", "k_0_1"))
+        q_0_0 <- W_q_0 <- c -> W_k_0 -> k_0_1
+        """
+        return active_trail(self._graph, self._question(x, y, given), self._closing(deterministic))
 
     def reaches(self, x: str, y: str) -> bool:
-        """Whether a path of arrows leads from x to y."""
-        return reaches(self.ground, self.ground.id(x), self.ground.id(y))
+        """Whether a path of arrows leads from x to y.
+
+        Args:
+            x: A node.
+            y: A node.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.reaches("x_0_1", "x_1_2"), s.reaches("q_0_1", "x_1_2")
+        (True, False)
+        """
+        return reaches(self._graph, self._graph.id(x), self._graph.id(y))
 
     def minimal_cut(self, x: str, y: str, *, limit: int = LIMIT) -> list[str] | None:
-        """A smallest set of nodes on every path of arrows from x to y; None where an arrow joins them."""
-        source, target = self.ground.id(x), self.ground.id(y)
+        """A smallest set of nodes on every path of arrows from x to y; None where an arrow joins them.
+
+        Args:
+            x: A node.
+            y: A node.
+            limit: How many arrows the graph may have.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+        >>> s.minimal_cut("c", "x_1_0")
+        ['W_k_0', 'W_v_0', 'q_0_0']
+        """
+        source, target = self._graph.id(x), self._graph.id(y)
         if source == target:
             raise BNetError("y", expected=f"another node than {x}", got=y)
-        nodes = minimal_cut(self.ground, source, target, whole("limit", limit))
+        nodes = minimal_cut(self._graph, source, target, whole("limit", limit))
         return None if nodes is None else self._names(nodes)
 
     def _question(self, x: Names, y: Names, given: Names = ()) -> Question:
         """A question of separation by node numbers. A node on two sides is an error."""
         parts = {"x": names_of("x", x), "y": names_of("y", y), "given": names_of("given", given)}
-        ids = {part: frozenset(map(self.ground.id, names)) for part, names in parts.items()}
+        ids = {part: frozenset(map(self._graph.id, names)) for part, names in parts.items()}
         for one, other in (("x", "y"), ("x", "given"), ("y", "given")):
             for node in sorted(ids[one] & ids[other]):
-                name = self.ground.name(node)
+                name = self._graph.name(node)
                 raise BNetError(f"separation of {name}", expected="a node on one side", got=f"it in {one} and {other}")
         for part in ("x", "y"):
             if not ids[part]:
@@ -160,10 +270,10 @@ class StructureQueries:
     def _closing(self, deterministic: bool) -> frozenset[int]:
         """The families under which the given nodes are closed."""
         one_of("deterministic", deterministic, (True, False))
-        return self.functional if deterministic else frozenset()
+        return self._functional if deterministic else frozenset()
 
     def _names(self, nodes: Sequence[int]) -> list[str]:
-        return [self.ground.name(node) for node in nodes]
+        return [self._graph.name(node) for node in nodes]
 
 
 def names_of(what: str, names: object) -> tuple[str, ...]:

@@ -1,15 +1,16 @@
 """Which algorithm would answer a question, why, and what it would cost; nothing is computed.
 
 `explain` is for functions of whole data sets (`fit`, `sweep`), `explain_question` for methods of a sentence. Each
-explainer takes the arguments of the function or method of the same name.
+explainer of a sentence takes the arguments of the method of the same name.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
+from types import SimpleNamespace
 from typing import Any
 
 from bnet_transformer import asking, reference
@@ -22,9 +23,8 @@ from bnet_transformer.inference.rollout import open_choices
 from bnet_transformer.inference.route import Route
 from bnet_transformer.inference.sampling import route_sample
 from bnet_transformer.inference.sentence_state import SentenceState
-from bnet_transformer.reference import ATOL, BUDGET
 
-Evidence = Mapping[str, object] | None
+Asked = SimpleNamespace  # the arguments of a question by name
 
 
 def explain(task: str, *arguments: Any, **options: Any) -> Route:
@@ -50,94 +50,86 @@ def explain(task: str, *arguments: Any, **options: Any) -> Route:
     tasks: dict[str, Callable[..., Route]] = {"fit": explain_fit, "sweep": explain_sweep}
     if not isinstance(task, str) or task not in tasks:
         raise unknown("task", task, tasks)
-    return _asked(task, tasks[task], *arguments, **options)
+    _bound(task, tasks[task], arguments, options)
+    return tasks[task](*arguments, **options)
 
 
-def explain_question(state: SentenceState, question: str, *arguments: Any, **options: Any) -> Route:
+def explain_question(
+    state: SentenceState,
+    methods: Mapping[str, Callable[..., Any]],
+    question: str,
+    arguments: Sequence[object],
+    options: Mapping[str, object],
+) -> Route:
     """How a question to a sentence would be answered.
 
     Args:
         state: The sentence.
+        methods: The methods of a sentence by name: their signatures say which arguments there are.
         question: The name of the method, such as `"posterior"`.
-        *arguments: The arguments of that method.
-        **options: The keyword arguments of that method.
+        arguments: The arguments of that method.
+        options: The keyword arguments of that method.
 
     Returns:
         The route: algorithm, reason, joint states, FLOPs.
     """
     if not isinstance(question, str) or question not in EXPLAINERS:
         raise unknown("question", question, EXPLAINERS)
-    return _asked(question, EXPLAINERS[question], state, *arguments, **options)
+    method = methods["__getitem__" if question == "value" else question]
+    return EXPLAINERS[question](state, _bound(question, method, (state, *arguments), options))
 
 
-def _asked(question: str, explainer: Callable[..., Route], *arguments: Any, **options: Any) -> Route:
-    """What an explainer says, or the error that names an argument that it does not take."""
+def _bound(
+    question: str, method: Callable[..., Any], arguments: Sequence[object], options: Mapping[str, object]
+) -> Asked:
+    """The arguments of a method by name, its defaults among them, or the error that names one that it does not take."""
     try:
-        signature(explainer).bind(*arguments, **options)
+        bound = signature(method).bind(*arguments, **options)
     except TypeError as error:
         wanted, got = f"the arguments of {question}", str(error).removeprefix("got ")
         raise BNetError(f"explain({question!r}, ...)", expected=wanted, got=got) from error
-    return explainer(*arguments, **options)
+    bound.apply_defaults()
+    return SimpleNamespace(**bound.arguments)
 
 
-def _explain_value(state: SentenceState, name: str) -> Route:
-    node = state.ground.id(name)
-    return _route_with_flops(state, state.answers.value_query(node))
+def _explain_value(state: SentenceState, asked: Asked) -> Route:
+    return _route_with_flops(state, state.answers.value_query(state.ground.id(asked.name)))
 
 
-def _explain_tpm(state: SentenceState, name: str) -> Route:
-    node = state.ground.id(name)
-    return _route_with_flops(state, state.answers.distribution_query(node))
+def _explain_tpm(state: SentenceState, asked: Asked) -> Route:
+    return _route_with_flops(state, state.answers.distribution_query(state.ground.id(asked.name)))
 
 
-def _explain_attention(state: SentenceState, slice: int, *, role: str | None = None, words: str = "tokens") -> Route:
-    member = asking.reader(state.world, slice, role)
+def _explain_attention(state: SentenceState, asked: Asked) -> Route:
+    member = asking.reader(state.world, asked.slice, asked.role)
     return _route_with_flops(state, state.answers.reading_query(member))
 
 
-def _explain_posterior(
-    state: SentenceState, name: object, evidence: Evidence = None, *, budget: int = BUDGET, atol: float = ATOL
-) -> Route:
-    query = state.posterior_query(name, evidence, budget, atol).without_input_evidence()
+def _explain_posterior(state: SentenceState, asked: Asked) -> Route:
+    query = state.posterior_query(asked.name, asked.evidence, asked.budget, asked.atol).without_input_evidence()
     check_nodes(query)
     route = router.route_posterior(query)
     if route.algorithm == "compiled":  # it is the node's TPM
-        return replace(_explain_tpm(state, query.names()), question=route.question)
+        tpm = _route_with_flops(state, state.answers.distribution_query(query.nodes[0]))
+        return replace(tpm, question=route.question)
     return router.explain(query, route)
 
 
-def _explain_log_prob(
-    state: SentenceState, evidence: Evidence = None, *, budget: int = BUDGET, atol: float = ATOL
-) -> Route:
-    query = state.with_evidence(evidence).query((), budget, atol).without_input_evidence()
+def _explain_log_prob(state: SentenceState, asked: Asked) -> Route:
+    query = state.with_evidence(asked.evidence).query((), asked.budget, asked.atol).without_input_evidence()
     return router.explain(query, router.route_log_evidence(query))
 
 
-def _explain_sample(
-    state: SentenceState,
-    n: int = 1,
-    evidence: Evidence = None,
-    *,
-    seed: int = 0,
-    budget: int = BUDGET,
-    atol: float = ATOL,
-) -> Route:
-    return route_sample(state.with_evidence(evidence).query((), budget, atol), n)
+def _explain_sample(state: SentenceState, asked: Asked) -> Route:
+    return route_sample(state.with_evidence(asked.evidence).query((), asked.budget, asked.atol), asked.n)
 
 
-def _explain_reads(
-    state: SentenceState,
-    slices: str | int | Collection[int] = "all",
-    evidence: Evidence = None,
-    *,
-    role: str | None = None,
-    budget: int = BUDGET,
-    **_: Any,
-) -> Route:
-    chosen = asking.slices_that_read(state.network, slices, role)[1]
-    query = state.with_evidence(evidence).query((), budget)
-    members = [asking.reader(state.world, t, role) for t in chosen]
-    choices = open_choices(state.world, chosen, role)
+def _explain_reads(state: SentenceState, asked: Asked) -> Route:
+    slices = asked.slice if hasattr(asked, "slice") else asked.slices  # of a tree it is one
+    chosen = asking.slices_that_read(state.network, slices, asked.role)[1]
+    query = state.with_evidence(asked.evidence).query((), asked.budget)
+    members = [asking.reader(state.world, t, asked.role) for t in chosen]
+    choices = open_choices(state.world, chosen, asked.role)
     if not choices:
         return _slowest(state, members)
     route = router.route_posterior(replace(query, nodes=tuple(choices)).without_input_evidence())
@@ -145,42 +137,34 @@ def _explain_reads(
     return replace(route, question=f"reads of slices {chosen}", states=max(states, route.states))
 
 
-def _explain_tan_tree(state: SentenceState, slice: int = 0, evidence: Evidence = None, **options: Any) -> Route:
-    return _explain_reads(state, slice, evidence, **options)
-
-
-def _explain_graph(state: SentenceState, *, attention: bool = False, **_: Any) -> Route:
-    if not attention:
-        return Route("graph", "graph", "structure alone is asked for")
+def _explain_graph(state: SentenceState, asked: Asked) -> Route:
+    is_figure = not hasattr(asked, "attention")
+    if not (asked.options.get("attention") is not False if is_figure else asked.attention):
+        return Route("figure" if is_figure else "graph", "graph", "structure alone is asked for")
     members = [m for m in state.network.members if m.reads_words and m.tpm.has_reading]
-    return replace(_slowest(state, members), question="graph with the weights of its arrows")
+    return replace(_slowest(state, members), question="figure" if is_figure else "graph with the weights of its arrows")
 
 
-def _explain_draw(state: SentenceState, path: object = None, *, attention: bool | None = None, **_: Any) -> Route:
-    return replace(_explain_graph(state, attention=attention is not False), question="figure")
-
-
-def _explain_separated(state: SentenceState, x: Any, y: Any, given: Any = (), **options: Any) -> Route:
-    left, right, known = names_of("x", x), names_of("y", y), names_of("given", given)
+def _explain_separated(state: SentenceState, asked: Asked) -> Route:
+    left, right, known = (names_of(part, getattr(asked, part)) for part in ("x", "y", "given"))
     for what, part in (("x", left), ("y", right)):
         if not part:
             raise BNetError(what, expected="at least one node", got="none")
-    names, question = [*left, *right, *known], f"separation of {', '.join(left)} and {', '.join(right)}"
-    if not options.get("verify"):
+    question = f"separation of {', '.join(left)} and {', '.join(right)}"
+    if not asked.verify:
         return Route(question, "graph", "separation is a property of the graph (Bayes ball)")
-    nodes = [state.ground.id(name) for name in names]
+    nodes = [state.ground.id(name) for name in (*left, *right, *known)]
     return router.route_reference(question, state.world, reference.choices(state.world, nodes, {}, beyond=True))
 
 
-def _explain_counterfactual(
-    state: SentenceState, name: str, do: Mapping[str, object], evidence: Evidence = None, **_: Any
-) -> Route:
-    query = state.with_evidence(evidence).query([state.ground.id(name)])
-    state.resolve_interventions(mapping("do", do))
-    return router.route_reference(f"counterfactual of {name}", state.world, query.choices)
+def _explain_counterfactual(state: SentenceState, asked: Asked) -> Route:
+    nodes = [state.ground.id(asked.name)]
+    query = state.with_evidence(asked.evidence).query(nodes, asked.budget, asked.atol)
+    state.resolve_interventions(mapping("do", asked.do))
+    return router.route_reference(f"counterfactual of {asked.name}", state.world, query.choices)
 
 
-EXPLAINERS: dict[str, Callable[..., Route]] = {
+EXPLAINERS: dict[str, Callable[[SentenceState, Asked], Route]] = {
     "value": _explain_value,
     "tpm": _explain_tpm,
     "attention": _explain_attention,
@@ -188,9 +172,9 @@ EXPLAINERS: dict[str, Callable[..., Route]] = {
     "log_prob": _explain_log_prob,
     "sample": _explain_sample,
     "reads": _explain_reads,
-    "tan_tree": _explain_tan_tree,
+    "tan_tree": _explain_reads,
     "graph": _explain_graph,
-    "draw": _explain_draw,
+    "draw": _explain_graph,
     "separated": _explain_separated,
     "counterfactual": _explain_counterfactual,
 }

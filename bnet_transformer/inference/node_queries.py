@@ -34,7 +34,7 @@ from bnet_transformer.inference.query import (
     set_families,
     word_counts,
 )
-from bnet_transformer.inference.route import Fault, Obstacle, Route, Rule, always, choose
+from bnet_transformer.inference.route import Fault, Obstacle, Route, Rule, choose
 from bnet_transformer.network import Input, Member
 from bnet_transformer.reference import BUDGET, World
 from bnet_transformer.tpm import Normal
@@ -185,7 +185,7 @@ def batch_fault(query: NodeQuery) -> Fault | None:
 RULES: Sequence[Rule[NodeQuery]] = (
     Rule("compiled", "each open choice that decides it has a dim of its own", pass_fault),
     Rule("enumeration", "the choices of several words decide it", batch_fault),
-    Rule("reference", "the compiled net cannot compute it", always),
+    Rule("reference", "the compiled net cannot compute it"),
 )
 
 

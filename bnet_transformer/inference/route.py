@@ -3,6 +3,17 @@
 A question has a short table of rules, fastest algorithm first. Each rule names its algorithm and finds the fault in the
 structure of the net, the evidence and the interventions for which the algorithm cannot answer; the first rule without a
 fault applies. Nothing is computed, and no exception decides. `router` has the tables of single sentences.
+
+Algorithms:
+
+- `graph`: the structure of the graph; no number is computed.
+- `compiled`: one batched pass of the compiled net.
+- `elimination`: the choices are eliminated from the factors of the compiled net.
+- `conditioning`: the states of the nodes that are asked for are a batch; the other choices are eliminated.
+- `enumeration`: all joint states of the choices are a batch of the compiled net.
+- `sampling`: draws, which are approximate.
+- `sequential`: one run for each cell of a sweep, slow.
+- `reference`: node by node in Python, slow.
 """
 
 from __future__ import annotations
@@ -17,17 +28,6 @@ from bnet_transformer.errors import ReadingError
 
 S = TypeVar("S")
 SLOW = 2**16  # node evaluations one by one, some 10 s, from which a slow route warns before it starts
-ALGORITHMS = {
-    "graph": "the structure of the graph; no number is computed",
-    "compiled": "one batched pass of the compiled net",
-    "elimination": "the choices are eliminated from the factors of the compiled net",
-    "conditioning": "the states of the nodes that are asked for are a batch; the other choices are eliminated",
-    "enumeration": "all joint states of the choices are a batch of the compiled net",
-    "sampling": "draws, which are approximate",
-    "sequential": "one run for each cell of a sweep, slow",
-    "reference": "node by node in Python, slow",
-}
-
 FAST = ("graph", "compiled", "elimination")  # what is not one of these has a node that is the reason
 
 
@@ -41,7 +41,7 @@ class Route:
 
     Args:
         question: The question, such as `"posterior of c"`.
-        algorithm: A key of `ALGORITHMS`.
+        algorithm: Its name, as above.
         reason: The rule that applied, in words.
         node: The node or family that rules out a faster algorithm; None where the fastest one applies.
         states: Joint states of the choices that are computed.
@@ -104,14 +104,14 @@ class Rule(Generic[S]):
     """One line of a table of rules.
 
     Args:
-        algorithm: A key of `ALGORITHMS`.
+        algorithm: Its name, as above.
         reason: Why the algorithm is the one to take where no fault is found, in words.
         fault: What finds, in the structure of a question, why the algorithm cannot answer it; None where it can.
     """
 
     algorithm: str
     reason: str
-    fault: Callable[[S], Fault | None]
+    fault: Callable[[S], Fault | None] = lambda _: None
 
 
 def choose(question: str, rules: Sequence[Rule[S]], subject: S) -> Route:
@@ -135,7 +135,3 @@ def fault_text(fault: Fault) -> str:
     if isinstance(fault, Obstacle):
         return str(fault)
     return f"{fault.what} would need {fault.expected}, and there is {fault.got}"
-
-
-def always(_: object) -> None:
-    """No fault: the last rule of a table."""

@@ -18,7 +18,7 @@ from bnet_transformer import reference
 from bnet_transformer.cost.count import plan_flops
 from bnet_transformer.inference.factors import Question, analyse_question, check_count
 from bnet_transformer.inference.query import Query, evidence_forms, mixed_fault, of_one_sentence, set_families
-from bnet_transformer.inference.route import Fault, Obstacle, Route, Rule, always, choose
+from bnet_transformer.inference.route import Fault, Obstacle, Route, Rule, choose
 from bnet_transformer.reference import World
 from bnet_transformer.world import choices, where
 
@@ -60,11 +60,6 @@ def elimination_fault(query: Query) -> Fault | None:
     return question_fault(query, node)
 
 
-def conditioning_fault(query: Query) -> Fault | None:
-    """Why the rest cannot be eliminated where each joint state of the nodes is evidence on a sentence of a batch."""
-    return question_fault(query.without_own_evidence(), None, query.nodes)
-
-
 def enumeration_fault(query: Query) -> Fault | None:
     """Why not even all choices above, each in a state, can be the batch of a pass of the compiled net."""
     world = without_barren_choices(query.world, {*query.choices, *query.nodes, *query.evidence})
@@ -73,9 +68,13 @@ def enumeration_fault(query: Query) -> Fault | None:
 
 
 JOINT: Sequence[Rule[Query]] = (
-    Rule("conditioning", "each of its joint states is evidence on one sentence of a batch", conditioning_fault),
+    Rule(
+        "conditioning",
+        "each of its joint states is evidence on one sentence of a batch",
+        lambda query: question_fault(query.without_own_evidence(), None, query.nodes),
+    ),
     Rule("enumeration", "the choices of several words meet in one value", enumeration_fault),
-    Rule("reference", "the compiled net cannot compute it", always),
+    Rule("reference", "the compiled net cannot compute it"),
 )
 POSTERIOR: Sequence[Rule[Query]] = (
     Rule("compiled", "nothing is observed and no choice above it is open: it is the node's TPM", own_tpm_fault),

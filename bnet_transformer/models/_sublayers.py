@@ -9,13 +9,15 @@ node between the sublayer and the sum. The last node of a slice makes its state.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from bnet_transformer.axes import Reach, as_reach
-from bnet_transformer.errors import BNetError, number, one_of, put, whole
+from bnet_transformer.errors import BNetError, one_of, whole
 from bnet_transformer.network import Arrow, Node, Plate
 from bnet_transformer.network.declaration import vocabulary_of
 from bnet_transformer.tpm import (
@@ -40,7 +42,8 @@ from bnet_transformer.tpm import (
     Sinusoid,
     Weight,
 )
-from bnet_transformer.tpm.steps import ACTIVATIONS
+from bnet_transformer.tpm.checks import Checked, Checks, below_one, choice, flag, optional
+from bnet_transformer.tpm.steps import ACTIVATIONS, activation_name
 
 Vocabulary = Sequence[str] | int | None
 TABLE = "W_embed"
@@ -59,29 +62,34 @@ def observed(observe: TPM | None, role: str = "x", over: Sequence[str] = WORD) -
 
 
 @dataclass(frozen=True)
-class Ends:
+class Ends(Checked):
     """What stands before the slices and after them: the words and the readouts of a net whose states are `dim` wide.
 
-    `features` is the width of real-valued words, where it is not that of the states; `out` the role that leaves.
+    `features` is the width of real-valued words, where it is not that of the states; `form` and `eps` are of the norms.
     """
 
     dim: int
     bias: bool = True
     features: int | None = None
     dropout: float = 0.0
-    eps: float = 1e-5
-    out: str = "x"
-    form: str = "layer"
-
-    def __post_init__(self) -> None:
-        one_of("bias", self.bias, (True, False))
-        if self.features is not None:
-            put(self, features=whole("features", self.features))
+    eps: float = field(default=1e-5, kw_only=True)
+    form: str = field(default="layer", kw_only=True)
+    field_checks: ClassVar[Checks] = {
+        "dim": whole,
+        "bias": flag,
+        "features": optional(whole),
+        "dropout": below_one,
+    }
 
     @property
     def normed(self) -> Norm:
         """The TPM of every norm."""
         return Norm(self.form, eps=self.eps, bias=self.bias)
+
+    @property
+    def out(self) -> str:
+        """The role that leaves a stack: the last state, or its norm."""
+        return "x"
 
     # the words
 
@@ -110,9 +118,9 @@ class Ends:
         *before, last = nodes + self.dropped(nodes[-1].role, "drop")
         return [*before, Node("x", last.tpm, last.parents, WORD)]
 
-    def table(self, vocabulary: Vocabulary) -> Node:
-        """The embedding as a node outside the stacks, for all that share it."""
-        return Node(TABLE, Weight((count(vocabulary), self.dim)))
+    def table(self, vocabulary: Vocabulary, *, tied: bool) -> list[Node]:
+        """The embedding as a node outside the stacks, where several share it."""
+        return [Node(TABLE, Weight((count(vocabulary), self.dim)))] if tied else []
 
     def dropped(self, source: str, role: str) -> list[Node]:
         """A node that drops out, where there is dropout."""
@@ -187,7 +195,7 @@ class Ends:
 
 
 @dataclass(frozen=True)
-class Sublayers:
+class Sublayers(Ends):
     """The sizes and habits of a vanilla transformer, and the nodes that follow from them.
 
     Later habits: norms of another `form`, `gated` feed-forward maps, heads of a width of their own (`key_dim`), another
@@ -195,40 +203,35 @@ class Sublayers:
     keys and values, maps that are `unbiased` where others have a bias (`map` of q, k and v, `mix`, `ffn`).
     """
 
-    dim: int
-    heads: int
-    hidden: int | None
-    norm: str
-    final_norm: bool | None
-    activation: str
-    bias: bool
-    dropout: float
-    eps: float = 1e-5
-    features: int | None = None
-    form: str = "layer"
+    heads: int = 8
+    hidden: int | None = None
+    norm: str = "post"
+    final_norm: bool | None = None
+    activation: str = "relu"
+    _: KW_ONLY
     gated: bool = False
     key_dim: int | None = None
     score: Dot = Dot(None)  # noqa: RUF009  (frozen)
     relative: Bias | None = None
     groups: int | None = None
     unbiased: Collection[str] = ()
+    field_checks: ClassVar[Checks] = {
+        **Ends.field_checks,
+        "heads": whole,
+        "hidden": optional(whole),
+        "norm": choice("post", "pre", "parallel"),
+        "final_norm": choice(None, True, False),
+        "activation": activation_name,
+        "key_dim": optional(whole),
+        "groups": optional(whole),
+    }
 
     def __post_init__(self) -> None:
-        put(self, dim=whole("dim", self.dim), heads=whole("heads", self.heads))
-        for what in ("key_dim", "hidden", "groups"):
-            if getattr(self, what) is not None:
-                put(self, **{what: whole(what, getattr(self, what))})
+        super().__post_init__()
         if self.dim % self.heads and self.key_dim is None:
             raise BNetError("heads", expected=f"a divisor of dim, which is {self.dim}", got=self.heads)
-        one_of("norm", self.norm, ("post", "pre", "parallel"))
         if self.groups is not None and self.heads % self.groups:
             raise BNetError("groups", expected=f"a divisor of heads, which is {self.heads}", got=self.groups)
-        one_of("final_norm", self.final_norm, (None, True, False))
-        one_of("activation", self.activation, ACTIVATIONS)
-        one_of("bias", self.bias, (True, False))
-        put(self, dropout=number("dropout", self.dropout))
-        if not 0 <= self.dropout < 1:
-            raise BNetError("dropout", expected="a probability below 1 (0: no dropout)", got=self.dropout)
 
     @property
     def plates(self) -> list[Plate]:
@@ -238,24 +241,9 @@ class Sublayers:
         return [Plate("group", self.groups), Plate("head", self.heads // self.groups)]
 
     @property
-    def ends(self) -> Ends:
-        """Its words and readouts."""
-        return Ends(self.dim, self.bias, self.features, self.dropout, self.eps, self.out, self.form)
-
-    @property
-    def normed(self) -> Norm:
-        """The TPM of every norm."""
-        return self.ends.normed
-
-    @property
-    def ends_normed(self) -> bool:
-        """True where a norm follows the last slice: by default in all but post-norm nets."""
-        return self.norm != "post" if self.final_norm is None else self.final_norm
-
-    @property
     def out(self) -> str:
-        """The role that leaves a stack: the last state, or its norm."""
-        return "norm" if self.ends_normed else "x"
+        """The role that leaves a stack: the last state, or its norm, which follows by default in all but post-norm."""
+        return "norm" if (self.norm != "post" if self.final_norm is None else self.final_norm) else "x"
 
     # the slices
 
@@ -265,50 +253,41 @@ class Sublayers:
             if cross is not None:
                 raise BNetError("norm", expected="sublayers one after another, with cross attention", got=self.norm)
             return self._side_by_side(reach)
-        nodes = self._residual("x", self._attention(reach), ("drop1", "add1", "norm1"))
+        nodes = self._residual("x", partial(self._attention, reach=reach), ("drop1", "add1", "norm1"))
         if cross is not None:
-            there = self._attention(cross, "cross_", (f"enc.{self.out}", "enc.word"))
-            nodes += self._residual(nodes[-1].role, there, ("cross_drop", "cross_add", "cross_norm"))
+            attend = partial(self._attention, reach=cross, prefix="cross_", read=(f"enc.{self.out}", "enc.word"))
+            nodes += self._residual(nodes[-1].role, attend, ("cross_drop", "cross_add", "cross_norm"))
         return nodes + self._residual(nodes[-1].role, self._feed_forward, ("drop2", "add2", "norm2"), makes_state=True)
 
     def _side_by_side(self, reach: Reach) -> list[Node]:
         """`x' = x + attention(norm(x)) + feed_forward(norm(x))`, each with a norm of its own."""
         nodes, summed = [], ["x"]
-        for norm, sublayer, drop in (
-            ("norm1", self._attention(reach), "drop1"),
-            ("norm2", self._feed_forward, "drop2"),
-        ):
-            inner = [Node(norm, self.normed, ["x"], WORD), *sublayer(norm)]
-            inner += self.ends.dropped(inner[-1].role, drop)
+        sublayers = (self._attention("norm1", reach), self._feed_forward("norm2"))
+        for k, sublayer in enumerate(sublayers, 1):
+            inner = [Node(f"norm{k}", self.normed, ["x"], WORD), *sublayer]
+            inner += self.dropped(inner[-1].role, f"drop{k}")
             nodes += inner
             summed.append(inner[-1].role)
         return [*nodes, Node("x", Add(), summed, WORD)]
 
     def finish(self) -> list[Node]:
         """The norm after the last slice, where there is one."""
-        return [Node("norm", self.normed, ["x"], WORD)] if self.ends_normed else []
+        return [Node("norm", self.normed, ["x"], WORD)] if self.out == "norm" else []
 
     def _residual(
-        self,
-        x: str,
-        sublayer: Callable[[str], list[Node]],
-        roles: tuple[str, str, str],
-        *,
-        makes_state: bool = False,
+        self, x: str, sublayer: Callable[[str], list[Node]], roles: tuple[str, str, str], *, makes_state: bool = False
     ) -> list[Node]:
         """`norm(x + sublayer(x))`, or `x + sublayer(norm(x))`."""
         drop, add, norm = roles
         pre = self.norm == "pre"
         inner = sublayer(norm if pre else x)
-        inner += self.ends.dropped(inner[-1].role, drop)
+        inner += self.dropped(inner[-1].role, drop)
         total = Node("x" if pre and makes_state else add, Add(), [x, inner[-1].role], WORD)
         if pre:
             return [Node(norm, self.normed, [x], WORD), *inner, total]
         return [*inner, total, Node("x" if makes_state else norm, self.normed, [add], WORD)]
 
-    def _attention(
-        self, reach: Reach, prefix: str = "", read: tuple[str, str] | None = None
-    ) -> Callable[[str], list[Node]]:
+    def _attention(self, x: str, reach: Reach, prefix: str = "", read: tuple[str, str] | None = None) -> list[Node]:
         """Attention of all heads, summed by `W_o`; `read` says where keys and values come from, by default x."""
         width = self.key_dim or self.dim // self.heads
         q, k, v, a, mix = (prefix + role for role in ("q", "k", "v", "a", "mix"))
@@ -316,24 +295,16 @@ class Sublayers:
         project = Affine() if self._has_bias("map") else Linear()
         heads = [plate.name for plate in self.plates]
         plates = {q: heads, k: heads[:1], v: heads[:1]}
+        sources = {q: (x, "word"), k: read or (x, "word"), v: read or (x, "word")}
         relative = self.relative if read is None else None  # the words of two sentences have no common order
-
-        def nodes(x: str) -> list[Node]:
-            sources = {q: (x, "word"), k: read or (x, "word"), v: read or (x, "word")}
-            return [
-                *(Node(f"W_{role}", Weight((width, self.dim)), plates=plates[role]) for role in sources),
-                *(Node(r, project, [f"W_{r}", source], [*plates[r], over]) for r, (source, over) in sources.items()),
-                Node(
-                    a,
-                    Attention(self.score, bias=relative),
-                    [q, Arrow(k, reach), Arrow(v, reach), *(["b"] if relative else [])],
-                    [*heads, "word"],
-                ),
-                Node(W_o, Weight((self.dim, width), spread=self.dim**-0.5), plates=heads),
-                Node(mix, Concat(bias=self._has_bias("mix"), plates=len(heads)), [W_o, a], WORD),
-            ]
-
-        return nodes
+        arrows: list[str | Arrow] = [q, Arrow(k, reach), Arrow(v, reach), *(["b"] if relative else [])]
+        return [
+            *(Node(f"W_{role}", Weight((width, self.dim)), plates=plates[role]) for role in sources),
+            *(Node(r, project, [f"W_{r}", source], [*plates[r], over]) for r, (source, over) in sources.items()),
+            Node(a, Attention(self.score, bias=relative), arrows, [*heads, "word"]),
+            Node(W_o, Weight((self.dim, width), spread=self.dim**-0.5), plates=heads),
+            Node(mix, Concat(bias=self._has_bias("mix"), plates=len(heads)), [W_o, a], WORD),
+        ]
 
     def _feed_forward(self, x: str) -> list[Node]:
         hidden = 4 * self.dim if self.hidden is None else self.hidden

@@ -68,14 +68,13 @@ def decoder(
     tensor([[1., 0., 0.],
             [1., 0., 0.]])
     """
-    net = Sublayers(dim, heads, hidden, norm, final_norm, activation, bias, dropout, features=features)
+    net = Sublayers(dim, bias, features, dropout, heads, hidden, norm, final_norm, activation)
     tied = is_tied(tie, vocabulary)
     stack = Stack(
         net.slice(reach_of(mask)),
-        net.ends.words(vocabulary, positions_of(positions, dim, words), tied=tied),
-        [*net.finish(), *net.ends.readout(readout, vocabulary, pool, transform, tied=tied)],
+        net.words(vocabulary, positions_of(positions, dim, words), tied=tied),
+        [*net.finish(), *net.readout(readout, vocabulary, pool, transform, tied=tied)],
         slices=slices,
         vocabulary=listed_words(vocabulary),
     )
-    table = [net.ends.table(vocabulary)] if tied else []
-    return BNet(Declaration([stack], table, net.plates, name="decoder"), seed=seed)
+    return BNet(Declaration([stack], net.table(vocabulary, tied=tied), net.plates, name="decoder"), seed=seed)

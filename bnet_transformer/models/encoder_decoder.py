@@ -56,14 +56,14 @@ def encoder_decoder(
     >>> s.attention(0, role="dec_cross_a").shape                # [head, word, word that is read]
     torch.Size([2, 2, 3])
     """
-    net = Sublayers(dim, heads, hidden, norm, final_norm, activation, bias, dropout, features=features)
+    net = Sublayers(dim, bias, features, dropout, heads, hidden, norm, final_norm, activation)
     told = vocabulary if target_vocabulary is None else target_vocabulary
     tied = is_tied(tie, told)
     placed = positions_of(positions, dim, words)
     reaches, many = _reaches(mask), _slices(slices)
     enc = Stack(
         net.slice(reaches["enc"]),
-        net.ends.words(vocabulary, placed, tied=tied and target_vocabulary is None),
+        net.words(vocabulary, placed, tied=tied and target_vocabulary is None),
         net.finish(),
         slices=many["enc"],
         name="enc",
@@ -71,14 +71,13 @@ def encoder_decoder(
     )
     dec = Stack(
         net.slice(reaches["dec"], reaches["cross"]),
-        net.ends.words(told, placed, tied=tied),
-        [*net.finish(), *net.ends.readout(readout, told, tied=tied)],
+        net.words(told, placed, tied=tied),
+        [*net.finish(), *net.readout(readout, told, tied=tied)],
         slices=many["dec"],
         name="dec",
         vocabulary=listed_words(told),
     )
-    table = [net.ends.table(told)] if tied else []
-    return BNet(Declaration([enc, dec], table, net.plates, name="encoder-decoder"), seed=seed)
+    return BNet(Declaration([enc, dec], net.table(told, tied=tied), net.plates, name="encoder-decoder"), seed=seed)
 
 
 def _slices(slices: object) -> dict[str, int]:

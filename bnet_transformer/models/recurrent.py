@@ -11,7 +11,7 @@ Word i reads the word before it, and so all words before it; the first reads zer
 from __future__ import annotations
 
 from bnet_transformer.bnet import BNet
-from bnet_transformer.errors import BNetError, one_of, whole
+from bnet_transformer.errors import BNetError, one_of
 from bnet_transformer.models._sublayers import WORD, Ends, Vocabulary, is_tied, listed_words
 from bnet_transformer.network import Arrow, Declaration, Node, Stack
 from bnet_transformer.tpm import TPM, Gated, Memory, Recur
@@ -49,16 +49,15 @@ def recurrent(
     one_of("cell", cell, CELLS)
     if activation is not None and cell != "rnn":
         raise BNetError("activation", expected="None: the gates of an LSTM have their own", got=activation)
-    dim = whole("dim", dim)
     ends, tied = Ends(dim, bias, features), is_tied(tie, vocabulary)
     stack = Stack(
-        _lstm(dim, bias) if cell == "lstm" else _rnn(dim, activation or "tanh", bias),
+        _lstm(ends.dim, bias) if cell == "lstm" else _rnn(ends.dim, activation or "tanh", bias),
         ends.words(vocabulary, None, tied=tied, mapped=False),
         ends.readout(readout, vocabulary, pool, transform, tied=tied),
         slices=slices,
         vocabulary=listed_words(vocabulary),
     )
-    return BNet(Declaration([stack], [ends.table(vocabulary)] if tied else [], name=cell), seed=seed)
+    return BNet(Declaration([stack], ends.table(vocabulary, tied=tied), name=cell), seed=seed)
 
 
 def _rnn(dim: int, activation: str, bias: bool) -> list[Node]:

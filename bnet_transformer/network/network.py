@@ -15,18 +15,12 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.tokenizer import Tokenizer
-from bnet_transformer.axes import WORD, Reach, stem_of
+from bnet_transformer.axes import WORD, Reach
 from bnet_transformer.errors import BNetError, BudgetError, DeclarationError, Fault, mapping, room_for, shown, unknown
 from bnet_transformer.graph.folded import Family, FoldedGraph
 from bnet_transformer.network.declaration import Declaration
-from bnet_transformer.network.order import (
-    Order,
-    check_reaches,
-    collection_of,
-    slots_of,
-    templates_to_graph,
-)
-from bnet_transformer.network.templates import Key, Template, declaration_to_templates
+from bnet_transformer.network.order import check_reaches, collection_of, templates_to_graph
+from bnet_transformer.network.templates import Template, declaration_to_templates
 from bnet_transformer.tpm.arrays import is_plain
 from bnet_transformer.tpm.base import TPM, Parameter, Parent, Shape
 from bnet_transformer.tpm.score import Rotary
@@ -248,16 +242,16 @@ def outline(declaration: Declaration, seed: int = 0) -> Network:
     templates, faults = declaration_to_templates(declaration)
     if not templates and not faults:
         raise BNetError("declaration", expected="at least one node, in a stack or outside", got="none")
-    faults += check_reaches(templates, {template.key: template for template in templates})
-    order, cycles = templates_to_graph(declaration, templates)
+    faults += check_reaches(templates)
+    graph, ordered, cycles = templates_to_graph(declaration, templates)
     faults += cycles
     members: list[Member] = []
-    if order is not None:
-        members, more = _members(declaration, order)
+    if graph is not None:
+        members, more = _members(graph, ordered)
         faults += more
-    if faults or order is None:
+    if faults or graph is None:
         raise DeclarationError(_once(faults))
-    return Network(declaration, order.graph, tuple(members), {}, seed)
+    return Network(declaration, graph, tuple(members), {}, seed)
 
 
 def _check_size(declaration: Declaration) -> None:
@@ -269,38 +263,41 @@ def _check_size(declaration: Declaration) -> None:
         raise BudgetError("declaration", expected=f"at most {MOST_FAMILIES} nodes and slices", got=count)
 
 
-def _members(declaration: Declaration, order: Order) -> tuple[list[Member], list[Fault]]:
+def _members(graph: FoldedGraph, templates: Sequence[Template]) -> tuple[list[Member], list[Fault]]:
     """Shapes follow from parents to children; a family whose parents are in fault is passed over."""
-    found = {template.key: template for template in order.templates}
-    index = {template.key: k for k, template in enumerate(order.templates)}
-    shapes: dict[Key, Shape] = {}
+    index = {template: k for k, template in enumerate(templates)}
+    shapes: dict[Template, Shape] = {}
     members: list[Member] = []
     faults: list[Fault] = []
-    for k, template in enumerate(order.templates):
-        inputs = _inputs(template, found, index)
-        parents = _parents(declaration, template, inputs, order.templates, shapes, faults)
+    for template, family in zip(templates, graph.families, strict=True):
+        node, inputs = template.node, []
+        for slot, source in template.inputs():
+            picks = tuple((plate, index[selector]) for plate, selector in source.pick)
+            inputs.append(Input(slot, index[source.parent], source.reach, picks, collection_of(template, source)))
+        parents = _parents(graph.sizes, index, template, inputs, shapes, faults)
         if parents is None:
             continue
         try:
-            shape, parameters = _asked(template.node.tpm, parents)
+            shape, parameters = _asked(node.tpm, parents)
         except BNetError as error:
             faults.append(Fault(template.name, f"for {error.what}, {error.expected}", shown(error.got)))
             continue
-        endless = template.node.tpm.kind == "discrete" and template.node.tpm.states is None
+        endless = node.tpm.kind == "discrete" and node.tpm.states is None
         if endless and not any(WORD in given.over for given in inputs):
             faults.append(Fault(template.name, "a number of states, or words to read", "neither"))
             continue
-        if template.node.shape is not None and template.node.shape != shape:
-            faults.append(Fault(template.name, f"the shape {template.node.shape} that its node declares", f"{shape}"))
+        if node.shape is not None and node.shape != shape:
+            faults.append(Fault(template.name, f"the shape {node.shape} that its node declares", f"{shape}"))
             continue
-        shapes[template.key] = shape
-        owner = stem_of(template.stack, template.node.role) if template.node.shared else template.name
-        family = order.graph.families[k]
-        scope = template.node.scope
-        members.append(
-            Member(family, template.node.tpm, tuple(inputs), tuple(parents), shape, owner, scope, parameters)
-        )
-    faults.extend(_clashes(members))
+        shapes[template] = shape
+        owner = family.stem if node.shared else family.name
+        members.append(Member(family, node.tpm, tuple(inputs), tuple(parents), shape, owner, node.scope, parameters))
+    first: dict[str, Member] = {}  # slices that share their parameters must want the same ones
+    for member in members:
+        other = first.setdefault(member.owner, member)
+        if other.parameters != member.parameters:
+            wanted = f"parameters as {other.family.name}, with which it shares"
+            faults.append(Fault(member.family.name, wanted, "other shapes"))
     return members, faults
 
 
@@ -324,52 +321,31 @@ def _asked(tpm: TPM, parents: Sequence[Parent]) -> tuple[Shape, Mapping[str, Par
     return shape, parameters
 
 
-def _inputs(template: Template, found: Mapping[Key, Template], index: Mapping[Key, int]) -> list[Input]:
-    inputs = []
-    for slot, source in zip(slots_of(template), template.sources, strict=False):
-        if source is not None:
-            picks = tuple((plate, index[key]) for plate, key in source.pick)
-            over = collection_of(template, source, found[source.parent])
-            inputs.append(Input(slot, index[source.parent], source.reach, picks, over))
-    return inputs
-
-
 def _parents(
-    declaration: Declaration,
+    sizes: Mapping[str, int],
+    index: Mapping[Template, int],
     template: Template,
     inputs: list[Input],
-    templates: tuple[Template, ...],
-    shapes: Mapping[Key, Shape],
+    shapes: Mapping[Template, Shape],
     faults: list[Fault],
 ) -> list[Parent] | None:
     """What the TPM is told of its parents; None where one of them is in fault."""
-    if len(inputs) != len(template.node.arrows) or len(inputs) != len(slots_of(template)):
+    if len(inputs) != len(template.node.arrows) or len(inputs) != len(template.slots):
         return None
-    sizes = {plate.name: plate.size for plate in declaration.plates}
     told = []
-    for given in inputs:
-        parent = templates[given.parent]
-        shape = shapes.get(parent.key, parent.node.shape)
-        shape = parent.node.tpm.fixed_shape if shape is None else shape
+    for given, (_, source) in zip(inputs, template.inputs(), strict=True):
+        parent, tpm = source.parent, source.parent.node.tpm
+        shape = shapes.get(parent, parent.node.shape)
+        shape = tpm.fixed_shape if shape is None else shape
         if shape is None:
-            if given.parent >= templates.index(template):
+            if given.parent >= index[template]:
                 faults.append(Fault(parent.name, "shape=, for it is read at earlier words before it is known", "none"))
             return None
-        tpm = parent.node.tpm
         over = tuple((axis, None if axis == WORD else sizes[axis]) for axis in given.over)
         states = (tpm.states or 0) if tpm.reads_by_index else None
         reads = (parent.words or "", given.reach) if WORD in given.over else None
         told.append(Parent(parent.name, shape, states, over, reads))
     return told
-
-
-def _clashes(members: list[Member]) -> Iterator[Fault]:
-    """Slices that share their parameters must want the same ones."""
-    first: dict[str, Member] = {}
-    for member in members:
-        other = first.setdefault(member.owner, member)
-        if other.parameters != member.parameters:
-            yield Fault(member.family.name, f"parameters as {other.family.name}, with which it shares", "other shapes")
 
 
 def _once(faults: list[Fault]) -> list[Fault]:

@@ -10,19 +10,17 @@ from bnet_transformer.axes import SLICE, WORD, Reach, join, role_fault, stem_of
 from bnet_transformer.errors import Fault, unknown
 from bnet_transformer.network.declaration import Arrow, Declaration, Node, Stack
 
-Key = tuple[str, str, int | None]
-
 
 @dataclass(frozen=True)
 class Source:
     """One arrow, resolved: the template it comes from, its reach, and the discrete templates that pick."""
 
-    parent: Key
+    parent: Template
     reach: Reach
-    pick: tuple[tuple[str, Key], ...] = ()
+    pick: tuple[tuple[str, Template], ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Template:
     """A node at one slice, with its arrows resolved; `None` stands for an arrow that could not be."""
 
@@ -35,12 +33,23 @@ class Template:
     sources: tuple[Source | None, ...] = ()
 
     @property
-    def key(self) -> Key:
-        return self.stack, self.node.role, self.slice
-
-    @property
     def name(self) -> str:
         return join(stem_of(self.stack, self.node.role), () if self.slice is None else (self.slice,))
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The names of its slots, one for each parent; a last `*x` is repeated."""
+        names = self.node.tpm.takes()
+        if names and names[-1].startswith("*"):
+            rest = max(len(self.sources) - len(names) + 1, 0)
+            return (*names[:-1], *([names[-1][1:]] * rest))
+        return names
+
+    def inputs(self) -> Iterator[tuple[str, Source]]:
+        """What fills each slot, of the arrows that could be resolved."""
+        for slot, source in zip(self.slots, self.sources, strict=False):
+            if source is not None:
+                yield slot, source
 
 
 @dataclass
@@ -50,6 +59,7 @@ class Book:
     declaration: Declaration
     faults: list[Fault] = field(default_factory=list)
     asked: dict[str, str] = field(default_factory=dict)
+    templates: dict[tuple[str, str, int | None], Template] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.stacks = {stack.name: stack for stack in self.declaration.stacks}
@@ -68,22 +78,15 @@ class Book:
 
 def declaration_to_templates(declaration: Declaration) -> tuple[list[Template], list[Fault]]:
     """Every node of every slice with its arrows resolved, and every fault of names, plates and references."""
-    book = Book(declaration)
+    book, templates = Book(declaration), []
     _check_names(book)
-    templates = [
-        Template(
-            stack,
-            slice_,
-            step,
-            node,
-            _plates(book, stack, slice_, node),
-            _words(book, stack, step, node),
-        )
-        for stack, slice_, step, node in _placed(declaration)
-    ]
-    found = {template.key: template for template in templates}
-    resolved = [_with_sources(book, template, found) for template in templates]
-    return resolved, book.faults
+    for stack, slice_, step, node in _placed(declaration):
+        plates, words = _plates(book, stack, slice_, node), _words(book, stack, step, node)
+        templates.append(Template(stack, slice_, step, node, plates, words))
+    book.templates |= {(each.stack, each.node.role, each.slice): each for each in templates}
+    for template in templates:
+        template.sources = tuple(_source(book, template, arrow) for arrow in template.node.arrows)
+    return templates, book.faults
 
 
 def _placed(declaration: Declaration) -> Iterator[tuple[str, int | None, int | None, Node]]:
@@ -184,24 +187,17 @@ def _plates(book: Book, stack: str, slice_: int | None, node: Node) -> tuple[str
     return tuple(plate for plate in order if plate in node.plates)
 
 
-def _with_sources(book: Book, child: Template, found: dict[Key, Template]) -> Template:
-    sources = tuple(_source(book, child, arrow, found) for arrow in child.node.arrows)
-    return Template(child.stack, child.slice, child.step, child.node, child.plates, child.words, sources)
-
-
-def _source(book: Book, child: Template, arrow: Arrow, found: dict[Key, Template]) -> Source | None:
-    parent = _resolve(book, child, arrow.role, arrow.slice, found)
+def _source(book: Book, child: Template, arrow: Arrow) -> Source | None:
+    parent = _resolve(book, child, arrow.role, arrow.slice)
     if parent is None:
         return None
     picks = []
     for plate, role in arrow.pick.items():
-        selector = _resolve(book, child, role, None, found)
-        if selector is None:
+        selector = _resolve(book, child, role, None)
+        if selector is None or not _can_pick(book, child, parent, plate, selector):
             return None
-        if not _can_pick(book, child, parent, plate, selector):
-            return None
-        picks.append((plate, selector.key))
-    return Source(parent.key, arrow.reach, tuple(picks))
+        picks.append((plate, selector))
+    return Source(parent, arrow.reach, tuple(picks))
 
 
 def _can_pick(book: Book, child: Template, parent: Template, plate: str, selector: Template) -> bool:
@@ -227,9 +223,7 @@ def _can_pick(book: Book, child: Template, parent: Template, plate: str, selecto
     return len(book.faults) == before
 
 
-def _resolve(
-    book: Book, child: Template, reference: str, slice_: str | int | None, found: dict[Key, Template]
-) -> Template | None:
+def _resolve(book: Book, child: Template, reference: str, slice_: str | int | None) -> Template | None:
     """The template that `role` or `stack.role` names, seen from a child."""
     stack_name, dot, role = reference.rpartition(".")
     if dot and stack_name not in book.stacks:
@@ -244,7 +238,7 @@ def _resolve(
     roles = {n.role for n in (*stack.prologue, *stack.slice, *stack.epilogue)} if stack else set()
     if role not in roles:
         if not dot and role in book.outside:
-            return found["", role, None]
+            return book.templates["", role, None]
         known = [
             *sorted(roles),
             *book.outside,
@@ -255,7 +249,7 @@ def _resolve(
         return None
     assert stack is not None
     at = _slice_of(book, child, stack, role, slice_, same_stack=stack.name == own)
-    return found.get((stack.name, role, at)) if at != -1 else None
+    return book.templates.get((stack.name, role, at)) if at != -1 else None
 
 
 def _slice_of(

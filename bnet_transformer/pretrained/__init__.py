@@ -21,12 +21,18 @@ from bnet_transformer.pretrained.config import load_config
 from bnet_transformer.pretrained.declaration import SEGMENT, is_tied, options_to_declaration
 from bnet_transformer.pretrained.families import FAMILIES, register
 from bnet_transformer.pretrained.family import Family, Where
-from bnet_transformer.pretrained.keys import FLOATING, has_readout, is_shared, placed, short, weights_to_parameters
+from bnet_transformer.pretrained.keys import (
+    FLOATING,
+    are_equal,
+    has_readout,
+    placed,
+    weight_keys,
+    weights_to_parameters,
+)
 from bnet_transformer.pretrained.module_check import check_modules
 from bnet_transformer.pretrained.names import from_hugging_face, from_lens, to_hugging_face, to_lens
 from bnet_transformer.pretrained.source import (
     PACKAGES,
-    Held,
     Source,
     cached,
     folder_to_source,
@@ -85,7 +91,7 @@ def from_pretrained(
     if dtype is not None and dtype not in FLOATING:
         raise BNetError("dtype", expected="a floating type", got=dtype, allowed=", ".join(map(str, FLOATING)))
     family = _family(found)
-    if isinstance(found.weights, Held):
+    if hasattr(source, "state_dict"):
         check_modules(source)
     else:
         found = replace(found, config=load_config(family, found.config, found.where))
@@ -121,8 +127,10 @@ def source_to_net(source: Source, readout: str | None) -> BNet:
     if family.settle is not None:
         options = family.settle(family, options, source.weights)
     elif is_tied(options):
-        options = replace(options, tied=is_shared(family, source.weights))
-    keys = {short(family, key) for key in source.weights.keys()}  # noqa: SIM118
+        # Beside another table in the weights a config that says tied is wrong: transformers does not tie them either.
+        tables = [f"{family.where(part).key}.weight" for part in ("embed", "logits")]
+        options = replace(options, tied=are_equal(family, source.weights, *tables))
+    keys = weight_keys(family, source.weights)
     pools = set(source.pools)
     if "pooler" in family.modules and options.readout != "class" and f"{family.where('pooler').key}.weight" in keys:
         pools.add("pooler")

@@ -67,13 +67,10 @@ def sublayers(
     """The sublayers of a stack."""
     return Sublayers(
         options.dim,
-        options.heads,
-        hidden,
-        options.norm,
-        None,
-        options.activation,
-        bias=True,
-        dropout=0.0,
+        heads=options.heads,
+        hidden=hidden,
+        norm=options.norm,
+        activation=options.activation,
         eps=options.eps,
         form=family.form,
         gated=gated,

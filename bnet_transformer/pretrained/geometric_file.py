@@ -2,18 +2,16 @@
 
 Such a file (HDF5) has a group for each layer, `L1`, `L2`, ..., and says nothing of the architecture: it follows from
 what the layers hold. Julia counts columns first, so a matrix arrives transposed; structured ones are groups with their
-free entries, `S` and `n` (or `storage` and `metadata/n`, as later versions write them). A file comes from others: links
-that lead out of it are not followed, and nothing is read before its shape is known.
+free entries, `S` and `n` (or `storage` and `metadata/n`, as later versions write them). A file comes from others: what
+leads out of it is not followed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,13 +25,6 @@ from bnet_transformer.models.geometric import geometric
 from bnet_transformer.models.volume_preserving import steps, volume_preserving
 from bnet_transformer.tpm import TPM
 from bnet_transformer.tpm.geometric import packed_size
-
-MOST = 2**26
-"""As many numbers as one dataset may hold."""
-TIMES = 2**10
-"""As many bytes as one of the file may become: a short file can tell of arrays that nobody wrote, or of one often."""
-WIDEST = 2**13
-"""As wide as a matrix of so many numbers is."""
 
 SIDES = {"LowerTriangular": "lower", "UpperTriangular": "upper"}
 TOLD: dict[str, str] = {
@@ -81,36 +72,26 @@ def load_geometric(
     return _volume_preserving(where, layers, attention, activation, observe)
 
 
-@dataclass(frozen=True)
-class _Unit:
-    """One unit: its attention, where it has one, and the layers after it."""
-
-    attention: Layer | None
-    rest: tuple[Layer, ...]
-
-
 def _standard(where: Path, layers: Sequence[Layer], add: bool, activation: str, observe: TPM | None) -> BNet:
     """Units of heads, `n_blocks` ResNet layers and one more."""
     units = _units(where, layers, ("heads",))
-    blocks = len(units[0].rest) - 1
-    for unit in units:
-        _check(where, unit.rest, ["dense"] * len(unit.rest), [True] * len(unit.rest))
+    blocks = len(units[0]) - 2
     if blocks < 1:
         raise FileError(f"{where}: L1", expected="at least two ResNet layers after attention", got=blocks + 1)
     heads = len(layers[0].tensors["q"])
-    for layer in (unit.attention for unit in units):
-        if layer is not None and len(layer.tensors["q"]) != heads:
-            raise FileError(f"{where}: {layer.name}", expected=f"{heads} heads, as L1", got=len(layer.tensors["q"]))
+    found: dict[str, Tensor] = {}
+    for t, (attention, *rest) in enumerate(units):
+        _check(where, rest, ["dense"] * len(rest), [True] * len(rest))
+        if len(attention.tensors["q"]) != heads:
+            got = len(attention.tensors["q"])
+            raise FileError(f"{where}: {attention.name}", expected=f"{heads} heads, as L1", got=got)
+        found |= {f"W_{role}_{t}.value": value for role, value in attention.tensors.items()}
+        for owner, part in ((f"resnet_{t}", rest[:-1]), (f"x_{t + 1}", rest[-1:])):
+            for name in ("weight", "bias"):
+                found[f"{owner}.{name}"] = torch.stack([layer.tensors[name] for layer in part])
     net = geometric(
         layers[0].dim, slices=len(units), blocks=blocks, heads=heads, add=add, activation=activation, observe=observe
     )
-    found: dict[str, Tensor] = {}
-    for t, unit in enumerate(units):
-        assert unit.attention is not None
-        found |= {f"W_{role}_{t}.value": value for role, value in unit.attention.tensors.items()}
-        for owner, part in ((f"resnet_{t}", unit.rest[:-1]), (f"x_{t + 1}", unit.rest[-1:])):
-            for name in ("weight", "bias"):
-                found[f"{owner}.{name}"] = torch.stack([layer.tensors[name] for layer in part])
     return _with(net, found)
 
 
@@ -119,46 +100,44 @@ def _volume_preserving(
 ) -> BNet:
     """Units of attention, where there is one, and triangular layers; without attention all of them are one unit."""
     attends = layers[0].kind in ("matrix", "skew")
-    units = _units(where, layers, ("matrix", "skew")) if attends else [_Unit(None, tuple(layers))]
-    form = _form_of(where, [unit.attention for unit in units if unit.attention is not None], told) if attends else None
-    blocks, left = divmod(len(units[0].rest) - 2, 4)
+    units = _units(where, layers, ("matrix", "skew")) if attends else [list(layers)]
+    form = None
+    if attends:  # of all units: what is told, else skew where one of them says so
+        skew = next((unit[0] for unit in units if unit[0].kind == "skew"), None)
+        if skew is not None and told == "arbitrary":
+            raise FileError(f"{where}: {skew.name}", expected=TOLD["matrix"] + ", as is told", got=TOLD["skew"])
+        form = told or ("arbitrary" if skew is None else "skew")
+    many = len(units[0]) - attends
+    blocks, left = divmod(many - 2, 4)
     if left or blocks < 1:
-        wanted = "4 n_blocks + 2 triangular layers in a unit"
-        raise FileError(str(where), expected=wanted, got=f"{len(units[0].rest)} layers")
+        raise FileError(str(where), expected="4 n_blocks + 2 triangular layers in a unit", got=f"{many} layers")
     order = steps(blocks, activation)
     net = volume_preserving(
         layers[0].dim, slices=len(units), blocks=blocks, attention=form, activation=activation, observe=observe
     )
     found: dict[str, Tensor] = {}
     for t, unit in enumerate(units):
-        if unit.attention is not None:
-            A = _as_a(where, unit.attention, "skew" if form == "skew" else "matrix")
+        if attends:
+            A = _as_a(where, unit[0], "skew" if form == "skew" else "matrix")
             found |= {f"A_{t}.{name}": value for name, value in A.tensors.items()}
-        rest = _check(where, unit.rest, [side for side, _, _ in order], [bias for _, _, bias in order])
+        rest = _check(where, unit[attends:], [side for side, _, _ in order], [bias for _, _, bias in order])
         for k, layer in enumerate(rest):
             owner = f"x_{t + 1}" if k + 1 == len(rest) else f"{order[k][0]}{k // 2 + 1}_{t}"
             found |= {f"{owner}.{name}": value for name, value in layer.tensors.items()}
     return _with(net, found)
 
 
-def _form_of(where: Path, attention: Sequence[Layer], told: str | None) -> str:
-    """The form of the attention of all units: what is told, else skew where one of them says so."""
-    skew = next((layer for layer in attention if layer.kind == "skew"), None)
-    if skew is not None and told == "arbitrary":
-        raise FileError(f"{where}: {skew.name}", expected=TOLD["matrix"] + ", as is told", got=TOLD["skew"])
-    return told or ("arbitrary" if skew is None else "skew")
-
-
-def _units(where: Path, layers: Sequence[Layer], attention: Sequence[str]) -> list[_Unit]:
-    """The layers from one attention to the next, as many in each."""
-    starts = [k for k, layer in enumerate(layers) if layer.kind in attention]
-    ends = [*starts[1:], len(layers)]
-    units = [_Unit(layers[a], tuple(layers[a + 1 : b])) for a, b in zip(starts, ends, strict=True)]
+def _units(where: Path, layers: Sequence[Layer], attention: Sequence[str]) -> list[list[Layer]]:
+    """The layers from each attention on, as many in each unit."""
+    units: list[list[Layer]] = []
+    for layer in layers:
+        if layer.kind in attention:
+            units.append([])
+        units[-1].append(layer)
     for unit in units:
-        if len(unit.rest) != len(units[0].rest):
-            name = unit.attention.name if unit.attention else ""
-            wanted = f"{len(units[0].rest)} layers after attention, as after L1"
-            raise FileError(f"{where}: {name}", expected=wanted, got=len(unit.rest))
+        if len(unit) != len(units[0]):
+            wanted = f"{len(units[0]) - 1} layers after attention, as after L1"
+            raise FileError(f"{where}: {unit[0].name}", expected=wanted, got=len(unit) - 1)
     return units
 
 
@@ -220,234 +199,197 @@ class Layer:
 
 def file_to_layers(where: Path) -> list[Layer]:
     """The layers of a file in their order, of one width and one floating type."""
-    with _opened(where) as file:
-        reader = _Reader(where)
-        layers = [reader.layer(name, reader.member(file, name)) for name in reader.names(file)]
-    dtypes = {f"{layer.name}/{name}": value.dtype for layer in layers for name, value in layer.tensors.items()}
-    first = layers[0]
+    file = _read(where)
+    names = [f"L{k + 1}" for k in range(len(file.parts))]
+    missing = [name for name in names if name not in file.parts]
+    if not names or missing:
+        got = f"no {missing[0]}, but {_listed(file.parts)}" if names else "nothing in it"
+        raise FileError(str(where), expected="groups L1, L2, ... without a gap, and no others", got=got)
+    layers = [_layer(name, file.parts[name]) for name in names]
     for layer in layers:
-        if layer.dim != first.dim:
-            raise FileError(f"{where}: {layer.name}", expected=f"the width {first.dim}, as L1", got=layer.dim)
+        if layer.dim != layers[0].dim:
+            raise FileError(f"{where}: {layer.name}", expected=f"the width {layers[0].dim}, as L1", got=layer.dim)
+    dtypes = {f"{layer.name}/{name}": value.dtype for layer in layers for name, value in layer.tensors.items()}
+    first = next(iter(dtypes))
     for name, dtype in dtypes.items():
-        if dtype != next(iter(dtypes.values())):
-            wanted = f"{next(iter(dtypes.values()))}, as {next(iter(dtypes))}"
-            raise FileError(f"{where}: {name}", expected=wanted, got=dtype)
+        if dtype != dtypes[first]:
+            raise FileError(f"{where}: {name}", expected=f"{dtypes[first]}, as {first}", got=dtype)
     return layers
 
 
-@contextlib.contextmanager
-def _opened(where: Path) -> Iterator[Any]:
-    """The file, open for reading; whatever is wrong with it is a FileError."""
-    h5py = _h5py()
+@dataclass(frozen=True)
+class _Part:
+    """A group of a file with its parts, or the numbers of a dataset; `told` is the type that its attributes tell, ""
+    for none."""
+
+    place: str
+    told: str
+    parts: Mapping[str, _Part] = field(default_factory=dict)
+    numbers: np.ndarray | None = None
+
+    def wrong(self, expected: str, got: object) -> FileError:
+        """The error of a part that is not what is expected."""
+        return FileError(self.place, expected=expected, got=got)
+
+    def only(self, *names: str, optional: Collection[str] = ()) -> Mapping[str, _Part]:
+        """The parts of a group, which holds no more than these, nor less."""
+        if self.numbers is not None:
+            raise self.wrong("a group", f"a dataset of shape {self.numbers.shape}")
+        if set(self.parts) - set(names) or set(names) - set(optional) - set(self.parts):
+            raise self.wrong(_listed(names), _listed(self.parts))
+        return self.parts
+
+    def typed(self, *kinds: str) -> str:
+        """The type that a structured matrix tells, one of these or ""."""
+        if self.told not in ("", *kinds):
+            raise self.wrong(" or ".join(kinds), self.told)
+        return self.told
+
+    def reals(self, rank: int) -> Tensor:
+        """Real numbers of so many dims."""
+        found = self.numbers
+        if found is None:
+            raise self.wrong("a dataset", f"a group of {_listed(self.parts)}")
+        if found.ndim != rank or not found.size:
+            raise self.wrong(f"an array of {rank} dims with something in it", f"shape {found.shape}")
+        if found.dtype.kind != "f" or found.dtype.itemsize > 8:
+            raise self.wrong("real numbers", str(found.dtype))
+        if not np.isfinite(found).all():
+            raise self.wrong("finite numbers", "some that are not")
+        return torch.from_numpy(np.array(found, dtype=found.dtype.newbyteorder("="), order="C"))
+
+    def vector(self, size: int) -> Tensor:
+        """Real numbers, as many as they must be."""
+        if self.numbers is not None and self.numbers.shape != (size,):
+            raise self.wrong(f"a vector of {size}", f"shape {self.numbers.shape}")
+        return self.reals(1)
+
+    def square(self) -> Tensor:
+        """A square matrix, turned back."""
+        found = self.reals(2)
+        if found.shape[0] != found.shape[1]:
+            raise self.wrong("a square matrix", _form(found))
+        return found.mT.contiguous()
+
+    def packed(self) -> tuple[Tensor, int]:
+        """The free entries of a structured matrix, and its width."""
+        if "storage" in self.parts:
+            parts = self.only("storage", "metadata")
+            entries, size = parts["storage"], parts["metadata"].only("n")["n"]
+        else:
+            parts = self.only("S", "n")
+            entries, size = parts["S"], parts["n"]
+        if size.numbers is None or size.numbers.size != 1 or size.numbers.dtype.kind not in "iu":
+            raise size.wrong("a whole number", "something else")
+        dim = int(size.numbers.item())
+        if dim < 2:
+            raise size.wrong("a width of at least 2", dim)
+        return entries.vector(packed_size(dim)), dim
+
+
+def _read(where: Path) -> _Part:
+    """All of a file, which is read once; whatever is wrong with it is a FileError."""
+    try:
+        import h5py
+    except ImportError as error:
+        allowed = 'pip install "bnet-transformer[hdf5]"'
+        raise BNetError("load_geometric", expected="the package h5py", got="none", allowed=allowed) from error
+
+    def part_of(node: Any) -> _Part:
+        place = f"{where}: {node.name.lstrip('/')}"
+        told = next((node.attrs[name] for name in ("gml_type", "parameter_type") if name in node.attrs), "")
+        told = (told.decode("utf-8", "replace") if isinstance(told, bytes) else str(told)).rpartition(".")[2]
+        if isinstance(node, h5py.Group):
+            for name in node:
+                if not isinstance(node.get(name, getlink=True), h5py.HardLink):
+                    raise FileError(f"{place}/{name}", expected="a part of the file itself", got="a link")
+            return _Part(place, told, {name: part_of(node[name]) for name in node})
+        if not isinstance(node, h5py.Dataset):
+            raise FileError(place, expected="a group or a dataset", got="a type")
+        if node.external or node.is_virtual:
+            raise FileError(place, expected="numbers in the file itself", got="numbers that lie in another file")
+        room_for(place, node.nbytes, "a smaller net")
+        return _Part(place, told, numbers=np.asarray(node[()]))
+
     try:
         if not where.is_file():
             raise FileError(str(where), expected="a file", got="a folder" if where.is_dir() else "nothing there")
         if not h5py.is_hdf5(where):
             raise FileError(str(where), expected="an HDF5 file", got="another format")
         with h5py.File(where, "r") as file:
-            yield file
+            return part_of(file)
     except BNetError:
         raise
     except (OSError, LookupError, RuntimeError, TypeError, ValueError, MemoryError) as error:  # as h5py tells faults
         raise FileError(str(where), expected="a sound HDF5 file", got=str(error)) from error
 
 
-def _h5py() -> ModuleType:
-    try:
-        import h5py
-    except ImportError as error:
-        allowed = 'pip install "bnet-transformer[hdf5]"'
-        raise BNetError("load_geometric", expected="the package h5py", got="none", allowed=allowed) from error
-    found: ModuleType = h5py
-    return found
+def _layer(name: str, part: _Part) -> Layer:
+    """One layer, by what it holds."""
+    if {"PQ", "PK", "PV"} & set(part.parts):
+        return _heads(name, part.only("PQ", "PK", "PV"))
+    if "A" in part.parts:
+        return _attention(name, part.only("A")["A"])
+    if "weight" not in part.parts:
+        part.only(*part.parts)
+        raise part.wrong("PQ, PK, PV; A; or weight (and bias)", _listed(part.parts))
+    parts = part.only("weight", "bias", optional=["bias"])
+    weight = parts["weight"]
+    if weight.numbers is None:
+        kind = SIDES.get(weight.typed(*SIDES), "triangular")
+        packed, dim = weight.packed()
+        tensors = {"packed": packed}
+    else:
+        kind, tensors = "dense", {"weight": weight.square()}
+        dim = len(tensors["weight"])
+    return Layer(name, kind, dim, tensors | ({"bias": parts["bias"].vector(dim)} if "bias" in parts else {}))
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """Reads the parts of one file, with errors that name the place."""
+def _heads(name: str, parts: Mapping[str, _Part]) -> Layer:
+    """Projections of each head: Julia's `P` is `[d, d / heads]`, ours `W = P^T`, which is how it arrives.
 
-    where: Path
-    taken: list[int] = field(default_factory=list)  # the bytes of each dataset that was read
+    A head is a matrix, plain or on the Stiefel manifold (then a group that holds it).
+    """
+    found: dict[str, Tensor] = {}
+    dim = heads = 0
+    for role in "qkv":
+        part = parts[f"P{role.upper()}"]
+        names = [f"head_{k + 1}" for k in range(max(1, len(part.parts)))]
+        each = [part.only(*names)[head] for head in names]
+        for k, head in enumerate(each):
+            if head.numbers is None:
+                head.typed("StiefelManifold")
+                each[k] = next(iter(head.only("storage" if "storage" in head.parts else "A").values()))
+        values = [head.reals(2) for head in each]
+        dim, heads = dim or values[0].shape[-1], heads or len(values)
+        for head, value in zip(each, values, strict=True):
+            if len(values) != heads or dim % heads or value.shape != (dim // heads, dim):
+                wanted = f"{heads} heads of {dim // heads} x {dim} (in Python's order)"
+                raise head.wrong(wanted, f"{len(values)} heads, {_form(value)}")
+        found[role] = torch.stack(values)
+    return Layer(name, "heads", dim, found)
 
-    def names(self, file: Any) -> list[str]:
-        """`L1, L2, ...` without a gap, and nothing else."""
-        found = set(file)
-        names = [f"L{k + 1}" for k in range(len(found))]
-        missing = [name for name in names if name not in found]
-        if not found or missing:
-            got = f"no {missing[0]}, but {_listed(sorted(found))}" if found else "nothing in it"
-            raise FileError(str(self.where), expected="groups L1, L2, ... without a gap, and no others", got=got)
-        return names
 
-    def member(self, group: Any, name: str) -> Any:
-        """What a group holds under a name, in this file and nowhere else."""
-        h5py = _h5py()
-        place = f"{group.name.rstrip('/')}/{name}"
-        if name not in group:
-            raise self._wrong(place, "something there", f"nothing beside {_listed(sorted(group))}")
-        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-            raise self._wrong(place, "a part of the file itself", "a link")
-        found = group[name]
-        if not isinstance(found, h5py.Group | h5py.Dataset):
-            raise self._wrong(place, "a group or a dataset", "a type")
-        if isinstance(found, h5py.Dataset) and (found.external or found.is_virtual):
-            raise self._wrong(place, "numbers in the file itself", "numbers that lie in another file")
+def _attention(name: str, part: _Part) -> Layer:
+    """The matrix A of an attention: packed, or written out, which its type may call skew."""
+    if part.numbers is None:
+        part.typed("SkewSymMatrix")
+        packed, dim = part.packed()
+        return Layer(name, "skew", dim, {"packed": packed})
+    A = part.square()
+    found = Layer(name, "matrix", len(A), {"value": A})
+    if part.told != "SkewSymMatrix":
         return found
-
-    def layer(self, name: str, group: Any) -> Layer:
-        """One layer, by what it holds."""
-        keys = self._keys(group)
-        if {"PQ", "PK", "PV"} & keys:
-            self._only(group, keys, ("PQ", "PK", "PV"))
-            return self._heads(name, group)
-        if "A" in keys:
-            self._only(group, keys, ("A",))
-            return self._attention(name, self.member(group, "A"))
-        if "weight" in keys:
-            self._only(group, keys, ("weight", "bias"), optional=("bias",))
-            return self._step(name, group, "bias" in keys)
-        wanted = "PQ, PK, PV; A; or weight (and bias)"
-        raise self._wrong(group.name, wanted, _listed(sorted(keys)) or "nothing")
-
-    def _heads(self, name: str, group: Any) -> Layer:
-        """Projections of each head: Julia's `P` is `[d, d / heads]`, ours `W = P^T`, which is how it arrives."""
-        parts = {role: self._each_head(self.member(group, f"P{role.upper()}")) for role in "qkv"}
-        width = parts["q"][0].shape[-1]
-        heads = len(parts["q"])
-        for role, found in parts.items():
-            for k, value in enumerate(found):
-                if len(found) != heads or width % heads or value.shape != (width // heads, width):
-                    place = f"{group.name}/P{role.upper()}/head_{k + 1}"
-                    wanted = f"{heads} heads of {width // heads} x {width} (in Python's order)"
-                    raise self._wrong(place, wanted, f"{len(found)} heads, {_form(value)}")
-        return Layer(name, "heads", width, {role: torch.stack(found) for role, found in parts.items()})
-
-    def _each_head(self, group: Any) -> list[Tensor]:
-        names = [f"head_{k + 1}" for k in range(len(self._keys(group)))]
-        self._only(group, self._keys(group), names or ["head_1"])
-        return [self._projection(self.member(group, name)) for name in names]
-
-    def _projection(self, node: Any) -> Tensor:
-        """A matrix, plain or on the Stiefel manifold (then a group that holds it)."""
-        if self._is_group(node):
-            self._type(node, "StiefelManifold")
-            node = self.member(node, "storage" if "storage" in node else "A")
-        return self._read(node, 2)
-
-    def _attention(self, name: str, node: Any) -> Layer:
-        if self._is_group(node):
-            self._type(node, "SkewSymMatrix")
-            packed, dim = self._packed(node)
-            return Layer(name, "skew", dim, {"packed": packed})
-        A = self._square(node)
-        found = Layer(name, "matrix", len(A), {"value": A})
-        if self._told(node) != "SkewSymMatrix":
-            return found
-        skew = found.as_a("skew")
-        if skew is None:
-            raise self._wrong(node.name, "a skew-symmetric matrix, as its type says", "another")
-        return skew
-
-    def _step(self, name: str, group: Any, has_bias: bool) -> Layer:
-        """A dense or a triangular layer."""
-        node = self.member(group, "weight")
-        if self._is_group(node):
-            kind = SIDES.get(self._type(node, *SIDES), "triangular")
-            weight, dim = self._packed(node)
-            tensors = {"packed": weight}
-        else:
-            weight = self._square(node)
-            kind, dim, tensors = "dense", len(weight), {"weight": weight}
-        if has_bias:
-            tensors["bias"] = self._vector(self.member(group, "bias"), dim)
-        return Layer(name, kind, dim, tensors)
-
-    def _packed(self, group: Any) -> tuple[Tensor, int]:
-        """The free entries of a structured matrix, and its width."""
-        keys = self._keys(group)
-        if "storage" in keys:
-            self._only(group, keys, ("storage", "metadata"))
-            entries, size = self.member(group, "storage"), self.member(self.member(group, "metadata"), "n")
-        else:
-            self._only(group, keys, ("S", "n"))
-            entries, size = self.member(group, "S"), self.member(group, "n")
-        if self._is_group(size) or size.size != 1 or size.dtype.kind not in "iu":
-            raise self._wrong(size.name, "a whole number", "something else")
-        dim = int(size[()].item()) if size.shape else int(size[()])
-        if not 2 <= dim <= WIDEST:
-            raise self._wrong(size.name, f"a width from 2 to {WIDEST}", dim)
-        return self._vector(entries, packed_size(dim)), dim
-
-    def _square(self, node: Any) -> Tensor:
-        """A square matrix, turned back."""
-        found = self._read(node, 2)
-        if found.shape[0] != found.shape[1]:
-            raise self._wrong(node.name, "a square matrix", _form(found))
-        return found.mT.contiguous()
-
-    def _vector(self, node: Any, size: int) -> Tensor:
-        if not self._is_group(node) and node.shape != (size,):
-            raise self._wrong(node.name, f"a vector of {size}", f"shape {node.shape}")
-        return self._read(node, 1)
-
-    def _read(self, node: Any, rank: int) -> Tensor:
-        """The numbers of a dataset of real numbers."""
-        if self._is_group(node):
-            raise self._wrong(node.name, "a dataset", f"a group of {_listed(sorted(node)) or 'nothing'}")
-        if node.shape is None or len(node.shape) != rank or not 0 < node.size <= MOST:
-            raise self._wrong(node.name, f"an array of {rank} dims with something in it", f"shape {node.shape}")
-        if node.dtype.kind != "f" or node.dtype.itemsize > 8:
-            raise self._wrong(node.name, "real numbers", str(node.dtype))
-        self.taken.append(node.nbytes)
-        most = TIMES * self.where.stat().st_size
-        if sum(self.taken) > most:
-            raise self._wrong(node.name, f"at most {TIMES} times the bytes of the file", f"{sum(self.taken):,} bytes")
-        room_for(f"{self.where}: {node.name.lstrip('/')}", sum(self.taken), "a smaller net")
-        found = np.asarray(node[()])
-        if not np.isfinite(found).all():
-            raise self._wrong(node.name, "finite numbers", "some that are not")
-        return torch.from_numpy(np.array(found, dtype=found.dtype.newbyteorder("="), order="C"))
-
-    def _type(self, group: Any, *allowed: str) -> str:
-        """What a structured matrix says that it is, "" where it says nothing."""
-        told = self._told(group)
-        if told not in ("", *allowed):
-            raise self._wrong(group.name, " or ".join(allowed), told)
-        return told
-
-    @staticmethod
-    def _told(node: Any) -> str:
-        """The type that the attributes of a matrix say, "" where there is none."""
-        for attribute in ("gml_type", "parameter_type"):
-            if attribute in node.attrs:
-                told = node.attrs[attribute]
-                told = told.decode("utf-8", "replace") if isinstance(told, bytes) else str(told)
-                return told.rpartition(".")[2]
-        return ""
-
-    def _keys(self, group: Any) -> set[str]:
-        if not self._is_group(group):
-            raise self._wrong(group.name, "a group", f"a dataset of shape {group.shape}")
-        return set(group)
-
-    def _only(self, group: Any, keys: Collection[str], wanted: Sequence[str], optional: Sequence[str] = ()) -> None:
-        """Refuse a group that holds more than this, or less."""
-        odd = sorted(set(keys) - set(wanted)) or sorted(set(wanted) - set(optional) - set(keys))
-        if odd:
-            raise self._wrong(group.name, _listed(wanted), _listed(sorted(keys)) or "nothing")
-
-    def _wrong(self, place: str, expected: str, got: object) -> FileError:
-        return FileError(f"{self.where}: {place.lstrip('/')}", expected=expected, got=got)
-
-    @staticmethod
-    def _is_group(node: Any) -> bool:
-        return isinstance(node, _h5py().Group)
+    skew = found.as_a("skew")
+    if skew is None:
+        raise part.wrong("a skew-symmetric matrix, as its type says", "another")
+    return skew
 
 
 def _listed(names: Collection[str]) -> str:
     """Some names, not all of many."""
     told = list(names)
-    return ", ".join(told[:8]) + (f", … ({len(told)} in all)" if len(told) > 8 else "")
+    return ", ".join(told[:8]) + (f", … ({len(told)} in all)" if len(told) > 8 else "") or "nothing"
 
 
 def _form(value: Tensor) -> str:

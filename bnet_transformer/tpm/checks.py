@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from bnet_transformer.errors import number, one_of, put
+from bnet_transformer.errors import BNetError, number, one_of, put
 
 Check = Callable[[str, Any], Any]  # of the name of an option and its value: the value to keep, or the error
 Checks = Mapping[str, Check]
@@ -15,6 +15,14 @@ Checks = Mapping[str, Check]
 def positive(what: str, value: object) -> float:
     """A finite number above 0."""
     return number(what, value, above=0)
+
+
+def below_one(what: str, value: object) -> float:
+    """A probability that is not 1."""
+    found = number(what, value)
+    if not 0 <= found < 1:
+        raise BNetError(what, expected="a probability below 1", got=value)
+    return found
 
 
 def choice(*options: object) -> Check:

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from bnet_transformer.errors import BNetError, number, whole
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, VectorMap, vector
-from bnet_transformer.tpm.checks import Checks, called, choice, flag, positive
+from bnet_transformer.tpm.checks import Checks, below_one, called, choice, flag, positive
 from bnet_transformer.tpm.linear import apply
 from bnet_transformer.tpm.notation import numeral, scaled, scripts
 from bnet_transformer.tpm.symbols import Symbol, Symbols
@@ -271,12 +271,7 @@ class Dropout(VectorMap):
 
     p: float = 0.1
     elementwise: ClassVar[bool] = True
-    field_checks: ClassVar[Checks] = {"p": called("dropout p", number)}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.p < 1:
-            raise BNetError("dropout p", expected="a probability below 1", got=self.p)
+    field_checks: ClassVar[Checks] = {"p": called("dropout p", below_one)}
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
         return functional.dropout(parents[0], self.p, training=at.training)

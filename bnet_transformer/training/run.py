@@ -237,7 +237,6 @@ class Run:
     def restore(self, path: Path, *, free: Collection[str] = ()) -> None:
         """Go on where a checkpoint stands; settings that are `free` may be others than those that it was made with."""
         found = checkpoint.read(path, self.network)
-        checkpoint.check_state(path, self.network, found)
         checkpoint.check_settings(path, found, self.settings, free)
         with torch.no_grad():
             for name, value in found.part("net").items():

@@ -52,11 +52,6 @@ class Circuit:
     edge_of: Mapping[str, str | None]
 
     @property
-    def tested(self) -> tuple[str, ...]:
-        """The edges in the order in which they were tested."""
-        return tuple(self.effects)
-
-    @property
     def edges(self) -> int:
         """How many edges were kept."""
         return len(self.kept)

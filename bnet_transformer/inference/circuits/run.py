@@ -9,10 +9,11 @@ only where it must be: not where all words see alike, nor by an attention, which
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -48,8 +49,9 @@ class Masked:
     def of(cls, course: Course, arrows: Arrows, index: int, word: int | None) -> Masked:
         """Find the arrow of each entry of each slot, by letting nodes see numbers in place of values."""
         member, offsets = course.network.members[index], arrows.ground.offsets
-        none = Into(*[np.zeros(0, dtype=np.int64)] * 3)
-        lookup = _Lookup(arrows.into.get(index, none))
+        into = arrows.into.get(index, Into(*[np.zeros(0, dtype=np.int64)] * 3))
+        scale = len(arrows.ground)
+        number_of = pd.Index(into.targets * scale + into.sources).get_indexer  # -1 where there is no arrow
         own, slots = _numbers(course, member, int(offsets[index]), word)[0], []
         for given in member.inputs:
             parent = course.network.members[given.parent]
@@ -58,7 +60,8 @@ class Masked:
             told = replace(course, values={**picks, given.parent: numbers})
             _, (source,) = seen(told, replace(member, inputs=(given,)), word)
             target = own.reshape(*own.shape, *[1] * (source.dim() - 1 - own.dim()))
-            slots.append(lookup(source[0] - 1, target))
+            ends = torch.where(source[0] > 0, target * scale + source[0] - 1, -1)
+            slots.append(torch.from_numpy(number_of(ends.reshape(-1).numpy())).reshape(ends.shape))
         return cls(member, word, tuple(slots))
 
     @staticmethod
@@ -113,24 +116,6 @@ class Masked:
         if tpm.residual:
             other[-1] = torch.zeros_like(other[-1])
         return tpm.mix(weights * which, *parents) + tpm.mix(weights * ~which, *other)
-
-
-class _Lookup:
-    """From the ids of both ends of an arrow to its number."""
-
-    def __init__(self, into: Into) -> None:
-        self.order = np.lexsort((into.sources, into.targets))
-        self.scale = int(max(into.sources.max(initial=0), into.targets.max(initial=0))) + 1
-        self.keys = (into.targets * self.scale + into.sources)[self.order]
-
-    def __call__(self, source: Tensor, target: Tensor) -> Tensor:
-        """The arrow from each source to each target, -1 where there is none."""
-        inside = (source >= 0) & (source < self.scale) & (target < self.scale)
-        wanted = torch.where(inside, target * self.scale + source, torch.full_like(source, -1)).numpy()
-        if not len(self.keys):
-            return torch.full(wanted.shape, -1)
-        place = np.searchsorted(self.keys, wanted).clip(max=len(self.keys) - 1)
-        return torch.from_numpy(np.where(self.keys[place] == wanted, self.order[place], -1))
 
 
 def _numbers(course: Course, member: Member, offset: int, word: int | None) -> Tensor:
@@ -204,8 +189,9 @@ class Runs:
     def tried(self, family: int, tables: Marks) -> Tensor:
         """The metric with other arrows kept into a family, `[circuit, arrow]`: `[circuit, example]`."""
         way = self._way(family)
-        found = []
-        for part in self._parts(way, tables):
+        size, found = max(1, self.memory // max(1, sum(map(self._bytes, way)))), []
+        for start in range(0, len(tables), size):
+            part = tables[start : start + size]
             found.append(self._measured({**self.now, **self._values(way, part)}, len(part)))
         return torch.cat(found)
 
@@ -275,26 +261,20 @@ class Runs:
         self, member: Member, word: int | None, values: Mapping[int, Tensor], words: Mapping[int, int]
     ) -> Course:
         """What a family reads: of this run where it has changed, else clean; all words of it, unless it reads one."""
-        there = dict(self.clean.values)
+        there = self.clean.values | {g.parent: values[g.parent] for g in member.inputs if g.parent in values}
+        axis = self.clean.layout.word
         for given in member.inputs:
-            if given.parent in values:
-                there[given.parent] = values[given.parent]
-        for given in member.inputs:
-            own = words.get(given.parent)
+            index, own = given.parent, words.get(given.parent)
             alone = given.reach.kind == "same" and own == word
-            value = there[given.parent]
-            if own is not None and not alone and given.parent in values and value.shape[self.clean.layout.word] == 1:
-                there[given.parent] = self._widened(given.parent, own, value)
+            if own is not None and not alone and index in values and there[index].shape[axis] == 1:
+                # One word among the others of its family; nothing needed is read from those.
+                value, others = there[index], self.corrupt.values[index]
+                count = self.clean.words[self.clean.network.members[index].family.words or ""]
+                lead = torch.broadcast_shapes(value.shape[:axis], others.shape[:axis])
+                wide = others.expand(*lead, count, *others.shape[axis + 1 :]).clone()
+                wide.narrow(axis, own, 1).copy_(value.expand(*lead, 1, *value.shape[axis + 1 :]))
+                there[index] = wide
         return replace(self.clean, values=there)
-
-    def _widened(self, index: int, word: int, value: Tensor) -> Tensor:
-        """One word among the others of its family; nothing needed is read from those."""
-        axis, others = self.clean.layout.word, self.corrupt.values[index]
-        words = self.clean.words[self.clean.network.members[index].family.words or ""]
-        lead = torch.broadcast_shapes(value.shape[:axis], others.shape[:axis])
-        found = others.expand(*lead, words, *others.shape[axis + 1 :]).clone()
-        found.narrow(axis, word, 1).copy_(value.expand(*lead, 1, *value.shape[axis + 1 :]))
-        return found
 
     @torch.no_grad()
     def _told(self, course: Course) -> Values:
@@ -321,11 +301,6 @@ class Runs:
                 value = value.select(axis, place.get(plate, 0) if value.shape[axis] > 1 else 0)
             found[node] = value.expand(circuits, self.count, *value.shape[2:])
         return self.metric(found)
-
-    def _parts(self, way: Sequence[int], tables: Marks) -> Iterator[Marks]:
-        """Circuits, as many at once as the memory holds."""
-        size = max(1, self.memory // max(1, sum(map(self._bytes, way))))
-        return (tables[k : k + size] for k in range(0, len(tables), size))
 
     def _bytes(self, index: int) -> int:
         """The memory that the nodes of a family, and what they see, take in one circuit, at most."""
@@ -373,15 +348,12 @@ def _course_of(examples: Examples, outcomes: Sequence[int]) -> Course:
     members = world.network.members
     course = examples.course({index for index in above if not members[index].tpm.is_random or index in set_})
 
-    def led(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        return pair[0][None], pair[1][None]
-
     return replace(
         course,
         layout=Layout((CELLS,), course.layout.plates),
         values=_not_read(course, above) | {index: value[None] for index, value in course.values.items()},
-        patched={index: led(pair) for index, pair in course.patched.items()},
-        rows={index: led(pair) for index, pair in course.rows.items()},
+        patched={index: (value[None], which[None]) for index, (value, which) in course.patched.items()},
+        rows={index: (value[None], which[None]) for index, (value, which) in course.rows.items()},
         known={},
         readings={},
     )

@@ -35,23 +35,16 @@ def selectors_of(network: Network) -> list[Member]:
     return [m for m in network.members if m.tpm.kind == "discrete" and not m.inputs and reads[m.family.index]]
 
 
-def tables_of(network: Network) -> frozenset[str]:
+def tables_of(network: Network) -> tuple[str, ...]:
     """The parameters of which a sample is told as probabilities."""
-    return frozenset(
-        f"{m.owner}.logits" for m in network.members if m.tpm.kind == "discrete" and "weight" not in m.parameters
-    )
+    owners = (m.owner for m in network.members if m.tpm.kind == "discrete" and "weight" not in m.parameters)
+    return tuple(name for name in dict.fromkeys(f"{owner}.logits" for owner in owners) if name in network.shapes)
 
 
 def stored(samples: Mapping[str, Tensor], tables: Collection[str]) -> dict[str, Tensor]:
     """Samples, one dim of draws in front, as parameters."""
     flat = {name: value.flatten(0, 1) for name, value in samples.items()}
     return {name: value.log() if name in tables else value for name, value in flat.items()}
-
-
-def places(count: int, most: int) -> list[int]:
-    """Draws evenly taken from so many, at most so many."""
-    found: list[int] = torch.linspace(0, count - 1, min(most, count)).round().long().tolist()
-    return found
 
 
 def pieces(objective: Objective, corpus: Batch) -> tuple[int, list[Batch]]:
@@ -103,18 +96,11 @@ def _in_pieces(
     return torch.cat(rows)
 
 
-def invariants_by_draw(
-    network: Network, selector: Member, sets: Mapping[str, Tensor], only: Collection[str] | None = None
-) -> Iterator[dict[str, Tensor]]:
-    """The invariants of the heads, `[draw, head, dim, dim]`, a few draws at once; those that no sample tells of too."""
-    first = invariants(network, selector, {k: sets[k][0] if k in sets else v for k, v in network.parameters.items()})
-    count = len(next(iter(sets.values())))
-    at_once = max(1, NUMBERS // max([v.numel() for v in first.values()], default=1))
-    for start in range(0, count, at_once):
-        some = {name: value[start : start + at_once] for name, value in sets.items()}
-        length = len(next(iter(some.values())))
-        found = invariants(network, selector, {**network.parameters, **some})
-        yield {k: v.expand(length, *first[k].shape) for k, v in found.items() if only is None or k in only}
+def invariants_by_draw(network: Network, selector: Member, sets: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """The invariants of the heads, `[head, dim, dim]`, draw by draw; those that no sample tells of too."""
+    for k in range(len(next(iter(sets.values())))):
+        one = {name: value[k] for name, value in sets.items()}
+        yield invariants(network, selector, {**network.parameters, **one})
 
 
 def mean_invariants(network: Network, selector: Member, sets: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -122,7 +108,7 @@ def mean_invariants(network: Network, selector: Member, sets: Mapping[str, Tenso
     totals: dict[str, Tensor] = {}
     for found in invariants_by_draw(network, selector, sets):
         for name, value in found.items():
-            totals[name] = totals.get(name, 0) + value.sum(0)
+            totals[name] = totals.get(name, 0) + value
     count = len(next(iter(sets.values())))
     return {name: total / count for name, total in totals.items()}
 
@@ -138,18 +124,16 @@ def interval(values: Tensor, share: float) -> tuple[Tensor, Tensor]:
 def interval_of_invariant(
     network: Network, sets: Mapping[str, Tensor], name: str, share: float
 ) -> tuple[Tensor, Tensor] | None:
-    """The same of `A x_1` or `OV x_1`; None where no selector's heads have it."""
+    """Between which values an invariant of the heads lies; None where no selector has one of that name."""
+    count = len(next(iter(sets.values())))
     for selector in selectors_of(network):
-        if name not in sources_of(network, selector):
-            continue
-        found, total = [], 0
-        for each in invariants_by_draw(network, selector, sets, (name,)):
+        found: list[Tensor] = []
+        for each in invariants_by_draw(network, selector, sets) if name in sources_of(network, selector) else ():
             found.append(each[name])
-            total += each[name].numel()
-            if total > MOST:
-                count = len(next(iter(sets.values())))
+            if count * found[0].numel() > MOST:
                 raise BNetError(name, expected=f"at most {MOST:,} numbers", got=f"{count} draws of it", allowed="fewer")
-        return interval(torch.cat(found), share)
+        if found:
+            return interval(torch.stack(found), share)
     return None
 
 
@@ -159,25 +143,19 @@ def representative(network: Network, samples: Mapping[str, Tensor], tables: Coll
     Each number counts in units of its spread, each table and matrix as much as any other. Weights that no invariant is
     made of are taken as they are.
     """
-    sets = stored(samples, tables)
-    count, used = len(next(iter(sets.values()))), set()
+    sets, used = stored(samples, tables), set[str]()
+    count = len(next(iter(sets.values())))
     far = torch.zeros(count, dtype=torch.float64)
     for selector in selectors_of(network):
-        sources = sources_of(network, selector)
-        used |= {name for names in sources.values() for each in names for name in each}
-        if not sources:
-            continue
+        used |= {name for names in sources_of(network, selector).values() for each in names for name in each}
         means = mean_invariants(network, selector, sets)
-        squares = {name: torch.zeros_like(mean) for name, mean in means.items()}
-        for found in invariants_by_draw(network, selector, sets):
+        variances = {name: torch.zeros_like(mean) for name, mean in means.items()}
+        for found in invariants_by_draw(network, selector, sets) if means else ():
             for name, value in found.items():
-                squares[name] = squares[name] + (value - means[name]).square().sum(0)
-        start = 0
-        for found in invariants_by_draw(network, selector, sets):
+                variances[name] += (value - means[name]).square() / count
+        for k, found in enumerate(invariants_by_draw(network, selector, sets) if means else ()):
             for name, value in found.items():
-                some = _distance(value, means[name], squares[name] / count)
-                far[start : start + len(value)] += some
-            start += len(value)
+                far[k] += _distance(value[None], means[name], variances[name])[0]
     for name, value in samples.items():
         if name in tables or name not in used:
             flat = value.flatten(0, 1)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyro.poutine as poutine
 import torch
-from pyro.infer import MCMC, EmpiricalMarginal, Importance
+from pyro.infer import MCMC, Importance
 from torch import Tensor
+from torch.distributions import Distribution
 
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.torch_context import own_random, reseed
@@ -26,7 +27,7 @@ from bnet_transformer.pyro_reading import PyroModel
 from bnet_transformer.pyro_reading.checks import check_rows
 
 FEW = 20.0  # effective draws below which importance sampling tells little
-FORMS = "pyro.infer.MCMC, Importance or EmpiricalMarginal after its run, a mapping of samples, or a guide"
+FORMS = "pyro.infer.MCMC or Importance after its run, a mapping of samples, or a guide"
 
 
 @dataclass(frozen=True)
@@ -98,16 +99,20 @@ def _draws_of(result: object, arguments: tuple[object, ...], num_samples: int) -
         by_chain = result.diagnostics().get("divergences", {})
         return SiteDraws(values, tuple(len(draws) for draws in by_chain.values()))
     if isinstance(result, Importance):
-        return _resampled(
-            _traced(result.exec_traces), torch.stack([*map(torch.as_tensor, result.log_weights)]), num_samples
-        )
-    if isinstance(result, EmpiricalMarginal):  # it does not hold the names of its sites
-        wanted, allowed = "a mapping from the names of sites to marginals", "{'theta_c': marginal}; the Importance"
-        raise BNetError("result", expected=wanted, got="a marginal alone", allowed=allowed)
+        log_weights = [*map(torch.as_tensor, result.log_weights)]
+        return _resampled(_traced(result.exec_traces), torch.stack(log_weights), num_samples)
     if isinstance(result, Mapping):
-        return _of_mapping(result, num_samples)
-    if callable(result):
-        return _of_guide(result, arguments, num_samples)
+        named = all(isinstance(name, str) for name in result)
+        if not result or not named or any(isinstance(v, tuple | Distribution) for v in result.values()):
+            raise BNetError("result", expected="a mapping from the names of sites to samples", got=result)
+        return SiteDraws({name: torch.as_tensor(values) for name, values in result.items()})
+    if callable(result) and not isinstance(result, Distribution):
+        with torch.no_grad():
+            traces = [poutine.trace(result).get_trace(*arguments) for _ in range(num_samples)]
+        values = {name: value[None] for name, value in _traced(traces).items()}
+        is_point = all(bool((value == value[:, :1]).all()) for value in values.values())  # a guide of Delta sites
+        note = None if is_point else "draws of a guide: as near to the posterior as its family allows"
+        return SiteDraws(values, approximate=note, is_point=is_point)
     raise BNetError("result", expected=FORMS, got=result)
 
 
@@ -126,33 +131,6 @@ def _is_drawn(site: Mapping[str, Any]) -> bool:
     return not (site["infer"] or {}).get("is_auxiliary", False) and isinstance(site["value"], Tensor)
 
 
-def _of_guide(guide: Callable[..., Any], arguments: tuple[object, ...], num_samples: int) -> SiteDraws:
-    """Draws of a guide; those of Delta sites are all the same, and so one point."""
-    with torch.no_grad():
-        traces = [poutine.trace(guide).get_trace(*arguments) for _ in range(num_samples)]
-    values = {name: value[None] for name, value in _traced(traces).items()}
-    is_point = all(bool((value == value[:, :1]).all()) for value in values.values())
-    note = None if is_point else "draws of a guide: as near to the posterior as its family allows"
-    return SiteDraws(values, approximate=note, is_point=is_point)
-
-
-def _of_mapping(result: Mapping[Any, Any], num_samples: int) -> SiteDraws:
-    """Draws by site; with weights, marginals or pairs (values, log weights)."""
-    if not result or not all(isinstance(name, str) for name in result):
-        raise BNetError("result", expected="a mapping from the names of sites to samples", got=result)
-    result = {
-        name: (value.enumerate_support(), value.log_weights) if isinstance(value, EmpiricalMarginal) else value
-        for name, value in result.items()
-    }
-    if all(isinstance(value, tuple) and len(value) == 2 for value in result.values()):
-        first, *others = [torch.as_tensor(log_weights) for _, log_weights in result.values()]
-        if not all(torch.equal(each, first) for each in others):
-            raise BNetError("result", expected="the same weights for every site: those of joint draws", got="others")
-        values = {name: torch.as_tensor(values) for name, (values, _) in result.items()}
-        return _resampled(values, first, num_samples)
-    return SiteDraws({name: torch.as_tensor(values) for name, values in result.items()})
-
-
 def _resampled(values: Mapping[str, Tensor], log_weights: Tensor, num_samples: int) -> SiteDraws:
     """Weighted draws as draws that count alike, by systematic resampling.
 
@@ -160,24 +138,17 @@ def _resampled(values: Mapping[str, Tensor], log_weights: Tensor, num_samples: i
     is taken either floor(w n) or ceil(w n) times: of all unbiased ways the one with the least variance in practice
     (Douc, Cappe and Moulines 2005). The effective sample size is `1 / sum w^2` of the weights before (Kong 1992).
     """
-    log_weights = log_weights.detach().double().flatten()
-    for name, value in values.items():
-        if value.shape[:1] != log_weights.shape:
-            wanted = f"a log weight of each draw of {name}, whose shape is {tuple(value.shape)}"
-            raise BNetError("result", expected=wanted, got=f"{len(log_weights)} log weights")
     if not bool((log_weights > -torch.inf).any()) or bool(log_weights.isnan().any()):
         raise BNetError("result", expected="log weights, one of them finite", got="none that is")
-    weights = log_weights.softmax(0)
+    weights = log_weights.detach().double().softmax(0)
     size = float(1 / weights.square().sum())
+    told = f"importance sampling: {len(weights)} draws count as {size:.1f}"
     if size < FEW:
-        few = (
-            f"importance sampling: {len(weights)} draws count as {size:.1f}; a guide nearer to the posterior gives more"
-        )
-        warnings.warn(few, stacklevel=5)
+        warnings.warn(f"{told}; a guide nearer to the posterior gives more", stacklevel=5)
     start = torch.rand((), dtype=torch.float64).item()
     points = (torch.arange(num_samples, dtype=torch.float64, device=weights.device) + start) / num_samples
     taken = torch.searchsorted(weights.cumsum(0), points).clamp(max=len(weights) - 1)
-    note = f"importance sampling: {len(weights)} weighted draws, which count as {size:.1f}, resampled to {num_samples}"
+    note = f"{told}; resampled to {num_samples}"
     return SiteDraws({name: value[taken][None] for name, value in values.items()}, (), note, size)
 
 
@@ -204,18 +175,16 @@ def _parameters_of(network: Network, values: Mapping[str, Tensor], sites: Mappin
         found[name] = _shaped(network, name, site, value)
     if not found:
         raise BNetError("result", expected=f"a site for some parameter: {', '.join(known)}", got=", ".join(values))
-    leads = {value.shape[:2] for value in found.values()}
+    leads = {tuple(value.shape[:2]) for value in found.values()}
     if len(leads) > 1:
-        raise BNetError(
-            "result", expected="as many draws of every site", got=", ".join(str(tuple(lead)) for lead in leads)
-        )
+        raise BNetError("result", expected="as many draws of every site", got=", ".join(map(str, leads)))
     return found
 
 
 def site_names(network: Network) -> dict[str, str]:
     """Site -> parameter: the parameter's own name, that with `_` for `.`, and the sites of tables in `net.pyro()`."""
     known = {name: name for name in network.shapes} | {name.replace(".", "_"): name for name in network.shapes}
-    known |= {f"theta_{name.removesuffix('.logits')}": name for name in tables_of(network) & {*network.shapes}}
+    known |= {f"theta_{name.removesuffix('.logits')}": name for name in tables_of(network)}
     return known | {site: name for name, site in PyroModel(network).priors.items()}
 
 
@@ -223,12 +192,8 @@ def _shaped(network: Network, name: str, site: str, value: Tensor) -> Tensor:
     """Samples of one parameter as `[chain, draw, *shape]`, checked, in the type and on the device of the parameter."""
     own = network.parameters[name]
     lead = value.dim() - own.dim()
-    if (
-        not value.is_floating_point()
-        or lead not in (1, 2)
-        or value.shape[lead:] != own.shape
-        or 0 in value.shape[:lead]
-    ):
+    fits = lead in (1, 2) and value.shape[lead:] == own.shape and 0 not in value.shape[:lead]
+    if not value.is_floating_point() or not fits:
         wanted = f"real numbers [draw, {', '.join(map(str, own.shape))}], or [chain, draw, ...], of {name}"
         raise BNetError(site, expected=wanted, got=f"{value.dtype} of shape {tuple(value.shape)}")
     value = (value[None] if lead == 1 else value).detach().to(own)

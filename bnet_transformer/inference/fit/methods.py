@@ -6,14 +6,13 @@ To add a method, write its config and its function `config, problem -> Fit` in o
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from bnet_transformer._core.distributed import Ranks
+from bnet_transformer._core.distributed import ALONE, Ranks
 from bnet_transformer.data import Batch
-from bnet_transformer.errors import BNetError, number, one_of, put, room_for, whole
+from bnet_transformer.errors import BNetError, number, one_of, put, whole
 from bnet_transformer.inference.fit.objective import Objective
 from bnet_transformer.training.loop_config import LoopConfig
 
@@ -38,13 +37,13 @@ class FitProblem:
     held_out: Batch | None
     batch: int | None
     seed: int
-    loop: LoopConfig
-    settings: Mapping[str, Any]
-    ranks: Ranks
+    loop: LoopConfig = field(default_factory=LoopConfig)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    ranks: Ranks = ALONE
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method(ABC):
+class Method:
     """A method of `fit` and its options."""
 
     name: ClassVar[str]
@@ -53,11 +52,7 @@ class Method(ABC):
     @property
     def settings(self) -> dict[str, Any]:
         """The options that a resumed fit must share with the fit that wrote the checkpoint."""
-        return {"method": self.name, **{field.name: getattr(self, field.name) for field in fields(self)}}
-
-    @abstractmethod
-    def check_memory(self, size: int) -> None:
-        """Refuse more sets of parameters, of `size` bytes each, than the machine can hold."""
+        return {"method": self.name, **{each.name: getattr(self, each.name) for each in fields(self)}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +68,7 @@ class IterativeMethod(Method):
         put(self, steps=whole("steps", self.steps), rate=number("rate", self.rate, above=0))
         if self.clip is not None:
             put(self, clip=number("clip", self.clip, above=0))
-        if self.anneal is not None:
-            put(self, anneal=number("anneal", self.anneal))
-        if self.anneal is not None and not 0 < self.anneal <= 1:
+        if self.anneal is not None and not 0 < number("anneal", self.anneal) <= 1:
             raise BNetError("anneal", expected="the power from which likelihoods rise to 1, a share", got=self.anneal)
 
     @property
@@ -108,10 +101,6 @@ class PointMethod(IterativeMethod):
     def pruning_steps(self) -> tuple[int, ...]:
         """The steps after which the worse half of the restarts is dropped: a quarter and a half of them."""
         return (self.steps // 4, self.steps // 2) if self.prune and self.restarts > 2 else ()
-
-    def check_memory(self, size: int) -> None:
-        """Refuse more restarts than the machine can hold: parameters and the two moments of Adam."""
-        room_for(f"{self.restarts} restarts", 3 * self.restarts * size, "fewer restarts=")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,10 +195,6 @@ class SVI(IterativeMethod):
             wanted = "None, for the bound of summed choices is not annealed"
             raise BNetError("anneal", expected=wanted, got=self.anneal, allowed="choices='sampled'")
 
-    def check_memory(self, size: int) -> None:
-        """Refuse more draws than the machine can hold."""
-        check_draws(self.draws, size)
-
 
 @dataclass(frozen=True, kw_only=True)
 class NUTS(Method):
@@ -237,12 +222,3 @@ class NUTS(Method):
     def __post_init__(self) -> None:
         for option in ("chains", "draws", "warmup"):
             put(self, **{option: whole(option, getattr(self, option))})
-
-    def check_memory(self, size: int) -> None:
-        """Refuse more draws than the machine can hold."""
-        check_draws(self.chains * self.draws, size)
-
-
-def check_draws(draws: int, size: int) -> None:
-    """Refuse more draws of parameters, of `size` bytes each, than the machine can hold."""
-    room_for(f"{draws} draws", draws * size, "fewer draws=, chains= or names in learn=")

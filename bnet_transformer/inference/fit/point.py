@@ -25,48 +25,47 @@ LAST = 0.2  # of the rate, when the best restart goes on with all sentences
 SHARE, MOST = 0.1, 1000  # of the sentences that are held out to choose among restarts, where none are given
 
 
-class GradientAscent(RestartOptimizer):
-    """`map`: every learned parameter follows the gradient of a minibatch."""
+class PointEstimate(RestartOptimizer):
+    """`map`: every learned parameter follows the gradient of a minibatch. `em`: the tables of choices in closed form
+    every `inner` steps, the weights by gradient between; of tables alone every step is an M step of all sentences."""
+
+    def __init__(self, problem: FitProblem, method: MAP | EM) -> None:
+        learned = problem.objective.learned
+        self.inner = method.inner if isinstance(method, EM) else None
+        if isinstance(method, EM) and not learned.weights:
+            self.inner, default = 1, EM()
+            given = {name: getattr(method, name) for name in OF_GRADIENTS}
+            options = {name: value for name, value in given.items() if value != getattr(default, name)}
+            for name, value in (options if problem.batch is None else {**options, "batch": problem.batch}).items():
+                wanted = "no option of steps by gradient: EM of tables alone has none"
+                raise BNetError(
+                    name, expected=wanted, got=f"{name}={value!r}", allowed="bt.MAP(), or weights in learn="
+                )
+        super().__init__(problem, method, method.restarts)
 
     def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean over sentences of `log P(y) + log P(parameters) / sentences` of each restart, and its gradient.
+        """The M step where it is due; then the mean over sentences of `log P(y) + log P(parameters) / sentences` of
+        each restart, and its gradient by what is not in closed form. Of an M step alone, the bound before it.
 
         Under torchrun each process takes its share of the sentences, and all get the sum.
         """
-        power, part, ranks = self.method.likelihood_power(step), self.minibatch(step), self.ranks
+        objective, ranks, power = self.objective, self.ranks, self.method.likelihood_power(step)
+        if self.inner is not None and step % self.inner == 0:
+            prior = objective.log_prior(self.sets.values)
+            evidence = m_step(objective, self.sets, self.full, power, ranks)
+            if not objective.learned.weights:
+                return (evidence + prior) / len(self.corpus), {}
+        part = self.minibatch(step)
         size, own = len(part), part if ranks.world == 1 else part.take(slice(ranks.rank, None, ranks.world))
         leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
-        bound = self.objective.log_prior(leaves) / len(self.corpus) / ranks.world
+        bound = objective.log_prior(leaves) / len(self.corpus) / ranks.world
         if len(own):
-            bound = bound + self.objective.log_evidences(leaves, own, power).sum(1) / size
-        gradients = torch.autograd.grad(bound.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
-        whole = {name: ranks.all_reduce(g) for name, g in zip(leaves, gradients, strict=True)}
+            bound = bound + objective.log_evidences(leaves, own, power).sum(1) / size
+        closed = () if self.inner is None else objective.learned.tables
+        open_ = {name: leaf for name, leaf in leaves.items() if name not in closed}
+        gradients = torch.autograd.grad(bound.sum(), [*open_.values()], allow_unused=True, materialize_grads=True)
+        whole = {name: ranks.all_reduce(g) for name, g in zip(open_, gradients, strict=True)}
         return ranks.all_reduce(bound.detach()), whole
-
-
-class ClosedFormEM(RestartOptimizer):
-    """`em` of tables alone: every step is an M step of all sentences, and nothing follows a gradient."""
-
-    def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """The log posterior density before the M step, per sentence; no gradient."""
-        prior = self.objective.log_prior(self.sets.values)
-        evidence = m_step(self.objective, self.sets, self.full, self.method.likelihood_power(step), self.ranks)
-        return (evidence + prior) / len(self.corpus), {}
-
-
-class ExpectationMaximization(GradientAscent):
-    """`em`: the tables of choices in closed form every `inner` steps, the weights by gradient between."""
-
-    def __init__(self, problem: FitProblem, method: EM) -> None:
-        super().__init__(problem, method, method.restarts)
-        self.inner = method.inner
-
-    def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """The M step where it is due, then the bound and the gradient of the weights."""
-        if step % self.inner == 0:
-            m_step(self.objective, self.sets, self.full, self.method.likelihood_power(step), self.ranks)
-        bound, gradient = super().bound_and_grad(step)
-        return bound, {name: g for name, g in gradient.items() if name not in self.objective.learned.tables}
 
 
 def m_step(objective: Objective, sets: Sets, parts: list[Batch], power: float, ranks: Ranks) -> Tensor:
@@ -96,31 +95,6 @@ def m_step(objective: Objective, sets: Sets, parts: list[Batch], power: float, r
     return ranks.all_reduce(bound)
 
 
-def optimizer_of(problem: FitProblem, method: MAP | EM) -> RestartOptimizer:
-    """The steps of a method.
-
-    Args:
-        problem: What is fitted.
-        method: The options.
-
-    Returns:
-        The restarts before their first step.
-
-    Raises:
-        BNetError: Where EM learns tables alone, each step by all sentences, and an option is one of gradients.
-    """
-    learned = problem.objective.learned
-    if isinstance(method, MAP):
-        return GradientAscent(problem, method, method.restarts)
-    if learned.weights:
-        return ExpectationMaximization(problem, method)
-    options = {name: getattr(method, name) for name in OF_GRADIENTS if getattr(method, name) != getattr(EM(), name)}
-    for name, value in (options if problem.batch is None else {**options, "batch": problem.batch}).items():
-        wanted = "no option of steps by gradient: EM of tables alone has none"
-        raise BNetError(name, expected=wanted, got=f"{name}={value!r}", allowed="bt.MAP(), or weights in learn=")
-    return ClosedFormEM(problem, method, method.restarts)
-
-
 def fit_point(problem: FitProblem, method: MAP | EM) -> Fit[Network]:
     """A fit by `map` or `em`: all restarts, then the best of them with the sentences that chose it as well.
 
@@ -132,7 +106,7 @@ def fit_point(problem: FitProblem, method: MAP | EM) -> Fit[Network]:
         The fit, whose net has the best parameters that were measured.
     """
     chosen, judged_on = _split(problem, method)
-    run = optimizer_of(chosen, method)
+    run = PointEstimate(chosen, method)
     is_finished = optimize(run, problem.loop)
     (_, restart, best), bounds = run.best, run.bounds
     if len(chosen.corpus) < len(problem.corpus) and is_finished:
@@ -194,7 +168,7 @@ def _continue_on_all(
     if loop.checkpoints is not None:
         loop = replace(loop, checkpoints=replace(loop.checkpoints, folder=Path(loop.checkpoints.folder) / "all"))
     rest = replace(problem, objective=again, loop=loop, settings={**problem.settings, **start})
-    last = optimizer_of(rest, slower)
+    last = PointEstimate(rest, slower)
     with checkpoint.kept_by(loop.checkpoints, ranks.first):
         if loop.checkpoints is not None and loop.checkpoints.resume and ranks.first:
             path = loop.checkpoints.path()  # one that began where another first phase had ended is none of this fit

@@ -7,7 +7,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, cast
@@ -28,10 +28,10 @@ from bnet_transformer.inference.fit.draws import (
     interval_of_invariant,
     likelihoods,
     mean_invariants,
-    places,
     selectors_of,
     stored,
     tables_of,
+    to_arviz,
 )
 from bnet_transformer.inference.fit.heads import (
     Comparison,
@@ -131,9 +131,9 @@ class Fit(Generic[N]):
             net: The net of which `net.pyro()` was fitted.
             data: The sentences and what was observed of them, in the forms of `bt.fit`.
             result: One of: `pyro.infer.MCMC` after its run; samples by site, `[draw, *shape]` or
-                `[chain, draw, *shape]`; the same with weights, a pair (values, log weights) for each site; a guide, of
-                which `num_samples` are drawn (of one of Delta sites, such as `AutoDelta`, the point);
-                `pyro.infer.Importance` after its run. Weighted draws are resampled systematically to `num_samples`.
+                `[chain, draw, *shape]`; a guide, of which `num_samples` are drawn (of one of Delta sites, such as
+                `AutoDelta`, the point); `pyro.infer.Importance` after its run, whose weighted draws are resampled
+                systematically to `num_samples`.
             sites: Site -> parameter, for sites of other names.
             arguments: What a guide is called with.
             num_samples: Draws of a guide, or of resampling.
@@ -182,20 +182,16 @@ class Fit(Generic[N]):
     @property
     def theta(self) -> dict[str, Tensor]:
         """The tables of discrete nodes by their owner, `[*states of the parents, state]`; posterior means."""
-        store = self.network.parameters
-        tables = tables_of(self.network) & {*store}
-        discrete = [m for m in self.network.members if m.tpm.kind == "discrete"]
-        owners = {m.owner: f"{m.owner}.logits" for m in discrete if f"{m.owner}.logits" in tables}
-        return {
-            owner: self.samples[name].mean((0, 1)) if name in self.samples else store[name].detach().softmax(-1)
-            for owner, name in owners.items()
-        }
+        store, samples = self.network.parameters, self.samples
+        found = {name: samples[name].mean((0, 1)) for name in tables_of(self.network) if name in samples}
+        found = {name: store[name].detach().softmax(-1) for name in tables_of(self.network)} | found
+        return {name.removesuffix(".logits"): table for name, table in found.items()}
 
     @property
     def atoms(self) -> dict[str, Tensor]:
         """The learned weights as `net` has them: matrices of heads and atoms, and what else is no table."""
-        tables = {f"{owner}.logits" for owner in self.theta}
-        return {name: self.network.parameters[name].detach() for name in self.learned if name not in tables}
+        tables, store = tables_of(self.network), self.network.parameters
+        return {name: store[name].detach() for name in self.learned if name not in tables}
 
     @property
     def heads(self) -> Heads:
@@ -251,10 +247,8 @@ class Fit(Generic[N]):
             return interval(self.samples[name].flatten(0, 1), share)
         found = interval_of_invariant(self.network, stored(self.samples, tables_of(self.network)), name, share)
         if found is None:
-            invariants = [
-                what for selector in selectors_of(self.network) for what in sources_of(self.network, selector)
-            ]
-            raise unknown("parameter", name, [*self.samples, *invariants])
+            known = (name for selector in selectors_of(self.network) for name in sources_of(self.network, selector))
+            raise unknown("parameter", name, [*self.samples, *known])
         return found
 
     @within_memory("responsibilities")
@@ -269,7 +263,17 @@ class Fit(Generic[N]):
             `[sentence, head]`, or `[sentence, word, head]` where a head is drawn for each word; of a posterior the
             mean over its draws.
         """
-        return self._responsibilities(self._corpus(data), self._selector(selector).family.name)
+        corpus, member, budget = self._corpus(data), self._selector(selector), self.budget
+        of_corpus, name = member.scope == "corpus", member.family.name
+
+        def ask(net: Network, own: Batch) -> Tensor:
+            module, parts = Module(net).eval(), [own] if of_corpus else own.parts(AT_ONCE)
+            return torch.cat(
+                [posterior(module, name, p.evidence, p.x, p.mask, given=p.given, budget=budget) for p in parts]
+            )
+
+        with self._shared("responsibilities", corpus, of_corpus, selector=name) as here:
+            return self._mean_over_draws(here, corpus, ask)
 
     @within_memory("predict")
     def predict(self, data: object = None, *, readout: str | None = None) -> Tensor:
@@ -285,10 +289,12 @@ class Fit(Generic[N]):
             over its draws.
         """
         name, corpus = self._readout(readout).family.name, read_batch(self.network, data, observed="none")
-        with self._summed(), self._shared("predict", corpus, readout=name) as here:
-            return self._mean_over_draws(
-                here, corpus, lambda net, own: predicted(net, name, own.parts(AT_ONCE), self.budget)
-            )
+
+        def ask(net: Network, own: Batch) -> Tensor:
+            return predicted(net, name, own.parts(AT_ONCE), self.budget)
+
+        with self._shared("predict", corpus, readout=name) as here:
+            return self._mean_over_draws(here, corpus, ask)
 
     @within_memory("log_likelihood")
     def log_likelihood(self, data: object) -> Tensor:
@@ -296,7 +302,7 @@ class Fit(Generic[N]):
         corpus = self._corpus(data)
         learned = learned_of(self.network, infer_fit_task(self.network).readouts, None, None)
         objective = Objective(self.network, learned, self.budget)
-        with torch.no_grad(), self._summed(), self._shared("log_likelihood", corpus, objective.of_corpus) as here:
+        with torch.no_grad(), self._shared("log_likelihood", corpus, objective.of_corpus) as here:
             own = here.shard(corpus)
             objective.to(here.device)
             parts, found = [own] if objective.of_corpus else own.parts(AT_ONCE), []
@@ -327,17 +333,14 @@ class Fit(Generic[N]):
             other = Fit(other, "none", 0, "nothing")
         told, fits = data is not None, (self, other)
         corpora = [f._corpus(data) for f in fits] if told else [*held_by_both(self.data, other.data)]
-        chosen = [f._selector(selector) for f in fits]
-        shares = [f._responsibilities(c, s.family.name) for f, c, s in zip(fits, corpora, chosen, strict=True)]
+        shares = [f.responsibilities(corpus, selector=selector) for f, corpus in zip(fits, corpora, strict=True)]
         heads = [f.heads_of(selector) for f in fits]
         by, gain = gains(self, other, corpora, told=told)
-        return compared(shares, words_present(chosen[0], corpora[0]), heads, by, gain)
+        return compared(shares, words_present(self._selector(selector), corpora[0]), heads, by, gain)
 
     @within_memory("to_arviz")
     def to_arviz(self) -> az.InferenceData:
         """The samples as ArviZ's InferenceData: posterior, invariants of the labels of heads, log likelihoods."""
-        from bnet_transformer.inference.fit.draws import to_arviz
-
         return to_arviz(self)
 
     def save(self, path: str | Path) -> None:
@@ -394,18 +397,6 @@ class Fit(Generic[N]):
         leaves = [member for member in known.values() if not reads[member.family.index]]
         return known[name] if name is not None else [*leaves, *known.values()][0]
 
-    def _responsibilities(self, corpus: Batch, selector: str) -> Tensor:
-        of_corpus, budget = self.network.member(selector).scope == "corpus", self.budget
-
-        def ask(net: Network, own: Batch) -> Tensor:
-            module, parts = Module(net).eval(), [own] if of_corpus else own.parts(AT_ONCE)
-            return torch.cat(
-                [posterior(module, selector, p.evidence, p.x, p.mask, given=p.given, budget=budget) for p in parts]
-            )
-
-        with self._summed(), self._shared("responsibilities", corpus, of_corpus, selector=selector) as here:
-            return self._mean_over_draws(here, corpus, ask)
-
     def _mean_over_draws(self, here: Ranks, corpus: Batch, ask: Callable[[Network, Batch], Tensor]) -> Tensor:
         """The mean over draws of the posterior of what each of the sentences is answered, `[sentence, ...]`."""
         own = here.shard(corpus)
@@ -416,34 +407,26 @@ class Fit(Generic[N]):
     @contextmanager
     def _shared(self, what: str, corpus: Batch, of_corpus: bool = False, **settings: object) -> Iterator[Ranks]:
         """The ranks that share the sentences of a question and agree on its settings; this one alone where sentences
-        share a draw."""
-        if of_corpus:
-            yield Ranks(0, 1, self._device)
-            return
-        with ranks(self._device) as here:
+        share a draw. Where choices were drawn and cannot be summed, one error says what can be asked all the same."""
+        with nullcontext(Ranks(0, 1, self._device)) if of_corpus else ranks(self._device) as here:
             told = {"budget": self.budget, **settings}
             here.assert_same(what, net=self.network, samples=self.samples, data=corpus, **told)
-            yield here
+            try:
+                yield here
+            except (BudgetError, ReadingError) as error:
+                if not self.choices:
+                    raise
+                raise ReadingError(
+                    "a fit with choices='sampled'",
+                    expected="a question about the sentences that it was fitted to: others have no table of choices",
+                    got=f"one that needs the choices summed ({error.what})",
+                    allowed="f.choices, P(c | x, y) of the data; f.check(data); f.to_arviz(); for all others a net "
+                    "whose choices can be summed (per='sentence', fewer slices or atoms, a larger budget=)",
+                ) from error
 
     @property
     def _device(self) -> torch.device:
         return device_of(None, self.network)
-
-    @contextmanager
-    def _summed(self) -> Iterator[None]:
-        """Where choices were drawn and cannot be summed, the one error that says what can be asked all the same."""
-        try:
-            yield
-        except (BudgetError, ReadingError) as error:
-            if not self.choices:
-                raise
-            raise ReadingError(
-                "a fit with choices='sampled'",
-                expected="a question about the sentences that it was fitted to: others have no table of choices",
-                got=f"one that needs the choices summed ({error.what})",
-                allowed="f.choices, P(c | x, y) of the data; f.check(data); f.to_arviz(); for all others a net whose "
-                "choices can be summed (per='sentence', fewer slices or atoms, a larger budget=)",
-            ) from error
 
     def _corpus(self, data: object) -> Batch:
         """Data in any form, as the fit took it."""
@@ -451,13 +434,13 @@ class Fit(Generic[N]):
 
     def _draws(self, most: int, here: Ranks | None = None) -> list[Network]:
         """Nets of the posterior, evenly taken from its samples; the net itself where it has none."""
-        if here is not None:
-            return [here.to_device(net) for net in self._draws(most)]
-        if not self.samples:
-            return [self.network]
-        sets, own = stored(self.samples, tables_of(self.network)), self.network.parameters
-        taken = places(len(next(iter(sets.values()))), most)
-        return [self.network.with_parameters({**own, **{name: v[k] for name, v in sets.items()}}) for k in taken]
+        nets = [self.network]
+        if self.samples:
+            sets, own = stored(self.samples, tables_of(self.network)), self.network.parameters
+            count = len(next(iter(sets.values())))
+            taken = torch.linspace(0, count - 1, min(most, count)).round().long().tolist()
+            nets = [self.network.with_parameters({**own, **{name: v[k] for name, v in sets.items()}}) for k in taken]
+        return nets if here is None else [here.to_device(net) for net in nets]
 
 
 def is_fit(path: str | os.PathLike[str]) -> bool:

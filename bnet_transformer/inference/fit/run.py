@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +25,7 @@ from bnet_transformer.errors import (
     ReadingError,
     number,
     one_of,
+    room_for,
     seed_of,
     whole,
     within_memory,
@@ -125,15 +126,15 @@ def fit(
         wanted = "None: the state of Pyro's sampler cannot be saved"
         allowed = "Ctrl-C, which gives the draws so far, and f.save(path); method=bt.MAP(), bt.EM() or bt.SVI()"
         raise BNetError("checkpoints", expected=wanted, got="a folder, with nuts", allowed=allowed)
-    question = question_of(net, data, config, held_out, batch, spread, learn, missing, budget, seed)
+    problem = problem_of(net, data, config, held_out, batch, spread, learn, missing, budget, seed)
     try:
-        fitted = _solved(question, config, loop, device_of(device, question.objective.network))
+        fitted = _solved(replace(problem, loop=loop), config, device_of(device, problem.objective.network))
     except (BudgetError, ReadingError) as error:
         if error.allowed not in WAYS:
             raise
         raise type(error)(error.what, expected=error.expected, got=error.got, allowed=WAYS[error.allowed]) from error
     made = fitted.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(fitted.net)
-    return replace(fitted, net=made, missing=missing, data=question.corpus)  # type: ignore[return-value]
+    return replace(fitted, net=made, missing=missing, data=problem.corpus)  # type: ignore[return-value]
 
 
 def method_of(method: Method | str) -> Method:
@@ -155,32 +156,7 @@ def method_of(method: Method | str) -> Method:
     return named[method]()
 
 
-@dataclass(frozen=True)
-class FitQuestion:
-    """What `fit` is asked, checked: the objective, the sentences, and the options that all methods share."""
-
-    objective: Objective
-    corpus: Batch
-    held_out: Batch | None
-    batch: int | None
-    spread: float | None
-    seed: int
-
-    def settings(self, method: Method) -> dict[str, Any]:
-        """What a resumed fit must share with the fit that wrote the checkpoint."""
-        return {
-            **method.settings,
-            "batch": self.batch,
-            "spread": self.spread,
-            "seed": self.seed,
-            "learn": list(self.objective.learned.names),
-            "sentences": len(self.corpus),
-            "data": self.corpus.digest() + ("" if self.held_out is None else self.held_out.digest()),
-            "parameters": digest_of(self.objective.network.parameters),
-        }
-
-
-def question_of(
+def problem_of(
     net: object,
     data: object,
     method: Method,
@@ -191,11 +167,11 @@ def question_of(
     missing: bool = False,
     budget: int = BUDGET,
     seed: int = 0,
-) -> FitQuestion:
+) -> FitProblem:
     """What `fit` is asked, checked as a whole; the arguments are those of `fit`.
 
     Returns:
-        The question.
+        The problem, on the device of the net.
 
     Raises:
         BNetError: Where an option is out of its range, or does not go with the net or the method.
@@ -212,75 +188,87 @@ def question_of(
     corpus = read_batch(network, data, missing=missing)
     judge = None if held_out is None else read_batch(network, held_out, "held_out", missing=missing)
     learned = learned_of(network, tuple(network.member(name) for name in corpus.evidence), learn, spread)
-    objective = Objective(network, learned, whole("budget", budget))
-    question = FitQuestion(objective, corpus, judge, batch, spread, seed_of(seed))
-    _check(question, method)
+    problem = FitProblem(Objective(network, learned, whole("budget", budget)), corpus, judge, batch, seed_of(seed))
+    _check_tables(problem.objective, method)
+    _check_draw_of_corpus(problem)
+    _check_spread(problem.objective, method)
     size = sum(network.parameters[name].numel() * network.parameters[name].element_size() for name in learned.names)
-    method.check_memory(size)
-    return question
+    if isinstance(method, PointMethod):  # parameters and the two moments of Adam
+        room_for(f"{method.restarts} restarts", 3 * method.restarts * size, "fewer restarts=")
+    elif isinstance(method, SVI | NUTS):
+        draws = method.draws * (method.chains if isinstance(method, NUTS) else 1)
+        room_for(f"{draws} draws", draws * size, "fewer draws=, chains= or names in learn=")
+    return problem
 
 
-def _solved(question: FitQuestion, method: Method, loop: LoopConfig, device: torch.device) -> Fit[Network]:
+def _solved(problem: FitProblem, method: Method, device: torch.device) -> Fit[Network]:
     """The fit by a method, on the device and in the processes that there are."""
-    objective, settings = question.objective, question.settings(method)
+    objective, loop, judge = problem.objective, problem.loop, problem.held_out
+    network = objective.network
+    settings = {  # what a resumed fit must share with the fit that wrote the checkpoint
+        **method.settings,
+        "batch": problem.batch,
+        "spread": objective.learned.spread,
+        "seed": problem.seed,
+        "learn": list(objective.learned.names),
+        "sentences": len(problem.corpus),
+        "data": problem.corpus.digest() + ("" if judge is None else judge.digest()),
+        "parameters": digest_of(network.parameters),
+    }
     with within_memory("fit"), ranks(device) as here, own_random(here.device), kept_by(loop.checkpoints, here.first):
         if here.world > 1 and objective.of_corpus and not isinstance(method, NUTS):  # whose chains have all sentences
             wanted = "choices of sentences or words: a share of a corpus with one draw has no evidence of its own"
             raise BNetError("torchrun", expected=wanted, got="per='corpus'", allowed="one process")
-        alike = {"net": objective.network, "budget": objective.budget, "loop": (method, loop.shared)}
+        alike = {"net": network, "budget": objective.budget, "loop": (method, loop.shared)}
         here.assert_same("fit", **settings, **alike, checkpoint=loop.has_checkpoint)
         objective.to(here.device)
-        corpus, judge = (None if c is None else c.to(here.device) for c in (question.corpus, question.held_out))
-        assert corpus is not None
-        problem = FitProblem(objective, corpus, judge, question.batch, question.seed, loop, settings, here)
+        corpus, judge = problem.corpus.to(here.device), None if judge is None else judge.to(here.device)
+        there = replace(problem, corpus=corpus, held_out=judge, settings=settings, ranks=here)
         solve = next(solve for kind, solve in METHODS.items() if isinstance(method, kind))
-        return solve(problem, method)
+        return solve(there, method)
 
 
-def _check(question: FitQuestion, method: Method) -> None:
-    """Refuse what does not go with the net."""
-    objective, corpus = question.objective, question.corpus
-    learned = objective.learned
-    _check_zeros(objective, method)
-    if objective.of_corpus:
-        if question.batch is not None and question.batch < len(corpus):
-            wanted = f"all {len(corpus)} sentences at each step: they share one draw, and a part of them is biased"
-            raise BNetError("batch", expected=wanted, got=question.batch, allowed="per='sentence'")
-        warnings.warn(
-            "per='corpus' is model selection, not a mixture: its log odds grow with the data, and one head takes all",
-            stacklevel=6,
-        )
-    sparse = {name: concentration for name, concentration in learned.tables.items() if concentration < 1}
-    if sparse and method.is_point:
-        name, concentration = next(iter(sparse.items()))
-        raise BNetError(
-            f"the prior of {name}",
-            expected="a concentration of at least 1: below it the posterior density has no greatest value",
-            got=concentration,
-            allowed="svi, nuts",
-        )
-    spread, real = question.spread, torch.finfo(objective.network.dtype)
+def _check_tables(objective: Objective, method: Method) -> None:
+    """Refuse to learn a table where the density of its prior has no greatest value, or none at probabilities of 0."""
+    for name, concentration in objective.learned.tables.items():
+        flat = concentration == 1.0
+        if not (method.is_point and flat) and bool(objective.network.parameters[name].isneginf().any()):
+            got = f"method={method.name!r}" + ("" if flat else f", prior={concentration:g}")
+            wanted = "method='em' or 'map' and no prior for a table with probabilities of 0"
+            raise BNetError(name, expected=wanted, got=got, allowed=f"learn= without {name}")
+    for name, concentration in objective.learned.tables.items():
+        if concentration < 1 and method.is_point:
+            raise BNetError(
+                f"the prior of {name}",
+                expected="a concentration of at least 1: below it the posterior density has no greatest value",
+                got=concentration,
+                allowed="svi, nuts",
+            )
+
+
+def _check_draw_of_corpus(problem: FitProblem) -> None:
+    """Refuse minibatches of sentences that share one draw, and say what such a net is."""
+    if not problem.objective.of_corpus:
+        return
+    if problem.batch is not None and problem.batch < len(problem.corpus):
+        wanted = f"all {len(problem.corpus)} sentences at each step: they share one draw, and a part of them is biased"
+        raise BNetError("batch", expected=wanted, got=problem.batch, allowed="per='sentence'")
+    told = "per='corpus' is model selection, not a mixture: its log odds grow with the data, and one head takes all"
+    warnings.warn(told, stacklevel=6)
+
+
+def _check_spread(objective: Objective, method: Method) -> None:
+    """Refuse a spread that the type of the net cannot square, and a posterior of weights without one."""
+    learned, dtype = objective.learned, objective.network.dtype
+    spread, real = learned.spread, torch.finfo(dtype)
     if spread is not None and not real.tiny <= spread * spread <= real.max:
-        square = f"a standard deviation whose square {real.dtype} can hold"
-        raise BNetError("spread", expected=square, got=spread)
+        raise BNetError("spread", expected=f"a standard deviation whose square {dtype} can hold", got=spread)
     if not method.is_point and learned.weights and spread is None:
         got = f"none for {', '.join(learned.weights[:3])}"
         allowed = "spread=1.0, say"
         if learned.tables:
             allowed += f"; learn={[*learned.tables]}, which leaves the weights as they are"
         raise BNetError("spread", expected="a prior on the weights: their standard deviation", got=got, allowed=allowed)
-
-
-def _check_zeros(objective: Objective, method: Method) -> None:
-    """Refuse to learn a table with probabilities of 0 where its prior has no density there."""
-    for name, concentration in objective.learned.tables.items():
-        if method.is_point and concentration == 1.0:
-            continue
-        if bool(objective.network.parameters[name].isneginf().any()):
-            got = f"method={method.name!r}" + ("" if concentration == 1.0 else f", prior={concentration:g}")
-            allowed = f"learn= without {name}"
-            wanted = "method='em' or 'map' and no prior for a table with probabilities of 0"
-            raise BNetError(name, expected=wanted, got=got, allowed=allowed)
 
 
 def explain_fit(net: object, data: object, *, method: Method | str = "map", **options: Any) -> Route:
@@ -308,10 +296,9 @@ def explain_fit(net: object, data: object, *, method: Method | str = "map", **op
     ('elimination', 2)
     """
     config = method_of(method)
-    question = question_of(net, data, config, **{k: v for k, v in options.items() if k not in OF_THE_LOOP})
-    objective, corpus = question.objective, question.corpus
-    structure = structure_of(objective, corpus)
-    states, names = most_states(objective, corpus, structure)
+    problem = problem_of(net, data, config, **{k: v for k, v in options.items() if k not in OF_THE_LOOP})
+    objective, corpus = problem.objective, problem.corpus
+    structure, states, names = choices_of(objective, corpus)
     node, fault = elimination_fault(objective, corpus)
     title = f"fit by {config.name}"
     if isinstance(config, SVI) and config.choices == "sampled":
@@ -319,10 +306,9 @@ def explain_fit(net: object, data: object, *, method: Method | str = "map", **op
         reason += f", and elimination cannot: {fault}" if fault else "; elimination could sum them"
         return Route(title, "sampling", reason, node, states, is_exact=False)
     if fault is not None:
-        return Route(
-            title, "sampling", f"elimination cannot sum the choices: {fault}; {DRAWN}", node, states, is_exact=False
-        )
-    flops = step_flops(question, config, structure)
+        reason = f"elimination cannot sum the choices: {fault}; {DRAWN}"
+        return Route(title, "sampling", reason, node, states, is_exact=False)
+    flops = step_flops(problem, config, structure)
     if not structure.free:
         return Route(title, "compiled", "no choice is open: one pass gives the log evidence", flops=flops)
     reason = f"the choices of each sentence ({names}) are summed out of the exact log evidence"
@@ -334,10 +320,21 @@ def explain_fit(net: object, data: object, *, method: Method | str = "map", **op
 explain_fit.__signature__ = signature(fit)  # type: ignore[attr-defined]  # what help() shows and bt.explain checks
 
 
-def structure_of(objective: Objective, corpus: Batch) -> Question:
-    """What the log evidence of sentences needs of the net, whatever the numbers."""
+def choices_of(objective: Objective, corpus: Batch) -> tuple[Question, int, str]:
+    """What the log evidence of sentences needs of the net, whatever the numbers.
+
+    Returns:
+        The question; the most joint states of choices on which one observed family depends; these choices.
+    """
     forms = {k: (told.observed is None, told.value.is_floating_point()) for k, told in corpus.evidence.items()}
-    return analyse_question(objective.module, forms, None, (), ())
+    question = analyse_question(objective.module, forms, None, (), ())
+    network, words = objective.network, {stack: value.shape[1] for stack, value in corpus.x.items()}
+    counts = (
+        (math.prod(network.count_states(i, words) for i in above), [network.members[i].family.name for i in above])
+        for above in question.choices.values()
+    )
+    states, names = max(counts, default=(1, []))
+    return question, states, ", ".join(names)
 
 
 def elimination_fault(objective: Objective, corpus: Batch) -> tuple[str | None, str | None]:
@@ -350,38 +347,24 @@ def elimination_fault(objective: Objective, corpus: Batch) -> tuple[str | None, 
     Returns:
         The name of the node, and the fault in words.
     """
-    structure = structure_of(objective, corpus)
-    if structure.fault is not None:
-        return structure.fault.what, str(structure.fault)
-    states, names = most_states(objective, corpus, structure)
+    question, states, names = choices_of(objective, corpus)
+    if question.fault is not None:
+        return question.fault.what, str(question.fault)
     if states > objective.budget:
         return names, f"{names} have {states:,} joint states, more than budget={objective.budget:,}"
     return None, None
 
 
-def most_states(objective: Objective, corpus: Batch, structure: Question) -> tuple[int, str]:
-    """The most joint states of choices on which the value of one observed family depends, and these choices."""
-    network, words = objective.network, {stack: value.shape[1] for stack, value in corpus.x.items()}
-    counts = [
-        (
-            math.prod(network.count_states(i, words) for i in above),
-            ", ".join(network.members[i].family.name for i in above),
-        )
-        for above in structure.choices.values()
-    ]
-    return max(counts, default=(1, ""))
-
-
-def step_flops(question: FitQuestion, method: Method, structure: Question) -> int | None:
+def step_flops(problem: FitProblem, method: Method, structure: Question) -> int | None:
     """The FLOPs of the compiled passes of one step; None where a TPM does not say what its products are."""
-    objective, corpus = question.objective, question.corpus
-    network, module = objective.network, objective.module
-    members = network.members
-    want = tuple(dict.fromkeys([*structure.want, *(members[index].family.name for index in structure.needed)]))
+    objective, corpus = problem.objective, problem.corpus
+    network = objective.network
+    want = (*structure.want, *(network.members[index].family.name for index in structure.needed))
     known = frozenset(network.graph.family(name).index for name in structure.settled)
     words = {stack: value.shape[1] for stack, value in corpus.x.items()}
     is_whole = objective.of_corpus or isinstance(method, NUTS)
-    sentences = len(corpus) if is_whole else min(question.batch or USUAL, len(corpus))
-    flops = plan_flops(network, module.plan(want, known, structure.free), words, known, sentences)
+    sentences = len(corpus) if is_whole else min(problem.batch or USUAL, len(corpus))
+    plan = objective.module.plan(tuple(dict.fromkeys(want)), known, structure.free)
+    flops = plan_flops(network, plan, words, known, sentences)
     sets = method.restarts if isinstance(method, PointMethod) else method.chains if isinstance(method, NUTS) else 1
     return None if flops is None else sets * flops

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro.infer import TraceMeanField_ELBO
 from torch import Tensor
-from torch.distributions import biject_to, constraints, kl_divergence
+from torch.distributions import Categorical, biject_to, constraints, kl_divergence
 
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.torch_context import reseed
@@ -32,7 +28,7 @@ DRAWS = 8  # of the choices of each sentence, for one gradient
 
 
 class Model:
-    """The model as Pyro takes it: Dirichlet tables, Normal weights, and the log evidence of sentences as a factor."""
+    """The model: Dirichlet tables, Normal weights, and the log evidence of sentences."""
 
     def __init__(self, objective: Objective) -> None:
         self.objective, self.learned = objective, objective.learned
@@ -46,27 +42,21 @@ class Model:
             return found.to_event(like.dim() - 1)
         return dist.Normal(torch.zeros_like(like), self.learned.spread or 1.0).to_event(like.dim())
 
-    def __call__(self, corpus: Batch, weight: float) -> None:
-        """Draw the parameters; weigh them by the sentences, each of which stands for so many."""
-        drawn = {name: pyro.sample(site(name), self.prior(name)) for name in self.learned.names}
-        drawn = {name: value.log() if name in self.learned.tables else value for name, value in drawn.items()}
-        if len(corpus):
-            pyro.factor("evidence", self.objective.log_evidence(drawn, corpus).sum() * weight)
+    def parameters(self, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Draws as parameters: the tables, which are probabilities, as their logs."""
+        return {name: value.log() if name in self.learned.tables else value for name, value in drawn.items()}
 
     def potential(self, corpus: Batch, z: dict[str, Tensor]) -> Tensor:
         """Minus the log density of parameters told without constraints."""
-        parameters, total = {}, torch.zeros((), dtype=self.objective.network.dtype, device=self.device)
+        drawn, total = {}, torch.zeros((), dtype=self.objective.network.dtype, device=self.device)
         for name in self.learned.names:
-            value = z[site(name)]
+            drawn[name] = value = z[site(name)]
             if name in self.learned.tables:
                 to = biject_to(SIMPLEX)
-                theta = to(value)
-                total = total + to.log_abs_det_jacobian(value, theta).sum()
-                value, parameters[name] = theta, theta.log()
-            else:
-                parameters[name] = value
-            total = total + self.prior(name).log_prob(value)
-        return -(total + self.objective.log_evidence(parameters, corpus).sum())
+                drawn[name] = to(value)
+                total = total + to.log_abs_det_jacobian(value, drawn[name]).sum()
+            total = total + self.prior(name).log_prob(drawn[name])
+        return -(total + self.objective.log_evidence(self.parameters(drawn), corpus).sum())
 
 
 def site(name: str) -> str:
@@ -74,24 +64,11 @@ def site(name: str) -> str:
     return name.replace(".", "_")
 
 
-@contextmanager
-def _as_it_was() -> Iterator[None]:
-    """An error of ours as it was: Pyro's trace makes another one of its text and the shapes of all parameters."""
-    try:
-        yield
-    except BNetError as error:
-        found: BaseException = error
-        while isinstance(found, BNetError) and found.expected is None and found.__cause__ is not None:
-            found = found.__cause__
-        raise found from None
-
-
 class Variational(RestartOptimizer):
     """A fit by a mean-field guide: a Dirichlet for each row of a table, a Normal for each weight."""
 
     def __init__(self, problem: FitProblem, method: SVI) -> None:
         super().__init__(problem, method)
-        self.own = self.full[0] if len(self.full) == 1 else self.ranks.shard(self.corpus)
         self.model = Model(self.objective)
         values: dict[str, Tensor] = {}
         for name, value in self.sets.values.items():
@@ -101,6 +78,10 @@ class Variational(RestartOptimizer):
             else:
                 values[f"mean/{name}"] = value.clone()
                 values[f"log_spread/{name}"] = torch.full_like(value, -3.0)
+        self.begin(values)
+
+    def begin(self, values: dict[str, Tensor]) -> None:
+        """Learn these numbers, from these values."""
         self.sets = Sets.of(values)
         self.best = self.best[0], 0, self.sets.one(0)
 
@@ -117,7 +98,7 @@ class Variational(RestartOptimizer):
         return found
 
     def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """The evidence lower bound per sentence, by one draw, and its gradient.
+        """The evidence lower bound per sentence, by one draw of the parameters, and its gradient.
 
         Under torchrun all ranks draw the same; each has the likelihood of its share of the sentences, and its part of
         the divergence from the prior, which is one part in so many.
@@ -125,30 +106,28 @@ class Variational(RestartOptimizer):
         reseed(derive_seed(self.seed, "draw", step), self.ranks.device)
         leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
         told = {name: value[0] for name, value in leaves.items()}
-
-        def guide(corpus: Batch, weight: float) -> None:
-            for name, of in self.guide(told).items():
-                pyro.sample(site(name), of)
-
-        total, world = len(self.corpus), self.ranks.world
-        with (
-            _as_it_was(),
-            pyro.validation_enabled(False),
-            pyro.poutine.scale(scale=1 / world),
-            warnings.catch_warnings(),
-        ):
-            warnings.filterwarnings("ignore", r"Encountered [+-]?(NaN|inf)", UserWarning)  # our own error tells it
-            which = self.minibatch_indices(step)
-            share = self.own if which is None else self.corpus.take(self.ranks.shard(which))
-            weight = world * total / (total if which is None else len(which))
-            loss = TraceMeanField_ELBO().differentiable_loss(self.model, guide, share, weight)
-        return self.sum_over_ranks(-loss / total, leaves)
-
-    def sum_over_ranks(self, bound: Tensor, leaves: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The bound and its gradient, `[set]`, from this rank's part of the bound."""
-        gradients = torch.autograd.grad(bound, list(leaves.values()))
+        with pyro.validation_enabled(False):  # a number that is none shows in the bound
+            guide = self.guide(told)
+            drawn = {name: of.rsample() for name, of in guide.items()}
+            kl = torch.stack([kl_divergence(of, self.model.prior(name)).sum() for name, of in guide.items()]).sum()
+            kl = kl / len(self.corpus) / self.ranks.world
+            likelihood, climbed = self.likelihood(self.model.parameters(drawn), told, step)
+        gradients = torch.autograd.grad(climbed - kl, list(leaves.values()))
         whole = {name: self.ranks.all_reduce(each) for name, each in zip(leaves, gradients, strict=True)}
-        return self.ranks.all_reduce(bound.detach()[None]), whole
+        return self.ranks.all_reduce((likelihood - kl).detach()[None]), whole
+
+    def likelihood(self, parameters: dict[str, Tensor], told: dict[str, Tensor], step: int) -> tuple[Tensor, Tensor]:
+        """This rank's part of the mean log evidence of the sentences of a step, and what has the gradient to follow."""
+        which = self.minibatch_indices(step)
+        part = self.corpus if which is None else self.corpus.take(which)
+        if which is None and len(self.full) == 1:
+            part = self.full[0]  # whose likelihoods may be kept
+        elif self.ranks.world > 1:
+            part = self.ranks.shard(part)
+        zero = torch.stack([0 * value.sum() for value in parameters.values()]).sum()
+        evidence = self.objective.log_evidence(parameters, part).sum() if len(part) else zero
+        mean = evidence / (len(self.corpus) if which is None else len(which))
+        return mean, mean
 
     @property
     def judged_by(self) -> str:
@@ -166,8 +145,7 @@ class Variational(RestartOptimizer):
 
     def mean(self) -> dict[str, Tensor]:
         """The mean of the guide, as parameters."""
-        means = {name: of.mean for name, of in self.guide(self.sets.one(0)).items()}
-        return {name: value.log() if name in self.model.learned.tables else value for name, value in means.items()}
+        return self.model.parameters({name: of.mean for name, of in self.guide(self.sets.one(0)).items()})
 
     def choices(self) -> dict[str, Tensor]:
         """The approximate posterior of the choices: none, where they are summed out."""
@@ -201,27 +179,17 @@ class Drawn(Variational):
             shape += [words[family.words]] if family.words is not None else []
             start = torch.zeros(1, *shape, member.tpm.states, dtype=network.dtype, device=self.ranks.device)
             values[f"choice/{family.name}"] = start
-        self.sets = Sets.of(values)
-        self.best = self.best[0], 0, self.sets.one(0)
+        self.begin(values)
 
-    def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """The evidence lower bound per sentence by a few draws, and its gradient."""
-        reseed(derive_seed(self.seed, "draw", step), self.ranks.device)
-        leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
-        told = {name: value[0] for name, value in leaves.items()}
-        guide = self.guide(told)
-        drawn = {name: of.rsample() for name, of in guide.items()}
+    def likelihood(self, parameters: dict[str, Tensor], told: dict[str, Tensor], step: int) -> tuple[Tensor, Tensor]:
+        """This rank's part of the mean bound of the sentences of a step, by a few draws of their choices."""
         which = self.minibatch_indices(step)
         which = torch.arange(len(self.corpus), device=self.ranks.device) if which is None else which
-        joint, guess = self._draw(drawn, told, which, self.method.likelihood_power(step))
+        joint, guess = self._draw(parameters, told, which, self.method.likelihood_power(step))
         signal = (joint - guess).detach()
         others = (signal.sum(0) - signal) / (DRAWS - 1)
-        kl = torch.stack([kl_divergence(of, self.model.prior(name)).sum() for name, of in guide.items()]).sum()
-        kl = kl / len(self.corpus) / self.ranks.world
-        climbed = (joint + (signal - others) * guess).sum() / (DRAWS * len(which)) - kl
-        _, gradient = self.sum_over_ranks(climbed, leaves)
-        bound = signal.sum() / (DRAWS * len(which)) - kl.detach()
-        return self.ranks.all_reduce(bound[None]), gradient
+        count = DRAWS * len(which)
+        return signal.sum() / count, (joint + (signal - others) * guess).sum() / count
 
     @property
     def judged_by(self) -> str:
@@ -230,11 +198,10 @@ class Drawn(Variational):
 
     def scores(self) -> list[float]:
         """The mean of the bound of a sentence at the mean of the guide, by the same draws every time."""
-        told = self.sets.one(0)
-        means = {name: of.mean for name, of in self.guide(told).items()}
         reseed(derive_seed(self.seed, "judge"), self.ranks.device)
         with torch.no_grad():
             places = torch.arange(len(self.corpus), device=self.ranks.device).split(USUAL)
+            means, told = self.mean(), self.sets.one(0)
             parts = [torch.sub(*self._draw(means, told, which)).mean(0) for which in places]
         return [float(self.ranks.all_reduce(torch.cat(parts).sum())) / len(self.corpus)]
 
@@ -243,23 +210,21 @@ class Drawn(Variational):
         return {name[7:]: v[0].softmax(-1) for name, v in self.sets.values.items() if name.startswith("choice/")}
 
     def _draw(
-        self, drawn: dict[str, Tensor], told: dict[str, Tensor], which: Tensor, power: float = 1.0
+        self, parameters: dict[str, Tensor], told: dict[str, Tensor], which: Tensor, power: float = 1.0
     ) -> tuple[Tensor, Tensor]:
         """`log P(y, choices)` and `log q(choices)` of a few draws for some sentences, `[draw, sentence]`.
 
         Under torchrun all ranks draw for all of these sentences, and each tells of its share.
         """
         network, share = self.objective.network, self.ranks.shard(which)
-        tables = self.model.learned.tables
-        parameters = {name: value.log() if name in tables else value for name, value in drawn.items()}
         part = self.corpus.take(share)
         states: dict[str, Tensor] = {}
         guess = torch.zeros(DRAWS, len(share), dtype=network.dtype, device=which.device)
         for family in self.objective.selectors:
             logits = told[f"choice/{family.name}"]
-            s = torch.distributions.Categorical(logits=logits[which], validate_args=False).sample((DRAWS,))
+            s = Categorical(logits=logits[which], validate_args=False).sample((DRAWS,))
             s = self.ranks.shard(s.transpose(0, 1)).transpose(0, 1)
-            log_q = torch.distributions.Categorical(logits=logits[share], validate_args=False).log_prob(s)
+            log_q = Categorical(logits=logits[share], validate_args=False).log_prob(s)
             present = None if part.mask is None or family.words is None else part.mask.get(family.words)
             if present is not None:  # log P(choices) has no terms of absent words; with theirs, log q is too low
                 log_q = log_q * present[:, *[None] * len(family.plates)]

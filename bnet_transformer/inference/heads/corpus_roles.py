@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy import special
 from torch import Tensor
 
@@ -29,7 +28,7 @@ from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.data import EncodedSentence
 from bnet_transformer.data.dataset import encode_sentences
-from bnet_transformer.errors import BNetError, number, one_of, room_for, seed_of, unknown, whole, within_memory
+from bnet_transformer.errors import BNetError, number, room_for, seed_of, unknown, whole, within_memory
 from bnet_transformer.inference.heads.reading import (
     ONE_STACK,
     SEPARATORS,
@@ -41,31 +40,28 @@ from bnet_transformer.inference.heads.reading import (
     readings,
     relations_of,
 )
+from bnet_transformer.inference.heads.result import HeadTable
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.tpm.arrays import in_numpy
 
 if TYPE_CHECKING:
     import pandas as pd
 
-UNITS = ("sentence", "word")
-Numbers = NDArray[np.float64]
-
 
 @dataclass(frozen=True)
-class Roles:
+class Roles(HeadTable):
     """What each head reads: shares of relations, `[slice, head, relation]`, of which those of a head add up to 1.
 
-    `mean` is the posterior mean of the share that is to be expected of the next sentence (`unit="word"`: of the next
-    word), `low` and `high` the ends of its interval; `spread` is the standard deviation of the share from one sentence
-    to the next. `counts` are the expected numbers of sentences (words) that read by each relation. `chance` is what
-    would be read if each word read all words alike that the mask allows, and `above` the probability that the share is
-    above it (NaN where chance is 0 or 1). `top` is the probability that a relation is the one whose share is most above
-    chance. `left_out` says which default relations have no meaning here, and why.
+    `mean` is the posterior mean of the share that is to be expected of the next sentence, `low` and `high` the ends of
+    its interval; `spread` is the standard deviation of the share from one sentence to the next. `counts` are the
+    expected numbers of sentences that read by each relation. `chance` is what would be read if each word read all words
+    alike that the mask allows, and `above` the probability that the share is above it (NaN where chance is 0 or 1).
+    `top` is the probability that a relation is the one whose share is most above chance. `left_out` says which default
+    relations have no meaning here, and why.
     """
 
     slices: tuple[str, ...]
     relations: tuple[str, ...]
-    unit: str
     alpha: float
     interval: float
     sentences: int
@@ -99,8 +95,6 @@ class Roles:
 
     def of_role(self, values: Tensor) -> Tensor:
         """What values, `[slice, head, relation]`, are for the relation that is each head's role."""
-        if not isinstance(values, Tensor) or values.shape != self.top.shape:
-            raise BNetError("values", expected=f"a tensor of shape {tuple(self.top.shape)}", got=values)
         return values.gather(-1, self.top.argmax(-1, keepdim=True))[..., 0]
 
     def heads_that_read(self, relation: str, least: float = 0.5) -> tuple[tuple[int, int], ...]:
@@ -115,137 +109,88 @@ class Roles:
         """A row for each head and relation."""
         import pandas as pd
 
-        slices, heads, relations = self.mean.shape
+        axes = {"slice": self.slices, "head": range(self.mean.shape[1]), "relation": self.relations}
+        table = pd.MultiIndex.from_product(axes.values(), names=axes.keys()).to_frame(index=False)
         arrays = ("mean", "low", "high", "spread", "counts", "chance", "above", "top")
-        named = {
-            "slice": [name for name in self.slices for _ in range(heads * relations)],
-            "head": [head for head in range(heads) for _ in range(relations)] * slices,
-            "relation": list(self.relations) * (slices * heads),
-        }
-        return pd.DataFrame(named | {name: in_numpy(getattr(self, name).flatten()) for name in arrays})
+        return table.assign(**{name: in_numpy(getattr(self, name).flatten()) for name in arrays})
 
     def by_head(self) -> pd.DataFrame:
         """A row for each head: its role, how probable it is, and what is known of that relation's share."""
-        import pandas as pd
-
-        slices, heads, _ = self.mean.shape
-        told: dict[str, Sequence[object] | Tensor] = {
-            "slice": [name for name in self.slices for _ in range(heads)],
-            "head": list(range(heads)) * slices,
-            "role": [name for row in self.role for name in row],
-            "probability": self.probability,
-        }
-        told |= {name: self.of_role(getattr(self, name)) for name in ("mean", "low", "high", "chance", "above")}
-        return pd.DataFrame({k: in_numpy(v.flatten()) if isinstance(v, Tensor) else v for k, v in told.items()})
-
-    def __str__(self) -> str:
-        return f"{self._told()}\n{self.by_head().to_string(index=False, float_format='{:.3f}'.format)}"
+        table, relations = self.to_dataframe(), len(self.relations)
+        rows = torch.arange(0, len(table), relations) + self.top.argmax(-1).flatten()
+        found = table.iloc[rows.numpy()].rename(columns={"relation": "role", "top": "probability"})
+        columns = ["slice", "head", "role", "probability", "mean", "low", "high", "chance", "above"]
+        return found[columns].reset_index(drop=True)
 
     def _repr_html_(self) -> str:
-        left = "".join(
-            f"<p>{html.escape(name)} is left out: {html.escape(why)}.</p>" for name, why in self.left_out.items()
-        )
-        table = self.by_head().to_html(index=False, float_format="{:.3f}".format)
-        return f"<p>{html.escape(self._told())}</p>{table}{left}"
+        left = (f"<p>{html.escape(name)} is left out: {html.escape(why)}.</p>" for name, why in self.left_out.items())
+        return super()._repr_html_() + "".join(left)
 
-    def _told(self) -> str:
+    @property
+    def told(self) -> str:
+        """Of what it tells, and how that was found, in a line."""
         slices, heads, _ = self.mean.shape
         drawn = list(dict.fromkeys(name for name in self.selectors if name))
         of = f", states of {', '.join(drawn)}" if drawn else ""
         counts = {"head": heads, "slice": slices, "sentence": self.sentences}
         h, t, s = (f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
-        way = f"intervals of {100 * self.interval:g}%, each {self.unit} counting once"
+        way = f"intervals of {100 * self.interval:g}%, each sentence counting once"
         return f"{h} of {t}{of}, by {s} of {self.words} words in all; {way}"
 
 
-@dataclass
 class Tally:
     """Sums over the readings so far, `[slice, head, relation]`, and draws of `theta`, each by weights of its own.
 
     The weights are made of random numbers that each sentence has for itself, in whatever order and wherever it comes.
-    Under torchrun each rank has sums over its share until they are put `together`.
+    Under torchrun each rank has sums over its share of the sentences; the posterior is by those of all.
     """
 
-    shape: tuple[int, int, int]
-    alpha: float
-    draws: int
-    seed: int
-    ranks: Ranks = ALONE
-    units: int = 0
-    total: Numbers = field(init=False)
-    squares: Numbers = field(init=False)
-    chance: Numbers = field(init=False)
-    drawn: Numbers = field(init=False)
-    weight: Numbers = field(init=False)
+    def __init__(self, shape: tuple[int, int, int], alpha: float, draws: int, seed: int, ranks: Ranks = ALONE) -> None:
+        slices, heads, relations = shape
+        self.shape, self.alpha, self.draws, self.seed, self.ranks = shape, alpha, draws, seed, ranks
+        self.sentences = 0
+        self.total, self.squares, self.chance = np.zeros(shape), np.zeros(shape), np.zeros((slices, relations))
+        corners = np.random.default_rng(seed).standard_gamma(alpha, (draws, relations))
+        corners = corners if ranks.first else np.zeros_like(corners)
+        self.weight, self.drawn = corners.sum(1), np.tile(corners, (1, slices * heads))
 
-    def __post_init__(self) -> None:
-        slices, heads, relations = self.shape
-        self.total, self.squares = np.zeros(self.shape), np.zeros(self.shape)
-        self.chance = np.zeros((slices, relations))
-        corners = np.random.default_rng(self.seed).standard_gamma(self.alpha, (self.draws, relations))
-        corners = corners if self.ranks.first else np.zeros_like(corners)
-        self.weight = corners.sum(1)
-        self.drawn = np.tile(corners, (1, slices * heads))
-
-    def add(
-        self,
-        codes: Tensor,
-        readings: Sequence[Tensor],
-        masks: Sequence[Tensor],
-        unit: str,
-        which: Sequence[int] | None = None,
-    ) -> None:
+    def add(self, codes: Tensor, readings: Sequence[Tensor], masks: Sequence[Tensor], which: Sequence[int]) -> None:
         """Sentences of one length: the relation of each pair of words, `[sentence, i, j]`; `P(j | i)` of each slice,
-        `[head, sentence, i, j]`; who may be read, `[i, j]`; and their numbers, by default the first ones."""
-        which = range(len(codes)) if which is None else which
+        `[head, sentence, i, j]`; who may be read, `[i, j]`; and the numbers of the sentences."""
         held = torch.nn.functional.one_hot(codes, self.shape[2]).double()
-        y = torch.stack([torch.einsum("hsij,sijr->sihr", each.double(), held) for each in readings])
-        u = torch.stack(
-            [torch.einsum("ij,sijr->sir", mask.double() / mask.sum(-1, keepdim=True), held) for mask in masks]
-        )
-        y, u = (y.mean(2), u.mean(2)) if unit == "sentence" else (y.flatten(1, 2), u.flatten(1, 2))
-        each = in_numpy(y.transpose(0, 1))  # [unit, slice, head, relation]
+        y = torch.stack([torch.einsum("hsij,sijr->sihr", each.double(), held).mean(1) for each in readings])
+        by_mask = (mask.double() / mask.sum(-1, keepdim=True) for mask in masks)
+        self.chance += in_numpy(torch.stack([torch.einsum("ij,sijr->sir", u, held).mean(1) for u in by_mask]).sum(1))
+        each = in_numpy(y.transpose(0, 1))  # [sentence, slice, head, relation]
         self.total += each.sum(0)
         self.squares += np.square(each).sum(0)
-        self.chance += in_numpy(u.sum(1))
-        own = len(each) // len(which)
-        weights = np.concatenate([self._weights(sentence, own) for sentence in which])
+        own = (np.random.default_rng(derive_seed(self.seed, "reading", sentence)) for sentence in which)
+        weights = np.stack([random.standard_exponential(self.draws) for random in own])
         self.weight += weights.sum(0)
         self.drawn += weights.T @ each.reshape(len(each), -1)
-        self.units += len(each)
-
-    def _weights(self, sentence: int, units: int) -> Numbers:
-        """The weights of a sentence's units in each draw, `[unit, draw]`."""
-        own = np.random.default_rng(derive_seed(self.seed, "reading", sentence))
-        return own.standard_exponential((units, self.draws))
-
-    def together(self) -> Tally:
-        """The sums of all ranks."""
-        if self.ranks.world == 1:
-            return self
-        for name in ("total", "squares", "chance", "weight", "drawn"):
-            setattr(self, name, self.ranks.all_reduce(torch.from_numpy(getattr(self, name))).numpy())
-        self.units = sum(self.ranks.all_gather_object(self.units))
-        return self
+        self.sentences += len(each)
 
     def posterior(self, interval: float) -> dict[str, Tensor]:
         """Means, ends of intervals, spreads, counts, chance, who is above it and who is on top, by name."""
-        relations, units = self.shape[2], self.units
+        sums = (self.total, self.squares, self.chance, self.weight, self.drawn)
+        total, squares, chance, weight, drawn = (self.ranks.all_reduce(torch.from_numpy(each)).numpy() for each in sums)
+        count = sum(self.ranks.all_gather_object(self.sentences))
+        relations = self.shape[2]
         prior = self.alpha * relations
-        chance = np.broadcast_to(self.chance[:, None] / units, self.shape)
-        mean = (self.alpha + self.total) / (prior + units)
-        variance = ((self.alpha + self.squares) / (prior + units) - np.square(mean)) / (prior + units + 1)
+        chance = np.broadcast_to(chance[:, None] / count, self.shape)
+        mean = (self.alpha + total) / (prior + count)
+        variance = ((self.alpha + squares) / (prior + count) - np.square(mean)) / (prior + count + 1)
         sure = mean * (1 - mean) / variance - 1
         a, b = mean * sure, (1 - mean) * sure
         tail = (1 - interval) / 2
-        theta = self.drawn.reshape(self.draws, *self.shape) / self.weight[:, None, None, None]
+        theta = drawn.reshape(self.draws, *self.shape) / weight[:, None, None, None]
         best = np.where(chance > 0, theta - chance, -np.inf).argmax(-1)
         found = {
             "mean": mean,
             "low": special.betaincinv(a, b, tail),
             "high": special.betainccinv(a, b, tail),
-            "spread": np.sqrt(np.clip(self.squares / units - np.square(self.total / units), 0, None)),
-            "counts": self.total,
+            "spread": np.sqrt(np.clip(squares / count - np.square(total / count), 0, None)),
+            "counts": total,
             "chance": chance.copy(),
             "above": np.where((chance > 0) & (chance < 1), special.betaincc(a, b, chance), np.nan),
             "top": np.stack([(best == r).mean(0) for r in range(relations)], -1),
@@ -262,7 +207,6 @@ def roles(
     separators: Collection[str] | None = None,
     role: str | None = None,
     slices: object = "all",
-    unit: str = "sentence",
     alpha: float | None = None,
     interval: float = 0.9,
     draws: int = 2000,
@@ -274,8 +218,8 @@ def roles(
     separator, same token (another word with it), else other. A list names some of ours (also last, earlier, later); a
     mapping gives a name to a function of the tokens that returns a boolean table `[word, word read]`, to a `Reach`, or
     to one of ours. `separators` are tokens; by default the special ones of the net's tokenizer. `role` and `slices`
-    choose which families read. A sentence counts once (`unit`), for words of one are alike; `alpha` is the weight of
-    the prior at each relation, by default together that of one sentence. Of `draws` comes the probability of roles.
+    choose which families read. A sentence counts once, for words of one are alike; `alpha` is the weight of the prior
+    at each relation, by default together that of one sentence. Of `draws` comes the probability of roles.
 
     >>> import bnet_transformer as bt
     >>> net = bt.encoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
@@ -284,7 +228,6 @@ def roles(
     (('same', 'previous', 'next', 'other'), torch.Size([1, 2, 4]))
     """
     network = network_of(net)
-    one_of("unit", unit, UNITS)
     if not number("interval", interval, above=0) < 1:
         raise BNetError("interval", expected="a share between 0 and 1", got=interval)
     readers = readers_of(network, role, slices)
@@ -297,7 +240,7 @@ def roles(
     room_for(f"{draws} draws", 8 * draws * math.prod(shape), "fewer draws=")
     marks = _separators(network, separators)
     with ranks(device_of(None, network)) as here:
-        told = found.names, relations, role, slices, unit, weight, draws, seed, sorted(marks or ())
+        told = found.names, relations, role, slices, weight, draws, seed, sorted(marks or ())
         here.assert_same("roles", net=network, data=[each.given for each in intakes], settings=told)
         tally = Tally(shape, weight, draws, seed, here)
         for share, tables in readings(Module(here.to_device(network)).eval(), readers, here.shard(intakes)):
@@ -305,20 +248,19 @@ def roles(
             pairs = [_pair(network, readers, intakes[k], marks) for k in which]
             codes = np.stack([found.codes(pair, f"sentence {k}") for k, pair in zip(which, pairs, strict=True)])
             masks = [allowed(network, member, intakes[which[0]].words) for member in readers.members]
-            tally.add(torch.from_numpy(codes), [table.cpu() for table in tables], masks, unit, which)
-        tally.together()
+            tally.add(torch.from_numpy(codes), [table.cpu() for table in tables], masks, which)
+        posterior = tally.posterior(interval)
     drawn = [None if c is None else network.members[c].family.name for c in readers.selectors]
     return Roles(
         tuple(member.family.name for member in readers.members),
         found.names,
-        unit,
         weight,
         interval,
         len(intakes),
         sum(intake.words[readers.stacks[0]] for intake in intakes),
         selectors=tuple(drawn),
         left_out=found.left_out,
-        **tally.posterior(interval),
+        **posterior,
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import html
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,8 +23,32 @@ if TYPE_CHECKING:
 MEASURES = ("log Bayes factor", "gradient importance", "ablation")
 
 
+class HeadTable(ABC):
+    """What is known of heads, shown as a table with a row for each head, under a line that says how it was found."""
+
+    @property
+    @abstractmethod
+    def told(self) -> str:
+        """Of what it tells, and how that was found, in a line."""
+
+    @abstractmethod
+    def to_dataframe(self) -> pd.DataFrame:
+        """All that is known, in rows."""
+
+    def by_head(self) -> pd.DataFrame:
+        """A row for each head."""
+        return self.to_dataframe()
+
+    def __str__(self) -> str:
+        return f"{self.told}\n{self.by_head().to_string(index=False, float_format='{:.3f}'.format)}"
+
+    def _repr_html_(self) -> str:
+        table = self.by_head().to_html(index=False, float_format="{:.3f}".format)
+        return f"<p>{html.escape(self.told)}</p>{table}"
+
+
 @dataclass(frozen=True)
-class Inclusion:
+class Inclusion(HeadTable):
     """The posterior of `rho`, the share of sentences in which a head is in, for each head of each slice.
 
     Arrays are `[slice, head]`, where a slice is a family of heads, named in `slices` (`a_0`). `log_bayes` is the log
@@ -60,12 +85,12 @@ class Inclusion:
     @property
     def low(self) -> Tensor:
         """The lower end of the interval of `rho`."""
-        return self._quantile((1 - self.interval) / 2)
+        return self.rho.quantile((1 - self.interval) / 2, dim=0)
 
     @property
     def high(self) -> Tensor:
         """The upper end of the interval of `rho`."""
-        return self._quantile((1 + self.interval) / 2)
+        return self.rho.quantile((1 + self.interval) / 2, dim=0)
 
     @property
     def rank(self) -> Tensor:
@@ -120,22 +145,12 @@ class Inclusion:
         """A row for each head, by rank."""
         import pandas as pd
 
-        slices, heads = self.log_bayes.shape
-        names = ("rank", "mean", "low", "high", "log_bayes", "error", "importance", "importance_error")
-        columns = {name: in_numpy(getattr(self, name).flatten()) for name in (*names, "ablation", "ablation_error")}
-        told: dict[str, Any] = {
-            "slice": [name for name in self.slices for _ in range(heads)],
-            "head": [*range(heads)] * slices,
-        }
-        told |= {"rho" if name == "mean" else name: column for name, column in columns.items()}
-        return pd.DataFrame(told).sort_values("rank", ignore_index=True)
-
-    def __str__(self) -> str:
-        return f"{self.told}\n{self.to_dataframe().to_string(index=False, float_format='{:.3f}'.format)}"
-
-    def _repr_html_(self) -> str:
-        table = self.to_dataframe().to_html(index=False, float_format="{:.3f}".format)
-        return f"<p>{html.escape(self.told)}</p>{table}"
+        axes = {"slice": self.slices, "head": range(self.log_bayes.shape[1])}
+        table = pd.MultiIndex.from_product(axes.values(), names=axes.keys()).to_frame(index=False)
+        names = ["rank", "mean", "low", "high", "log_bayes", "error"]
+        names += ["importance", "importance_error", "ablation", "ablation_error"]
+        table = table.assign(**{name: in_numpy(getattr(self, name).flatten()) for name in names})
+        return table.rename(columns={"mean": "rho"}).sort_values("rank", ignore_index=True)
 
     @property
     def told(self) -> str:
@@ -146,9 +161,6 @@ class Inclusion:
         how += ", too narrow where heads hang together" if self.method == "svi" else ""
         many = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((slices, "slice"), (self.sentences, "sentence"))]
         return f"{heads} head{'s' * (heads != 1)} of {' by '.join(many)} ({how})"
-
-    def _quantile(self, share: float) -> Tensor:
-        return self.rho.quantile(share, dim=0)
 
 
 @dataclass(frozen=True)

@@ -3,30 +3,36 @@
 In the order in which data flows: `examples` holds the sentences and the open choices that outcomes are averaged over,
 `metric` the question, `cell_spec` turns `at` and `over` into cells, `needed_positions` says which nodes are computed
 again, `routing` which cells are computed together; `engine` runs these by `patched_run` (on the changed values alone,
-`sparse_update`) and the others one at a time by `sequential`. `path_values` sends values along paths,
-`ablation` makes the values of ablations, `attribution` estimates all effects to first order.
+`sparse_update`) and the others one at a time by `sequential`. `ablation` makes the values of ablations, `attribution`
+estimates all effects to first order.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
+import numpy as np
+
 from bnet_transformer._core.torch_context import with_gradients
+from bnet_transformer.cost import cost
 from bnet_transformer.errors import BNetError, one_of, whole, within_memory
 from bnet_transformer.inference.route import Route
 from bnet_transformer.inference.surgery import Mean, Noise, Zero
 from bnet_transformer.inference.sweeps.ablation import Ablation
 from bnet_transformer.inference.sweeps.attribution import estimate_cells
-from bnet_transformer.inference.sweeps.cell_spec import Cells, cells_of
+from bnet_transformer.inference.sweeps.cell_spec import Cells, Ids, cells_of
 from bnet_transformer.inference.sweeps.engine import ExampleBatch, run_cells
 from bnet_transformer.inference.sweeps.examples import MEMORY, Examples, examples_of, pair
 from bnet_transformer.inference.sweeps.metric import Metric, metric_of
-from bnet_transformer.inference.sweeps.needed_positions import bytes_of, find_needed_positions
+from bnet_transformer.inference.sweeps.needed_positions import bytes_of, find_changed_positions, find_needed_positions
 from bnet_transformer.inference.sweeps.results import ByCell, Mediation, Sweep
-from bnet_transformer.inference.sweeps.routing import make_route
+from bnet_transformer.inference.sweeps.routing import set_words_of
+from bnet_transformer.inference.sweeps.sparse_update import is_wordwise
 
 __all__ = ["Mediation", "Sweep", "explain_sweep", "mediation", "sweep"]
 
@@ -72,14 +78,13 @@ def sweep(
     """
     size = whole("memory", memory)
     one_of("progress", progress, (True, False, None))
-    asked = _prepare(clean, corrupt, at, metric, over, size, first_order=first_order)
-    cells, batches = asked.cells, asked.batches
+    batches, asked, cells = _prepare(clean, corrupt, at, metric, over, size, first_order=first_order)
     if any(batch.alone for batch in batches):
-        asked.route().warn_if_slow()
+        _route(batches, cells).warn_if_slow()
     if first_order:
-        outcomes, best, worst = estimate_cells(batches, asked.metric, cells, progress)
+        outcomes, best, worst = estimate_cells(batches, asked, cells, progress)
     else:
-        outcomes, best, worst = run_cells(batches, asked.metric, cells, size, progress)
+        outcomes, best, worst = run_cells(batches, asked, cells, size, progress)
     return Sweep(**cells.described(), outcomes=outcomes, clean=best, corrupt=worst, first_order=first_order)
 
 
@@ -120,8 +125,8 @@ def explain_sweep(
     ('sweep of 9 cells', 'compiled', None)
     """
     one_of("progress", progress, (True, False, None))
-    asked = _prepare(clean, corrupt, at, metric, over, whole("memory", memory), first_order=first_order)
-    return asked.route(count_flops=True)
+    batches, _, cells = _prepare(clean, corrupt, at, metric, over, whole("memory", memory), first_order=first_order)
+    return _route(batches, cells, count_flops=True)
 
 
 @within_memory("mediation")
@@ -167,27 +172,67 @@ def mediation(
     return Mediation(**shared, indirect_outcomes=there.outcomes, direct_outcomes=back.outcomes)
 
 
-@dataclass(frozen=True)
-class _Request:
-    """What a sweep computes, checked."""
+def _route(batches: Sequence[ExampleBatch], cells: Cells, *, count_flops: bool = False) -> Route:
+    """How the cells are computed; a cell runs alone if it does in any example.
 
-    batches: Sequence[ExampleBatch]
-    metric: Metric
-    cells: Cells
+    Where some run alone, `parts` has a route for those that do not, and one for each obstacle.
+    """
+    obstacles = {cell: obstacle for batch in batches for cell, obstacle in batch.alone.items()}
+    first, there = batches[0], cells.there
+    together = there[~np.isin(there, list(obstacles))]
+    states = max(len(batch.choices.states) for batch in batches)
+    runs = sum(len(batch.corrupt) * len(batch.choices.states) for batch in batches)
+    parts: list[Route] = []
+    if len(together):
+        flops = _count_flops(first, cells, together, runs) if count_flops and not first.first_order else None
+        reason = "all cells share one run, and only what a cell changes is computed again"
+        reason = "the slopes of one run estimate the effect of every cell" if first.first_order else reason
+        question = _question(len(together))
+        parts.append(Route(question, "compiled", reason, states=states, flops=flops, is_exact=not first.first_order))
+    shapes = first.corrupt.world.ground.shapes
+    nodes = sum(int(table.sum()) * math.prod(shapes[i]) // len(table) for i, table in first.needed.leads.items())
+    for obstacle, count in Counter(obstacles.values()).items():
+        reason, evaluations = str(obstacle), count * runs * nodes
+        parts.append(Route(_question(count), "sequential", reason, obstacle.what, states, evaluations=evaluations))
+    if len(parts) == 1:
+        return parts[0]
+    reason, evaluations = "cells meet different obstacles", sum(part.evaluations for part in parts)
+    node, flops, exact = parts[-1].node, parts[0].flops, not first.first_order
+    return Route(_question(len(there)), "sequential", reason, node, states, flops, evaluations, exact, tuple(parts))
 
-    def route(self, *, count_flops: bool = False) -> Route:
-        """How the cells are computed; a cell runs alone if it does in any example."""
-        obstacles = {cell: obstacle for batch in self.batches for cell, obstacle in batch.alone.items()}
-        states = max(len(batch.choices.states) for batch in self.batches)
-        runs = sum(len(batch.corrupt) * len(batch.choices.states) for batch in self.batches)
-        first = self.batches[0]
-        options = {"first_order": first.first_order, "count_flops": count_flops}
-        return make_route(first.corrupt, first.needed, self.cells, obstacles, runs=runs, states=states, **options)
+
+def _question(cells: int) -> str:
+    return f"sweep of {cells:,} cell{'s' if cells != 1 else ''}"
+
+
+def _count_flops(batch: ExampleBatch, cells: Cells, numbers: Ids, runs: int) -> int | None:
+    """FLOPs of the products of the runs, and of what cells change; None where a TPM does not say its products."""
+    world, needed = batch.corrupt.world, batch.needed
+    network, ground = world.network, world.ground
+    want = sorted({ground.family_of(node).name for node in needed.outcomes})
+    if batch.corrupt.module.find_needs(want, ()).fault is not None:
+        return None
+    flops, slices = Counter[str](), Counter[str]()
+    for row in cost(network, dict(ground.words) or None, want=want).rows:
+        if row.flops is None:
+            return None
+        flops[row.template] += row.flops
+        slices[row.template] += row.slices
+    share = dict.fromkeys(needed.leads, 2.0)  # of a run that a family takes: the corrupt and the clean one
+    for chunk, set_words in set_words_of(world, needed, cells):
+        inside = np.isin(chunk, numbers)
+        for index, (_, both) in find_changed_positions(world, needed, set_words, len(chunk)).items():
+            table = both[inside]
+            if not is_wordwise(network, network.members[index]):  # all words of a cell are computed
+                table = np.any(table, axis=-1, keepdims=True)
+            share[index] += float(table.mean(-1).sum())
+    stems = {index: network.graph.families[index].stem for index in share}
+    return round(runs * sum(part * flops[stems[i]] / (slices[stems[i]] or 1) for i, part in share.items()))
 
 
 def _prepare(
     clean: object, corrupt: object, at: Any, metric: object, over: object, memory: int, *, first_order: bool
-) -> _Request:
+) -> tuple[list[ExampleBatch], Metric, Cells]:
     """Check the arguments of a sweep, and divide the examples into batches that fit in memory."""
     one_of("first_order", first_order, (True, False))
     ablated = isinstance(clean, Zero | Mean | Noise)
@@ -217,7 +262,7 @@ def _prepare(
         ExampleBatch(theirs, ours, cells, asked.nodes, memory, ablation, number, keep, first_order)
         for (theirs, ours), number in zip(sources, first, strict=False)
     ]
-    return _Request(batches, asked, cells)
+    return batches, asked, cells
 
 
 def _check_same_arrows(examples: Examples) -> None:
@@ -238,5 +283,5 @@ def _parts(
     if len(corrupt) > 1:
         size = max(1, memory // (2 * bytes_of(corrupt.world, find_needed_positions(corrupt.world, nodes))[1]))
     if clean is None:
-        return ((None, ours) for ours in corrupt.parts(size))
+        return zip(itertools.repeat(None), corrupt.parts(size))
     return zip(clean.parts(size), corrupt.parts(size), strict=True)

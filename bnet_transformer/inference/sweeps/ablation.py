@@ -98,7 +98,8 @@ def means_of(world: World, nodes: Sequence[int], sentences: Sequence[Any], memor
         if state is None or state.evidence or state.network is not world.network:
             return {}
         by_length.setdefault(tuple(state.ground.words.items()), []).append(sentence)
-    real = [node for node in nodes if _is_function(world, node)]
+    tpms = {node: where(world, node)[0].tpm for node in nodes}
+    real = [node for node, tpm in tpms.items() if not tpm.is_random and not tpm.reads_by_index]
     totals = {node: torch.zeros((), dtype=world.network.dtype, device=world.network.device) for node in real}
     for several in by_length.values():
         there = several[0].state.ground
@@ -112,12 +113,6 @@ def means_of(world: World, nodes: Sequence[int], sentences: Sequence[Any], memor
                 for node, total in _sums(part, list(ids)).items():
                     totals[ids[node]] = totals[ids[node]] + total
     return {node: total / len(sentences) for node, total in totals.items()}
-
-
-def _is_function(world: World, node: int) -> bool:
-    """True of a node whose value is real numbers, a function of its parents or given."""
-    tpm = where(world, node)[0].tpm
-    return not tpm.is_random and not tpm.reads_by_index
 
 
 def _sums(examples: Examples, nodes: Sequence[int]) -> Mapping[int, Tensor]:

@@ -18,12 +18,10 @@ from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.sweeps.cell_spec import Cells
-from bnet_transformer.inference.sweeps.engine import ExampleBatch, Start, metric_of_base_runs
+from bnet_transformer.inference.sweeps.engine import ExampleBatch, Outcomes, Start, metric_of_base_runs
 from bnet_transformer.inference.sweeps.metric import Metric
 from bnet_transformer.inference.sweeps.patched_run import PatchedRun, picked
 from bnet_transformer.inference.sweeps.sparse_update import Setting, full_shape
-
-Outcomes = dict[int, Tensor]
 
 
 @with_gradients()
@@ -74,7 +72,7 @@ def _slopes_of_outcomes(batches: Sequence[ExampleBatch], metric: Metric) -> list
 
 
 def _add_effects(effects: Tensor, start: Start, outer: Mapping[int, Tensor]) -> None:
-    """Add what each cell does to the metric, to first order, `[cell, example]`, given the slopes of the outcomes."""
+    """Add `<dm/dz, clean z - corrupt z>` of each cell, `[cell, example]`, given the slopes of the outcomes."""
     run = start.run
     outcomes = {node: value for node, value in run.base_outcomes().items() if value.requires_grad}
     if not outcomes:
@@ -83,19 +81,16 @@ def _add_effects(effects: Tensor, start: Start, outer: Mapping[int, Tensor]) -> 
     inner = torch.autograd.grad(ends, list(run.nudges.values()), given, materialize_grads=True)
     for family, slope in zip(run.nudges, inner, strict=True):
         for setting in start.settings[family]:
-            told = _of_rows(run, family, setting, slope) if setting.rows else _of_nodes(run, family, setting, slope)
+            if setting.rows:
+                told = _of_rows(run, family, setting, slope)
+            else:
+                by = run.value_of(family, setting) - run.at(family, setting).detach()
+                told = (picked(run, family, slope.to(by.device), setting.node) * by).flatten(2).sum(-1)
             effects.index_add_(0, setting.cell, told.double().cpu().expand(-1, effects.shape[1]))
 
 
-def _of_nodes(run: PatchedRun, family: int, setting: Setting, slope: Tensor) -> Tensor:
-    """`<dm/dz, clean z - corrupt z>` of what a setting sets, `[k, example]`."""
-    by = run.value_of(family, setting) - run.at(family, setting).detach()
-    found = picked(run, family, slope.to(by.device), setting.node) * by
-    return found.reshape(*found.shape[:2], -1).sum(-1)
-
-
 def _of_rows(run: PatchedRun, family: int, setting: Setting, slope: Tensor) -> Tensor:
-    """The same where `P(j | i)` is set, of which the mix is a linear function."""
+    """The same where `P(j | i)` is set, of which the mix is a linear function: `[k, example]`."""
     member, course = run.members[family], run.base
     at, parents = seen(course, member)
     parents = [parent.detach() for parent in parents]

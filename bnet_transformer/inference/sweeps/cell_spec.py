@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bnet_transformer import asking
 from bnet_transformer.axes import SLICE, WORD, split
-from bnet_transformer.errors import BNetError, room_for, unknown
+from bnet_transformer.errors import BNetError, listed, room_for, unknown
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.surgery import matching
 from bnet_transformer.inference.sweeps.examples import Examples
@@ -87,11 +87,7 @@ def cells_of(examples: Examples, at: object, over: object) -> Cells:
     """The cells that `at=` and `over=` stand for."""
     world = examples.world
     if isinstance(at, str):
-        if ARROW in at:
-            found = of_arrows(world, at, over)
-        else:
-            found = of_role(world, at, over)
-        return labelled(examples, found)
+        return labelled(examples, (of_arrows if ARROW in at else of_role)(world, at, over))
     if not isinstance(at, Sequence) or not at or not all(isinstance(each, str) for each in at):
         forms = 'a role ("x"), an arrow of roles ("v -> a"), or a list of names, patterns and paths of names'
         raise BNetError("at", expected=forms, got=at)
@@ -142,32 +138,34 @@ def of_role(world: World, at: str, over: object) -> Cells:
             _check_attention(world, member)
         else:
             check_value(world, member)
-    own = axes_of(families[0])
-    if any(axes_of(family) != own for family in families):
+    axes_of = [((SLICE,) if each.slice is not None else ()) + tuple(world.ground.axes(each)) for each in families]
+    own = axes_of[0]
+    if any(axes != own for axes in axes_of):
         raise BNetError("at", expected="a role whose nodes have the same axes in all slices", got=at)
     allowed = (*own, READ) if rows else own
     axes = chosen(over, own, allowed)
     member = world.network.members[families[0].index]
     words = world.ground.words[world.network.stack_read(member)] if rows else 0
-    grid = []
+    grid, set_ = [], []
     for family in families:
-        nodes = world.ground.nodes(family)
-        place = indices_of(world, family, nodes)
-        place[SLICE] = np.full(len(nodes), -1 if family.slice is None else family.slice)
-        grid.append(place)
-    sizes = places_along(axes, grid, words)
-    entries: list[Entries] = []
-    names: dict[int, str] = {}
-    for family, place in zip(families, grid, strict=True):
+        place = _place_of(world, family, world.ground.nodes(family))
         node, read = np.arange(len(place[SLICE])), None
         if READ in axes:
             reads = asking.readable(world, world.network.members[family.index])
-            row = place[WORD] if WORD in place else np.zeros_like(node)
-            which, read = np.nonzero(reads[row])
-            node, place = node[which], {axis: at_[which] for axis, at_ in place.items()} | {READ: read}
-        cell = cell_numbers(axes, sizes, place, len(node))
+            which, read = np.nonzero(reads[place[WORD] if WORD in place else np.zeros_like(node)])
+            node, place = node[which], {axis: index[which] for axis, index in place.items()} | {READ: read}
+        grid.append(place)
+        set_.append((family, node, read))
+    sizes, numbers = _numbered(axes, grid, words)
+    entries: list[Entries] = []
+    names: dict[int, str] = {}
+    for (family, node, read), place, cell in zip(set_, grid, numbers, strict=True):
         entries.append(Entries(family.index, cell, node, rows, read))
-        names |= _names(at, family, axes, own, place, cell)
+        shown = [place[axis] if axis in axes else None for axis in own]
+        for k, number in enumerate(cell.tolist()):  # a star for each index that a cell joins
+            if number not in names:
+                name = "_".join([at, *("*" if each is None else str(int(each[k])) for each in shown)])
+                names[number] = name if read is None else f"{name}[{int(read[k])}]"
     return Cells(at, axes, sizes, {}, names, tuple(entries))
 
 
@@ -180,20 +178,6 @@ def readers_of(world: World) -> dict[str, tuple[Family, ...]]:
             role = {"a": "j", "x": "j"}.get(family.role, f"{family.role.removesuffix('_a')}_j")
             found.setdefault(f"{family.stack}_{role}" if family.stack else role, []).append(family)
     return {name: tuple(families) for name, families in found.items()}
-
-
-def _names(
-    at: str, family: Family, axes: Sequence[str], own: Sequence[str], place: Mapping[str, Ids], cell: Ids
-) -> dict[int, str]:
-    """The name of each cell: a star for each index that it joins."""
-    shown = [place[axis] if axis in axes else None for axis in own]
-    read = place.get(READ)
-    found = {}
-    for k, number in enumerate(cell.tolist()):
-        if number not in found:
-            name = "_".join([at, *("*" if each is None else str(int(each[k])) for each in shown)])
-            found[number] = name if read is None else f"{name}[{int(read[k])}]"
-    return found
 
 
 def _check_attention(world: World, member: Member) -> None:
@@ -221,22 +205,17 @@ def of_arrows(world: World, at: str, over: object) -> Cells:
     if len(steps) > 1:
         if over is not None:
             raise BNetError("over", expected="none, for paths", got=over)
-        _check_room(at, _count(steps, len(world.ground)))
         return _paths(world, at, steps)
     default = _arrow_axes(world, steps[0])
     axes = chosen(over, default, default)
     grid = []
     for parent, child, sources, targets in steps[0]:
-        theirs, mine = indices_of(world, parent, sources), indices_of(world, child, targets)
-        place = {**theirs, **mine, SLICE: np.full(len(sources), -1 if child.slice is None else child.slice)}
-        if WORD in theirs:
-            place[READ] = theirs[WORD]
-        grid.append(place)
-    sizes = places_along(axes, grid, 0)
+        theirs = _place_of(world, parent, sources)
+        grid.append(theirs | _place_of(world, child, targets) | ({READ: theirs[WORD]} if WORD in theirs else {}))
+    sizes, numbers = _numbered(axes, grid)
     paths: list[NodePath] = []
     names: dict[int, str] = {}
-    for place, (_, _, sources, targets) in zip(grid, steps[0], strict=True):
-        cell = cell_numbers(axes, sizes, place, len(sources))
+    for cell, (_, _, sources, targets) in zip(numbers, steps[0], strict=True):
         for number, source, target in zip(cell.tolist(), sources.tolist(), targets.tolist(), strict=True):
             paths.append(NodePath(number, (source, target)))
             name = f"{world.ground.name(source)} {ARROW} {world.ground.name(target)}"
@@ -295,7 +274,16 @@ def _arrow_axes(world: World, step: Step) -> tuple[str, ...]:
 
 def _paths(world: World, at: str, steps: Sequence[Step]) -> Cells:
     """Every ground path along some roles."""
-    paths = [NodePath(k, nodes) for k, nodes in enumerate(_joined(steps))]
+    first = dict.fromkeys(source for _, _, sources, _ in steps[0] for source in sources.tolist())
+    found: list[tuple[int, ...]] = [(source,) for source in first]
+    for step in steps:
+        onward: dict[int, list[int]] = {}
+        for _, _, sources, targets in step:
+            for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+                onward.setdefault(source, []).append(target)
+        _check_room(at, sum(len(onward.get(path[-1], ())) for path in found))
+        found = [(*path, target) for path in found for target in onward.get(path[-1], ())]
+    paths = [NodePath(k, nodes) for k, nodes in enumerate(found)]
     if not paths:
         raise BNetError(f"at {at!r}", expected="paths of the bnet", got="none")
     names = {r.cell: f" {ARROW} ".join(map(world.ground.name, r.nodes)) for r in paths}
@@ -306,28 +294,6 @@ def _paths(world: World, at: str, steps: Sequence[Step]) -> Cells:
 def _check_room(at: str, count: int) -> None:
     """Refuse more arrows, or paths, than there is memory for."""
     room_for(f"at {at!r}", PATH_BYTES * count, "a shorter sentence, or at=[...] with the paths that matter")
-
-
-def _count(steps: Sequence[Step], nodes: int) -> int:
-    """How many ground paths there are along some roles."""
-    ways: NDArray[Any] = np.ones(nodes)  # on from each node
-    for step in reversed(steps):
-        sources, targets = (np.concatenate([each[end] for each in step]) for end in (2, 3))
-        ways = np.bincount(sources, ways[targets], nodes)
-    return int(ways.sum())
-
-
-def _joined(steps: Sequence[Step]) -> list[tuple[int, ...]]:
-    """Every ground path along some roles."""
-    first = dict.fromkeys(source for _, _, sources, _ in steps[0] for source in sources.tolist())
-    paths: list[tuple[int, ...]] = [(source,) for source in first]
-    for step in steps:
-        onward: dict[int, list[int]] = {}
-        for _, _, sources, targets in step:
-            for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
-                onward.setdefault(source, []).append(target)
-        paths = [(*path, target) for path in paths for target in onward.get(path[-1], ())]
-    return paths
 
 
 def named_path(world: World, text: str) -> tuple[int, ...]:
@@ -356,24 +322,18 @@ def check_step(world: World, child: int) -> None:
         )
 
 
-def indices_of(world: World, family: Family, nodes: Ids) -> dict[str, Ids]:
-    """The index of nodes of a family along each of its axes."""
-    shape = world.ground.shapes[family.index]
-    at = np.unravel_index(nodes - int(world.ground.offsets[family.index]), shape) if shape else ()
-    return {axis: np.asarray(i, dtype=np.int64) for axis, i in zip(world.ground.axes(family), at, strict=True)}
-
-
-def axes_of(family: Family) -> tuple[str, ...]:
-    """What tells the nodes of a role apart."""
-    sliced = (SLICE,) if family.slice is not None else ()
-    return (*sliced, *family.plates, *((WORD,) if family.words is not None else ()))
+def _place_of(world: World, family: Family, nodes: Ids) -> dict[str, Ids]:
+    """The index of nodes of a family along each of its axes, and along the slices (-1 outside of them)."""
+    at = np.unravel_index(nodes - int(world.ground.offsets[family.index]), world.ground.shapes[family.index] or (1,))
+    place = {axis: np.asarray(i, dtype=np.int64) for axis, i in zip(world.ground.axes(family), at, strict=False)}
+    return place | {SLICE: np.full(len(nodes), -1 if family.slice is None else family.slice)}
 
 
 def chosen(over: object, default: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, ...]:
     """The axes that stay apart, in their order."""
     if over is None:
         return default
-    asked = [over] if isinstance(over, str) else list(over) if isinstance(over, Sequence) else [over]
+    asked = listed("over", [over] if isinstance(over, str) else over, str)
     for axis in asked:
         if axis not in allowed:
             raise unknown("over", axis, allowed)
@@ -382,26 +342,21 @@ def chosen(over: object, default: tuple[str, ...], allowed: tuple[str, ...]) -> 
     return tuple(axis for axis in allowed if axis in asked)
 
 
-def places_along(axes: Sequence[str], grid: Sequence[Mapping[str, Ids]], words: int) -> dict[str, tuple[int, ...]]:
-    """What stands along each axis, from the places of the nodes of each family."""
-    found = {}
-    for axis in axes:
-        if axis == READ and words:
-            found[axis] = tuple(range(words))
-        else:
-            found[axis] = tuple(np.unique(np.concatenate([place[axis] for place in grid])).tolist())
-    return found
+def _numbered(
+    axes: Sequence[str], grid: Sequence[Mapping[str, Ids]], words: int = 0
+) -> tuple[dict[str, tuple[int, ...]], list[Ids]]:
+    """What stands along each axis, and the numbers of the cells at the places of each family's nodes.
 
-
-def cell_numbers(
-    axes: Sequence[str], sizes: Mapping[str, tuple[int, ...]], place: Mapping[str, Ids], count: int
-) -> Ids:
-    """The number of the cell at each of so many places."""
+    With `words`, so many are along the axis of what is read, be they read or not.
+    """
+    places = {axis: tuple(np.unique(np.concatenate([place[axis] for place in grid])).tolist()) for axis in axes}
+    if READ in places and words:
+        places[READ] = tuple(range(words))
     if not axes:
-        return np.zeros(count, dtype=np.int64)
-    index = [np.searchsorted(np.array(sizes[axis]), place[axis]) for axis in axes]
-    found: Ids = np.ravel_multi_index(index, tuple(len(sizes[axis]) for axis in axes)).astype(np.int64)
-    return found
+        return places, [np.zeros(len(place[SLICE]), dtype=np.int64) for place in grid]
+    shape = tuple(map(len, places.values()))
+    along = [[np.searchsorted(np.array(places[axis]), place[axis]) for axis in axes] for place in grid]
+    return places, [np.ravel_multi_index(index, shape).astype(np.int64) for index in along]
 
 
 def check_value(world: World, member: Member) -> None:

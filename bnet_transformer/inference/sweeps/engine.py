@@ -5,7 +5,7 @@ A cell that sets nodes to what they are anyway is the corrupt run, and is not ru
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bnet_transformer.inference.route import Obstacle
-from bnet_transformer.inference.sweeps import path_values, sequential
+from bnet_transformer.inference.sweeps import sequential
 from bnet_transformer.inference.sweeps.ablation import Ablation
 from bnet_transformer.inference.sweeps.cell_spec import Cells, Entries, Ids
 from bnet_transformer.inference.sweeps.examples import Choices, Examples, choices_of
@@ -25,8 +25,8 @@ from bnet_transformer.inference.sweeps.needed_positions import (
     find_needed_positions,
     numbers_in,
 )
-from bnet_transformer.inference.sweeps.patched_run import PatchedRun, setting_of
-from bnet_transformer.inference.sweeps.routing import Obstacles, find_obstacles, sources_of
+from bnet_transformer.inference.sweeps.patched_run import PatchedRun, setting_of, some_of
+from bnet_transformer.inference.sweeps.routing import find_obstacle_of_all, find_obstacles, sources_of
 from bnet_transformer.inference.sweeps.sparse_update import Setting
 from bnet_transformer.world import where
 
@@ -44,24 +44,8 @@ class Start:
 
     def outcomes(self, cells: Ids) -> Outcomes:
         """The outcomes of some cells; those that are not busy set nothing."""
-        place = np.full(int(cells.max()) + 1, -1)
-        place[cells] = np.where(np.isin(cells, self.busy), np.arange(len(cells)), -1)
-        parts = {family: [_among(each, place) for each in several] for family, several in self.settings.items()}
-        settings = {family: [part for part in several if len(part.cell)] for family, several in parts.items()}
-        return self.run.outcomes(len(cells), settings)
-
-
-def _among(setting: Setting, place: Ids) -> Setting:
-    """What some cells set, numbered by their place; those at -1 are left out."""
-    number = np.full(len(setting.cell), -1)
-    cell = setting.cell.numpy()
-    inside = cell < len(place)
-    number[inside] = place[cell[inside]]
-    keep = torch.from_numpy(number >= 0)
-    node = tuple(each[keep] for each in setting.node)
-    read = None if setting.read is None else setting.read[keep]
-    source = setting.source[:, keep] if setting.own else setting.source
-    return replace(setting, cell=torch.from_numpy(number)[keep], node=node, source=source, read=read)
+        busy = np.isin(cells, self.busy)
+        return self.run.outcomes(len(cells), some_of(self.settings, cells[busy], np.flatnonzero(busy)))
 
 
 @dataclass
@@ -92,9 +76,8 @@ class ExampleBatch:
     choices: Choices = field(init=False)
     needed: NeededPositions = field(init=False)
     clean_needed: NeededPositions = field(init=False)
-    obstacles: Obstacles = field(init=False)
+    has_run: bool = field(init=False)
     alone: dict[int, Obstacle] = field(init=False)
-    _sequential: Ids = field(init=False)
     _kept: list[Start] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -108,60 +91,47 @@ class ExampleBatch:
             needed.append(needed[0] if same else find_needed_positions(side.world, self.nodes))
         self.needed, self.clean_needed = needed[0], needed[-1]
         sides_needed = list(zip(sides, needed, strict=True))
-        self.obstacles = find_obstacles(sides_needed, self.cells, first_order=self.first_order)
-        self.alone = self.obstacles.of_cells(self.cells)
-        self._sequential = np.array(sorted(self.alone), dtype=np.int64)
+        everywhere = find_obstacle_of_all(sides_needed)
+        self.has_run = everywhere is None
+        if everywhere is not None:
+            self.alone = dict.fromkeys(self.cells.there.tolist(), everywhere)
+        else:
+            self.alone = find_obstacles(sides_needed, self.cells, first_order=self.first_order)
 
-    def outcomes(self, cells: Ids) -> Outcomes:
-        """The outcomes of some cells, choices averaged: `[cell, example, *shape]` of each node."""
-        alone = np.isin(cells, self._sequential)
-        if not alone.any():
-            return self.averaged([start.outcomes(cells) for start in self.starts()])
-        apart = self.averaged([self._one_by_one(states, cells[alone]) for states in self.choices])
-        if alone.all():
-            return apart
-        joint = self.averaged([start.outcomes(cells[~alone]) for start in self.starts()])
-        order = torch.from_numpy(np.argsort(np.concatenate([np.flatnonzero(alone), np.flatnonzero(~alone)])))
-        return {n: torch.cat([apart[n].to(joint[n].device), joint[n]])[order] for n in self.nodes}
+    def outcomes(self, cells: Ids, *, alone: bool) -> Outcomes:
+        """The outcomes of some cells, in one run or each in its own, choices averaged: `[cell, example, *shape]`."""
+        if alone:
+            return self.averaged([self._one_by_one(states, cells) for states in self.choices])
+        return self.averaged([start.outcomes(cells) for start in self.starts()])
 
-    def starts(self) -> Iterator[Start]:
+    def starts(self) -> Iterable[Start]:
         """Where the runs start from, for each state of the choices: made once, if memory holds them."""
-        if self._kept:
-            yield from self._kept
-            return
-        made = []
-        for states in self.choices:
-            start = self._start(states)
-            if self.keep:
-                made.append(start)
-            yield start
-        self._kept = made
+        if self.keep and not self._kept:
+            self._kept = [self._start(states) for states in self.choices]
+        return self._kept or map(self._start, self.choices)
 
     def base_outcomes(self) -> tuple[Outcomes, Outcomes | None]:
         """The outcomes of the corrupt run, and of the clean run if there is one: `[1, example, *shape]` each."""
-        if self.obstacles.everywhere is not None:
+        if not self.has_run:
             clean = None if self.clean is None else self._of_each(self.clean)
             return self._of_each(self.corrupt), clean
-        corrupts, cleans, busy = [], [], set[int]()
-        for start in self.starts():
-            corrupts.append(start.run.base_outcomes())
-            cleans += [] if start.clean is None else [start.clean]
-            busy.update(start.busy.tolist())
-        # What a cell changes is no obstacle if it sets nothing to another value.
-        alone = self.obstacles.sources.keys() | (self.obstacles.changes.keys() & busy)
-        self._sequential = np.array(sorted(alone), dtype=np.int64)
-        return self.averaged(corrupts), self.averaged(cleans) if cleans else None
+        both = [(start.run.base_outcomes(), start.clean) for start in self.starts()]
+        cleans = [clean for _, clean in both if clean is not None]
+        return self.averaged([corrupt for corrupt, _ in both]), self.averaged(cleans) if cleans else None
 
     def averaged(self, outcomes: Sequence[Mapping[int, Tensor]]) -> Outcomes:
         """The outcomes over the states of the choices."""
         world = self.corrupt.world
-        discrete = {node: where(world, node)[0].tpm.kind == "discrete" and node not in world.do for node in self.nodes}
-        return {n: self.choices.averaged([each[n] for each in outcomes], discrete=discrete[n]) for n in self.nodes}
+        found = {}
+        for node in self.nodes:
+            discrete = where(world, node)[0].tpm.kind == "discrete" and node not in world.do
+            found[node] = self.choices.averaged([each[node] for each in outcomes], discrete=discrete)
+        return found
 
     def _start(self, states: Mapping[int, Tensor]) -> Start:
         """The runs in one state of the choices. One clean run gives both its outcomes and the values that cells set."""
         corrupt = self.corrupt.set_to(states)
-        cells = _without(self.cells, self.obstacles.sources)
+        cells = _without(self.cells, self.alone)
         sources = frozenset(sources_of(corrupt.world, cells) - {each.family for each in cells.entries if each.rows})
         slopes = frozenset(each.family for each in cells.entries) if self.first_order else frozenset()
         run = PatchedRun(corrupt, self.needed, sources, slopes=slopes)
@@ -179,7 +149,7 @@ class ExampleBatch:
             for each in cells.entries:
                 settings.setdefault(each.family, []).append(setting_of(run, clean_run.base, each))
             if cells.paths:
-                for family, several in path_values.settings_of(run, clean_run.base, cells.paths, self.memory).items():
+                for family, several in run.along_paths(clean_run.base, cells.paths, self.memory).items():
                     settings.setdefault(family, []).extend(several)
         return Start(run, settings, busy_cells(run, settings), outcomes)
 
@@ -192,8 +162,8 @@ class ExampleBatch:
 
     def _of_each(self, examples: Examples) -> Outcomes:
         """The outcomes of sentences, each run by itself: `[1, example, *shape]`."""
-        several = (examples.set_to(states).worlds for states in self.choices)
-        each = [[sequential.outcomes(examples.module, world, self.nodes) for world in worlds] for worlds in several]
+        sides = (examples.set_to(states) for states in self.choices)
+        each = [[sequential.outcomes(side.module, world, self.nodes) for world in side.worlds] for side in sides]
         return self.averaged([sequential.stacked(self.nodes, [rows]) for rows in each])
 
     def _one_by_one(self, states: Mapping[int, Tensor], cells: Ids) -> Outcomes:
@@ -201,10 +171,8 @@ class ExampleBatch:
         clean = None if self.clean is None else self.clean.set_to(states)
         ablation = self.ablation
         values = None if ablation is None else lambda example, node: ablation.value(self.first + example, node)
-        each = sequential.Cases(clean, corrupt, self.cells, values)
-        worlds = [each.worlds(int(cell)) for cell in cells]
-        rows = [[sequential.outcomes(corrupt.module, world, self.nodes) for world in several] for several in worlds]
-        return sequential.stacked(self.nodes, rows)
+        each = sequential.Cases(clean, corrupt, self.cells, self.nodes, values)
+        return sequential.stacked(self.nodes, [each.outcomes(int(cell)) for cell in cells])
 
 
 def _without(cells: Cells, gone: Collection[int]) -> Cells:
@@ -245,16 +213,22 @@ def run_cells(
     """
     clean, corrupt = metric_of_base_runs(batches, metric)
     there = cells.there
+    apart = np.isin(there, [cell for batch in batches for cell in batch.alone])  # in any of the examples
     found = torch.full((int(np.prod(cells.shape, dtype=np.int64)), len(corrupt)), torch.nan, dtype=torch.float64)
     each, _ = bytes_of(batches[0].corrupt.world, batches[0].needed)
     size = max(1, memory // (each * max(len(batch.corrupt) for batch in batches)))
-    size = max(1, min(size, memory // (_metric_bytes(batches[0], metric) * len(corrupt))))
+    world = batches[0].corrupt.world
+    asked = 3 * world.network.dtype.itemsize * sum(numbers_in(world, where(world, node)[0]) for node in metric.nodes)
+    size = max(1, min(size, memory // (asked * len(corrupt))))
     hide = None if progress is None else not progress
     with tqdm(total=len(there), disable=hide, unit="cell", leave=False) as bar:
-        for start in range(0, len(there), size):
-            chunk = there[start : start + size]
-            found[torch.from_numpy(chunk)] = _measured(metric, [batch.outcomes(chunk) for batch in batches])
-            bar.update(len(chunk))
+        for alone in (False, True):
+            some = there[apart == alone]
+            for start in range(0, len(some), size):
+                chunk = some[start : start + size]
+                outcomes = [batch.outcomes(chunk, alone=alone) for batch in batches]
+                found[torch.from_numpy(chunk)] = _measured(metric, outcomes)
+                bar.update(len(chunk))
     return found.reshape(*cells.shape, -1), clean, corrupt
 
 
@@ -269,9 +243,3 @@ def metric_of_base_runs(batches: Sequence[ExampleBatch], metric: Metric) -> tupl
 def _measured(metric: Metric, each: Sequence[Mapping[int, Tensor]]) -> Tensor:
     """The metric, `[cell, example]`, of the outcomes of the batches."""
     return metric({node: torch.cat([outcomes[node] for outcomes in each], 1) for node in metric.nodes})
-
-
-def _metric_bytes(batch: ExampleBatch, metric: Metric) -> int:
-    """The bytes of the outcomes of one cell of one example."""
-    world = batch.corrupt.world
-    return 3 * world.network.dtype.itemsize * sum(numbers_in(world, where(world, node)[0]) for node in metric.nodes)

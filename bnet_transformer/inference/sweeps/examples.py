@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,14 +26,6 @@ from bnet_transformer.reference import BUDGET
 from bnet_transformer.world import World, choices, where
 
 MEMORY = 2**29  # bytes that are used at once, unless a user says otherwise
-
-
-class HasState(Protocol):
-    """A sentence: what has a public `state`."""
-
-    @property
-    def state(self) -> SentenceState:
-        """The state of the sentence."""
 
 
 def state_of(sentence: object) -> SentenceState | None:
@@ -214,8 +206,13 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
     found: set[int] = set()
     for examples in (corrupt,) if clean is None else (clean, corrupt):
         world = examples.world
-        asked = [parent for node in outcomes for parent in _decided_by(world, node)] + list(nodes)
-        if not _may_hang_on_choices(world, asked):  # cheaper to tell than which nodes are open
+        asked = [*nodes]
+        for node in outcomes:  # what decides it: the parents of a random node, or the node itself
+            random = where(world, node)[0].tpm.is_random and node not in world.do
+            asked += reference.parents(world, node) if random else [node]
+        families = {world.ground.family_of(node).index for node in asked}
+        discrete = any(world.network.members[index].tpm.kind == "discrete" for index in families)
+        if not discrete and not choice_above(world.network, families):  # cheaper to tell than which nodes are open
             continue
         found |= {node for node in choices(world, asked, {}) if not _decided(world, node)}
     free = sorted(found)
@@ -242,19 +239,6 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
             )
     states = joint_states([range(world.count_states(node)) for node in free])
     return Choices(tuple(free), states, corrupt)
-
-
-def _may_hang_on_choices(world: World, nodes: Sequence[int]) -> bool:
-    """Whether some nodes, or a family above them, are random and discrete."""
-    families = {world.ground.family_of(node).index for node in nodes}
-    own = any(world.network.members[index].tpm.kind == "discrete" for index in families)
-    return own or choice_above(world.network, families)
-
-
-def _decided_by(world: World, node: int) -> list[int]:
-    """What decides an outcome: the parents of a random node, or the node itself."""
-    random = where(world, node)[0].tpm.is_random and node not in world.do
-    return reference.parents(world, node) if random else [node]
 
 
 def _decided(world: World, node: int) -> bool:

@@ -135,13 +135,9 @@ def _states(examples: Examples, node: int, wanted: object) -> Tensor:
     if len(each) != len(examples):
         wanted_count = f"a state, or a list of {len(examples)}, one for each example"
         raise BNetError(f"metric of {name}", expected=wanted_count, got=f"{len(each)} states")
-    states = [_state(world, node, state) for world, state in zip(examples.worlds, each, strict=True)]
+    states = []
+    for world, state in zip(examples.worlds, each, strict=True):
+        states.append(encode_value(world, node, state, evidence=True))
+        if states[-1].is_floating_point() or states[-1].dim():
+            raise EvidenceError(f"metric of {name}", expected="a state", got=state)
     return torch.stack(states)
-
-
-def _state(world: World, node: int, state: object) -> Tensor:
-    found = encode_value(world, node, state, evidence=True)
-    if found.is_floating_point() or found.dim():
-        name = world.ground.name(node)
-        raise EvidenceError(f"metric of {name}", expected="a state", got=state)
-    return found

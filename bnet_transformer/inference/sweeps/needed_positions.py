@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnet_transformer.graph.walk import marks_of, reach
-from bnet_transformer.network import Input, Member
+from bnet_transformer.network import Member
 from bnet_transformer.world import World
 
 Table = NDArray[np.bool_]
@@ -83,7 +83,12 @@ def find_changed_positions(
         descends = np.zeros((cells, len(leads)), dtype=np.bool_)
         for given in member.inputs:
             if given.parent in changed:
-                descends |= _read_from(world, member, given, changed[given.parent][1])
+                above = changed[given.parent][1]
+                if given.reach.kind == "same" or world.network.members[given.parent].family.words is None:
+                    descends |= above
+                    continue
+                reads = given.reach.matrix(len(leads), count_words(world, given.parent))  # [word, word read]
+                descends |= (above.astype(np.float32) @ reads.T.astype(np.float32)) > 0
         descends &= leads & np.logical_not(needed.cut.get(index, False))
         both = descends | (set_words[index] & leads) if index in set_words else descends
         if both.any():
@@ -91,23 +96,10 @@ def find_changed_positions(
     return changed
 
 
-def _read_from(world: World, member: Member, given: Input, above: Table) -> Table:
-    """`[cell, word]`: the words of a family that read one of these words of a parent, `[cell, word of the parent]`."""
-    if given.reach.kind == "same" or world.network.members[given.parent].family.words is None:
-        return above
-    found: Table = (above.astype(np.float32) @ _pairs(world, member, given).T.astype(np.float32)) > 0
-    return found
-
-
 def count_words(world: World, index: int) -> int:
     """The words of a family, 1 if it has none."""
     words = world.network.members[index].family.words
     return 1 if words is None else world.ground.words[words]
-
-
-def _pairs(world: World, member: Member, given: Input) -> Table:
-    """`[word, word read]`."""
-    return given.reach.matrix(count_words(world, member.family.index), count_words(world, given.parent))
 
 
 def bytes_of(world: World, needed: NeededPositions) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,9 +11,14 @@ from torch import Tensor
 
 from bnet_transformer.compiler.course import Course
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.sweeps.cell_spec import Entries
+from bnet_transformer.inference.sweeps.cell_spec import Entries, Ids, NodePath
 from bnet_transformer.inference.sweeps.examples import Examples
-from bnet_transformer.inference.sweeps.needed_positions import NeededPositions, Table, find_changed_positions
+from bnet_transformer.inference.sweeps.needed_positions import (
+    NeededPositions,
+    Table,
+    count_words,
+    find_changed_positions,
+)
 from bnet_transformer.inference.sweeps.sparse_update import (
     Changed,
     Changes,
@@ -22,6 +27,7 @@ from bnet_transformer.inference.sweeps.sparse_update import (
     full_shape,
     index_of,
     is_wordwise,
+    parents_of,
 )
 from bnet_transformer.network import Member
 from bnet_transformer.tpm.base import broadcast
@@ -123,11 +129,9 @@ class PatchedRun:
     def outcomes(self, cells: int, settings: Mapping[int, Sequence[Setting]]) -> dict[int, Tensor]:
         """The outcomes with these cells set, each in a run of its own: `[cell, example, *shape]` of each node."""
         world, leads = self.examples.world, self.needed.leads
-        set_words: dict[int, Table] = {}
-        for index, several in settings.items():
-            for setting in several if index in leads else ():
-                table = set_words.setdefault(index, np.zeros((cells, len(leads[index])), dtype=np.bool_))
-                table[setting.cell.numpy(), setting.node[-1].numpy()] = True
+        set_words = {
+            index: self._words_of(index, several, cells) for index, several in settings.items() if index in leads
+        }
         changes = Changes(self.base, {}, self.positions)
         same: dict[bytes, Rows] = {}
         with torch.set_grad_enabled(bool(self.nudges)):
@@ -139,6 +143,74 @@ class PatchedRun:
                 for done in self.last_read.get(index, ()):
                     changes.by_family.pop(done, None)
             return {node: self._outcome(changes, node, cells) for node in self.needed.outcomes}
+
+    def along_paths(self, clean: Course, paths: Sequence[NodePath], memory: int) -> dict[int, list[Setting]]:
+        """What paths come to at their last nodes, which cells then set: their first nodes are as in the clean run.
+
+        A step of a path is a cell of its own: the parent is set to what is sent, and the next node alone is computed.
+        """
+        ends: dict[tuple[int, int], list[tuple[int, ...]]] = {}  # by the cell and the last node
+        for path in paths:
+            ends.setdefault((path.cell, path.nodes[-1]), []).append(path.nodes)
+        ways, cells = list(ends.values()), np.array([cell for cell, _ in ends])
+        sent: dict[int, list[Setting]] = {}
+        first = [(k, path[0]) for k, several in enumerate(ways) for path in several]
+        for family, number, node in self._by_family(first):
+            entries = Entries(family, number, node)
+            sent.setdefault(family, []).append(setting_of(self, clean, entries))
+        found: dict[int, list[Setting]] = {}
+        for step in range(1, max(len(several[0]) for several in ways)):
+            made: dict[int, list[Setting]] = {}
+            due = [(k, several[0][step]) for k, several in enumerate(ways) if len(several[0]) > step]
+            for family, number, node in self._by_family(due):
+                read = sum(
+                    self.base.values[index].numel() for index in parents_of(self.members[family]) if index in sent
+                )
+                size = max(1, memory // (16 * len(self.examples) * max(1, read)))
+                for start in range(0, len(number), size):
+                    some = slice(start, start + size)
+                    setting = self._sent(sent, family, number[some], node[some])
+                    made.setdefault(family, []).append(setting)
+            last = np.array([len(several[0]) == step + 1 for several in ways])
+            done = np.flatnonzero(last)
+            for family, settings in some_of(made, done, cells[done]).items():
+                found.setdefault(family, []).extend(settings)
+            sent = some_of(made, np.flatnonzero(~last), np.flatnonzero(~last))
+        return found
+
+    def _by_family(self, pairs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Ids, Ids]]:
+        """Numbers with a ground node each, family by family: the numbers, and those of the nodes in the family."""
+        number, node = np.array(pairs, dtype=np.int64).T
+        offsets = self.examples.world.ground.offsets
+        families = np.searchsorted(offsets, node, side="right") - 1
+        for family in np.unique(families).tolist():
+            own = families == family
+            yield family, number[own], node[own] - int(offsets[family])
+
+    def _sent(self, sent: Mapping[int, Sequence[Setting]], family: int, cells: Ids, nodes: Ids) -> Setting:
+        """What a node of a family comes to in each of some cells, where its parents alone are as they are sent."""
+        member, count = self.members[family], len(cells)
+        changes = Changes(self.base, {}, self.positions)
+        parents = {index: each for index, each in sent.items() if index in parents_of(member)}
+        for index, several in some_of(parents, cells, np.arange(count)).items():
+            words = self._words_of(index, several, count)
+            rows = Rows.of(words)
+            value = self._value(changes, self.members[index], rows, np.zeros_like(words), several)
+            changes.by_family[index] = Changed(rows, value)
+        node = index_of(self.base, member, nodes)
+        table = np.zeros((count, full_shape(self.base, member)[-1]), dtype=np.bool_)
+        table[np.arange(count), node[-1].numpy()] = True
+        value = changes.value(member, Rows.of(table))  # a row for each cell
+        full = value.expand(len(self.examples), *full_shape(self.base, member)[:-1], count, *member.shape)
+        source = full.movedim(0, self.base.layout.word)[(*node[:-1], torch.arange(count))].transpose(0, 1)
+        return Setting(torch.from_numpy(cells), node, source, own=True)
+
+    def _words_of(self, index: int, settings: Sequence[Setting], cells: int) -> Table:
+        """The words of a family that cells set, `[cell, word]`."""
+        table = np.zeros((cells, count_words(self.examples.world, index)), dtype=np.bool_)
+        for setting in settings:
+            table[setting.cell.numpy(), setting.node[-1].numpy()] = True
+        return table
 
     def _value(
         self, changes: Changes, member: Member, rows: Rows, descends: Table, settings: Sequence[Setting]
@@ -213,7 +285,8 @@ class PatchedRun:
         offset = np.array([node - int(world.ground.offsets[family])])
         *plates, word = (int(each) for each in index_of(self.base, member, offset))
         one = Rows(torch.zeros(1, dtype=torch.long), torch.tensor([word]), torch.full((1, word + 1), 0))
-        base = self._as_it_was(member, one)
+        nothing = Changes(self.base, {}, self.positions)
+        base = nothing.at(family, one) if family in self.base.values else nothing.outcome(member, one)
         own = base.shape[axis + 1 :]
 
         def of(value: Tensor) -> Tensor:
@@ -233,18 +306,22 @@ class PatchedRun:
         found[there] = of(changed.values)[row[there]]
         return found
 
-    def _as_it_was(self, member: Member, one: Rows) -> Tensor:
-        """What a node came to in the corrupt run: `[1 or N, *plates, 1, *shape]`."""
-        nothing = Changes(self.base, {}, self.positions)
-        known = member.family.index in self.base.values
-        return nothing.at(member.family.index, one) if known else nothing.outcome(member, one)
-
 
 def picked(run: PatchedRun, family: int, value: Tensor, node: tuple[Tensor, ...]) -> Tensor:
     """Some nodes of a value `[1 or N, *plates, word, *shape]`: `[k, 1 or N, *shape]`."""
     rank = run.base.layout.rank
     full = value.expand(value.shape[0], *full_shape(run.base, run.members[family]), *value.shape[rank:])
     return full.movedim(0, rank - 1)[node]
+
+
+def some_of(settings: Mapping[int, Sequence[Setting]], cells: Ids, numbers: Ids) -> dict[int, list[Setting]]:
+    """What some cells set in each family, with other numbers for the cells; families in which they set nothing go."""
+    most = max((int(each.cell.max()) for several in settings.values() for each in several), default=-1)
+    place = np.full(max(most, int(cells.max(initial=-1))) + 1, -1)
+    place[cells] = numbers
+    parts = {family: [each.among(place) for each in several] for family, several in settings.items()}
+    kept = {family: [part for part in several if len(part.cell)] for family, several in parts.items()}
+    return {family: several for family, several in kept.items() if several}
 
 
 def setting_of(run: PatchedRun, source: Course, entries: Entries) -> Setting:

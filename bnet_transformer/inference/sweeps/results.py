@@ -95,19 +95,36 @@ class ByCell:
             raise unknown("axis", axis, self.axes)
         return self.places.get(axis, tuple(range(len(self.labels.get(axis, ())))))
 
-    def _rows(self) -> dict[str, list[Any]]:
-        """The columns of a frame that say which cell a row is."""
+    def to_dataframe(self, *, examples: bool = False) -> pd.DataFrame:
+        """A row for each cell: its effects, each with its error and 95% interval (NaN with a single example).
+
+        With `examples=True` a row for each cell and example.
+        """
+        import pandas as pd
+
+        one_of("examples", examples, (True, False))
         indices = list(self.names)
-        columns: dict[str, list[Any]] = {"name": list(self.names.values())}
+        frame = pd.DataFrame({"name": [in_unicode(name) for name in self.names.values()]})
         for dim, axis in enumerate(self.axes):
-            labels = self.labels.get(axis)
             if axis in ("cell", "path"):
                 continue
-            along = self.places_along(axis)
-            columns[axis] = [along[index[dim]] for index in indices]
+            along, labels = self.places_along(axis), self.labels.get(axis)
+            frame[axis] = [along[index[dim]] for index in indices]
             if labels is not None and labels != tuple(map(str, along)):
-                columns[TOKENS.get(axis, f"{axis}_token")] = [labels[index[dim]] for index in indices]
-        return columns
+                frame[TOKENS.get(axis, f"{axis}_token")] = [in_unicode(labels[index[dim]]) for index in indices]
+        if examples:
+            frame = frame.loc[frame.index.repeat(self.examples)].reset_index(drop=True)
+            frame["example"] = np.tile(np.arange(self.examples), len(indices))
+        values = self._by_example() if examples else self._by_cell()
+        return frame.assign(**{what: self._of_cells(told).reshape(-1) for what, told in values.items()})
+
+    def _by_cell(self) -> dict[str, Tensor]:
+        """The columns of numbers, `[*axes]`."""
+        raise NotImplementedError
+
+    def _by_example(self) -> dict[str, Tensor]:
+        """The columns of numbers, `[*axes, example]`."""
+        raise NotImplementedError
 
     def _of_cells(self, values: Tensor) -> Any:
         """The numbers of the cells that there are, in the order of their names."""
@@ -184,22 +201,13 @@ class Sweep(ByCell):
         """The strongest cells with their effects: `s.draw("cells.svg", highlight=sweep)` shows them."""
         return {name: f"{effect:+.2g}" for name, effect in self.top() if effect != 0}
 
-    def to_dataframe(self, *, examples: bool = False) -> pd.DataFrame:
-        """A row for each cell, with the error and the 95% interval of its effect (NaN with a single example).
-
-        With `examples=True` a row for each cell and example.
-        """
-        one_of("examples", examples, (True, False))
-        columns = self._rows()
-        if examples:
-            parts = {"outcome": self.outcomes, "effect": self.effects}
-            return _by_example(columns, self.examples, {what: self._of_cells(told) for what, told in parts.items()})
-        return _frame(columns, {what: self._of_cells(told) for what, told in self._told().items()})
-
-    def _told(self) -> dict[str, Tensor]:
+    def _by_cell(self) -> dict[str, Tensor]:
         none = torch.full_like(self.values, torch.nan)
         low, high = (none, none) if self.examples == 1 else self.interval()
         return {"effect": self.values, "error": self.error, "low": low, "high": high}
+
+    def _by_example(self) -> dict[str, Tensor]:
+        return {"outcome": self.outcomes, "effect": self.effects}
 
     def __repr__(self) -> str:
         best = "".join(f"; strongest {name} {effect:+.3g}" for name, effect in self.top(1))
@@ -263,21 +271,12 @@ class Mediation(ByCell):
         """The cells through which most goes: `s.draw("cells.svg", highlight=mediation)` shows them."""
         return self.of("indirect").marks()
 
-    def to_dataframe(self, *, examples: bool = False) -> pd.DataFrame:
-        """A row for each cell: its three effects, each with its error and 95% interval (NaN with a single example).
+    def _by_cell(self) -> dict[str, Tensor]:
+        told = {part: self.of(part)._by_cell() for part in PARTS}
+        return {part if w == "effect" else f"{part}_{w}": v for part, each in told.items() for w, v in each.items()}
 
-        With `examples=True` a row for each cell and example.
-        """
-        one_of("examples", examples, (True, False))
-        columns, parts = self._rows(), {part: self.of(part) for part in PARTS}
-        if examples:
-            told = {part: self._of_cells(each.effects) for part, each in parts.items()}
-            return _by_example(columns, self.examples, told)
-        found = {}
-        for part, each in parts.items():
-            for what, values in each._told().items():
-                found[part if what == "effect" else f"{part}_{what}"] = self._of_cells(values)
-        return _frame(columns, found)
+    def _by_example(self) -> dict[str, Tensor]:
+        return {part: self.of(part).effects for part in PARTS}
 
     def __repr__(self) -> str:
         best = "".join(f"; most through {name}, {effect:+.3g}" for name, effect in self.top(1))
@@ -318,20 +317,6 @@ def _counted(count: int, what: str) -> str:
 
 def _plus_minus(error: Tensor) -> str:
     return "" if bool(error.isnan()) else f"± {float(error):.2g}"
-
-
-def _frame(columns: Mapping[str, list[Any]], values: Mapping[str, Any]) -> pd.DataFrame:
-    import pandas as pd
-
-    told = {what: [in_unicode(x) if isinstance(x, str) else x for x in each] for what, each in columns.items()}
-    return pd.DataFrame({**told, **values})
-
-
-def _by_example(columns: Mapping[str, list[Any]], examples: int, values: Mapping[str, Any]) -> pd.DataFrame:
-    """The rows of cells, one for each example."""
-    each: dict[str, Any] = {what: np.repeat(np.array(told), examples) for what, told in columns.items()}
-    each["example"] = np.tile(np.arange(examples), len(columns["name"]))
-    return _frame(each, {what: told.reshape(-1) for what, told in values.items()})
 
 
 def _html(told: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]], count: int) -> str:

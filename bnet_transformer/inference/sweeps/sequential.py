@@ -6,7 +6,7 @@ answer for a sentence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -78,18 +78,28 @@ def _averaged(module: Module, world: World, nodes: Sequence[int], value: Tensor,
 
 @dataclass
 class Cases:
-    """The sentences that cells make of the corrupt ones, each by surgery."""
+    """The sentences that cells make of the corrupt ones, each by surgery, and what some nodes come to in these."""
 
     clean: Examples | None
     corrupt: Examples
     cells: Cells
+    nodes: Sequence[int]
     values: Callable[[int, int], Tensor] | None = None
     _answers: dict[tuple[bool, int], Answers] = field(default_factory=dict)
+    _base: dict[int, list[Tensor]] = field(default_factory=dict)
 
-    def worlds(self, cell: int) -> Iterator[World]:
-        """The sentences in which a cell is set, example by example."""
+    def outcomes(self, cell: int) -> list[list[Tensor]]:
+        """The outcomes with a cell set, example by example; where it sets what is there anyway, those of the base."""
+        found = []
         for n, world in enumerate(self.corrupt.worlds):
-            yield world.surgery({**self._entries(cell, n), **self._paths(cell, n)})
+            done = {**self._entries(cell, n), **self._paths(cell, n)}
+            changes = any(isinstance(v, Row) or not torch.equal(v, self._found(False, n, k)) for k, v in done.items())
+            if changes or n not in self._base:
+                made = outcomes(self.corrupt.module, world.surgery(done) if changes else world, self.nodes)
+                if not changes:
+                    self._base[n] = made
+            found.append(made if changes else self._base[n])
+        return found
 
     def _entries(self, cell: int, n: int) -> dict[int, Tensor | Row]:
         found: dict[int, Tensor | Row] = {}
@@ -136,11 +146,15 @@ class Cases:
             self._answers[clean, n] = Answers(examples.module, examples.worlds[n], {})
         return self._answers[clean, n]
 
+    def _found(self, clean: bool, n: int, node: int) -> Tensor:
+        """The value of a node in a run as it is; it may have one for each state of a choice."""
+        answers = self._of(clean, n)
+        return answers.world.do[node] if node in answers.world.do else answers.value(node)
+
     def _value(self, clean: bool, n: int, node: int) -> Tensor:
-        world, member = self._of(clean, n).world, where(self.corrupt.world, node)[0]
-        found = world.do[node] if node in world.do else self._of(clean, n).value(node)
-        if found.is_floating_point() and tuple(found.shape) != member.shape:
-            name = world.ground.name(node)
+        found = self._found(clean, n, node)
+        if found.is_floating_point() and tuple(found.shape) != where(self.corrupt.world, node)[0].shape:
+            name = self.corrupt.world.ground.name(node)
             allowed = "do() on the choices that decide it, in both runs"
             raise EvidenceError(name, expected="one value", got="one for each state of a choice", allowed=allowed)
         return found

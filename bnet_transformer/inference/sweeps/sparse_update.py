@@ -70,6 +70,15 @@ class Setting:
     read: Tensor | None = None
     own: bool = False
 
+    def among(self, place: NDArray[np.int64]) -> Setting:
+        """What some cells set, numbered by their place, `place[cell]`; those at -1 are left out."""
+        number = torch.from_numpy(place)[self.cell]
+        keep = number >= 0
+        node = tuple(each[keep] for each in self.node)
+        read = None if self.read is None else self.read[keep]
+        source = self.source[:, keep] if self.own else self.source
+        return replace(self, cell=number[keep], node=node, source=source, read=read)
+
 
 @dataclass
 class Changes:
