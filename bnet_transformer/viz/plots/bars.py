@@ -65,8 +65,7 @@ def bars(
     if ax is None:
         ax = canvas.axes(across, 2.3) if upright else canvas.axes(min(PAGE, 3.4 + room(labels, longest)), long + 0.8)
     if told or canvas.given is not None:
-        box = ax.get_window_extent()
-        across, long = box.width / ax.figure.dpi, box.height / ax.figure.dpi
+        across, long = canvas.size(ax)
     places = np.arange(len(labels))
     thick = (0.74 if len(labels) > 3 else 0.56) / len(series)
     for k, each in enumerate(series):

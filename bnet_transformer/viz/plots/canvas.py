@@ -17,6 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, to_rgb
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from bnet_transformer.errors import BNetError
 from bnet_transformer.files import as_path, replacing
@@ -39,17 +42,36 @@ DIVERGING = {
     "light": ("#08406f", "#2f7fb8", "#9cc5e3", "#f4f5f6", "#f3b48c", "#cc6426", "#7c3208"),
     "dark": ("#b5dcf8", "#5ea9dc", "#28587f", "#1d2026", "#7a4723", "#e0894c", "#ffd9b8"),
 }
-SAVED: Any = {"svg.fonttype": "none", "svg.hashsalt": "bnet_transformer", "pdf.fonttype": 42, "ps.fonttype": 42}
+SETTINGS: Any = {
+    "text.parse_math": False,
+    "font.family": [BASE],
+    "font.size": SIZE,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "bnet_transformer",
+    "pdf.fonttype": 42,
+    "ps.fonttype": 42,
+}
 UNDATED = {"svg": "Date", "pdf": "CreationDate"}  # the same plot, the same bytes
 
 
-def whole_dots(inches: float) -> float:
-    """A length in whole dots: the solver of layouts differs from run to run, far below one."""
-    return round(inches * DOTS) / DOTS
+@contextmanager
+def settings(ink: str) -> Iterator[None]:
+    """The settings of matplotlib while a plot is made or drawn, and no longer."""
+    with matplotlib.style.context("default"), matplotlib.rc_context({**SETTINGS, "text.color": ink}):
+        yield
 
 
 class PlotFigure(Figure):
-    """A Figure that saves text as text, undated, and files whole; it shows itself in a notebook without pyplot."""
+    """A Figure that saves text as text, undated, files whole and without empty margins.
+
+    It shows itself in a notebook without pyplot.
+    """
+
+    ink = "black"
+
+    def draw(self, renderer: Any) -> None:
+        with settings(self.ink):
+            super().draw(renderer)
 
     def savefig(self, fname: Any, **options: Any) -> None:
         file = isinstance(fname, str | os.PathLike)
@@ -59,7 +81,9 @@ class PlotFigure(Figure):
             fname = f"{os.fspath(fname)}.{form}" if file else fname
         if form.lower() in UNDATED:
             options["metadata"] = {UNDATED[form.lower()]: None, **(options.get("metadata") or {})}
-        with matplotlib.rc_context(SAVED), replacing(fname) if file else nullcontext(fname) as target:
+        options = {"bbox_inches": "tight", "pad_inches": EDGE, **options}
+        self.draw_without_rendering()  # laid out for its own dots to the inch, whatever those of the file are
+        with settings(self.ink), replacing(fname) if file else nullcontext(fname) as target:
             drawn = io.BytesIO()  # on a full disk matplotlib's own writers end in other errors
             super().savefig(drawn if file else target, format=form, **options)
             if file:
@@ -69,6 +93,40 @@ class PlotFigure(Figure):
         held = io.BytesIO()
         self.savefig(held, format="png", dpi=DOTS)
         return held.getvalue()
+
+
+class Layout(ConstrainedLayoutEngine):
+    """Panels as near as their words let them be, and around them the words about the whole: title, axes, notes."""
+
+    def __init__(self) -> None:
+        super().__init__(compress=True)
+        self.texts: dict[str, Text] = {}
+        self.notes: list[str] = []
+        self.size: tuple[float, ...] = ()
+        self.panels: Sequence[Axes] = ()
+
+    def execute(self, fig: Any) -> None:
+        size = tuple(fig.get_size_inches())
+        if size != self.size and self.panels[0].get_subplotspec() is not None:
+            super().execute(fig)  # it goes on from where it was: run again, it would move the panels by a hair
+        self.size = size
+        inches = fig.dpi_scale_trans.inverted()
+        around = [ax.get_tightbbox() for ax in fig.axes if ax.get_visible()]
+        box = inches.transform_bbox(Bbox.union(around))
+        panels = inches.transform_bbox(Bbox.union([ax.bbox for ax in self.panels if ax.get_visible()]))
+        left = box.x0 - (0.17 if "y" in self.texts else 0.0)
+        bottom = box.y0 - EDGE
+        places = {
+            "y": (box.x0 - EDGE, (panels.y0 + panels.y1) / 2),
+            "x": ((panels.x0 + panels.x1) / 2, bottom),
+            "title": (left, box.y1 + EDGE),
+            "notes": (left, bottom - (0.17 if "x" in self.texts else 0.0)),
+        }
+        for name, text in self.texts.items():
+            text.set_position(np.divide(places[name], size).tolist())
+        if "notes" in self.texts:
+            letters = max(24, int((box.x1 - left) * 72 / (0.56 * (SMALL - 0.5))))
+            self.texts["notes"].set_text("\n".join(textwrap.fill(each, letters) for each in self.notes))
 
 
 class Canvas:
@@ -85,23 +143,16 @@ class Canvas:
         self.given = ax
         self.title = title
         self.figure: Figure | SubFigure | None = None if ax is None else ax.figure
-        self._panels: list[Axes] = []
-        self._boxes: dict[Axes, tuple[float, float, float, float]] = {}
+        self._layout = Layout()
+        self._scale: Axes | None = None
         self._around: dict[str, str] = {}
         self._notes: list[str] = []
         self._absent: set[str] = set()
 
-    @contextmanager
-    def style(self) -> Iterator[None]:
-        """The settings of matplotlib while a plot is drawn, and no longer."""
-        settings: Any = {
-            "text.color": self.colours["ink"],
-            "text.parse_math": False,
-            "font.family": [BASE],
-            "font.size": SIZE,
-        }
-        with matplotlib.style.context("default"), matplotlib.rc_context(settings):
-            yield
+    def size(self, ax: Axes) -> tuple[float, float]:
+        """How many inches a panel is wide and high."""
+        box = ax.get_window_extent()
+        return box.width / ax.figure.dpi, box.height / ax.figure.dpi
 
     def axes(self, wide: float, high: float) -> Axes:
         """One panel: the caller's axes, or those of a new figure of a size in inches."""
@@ -117,32 +168,36 @@ class Canvas:
             raise BNetError("ax", expected="a plot of one panel", got=f"{rows * columns} panels", allowed=allowed)
         if self.given is not None:
             return [self.axes(wide, high)]
-        figure = PlotFigure(figsize=(wide, high), dpi=DOTS, layout="compressed", facecolor=self.colours["paper"])
-        FigureCanvasAgg(figure)
-        self.figure = figure
-        found = figure.subplots(rows, columns, squeeze=False, **options).ravel().tolist()
-        for ax in found:
-            self.dress(ax)
-        self._panels = list(found)
-        return list(found)
+        found = self._paper(wide, high).subplots(rows, columns, squeeze=False, **options).ravel().tolist()
+        return self._dressed(found)
 
     def grid(self, rows: int, columns: int, side: tuple[float, float], gap: tuple[float, float]) -> list[Axes]:
         """Many small panels of a size in inches, row by row, and a scale beside them: placed at once, without words."""
-        (w, h), (beside, below), left, top = side, gap, 0.28, 0.22
-        wide, high = left + columns * (w + beside) + 0.62, rows * (h + below) + top
-        self.figure = figure = PlotFigure(figsize=(wide, high), dpi=DOTS, facecolor=self.colours["paper"])
-        FigureCanvasAgg(figure)
+        (w, h), (beside, below) = side, gap
+        wide, high = columns * (w + beside) + 0.4, rows * (h + below)
+        figure, found = self._paper(wide, high), []
         for k in range(rows * columns):
             i, j = divmod(k, columns)
-            box = (left + j * (w + beside), high - top - (i + 1) * (h + below) + below, w, h)
-            ax = figure.add_axes((0, 0, 0.1, 0.1), label=f"panel {k}")
-            self._boxes[ax] = box
+            corner = (j * (w + beside) / wide, 1 - ((i + 1) * (h + below) - below) / high)
+            found.append(figure.add_axes((*corner, w / wide, h / high), label=f"panel {k}"))
+        tall = min(2.6, high - below)
+        beneath = (high + below - tall) / 2 / high
+        place = ((columns * (w + beside) + 0.06) / wide, beneath, 0.09 / wide, tall / high)
+        self._scale = figure.add_axes(place, label="scale")
+        return self._dressed(found)
+
+    def _paper(self, wide: float, high: float) -> PlotFigure:
+        """A new figure of a size in inches."""
+        self.figure = PlotFigure(figsize=(wide, high), dpi=DOTS, layout=self._layout, facecolor=self.colours["paper"])
+        self.figure.ink = self.colours["ink"]
+        FigureCanvasAgg(self.figure)
+        return self.figure
+
+    def _dressed(self, panels: list[Axes]) -> list[Axes]:
+        for ax in panels:
             self.dress(ax)
-        self._panels = list(self._boxes)
-        tall = min(2.6, rows * (h + below) - below)
-        scale = figure.add_axes((0, 0, 0.1, 0.1), label="scale")
-        self._boxes[scale] = (left + columns * (w + beside) + 0.06, (high - top - tall + below) / 2, 0.09, tall)
-        return list(self._panels)
+        self._layout.panels = panels
+        return panels
 
     def around(self, x: str, y: str) -> None:
         """What the axes of all panels are, told once."""
@@ -240,8 +295,8 @@ class Canvas:
 
     def bar(self, image: Any, what: str, axes: Sequence[Axes], note: str = "") -> None:
         """The scale of the colours: beside one panel, or beside them all."""
-        if self._boxes:
-            scale = axes[0].figure.colorbar(image, cax=list(self._boxes)[-1])
+        if self._scale is not None:
+            scale = axes[0].figure.colorbar(image, cax=self._scale)
         elif len(axes) == 1:
             place = axes[0].inset_axes((1.03, 0.0, 0.035, 1.0))
             scale = axes[0].figure.colorbar(image, cax=place)
@@ -269,50 +324,27 @@ class Canvas:
         if self.given is not None and self._notes:
             told = [self.given.get_xlabel(), *self._notes]
             self.given.set_xlabel("\n".join(line for line in told if line), fontfamily=BASE)
-        if isinstance(self.figure, PlotFigure) and self.given is None:
-            self._fitted(self.figure)
+        elif self.given is None:
+            self._write_around(self.figure)
         return self.figure
 
-    def _fitted(self, figure: PlotFigure) -> None:
-        """Cut the paper to the panels, and write around them what is told of the whole."""
-        for _ in range(0 if self._boxes else 2):
-            figure.draw_without_rendering()
-            box = figure.get_tightbbox()
-            before = figure.get_size_inches()
-            figure.set_size_inches(whole_dots(box.width + 2 * EDGE), whole_dots(box.height + 2 * EDGE))
-            if np.allclose(before, figure.get_size_inches(), atol=0.1):
-                break
-        wide, high = figure.get_size_inches()
-        x, y, title = (self._around.get(side, "") for side in ("x", "y", "title"))
-        left, top = (0.17 if y else 0.0), (0.26 if title else 0.0)
-        line = (SMALL - 0.5) * 1.3 / 72
-        room = max(24, int((wide + left) * 72 / (0.56 * (SMALL - 0.5))))
-        notes = "\n".join(textwrap.fill(each, room) for each in self._notes)
-        foot = (notes.count("\n") + 1) * line + EDGE if notes else 0.0
-        bottom = foot + (0.17 if x else 0.0)
-        full, tall = whole_dots(wide + left), whole_dots(high + top + bottom)
-        figure.set_size_inches(full, tall)
-        if self._boxes:
-            for ax, (at_x, at_y, w, h) in self._boxes.items():
-                ax.set_position(((left + at_x) / full, (bottom + at_y) / tall, w / full, h / tall))
-        else:
-            engine: Any = figure.get_layout_engine()
-            engine.set(rect=(left / full, bottom / tall, wide / full, high / tall))
-            figure.draw_without_rendering()
-        boxes = [ax.get_position() for ax in self._panels if ax.get_visible()]
-        across = (min(b.x0 for b in boxes) + max(b.x1 for b in boxes)) / 2
-        up = (min(b.y0 for b in boxes) + max(b.y1 for b in boxes)) / 2
-        small: Any = {"fontsize": SIZE, "color": self.colours["grey"], "fontfamily": BASE}
-        if x:
-            figure.text(across, (foot + EDGE) / tall, x, ha="center", va="bottom", **small)
-        if y:
-            figure.text(EDGE / full, up, y, ha="left", va="center", rotation=90, **small)
+    def _write_around(self, figure: Figure | SubFigure) -> None:
+        """Write what is told of the whole; the layout places it when the figure is drawn."""
+        grey: Any = {"fontsize": SIZE, "color": self.colours["grey"], "fontfamily": BASE}
+        title = self._around.get("title")
+        fonts = [BASE]
         if title:
-            (text,), fonts = self.lines([title], 120)
-            style: Any = {"fontsize": TITLE, "color": self.colours["ink"], "fontfamily": fonts}
-            figure.text(EDGE / full, 1 - EDGE / tall, text, ha="left", va="top", **style)
-        style = {**small, "fontsize": SMALL - 0.5, "linespacing": 1.3}
-        figure.text(EDGE / full, EDGE / tall, notes, ha="left", va="bottom", **style)
+            (self._around["title"],), fonts = self.lines([title], 120)
+        styles: dict[str, Any] = {
+            "x": grey | {"ha": "center", "va": "top"},
+            "y": grey | {"ha": "right", "va": "center", "rotation": 90},
+            "title": {"fontsize": TITLE, "color": self.colours["ink"], "fontfamily": fonts, "va": "bottom"},
+            "notes": grey | {"fontsize": SMALL - 0.5, "linespacing": 1.3, "va": "top"},
+        }
+        self._layout.notes = self._notes
+        for name, text in (self._around | {"notes": "\n".join(self._notes)}).items():
+            if text:
+                self._layout.texts[name] = figure.text(0, 0, text, **styles[name])
 
 
 def lightness(colour: Any) -> float:

@@ -157,7 +157,7 @@ def _forest(result: Inclusion, canvas: Canvas, top: int) -> Axes:
     long = max(1.0, 0.19 * len(names))
     ax = canvas.axes(min(PAGE, 4.6 + room(names)), long + 0.8)
     if canvas.given is not None:
-        long = ax.get_window_extent().height / ax.figure.dpi
+        long = canvas.size(ax)[1]
     at = np.arange(len(names))
     colour = canvas.colours["accent"]
     ax.axvline(0.5, color=canvas.colours["grey"], linewidth=0.8, linestyle=(0, (4, 3)), label="mean of the prior")

@@ -69,9 +69,7 @@ def heat_map(
         down = min(7.0, max(1.2, (0.34 if shown_map.low is None else 0.44) * rows))
     ax = canvas.axes(across + left + 1.1, down + below + 0.75)
     if canvas.given is not None:
-        box = ax.get_window_extent()
-        dpi = ax.figure.dpi
-        across, down = box.width / dpi, box.height / dpi
+        across, down = canvas.size(ax)
     image = coloured(canvas, ax, shown_map, limits, norm)
     if square:
         ax.set_aspect("equal")

@@ -19,7 +19,7 @@ from bnet_transformer.inference.heads.result import Damage, Inclusion
 from bnet_transformer.inference.sweeps.results import Mediation, Sweep
 from bnet_transformer.training.result import Trained
 from bnet_transformer.viz.plots import fits, heads, readings, roles, sentences, sweeps, tables
-from bnet_transformer.viz.plots.canvas import Canvas
+from bnet_transformer.viz.plots.canvas import Canvas, settings
 from bnet_transformer.viz.plots.table import Table, Tabled
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def drawn(
         if name not in known:
             raise unknown(f"option of a plot of {type(result).__name__}", name, known)
     canvas = Canvas(ax, theme, title)
-    with canvas.style():
+    with settings(canvas.colours["ink"]):
         draw(result, canvas, **options)
         return canvas.finished()
 

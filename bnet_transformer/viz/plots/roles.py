@@ -46,8 +46,7 @@ def roles(result: Roles, canvas: Canvas, *, relation: str | None = None) -> None
     across, down = min(PAGE - left - 1.6, max(1.2, 0.42 * columns)), min(7.0, max(0.5, 0.36 * rows))
     ax = canvas.axes(across + left + 1.6, down + 0.9)
     if canvas.given is not None:
-        box, dpi = ax.get_window_extent(), ax.figure.dpi
-        across, down = box.width / dpi, box.height / dpi
+        across, down = canvas.size(ax)
     _cells(result, canvas, ax, signs, colours, (across / columns, down / rows))
     canvas.words(ax, "x", [str(head) for head in range(columns)], across)
     canvas.words(ax, "y", result.slices, down)

@@ -70,7 +70,7 @@ def arcs(
     span = max((abs(i - p) for i, p in enumerate(parents) if p >= 0), default=1)
     wide = max(3.0, min(PAGE, 0.55 * n + 0.4))
     ax = canvas.axes(wide, min(4.0, 0.75 + room(tokens) + 0.16 * span))
-    across = ax.get_window_extent().width / ax.figure.dpi if canvas.given is not None else wide - 0.3
+    across = canvas.size(ax)[0] if canvas.given is not None else wide - 0.3
     for i, (parent, share) in enumerate(zip(parents, weights, strict=True)):
         if parent == LEFT_OUT:
             continue
