@@ -101,6 +101,7 @@ def together(asked):
     return found
 
 
+@pytest.mark.slow
 def test_threads_draw_as_they_would_alone():
     asked = {("train", k): lambda k=k: trained(k) for k in range(2)}
     asked |= {(m, k): lambda m=m, k=k: fitted(m, k)["c.logits"].tolist() for m in ("svi", "nuts") for k in range(2)}

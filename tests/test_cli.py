@@ -142,6 +142,7 @@ def test_heads_prints_the_first_heads_or_all(summed):
         assert f" {row.role} " in line and line.split()[-2:] == [f"{row.mean:.3f}", f"{row.chance:.3f}"]
 
 
+@pytest.mark.slow
 def test_heads_draws_them(summed, tmp_path):
     starts = {"png": b"\x89PNG", "svg": b"<?xml", "PDF": b"%PDF"}
     outs = [tmp_path / f"map.{suffix}" for suffix in starts]

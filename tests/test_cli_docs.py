@@ -33,6 +33,7 @@ def shape_of(text):
     return [line.split() for line in told.strip().splitlines()], [float(n) for n in NUMBER.findall(text)]
 
 
+@pytest.mark.slow
 def test_the_page_prints_what_it_shows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = list(BLOCK.finditer(PAGE.read_text(encoding="utf-8")))

@@ -93,6 +93,7 @@ def test_an_interrupt_of_a_fit_keeps_the_best_so_far(tmp_path, monkeypatch):
     assert "written: net.safetensors" in found.stdout and (tmp_path / "net.safetensors").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_a_pipe_that_is_closed_ends_quietly():
     reader, writer = os.pipe()
     os.close(reader)
@@ -116,6 +117,7 @@ def test_an_input_that_is_closed_is_one_line():
     assert (found.returncode, found.stdout, found.stderr) == (2, "", wanted)
 
 
+@pytest.mark.slow
 def test_no_output_and_no_unicode_are_no_fault(tmp_path):
     found = said("models", env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert found.returncode == 0

@@ -62,6 +62,7 @@ def test_a_map_by_autodelta_is_the_fits_own():
     torch.testing.assert_close(f.log_likelihood((x, y)), own.log_likelihood((x, y)), atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_nuts_of_pyro_is_the_fits_own_and_every_question_answers(tmp_path):
     net = mixture()
     x, y = data_of(net, 12)

@@ -243,6 +243,7 @@ def test_a_singular_system_has_no_solution():
         s["a_0_0"]
 
 
+@pytest.mark.slow
 def test_the_compiled_net_is_one_graph_with_its_gradient():
     module = bt.volume_preserving(3, slices=1).module()
     x = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()

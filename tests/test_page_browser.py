@@ -130,6 +130,7 @@ def test_the_panel_tells_what_a_word_reads_in_each_head(show):
             near(rows(page, f"readers-a_{slice_}"), {i: float(table[i, word]) for i in range(word, 6)})
 
 
+@pytest.mark.slow
 def test_the_heads_that_are_in_are_told_with_their_intervals(show):
     s = heads()
     found = bt.inclusion(s.net, torch.randn(2, 3, 6), draws=60, progress=False)
@@ -142,6 +143,7 @@ def test_the_heads_that_are_in_are_told_with_their_intervals(show):
             assert ("from" in cells.first.get_attribute("aria-label")) == wide
 
 
+@pytest.mark.slow
 def test_a_selector_is_averaged_over_its_posterior_or_set_to_a_state(show):
     s = select().observe(y_1=3, y_4=0)
     share = s.posterior("c").double()
@@ -175,6 +177,7 @@ def test_the_panel_lists_relatives_as_the_graph_has_them(show):
                 assert len(found) == len(wanted) and set(found) == wanted, (box, kin)
 
 
+@pytest.mark.slow
 def test_what_is_known_of_a_node_is_what_the_graph_says(show):
     s = select().observe(y_1=1).do(x_1_0=Zero())
     graph = s.graph()
@@ -250,6 +253,7 @@ def test_threshold_and_top_choose_the_reads_that_are_drawn(show):
         assert drawn(page) == 0
 
 
+@pytest.mark.slow
 def test_slices_and_heads_fold_and_unfold(show):
     with show(heads(), detail="words") as page:
         shown = set(page.locator("[data-node]").evaluate_all("all => all.map(n => n.dataset.node)"))
@@ -321,6 +325,7 @@ def test_keys_do_what_the_pointer_does(show):
         assert page.locator('[name="search"]').input_value() == ""
 
 
+@pytest.mark.slow
 def test_the_page_can_be_dragged(show):
     with show(heads(), detail="nodes", in_size=(700, 420)) as page:
         page.locator('[data-act="in"]').click(click_count=6)
@@ -368,6 +373,7 @@ def check_fits(page, case):
     assert all(inside(node, told["main"]) for node in told["nodes"]), case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("detail", ["words", "nodes"])
 def test_the_whole_net_is_in_the_view_at_every_width(show, detail):
     section, again = ("unfold", "fold") if detail == "words" else ("fold", "unfold")
@@ -470,6 +476,7 @@ def rgb(colour):
     return [int(colour[k : k + 2], 16) for k in (1, 3, 5)]
 
 
+@pytest.mark.slow
 def test_light_and_dark_follow_the_reader_and_can_be_chosen(show):
     with show(heads(), detail="words") as page:
         for scheme, theme in itertools.product(("light", "dark"), ("auto", "light", "dark")):
@@ -514,6 +521,7 @@ def test_a_screen_reader_is_told_what_there_is(show):
         assert page.locator("html").get_attribute("lang") == "en" and page.get_by_role("main").count() == 1
 
 
+@pytest.mark.slow
 def test_keys_are_heard_at_once_and_every_control_is_reached_by_tab(show):
     with show(heads(), detail="words") as page:
         page.keyboard.press("/")

@@ -278,6 +278,7 @@ def agree(found, row):
     assert all(abs(found[j] - float(share)) <= 0.5 / 255 + 6e-5 for j, share in enumerate(row))
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_clicks_in_a_notebook_are_do(watched, concat, tmp_path, monkeypatch):
     told, sat = Told(concat, monkeypatch), 2

@@ -114,6 +114,7 @@ def test_a_zero_is_drawn_where_there_is_an_arrow():
     assert (np.isnan(cells(bt.plot(s.reads()))) == np.triu(np.ones((3, 3), dtype=bool), 1)).all()
 
 
+@pytest.mark.slow
 def test_titles_of_panels_never_run_together():
     s = bt.bayesuvius(8, slices=2, heads=12, combine="concat", seed=1).sentence("a b c")
     figure = bt.plot(s)

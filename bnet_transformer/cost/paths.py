@@ -215,7 +215,9 @@ def _chain(members: Sequence[Member], n: int) -> int:
     round, and all words wait for one another.
     """
     reaches = _in_group(members)
-    if reaches and all(reach.kind in ("same", "before", "earlier", "causal") for _, _, reach in reaches):
+    if not reaches:
+        return 1
+    if all(reach.kind in ("same", "before", "earlier", "causal") for _, _, reach in reaches):
         return n
     joints = [(p, c, reach.matrix(n, n)) for p, c, reach in reaches]
     chain = np.ones((len(members), n), dtype=int)
