@@ -18,7 +18,7 @@ from bnet_transformer.errors import UNSEEN, BNetError, shown
 
 COMMANDS = {  # each with the module that has it
     **{"draw": "figures", "explore": "figures", "ask": "ask", "sweep": "sweep", "fit": "learning", "heads": "heads"},
-    **{"train": "learning", "cost": "nets", "models": "nets"},
+    **{"train": "learning", "cost": "nets", "models": "nets", "bench": "nets"},
 }
 BUG, BAD, INTERRUPTED = 1, 2, 130
 EXTRAS = {

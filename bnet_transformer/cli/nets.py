@@ -1,7 +1,11 @@
-"""`bnet-transformer cost` and `models`: what a forward pass costs, and which pretrained nets are there."""
+"""`bnet-transformer cost`, `models` and `bench`: what a forward pass costs, which pretrained nets are there."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -98,3 +102,18 @@ def models(json: bool = False) -> None:
     lines = [f"{name:{width}}  {where}" for name, where in there.items()]
     told = {"command": "models", "models": there, "families": list(FAMILIES)}
     Output(json=json).say(told, [*lines, "families that can be read: " + ", ".join(FAMILIES)])
+
+
+@click.command("bench", short_help="Run the benchmarks of a clone.", context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def bench(arguments: tuple[str, ...]) -> None:
+    """Run `python -m benchmarks ARGUMENTS` of a clone of the repository.
+
+    The benchmarks are not in the installed package: the clone is this folder, one above it, or the package's own.
+    """
+    homes = [Path.cwd(), *Path.cwd().parents, Path(__file__).resolve().parents[2]]
+    home = next((home for home in homes if (home / "benchmarks" / "__main__.py").is_file()), None)
+    if home is None:
+        raise BNetError("bench", expected="a clone of the repository", got="no folder benchmarks/ here or above")
+    environment = {**os.environ, "PYTHONPATH": str(home)}
+    raise SystemExit(subprocess.run([sys.executable, "-m", "benchmarks", *arguments], env=environment).returncode)
