@@ -103,6 +103,7 @@ def test_a_pipe_that_is_closed_ends_quietly():
     os.close(writer)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full disk to write to")
 def test_a_full_disk_is_one_line():
     with open("/dev/full", "w") as full:

@@ -158,6 +158,7 @@ def test_latex_that_is_left_in_a_formula_is_found(scripts, tmp_path, inside, lef
     assert check_site.faults(tmp_path)[0] == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("display", ["inline", "block"])
 def test_formulas_of_the_site_are_whole(scripts, tmp_path, display):
     """All that the package writes, and the rows of a net as a table of two columns."""

@@ -352,6 +352,7 @@ def test_fits_of_two_floating_types_are_compared_and_two_kinds_of_choices_are_no
         f.compare(fit(net, vectors(30, seed=3), **STILL))
 
 
+@pytest.mark.slow
 @ARVIZ
 def test_posteriors_are_compared_by_leaving_one_out(tmp_path):
     import arviz as az

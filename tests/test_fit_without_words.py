@@ -121,6 +121,7 @@ def test_a_table_below_observed_nodes_is_learned_alone():
     assert found.net.parameters["dysp.logits"].equal(net.parameters["dysp.logits"])
 
 
+@pytest.mark.slow
 def test_samples_of_the_posterior_are_dirichlet():
     """Complete data and a conjugate prior: each row of a table is a Dirichlet."""
     nodes = [bt.Node("rain", Categorical(3, prior=2.0)), bt.Node("wet", Categorical(2, prior=2.0), ["rain"])]

@@ -117,6 +117,7 @@ def row(table, i):
 # what is shown is what is said
 
 
+@pytest.mark.slow
 def test_the_panel_tells_what_a_word_reads_in_each_head(show):
     s = heads(mask="causal")
     with show(s, detail="words") as page:

@@ -306,6 +306,7 @@ def test_clicks_in_a_notebook_are_do(watched, concat, tmp_path, monkeypatch):
         assert page.evaluate("() => window.heeded()") == 0 and not page.locator(".node").count()
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_of_many_states_each_button_sets_its_own(watched, tmp_path, monkeypatch):
     many = bt.bayesuvius(2, heads=40).sentence("a b")

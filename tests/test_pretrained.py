@@ -291,6 +291,7 @@ def test_pairs_have_segments_and_batches_do_not_leak(minilm):
     assert minilm.sentence([101, 1037, 102]).special == (True, False, True)
 
 
+@pytest.mark.slow
 def test_a_sentence_of_a_model_has_every_reading(minilm, tmp_path):
     s = minilm.sentence("The cat sat")
     graph = s.graph(slices=[0], heads=[3], weights=False, attention=True)

@@ -109,7 +109,7 @@ CASES = sorted(
 )
 
 
-@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 6))])
 def test_a_folder_has_the_tables_that_transformers_reads(part, tmp_path):
     """Every partition of the tables with every choice of tables that are missing, each with one family and one tie."""
     name, tie = list(itertools.product(KINDS, (True, False)))[part]

@@ -62,6 +62,7 @@ def test_a_counterfactual_of_a_function_follows_from_its_parents():
     np.testing.assert_allclose(would, [0, 1], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_exports_and_files_have_the_zeros(tmp_path):
     net = textbook()
     net.save(tmp_path / "asia.safetensors")

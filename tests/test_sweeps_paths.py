@@ -37,7 +37,12 @@ def known(found):
     return {tuple(at) for at in (~found.outcomes[..., 0].isnan()).nonzero().tolist()}
 
 
-@pytest.mark.parametrize(("name", "arrow"), [(name, arrow) for name, some in ARROWS.items() for arrow in some])
+PAIRS = [(name, arrow) for name, some in ARROWS.items() for arrow in some]
+
+
+@pytest.mark.parametrize(
+    ("name", "arrow"), [pytest.param(*each, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, each in enumerate(PAIRS)]
+)
 def test_an_arrow_is_two_forward_runs(name, arrow):
     """Run 1: the child with the clean value of that one parent; run 2: the corrupt run with the child set to it."""
     clean, corrupt = pair(case(name))
