@@ -495,6 +495,7 @@ def test_a_figure_takes_the_view_that_draws_what_is_highlighted(long):
     assert unfaded(long.picture(highlight=FAMILIES)) == set(FAMILIES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("told", "options"),
     [

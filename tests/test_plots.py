@@ -369,6 +369,7 @@ def test_many_bars_keep_the_greatest_and_tell_the_rest():
     assert any("The 5 greatest of 100; the others have 0.902" in t.get_text() for t in figure.texts)
 
 
+@pytest.mark.slow
 def test_hostile_words_are_shown_and_break_nothing():
     s = bt.bayesuvius(dim=4, heads=2).sentence(list(HOSTILE))
     for figure in (bt.plot(s.do(c=0), slice=0), bt.plot(s.reads(), word=6, least=0), bt.plot(s.tan_tree())):

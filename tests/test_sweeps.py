@@ -160,7 +160,9 @@ def check_roles(each, some_roles, count):
         close(found.corrupt, base[1])
 
 
-@pytest.mark.parametrize("name", ROLES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (k % 2)) for k, name in enumerate(ROLES)]
+)
 def test_roles_of_every_kind_are_swept_as_one_node_is_set_at_a_time(name):
     """In double precision; and in single precision the same."""
     check_roles(case(name), ROLES[name], 1)
