@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bnet_transformer._core.torch_context import with_gradients
-from bnet_transformer.compiler.seeing import seen
+from bnet_transformer.compiler.course import seen
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.sweeps.cell_spec import Cells
 from bnet_transformer.inference.sweeps.engine import ExampleBatch, Outcomes, Start, metric_of_base_runs

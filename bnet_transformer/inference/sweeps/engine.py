@@ -28,7 +28,7 @@ from bnet_transformer.inference.sweeps.needed_positions import (
 from bnet_transformer.inference.sweeps.patched_run import PatchedRun, setting_of, some_of
 from bnet_transformer.inference.sweeps.routing import find_obstacle_of_all, find_obstacles, sources_of
 from bnet_transformer.inference.sweeps.sparse_update import Setting
-from bnet_transformer.world import where
+from bnet_transformer.reference import where
 
 Outcomes = dict[int, Tensor]
 

@@ -17,7 +17,7 @@ from bnet_transformer.asking import must_be_discrete
 from bnet_transformer.data.encode import encode_value
 from bnet_transformer.errors import BNetError, EvidenceError
 from bnet_transformer.inference.sweeps.examples import Examples
-from bnet_transformer.world import World
+from bnet_transformer.reference import World
 
 FORMS = "a mapping {node: state or (state, other state)}, or a function whose parameters are names of nodes"
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bnet_transformer.graph.walk import marks_of, reach
 from bnet_transformer.network import Member
-from bnet_transformer.world import World
+from bnet_transformer.reference import World
 
 Table = NDArray[np.bool_]
 COPIES = 8  # of the widest value of a cell that are there at once

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.compiler.course import Course, Layout
-from bnet_transformer.compiler.seeing import seen
+from bnet_transformer.compiler.course import Course, Layout, seen
 from bnet_transformer.compiler.values import computed
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm.base import broadcast
