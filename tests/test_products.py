@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bnet_transformer as bt
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.fused import entries, maps
-from bnet_transformer.inference import Evidence, add_gradient, exact, factors, log_evidence, posterior, readout
+from bnet_transformer.inference import Evidence, factors, log_evidence, posterior, readout
 from bnet_transformer.tpm import Attention, Categorical, Dot, Given, Linear, Normal, Weight
 from bnet_transformer.tpm.discrete import lookup
 from bnet_transformer.tpm.normal import squared_distance
@@ -169,19 +169,6 @@ def test_heads_of_unlike_widths_are_made_together():
     s = net.sentence(x=x[1])
     for h, i in itertools.product(range(2), range(3)):
         close(module(x, want=["a_0"])["a_0"][1, h, i], s[f"a_0_{h}_{i}"])
-
-
-@pytest.mark.parametrize("options", [{}, {"atoms": 3}, {"per": "word"}, {"per": "corpus"}], ids=str)
-def test_gradients_by_pieces_are_those_of_the_whole(options, monkeypatch):
-    monkeypatch.setattr(exact, "NUMBERS", 100)
-    module, x = net_of(options).module(), torch.randn(7, 3, 4, dtype=D)
-    y = Evidence(torch.randn(7, 3, 4, dtype=D), torch.rand(7, 3) > 0.3)
-    mask = torch.arange(3) < torch.tensor([3, 3, 2, 1, 3, 2, 3])[:, None]
-    whole = log_evidence(module, {"y": y}, x, mask)
-    expected = gradients(module, -2 * whole.sum())
-    close(add_gradient(module, {"y": y}, x, mask, weight=-2), whole)
-    for parameter, one in zip([p for p in module.parameters() if p.requires_grad], expected, strict=True):
-        close(parameter.grad, one, 1e-09)
 
 
 class Calls(TorchDispatchMode):

@@ -244,7 +244,7 @@ def find_needs(
 
 def open_parent(name: str) -> ReadingError:
     """The fault of a family that is random and real, and has no value."""
-    expected = "a value (do=), for it is random and real, and others read it"
+    expected = "a value (do= or evidence) for all of it, for it is random and real, and others read it"
     return ReadingError(name, expected=expected, got="none")
 
 
