@@ -49,7 +49,7 @@ PRE = {**BOTH, "add1": "norm2", "x": "norm"}
 CROSSED = {"add1": "cross_norm", "cross_add": "norm2"}  # where a pre-norm slice reads another stack in between
 TOLD = {"": "", "enc": "encoder_", "dec": "decoder_"}  # how the tensors of a stack are called that a model returns
 NAME = re.compile(r"(?P<stem>[A-Za-z]\w*?)(?P<indices>(?:_(?:\d+|\*))*)")
-PLACE = re.compile(r"(?P<place>[\w.]+(?:\[\d+\])?)(?:\[(?P<index>[^\]]*)\])?")
+PLACE = re.compile(r"(?P<place>\w*(?:states|attentions)\[\d+\]|[\w.]+)(?:\[(?P<index>[^\]]*)\])?")
 
 
 @dataclass(frozen=True)
