@@ -23,8 +23,7 @@ from bnet_transformer.compiler.values import computed
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.graph import ancestors
 from bnet_transformer.inference.circuits.arrows import Arrows, Into, Marks, needed_above, span
-from bnet_transformer.inference.sweeps.examples import Examples
-from bnet_transformer.inference.sweeps.metric import Metric
+from bnet_transformer.inference.sweeps.examples import Examples, Metric
 from bnet_transformer.inference.sweeps.sparse_update import CELLS, full_shape, summary
 from bnet_transformer.network import Member
 from bnet_transformer.tpm import At, Attention, Bilinear, Dot

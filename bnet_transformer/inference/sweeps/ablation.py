@@ -23,10 +23,9 @@ from bnet_transformer.inference.sentence_state import (
 )
 from bnet_transformer.inference.sweeps.cell_spec import Ids
 from bnet_transformer.inference.sweeps.examples import Examples, examples_of, state_of
-from bnet_transformer.inference.sweeps.needed_positions import bytes_of, find_needed_positions
 from bnet_transformer.inference.sweeps.patched_run import PatchedRun, picked
 from bnet_transformer.inference.sweeps.routing import find_obstacle_of_a_run
-from bnet_transformer.inference.sweeps.sparse_update import full_shape, index_of
+from bnet_transformer.inference.sweeps.sparse_update import bytes_of, find_needed_positions, full_shape, index_of
 from bnet_transformer.reference import World, where
 
 

@@ -27,7 +27,7 @@ from bnet_transformer.inference.query import set_families
 from bnet_transformer.inference.route import Obstacle, mixed_fault
 from bnet_transformer.inference.sweeps.cell_spec import Cells, Ids
 from bnet_transformer.inference.sweeps.examples import Examples
-from bnet_transformer.inference.sweeps.needed_positions import (
+from bnet_transformer.inference.sweeps.sparse_update import (
     NeededPositions,
     Table,
     count_words,
