@@ -24,15 +24,20 @@ from bnet_transformer.compiler.plan import open_parent
 from bnet_transformer.cost.count import plan_flops
 from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.inference.query import (
+    Fault,
+    Obstacle,
+    Route,
+    Rule,
+    choose,
     interventions,
     joint_states,
+    mixed_fault,
     node_values_by_family,
     of_one_sentence,
     pieces,
     set_families,
     word_counts,
 )
-from bnet_transformer.inference.route import Fault, Obstacle, Route, Rule, choose, mixed_fault
 from bnet_transformer.network import Input, Member
 from bnet_transformer.reference import BUDGET, World
 from bnet_transformer.tpm import Normal
@@ -276,8 +281,7 @@ class Answers:
 
     def of_states(self, states: Mapping[int, Tensor], module: Module) -> Answers:
         """The answers of many sentences that differ in the states of some choices, `[S]` each."""
-        settled = {**reference.settling(self.world, self.evidence), **self.world.do}
-        do = {**settled, **{choice: state[0] for choice, state in states.items()}}
+        do = {**self._settled.do, **{choice: state[0] for choice, state in states.items()}}
         return Answers(module, replace(self.world, do=do), {}, states=states)
 
     def table_fault(self, table: str, members: Sequence[Member], families: Collection[int]) -> Fault | None:
@@ -332,13 +336,16 @@ class Answers:
         plan = self.module.plan(names, closed, is_open, patched=some)
         return plan_flops(network, plan, words, closed, batch)
 
+    @cached_property
+    def _settled(self) -> World:
+        """The sentence in which the nodes are set as well of which evidence says outright what they came to."""
+        return replace(self.world, do={**reference.settling(self.world, self.evidence), **self.world.do})
+
     def _closed(self, above: set[int]) -> tuple[frozenset[int], frozenset[int], Fault | None]:
         """The families above some whose value is known, those of which some nodes have one, and the fault of a family
         of which some nodes have states and others tensors."""
-        world = self.world
-        graph, settled = world.network.graph, reference.settling(world, self.evidence)
-        known = replace(world, do={**settled, **world.do})
-        batched = {world.ground.family_of(node).index for node in self.states}
+        graph, known = self.world.network.graph, self._settled
+        batched = {known.ground.family_of(node).index for node in self.states}
         fault = mixed_fault(known, known.do, above=above)
         whole, some = set_families(known, above)
         closed = batched | {graph.family(name).index for name in whole}
@@ -454,8 +461,7 @@ class Answers:
         """The values of families, with the interventions and the evidence above them."""
         world, network = self.world, self.world.network
         want = tuple(network.members[index].family.name for index in wanted)
-        settled = reference.settling(world, self.evidence)
-        arguments = interventions(replace(world, do={**settled, **world.do}), above)
+        arguments = interventions(self._settled, above)
         closed, patched = arguments["do"], arguments["patched"]
         drawn = {world.ground.family_of(node).index for node in self.states}
         for name, (value, _) in node_values_by_family(world, world.do, drawn, self.states).items():

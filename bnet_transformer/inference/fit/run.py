@@ -37,7 +37,7 @@ from bnet_transformer.inference.fit.methods import EM, MAP, NUTS, SVI, FitProble
 from bnet_transformer.inference.fit.objective import Objective, learned_of
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.sampling import fit_nuts, fit_svi
-from bnet_transformer.inference.route import Route
+from bnet_transformer.inference.query import Route
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.reference import BUDGET
 from bnet_transformer.training.configs import LoopConfig

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.compiler.course import seen
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.route import Obstacle
+from bnet_transformer.inference.query import Obstacle
 from bnet_transformer.inference.sweeps import sequential
 from bnet_transformer.inference.sweeps.ablation import Ablation
 from bnet_transformer.inference.sweeps.cell_spec import Cells, Entries, Ids

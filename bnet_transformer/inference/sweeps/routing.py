@@ -23,8 +23,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.inference.query import set_families
-from bnet_transformer.inference.route import Obstacle, mixed_fault
+from bnet_transformer.inference.query import Obstacle, mixed_fault, set_families
 from bnet_transformer.inference.sweeps.cell_spec import Cells, Ids
 from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.inference.sweeps.sparse_update import (
