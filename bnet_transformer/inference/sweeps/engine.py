@@ -21,7 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bnet_transformer._core.torch_context import with_gradients
-from bnet_transformer.compiler.seeing import seen
+from bnet_transformer.compiler.course import seen
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.route import Obstacle
 from bnet_transformer.inference.sweeps import sequential
@@ -38,7 +38,7 @@ from bnet_transformer.inference.sweeps.sparse_update import (
     full_shape,
     numbers_in,
 )
-from bnet_transformer.world import where
+from bnet_transformer.reference import where
 
 Outcomes = dict[int, Tensor]
 
