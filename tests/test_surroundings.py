@@ -292,17 +292,6 @@ def test_a_view_that_is_negated_later_is_read():
     assert bt.bayesuvius(4).sentence(x=x)["x_0_1"].equal(torch.ones(4))
 
 
-def test_a_number_that_the_type_cannot_hold_is_told_by_its_node():
-    for make in (
-        lambda: bt.bayesuvius(4, scale=1e308),
-        lambda: bt.bayesuvius(4, observe=bt.tpm.Normal(1e308)),
-        lambda: bt.bayesuvius(4, observe=bt.tpm.Normal(1e5)).to(torch.float16),
-    ):
-        with pytest.raises(bt.DeclarationError, match=r"of at most .* in size, as torch.float.* holds"):
-            make()
-    assert under("float64", lambda: bt.bayesuvius(4, scale=1e300)).network.dtype == torch.float64
-
-
 def test_the_coldest_and_the_narrowest_draw_are_the_likeliest_words():
     likeliest = DEC.generate(["the", "cat sat"], length=5).words
     for told in ({"temperature": 1e-320}, {"top_p": 1e-320}, {"temperature": Fraction(1, 10**40)}, {"top_k": 1}):
@@ -313,7 +302,7 @@ def test_the_coldest_and_the_narrowest_draw_are_the_likeliest_words():
 
 def test_a_size_past_all_memory_is_counted():
     for make in (lambda: bt.bayesuvius(99999999999), lambda: bt.decoder(2 * 10**11, heads=2, vocabulary=WORDS)):
-        with pytest.raises(bt.BudgetError, match="parameters: expected at most 8589934592 numbers; got"):
+        with pytest.raises(bt.BudgetError, match=r"parameters: expected at most .* bytes, the memory that is here"):
             make()
 
 
