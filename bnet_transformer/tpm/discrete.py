@@ -46,7 +46,7 @@ class Categorical(TPM):
 
     n: int
     probabilities: tuple[float, ...] | None = None
-    learnable: bool | None = None  # type: ignore[assignment]  # None: where `probabilities` do not fix it
+    learnable: bool | None = None  # None: where `probabilities` do not fix it
     prior: float | None = None
     pool: str | None = None
     affine: bool = True
