@@ -25,7 +25,7 @@ from bnet_transformer.tpm.base import (
     spread_of,
 )
 from bnet_transformer.tpm.checks import Checked, Checks, called, choice, flag, optional, positive
-from bnet_transformer.tpm.discrete import pick
+from bnet_transformer.tpm.random import pick
 from bnet_transformer.tpm.symbols import FEATURES, Symbols, raised, scaled
 
 
