@@ -18,7 +18,7 @@ from bnet_transformer.errors import BNetError, BudgetError, ReadingError, unknow
 from bnet_transformer.graph import Ground, Selection
 from bnet_transformer.inference import SentenceState, arrow_weights
 from bnet_transformer.inference.joint_posterior import expected_reading
-from bnet_transformer.inference.surgery import matching
+from bnet_transformer.inference.sentence_state import matching
 from bnet_transformer.inference.tan import box_namer
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm.arrays import in_numpy
