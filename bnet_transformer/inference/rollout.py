@@ -267,13 +267,11 @@ class Reads(Drawable):
         return pd.DataFrame(rows)
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{escape(token)}</th>" for token in self.tokens)
-        rows = "".join(
-            f"<tr><th>{escape(token)}</th>" + "".join(f"<td>{share:.3f}</td>" for share in row) + "</tr>"
-            for token, row in zip(self.tokens, self.matrix.tolist(), strict=True)
-        )
+        import pandas as pd
+
+        table = pd.DataFrame(in_numpy(self.matrix), self.tokens, self.tokens).to_html(float_format="{:.3f}".format)
         told = f"{self.method} over slices {list(self.slices)}, residual share {self.residual:g}, {self.head}"
-        return f"<p>{escape(told)}</p><table><tr><th></th>{head}</tr>{rows}</table>"
+        return f"<p>{escape(told)}</p>{table}"
 
 
 def reads(
