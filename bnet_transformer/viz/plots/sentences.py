@@ -18,11 +18,10 @@ from bnet_transformer.inference import SentenceState
 from bnet_transformer.network import Member
 from bnet_transformer.reference import World
 from bnet_transformer.tpm.arrays import in_numpy
-from bnet_transformer.viz.plots.bars import Series, bars, top_of
 from bnet_transformer.viz.plots.canvas import Canvas
 from bnet_transformer.viz.plots.heat import Map, heat_map, heat_maps, up_to
 from bnet_transformer.viz.plots.table import table_of
-from bnet_transformer.viz.plots.tables import table
+from bnet_transformer.viz.plots.tables import Series, bars, table, top_of
 
 TOKENS = "tokens"
 ABSENT = "Blank: no arrow, word i does not read word j."
@@ -71,8 +70,8 @@ def sentence(
         canvas.note(ABSENT)
     limits = up_to([each.values for each in maps])
     if len(maps) == 1:
-        ax = heat_map(canvas, maps[0], **told, limits=limits, square=True)
-        canvas.headline(f"Slice {chosen[0]}" + (f", {maps[0].name}" if maps[0].name else ""), ax)
+        heat_map(canvas, maps[0], **told, limits=limits, square=True)
+        canvas.headline(f"Slice {chosen[0]}" + (f", {maps[0].name}" if maps[0].name else ""))
         return
     across, panels = laid_out(several)
     heat_maps(canvas, panels, **told, across=across, limits=limits)
@@ -152,8 +151,7 @@ def posterior(
         series = [Series(before, prior, colour="prior"), Series(after, what)]
     series, labels_, told = top_of(series, labels_, top)
     canvas.note(told)
-    ax = bars(canvas, None, series, labels_, what="probability" if evidence else what, of=names[0])
-    canvas.headline("", ax)
+    bars(canvas, series, labels_, what="probability" if evidence else what, of=names[0])
 
 
 def sentences(

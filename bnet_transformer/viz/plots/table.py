@@ -44,9 +44,10 @@ class Table:
     what: str = ""
 
     @property
-    def signed(self) -> bool:
-        """True where a number is below zero."""
-        return bool(np.nanmin(self.values, initial=0.0) < 0)
+    def are_shares(self) -> bool:
+        """True where no number is below zero and each row adds up to 1."""
+        least, sums = np.nanmin(self.values, initial=0.0), np.nansum(self.values, -1)
+        return bool(least >= 0 and np.allclose(sums, 1, atol=1e-4))
 
     def named(self, dim: int) -> tuple[str, ...]:
         """The labels along a dim: those told, else its numbers."""
