@@ -205,8 +205,13 @@ class Canvas:
         return self.figure
 
     def _dressed(self, panels: list[Axes]) -> list[Axes]:
+        """Panels with thin frames, small type, the colours of the theme."""
+        marks: Any = {"color": self.colours["line"], "labelcolor": self.colours["ink"], "labelsize": SMALL}
         for ax in panels:
-            self.dress(ax)
+            ax.set_facecolor(self.colours["paper"])
+            for side, spine in ax.spines.items():
+                spine.set(color=self.colours["line"], linewidth=0.8, visible=side in ("left", "bottom"))
+            ax.tick_params(which="major", length=3, pad=3, width=0.8, labelfontfamily=BASE, **marks)
         self._layout.panels = panels
         return panels
 
@@ -214,19 +219,6 @@ class Canvas:
         """What the axes of all panels are, told once."""
         self._around["x"] = x, self._grey | {"ha": "center", "va": "top"}
         self._around["y"] = y, self._grey | {"ha": "right", "va": "center", "rotation": 90}
-
-    def dress(self, ax: Axes) -> None:
-        """Thin frames, small type, the colours of the theme."""
-        ax.set_facecolor(self.colours["paper"])
-        for side, spine in ax.spines.items():
-            spine.set(color=self.colours["line"], linewidth=0.8, visible=side in ("left", "bottom"))
-        marks: Any = {
-            "color": self.colours["line"],
-            "labelcolor": self.colours["ink"],
-            "labelsize": SMALL,
-            "width": 0.8,
-        }
-        ax.tick_params(which="major", length=3, pad=3, labelfontfamily=BASE, **marks)
 
     def framed(self, ax: Axes) -> None:
         """A frame on all sides, without ticks that stick out."""

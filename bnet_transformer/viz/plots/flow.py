@@ -54,13 +54,13 @@ def flow(
     drawn = drawn_of(mass, flows, path, least)
     rows = [i for i in range(len(tokens)) if drawn[:, i].any() or drawn[:, :, i].any() or i in path]
     row = {i: k for k, i in enumerate(rows)}
-    names = [f"{tokens[i]}" for i in rows]
+    names = [tokens[i] for i in rows]
     side = room(names) + 0.35
     each = min(1.6, max(0.5, (PAGE - 2 * side) / len(slices)))
     bar = 0.035 / each
     ax = canvas.axes(2 * side + each * len(slices), min(7.5, 0.34 * len(rows) + 1.0))
     for t in range(len(slices)):
-        ribbons(canvas, ax, t, bar, flows[t] * drawn[t], mass, row)
+        ribbons(canvas, ax, t, bar, flows[t] * drawn[t], mass, rows)
     for level in range(len(slices) + 1):
         for i in rows:
             leaving = level > 0 and drawn[level - 1, i].any()
@@ -118,27 +118,23 @@ def drawn_of(mass: Numbers, flows: Numbers, path: Sequence[int], least: float | 
 
 
 def ribbons(
-    canvas: Canvas, ax: Axes, level: int, bar: float, flows: Numbers, mass: Numbers, row: dict[int, int]
+    canvas: Canvas, ax: Axes, level: int, bar: float, flows: Numbers, mass: Numbers, rows: Sequence[int]
 ) -> None:
     """The flows of one slice, stacked at both ends in the order of the words that they come from and go to."""
-    top = {i: row[i] - TALL * mass[level + 1, i] / 2 for i in row}
-    foot = {j: row[j] - TALL * mass[level, j] / 2 for j in row}
-    right: dict[tuple[int, int], float] = {}
-    left: dict[tuple[int, int], float] = {}
-    for i in row:
-        for j in row:
-            right[i, j] = top[i]
-            top[i] += TALL * flows[i, j]
-    for j in row:
-        for i in row:
-            left[i, j] = foot[j]
-            foot[j] += TALL * flows[i, j]
-    for i in row:
-        for j in row:
-            if flows[i, j] > 0:
-                ends = (level + 1 - bar, right[i, j], level + bar, left[i, j])
-                share = float(flows[i, j])
-                ax.add_patch(_ribbon(*ends, TALL * share, canvas.colours["k"], share)).set_gid(f"flow_{level}_{i}_{j}")
+    thick = TALL * flows[np.ix_(rows, rows)]
+    right = _stacked(mass[level + 1, rows], thick)
+    left = _stacked(mass[level, rows], thick.T).T
+    for a, b in np.argwhere(thick > 0):
+        i, j = rows[a], rows[b]
+        ends = (level + 1 - bar, right[a, b], level + bar, left[a, b])
+        ribbon = _ribbon(*ends, thick[a, b], canvas.colours["k"], float(flows[i, j]))
+        ax.add_patch(ribbon).set_gid(f"flow_{level}_{i}_{j}")
+
+
+def _stacked(mass: Numbers, thick: Numbers) -> Numbers:
+    """Where each ribbon of each row begins: one below the other, about the row's middle."""
+    tops = np.arange(len(mass)) - TALL * mass / 2
+    return np.cumsum(np.column_stack([tops, thick]), 1)[:, :-1]
 
 
 def _ends(

@@ -214,10 +214,10 @@ def up_to(several: Sequence[Numbers]) -> tuple[float, float]:
 def write_numbers(canvas: Canvas, ax: Axes, values: Numbers, image: Any, error: Numbers | None = None) -> None:
     """The number of each cell, in ink or paper, whichever is read better; its error beneath it."""
     most = float(np.nanmax(np.abs(values), initial=0.0))
+    whole = bool(np.all(np.mod(values[~np.isnan(values)], 1) == 0))
     for (i, j), value in np.ndenumerate(values):
         if np.isnan(value) or (error is None and abs(value) < 0.005):
             continue
-        whole = bool(np.all(np.mod(values[~np.isnan(values)], 1) == 0))
         text = f"{value:.0f}" if whole else f"{value:.2f}" if most < 100 else f"{value:.3g}"
         text = text.replace("0.", ".", 1) if most <= 1 and abs(value) < 0.995 else text
         text = text.replace("-", "−") if abs(value) >= 0.005 else "0"

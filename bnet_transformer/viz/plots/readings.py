@@ -76,10 +76,9 @@ def reached(result: Reads) -> Tensor:
 def tan(result: Tan, canvas: Canvas) -> None:
     """How many arrows lead from box to box, the class first."""
     boxes = [result.class_box, *(box for box in result.quotient.boxes if box != result.class_box)]
-    place = {box: k for k, box in enumerate(boxes)}
+    place = np.array([boxes.index(box) for box in result.quotient.boxes])
     counts = np.full((len(boxes), len(boxes)), np.nan)
-    for (i, j), count in zip(result.quotient.arrows.tolist(), result.quotient.counts.tolist(), strict=True):
-        counts[place[result.quotient.boxes[i]], place[result.quotient.boxes[j]]] = count
+    counts[*place[result.quotient.arrows].T] = result.quotient.counts
     found = Map(counts, tuple(boxes), tuple(boxes))
     heat_map(canvas, found, what="arrows", x="to box", y="from box", square=True)
     but = f" (nearly {result.nearly})" if result.nearly != result.kind else ""
