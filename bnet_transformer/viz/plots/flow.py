@@ -75,7 +75,13 @@ def flow(
     for k in range(len(rows)):
         ax.axhline(k, color=canvas.colours["line"], linewidth=0.5, zorder=0)
     _ends(canvas, ax, mass, names, rows, row, word, len(slices))
-    _bare(canvas, ax, slices, len(rows))
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    ax.set_xlim(-0.12, len(slices) + 0.12)
+    ax.set_ylim(len(rows) - 0.4, -0.6)
+    ax.set_yticks([])
+    ax.set_xticks([t + 0.5 for t in range(len(slices))], labels=[f"slice {t}" for t in slices], fontfamily=BASE)
+    ax.tick_params(length=0)
     canvas.note(told)
     hidden = (flows > 0) & ~drawn
     if hidden.any():
@@ -154,52 +160,30 @@ def _ends(
             ax.annotate(line, (top, row[i]), (6, 0), ha="left", color=canvas.colours["q"], **around)
 
 
-def _bare(canvas: Canvas, ax: Axes, slices: Sequence[int], rows: int) -> None:
-    """No frame; the states named at the foot."""
-    for spine in ax.spines.values():
-        spine.set_visible(False)
-    ax.set_xlim(-0.12, len(slices) + 0.12)
-    ax.set_ylim(rows - 0.4, -0.6)
-    ax.set_yticks([])
-    ax.set_xticks([t + 0.5 for t in range(len(slices))], labels=[f"slice {t}" for t in slices], fontfamily=BASE)
-    ax.tick_params(length=0)
-
-
 def _block(level: int, bar: float, at: float, tall: float, colour: str) -> PathPatch:
-    corners = [
-        (level - bar, at - tall / 2),
-        (level + bar, at - tall / 2),
-        (level + bar, at + tall / 2),
-        (level - bar, at + tall / 2),
-    ]
-    return PathPatch(Outline(corners, closed=False), facecolor=colour, edgecolor=colour, linewidth=0.4, zorder=3)
+    left, right, top, foot = level - bar, level + bar, at - tall / 2, at + tall / 2
+    corners = [(left, top), (right, top), (right, foot), (left, foot)]
+    return PathPatch(Outline(corners), facecolor=colour, edgecolor=colour, linewidth=0.4, zorder=3)
+
+
+def _bend(x0: float, y0: float, x1: float, y1: float) -> list[tuple[float, float]]:
+    """A curve from (x0, y0) to (x1, y1), level at both ends: the points that Bézier's has."""
+    middle = (x0 + x1) / 2
+    return [(x0, y0), (middle, y0), (middle, y1), (x1, y1)]
 
 
 def _ribbon(x0: float, y0: float, x1: float, y1: float, tall: float, colour: str, share: float) -> PathPatch:
-    """A band from (x0, y0) to (x1, y1), level at both ends."""
-    middle = (x0 + x1) / 2
-    corners = [
-        (x0, y0),
-        (middle, y0),
-        (middle, y1),
-        (x1, y1),
-        (x1, y1 + tall),
-        (middle, y1 + tall),
-        (middle, y0 + tall),
-        (x0, y0 + tall),
-        (x0, y0),
-    ]
+    """A band of which these are the upper ends."""
+    there, back = _bend(x0, y0, x1, y1), _bend(x1, y1 + tall, x0, y0 + tall)
     turns = [Outline.MOVETO, *[Outline.CURVE4] * 3, Outline.LINETO, *[Outline.CURVE4] * 3, Outline.CLOSEPOLY]
     alpha = 0.25 + 0.35 * share
-    return PathPatch(Outline(corners, turns), facecolor=colour, edgecolor=colour, alpha=alpha, linewidth=0.4, zorder=1)
+    path = Outline([*there, *back, there[0]], turns)
+    return PathPatch(path, facecolor=colour, edgecolor=colour, alpha=alpha, linewidth=0.4, zorder=1)
 
 
 def _thread(x0: float, y0: float, x1: float, y1: float, colour: str) -> PathPatch:
-    """A line from (x0, y0) to (x1, y1), level at both ends."""
-    middle = (x0 + x1) / 2
-    corners = [(x0, y0), (middle, y0), (middle, y1), (x1, y1)]
-    turns = [Outline.MOVETO, *[Outline.CURVE4] * 3]
-    return PathPatch(Outline(corners, turns), facecolor="none", edgecolor=colour, linewidth=1.4, zorder=4)
+    path = Outline(_bend(x0, y0, x1, y1), [Outline.MOVETO, *[Outline.CURVE4] * 3])
+    return PathPatch(path, facecolor="none", edgecolor=colour, linewidth=1.4, zorder=4)
 
 
 def thinned(

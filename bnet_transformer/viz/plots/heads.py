@@ -215,20 +215,15 @@ def damage(result: Damage, canvas: Canvas, *, log: bool | None = None) -> None:
     sizes = np.abs(values[values != 0])
     least, most = (float(f(sizes)) for f in (np.min, np.max)) if len(sizes) else (1.0, 1.0)
     if most > STEEP * float(np.median(sizes) if len(sizes) else 1.0) if log is None else log:
-        _by_powers(ax, max(least, most * 1e-4))
+        even = 10.0 ** math.floor(math.log10(max(least, most * 1e-4)))  # around zero the axis is even
+        ax.set_yscale("symlog", linthresh=even)
+        ax.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=even))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
     canvas.curve_axes(ax, "heads off, those held least of first", "nats that a sentence loses", 8)
     canvas.legend(ax, loc="upper left", title="heads chosen by", title_fontsize=SMALL)
     s = "s" * (result.sentences != 1)
     canvas.headline(f"What heads are worth to {result.sentences:,} sentence{s}")
     canvas.note("Bands: a standard error over the sentences to each side." if not np.isnan(errors).all() else "")
-
-
-def _by_powers(ax: Axes, least: float) -> None:
-    """An axis by powers of ten, even around zero up to that of the `least`."""
-    even = 10.0 ** math.floor(math.log10(least))
-    ax.set_yscale("symlog", linthresh=even)
-    ax.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=even))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
 
 
 def roles(result: Roles, canvas: Canvas, *, relation: str | None = None) -> None:

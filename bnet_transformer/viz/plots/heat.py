@@ -109,7 +109,8 @@ def heat_maps(
         allowed = "slice=, head= and do (such as s.do(c=1)), which leave fewer"
         raise BudgetError("plot", expected=f"at most {PANELS} panels", got=f"{len(some)}", allowed=allowed)
     first, count = some[0], math.ceil(len(maps) / across)
-    titled = [k < across or _named(maps, k) != _named(maps, k - across) for k in range(len(maps))]
+    names = ["" if each is None else each.name for each in maps]
+    titled = [k < across or names[k] != names[k - across] for k in range(len(maps))]
     side = (PAGE - 1.1) / across - 0.1
     words = max(len(first.columns), len(first.rows) / min(1.0, tall or 1.0))
     worded = thinned or min(widest, side - room(first.rows) / across) * 72 / words >= 6.5
@@ -123,7 +124,7 @@ def heat_maps(
         side = min(1.8, side)
         panels = canvas.grid(count, across, (side, tall * side), (0.08, 0.22 if any(titled[across:]) else 0.08))
     limits = limits or shared_limits([each.values for each in some])
-    titles = _titles(canvas, maps, 72 * side)
+    titles = _titles(canvas, maps, names, 72 * side)
     image: Any = None
     for k, ax in enumerate(panels):
         found = maps[k] if k < len(maps) else None
@@ -152,18 +153,12 @@ def heat_maps(
     return [ax for ax in panels if ax.get_visible()]
 
 
-def _named(maps: Sequence[Map | None], k: int) -> str:
-    found = maps[k]
-    return "" if found is None else found.name
-
-
-def _titles(canvas: Canvas, maps: Sequence[Map | None], points: float) -> list[str]:
+def _titles(canvas: Canvas, maps: Sequence[Map | None], names: Sequence[str], points: float) -> list[str]:
     """What is written above each panel: its name, or the short one where names would run together."""
 
     def apart(names: Sequence[str], longest: int = 60) -> bool:
         return max(width(shown(name, longest), SIZE) for name in names) + 5 < points
 
-    names = [_named(maps, k) for k in range(len(maps))]
     some = [each for each in maps if each is not None]
     if not apart(names) and all(each.short for each in some):
         canvas.note(f"Above each panel only its numbers: the last is {some[-1].name}.")
