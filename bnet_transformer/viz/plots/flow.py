@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from matplotlib.patches import FancyArrowPatch, PathPatch
 from matplotlib.path import Path as Outline
 from numpy.typing import NDArray
 
+from bnet_transformer.inference import Reads, TanTree
+from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.viz.plots.canvas import BASE, PAGE, SMALL, Canvas, width
 from bnet_transformer.viz.plots.heat import room
 from bnet_transformer.viz.plots.table import Numbers
@@ -38,51 +41,40 @@ def shares_of(chain: Numbers, weights: Numbers, word: int) -> tuple[Numbers, Num
     return mass, flows
 
 
-def flow(
-    canvas: Canvas,
-    chain: Numbers,
-    weights: Numbers,
-    tokens: Sequence[str],
-    slices: Sequence[int],
-    word: int,
-    path: Sequence[int],
-    told: str,
-    least: float | None,
-) -> Axes:
+def flow(canvas: Canvas, result: Reads, word: int, path: Sequence[int], least: float | None) -> None:
     """What a word reads, slice below slice, as ribbons as thick as their share; the most probable path in red."""
-    mass, flows = shares_of(chain, weights, word)
+    tokens, last = result.tokens, len(result.slices)
+    mass, flows = shares_of(in_numpy(result.chain), in_numpy(result.weights), word)
     drawn = drawn_of(mass, flows, path, least)
-    rows = [i for i in range(len(tokens)) if drawn[:, i].any() or drawn[:, :, i].any() or i in path]
+    ends = np.zeros(mass.shape, dtype=bool)
+    ends[1:] |= drawn.any(2)
+    ends[:-1] |= drawn.any(1)
+    rows = sorted({*np.flatnonzero(ends.any(0)).tolist(), *path})
     row = {i: k for k, i in enumerate(rows)}
-    names = [tokens[i] for i in rows]
-    side = room(names) + 0.35
-    each = min(1.6, max(0.5, (PAGE - 2 * side) / len(slices)))
+    side = room([tokens[i] for i in rows]) + 0.35
+    each = min(1.6, max(0.5, (PAGE - 2 * side) / last))
     bar = 0.035 / each
-    ax = canvas.axes(2 * side + each * len(slices), min(7.5, 0.34 * len(rows) + 1.0))
-    for t in range(len(slices)):
+    ax = canvas.axes(2 * side + each * last, min(7.5, 0.34 * len(rows) + 1.0))
+    for t in range(last):
         ribbons(canvas, ax, t, bar, flows[t] * drawn[t], mass, rows)
-    for level in range(len(slices) + 1):
-        for i in rows:
-            leaving = level > 0 and drawn[level - 1, i].any()
-            if leaving or (level < len(slices) and drawn[level, :, i].any()):
-                tall = TALL * mass[level, i]
-                ax.add_patch(_block(level, bar, row[i], tall, canvas.colours["ink"])).set_gid(f"block_{level}_{i}")
+    for level, i in np.argwhere(ends):
+        block = _block(level, bar, row[i], TALL * mass[level, i], canvas.colours["ink"])
+        ax.add_patch(block).set_gid(f"block_{level}_{i}")
     red: dict[str, Any] = {"color": canvas.colours["q"], "zorder": 4}
     for k, (i, j) in enumerate(itertools.pairwise(path)):
-        level = len(slices) - k
+        level = last - k
         ax.add_patch(_thread(level - bar, row[i], level - 1 + bar, row[j], canvas.colours["q"]))
-    ax.plot(range(len(slices), -1, -1), [row[i] for i in path], "o", markersize=3, gid="path", **red)
+    ax.plot(range(last, -1, -1), [row[i] for i in path], "o", markersize=3, gid="path", **red)
     for k in range(len(rows)):
         ax.axhline(k, color=canvas.colours["line"], linewidth=0.5, zorder=0)
-    _ends(canvas, ax, mass, names, rows, row, word, len(slices))
+    _names(canvas, ax, result, mass[0], rows, word)
     for spine in ax.spines.values():
         spine.set_visible(False)
-    ax.set_xlim(-0.12, len(slices) + 0.12)
+    ax.set_xlim(-0.12, last + 0.12)
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.set_yticks([])
-    ax.set_xticks([t + 0.5 for t in range(len(slices))], labels=[f"slice {t}" for t in slices], fontfamily=BASE)
+    ax.set_xticks([t + 0.5 for t in range(last)], labels=[f"slice {t}" for t in result.slices], fontfamily=BASE)
     ax.tick_params(length=0)
-    canvas.note(told)
     hidden = (flows > 0) & ~drawn
     if hidden.any():
         most = float((flows * hidden).sum((1, 2)).max())
@@ -91,7 +83,6 @@ def flow(
         greatest = share_of(float((flows * hidden).max()))
         left = f"{int(hidden.sum()):,} flows{words}, none above {greatest}, at most {100 * most:.2g}% of a slice"
         canvas.note(f"Left out: {left}.")
-    return ax
 
 
 def share_of(value: float) -> str:
@@ -143,21 +134,19 @@ def _stacked(mass: Numbers, thick: Numbers) -> Numbers:
     return np.cumsum(np.column_stack([tops, thick]), 1)[:, :-1]
 
 
-def _ends(
-    canvas: Canvas, ax: Axes, mass: Numbers, names: list[str], rows: list[int], row: dict[int, int], word: int, top: int
-) -> None:
+def _names(canvas: Canvas, ax: Axes, result: Reads, read: Numbers, rows: Sequence[int], word: int) -> None:
     """The words at the left with the share that is read of each; the word that reads at the right."""
-    shares = [share_of(float(mass[0, i])) if mass[0, i] > 0 else "–" for i in rows]
+    shares = [share_of(float(read[i])) if read[i] > 0 else "–" for i in rows]
     wide = max(28.0, 12 + max(width(share, SMALL + 0.5) for share in shares))
-    for i, name, share in zip(rows, names, shares, strict=True):
-        (line,), fonts = canvas.lines([name], 14)
+    for k, (i, share) in enumerate(zip(rows, shares, strict=True)):
+        (line,), fonts = canvas.lines([result.tokens[i]], 14)
         style: dict[str, Any] = {"va": "center_baseline", "fontfamily": fonts, "fontsize": SMALL + 0.5}
-        dim = canvas.colours["ink" if mass[0, i] >= 0.005 else "grey"]
+        dim = canvas.colours["ink" if read[i] >= 0.005 else "grey"]
         around: dict[str, Any] = {"textcoords": "offset points", "parse_math": False, **style}
-        ax.annotate(line, (0, row[i]), (-wide, 0), ha="right", color=dim, **around)
-        ax.annotate(share, (0, row[i]), (-6, 0), ha="right", color=dim, **around)
+        ax.annotate(line, (0, k), (-wide, 0), ha="right", color=dim, **around)
+        ax.annotate(share, (0, k), (-6, 0), ha="right", color=dim, **around)
         if i == word:
-            ax.annotate(line, (top, row[i]), (6, 0), ha="left", color=canvas.colours["q"], **around)
+            ax.annotate(line, (len(result.slices), k), (6, 0), ha="left", color=canvas.colours["q"], **around)
 
 
 def _block(level: int, bar: float, at: float, tall: float, colour: str) -> PathPatch:
@@ -186,62 +175,45 @@ def _thread(x0: float, y0: float, x1: float, y1: float, colour: str) -> PathPatc
     return PathPatch(path, facecolor="none", edgecolor=colour, linewidth=1.4, zorder=4)
 
 
-def thinned(
-    canvas: Canvas,
-    parents: Sequence[int],
-    weights: Sequence[float],
-    tokens: Sequence[str],
-    min_weight: float | None,
-    top: int | None,
-) -> tuple[list[int], list[float], list[str]]:
+def thinned(canvas: Canvas, tree: TanTree, min_weight: float | None, top: int | None) -> TanTree:
     """The arrows that are drawn and the words at their ends, all where there is room; what is left out is told."""
+    parents, weights = tree.parents, tree.weights
     arrows = [i for i, parent in enumerate(parents) if parent >= 0]
     order = sorted(arrows, key=lambda i: (-weights[i], i))
     if min_weight is not None:
         order = [i for i in order if weights[i] >= min_weight]
     if top is not None:
         order = order[:top]
-    elif min_weight is None and len(tokens) > NAMES:
-        order = order[: nameable([(i, parents[i]) for i in order])]
-    drawn = set(order)
+    drawn: set[int] = set()
+    rows: set[int] = set()
+    for i in order:
+        if top is None and min_weight is None and len(rows | {i, parents[i]}) > NAMES < len(parents):
+            break
+        drawn.add(i)
+        rows |= {i, parents[i]}
     if len(drawn) == len(arrows):
-        return list(parents), list(weights), list(tokens)
-    rows = sorted(drawn | {parents[i] for i in drawn}) or list(range(len(tokens)))
-    row = {i: k for k, i in enumerate(rows)}
-    gone = len(tokens) - len(rows)
+        return tree
+    kept = sorted(rows) or range(len(parents))
+    row = {i: k for k, i in enumerate(kept)}
+    gone = len(parents) - len(kept)
     words = f" and {gone} words without any other" if gone else ""
     most = max(weights[i] for i in arrows if i not in drawn)
     canvas.note(f"Left out: {len(arrows) - len(drawn)} arrows{words}, none stronger than {share_of(most)}.")
-    found = [row[parents[i]] if i in drawn else -1 if parents[i] < 0 else LEFT_OUT for i in rows]
-    return found, [weights[i] for i in rows], [tokens[i] for i in rows]
+    found = [row[parents[i]] if i in drawn else -1 if parents[i] < 0 else LEFT_OUT for i in kept]
+    said, strengths = ([each[i] for i in kept] for each in (tree.tokens, weights))
+    return replace(tree, parents=tuple(found), weights=tuple(strengths), tokens=tuple(said))
 
 
-def nameable(arrows: Sequence[tuple[int, int]]) -> int:
-    """How many of some arrows, the first ones, lie between as many words as can be named."""
-    seen: set[int] = set()
-    for k, ends in enumerate(arrows):
-        seen |= {*ends}
-        if len(seen) > NAMES:
-            return k
-    return len(arrows)
-
-
-def arcs(
-    canvas: Canvas,
-    parents: Sequence[int],
-    weights: Sequence[float],
-    tokens: Sequence[str],
-    min_weight: float | None = None,
-    top: int | None = None,
-) -> Axes:
+def arcs(canvas: Canvas, result: TanTree, min_weight: float | None, top: int | None) -> None:
     """The words in a row, and over them an arrow from each word's best parent, as thick as it is read."""
-    parents, weights, tokens = thinned(canvas, parents, weights, tokens, min_weight, top)
+    tree = thinned(canvas, result, min_weight, top)
+    parents, tokens = tree.parents, tree.tokens
     n = len(tokens)
     span = max((abs(i - p) for i, p in enumerate(parents) if p >= 0), default=1)
     wide = max(3.0, min(PAGE, 0.55 * n + 0.4))
     ax = canvas.axes(wide, min(4.0, 0.75 + room(tokens) + 0.16 * span))
     across, _ = canvas.size(ax, (wide - 0.3, 0.0))
-    for i, (parent, share) in enumerate(zip(parents, weights, strict=True)):
+    for i, (parent, share) in enumerate(zip(parents, tree.weights, strict=True)):
         if parent == LEFT_OUT:
             continue
         if parent < 0:
@@ -249,18 +221,9 @@ def arcs(
             continue
         bend = (-1 if parent < i else 1) * (0.5 if abs(parent - i) > 1 else 0.9)
         style: dict[str, Any] = {"color": canvas.colours["accent"], "alpha": 0.35 + 0.65 * share}
-        arrow = FancyArrowPatch(
-            (parent, 0),
-            (i, 0),
-            connectionstyle=f"arc3,rad={bend}",
-            arrowstyle="-|>,head_length=4,head_width=2",
-            linewidth=0.6 + 2.4 * share,
-            shrinkA=3,
-            shrinkB=4,
-            gid=f"arc_{parent}_{i}",
-            **style,
-        )
-        ax.add_patch(arrow)
+        style |= {"connectionstyle": f"arc3,rad={bend}", "arrowstyle": "-|>,head_length=4,head_width=2"}
+        style |= {"linewidth": 0.6 + 2.4 * share, "shrinkA": 3, "shrinkB": 4, "gid": f"arc_{parent}_{i}"}
+        ax.add_patch(FancyArrowPatch((parent, 0), (i, 0), **style))
     ax.plot(range(n), [0] * n, linestyle="", marker="o", markersize=3, color=canvas.colours["ink"])
     ax.set_xlim(-0.6, n - 0.4)
     ax.set_ylim(-0.3, 0.25 * span + 0.35)
@@ -270,4 +233,3 @@ def arcs(
     ax.set_yticks([])
     canvas.words(ax, "x", tokens, across)
     ax.tick_params(length=0)
-    return ax

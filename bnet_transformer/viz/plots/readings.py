@@ -56,9 +56,8 @@ def reads(
         if at >= n:
             raise BNetError("word", expected=f"a word from 0 to {n - 1}", got=word)
         best = result.paths(at)[0]
-        chain, weights = in_numpy(result.chain), in_numpy(result.weights)
-        said = f"{told} Red: the most probable path ({share_of(best.probability)})."
-        flow(canvas, chain, weights, result.tokens, result.slices, at, best.words, said, least)
+        canvas.note(f"{told} Red: the most probable path ({share_of(best.probability)}).")
+        flow(canvas, result, at, best.words, least)
         canvas.headline(f"What '{shown(result.tokens[at], 14)}' reads over {where}")
         return
     canvas.note(told)
@@ -94,7 +93,7 @@ def tan_tree(result: TanTree, canvas: Canvas, *, min_weight: float | None = None
         raise BNetError("min_weight", expected="a share from 0 to 1", got=min_weight)
     if top is not None:
         whole("top", top)
-    arcs(canvas, result.parents, result.weights, result.tokens, min_weight, top)
+    arcs(canvas, result, min_weight, top)
     canvas.headline(f"Best parents in slice {result.slice}, {result.head}")
     canvas.note(f"The tree keeps {result.mass:.1%} of the attention between words. Square: a root.")
 
