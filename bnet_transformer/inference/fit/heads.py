@@ -365,7 +365,9 @@ def interval(network: Network, samples: Mapping[str, Tensor], name: str, share: 
         return _ends(samples[name].flatten(0, 1), share)
     sets = stored(network, samples)
     count = len(next(iter(sets.values())))
-    by_name = {each: s for s in reversed(selectors_of(network)) for each in sources_of(network, s)}
+    by_name: dict[str, Member] = {}
+    for selector in selectors_of(network):
+        by_name |= {each: selector for each in sources_of(network, selector) if each not in by_name}
     if name not in by_name:
         raise unknown("parameter", name, [*samples, *by_name])
     found: list[Tensor] = []

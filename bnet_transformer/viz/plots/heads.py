@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, SymmetricalLogLocator
 
 from bnet_transformer.errors import one_of, whole
-from bnet_transformer.inference.heads.result import Damage, Inclusion
+from bnet_transformer.inference.heads.gates import Damage, Inclusion
 from bnet_transformer.viz.plots.canvas import PAGE, SMALL, Canvas, scaled
 from bnet_transformer.viz.plots.heat import Map, heat_map, room, shared_limits
 from bnet_transformer.viz.plots.table import Numbers, numbers_of
