@@ -18,7 +18,7 @@ from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.inference.fit import ascent
 from bnet_transformer.inference.fit.ascent import RestartOptimizer, init_restarts
 from bnet_transformer.inference.fit.heads import matched
-from bnet_transformer.inference.fit.objective import Objective, learned_of
+from bnet_transformer.inference.fit.problem import Objective, learned_of
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
 

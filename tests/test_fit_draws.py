@@ -19,8 +19,7 @@ from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.inference.fit import heads
 from bnet_transformer.inference.fit.heads import aligned, overlap_of
-from bnet_transformer.inference.fit.methods import FitProblem
-from bnet_transformer.inference.fit.objective import Objective, learned_of
+from bnet_transformer.inference.fit.problem import FitProblem, Objective, learned_of
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.sampling import Chain, Model, Variational, started
 from bnet_transformer.tpm import Normal

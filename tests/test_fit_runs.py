@@ -17,7 +17,7 @@ from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.files import checkpoint
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.inference.fit import result, run
-from bnet_transformer.inference.fit.objective import Objective
+from bnet_transformer.inference.fit.problem import Objective
 from bnet_transformer.inference.fit.run import method_of
 from bnet_transformer.tpm import Categorical, Normal
 from bnet_transformer.training.configs import schedule_of

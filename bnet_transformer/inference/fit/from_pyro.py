@@ -19,7 +19,7 @@ from bnet_transformer.data import read_batch
 from bnet_transformer.errors import BNetError, mapping, seed_of, unknown, whole
 from bnet_transformer.inference.fit.ascent import with_learned
 from bnet_transformer.inference.fit.heads import aligned, likelihoods, representative, stored
-from bnet_transformer.inference.fit.objective import Objective, learned_of, tables_of
+from bnet_transformer.inference.fit.problem import Objective, learned_of, tables_of
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.run import elimination_fault
 from bnet_transformer.network import Network

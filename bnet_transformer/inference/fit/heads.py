@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError, unknown
-from bnet_transformer.inference.fit.objective import Objective, as_parameters, tables_of
+from bnet_transformer.inference.fit.problem import Objective, as_parameters, tables_of
 from bnet_transformer.network import Input, Member, Network
 from bnet_transformer.tpm import Attention, Codebook, Linear, Select, Weight
 from bnet_transformer.tpm.arrays import in_numpy

@@ -34,8 +34,8 @@ from bnet_transformer.inference.fit.heads import (
     stored,
     to_arviz,
 )
-from bnet_transformer.inference.fit.objective import LOG_EVIDENCE, Objective, learned_of, tables_of
 from bnet_transformer.inference.fit.predictive import Check, checked, predicted
+from bnet_transformer.inference.fit.problem import LOG_EVIDENCE, Objective, learned_of, tables_of
 from bnet_transformer.network import Member, Network, network_of
 from bnet_transformer.reference import BUDGET
 from bnet_transformer.training import alone

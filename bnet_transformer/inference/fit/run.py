@@ -33,8 +33,17 @@ from bnet_transformer.errors import (
 from bnet_transformer.files.checkpoint import Checkpoints, kept_by
 from bnet_transformer.inference.factors import OVER_BUDGET, Question, analyse_question
 from bnet_transformer.inference.fit.ascent import USUAL, fit_point
-from bnet_transformer.inference.fit.methods import EM, MAP, NUTS, SVI, FitProblem, Method, PointMethod
-from bnet_transformer.inference.fit.objective import Objective, learned_of
+from bnet_transformer.inference.fit.problem import (
+    EM,
+    MAP,
+    NUTS,
+    SVI,
+    FitProblem,
+    Method,
+    Objective,
+    PointMethod,
+    learned_of,
+)
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.sampling import fit_nuts, fit_svi
 from bnet_transformer.inference.route import Route

@@ -26,8 +26,7 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import NEVER
 from bnet_transformer.inference.fit.ascent import USUAL, RestartOptimizer, Sets, at_home, optimize, with_learned
 from bnet_transformer.inference.fit.heads import aligned, representative
-from bnet_transformer.inference.fit.methods import NUTS, SVI, FitProblem
-from bnet_transformer.inference.fit.objective import Objective, as_parameters
+from bnet_transformer.inference.fit.problem import NUTS, SVI, FitProblem, Objective, as_parameters
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.network import Network
 from bnet_transformer.training.configs import asked_to_stop
