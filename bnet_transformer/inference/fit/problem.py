@@ -50,15 +50,9 @@ class Learned:
         return (*self.tables, *self.weights)
 
 
-def tables_of(network: Network) -> tuple[str, ...]:
-    """The parameters of which a sample is told as probabilities."""
-    owners = (m.owner for m in network.members if m.tpm.kind == "discrete" and "weight" not in m.parameters)
-    return tuple(name for name in dict.fromkeys(f"{owner}.logits" for owner in owners) if name in network.shapes)
-
-
 def as_parameters(network: Network, drawn: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Draws as parameters: the tables, which are probabilities, as their logs."""
-    return {name: value.log() if name in tables_of(network) else value for name, value in drawn.items()}
+    return {name: value.log() if name in network.plain_tables else value for name, value in drawn.items()}
 
 
 def learned_of(network: Network, readouts: tuple[Member, ...], learn: object, spread: float | None) -> Learned:
@@ -74,7 +68,7 @@ def learned_of(network: Network, readouts: tuple[Member, ...], learn: object, sp
         known = [name for name in known if name in asked]
     if not known:
         raise BNetError("net", expected="parameters that a fit changes", got="none")
-    of = {name: read[name.removesuffix(".logits")] for name in known if name in tables_of(network)}
+    of = {name: read[name.removesuffix(".logits")] for name in known if name in network.plain_tables}
     tables = {name: member.tpm.priors().get("logits", 1.0) for name, member in of.items()}
     return Learned(tables, tuple(name for name in known if name not in tables), spread)
 
