@@ -138,6 +138,11 @@ def device_of(device: str | torch.device | None, network: HasParameters) -> torc
     """The device that is asked for, if this machine has it; by default that of the net."""
     if device is None:
         return next((value.device for value in network.parameters.values()), torch.device("cpu"))
+    return find_device(device)
+
+
+def find_device(device: Any) -> torch.device:
+    """A device that this machine has, and that holds numbers."""
     wanted = "a device of this machine that computes"
     try:
         found = torch.device(device)
