@@ -18,7 +18,7 @@ import bnet_transformer as bt
 from bnet_transformer.inference import Counterfactual, corpus_tan
 from bnet_transformer.inference.fit import Check, Comparison
 from bnet_transformer.tpm import Categorical, Normal
-from bnet_transformer.training.result import Trained
+from bnet_transformer.training.loop import Trained
 from bnet_transformer.viz.palette import DARK, LIGHT, PALETTES
 from bnet_transformer.viz.plots import table_of
 from bnet_transformer.viz.plots.canvas import DIVERGING, DOTS, SEQUENTIAL, lightness

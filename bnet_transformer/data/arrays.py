@@ -51,15 +51,17 @@ def read_arrays(reader: ExampleReader, parts: Sequence[Tensor | np.ndarray], wha
     """
     task = reader.task
     names = [*task.stacks, *(readout.family.name for readout in task.readouts)]
-    if len(task.stacks) != 1 or len(parts) != len(names) or not all(map(_is_in_memory, parts)):
+    if len(parts) > len(names) or not all(map(_is_in_memory, parts)):
         return None
     tensors = [part.detach() if isinstance(part, Tensor) else torch.from_numpy(part) for part in parts]
-    states = [task.words[task.stacks[0]].states, *(readout.tpm.states for readout in task.readouts)]
-    order = zip(names, tensors, states, strict=True)
+    states = [*(of.states for of in task.words.values()), *(readout.tpm.states for readout in task.readouts)]
+    order = zip(names, tensors, states, strict=False)  # the words that follow are no part of their own
     bad = [_bad_row(reader, value, top, is_words=name in task.words) for name, value, top in order]
     row = min((k for k in bad if k is not None), default=0)
     example = read_example(reader, row, tuple(value[row] for value in tensors), what)
     forms = [*example.words.values(), *example.observed.values()]
+    if len(task.stacks) > 1 or len(parts) < len(names):
+        return None
     if any(value.shape[1:] != form.shape for value, form in zip(tensors, forms, strict=True)):
         return None
     whole = [v if v.is_floating_point() else v.to(form.dtype) for v, form in zip(tensors, forms, strict=True)]

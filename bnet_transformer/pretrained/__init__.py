@@ -101,8 +101,6 @@ def _source(source: object, tokenizer: object) -> Source:
         if str(source) in PACKAGES:
             return folder_to_source(package_folder(str(source)))
         path = Path(source)
-        if len(path.name) > 255:  # longer than the name of any file or model
-            raise FileError("source", expected="the folder of a model", got=source)
         if path.is_dir():
             return folder_to_source(path)
         if path.is_file():
