@@ -21,9 +21,8 @@ from torch import Tensor
 from bnet_transformer import reference
 from bnet_transformer._core.torch_context import same_random
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, whole
-from bnet_transformer.reference import ATOL, BUDGET, Run
+from bnet_transformer.reference import ATOL, BUDGET, Run, World, choices, parents
 from bnet_transformer.tpm.arrays import in_numpy
-from bnet_transformer.world import World, choices, parents
 
 if TYPE_CHECKING:
     from pgmpy.models import DiscreteBayesianNetwork
@@ -125,15 +124,6 @@ def state_name(text: str) -> str:
     return "".join(parts) or "__"
 
 
-def label_of(name: str) -> str:
-    """The label that `state_name` made into an identifier.
-
-    >>> label_of("don_27_t")
-    "don't"
-    """
-    return re.sub("_([0-9a-f]*)_", lambda found: chr(int(found[1], 16)) if found[1] else "", name)
-
-
 def world_to_tables(
     world: World, *, evidence: Mapping[int, Tensor] | None = None, limit: int = LIMIT, runs: int = BUDGET
 ) -> tuple[list[Table], dict[str, str]]:
@@ -144,9 +134,9 @@ def world_to_tables(
             raise EvidenceError(world.ground.name(node), expected="do or evidence on a node, not both", got="both")
     chosen = {n: v for n, v in world.do.items() if _random(world, n) and not v.is_floating_point()}
     free = replace(world, do={n: v for n, v in world.do.items() if n not in chosen})
-    plans = _plans(free, chosen, seen)
-    _count(free, plans, whole("limit", limit), whole("runs", runs))
     known = {n: v for n, v in seen.items() if world.member(n).tpm.kind == "continuous"}
+    plans = _plans(free, chosen, seen, known)
+    _count(free, plans, whole("limit", limit), whole("runs", runs))
     names = {plan.node: plan.name for plan in plans if plan.seen is None}
     tables = {}
     with torch.no_grad():
@@ -166,8 +156,13 @@ def world_to_tables(
     return [tables[plan.name] for plan in plans], states
 
 
-def _plans(world: World, chosen: Mapping[int, Tensor], seen: Mapping[int, Tensor]) -> list[_Plan]:
-    """Every variable with its parents: the discrete random nodes, then what evidence says of other nodes."""
+def _plans(
+    world: World, chosen: Mapping[int, Tensor], seen: Mapping[int, Tensor], known: Mapping[int, Tensor]
+) -> list[_Plan]:
+    """Every variable with its parents: the discrete random nodes, then what evidence says of other nodes.
+
+    `known` is the evidence on continuous nodes, which settles what is below them.
+    """
     ground = world.ground
     families = [m.family for m in world.network.members if m.tpm.kind == "discrete"]
     nodes = [n for family in families for n in ground.nodes(family).tolist() if n not in world.do]
@@ -175,7 +170,6 @@ def _plans(world: World, chosen: Mapping[int, Tensor], seen: Mapping[int, Tensor
         kinds = sorted({type(m.tpm).__name__ for m in world.network.members if m.tpm.is_random})
         got = f"none ({', '.join(kinds)} {'is' if len(kinds) == 1 else 'are'} continuous)" if kinds else "none"
         raise BNetError("discrete part", expected="at least one discrete random node", got=got)
-    known = {n: v for n, v in seen.items() if world.member(n).tpm.kind == "continuous"}
 
     def above(node: int) -> tuple[int, ...]:
         """The discrete random nodes that decide the distribution of a node."""
@@ -188,9 +182,6 @@ def _plans(world: World, chosen: Mapping[int, Tensor], seen: Mapping[int, Tensor
             plans.append(_Plan(node, f"{ground.name(node)}_{SEEN[0]}", SEEN, (node,), value))
         elif node not in variables:
             plans.append(_Plan(node, ground.name(node), SEEN, above(node), value))
-    names = [plan.name for plan in plans]
-    if len(set(names)) != len(names):
-        raise BNetError("discrete part", expected="variables of different names", got="one name twice")
     return plans
 
 
