@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import bnet_transformer as bt
 from bnet_transformer import errors, training
-from bnet_transformer.files import store
+from bnet_transformer.files import tensors
 from bnet_transformer.inference.sweeps.cell_spec import PATH_BYTES
 from bnet_transformer.tpm import Categorical
 from tests.keeping import rewrite
@@ -125,7 +125,7 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_read_whole(monkeypatch, t
 
 
 def test_a_file_that_is_cut_short_while_it_is_read_is_refused(monkeypatch, tmp_path):
-    path, opening = tmp_path / "a", store.opening
+    path, opening = tmp_path / "a", tensors.opening
     bt.bayesuvius(64, heads=2).save(path)
 
     def shortened(where):
@@ -133,7 +133,7 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_refused(monkeypatch, tmp_p
         os.truncate(where, 4096)
         return opened
 
-    monkeypatch.setattr(store, "opening", shortened)
+    monkeypatch.setattr(tensors, "opening", shortened)
     with pytest.raises(bt.FileError):
         bt.load(path)
 
