@@ -11,8 +11,7 @@ from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.fused import entries, linear_map
 from bnet_transformer.inference import Evidence, factors, log_evidence, posterior, readout
 from bnet_transformer.tpm import Categorical, Normal
-from bnet_transformer.tpm.discrete import lookup
-from bnet_transformer.tpm.normal import squared_distance
+from bnet_transformer.tpm.random import lookup, squared_distance
 from tests.cases import bucketed, close
 
 D = torch.float64

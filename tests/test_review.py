@@ -267,7 +267,6 @@ def test_refused_when_made(make):
 
 def test_small_things():
     assert bt.tpm.Weight(()).parameters()["value"].shape == ()
-    assert Given(states=5).support == "0 to 4" and bt.tpm.Linear(3).learnable and not bt.tpm.Linear().learnable
     table = bt.Reach("mask", table=[[True, False], [True, True]])
     assert hash(table) == hash(bt.Reach("mask", table=((True, False), (True, True))))
     s = bt.bayesuvius(4).sentence(["\ud800", "a"])

@@ -26,7 +26,7 @@ from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm import At, Attention, Categorical, Dot, Normal
 from bnet_transformer.tpm.base import broadcast
 from bnet_transformer.tpm.combine import apply
-from bnet_transformer.tpm.normal import squared_distance
+from bnet_transformer.tpm.random import squared_distance
 
 SHARP = -2.5  # the log of the least sigma at which Gram matrices are used in float32
 PAYS = 2.0  # how many times fewer products Gram matrices must need: theirs are small
