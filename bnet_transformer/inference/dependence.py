@@ -170,11 +170,8 @@ class _Varied:
 
     def derivatives(self, nodes: Sequence[int]) -> Tensor:
         """`J`: the derivatives of the numbers of some nodes by all noise, `[numbers, noise]`."""
-        rows = [self._rows(self.told[node].flatten()) for node in nodes]
-        return torch.cat([*rows, torch.zeros(0, sum(each.numel() for each in self.noise), dtype=torch.float64)])
-
-    def _rows(self, value: Tensor) -> Tensor:
-        if not value.requires_grad or not self.noise:
+        value = torch.cat([torch.zeros(0, dtype=torch.float64), *(self.told[node].flatten() for node in nodes)])
+        if not value.requires_grad:
             return torch.zeros(len(value), sum(each.numel() for each in self.noise), dtype=torch.float64)
         eye = torch.eye(len(value), dtype=value.dtype)
         found = torch.autograd.grad(value, self.noise, eye, retain_graph=True, allow_unused=True, is_grads_batched=True)

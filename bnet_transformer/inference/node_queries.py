@@ -213,14 +213,13 @@ class Answers:
 
     def value(self, node: int) -> Tensor:
         """The value of a node: `[*states, *shape]`."""
-        query = self.value_query(node)
-        return self._answer(query, lambda: reference.values(self.world, node, self.evidence), lambda table: table)
+        return self._answer(self.value_query(node), lambda: reference.values(self.world, node, self.evidence))
 
     def distribution(self, node: int) -> Distribution:
         """`P(node | parents)`, batched over the open choices that decide the parents."""
         query = self.distribution_query(node)
-        make = lambda parameters: distribution_of(query.member, parameters)  # noqa: E731
-        return self._answer(query, lambda: asking.distribution(self.world, node, self.evidence), make)
+        found = self._answer(query, lambda: asking.distribution(self.world, node, self.evidence))
+        return distribution_of(query.member, found) if isinstance(found, Tensor) else found
 
     def attention(self, slice_: int, role: str | None) -> Tensor:
         """`P(j | i)` of the family that reads in a slice: `[*states, *plates, word, word]`.
@@ -232,7 +231,7 @@ class Answers:
         asking.check_all_read(self.world, member)
         query = self.reading_query(member)
         asking.check_choices_shared(self.world, member, query.choices)
-        table = self._answer(query, lambda: asking.attention(self.world, member, self.evidence), lambda table: table)
+        table = self._answer(query, lambda: asking.attention(self.world, member, self.evidence))
         return table.to(self.world.network.log_dtype)
 
     def route(self, query: NodeQuery) -> Route:
@@ -355,13 +354,12 @@ class Answers:
         """What a compiled route gives; rows of set nodes are as if they were not set."""
         return self._entry(query) if route.algorithm == "compiled" else self._in_every_state(query)
 
-    def _answer(self, query: NodeQuery, by_reference: Callable[[], T], finish: Callable[[Tensor], T]) -> T:
-        """The answer by the route of a query.
+    def _answer(self, query: NodeQuery, by_reference: Callable[[], T]) -> T | Tensor:
+        """The answer by the route of a query: the table of a compiled route, or what the reference says.
 
         Args:
             query: What is asked.
             by_reference: The answer of the reference, which also names the node where the compiled net gives NaN.
-            finish: What is made of the table of a compiled route.
         """
         route = self.route(query)
         route.warn_if_slow()
@@ -371,7 +369,7 @@ class Answers:
         if bool(table.isnan().any()):
             by_reference()
             raise BNetError(query.member.family.name, expected="numbers", got="NaN")
-        return finish(table)
+        return table
 
     def _in_every_state(self, query: NodeQuery) -> Tensor:
         """What is asked of a family, in every joint state of the shared open choices, as one batch: `[*states, ...]`.
