@@ -20,7 +20,7 @@ def test_a_plain_net_shares_one_run():
     clean, corrupt = two(doubled(observe=bt.tpm.Categorical(3)))
     told = explain_sweep(clean, corrupt, at="q", metric={"y_2": (0, 1)})
     assert (told.algorithm, told.node, told.parts, told.evaluations) == ("compiled", None, (), 0)
-    assert told.is_exact and told.flops > 0 and not told.is_slow
+    assert told.is_exact and told.flops > 0
     one = explain_sweep(clean, corrupt, at=["q_0_0_1"], metric={"y_2": (0, 1)})
     assert one.question == "sweep of 1 cell" and one.flops < told.flops
     first = explain_sweep(clean, corrupt, at="q", metric={"y_2": (0, 1)}, first_order=True)

@@ -157,16 +157,6 @@ def test_bad_evidence(told, message):
             ask(module, **question(**told))
 
 
-def test_bad_queries():
-    module = chapter(atoms=2)
-    with pytest.raises(bt.BNetError, match="x_1: expected a discrete family; got a deterministic one; allowed: c, W_"):
-        posterior(module, "x_1", **question())
-    with pytest.raises(bt.BNetError, match="c: expected a family that is still random"):
-        posterior(module, "c", **question(do={"c": torch.tensor(0)}))
-    with pytest.raises(bt.BNetError, match="one node; allowed: 'y'"):
-        posterior(module, "y_1", **question())
-
-
 @pytest.mark.parametrize(
     "slices, pool, where, count",
     [(2, None, "x_2", 3 ** (3 + 1)), (3, None, "x_2", 3 ** (2 * 3 + 1)), (1, "mean", "y", 3**3)],

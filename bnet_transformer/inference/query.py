@@ -297,14 +297,9 @@ class Route:
     parts: tuple[Route, ...] = ()
     choices: tuple[int, ...] = field(default=(), repr=False)
 
-    @property
-    def is_slow(self) -> bool:
-        """True where nodes are evaluated one by one, often enough to notice."""
-        return self.evaluations > SLOW
-
     def warn_if_slow(self) -> None:
-        """Warn, before it starts, of what will take long."""
-        if self.is_slow:
+        """Warn, before it starts, of nodes that are evaluated one by one, often enough to notice."""
+        if self.evaluations > SLOW:
             warnings.warn(str(self), PerformanceWarning, stacklevel=3)
 
     def __str__(self) -> str:
