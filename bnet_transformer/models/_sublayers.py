@@ -372,9 +372,5 @@ def shift_right(outputs: Tensor, start: int) -> Tensor:
     there = isinstance(outputs, Tensor) and outputs.dim() > 0 and outputs.shape[-1] > 0
     if not there or outputs.is_floating_point() or outputs.is_complex() or outputs.dtype == torch.bool:
         raise BNetError("outputs", expected="ids, [..., word], at least one word", got=outputs)
-    most = torch.iinfo(outputs.dtype).max
-    start = whole("start", start, least=0)
-    if start > most:
-        raise BNetError("start", expected=f"an id that {outputs.dtype} holds, at most {most}", got=start)
-    first = torch.full_like(outputs[..., :1], start)
+    first = torch.full_like(outputs[..., :1], whole("start", start, least=0))
     return torch.cat([first, outputs[..., :-1]], -1)
