@@ -307,6 +307,8 @@ def _asked(tpm: TPM, parents: Sequence[Parent]) -> tuple[Shape, Mapping[str, Par
         raise BNetError(name, expected=f"a TPM that takes {told}", got=repr(error)) from error
     if not isinstance(shape, tuple) or not all(type(size) is int and size > 0 for size in shape):
         raise BNetError(name, expected="a shape, a tuple of whole numbers", got=shape)
+    if not all(isinstance(parameter, Parameter) for parameter in parameters.values()):
+        raise BNetError(name, expected="parameters, a mapping from names to Parameter", got=parameters)
     return shape, parameters
 
 
