@@ -223,17 +223,6 @@ def test_what_our_nets_have_not_is_refused(make, told):
         weights_of(make())
 
 
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
-def test_weights_of_another_shape_or_norm_are_refused():
-    theirs = nn.TransformerEncoderLayer(6, 3, 10, norm_first=True)
-    with pytest.raises(bt.BNetError, match="norm2_0"):
-        bt.encoder(6, heads=3, slices=1, hidden=10).replace(weights_of(theirs))
-    with pytest.raises(bt.BNetError, match=r"W_q_0.value of shape \(2, 3, 6\); got shape \(3, 2, 6\)"):
-        bt.encoder(6, heads=2, slices=1, hidden=10, norm="pre").replace(weights_of(theirs))
-    with pytest.raises(bt.BNetError, match="the stacks enc and dec"):
-        weights_of(nn.Transformer(4, 2, 1, 1, 4), "enc")
-
-
 # sizes
 
 
