@@ -41,6 +41,17 @@ def choice(*options: object) -> Check:
     return check
 
 
+def instance(kind: type, wanted: str, allowed: str = "") -> Check:
+    """An instance of a class, or the error that says what is wanted."""
+
+    def check(what: str, value: object) -> object:
+        if not isinstance(value, kind):
+            raise BNetError(what, expected=wanted, got=value, allowed=allowed or None)
+        return value
+
+    return check
+
+
 flag = choice(True, False)
 
 

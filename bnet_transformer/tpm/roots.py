@@ -24,7 +24,7 @@ from bnet_transformer.tpm.base import (
     shape_of,
     spread_of,
 )
-from bnet_transformer.tpm.checks import Checked, at_least, called, choice, flag, optional, positive
+from bnet_transformer.tpm.checks import Checked, at_least, called, choice, flag, instance, optional, positive
 from bnet_transformer.tpm.random import pick
 from bnet_transformer.tpm.symbols import FEATURES, Symbols, raised, scaled
 
@@ -126,7 +126,7 @@ class Given(TPM):
     size: Annotated[int | Shape, called("Given", shape_of)] = ()
     states: Annotated[int | None, optional(whole)] = None
     default: Annotated[int | None, optional(at_least(0))] = None
-    image: Patches | None = None
+    image: Annotated[Patches | None, optional(instance(Patches, "Patches, or None"))] = None
     kind: ClassVar[Kind] = "input"
     elementwise: ClassVar[bool] = True
 
@@ -134,8 +134,6 @@ class Given(TPM):
         super().__post_init__()
         if self.states is not None and self.size != ():
             raise BNetError("Given", expected="a size or states=, not both", got=self)
-        if self.image is not None and not isinstance(self.image, Patches):
-            raise BNetError("image", expected="Patches, or None", got=self.image)
         if self.image is not None and self.size != (self.image.features,):
             raise BNetError("Given", expected=f"the size {self.image.features} of a patch", got=self.size)
         if self.default is not None and self.default >= (self.states or 0):
