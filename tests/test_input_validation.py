@@ -110,6 +110,7 @@ CALLED = {
     **{
         "declaration": "Declaration",
         "output": "family",
+        "device_map": "device",
         "slices": "slices?",
         "slice": "slices?",
         "start": "data|start",
