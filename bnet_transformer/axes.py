@@ -159,10 +159,10 @@ class Reach:
         if self.kind == "mask":
             return int(self.matrix(children, parents)[np.ix_(i, j)].sum())
         self.check(children, parents)
-        low, high = self._between(i, parents)
+        low, high = self.between(i, parents)
         return int(np.maximum(np.searchsorted(j, high) - np.searchsorted(j, low), 0).sum())
 
-    def _between(self, i: Any, parents: int) -> tuple[Any, Any]:
+    def between(self, i: Any, parents: int) -> tuple[Any, Any]:
         """From which word on, and before which one, each word i reads (arrays of any library); not for a mask."""
         match self.kind:
             case "same":
@@ -211,7 +211,7 @@ class Reach:
 
     def holds(self, i: Any, j: Any, parents: int) -> Any:
         """Whether word i reads word j, for arrays (of any library) of indices that broadcast; not for a mask."""
-        low, high = self._between(i, parents)
+        low, high = self.between(i, parents)
         return (low <= j) & (j < high)
 
     def __str__(self) -> str:

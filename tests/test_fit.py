@@ -15,7 +15,7 @@ from bnet_transformer import tpm
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
-from bnet_transformer.inference.fit import point
+from bnet_transformer.inference.fit import ascent
 from bnet_transformer.inference.fit.ascent import RestartOptimizer, init_restarts
 from bnet_transformer.inference.fit.heads import matched
 from bnet_transformer.inference.fit.objective import Objective, learned_of
@@ -286,14 +286,14 @@ def test_heads_are_matched_as_the_best_of_all_orders():
 
 def test_the_last_phase_gives_nothing_worse_than_it_began_with(monkeypatch):
     """With a rate that is far too large, its first measure is its best."""
-    start, plain = {}, point._continue_on_all
+    start, plain = {}, ascent._continue_on_all
 
     def continue_on_all(problem, method, best):
         start.update(objective=problem.objective, corpus=problem.corpus, best=best)
         return plain(problem, method, best)
 
-    monkeypatch.setattr(point, "_continue_on_all", continue_on_all)
-    monkeypatch.setattr(point, "LAST", 60.0)
+    monkeypatch.setattr(ascent, "_continue_on_all", continue_on_all)
+    monkeypatch.setattr(ascent, "LAST", 60.0)
     f = fit(mixture(heads=2), vectors(), method=bt.MAP(restarts=2, steps=8), spread=1.0, every=1)
 
     def log_posterior(parameters):

@@ -18,7 +18,6 @@ from bnet_transformer.data.task import infer_trainable_task
 from bnet_transformer.files.checkpoint import NAME
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.tpm import Categorical, Normal
-from bnet_transformer.training import toy
 from bnet_transformer.training.configs import schedule_of
 from tests import flat_options
 
@@ -460,18 +459,6 @@ def test_an_interrupt_finishes_the_step_and_keeps_a_checkpoint(tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
     found = bt.train(small(), lambda step: SENTENCES, steps=9, checkpoints=bt.Checkpoints(tmp_path, resume=True))
     assert found.losses == bt.train(small(), lambda step: SENTENCES, steps=9).losses
-
-
-# toy data
-
-
-def test_small_tasks_are_what_they_say():
-    source, target = toy.reversing(20, length=4, seed=1)
-    assert target[:, 1:].tolist() == [row[::-1] for row in source.tolist()] and not target[:, 0].any()
-    source, target = toy.sorting(20, length=4, symbols=6, seed=1)
-    assert target[:, 1:].tolist() == [sorted(row) for row in source.tolist()]
-    assert set(source.flatten().tolist()) == {1, 2, 3, 4, 5}
-    assert toy.copying(3, seed=1)[0].equal(toy.copying(3, seed=1)[0])
 
 
 # bad input

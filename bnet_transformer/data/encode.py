@@ -15,8 +15,8 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.data.words import name_of_sentence, split_words, to_integers, word_encoder
 from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, mapping, shown, unknown
 from bnet_transformer.network import Member, Network
+from bnet_transformer.reference import World, words_read
 from bnet_transformer.tpm.arrays import is_plain, own_tensor
-from bnet_transformer.world import World, words_read
 
 Tokens = dict[str, tuple[str, ...]]
 

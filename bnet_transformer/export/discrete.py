@@ -21,9 +21,8 @@ from torch import Tensor
 from bnet_transformer import reference
 from bnet_transformer._core.torch_context import same_random
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, whole
-from bnet_transformer.reference import ATOL, BUDGET, Run
+from bnet_transformer.reference import ATOL, BUDGET, Run, World, choices, parents
 from bnet_transformer.tpm.arrays import in_numpy
-from bnet_transformer.world import World, choices, parents
 
 if TYPE_CHECKING:
     from pgmpy.models import DiscreteBayesianNetwork

@@ -20,8 +20,8 @@ from torch.distributions import Normal as TorchNormal
 from bnet_transformer import reference
 from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.graph import ancestral_order
-from bnet_transformer.inference import router
 from bnet_transformer.inference.query import Query
+from bnet_transformer.inference.route import route_reference
 from bnet_transformer.reference import Done, Run, World
 from bnet_transformer.tpm.arrays import in_numpy
 
@@ -91,7 +91,7 @@ def counterfactual(question: Query, done: Done) -> Counterfactual:
     """
     world, evidence, (query,) = question.world, question.evidence, question.nodes
     free = question.choices
-    router.route_reference(f"counterfactual of {question.names()}", world, free).warn_if_slow()
+    route_reference(f"counterfactual of {question.names()}", world, free).warn_if_slow()
     reference.log_evidence(world, evidence, None, question.budget, question.atol)
     other, settled = world.surgery(done), question.settled
     order = [n for n in ancestral_order(other.ground, [query]) if n not in other.do]

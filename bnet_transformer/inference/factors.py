@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bnet_transformer.compiler.course import Course, Inputs, Request
+from bnet_transformer.compiler.course import Course, Inputs, Request, seen, states
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.compiler.seeing import seen, states
 from bnet_transformer.compiler.told import batch_of, by_family, check_states, check_value, laid_out, lead_of, there_of
 from bnet_transformer.data import Evidence
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, ReadingError, mapping

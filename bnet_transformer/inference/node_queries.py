@@ -18,23 +18,21 @@ from torch.distributions import Categorical, Distribution, Independent
 from torch.distributions import Normal as TorchNormal
 
 from bnet_transformer import asking, reference
-from bnet_transformer.compiler.course import Course, Layout, Request
+from bnet_transformer.compiler.course import Course, Layout, Request, seen
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.plan import open_parent
-from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.cost.count import plan_flops
 from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.inference.query import (
     interventions,
     joint_states,
-    mixed_fault,
     node_values_by_family,
     of_one_sentence,
     pieces,
     set_families,
     word_counts,
 )
-from bnet_transformer.inference.route import Fault, Obstacle, Route, Rule, choose
+from bnet_transformer.inference.route import Fault, Obstacle, Route, Rule, choose, mixed_fault
 from bnet_transformer.network import Input, Member
 from bnet_transformer.reference import BUDGET, World
 from bnet_transformer.tpm import Normal

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.compiler.course import Course
+from bnet_transformer.compiler.course import Course, standing
 from bnet_transformer.compiler.fused import Reading, dims_of, maps, mix_of, scaled_product
 from bnet_transformer.compiler.plan import Plan
-from bnet_transformer.compiler.seeing import standing
 from bnet_transformer.compiler.told import readable
 from bnet_transformer.compiler.values import attended
 from bnet_transformer.network import Member, Network

@@ -31,8 +31,8 @@ from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.query import Query, of_one_sentence, pieces
 from bnet_transformer.network import Member
+from bnet_transformer.reference import World, choices
 from bnet_transformer.tpm.arrays import in_numpy
-from bnet_transformer.world import World, choices
 
 if TYPE_CHECKING:
     import pandas as pd

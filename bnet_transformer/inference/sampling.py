@@ -16,11 +16,19 @@ from torch import Tensor
 
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.graph import topological_order
-from bnet_transformer.inference import exact, router
+from bnet_transformer.inference import exact
 from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
 from bnet_transformer.inference.node_queries import Answers, normal_of
 from bnet_transformer.inference.query import Query, evidence_by_family, of_one_sentence, pieces, sentence_arguments
-from bnet_transformer.inference.route import Fault, Obstacle, Route, fault_text
+from bnet_transformer.inference.route import (
+    Fault,
+    Obstacle,
+    Route,
+    fault_text,
+    question_fault,
+    route_posterior,
+    with_cost,
+)
 from bnet_transformer.network import Member
 from bnet_transformer.reference import Run, World
 from bnet_transformer.tpm.arrays import in_numpy
@@ -107,7 +115,7 @@ def route_sample(query: Query, n: int) -> Route:
         reason = "the choices above the evidence are drawn one by one, each from its posterior given those before it"
         route = Route(question, "elimination", reason, choices=above.nodes)
     else:
-        route = replace(router.explain(above, router.route_posterior(above)), question=question)
+        route = replace(with_cost(above, route_posterior(above)), question=question)
     slow = _route_one_after_another(query, n, above.nodes)
     if slow is None:
         return route
@@ -148,7 +156,7 @@ def _is_chain(query: Query) -> bool:
     """True where the choices are too many for one table, and elimination gives them one after another."""
     count = math.prod(query.world.count_states(node) for node in query.nodes)
     nodes = query.nodes
-    return count > FEW and all(router.question_fault(query, nodes[k], nodes[:k]) is None for k in range(len(nodes)))
+    return count > FEW and all(question_fault(query, nodes[k], nodes[:k]) is None for k in range(len(nodes)))
 
 
 def _batch_fault(module: Module, world: World, group: Sequence[int], drawn: Drawn) -> Fault | None:

@@ -139,6 +139,12 @@ class Network:
         """The vocabulary of each stack that has one."""
         return {s.name: tuple(s.vocabulary) for s in self.declaration.stacks if s.vocabulary is not None}
 
+    @cached_property
+    def choices(self) -> tuple[Member, ...]:
+        """The discrete members that something reads."""
+        reads = self.graph.out_of
+        return tuple(m for m in self.members if m.tpm.kind == "discrete" and reads[m.family.index])
+
     def count_states(self, index: int, words: Mapping[str, int]) -> int:
         """How many states a discrete family has.
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError, FileError, unknown
-from bnet_transformer.network import Network, network_of
+from bnet_transformer.network import Network
 from bnet_transformer.pretrained.family import BESIDE, Family, Where
 
 TABLE = "W_embed"
@@ -94,7 +94,7 @@ def entries(network: Network, family: Family) -> Iterator[Entry]:
     """Where each parameter of a net lies in the weights of its family; two entries may read one key."""
     for name, shape in network.shapes.items():
         owner, _, parameter = name.rpartition(".")
-        stack, stem, slice_ = _owner(network, owner)
+        stack, stem, slice_ = owner_of(network, owner)
         last = "bias" if parameter.startswith("bias") else "weight"
         part, heads = _part(stem, parameter, gated=f"{owner}.weight_gate" in network.shapes)
         if stem == "x":  # the first state, or what the slice before makes (which is any, where slices share)
@@ -118,7 +118,7 @@ def _kernel(network: Network) -> tuple[int, ...]:
     return cut.channels, cut.high, cut.wide
 
 
-def _owner(network: Network, owner: str) -> tuple[str, str, int | None]:
+def owner_of(network: Network, owner: str) -> tuple[str, str, int | None]:
     """The stack of a node's name, its role and its slice."""
     stack = next((s.name for s in network.declaration.stacks if s.name and owner.startswith(f"{s.name}_")), "")
     found = re.fullmatch(r"(\w+?)(?:_(\d+))?", owner[len(stack) + 1 :] if stack else owner)
@@ -249,24 +249,6 @@ def has_bias(family: Family, weights: Weights, part: str) -> bool:
     """True where the weights hold the bias of a part."""
     place = weight_keys(family, weights)
     return any(short(family, key) in place for key in bias_of(family.where(part))[0])
-
-
-def asked_of(net: object, name: object) -> None:
-    """Refuse what is no net, and what is no name."""
-    network_of(net)
-    if not isinstance(name, str):
-        raise BNetError("name", expected="a name, a string", got=name)
-
-
-def check_indices(network: Network, at: Mapping[str, str], role: str, name: str) -> None:
-    """Refuse a slice, a head or a word that a net does not have; there is one more slice of states."""
-    stack, role, _ = _owner(network, role)
-    longest = [m.tpm.longest for m in network.members if m.tpm.longest is not None]
-    slices = network.graph.slices[stack] + (role == "x")
-    counts = {**network.graph.sizes, "slice": slices, "word": min(longest, default=math.inf)}
-    for axis, index in at.items():
-        if index != "*" and int(index) >= counts[axis]:
-            raise BNetError("name", expected=f"a {axis} from 0 to {counts[axis] - 1}", got=name)
 
 
 def short(family: Family, key: str) -> str:

@@ -1,4 +1,4 @@
-"""Training by gradient, decoding and rollout: `train`, `generate`, `iterate`, and small tasks to try them on (`toy`).
+"""Training by gradient, decoding and rollout: `train`, `generate` and `iterate`.
 
 Both work on any declaration. `configs` has the options that belong together, `run` the objective and a step, `loop`
 the steps and checkpoints; `incremental` computes one word at a time, and `generate` chooses it.

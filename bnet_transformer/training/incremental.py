@@ -15,8 +15,7 @@ from torch.nn import functional
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler import Module
-from bnet_transformer.compiler.course import Course, Layout, Request
-from bnet_transformer.compiler.seeing import seen
+from bnet_transformer.compiler.course import Course, Layout, Request, seen
 from bnet_transformer.data.task import Task, decided_by, later
 from bnet_transformer.errors import BNetError
 from bnet_transformer.network import Input, Member

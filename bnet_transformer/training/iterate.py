@@ -12,8 +12,8 @@ from torch import Tensor
 
 from bnet_transformer._core.torch_context import own_random, reseed
 from bnet_transformer.compiler import Module, Request
+from bnet_transformer.compiler.course import seen
 from bnet_transformer.compiler.module import output_of
-from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.data.task import Task, check_has_words, infer_task, later
 from bnet_transformer.data.words import to_reals
 from bnet_transformer.errors import BNetError, one_of, room_for, seed_of, unknown, whole, within_memory

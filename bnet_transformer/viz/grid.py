@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from bnet_transformer.viz.curves import bent, curve, level
-from bnet_transformer.viz.picture import Arrow, Box, Point
+from bnet_transformer.viz.picture import Arrow, Box, Point, bent, curve, level
 
 INSIDE = 7.0  # between boxes of one cell
 RAIL = 32.0  # between weights that stand above one another
@@ -290,8 +289,7 @@ class Grid:
         if k in self.lane_of:
             return replace(link, points=self._by_lane(k, source, target))
         if self._is_level(link):
-            way = 1 if target.x > source.x else -1
-            return replace(link, points=level(source, target, way))
+            return replace(link, points=level(source, target))
         return replace(link, points=curve((source.x, source.edges[3]), self._ports[k]))
 
     def _from_weight(self, k: int, link: Arrow, source: Box, target: Box) -> tuple[Point, ...]:

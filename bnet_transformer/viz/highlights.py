@@ -11,7 +11,7 @@ import numpy as np
 
 from bnet_transformer.errors import BNetError, unknown
 from bnet_transformer.graph import Ground, Selection
-from bnet_transformer.inference.surgery import matching
+from bnet_transformer.inference.sentence_state import matching
 from bnet_transformer.network import Network
 from bnet_transformer.viz.marks import forms_of, meant, named
 from bnet_transformer.viz.options import VIEWS, Options

@@ -14,7 +14,7 @@ from bnet_transformer.viz.grid import Grid, Item, Room, Weight
 from bnet_transformer.viz.labels import Run, plain, runs, shown, written
 from bnet_transformer.viz.picture import Arrow, Box, Frame, Picture, Text
 from bnet_transformer.viz.rows import depths_of, places_in_rows, rows_of
-from bnet_transformer.viz.style import hue, link, node_box, node_label
+from bnet_transformer.viz.style import hue, link, node_box
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -30,7 +30,9 @@ def ground_picture(network: Network, graph: nx.DiGraph, *, boxes: Mapping[str, s
     said = _speaking(network)
     drawn = {}
     for name, about in graph.nodes(data=True):
-        label = node_label(about, token=family[name].name in said)
+        index, word, token = about["index"], about["word"], about["token"] if family[name].name in said else None
+        plates = index if word is None else index[:-1]
+        label = runs(about["role"], slice=about["slice"], plates=plates, word=word, token=token)
         drawn[name] = node_box(name, about, label, _title(name, about))
     places = sorted({(family[name].words, about["word"]) for name, about in graph.nodes(data=True)}, key=_in(network))
     column = {place: k for k, place in enumerate(places) if place[0] is not None}

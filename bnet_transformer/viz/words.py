@@ -7,15 +7,14 @@ into the arrows: word j of one state is read by word i of the next with `P(j | i
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bnet_transformer.errors import BudgetError
-from bnet_transformer.viz.curves import curve
 from bnet_transformer.viz.labels import Run, measured, shown, written
-from bnet_transformer.viz.picture import Arrow, Box, Picture, Point, Text
+from bnet_transformer.viz.picture import Arrow, Box, Picture, Point, Text, curve
 from bnet_transformer.viz.style import link
 
 LEAST = 0.1
@@ -192,17 +191,7 @@ def _arrow(
     gap = DOT / 2 + 1.0
     ends = ((x0, y0 + gap), (x1, y1 - gap)) if upright else ((x0 + gap, y0), (x1 - gap, y1))
     found = link(source, target, "accent", share, f"{source} → {target}: P(j | i) = {share:.3f}")
-    return Arrow(
-        source,
-        target,
-        curve(*ends, sideways=not upright, bow=0.4),
-        found.colour,
-        found.width,
-        found.opacity,
-        weight=share,
-        head=head,
-        title=found.title,
-    )
+    return replace(found, points=curve(*ends, sideways=not upright, bow=0.4), head=head)
 
 
 def _places(

@@ -18,14 +18,12 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.compiler.course import Course, Layout
-from bnet_transformer.compiler.seeing import seen
+from bnet_transformer.compiler.course import Course, Layout, seen
 from bnet_transformer.compiler.values import computed
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.graph import ancestors
 from bnet_transformer.inference.circuits.arrows import Arrows, Into, Marks, needed_above, span
-from bnet_transformer.inference.sweeps.examples import Examples
-from bnet_transformer.inference.sweeps.metric import Metric
+from bnet_transformer.inference.sweeps.examples import Examples, Metric
 from bnet_transformer.inference.sweeps.sparse_update import CELLS, full_shape, summary
 from bnet_transformer.network import Member
 from bnet_transformer.tpm import At, Attention, Bilinear, Dot

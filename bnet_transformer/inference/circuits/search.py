@@ -17,8 +17,7 @@ from bnet_transformer.errors import BNetError, number, whole, within_memory
 from bnet_transformer.inference.circuits.arrows import Marks, arrows_of, axes_over
 from bnet_transformer.inference.circuits.result import Circuit, result_of
 from bnet_transformer.inference.circuits.run import Runs, check_settled, runs_of
-from bnet_transformer.inference.sweeps.examples import MEMORY, pair
-from bnet_transformer.inference.sweeps.metric import metric_of
+from bnet_transformer.inference.sweeps.examples import MEMORY, metric_of, pair
 
 FIRST = 4  # guesses in the first batch; twice as many after a batch that was right
 TIES = 9  # decimals: effects that agree so far are alike, and go in the order of the graph

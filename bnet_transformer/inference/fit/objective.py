@@ -15,13 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from bnet_transformer.compiler import Module, Request
-from bnet_transformer.compiler.course import Course
-from bnet_transformer.compiler.seeing import states
+from bnet_transformer.compiler.course import Course, states
 from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.errors import BNetError, listed
 from bnet_transformer.graph import Family
-from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
-from bnet_transformer.inference.exact import keeps
+from bnet_transformer.inference.exact import batch_of, eliminated, full_shape, keeps
 from bnet_transformer.inference.factors import Factor, prior_of, question_to_factors, table_entries
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import ATOL
@@ -45,26 +43,32 @@ class Learned:
         return (*self.tables, *self.weights)
 
 
+def tables_of(network: Network) -> tuple[str, ...]:
+    """The parameters of which a sample is told as probabilities."""
+    owners = (m.owner for m in network.members if m.tpm.kind == "discrete" and "weight" not in m.parameters)
+    return tuple(name for name in dict.fromkeys(f"{owner}.logits" for owner in owners) if name in network.shapes)
+
+
+def as_parameters(network: Network, drawn: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Draws as parameters: the tables, which are probabilities, as their logs."""
+    return {name: value.log() if name in tables_of(network) else value for name, value in drawn.items()}
+
+
 def learned_of(network: Network, readouts: tuple[Member, ...], learn: object, spread: float | None) -> Learned:
     """The parameters above the readouts that may be learned, those of `learn` where it names some."""
     read = {member.owner: member for readout in readouts for member in network.ancestral_members(readout)}
     known = [name for name in network.parameters if name in network.learnable and name.rpartition(".")[0] in read]
     if learn is not None:
-        wanted = listed("learn", learn, str)
-        for name in wanted:
+        asked = listed("learn", learn, str)
+        for name in asked:
             if name not in known:
-                raise BNetError(
-                    "learn", expected="learnable parameters above a readout", got=name, allowed=", ".join(known)
-                )
-        known = [name for name in known if name in wanted]
+                wanted = "learnable parameters above a readout"
+                raise BNetError("learn", expected=wanted, got=name, allowed=", ".join(known))
+        known = [name for name in known if name in asked]
     if not known:
         raise BNetError("net", expected="parameters that a fit changes", got="none")
-    tables = {}
-    for name in known:
-        owner, _, key = name.rpartition(".")
-        member = read[owner]
-        if member.tpm.kind == "discrete" and key == "logits" and "weight" not in member.parameters:
-            tables[name] = member.tpm.priors().get("logits", 1.0)
+    of = {name: read[name.removesuffix(".logits")] for name in known if name in tables_of(network)}
+    tables = {name: member.tpm.priors().get("logits", 1.0) for name, member in of.items()}
     return Learned(tables, tuple(name for name in known if name not in tables), spread)
 
 
@@ -90,15 +94,12 @@ class Objective(nn.Module):
     @property
     def selectors(self) -> tuple[Family, ...]:
         """The discrete families that choose: something reads them."""
-        graph = self.network.graph
-        return tuple(
-            m.family for m in self.network.members if m.tpm.kind == "discrete" and graph.out_of[m.family.index]
-        )
+        return tuple(member.family for member in self.network.choices)
 
     @property
     def of_corpus(self) -> bool:
         """True where a selector is drawn once for all sentences."""
-        return any(self.network.members[family.index].scope == "corpus" for family in self.selectors)
+        return any(member.scope == "corpus" for member in self.network.choices)
 
     def forward(self, corpus: Batch, ask: Ask, do: Mapping[str, Tensor] | None = None) -> Any:
         """What is asked of the factors of the sentences."""

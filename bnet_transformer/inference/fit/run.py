@@ -32,13 +32,11 @@ from bnet_transformer.errors import (
 )
 from bnet_transformer.files.checkpoint import Checkpoints, kept_by
 from bnet_transformer.inference.factors import OVER_BUDGET, Question, analyse_question
-from bnet_transformer.inference.fit.ascent import USUAL
+from bnet_transformer.inference.fit.ascent import USUAL, fit_point
 from bnet_transformer.inference.fit.methods import EM, MAP, NUTS, SVI, FitProblem, Method, PointMethod
-from bnet_transformer.inference.fit.nuts import fit_nuts
 from bnet_transformer.inference.fit.objective import Objective, learned_of
-from bnet_transformer.inference.fit.point import fit_point
 from bnet_transformer.inference.fit.result import Fit
-from bnet_transformer.inference.fit.variational import fit_svi
+from bnet_transformer.inference.fit.sampling import fit_nuts, fit_svi
 from bnet_transformer.inference.route import Route
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.reference import BUDGET

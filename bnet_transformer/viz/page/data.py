@@ -25,7 +25,7 @@ from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import World
-from bnet_transformer.viz.labels import shown, visible
+from bnet_transformer.viz.labels import letter_of, shown, visible
 from bnet_transformer.viz.options import THEMES
 from bnet_transformer.viz.page.formulas import formulas
 from bnet_transformer.viz.page.included import included
@@ -244,6 +244,7 @@ def _family(
     own, network = member.family, world.network
     into = network.graph.into[own.index]
     row, depth = (rows[own.index], 0) if own.index in rows else depths[own.index]
+    letter, below = letter_of(own.role)
     return {
         "name": own.name,
         "role": own.role,
@@ -261,7 +262,7 @@ def _family(
         "tpm": type(member.tpm).__name__,
         "learnable": member.learnable,
         "shape": list(member.shape),
-        "letter": _letter(own),
+        "letter": [letter.text, letter.style, below],
         "selector": member.tpm.kind == "discrete" and bool(network.graph.out_of[own.index]),
         "equation": which[own.index],
     }
@@ -272,15 +273,6 @@ def _is_state(network: Network, family: Family) -> bool:
     if family.stack is None or family.stack in network.graph.word_stacks:
         return network.is_word_state(family)
     return network.is_state(family)
-
-
-def _letter(family: Family) -> list[Any]:
-    """The letter of a role, how it is set, and what of the role stands below it, as `labels.runs` has it."""
-    parts = [part for part in family.role.split("_") if part]
-    one = next((k for k, part in enumerate(parts) if len(part) == 1), None)
-    if one is None:
-        return [family.role.replace("_", " "), "name", []]
-    return [parts[one], "math", parts[:one] + parts[one + 1 :]]
 
 
 def _stack(state: SentenceState, name: str) -> dict[str, Any]:

@@ -200,8 +200,8 @@ def thinned(canvas: Canvas, tree: TanTree, min_weight: float | None, top: int | 
     most = max(weights[i] for i in arrows if i not in drawn)
     canvas.note(f"Left out: {len(arrows) - len(drawn)} arrows{words}, none stronger than {share_of(most)}.")
     found = [row[parents[i]] if i in drawn else -1 if parents[i] < 0 else LEFT_OUT for i in kept]
-    said, strengths = ([each[i] for i in kept] for each in (tree.tokens, weights))
-    return replace(tree, parents=tuple(found), weights=tuple(strengths), tokens=tuple(said))
+    said, strengths = tuple(tree.tokens[i] for i in kept), tuple(weights[i] for i in kept)
+    return replace(tree, parents=tuple(found), weights=strengths, tokens=said)
 
 
 def arcs(canvas: Canvas, result: TanTree, min_weight: float | None, top: int | None) -> None:
