@@ -22,7 +22,7 @@ from bnet_transformer.graph import Quotient
 from bnet_transformer.tpm import Categorical
 from bnet_transformer.viz import typeset
 from bnet_transformer.viz.dot import to_dot
-from bnet_transformer.viz.formats import FORMATS
+from bnet_transformer.viz.figures import FORMATS
 from bnet_transformer.viz.grid import Grid, Item
 from bnet_transformer.viz.labels import plain, visible
 from bnet_transformer.viz.palette import PALETTES

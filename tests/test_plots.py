@@ -18,7 +18,7 @@ import bnet_transformer as bt
 from bnet_transformer.inference import Counterfactual, corpus_tan
 from bnet_transformer.inference.fit import Check, Comparison
 from bnet_transformer.tpm import Categorical, Normal
-from bnet_transformer.training.result import Trained
+from bnet_transformer.training.loop import Trained
 from bnet_transformer.viz.labels import shown
 from bnet_transformer.viz.palette import PALETTES
 from bnet_transformer.viz.plots import table_of

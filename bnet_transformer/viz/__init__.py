@@ -7,7 +7,7 @@ write, `typeset` turns SVG to PNG and PDF, `plots` is for numbers.
 """
 
 from bnet_transformer.viz import figures as figures
-from bnet_transformer.viz.formats import FORMATS
+from bnet_transformer.viz.figures import FORMATS
 from bnet_transformer.viz.picture import Picture
 
 __all__ = ["FORMATS", "Picture"]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import asking
-from bnet_transformer.errors import BNetError, BudgetError, listed, one_of, unknown
+from bnet_transformer.errors import BNetError, BudgetError, listed, one_of
 from bnet_transformer.export.graphs import drawn_kind
 from bnet_transformer.graph import Bundle, Family, Ground
 from bnet_transformer.inference import SentenceState
@@ -26,14 +26,14 @@ from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import World
 from bnet_transformer.viz.labels import letter_of, shown, visible
-from bnet_transformer.viz.options import THEMES
+from bnet_transformer.viz.nodes import depths_of, places_in_rows, rows_of
+from bnet_transformer.viz.options import THEMES, check_names
 from bnet_transformer.viz.page.formulas import formulas
 from bnet_transformer.viz.page.included import included
-from bnet_transformer.viz.page.reading import Reading, prepare, read_from, readers_of, reading_of
+from bnet_transformer.viz.page.reading import Reading, prepare, read_from, reading_of
 from bnet_transformer.viz.picture import DASHES
-from bnet_transformer.viz.rows import depths_of, places_in_rows, rows_of
-from bnet_transformer.viz.sentence import ends_of
 from bnet_transformer.viz.style import DASH, OPACITY, WIDTH, hue
+from bnet_transformer.viz.words import ends_of, readers_of
 
 STEPS = 255  # a probability p is the byte round(255 p), so it is exact to 1/510
 MOST_WORDS = 512  # of a stack
@@ -64,10 +64,7 @@ class Asked:
 
 def asked_of(told: Mapping[str, Any]) -> Asked:
     """What is asked, from keywords; a name that none has is refused with the near ones."""
-    names = [each.name for each in fields(Asked)]
-    for name in told:
-        if name not in names:
-            raise unknown("option of a page", name, names)
+    check_names("option of a page", told, [each.name for each in fields(Asked)])
     return Asked(**told)
 
 

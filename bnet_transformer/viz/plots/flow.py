@@ -200,7 +200,7 @@ def thinned(canvas: Canvas, tree: TanTree, min_weight: float | None, top: int | 
     most = max(weights[i] for i in arrows if i not in drawn)
     canvas.note(f"Left out: {len(arrows) - len(drawn)} arrows{words}, none stronger than {share_of(most)}.")
     found = [row[parents[i]] if i in drawn else -1 if parents[i] < 0 else LEFT_OUT for i in kept]
-    said, strengths = tuple(tree.tokens[i] for i in kept), tuple(weights[i] for i in kept)
+    strengths, said = tuple(weights[i] for i in kept), tuple(tree.tokens[i] for i in kept)
     return replace(tree, parents=tuple(found), weights=strengths, tokens=said)
 
 

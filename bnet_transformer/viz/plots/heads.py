@@ -18,8 +18,8 @@ from matplotlib.ticker import FuncFormatter, SymmetricalLogLocator
 
 from bnet_transformer.errors import one_of, whole
 from bnet_transformer.inference.heads.corpus_roles import Roles
+from bnet_transformer.inference.heads.gates import Damage, Inclusion
 from bnet_transformer.inference.heads.reading import OTHER
-from bnet_transformer.inference.heads.result import Damage, Inclusion
 from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.viz.plots.canvas import PAGE, SMALL, Canvas, scaled
 from bnet_transformer.viz.plots.heat import Map, heat_map, room, shared_limits, up_to
