@@ -172,14 +172,15 @@ class Drawn(Variational):
 
     def __init__(self, problem: FitProblem, method: SVI) -> None:
         super().__init__(problem, method)
-        observed = [family.name for family in self.objective.selectors if family.name in self.corpus.evidence]
+        names = [member.family.name for member in self.network.choices]
+        observed = [name for name in names if name in self.corpus.evidence]
         if observed:
             got = f"'sampled', with {', '.join(observed)} observed"
             raise BNetError("choices", expected="'exact': a choice that is observed is not drawn", got=got)
         words = {stack: value.shape[1] for stack, value in self.corpus.x.items()}
         values = dict(self.sets.values)
-        for family in self.objective.selectors:
-            member = self.network.members[family.index]
+        for member in self.network.choices:
+            family = member.family
             if member.tpm.states is None or member.scope == "corpus":
                 kind = "drawn for the corpus" if member.scope == "corpus" else "a word that is read"
                 wanted = "choices of sentences or words, each with a fixed number of states"
@@ -229,7 +230,7 @@ class Drawn(Variational):
         part = self.corpus.take(share)
         states: dict[str, Tensor] = {}
         guess = torch.zeros(DRAWS, len(share), dtype=self.network.dtype, device=which.device)
-        for family in self.objective.selectors:
+        for family in (member.family for member in self.network.choices):
             logits = told[f"choice/{family.name}"]
             s = Categorical(logits=logits[which], validate_args=False).sample((DRAWS,))
             s = self.ranks.shard(s.transpose(0, 1)).transpose(0, 1)
