@@ -82,8 +82,7 @@ def _grown(what: str, jobs: Mapping[int, Job], most: float, runs: int = 5) -> li
     peaks = [peak_of(job) for job in jobs.values()]
     said = f"{what} {sizes[0]:,} to {sizes[-1]:,}"
     rows = [growth(f"{said}: time, theory {most:g}", sizes, [min(each) for each in spent.values()], most + ROOM)]
-    rows += [growth(f"{said}: memory, theory {most:g}", sizes, peaks, most + ROOM)] if min(peaks) > 0 else []
-    return [*rows, figure(f"{said}: the last", spent[str(sizes[-1])], "s"), figure("its memory", peaks[-1], "MB")]
+    return rows + ([growth(f"{said}: memory, theory {most:g}", sizes, peaks, most + ROOM)] if min(peaks) > 0 else [])
 
 
 def _of_nets(job: Callable[..., Job]) -> list[Figure]:

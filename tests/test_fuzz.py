@@ -26,13 +26,11 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 
 import bnet_transformer as bt
-from bnet_transformer import axes, files
+from bnet_transformer import files
 from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.cli import shared
 from bnet_transformer.cli.learning import lines_of
-from bnet_transformer.cli.signatures import Numbers
 from bnet_transformer.data.arrays import map_tokens
-from bnet_transformer.export.text import from_json, to_json
 from bnet_transformer.files import store
 from tests.keeping import same
 
@@ -180,16 +178,6 @@ def _proved(reader: Tokenizer, said: str | list[str]) -> None:
     assert all(span is None or 0 <= span[0] <= span[1] <= length for span in found.spans)
 
 
-def read_text(path: Path) -> None:
-    """A text, by several tokenizers, and by a net that parts it at spaces."""
-    text = path.read_bytes().decode("utf-8", "surrogateescape")
-    for each in seeds_tokenizer():
-        for said in (text, text.split()):
-            with suppress(bt.BNetError):
-                _proved(Tokenizer(each.decode()), said)
-    assert net().sentence(text).words == tuple(text.split())
-
-
 def read_hdf5(path: Path) -> None:
     """A parameter file of GeometricMachineLearning.jl."""
     assert all(bool(value.isfinite().all()) for value in bt.load_geometric(path).parameters.values())
@@ -205,11 +193,6 @@ def seeds_hdf5() -> list[bytes]:
     return [held.getvalue()]
 
 
-def read_graph(path: Path) -> None:
-    found = from_json(path.read_bytes())
-    assert sorted(from_json(to_json(found)).edges) == sorted(found.edges)
-
-
 def seeds_stream() -> list[bytes]:
     found = []
     for save in (np.save, np.savez):
@@ -222,31 +205,6 @@ def seeds_stream() -> list[bytes]:
 def read_lines(path: Path) -> None:
     found = lines_of(shared.Source((), str(path)))
     assert found.texts and all(found.texts)
-
-
-def read_name(path: Path) -> None:
-    """A name of nodes, wherever one is asked for, and a value on a command line."""
-    name, s = path.read_bytes().decode("utf-8", "surrogateescape"), net().sentence("the cat")
-    assert axes.join(*axes.split(name)) == name
-    asks: list[Callable[[], object]] = [lambda: s[name], lambda: s.parents(name), lambda: s.posterior(name)]
-    asks += [lambda: s.do({name: 0}), lambda: s.observe({name: "y"}), lambda: s.separated(name, "x_0_0")]
-    asks += [
-        lambda: shared.values("--do", [name]),
-        lambda: Numbers().convert(name, None, None),
-        lambda: axes.as_reach(name),
-    ]
-    for ask in asks:
-        with suppress(bt.BNetError):
-            ask()
-
-
-def read_equations(path: Path) -> None:
-    """A role in the equations: braces balance, whatever it is called."""
-    role = path.read_bytes().decode("utf-8", "replace")
-    given = [bt.Node(name, bt.tpm.Given(2), plates=["word"]) for name in ("x", role)]
-    made = bt.BNet(bt.Declaration([bt.Stack([bt.Node("x", bt.tpm.Add(), ["x", role], ["word"])], given)]))
-    tex = made.equations()._repr_latex_()
-    assert tex.count("{") == tex.count("}")
 
 
 @dataclass(frozen=True)
@@ -270,15 +228,11 @@ PARSERS = {
         is_json=True,
     ),
     "tokenizer.json": Parser(read_tokenizer, seeds_tokenizer, is_json=True),
-    "text": Parser(read_text, lambda: [b"the cat the", b"cat the cat"]),
     "HDF5": Parser(read_hdf5, seeds_hdf5),
-    "graph": Parser(read_graph, lambda: [to_json(net().sentence("the cat").graph()).encode()], is_json=True),
     "token stream": Parser(
         lambda path: map_tokens(path.rename(path.with_suffix(".npy"))), seeds_stream, may_refuse=True
     ),
     "file of sentences": Parser(read_lines, lambda: [b"the cat sat\nthe dog\n", b"\xef\xbb\xbfthe cat\tyes\n"]),
-    "name": Parser(read_name, lambda: [b"x_0_1", b"enc_x_1_0", b"q_0_*", b"v -> a", b"c=1", b"y_1=cat,dog"]),
-    "equations": Parser(read_equations, lambda: [b"y", b"W_q", "é".encode()], may_refuse=True),
 }
 
 # spoiling
@@ -324,7 +278,7 @@ def inputs(draw: st.DrawFn, parser: Parser, sound: Sequence[bytes]) -> bytes:
 @pytest.mark.parametrize("name", PARSERS)
 @pytest.mark.filterwarnings("ignore")
 def test_a_spoilt_input_is_refused_or_read(name: str, tmp_path: Path) -> None:
-    if name in ("tokenizer.json", "text"):
+    if name == "tokenizer.json":
         pytest.importorskip("tokenizers")
     parser = PARSERS[name]
     sound = parser.seeds()
@@ -387,14 +341,6 @@ def test_an_index_that_names_no_file(part: object, tmp_path: Path) -> None:
     refused(lambda: read_folder(path, "model.safetensors.index.json", "part.safetensors"), "weight", bt.FileError)
 
 
-def test_half_of_a_character_is_no_text() -> None:
-    pytest.importorskip("tokenizers")
-    reader = Tokenizer(seeds_tokenizer()[0].decode())
-    for said in ("the \ud800", ["the", "\udcff"]):
-        refused(lambda said=said: reader.read(said), "text that its tokenizer reads")
-    assert str(bt.BNetError("type", expected="one", got="a\udcff")) == r"type: expected one; got 'a\udcff'"
-
-
 @pytest.mark.parametrize("path", ["os.system", "bt.tpm.Linear", "dataclasses.dataclass", "nothing"])
 def test_who_trusts_a_module_trusts_none_that_it_imports(path: str, tmp_path: Path) -> None:
     """A path was once followed through whatever a trusted module holds, and what stood there was made."""
@@ -414,20 +360,3 @@ def test_numbers_of_a_julia_file_lie_in_it(tmp_path: Path) -> None:
         file["L1/A/S"] = np.ones(1)
         file.create_dataset("L1/A/n", shape=[1], dtype="f8", external=[(str(_put(tmp_path / "other", bytes(8))), 0, 8)])
     refused(lambda: bt.load_geometric(path), "in the file itself", bt.FileError)
-
-
-def test_a_tokenizer_that_panics_is_refused():
-    """A panic of Rust is no Exception of Python."""
-
-    class PanicException(BaseException):
-        pass
-
-    class Panics:
-        def encode(self, *texts):
-            raise (KeyboardInterrupt if texts == ("stop",) else PanicException)("range end index out of range")
-
-    reader = Tokenizer("{}")
-    reader.__dict__["_tokenizer"] = Panics()
-    refused(lambda: reader.read("the cats sat"), "sentence")
-    with pytest.raises(KeyboardInterrupt):
-        reader.read("stop")

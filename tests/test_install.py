@@ -24,7 +24,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 DOORS = {
     "tokenizers": {"_core/tokenizer.py"},
     "huggingface_hub": {"pretrained/source.py"},
-    "transformers": {"pretrained/config.py", "pretrained/source.py"},
+    "transformers": {"pretrained/family.py", "pretrained/source.py"},
     "arviz": {"inference/fit/heads.py"},
     "anywidget": {"viz/page/widget.py"},
     "traitlets": {"viz/page/widget.py"},

@@ -12,7 +12,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, is_dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any
 
@@ -129,6 +129,12 @@ def of_signature(function: Callable[..., Any]) -> list[Parameter]:
 
 
 @cache
+def _definitions(file: str) -> dict[str, Any]:
+    """The functions and classes of a file of the package by name, as syntax trees."""
+    text = resources.files("bnet_transformer").joinpath(file).read_text("utf-8")
+    return {n.name: n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+
+
 def of_source(file: str, name: str) -> dict[str, Parameter]:
     """The parameters of a function, or the fields of a dataclass and its bases in the file, read from the source.
 
@@ -136,8 +142,7 @@ def of_source(file: str, name: str) -> dict[str, Parameter]:
         file: A file of the package, such as `inference/fit/run.py`.
         name: The name of a function, method or class there.
     """
-    text = resources.files("bnet_transformer").joinpath(file).read_text("utf-8")
-    named = {n.name: n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    named = _definitions(file)
     helps = help_of(ast.get_docstring(named[name]))[1]
     found: dict[str, Parameter] = {}
     for own, annotation, default in _declared(named[name], named):
@@ -218,24 +223,44 @@ class Derived(click.Command):
         formats: Sequence[str] = (),
         **handed_on: Sequence[Options],
     ) -> None:
-        self.handed_on, found, made = handed_on, list(params), {}
-        for own in of_signature(callback):
-            is_own = own.name not in handed_on
-            kind: Any = callback.__globals__.get(own.annotation) if is_own else _given
-            if kind is _given:
-                inside = [each for options in handed_on[own.name] for each in options.parameters()]
+        super().__init__(name, callback=self.call, params=list(params), help=help_of(help)[0], short_help=short_help)
+        self.function, self.formats, self.handed_on = callback, formats, handed_on
+
+    @cached_property
+    def groups(self) -> dict[str, tuple[Callable[..., Any], list[Parameter]]]:
+        """For each parameter of the function: what makes its value, and the parameters that it is made of."""
+        groups: dict[str, tuple[Callable[..., Any], list[Parameter]]] = {}
+        for own in of_signature(self.function):
+            kind = self.function.__globals__.get(own.annotation)
+            if own.name in self.handed_on:
+                handed_on = [each for options in self.handed_on[own.name] for each in options.parameters()]
+                groups[own.name] = _given, handed_on
             elif isinstance(kind, type) and is_dataclass(kind):
-                inside = of_signature(kind)
+                groups[own.name] = kind, of_signature(kind)
             else:
-                kind, inside = _only, [own]
-            made[own.name] = kind, [each.name for each in inside]
-            found += [each.of_click(is_own=is_own, formats=formats) for each in inside if each.name != "formats"]
+                groups[own.name] = _only, [own]
+        return groups
 
-        def run(**told: Any) -> None:
-            told["formats"] = formats
-            callback(**{own: kind(**{name: told[name] for name in inside}) for own, (kind, inside) in made.items()})
+    @cached_property
+    def derived(self) -> list[click.Parameter]:
+        """The arguments and options; made when the command is used, not when the group lists it."""
+        return [
+            each.of_click(is_own=make is not _given, formats=self.formats)
+            for make, parameters in self.groups.values()
+            for each in parameters
+            if each.name != "formats"
+        ]
 
-        super().__init__(name, callback=run, params=found, help=help_of(help)[0], short_help=short_help)
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [*self.derived, *super().get_params(ctx)]
+
+    def call(self, **values: Any) -> None:
+        """Call the function with the values of the options, grouped as its parameters are."""
+        values["formats"] = self.formats
+        groups = self.groups.items()
+        self.function(
+            **{own: make(**{each.name: values[each.name] for each in inside}) for own, (make, inside) in groups}
+        )
 
 
 def _only(**value: Any) -> Any:

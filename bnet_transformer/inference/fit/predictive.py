@@ -12,11 +12,10 @@ from torch import Tensor
 
 from bnet_transformer._core.torch_context import own_random, reseed, with_gradients
 from bnet_transformer.compiler import Module, Request
-from bnet_transformer.compiler.seeing import seen
+from bnet_transformer.compiler.course import seen
 from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError, mapping
-from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
-from bnet_transformer.inference.exact import keeps, posterior
+from bnet_transformer.inference.exact import batch_of, eliminated, full_shape, keeps, posterior
 from bnet_transformer.inference.factors import Factor, check_budget, prior_of
 from bnet_transformer.network import Member, Network
 from bnet_transformer.pyro_reading import PyroModel

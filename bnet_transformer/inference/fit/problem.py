@@ -18,12 +18,10 @@ from torch import Tensor, nn
 
 from bnet_transformer._core.distributed import ALONE, Ranks
 from bnet_transformer.compiler import Module, Request
-from bnet_transformer.compiler.course import Course
-from bnet_transformer.compiler.seeing import states
+from bnet_transformer.compiler.course import Course, states
 from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.errors import BNetError, listed, number, one_of, put, whole
-from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
-from bnet_transformer.inference.exact import keeps
+from bnet_transformer.inference.exact import batch_of, eliminated, full_shape, keeps
 from bnet_transformer.inference.factors import Factor, prior_of, question_to_factors, table_entries
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import ATOL

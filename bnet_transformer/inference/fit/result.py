@@ -30,7 +30,7 @@ from bnet_transformer.inference.fit.problem import LOG_EVIDENCE, Objective, lear
 from bnet_transformer.network import Member, Network, network_of
 from bnet_transformer.reference import BUDGET
 from bnet_transformer.training import alone
-from bnet_transformer.training.result import N
+from bnet_transformer.training.loop import N
 
 if TYPE_CHECKING:
     import arviz as az

@@ -50,7 +50,7 @@ from bnet_transformer.inference.route import Route
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.reference import BUDGET
 from bnet_transformer.training.configs import LoopConfig
-from bnet_transformer.training.result import N
+from bnet_transformer.training.loop import N
 
 # Every method: its config, and the function that solves a problem by it. A new method is one row.
 METHODS: dict[type[Method], Callable[[FitProblem, Any], Fit[Network]]] = {

@@ -1,10 +1,10 @@
 """Sweeps: many interventions as one batch, for their effect on a metric; along nodes, attention rows, arrows and paths.
 
-In the order in which data flows: `examples` holds the sentences and the open choices that outcomes are averaged over,
-`metric` the question, `cell_spec` turns `at` and `over` into cells, `needed_positions` says which nodes are computed
-again, `routing` which cells are computed together; `engine` runs these by `patched_run` (on the changed values alone,
-`sparse_update`) and the others one at a time by `sequential`. `ablation` makes the values of ablations, `attribution`
-estimates all effects to first order.
+In the order in which data flows: `examples` holds the sentences, the open choices that outcomes are averaged over and
+the metric, `cell_spec` turns `at` and `over` into cells, `sparse_update` says which nodes are computed again, `routing`
+which cells are computed together; `engine` runs these by `patched_run` (on the changed values alone, `sparse_update`)
+and the others one at a time by `sequential`, or estimates all effects to first order. `ablation` makes the values of
+ablations.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.cost import cost
 from bnet_transformer.errors import BNetError, one_of, whole, within_memory
 from bnet_transformer.inference.route import Route
-from bnet_transformer.inference.surgery import Mean, Noise, Zero
+from bnet_transformer.inference.sentence_state import Mean, Noise, Zero
 from bnet_transformer.inference.sweeps.ablation import Ablation
-from bnet_transformer.inference.sweeps.attribution import estimate_cells
 from bnet_transformer.inference.sweeps.cell_spec import Cells, Ids, cells_of
-from bnet_transformer.inference.sweeps.engine import ExampleBatch, run_cells
-from bnet_transformer.inference.sweeps.examples import MEMORY, Examples, examples_of, pair
-from bnet_transformer.inference.sweeps.metric import Metric, metric_of
-from bnet_transformer.inference.sweeps.needed_positions import bytes_of, find_changed_positions, find_needed_positions
+from bnet_transformer.inference.sweeps.engine import ExampleBatch, estimate_cells, run_cells
+from bnet_transformer.inference.sweeps.examples import MEMORY, Examples, Metric, examples_of, metric_of, pair
 from bnet_transformer.inference.sweeps.results import ByCell, Mediation, Sweep
 from bnet_transformer.inference.sweeps.routing import set_words_of
-from bnet_transformer.inference.sweeps.sparse_update import is_wordwise
+from bnet_transformer.inference.sweeps.sparse_update import (
+    bytes_of,
+    find_changed_positions,
+    find_needed_positions,
+    is_wordwise,
+)
 
 __all__ = ["Mediation", "Sweep", "explain_sweep", "mediation", "sweep"]
 

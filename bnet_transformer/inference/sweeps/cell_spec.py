@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,11 @@ from bnet_transformer import asking
 from bnet_transformer.axes import SLICE, WORD, split
 from bnet_transformer.errors import BNetError, listed, room_for, unknown
 from bnet_transformer.graph import Family
-from bnet_transformer.inference.surgery import matching
+from bnet_transformer.inference.sentence_state import matching
 from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.network import Member
+from bnet_transformer.reference import World
 from bnet_transformer.tpm import Attention
-from bnet_transformer.world import World
 
 READ = "read"
 ARROW = "->"
@@ -85,15 +85,14 @@ class Cells:
 
 def cells_of(examples: Examples, at: object, over: object) -> Cells:
     """The cells that `at=` and `over=` stand for."""
-    world = examples.world
     if isinstance(at, str):
-        return labelled(examples, (of_arrows if ARROW in at else of_role)(world, at, over))
+        return (of_arrows if ARROW in at else of_role)(examples, at, over)
     if not isinstance(at, Sequence) or not at or not all(isinstance(each, str) for each in at):
         forms = 'a role ("x"), an arrow of roles ("v -> a"), or a list of names, patterns and paths of names'
         raise BNetError("at", expected=forms, got=at)
     if over is not None:
         raise BNetError("over", expected="none, for a list of cells", got=over)
-    return _listed(world, list(at))
+    return _listed(examples.world, at)
 
 
 def _listed(world: World, patterns: Sequence[str]) -> Cells:
@@ -121,37 +120,34 @@ def _listed(world: World, patterns: Sequence[str]) -> Cells:
     return Cells("cells", ("cell",), places, labels, names, tuple(entries), tuple(paths))
 
 
-def of_role(world: World, at: str, over: object) -> Cells:
+def of_role(examples: Examples, at: str, over: object) -> Cells:
     """A cell for each node of a role, or for each group of them that only the axes of `over` tell apart."""
-    graph = world.network.graph
+    world = examples.world
+    graph, members = world.network.graph, world.network.members
     stem, indices = split(at)
     if "*" in at or (indices and stem in graph.by_stem):
         raise BNetError("at", expected="a role", got=at, allowed=f"at=[{at!r}], a list of names and patterns")
-    readers = {} if at in graph.by_stem else readers_of(world)
-    if at not in graph.by_stem and at not in readers:
-        raise unknown("at", at, [*graph.by_stem, *readers])
-    rows = at in readers
-    families = readers[at] if rows else graph.by_stem[at]
+    rows = at not in graph.by_stem
+    known = {**graph.by_stem, **readers_of(world)} if rows else graph.by_stem
+    if at not in known:
+        raise unknown("at", at, known)
+    families = known[at]
     for family in families:
-        member = world.network.members[family.index]
-        if rows:
-            _check_attention(world, member)
-        else:
-            check_value(world, member)
+        (_check_attention if rows else check_value)(world, members[family.index])
     axes_of = [((SLICE,) if each.slice is not None else ()) + tuple(world.ground.axes(each)) for each in families]
     own = axes_of[0]
     if any(axes != own for axes in axes_of):
         raise BNetError("at", expected="a role whose nodes have the same axes in all slices", got=at)
     allowed = (*own, READ) if rows else own
     axes = chosen(over, own, allowed)
-    member = world.network.members[families[0].index]
-    words = world.ground.words[world.network.stack_read(member)] if rows else 0
+    read_stack = world.network.stack_read(members[families[0].index]) if rows else None
+    words = 0 if read_stack is None else world.ground.words[read_stack]
     grid, set_ = [], []
     for family in families:
         place = _place_of(world, family, world.ground.nodes(family))
         node, read = np.arange(len(place[SLICE])), None
         if READ in axes:
-            reads = asking.readable(world, world.network.members[family.index])
+            reads = asking.readable(world, members[family.index])
             which, read = np.nonzero(reads[place[WORD] if WORD in place else np.zeros_like(node)])
             node, place = node[which], {axis: index[which] for axis, index in place.items()} | {READ: read}
         grid.append(place)
@@ -166,7 +162,8 @@ def of_role(world: World, at: str, over: object) -> Cells:
             if number not in names:
                 name = "_".join([at, *("*" if each is None else str(int(each[k])) for each in shown)])
                 names[number] = name if read is None else f"{name}[{int(read[k])}]"
-    return Cells(at, axes, sizes, {}, names, tuple(entries))
+    labels = _labels(examples, sizes, {WORD: families[0].words, READ: read_stack})
+    return Cells(at, axes, sizes, labels, names, tuple(entries))
 
 
 def readers_of(world: World) -> dict[str, tuple[Family, ...]]:
@@ -193,8 +190,9 @@ def _check_attention(world: World, member: Member) -> None:
 PATH_BYTES = 2_500  # of one path while it is swept: its name, its nodes, the values that it carries
 
 
-def of_arrows(world: World, at: str, over: object) -> Cells:
+def of_arrows(examples: Examples, at: str, over: object) -> Cells:
     """A cell for each ground arrow between two roles, or for each path of several."""
+    world = examples.world
     roles = [role.strip() for role in at.split(ARROW)]
     for role in roles:
         if role not in world.network.graph.by_stem:
@@ -220,7 +218,9 @@ def of_arrows(world: World, at: str, over: object) -> Cells:
             paths.append(NodePath(number, (source, target)))
             name = f"{world.ground.name(source)} {ARROW} {world.ground.name(target)}"
             names[number] = _joined_name(names.get(number, name), name)
-    return Cells(at, axes, sizes, {}, names, paths=tuple(paths))
+    parent, child = steps[0][0][:2]
+    labels = _labels(examples, sizes, {WORD: child.words, READ: parent.words})
+    return Cells(at, axes, sizes, labels, names, paths=tuple(paths))
 
 
 def _joined_name(one: str, other: str) -> str:
@@ -372,29 +372,13 @@ def check_value(world: World, member: Member) -> None:
         )
 
 
-def labelled(examples: Examples, cells: Cells) -> Cells:
-    """The same cells, with labels along the axes: a word as its token, where all examples have the same."""
-    stack = _stacks(examples.world, cells)
-    labels = dict(cells.labels)
-    for axis in cells.axes:
-        numbers = cells.places[axis]
-        if axis in (WORD, READ) and axis not in labels:
-            said = [each.get(stack[axis], ()) for each in examples.tokens]
-            tokens = [{words[i] if i < len(words) else str(i) for words in said} for i in numbers]
-            labels[axis] = tuple(
-                next(iter(each)) if len(each) == 1 else str(i) for i, each in zip(numbers, tokens, strict=True)
-            )
-        labels.setdefault(axis, tuple(map(str, numbers)))
-    return replace(cells, labels=labels)
-
-
-def _stacks(world: World, cells: Cells) -> dict[str, str]:
-    """Whose words stand along the axes of words."""
-    members = world.network.members
-    if cells.entries:
-        member = members[cells.entries[0].family]
-        reads = [members[g.parent].family.words for g in member.inputs if WORD in g.over]
-        return {WORD: member.family.words or "", READ: (reads[0] if reads else None) or ""}
-    first = cells.paths[0].nodes
-    parent, child = (world.ground.family_of(node) for node in (first[0], first[-1]))
-    return {WORD: child.words or "", READ: parent.words or ""}
+def _labels(
+    examples: Examples, places: Mapping[str, tuple[int, ...]], stacks: Mapping[str, str | None]
+) -> dict[str, tuple[str, ...]]:
+    """What stands along each axis: a word as its token, where all examples have the same."""
+    labels = {axis: tuple(map(str, numbers)) for axis, numbers in places.items()}
+    for axis in stacks.keys() & places.keys():
+        said = [tokens.get(stacks[axis] or "", ()) for tokens in examples.tokens]
+        each = [{words[i] if i < len(words) else str(i) for words in said} for i in places[axis]]
+        labels[axis] = tuple(w.pop() if len(w) == 1 else str(i) for i, w in zip(places[axis], each, strict=True))
+    return labels

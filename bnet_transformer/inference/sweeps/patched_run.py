@@ -13,17 +13,15 @@ from bnet_transformer.compiler.course import Course
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.sweeps.cell_spec import Entries, Ids, NodePath
 from bnet_transformer.inference.sweeps.examples import Examples
-from bnet_transformer.inference.sweeps.needed_positions import (
-    NeededPositions,
-    Table,
-    count_words,
-    find_changed_positions,
-)
 from bnet_transformer.inference.sweeps.sparse_update import (
     Changed,
     Changes,
+    NeededPositions,
     Rows,
     Setting,
+    Table,
+    count_words,
+    find_changed_positions,
     full_shape,
     index_of,
     is_wordwise,
@@ -163,9 +161,8 @@ class PatchedRun:
             made: dict[int, list[Setting]] = {}
             due = [(k, several[0][step]) for k, several in enumerate(ways) if len(several[0]) > step]
             for family, number, node in self._by_family(due):
-                read = sum(
-                    self.base.values[index].numel() for index in parents_of(self.members[family]) if index in sent
-                )
+                parents = parents_of(self.base.network, self.members[family])
+                read = sum(self.base.values[index].numel() for index in parents if index in sent)
                 size = max(1, memory // (16 * len(self.examples) * max(1, read)))
                 for start in range(0, len(number), size):
                     some = slice(start, start + size)
@@ -191,7 +188,7 @@ class PatchedRun:
         """What a node of a family comes to in each of some cells, where its parents alone are as they are sent."""
         member, count = self.members[family], len(cells)
         changes = Changes(self.base, {}, self.positions)
-        parents = {index: each for index, each in sent.items() if index in parents_of(member)}
+        parents = {index: sent[index] for index in parents_of(self.base.network, member) if index in sent}
         for index, several in some_of(parents, cells, np.arange(count)).items():
             words = self._words_of(index, several, count)
             rows = Rows.of(words)

@@ -1,5 +1,8 @@
 """Values that a sweep changes, and no others: of each family, the rows (cell, word) that differ from the corrupt run.
 
+They descend from what a cell sets, and lead to an outcome. Both are tables of words, `[cell, word]` and `[word]`, for
+each family (one column if it has no words): an arrow carries them along its reach.
+
 A family's changed values lie as `[example, *plates, row, *shape]`, as if the rows were the words of one long sentence:
 TPMs that read their own word alone compute just these. One that reads across words sees each cell's whole sentence,
 `[cell, example, *plates, word, *shape]`, with all that the cell leaves as it was shared between the cells.
@@ -7,7 +10,8 @@ TPMs that read their own word alone compute just these. One that reads across wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,12 +21,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.compiler.course import Course, Layout
-from bnet_transformer.compiler.seeing import seen
+from bnet_transformer.compiler.course import Course, Layout, seen
 from bnet_transformer.compiler.values import computed
+from bnet_transformer.graph.walk import marks_of, reach
 from bnet_transformer.network import Member, Network
+from bnet_transformer.reference import World
 from bnet_transformer.tpm.base import broadcast
 
+Table = NDArray[np.bool_]
+COPIES = 8  # of the widest value of a cell that are there at once
 CELLS = -1  # stands for the cells among the dims that lead a layout
 
 
@@ -103,10 +110,7 @@ class Changes:
     def mixed(self, member: Member, rows: Rows, setting: Setting) -> Tensor:
         """The rows of an attention, some of whose `P(j | i)` are set."""
         course, cells = self._of_cells(member, rows)
-        at, parents = seen(course, member)
-        weights = member.tpm.reading(at, *parents)
-        assert weights is not None  # cell_spec refuses an attention that has none
-        weights = course.layout.full(weights, 1)
+        weights, parents = weights_of(course, member)
         lead = (len(cells), max(weights.shape[1], setting.source.shape[0]), *full_shape(self.base, member)[:-1])
         weights = weights.expand(*lead, *weights.shape[-2:]).clone()
         there = rows.place[setting.cell, setting.node[-1]] >= 0  # what leads to no outcome has no row
@@ -143,14 +147,14 @@ class Changes:
         """A course in which the rows are the words."""
         own = member.family.words
         words = dict(self.base.words) if own is None else {**self.base.words, own: len(rows)}
-        values = {parent: self.at(parent, rows) for parent in parents_of(member)}
+        values = {parent: self.at(parent, rows) for parent in parents_of(self.base.network, member)}
         places = {} if own is None else {own: rows.word}
         return replace(self.base, words=words, values=values, places=places, masks={}, readings={})
 
     def _of_cells(self, member: Member, rows: Rows) -> tuple[Course, Tensor]:
         """A course in which the cells of these rows lead, and their numbers."""
         cells = torch.unique_consecutive(rows.cell)
-        values = {parent: self._whole(parent, cells) for parent in parents_of(member)}
+        values = {parent: self._whole(parent, cells) for parent in parents_of(self.base.network, member)}
         return replace(self.base, layout=self._led, values=values, masks={}, readings={}), cells
 
     def _whole(self, family: int, cells: Tensor) -> Tensor:
@@ -186,6 +190,11 @@ def is_wordwise(network: Network, member: Member) -> bool:
     return True
 
 
+def parents_of(network: Network, member: Member) -> set[int]:
+    """The families that a member reads, its selectors among them."""
+    return {bundle.parent for bundle in network.graph.into[member.family.index]}
+
+
 def summary(member: Member, at: Any, parents: list[Tensor]) -> Tensor:
     """What is told of a random node: `log P` of its states, or its mean."""
     if member.tpm.kind == "discrete":
@@ -193,6 +202,14 @@ def summary(member: Member, at: Any, parents: list[Tensor]) -> Tensor:
         return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1)
     mean: Tensor = member.tpm.distribution(at, *parents).mean
     return mean
+
+
+def weights_of(course: Course, member: Member) -> tuple[Tensor, list[Tensor]]:
+    """The `P(j | i)` of an attention, and what it reads."""
+    at, parents = seen(course, member)
+    weights = member.tpm.reading(at, *parents)
+    assert weights is not None  # cell_spec refuses an attention that has none
+    return course.layout.full(weights, 1), parents
 
 
 def full_shape(course: Course, member: Member) -> tuple[int, ...]:
@@ -222,7 +239,107 @@ def _together(base: Tensor, values: Tensor, axis: int) -> tuple[Tensor, int]:
     return torch.cat(both, axis), base.shape[axis]
 
 
-def parents_of(member: Member) -> Mapping[int, None]:
-    """The families that a member reads, its selectors among them."""
-    found = dict.fromkeys(given.parent for given in member.inputs)
-    return found | dict.fromkeys(selector for given in member.inputs for _, selector in given.pick)
+@dataclass(frozen=True)
+class NeededPositions:
+    """The words of each family that lead to an outcome, and those that `do` has set.
+
+    Args:
+        outcomes: Ground ids of the nodes that the metric reads.
+        leads: Of each family from which an outcome descends, which words lead to it, `[word]`.
+        cut: Of each family of which `do` has set a node, the words of which it has set every node, `[word]`.
+    """
+
+    outcomes: tuple[int, ...]
+    leads: Mapping[int, Table]
+    cut: Mapping[int, Table]
+
+
+def find_needed_positions(world: World, outcomes: Iterable[int]) -> NeededPositions:
+    """Mark the ancestors of the outcomes, and of these the words.
+
+    Args:
+        world: The sentence after surgery.
+        outcomes: Ground ids of the nodes that the metric reads.
+
+    Returns:
+        The words that lead to an outcome, and those that are set.
+    """
+    outcomes, ground = tuple(outcomes), world.ground
+    marks = marks_of(ground, outcomes)
+    for index, above in reach(ground, marks, up=True).items():
+        marks[index] = np.asarray(marks[index] | above) if index in marks else above
+    leads = {index: np.any(_by_word(world, index, mark), axis=0) for index, mark in marks.items()}
+    cut = {index: np.all(_by_word(world, index, mark), axis=0) for index, mark in marks_of(ground, world.do).items()}
+    return NeededPositions(outcomes, leads, cut)
+
+
+def _by_word(world: World, index: int, marks: Table) -> Table:
+    """The marks of a family's nodes as `[plates, word]`, one word if it has none."""
+    return marks.reshape(-1, count_words(world, index))
+
+
+def find_changed_positions(
+    world: World, needed: NeededPositions, set_words: Mapping[int, Table], cells: int
+) -> dict[int, tuple[Table, Table]]:
+    """Walk from what cells set down to the outcomes.
+
+    Args:
+        world: The sentence after surgery.
+        needed: The words that lead to an outcome; no others are walked.
+        set_words: Of each family of which cells set nodes, the words in which they do, `[cell, word]`.
+        cells: The number of cells.
+
+    Returns:
+        Of each family that changes in a cell, in order: the words that read something changed, `[cell, word]`, and
+        these together with the words in which the cell sets a node.
+    """
+    changed: dict[int, tuple[Table, Table]] = {}
+    for index, member in enumerate(world.network.members):
+        leads = needed.leads.get(index)
+        if leads is None or not (index in set_words or any(given.parent in changed for given in member.inputs)):
+            continue
+        descends = np.zeros((cells, len(leads)), dtype=np.bool_)
+        for given in member.inputs:
+            if given.parent in changed:
+                above = changed[given.parent][1]
+                if given.reach.kind == "same" or world.network.members[given.parent].family.words is None:
+                    descends |= above
+                    continue
+                reads = given.reach.matrix(len(leads), count_words(world, given.parent))  # [word, word read]
+                descends |= (above.astype(np.float32) @ reads.T.astype(np.float32)) > 0
+        descends &= leads & np.logical_not(needed.cut.get(index, False))
+        both = descends | (set_words[index] & leads) if index in set_words else descends
+        if both.any():
+            changed[index] = descends, both
+    return changed
+
+
+def count_words(world: World, index: int) -> int:
+    """The words of a family, 1 if it has none."""
+    words = world.network.members[index].family.words
+    return 1 if words is None else world.ground.words[words]
+
+
+def bytes_of(world: World, needed: NeededPositions) -> tuple[int, int]:
+    """What one cell of one example takes while it is computed, and what the run of one example takes that is kept."""
+    most, kept = 1, 1
+    for index, table in needed.leads.items():
+        member, count, shape = world.network.members[index], int(table.sum()), world.ground.shapes[index]
+        if member.tpm.kind == "input" or member.family.words is None:
+            continue
+        plates = int(np.prod(shape[:-1], dtype=np.int64))
+        own = numbers_in(world, member)
+        inner = max([n for each in member.parameters.values() for n in each.shape[:1]], default=1)
+        stacks = [world.network.members[given.parent].family.words for given in member.inputs]
+        read = max([world.ground.words[stack] for stack in stacks if stack is not None], default=1)
+        most = max(most, count * max(plates * own, plates * read, inner))
+        kept += 2 * plates * own * (shape[-1] if table.all() else count)
+    size = world.network.dtype.itemsize
+    return size * COPIES * most, size * kept
+
+
+def numbers_in(world: World, member: Member) -> int:
+    """How many numbers an outcome of a node has: its value's, or the probabilities of its states."""
+    if member.tpm.kind == "discrete":
+        return world.network.count_states(member.family.index, world.ground.words)
+    return math.prod(member.shape)
