@@ -219,7 +219,7 @@ def compare(one: Fit[Any], other: Fit[Any], data: object, selector: str | None, 
     """Two fits by their responsibilities, their heads, and how much more of each sentence the first foretells."""
     told = data is not None
     if told:
-        corpora = [fit.corpus_of(data) for fit in (one, other)]
+        corpora = [fit._corpus(data) for fit in (one, other)]
     else:
         corpora = [*_held_by_both(one.data, other.data)]
     a, b = (fit.responsibilities(corpus, selector=selector) for fit, corpus in zip((one, other), corpora, strict=True))

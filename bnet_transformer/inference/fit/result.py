@@ -235,7 +235,7 @@ class Fit(Generic[N]):
             `[sentence, head]`, or `[sentence, word, head]` where a head is drawn for each word; of a posterior the
             mean over its draws.
         """
-        corpus, member, budget = self.corpus_of(data), self._selector(selector), self.budget
+        corpus, member, budget = self._corpus(data), self._selector(selector), self.budget
         of_corpus, name = member.scope == "corpus", member.family.name
 
         def ask(net: Network, own: Batch) -> Tensor:
@@ -271,7 +271,7 @@ class Fit(Generic[N]):
     @within_memory("log_likelihood")
     def log_likelihood(self, data: object) -> Tensor:
         """`log P(y | x)` of each sentence, under the net; of a posterior, the log of the mean over its draws."""
-        corpus = self.corpus_of(data)
+        corpus = self._corpus(data)
         learned = learned_of(self.network, infer_fit_task(self.network).readouts, None, None)
         objective = Objective(self.network, learned, self.budget)
         with torch.no_grad(), self._shared("log_likelihood", corpus, objective.of_corpus) as here:
@@ -286,7 +286,7 @@ class Fit(Generic[N]):
     @within_memory("check")
     def check(self, data: object, statistics: object = None, *, draws: int = 100, readout: str | None = None) -> Check:
         """Posterior predictive checks: statistics of the data beside those of so many draws of as many sentences."""
-        corpus = self.corpus_of(data)
+        corpus = self._corpus(data)
         member = self._readout(readout, corpus)
         nets = self._draws(whole("draws", draws))
         states = member.tpm.states if member.tpm.kind == "discrete" else None
@@ -395,7 +395,7 @@ class Fit(Generic[N]):
     def _device(self) -> torch.device:
         return device_of(None, self.network)
 
-    def corpus_of(self, data: object) -> Batch:
+    def _corpus(self, data: object) -> Batch:
         """Data in any form, as the fit took it."""
         return read_batch(self.network, data, missing=self.missing, option=MISSING)
 

@@ -163,7 +163,7 @@ def _states(network: Network, readers: Readers, words: Mapping[str, int]) -> int
 
 def _read(module: Module, readers: Readers, intakes: Sequence[EncodedSentence]) -> list[Tensor]:
     """`P(j | i)` of sentences of one length, slice by slice."""
-    network, device = module.network, next((p.device for p in module.parameters()), torch.device("cpu"))
+    network, device = module.network, module.network.device
     indices = {member.family.index for member in readers.members}
     above = network.graph.ancestors(indices)
     free = {i for i in above if network.members[i].tpm.kind == "discrete"}
