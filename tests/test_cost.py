@@ -491,9 +491,6 @@ def test_polynomials():
     p, q = Polynomial({("n",): 2, (): 1}), Polynomial({("n",): -2, ("m",): 3})
     assert p + q == Polynomial({(): 1, ("m",): 3}) and (p * q)({"n": 5, "m": 7}) == p(5) * q({"n": 5, "m": 7})
     assert str(p * p) == "4 n^2 + 4 n + 1" and str(Polynomial()) == "0"
-    for bad in (-1, 1.5, {"m": 2}, {"n": "x"}):
-        with pytest.raises(bt.BNetError):
-            p(bad)
 
 
 def test_bad_input_is_told():

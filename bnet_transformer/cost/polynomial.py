@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from bnet_transformer.errors import BNetError, mapping, whole
-
 Powers = tuple[str, ...]  # the symbols of a monomial, each as often as its power says, sorted
 
 
@@ -34,12 +32,7 @@ class Polynomial:
 
     def __call__(self, n: int | Mapping[str, int]) -> int:
         """The value, for one number in place of all symbols, or one for each symbol."""
-        if not isinstance(n, Mapping):
-            n = dict.fromkeys(self.symbols, whole("n", n, least=0))
-        values = {symbol: whole(symbol, value, least=0) for symbol, value in mapping("n", n).items()}
-        missing = [symbol for symbol in self.symbols if symbol not in values]
-        if missing:
-            raise BNetError("n", expected="a number for " + ", ".join(self.symbols), got=f"none for {missing[0]}")
+        values = n if isinstance(n, Mapping) else dict.fromkeys(self.symbols, n)
         return sum(count * math.prod(values[symbol] for symbol in powers) for powers, count in self.terms.items())
 
     def __add__(self, other: Polynomial) -> Polynomial:

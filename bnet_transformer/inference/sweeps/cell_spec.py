@@ -97,9 +97,6 @@ def cells_of(examples: Examples, at: object, over: object) -> Cells:
 
 def _listed(world: World, patterns: Sequence[str]) -> Cells:
     """One cell for each pattern or path."""
-    for pattern in patterns:
-        if patterns.count(pattern) > 1:
-            raise BNetError("at", expected="each cell once", got=f"{pattern!r} twice")
     by_family: dict[int, list[tuple[int, int]]] = {}
     paths = []
     for cell, pattern in enumerate(patterns):
@@ -268,7 +265,8 @@ def _arrow_axes(world: World, step: Step) -> tuple[str, ...]:
         word = (WORD,) if child.words is not None else ()
         own.append((*sliced, *plates, *word, *((READ,) if reads else ())))
     if len(set(own)) > 1:
-        raise BNetError("at", expected="arrows with the same axes in all slices", got=" and ".join(map(str, set(own))))
+        got = " and ".join(map(str, dict.fromkeys(own)))
+        raise BNetError("at", expected="arrows with the same axes in all slices", got=got)
     return own[0]
 
 
@@ -337,8 +335,6 @@ def chosen(over: object, default: tuple[str, ...], allowed: tuple[str, ...]) -> 
     for axis in asked:
         if axis not in allowed:
             raise unknown("over", axis, allowed)
-    if not asked:
-        raise BNetError("over", expected="at least one axis", got="none", allowed=", ".join(allowed))
     return tuple(axis for axis in allowed if axis in asked)
 
 
