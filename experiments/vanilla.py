@@ -9,8 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 import bnet_transformer as bt
-from bnet_transformer.training import Generated, toy
+from bnet_transformer.training import Generated
 from experiments.result import Result
 
 UNSEEN = 20_000_003  # the seed of what is asked; the steps that train have the seeds 0, 1, 2, ...
@@ -26,22 +29,38 @@ FIRST = datetime.date(1900, 1, 1).toordinal()
 LAST = datetime.date(2099, 12, 31).toordinal()
 
 
+Task = Callable[..., tuple[Tensor, Tensor]]
+
+
+def _task(change: Callable[[Tensor], Tensor]) -> Task:
+    """The task of changing a source: draws sources `[count, length]` of ids from 1, and targets, which 0 starts."""
+
+    def draw(count: int, *, length: int = 10, symbols: int = 11, seed: int = 0) -> tuple[Tensor, Tensor]:
+        source = torch.randint(1, symbols, (count, length), generator=torch.Generator().manual_seed(seed))
+        return source, torch.cat([torch.zeros_like(source[:, :1]), change(source)], 1)
+
+    return draw
+
+
+COPY, REVERSE, SORT = _task(lambda x: x), _task(lambda x: x.flip(1)), _task(lambda x: x.sort(1).values)
+
+
 def copying() -> Result:
     """The copy task of the Annotated Transformer."""
-    return _symbols("copy", toy.copying, 2500, 0.3)
+    return _symbols("copy", COPY, 2500, 0.3)
 
 
 def reversing() -> Result:
     """The source from its end."""
-    return _symbols("reverse", toy.reversing, 1500, 0.5)
+    return _symbols("reverse", REVERSE, 1500, 0.5)
 
 
 def sorting() -> Result:
     """The source in rising order."""
-    return _symbols("sort", toy.sorting, 2500, 0.3)
+    return _symbols("sort", SORT, 2500, 0.3)
 
 
-def _symbols(name: str, task: Callable[..., toy.Pairs], steps: int, rate: float) -> Result:
+def _symbols(name: str, task: Task, steps: int, rate: float) -> Result:
     net = bt.encoder_decoder(64, heads=4, slices=2, hidden=256, vocabulary=11, dropout=0.1)
     begun = time.perf_counter()
     found = bt.train(
@@ -148,7 +167,7 @@ def _final(count: int, seed: int) -> float:
     net = bt.encoder_decoder(32, heads=count, slices=1, hidden=128, vocabulary=11, dropout=0.0, seed=seed)
     found = bt.train(
         net,
-        lambda step: toy.sorting(32, length=8, seed=1000 * seed + step),
+        lambda step: SORT(32, length=8, seed=1000 * seed + step),
         steps=300,
         batch=32,
         optimizer=bt.AdamW(rate=3e-3),

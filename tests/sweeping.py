@@ -9,7 +9,7 @@ import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.module import output_of
-from bnet_transformer.world import Row
+from bnet_transformer.reference import Row
 from tests.cases import CASES
 
 D = torch.float64

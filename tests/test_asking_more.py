@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.graph import Ground, Question, active_trail, minimal_separator, separated
+from bnet_transformer.graph import Ground
+from bnet_transformer.graph.queries import active_trail, minimal_separator
+from bnet_transformer.graph.separation import Question, separated
 from bnet_transformer.inference import corpus_tan, sampling
 from bnet_transformer.inference.rollout import best_paths, max_flow
 from bnet_transformer.tpm import Categorical, Normal

@@ -60,8 +60,8 @@ def test_draw_takes_words_as_they_stand_and_a_limit(tmp_path):
         return {node["id"] for node in json.loads(out.read_text())["nodes"]}
 
     s = net.sentence("cats sat , 7")
-    assert drawn("--word", "7", "--word", ",") == set(s.graph(words=["7", ","])) == set(s.graph(words=[2, 3]))
-    assert drawn("--word", "7", "--words", "0, sat") == set(s.graph(words=[0, 1, 3]))
+    assert drawn("--words", '"7",","') == set(s.graph(words=["7", ","])) == set(s.graph(words=[2, 3]))
+    assert drawn("--words", '"7", 0, sat') == set(s.graph(words=[0, 1, 3]))
     count = s.ground.count_arrows()
     assert drawn("--limit", count) == set(s.graph())
     refused = run("draw", "cats sat , 7", "-o", out, "-m", tmp_path / "net.safetensors", "--limit", count - 1)

@@ -22,7 +22,7 @@ from bnet_transformer.graph import Quotient
 from bnet_transformer.tpm import Categorical
 from bnet_transformer.viz import typeset
 from bnet_transformer.viz.dot import to_dot
-from bnet_transformer.viz.formats import FORMATS
+from bnet_transformer.viz.figures import FORMATS
 from bnet_transformer.viz.grid import Grid, Item
 from bnet_transformer.viz.labels import plain, visible
 from bnet_transformer.viz.palette import PALETTES
@@ -650,6 +650,7 @@ def test_pngs_show_text_on_a_machine_without_fonts(tmp_path, monkeypatch):
     s, made = bt.bayesuvius(dim=4).sentence("the cat"), typst.Fonts
     s.draw(tmp_path / "with.png")
     monkeypatch.setattr(typst, "Fonts", lambda **options: made(**{**options, "include_system_fonts": False}))
+    monkeypatch.setattr(typeset, "_fonts", typeset._fonts.__wrapped__)  # which keeps what it found once
     s.draw(tmp_path / "without.png")
     both = [dark_pixels(tmp_path / name) for name in ("with.png", "without.png")]
     assert both[1] == pytest.approx(both[0], rel=0.05) and both[0] > 1000
@@ -659,8 +660,9 @@ def test_a_letter_that_no_font_has_is_warned_of(tmp_path):
     net = bt.bayesuvius(dim=4)
     letters = {"\U000308a2": "fonts-noto-cjk", "\U0001fad9": "fonts-noto-color-emoji", "\U00011a01": "fonts-noto-core"}
     for word, package in letters.items():  # rare ones: few machines have fonts with them
-        with pytest.warns(UserWarning, match=f"no font has the letters.*{package}"):
+        with pytest.warns(UserWarning, match=f"no font has the letters.*{package}") as caught:
             net.sentence(["the", word]).draw(tmp_path / "a.png")
+        assert caught[0].filename == __file__
     net.sentence(["naïve", "שלום", "مرحبا", "Ж", "😀"]).draw(tmp_path / "a.pdf")  # DejaVu has these
 
 

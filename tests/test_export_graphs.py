@@ -15,17 +15,9 @@ from hypothesis import strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer import export
-from bnet_transformer.axes import WORD
-from bnet_transformer.export import (
-    Exportable,
-    check_size,
-    folded_to_networkx,
-    from_json,
-    ground_to_networkx,
-    label,
-    to_graphml,
-    to_json,
-)
+from bnet_transformer.axes import WORD, label
+from bnet_transformer.export import Exportable, folded_to_networkx, ground_to_networkx, to_graphml, to_json
+from bnet_transformer.export.graphs import check_size
 from bnet_transformer.graph import Ground, Selection
 from bnet_transformer.tpm import Categorical
 from tests.cases import CASES, Case
@@ -169,15 +161,6 @@ def test_too_many_arrows_are_refused_before_they_are_made(monkeypatch: pytest.Mo
             check_size(small, Selection(), bad)  # type: ignore[arg-type]
 
 
-def test_tokens_must_be_those_of_the_sentence() -> None:
-    net = bt.bayesuvius(4)
-    ground = net.sentence("the cat").ground
-    with pytest.raises(bt.BNetError, match="tokens: expected 2 words; got 3"):
-        ground_to_networkx(net.network, ground, tokens={"": ["a", "b", "c"]})
-    with pytest.raises(bt.UnknownNameError):
-        ground_to_networkx(net.network, ground, tokens={"enc": ["a", "b"]})
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_folded_has_an_arrow_for_each_slot(case: Case) -> None:
     network = case.net.network
@@ -214,15 +197,11 @@ def test_folded_says_reach_and_pick() -> None:
 @pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
 def test_json_and_graphml_keep_the_graph(case: Case) -> None:
     for graph in (parts(case)[1], case.net.graph()):
-        text = to_json(graph)
-        back = from_json(text)
-        assert type(back) is type(graph) and nx.utils.graphs_equal(back, graph) and list(back) == list(graph)
+        back = nx.node_link_graph(json.loads(to_json(graph)), edges="edges")
+        assert type(back) is type(graph) and list(back) == list(graph) and set(back.edges) == set(graph.edges)
         for name, data in graph.nodes(data=True):
-            assert [(key, type(value)) for key, value in back.nodes[name].items()] == [
-                (key, type(value)) for key, value in data.items()
-            ]
-        plain = nx.node_link_graph(json.loads(text), edges="edges")
-        assert list(plain) == list(graph) and set(plain.edges) == set(graph.edges)
+            assert back.nodes[name] == json.loads(json.dumps(data))
+        assert all(back.edges[arrow] == data for arrow, data in graph.edges.items())
         read = nx.read_graphml(io.BytesIO(to_graphml(graph).encode()), force_multigraph=graph.is_multigraph())
         assert set(read) == set(graph) and type(read) is type(graph)
         pairs = list(zip(sorted(read.edges), sorted(graph.edges), strict=True))
@@ -243,7 +222,7 @@ def test_json_and_graphml_keep_the_graph(case: Case) -> None:
 def test_any_token_survives(tokens: list[str]) -> None:
     net = bt.bayesuvius(2)
     graph = ground_to_networkx(net.network, net.sentence(tokens).ground, tokens={"": tokens})
-    back = from_json(to_json(graph).encode())
+    back = nx.node_link_graph(json.loads(to_json(graph)), edges="edges")
     read = nx.parse_graphml(to_graphml(graph).partition("\n")[2])
     for i, token in enumerate(tokens):
         assert back.nodes[f"x_0_{i}"]["token"] == token
@@ -251,68 +230,16 @@ def test_any_token_survives(tokens: list[str]) -> None:
         assert found == token or json.loads(found) == token
 
 
-def test_json_refuses_what_would_not_come_back() -> None:
-    for value in ([1], {1: 2}, {1}, object(), float("nan"), float("inf"), 1j, (1, [2])):
-        graph = nx.DiGraph()
-        graph.add_node("a", value=value)
-        with pytest.raises(bt.BNetError):
-            to_json(graph)
-        graph = nx.DiGraph()
-        graph.add_edge("a", "b", value=value)
-        with pytest.raises(bt.BNetError):
-            to_json(graph)
-    for graph in (nx.DiGraph([(1, 2)]), nx.DiGraph([("a", "b", {"source": 1})])):
-        with pytest.raises(bt.BNetError):
-            to_json(graph)
-
-
-GOOD = {"nodes": [{"id": "a"}, {"id": "b"}], "edges": [{"source": "a", "target": "b"}], "directed": True}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[" * 100_000,
-        "null",
-        "[]",
-        "{}",
-        b"\xff",
-        *(
-            json.dumps({**GOOD, **bad})
-            for bad in (
-                {"nodes": 3},
-                {"nodes": [3]},
-                {"nodes": [{}]},
-                {"nodes": [{"id": 1}]},
-                {"nodes": [{"id": ["a"]}]},
-                {"nodes": [{"id": "a"}]},
-                {"nodes": [{"id": "a"}, {"id": "b"}, {"id": "a"}]},
-                {"edges": None},
-                {"edges": [3]},
-                {"edges": [{"source": "a"}]},
-                {"edges": [{"source": "a", "target": "z"}]},
-                {"edges": [{"source": "a", "target": {}}]},
-                {"graph": 3},
-                {"version": 2, "format": "bnet_transformer graph"},
-                {"version": "x"},
-                {"format": "other"},
-            )
-        ),
-    ],
-    ids=lambda text: repr(text)[:60],
-)
-def test_bad_json_is_a_file_error(text: str) -> None:
-    with pytest.raises(bt.FileError):
-        from_json(text)
+def test_json_refuses_what_is_no_number() -> None:
+    with pytest.raises(bt.BNetError, match="graph: expected finite numbers"):
+        to_json(nx.DiGraph([("a", "b", {"weight": float("nan")})]))
 
 
 def test_write_by_suffix(tmp_path: Path) -> None:
     sentence, graph = parts(next(case for case in CASES if case.name == "codebook"))
     what = Exportable(lambda: graph, sentence.state.world)
     export.write(tmp_path / "a.json", what)
-    assert nx.utils.graphs_equal(from_json((tmp_path / "a.json").read_bytes()), graph)
+    assert (tmp_path / "a.json").read_text() == to_json(graph)
     export.write(str(tmp_path / "a.GraphML"), what)
     assert set(nx.read_graphml(tmp_path / "a.GraphML")) == set(graph)
     export.write(tmp_path / "a.bif", what)

@@ -17,14 +17,11 @@ from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
-from bnet_transformer.inference.fit import draws
-from bnet_transformer.inference.fit.draws import aligned
-from bnet_transformer.inference.fit.heads import overlap_of
-from bnet_transformer.inference.fit.methods import FitProblem
-from bnet_transformer.inference.fit.nuts import Chain, started
-from bnet_transformer.inference.fit.objective import Objective, learned_of
+from bnet_transformer.inference.fit import heads
+from bnet_transformer.inference.fit.heads import aligned
+from bnet_transformer.inference.fit.problem import FitProblem, Objective, learned_of
 from bnet_transformer.inference.fit.result import Fit
-from bnet_transformer.inference.fit.variational import Model, Variational
+from bnet_transformer.inference.fit.sampling import Chain, Model, Variational, started
 from bnet_transformer.tpm import Normal
 from bnet_transformer.training.configs import LoopConfig
 from tests import flat_options
@@ -256,7 +253,7 @@ def test_the_net_of_a_fit_is_the_draw_nearest_to_the_means():
         (((v := value.flatten(0, 1).flatten(1)) - v.mean(0)).square() / v.var(0, correction=0)).mean(1)
         for value in flat.values()
     )
-    found = draws.representative(f.network, f.samples, ("c.logits",))
+    found = heads.representative(f.network, f.samples)
     for name, value in found.items():
         torch.testing.assert_close(value, nets[int(far.argmin())].parameters[name])
 
@@ -265,7 +262,7 @@ def test_pieces_give_what_the_whole_gives_and_hold_no_more_than_is_said(monkeypa
     f, nets, _, A = known()
     objective, whole = objective_of(nets[0], list(f.samples)), f.log_likelihoods.flatten(0, 1)
     sizes, evidences = [], Objective.log_evidences
-    each = draws.NUMBERS // (draws.pieces(objective, f.data)[0] * len(f.data))
+    each = heads.NUMBERS // (heads.pieces(objective, f.data)[0] * len(f.data))
 
     def counted(self, sets, part, power=1.0):
         sizes.append(len(next(iter(sets.values()))) * len(part) * each)
@@ -273,21 +270,14 @@ def test_pieces_give_what_the_whole_gives_and_hold_no_more_than_is_said(monkeypa
 
     monkeypatch.setattr(Objective, "log_evidences", counted)
     for numbers in (each, 7 * each, 30 * each):
-        monkeypatch.setattr(draws, "NUMBERS", numbers)
+        monkeypatch.setattr(heads, "NUMBERS", numbers)
         sizes.clear()
-        sets = draws.stored(f.samples, ("c.logits",))
-        torch.testing.assert_close(draws.likelihoods(objective, f.data, sets), whole)
+        sets = heads.stored(f.network, f.samples)
+        torch.testing.assert_close(heads.likelihoods(objective, f.data, sets), whole)
         assert max(sizes) <= numbers and sum(sizes) == 6 * 12 * each
         torch.testing.assert_close(f.heads.A["x_1"], A.mean((0, 1)))
         low, high = f.interval("A x_1")
         assert bool((low < A.mean((0, 1))).all() and (A.mean((0, 1)) < high).all())
-
-
-def test_only_words_that_are_there_count_in_a_match():
-    a, b = torch.rand(2, 3, 2).softmax(-1), torch.rand(2, 3, 2).softmax(-1)
-    present = torch.tensor([[True, False, False], [True, True, False]])
-    wanted = sum(torch.outer(a[s, w], b[s, w]) for s, w in ((0, 0), (1, 0), (1, 1)))
-    torch.testing.assert_close(overlap_of(a, b, present), wanted)
 
 
 def test_the_first_chain_begins_near_the_net_and_the_others_all_over_the_prior():

@@ -31,7 +31,6 @@ from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.cli import shared
 from bnet_transformer.cli.learning import lines_of
 from bnet_transformer.data.arrays import map_tokens
-from bnet_transformer.export.text import from_json, to_json
 from bnet_transformer.files import store
 from tests.keeping import same
 
@@ -194,11 +193,6 @@ def seeds_hdf5() -> list[bytes]:
     return [held.getvalue()]
 
 
-def read_graph(path: Path) -> None:
-    found = from_json(path.read_bytes())
-    assert sorted(from_json(to_json(found)).edges) == sorted(found.edges)
-
-
 def seeds_stream() -> list[bytes]:
     found = []
     for save in (np.save, np.savez):
@@ -235,7 +229,6 @@ PARSERS = {
     ),
     "tokenizer.json": Parser(read_tokenizer, seeds_tokenizer, is_json=True),
     "HDF5": Parser(read_hdf5, seeds_hdf5),
-    "graph": Parser(read_graph, lambda: [to_json(net().sentence("the cat").graph()).encode()], is_json=True),
     "token stream": Parser(
         lambda path: map_tokens(path.rename(path.with_suffix(".npy"))), seeds_stream, may_refuse=True
     ),

@@ -18,11 +18,11 @@ from bnet_transformer.graph import (
     Ground,
     Selection,
     ancestors,
-    blanket,
     descendants,
     shrink,
     topological_order,
 )
+from bnet_transformer.graph.walk import blanket
 from tests.cases import CASES
 
 THREE = {"": 3}

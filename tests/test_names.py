@@ -240,10 +240,10 @@ def test_names_that_nothing_has_are_refused():
                 told(gpt2, wrong)
     for wrong, match in (
         ("blocks.9.attn.hook_q", "a known name"),
-        ("blocks.1.attn.hook_q[..., 99, :]", "a head from 0 to 2"),
+        ("blocks.1.attn.hook_q[..., 99, :]", "whole nodes"),
         ("blocks.1.attn.hook_q[0]", "an index"),
         ("blocks.1.attn.hook_q[0, 1, 2, 3]", "an index"),
-        ("blocks.1.attn.hook_pattern[..., 4]", "word read"),
+        ("blocks.1.attn.hook_pattern[..., 4]", "whole nodes"),
         ("blocks.1.hook_resid_pre[:, 99, :]", "a word from 0 to 8"),
     ):
         with pytest.raises(bt.BNetError, match=match):

@@ -10,22 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bnet_transformer as bt
-from bnet_transformer.axes import Reach
-from bnet_transformer.graph import (
-    Bundle,
-    Family,
-    FoldedGraph,
-    Ground,
-    Question,
-    active_trail,
-    descendants,
-    minimal_cut,
-    minimal_separator,
-    reaches,
-    separated,
-)
+from bnet_transformer.axes import WIDE, Reach
+from bnet_transformer.graph import Bundle, Family, FoldedGraph, Ground, descendants
 from bnet_transformer.graph.arborescence import best_parents
-from bnet_transformer.graph.separation import thinned
+from bnet_transformer.graph.queries import active_trail, minimal_cut, minimal_separator
+from bnet_transformer.graph.separation import Question, reaches, separated, thinned
 from bnet_transformer.tpm import Categorical
 from tests.cases import CASES
 from tests.test_graph import as_networkx, grounded, plans
@@ -104,7 +93,7 @@ def test_cuts_need_as_many_words_as_it_takes():
     assert ground.id("x_3_1") not in descendants(ground.surgery(found), [ground.id("x_0_3")])
 
 
-REACHES = ["same", "every", "causal", "earlier", "before", "first", "last", "window", "mask"]
+REACHES = ["same", "every", "causal", "earlier", "before", "rest", "first", "last", *WIDE, "mask"]
 
 
 @pytest.mark.parametrize("kind", REACHES)
@@ -112,7 +101,7 @@ def test_many_words_agree_whatever_the_reach(kind, heads=5):
     """Sentences long enough that words and heads are left out, two slices deep."""
     n, pick = 11, random.Random(kind)
     table = tuple(tuple(pick.random() < 0.4 or i == j for j in range(n)) for i in range(n))
-    reach = Reach(kind, width=2) if kind == "window" else Reach(kind, table=table) if kind == "mask" else Reach(kind)
+    reach = Reach(kind, width=2) if kind in WIDE else Reach(kind, table=table) if kind == "mask" else Reach(kind)
     families = [Family(0, "", "x", 0, (), "", -1)]
     bundles = []
     for t in range(2):

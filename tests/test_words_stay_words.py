@@ -29,11 +29,11 @@ from hypothesis import strategies as st
 import bnet_transformer as bt
 from bnet_transformer.cli import main, outputs
 from bnet_transformer.export import to_graphml, to_json
-from bnet_transformer.export.discrete import label_of
 from bnet_transformer.viz.dot import to_dot
 from bnet_transformer.viz.labels import shown, visible
 from bnet_transformer.viz.svg import to_svg
 from bnet_transformer.viz.tikz import ACCENTS, SPECIAL, letters, to_tikz
+from tests.test_export_discrete import label_of
 
 MARKUP = [
     "</script>",

@@ -12,7 +12,7 @@ import click
 from bnet_transformer.cli import shared
 from bnet_transformer.cli.outputs import Output, placed
 from bnet_transformer.cli.shared import Asked
-from bnet_transformer.cli.signatures import Derived, Options, is_whole
+from bnet_transformer.cli.signatures import Derived, Options
 from bnet_transformer.errors import BNetError
 
 FORMATS = (".bif", ".dot", ".graphml", ".html", ".json", ".pdf", ".png", ".svg", ".tex")
@@ -27,16 +27,13 @@ PAGES = ("detail", "posterior", "slices", "heads", "title", "theme")
     formats=FORMATS,
     options=[Options("viz/options.py", ("Options",), GRAPHS)],
 )
-def draw(
-    asked: Asked, to: Output, options: dict[str, Any], words: str | None = None, word: tuple[str, ...] = ()
-) -> None:
+def draw(asked: Asked, to: Output, options: dict[str, Any], words: str | None = None) -> None:
     """Draw the bnet of a SENTENCE; the suffix says how.
 
     bnet-transformer draw "the cat sat" -o cat.svg
 
     Args:
-        words: Words to draw, by number or as they stand, such as cat,sat.
-        word: A word to draw as it stands, be it a number or a comma; may be repeated.
+        words: Words to draw, by number or as they stand, such as cat,2; a number that is a word in quotes, "7".
     """
     from bnet_transformer.viz.figures import check_options
 
@@ -44,9 +41,8 @@ def draw(
     if not to.out:
         raise BNetError("-o", expected="a file to write", got="none", allowed="-o cat.svg")
     to.check(len(texts))
-    named = [] if words is None else shared.names("--words", words)
-    if named or word:
-        options["words"] = [*(int(part) if is_whole(part) else part for part in named), *word]
+    if words is not None:
+        options["words"] = shared.states("--words", words)
     net = shared.net_of(asked.model)
     told: list[dict[str, Any]] = []
     lines: list[str] = []

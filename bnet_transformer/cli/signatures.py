@@ -223,7 +223,7 @@ class Derived(click.Command):
         formats: Sequence[str] = (),
         **handed_on: Sequence[Options],
     ) -> None:
-        super().__init__(name, callback=self.call, params=params, help=help_of(help)[0], short_help=short_help)
+        super().__init__(name, callback=self.call, params=list(params), help=help_of(help)[0], short_help=short_help)
         self.function, self.formats, self.handed_on = callback, formats, handed_on
 
     @cached_property

@@ -1,17 +1,22 @@
-"""One run of the compiled net: what it is asked (`Request`), how its values lie (`Layout`), its state (`Course`)."""
+"""One run of the compiled net: what it is asked (`Request`), how its values lie (`Layout`), its state (`Course`).
+
+Then what a TPM sees in it (`seen`): where its family stands, and the value in each slot, aligned with its own words.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bnet_transformer.axes import WORD, Reach
+from bnet_transformer.compiler.plan import open_parent
 from bnet_transformer.errors import put
-from bnet_transformer.network import Network
+from bnet_transformer.network import Input, Member, Network
+from bnet_transformer.tpm import At
 
 Values = Tensor | Mapping[str, Tensor]
 SomeNodes = Mapping[str, tuple[Tensor, Tensor]]  # for some nodes of a family: values, and which nodes
@@ -137,3 +142,234 @@ class Course:
         if n not in self._counted:
             self._counted[n] = torch.arange(n, device=self.device)
         return self._counted[n]
+
+
+def brought(course: Course, at: At, parents: Sequence[Tensor]) -> tuple[At, list[Tensor]]:
+    """What a TPM sees, all of it where its node is computed."""
+    device = _home(course, at, parents)
+    read = {slot: value.to(device) for slot, value in at.read.items()}
+    mask = {slot: value.to(device) for slot, value in at.mask.items()}
+    return replace(at, word=at.word.to(device), read=read, mask=mask), [parent.to(device) for parent in parents]
+
+
+def _home(course: Course, at: At, parents: Sequence[Tensor]) -> torch.device:
+    """The device of a node's own parameters; else that of the greatest of what it reads, the last of several."""
+    for value in at.parameters.values():
+        return value.device
+    greatest = max([parent.numel() for parent in parents], default=0)
+    return next((parent.device for parent in reversed(parents) if parent.numel() == greatest), course.device)
+
+
+def states(course: Course, index: int) -> Tensor:
+    """All states of an enumerated family, along its own dim."""
+    place = course.layout.enumerated.index(index)
+    shape = [1] * course.layout.rank
+    shape[place] = -1
+    return course.count(course.count_states(index)).reshape(shape)
+
+
+def given_value(course: Course, index: int) -> Tensor | None:
+    """The value of a family that is known or enumerated, as its children receive it; None of one to be computed."""
+    member = course.network.members[index]
+    if index not in course.known and index not in course.layout.enumerated:
+        return None
+    found = course.known[index] if index in course.known else states(course, index)
+    discrete = member.tpm.kind == "discrete" and not found.is_floating_point()
+    return full(course, member, member.tpm.emit(standing(course, member), found)) if discrete else found
+
+
+def full(course: Course, member: Member, value: Tensor) -> Tensor:
+    """A value with all dims of the layout: those that a TPM left out lead with size 1."""
+    return course.layout.full(value, len(member.shape))
+
+
+def seen(course: Course, member: Member, word: int | None = None) -> tuple[At, list[Tensor]]:
+    """What a TPM sees: where it stands, then the value in each slot, aligned. `word` picks one word of a scan."""
+    read: dict[str, Tensor] = {}
+    mask: dict[str, Tensor] = {}
+    parents = []
+    for given in member.inputs:
+        found = course.values.get(given.parent)
+        if found is None:  # a value that is read no more in the plan was dropped
+            found = given_value(course, given.parent)
+        if found is None:
+            if given.parent not in course.network.graph.recurrent:  # else it is a word that is not there yet
+                raise open_parent(course.network.members[given.parent].family.name)
+            found = nothing(course, given)
+        words = course.network.members[given.parent].family.words
+        if words is not None and WORD not in dict(given.pick):
+            found = _of_words(course, member, given, found, words, word)  # first: a selector picks for the child's word
+        for plate, selector in given.pick:
+            found = _picked(course, found, course.layout.axis(plate), selector, word)
+            if plate == WORD:
+                found = _within_reach(course, member, given, found, selector)
+        for plate in reversed(given.over):
+            if plate != WORD:
+                found = found.unsqueeze(course.layout.rank).transpose(course.layout.axis(plate), course.layout.rank)
+        if given.over:
+            read[given.slot], mask[given.slot] = _who(course, member, given, word)
+        parents.append(found)
+    at = standing(course, member, read, mask, word)
+    return brought(course, at, parents) if course.apart else (at, parents)
+
+
+def nothing(course: Course, given: Input) -> Tensor:
+    """What is read of a word that is not there yet: zero, or state 0."""
+    parent = course.network.members[given.parent]
+    dtype = torch.long if parent.tpm.reads_by_index else course.dtype
+    return torch.zeros([1] * course.layout.rank + list(parent.shape), dtype=dtype, device=course.device)
+
+
+def _within_reach(course: Course, member: Member, given: Input, found: Tensor, selector: int) -> Tensor:
+    """A picked word that is out of reach gives zero (it has probability zero)."""
+    words = course.network.members[given.parent].family.words or ""
+    n = course.words[member.family.words] if member.family.words is not None else 1
+    reads = _reads(course, given, n, course.words[words])
+    state = course.values[selector]
+    word = course.count(n)
+    inside = reads[word, state]
+    return found * inside.reshape(*inside.shape, *[1] * (found.dim() - inside.dim()))
+
+
+def _of_words(course: Course, member: Member, given: Input, found: Tensor, words: str, word: int | None) -> Tensor:
+    """A parent's value at the words that are read: aligned with the child's, or as a collection behind them."""
+    axis = course.layout.word
+    n = found.shape[axis]
+    match given.reach.kind:
+        case "same":
+            return found if word is None else found.narrow(axis, word if n > 1 else 0, 1)
+        case "first":
+            return found.narrow(axis, 0, 1)
+        case "last":
+            return _last(course, found, words)
+        case "before" | "rest":  # the first word reads nothing, and the others the word before them, or their own
+            back = int(given.reach.kind == "before")
+            found = present_alone(course, words, found) if back else found
+            found = found.expand(*found.shape[:axis], course.words[words], *found.shape[axis + 1 :])
+            zero = torch.zeros_like(found.narrow(axis, 0, 1))
+            if word is not None:
+                return found.narrow(axis, word - back, 1) if word else zero
+            return torch.cat([zero, found.narrow(axis, 1 - back, course.words[words] - 1)], axis)
+        case _:
+            return found.unsqueeze(axis)
+
+
+def present_in(course: Course, words: str) -> Tensor | None:
+    """Which words of a stack are present, in the layout; None where all are."""
+    if words not in course.present:
+        return None
+    present, layout = course.present[words], course.layout
+    return present.reshape(*[1] * layout.batch, present.shape[0], *[1] * len(layout.plates), present.shape[1])
+
+
+def present_alone(course: Course, words: str, value: Tensor) -> Tensor:
+    """A value that is zero, or state 0, at the words that are absent."""
+    there = present_in(course, words)
+    if there is None:
+        return value
+    there = there.reshape(*there.shape, *[1] * (value.dim() - there.dim())).to(value.device)
+    return torch.where(there, value, value.new_zeros(()))
+
+
+def _last(course: Course, found: Tensor, words: str) -> Tensor:
+    """The last word that is present."""
+    axis = course.layout.word
+    if words not in course.present:
+        return found.narrow(axis, found.shape[axis] - 1, 1)
+    last = course.present[words].long().cumsum(-1).argmax(-1).to(found.device)
+    shape = [1] * found.dim()
+    shape[course.layout.batch] = -1
+    where = last.reshape(shape)
+    lead = torch.broadcast_shapes(where.shape, (*found.shape[:axis], 1, *found.shape[axis + 1 :]))
+    return found.expand(*lead[:axis], found.shape[axis], *lead[axis + 1 :]).gather(axis, where.expand(lead))
+
+
+def _who(course: Course, member: Member, given: Input, word: int | None) -> tuple[Tensor, Tensor]:
+    """For a collection: the indices of its entries, and which of them each word reads."""
+    network = course.network
+    if WORD not in given.over:
+        size = network.graph.sizes[given.over[-1]]
+        return course.count(size), torch.ones(size, dtype=torch.bool, device=course.device)
+    words = network.members[given.parent].family.words or ""
+    m = course.words[words]
+    key = given.reach, words, member.family.words, word
+    if key not in course.masks:
+        course.masks[key] = _mask(course, member, given, words, word)
+    return course.count(m), course.masks[key]
+
+
+def _mask(course: Course, member: Member, given: Input, words: str, word: int | None) -> Tensor:
+    """Which words of a stack each word of a family reads, none that is absent."""
+    m = course.words[words]
+    n = 1 if member.family.words is None else course.words[member.family.words]
+    mask = _reads(course, given, n, m)
+    mask = mask if word is None else mask[word : word + 1]
+    if words in course.present:
+        present = course.present[words]
+        shape = (present.shape[0], *[1] * len(course.layout.plates), 1, m)
+        mask = mask & present.reshape(shape)
+        mask = mask | _absent_and_alone(course, member, mask, word)
+    return mask
+
+
+def _absent_and_alone(course: Course, member: Member, mask: Tensor, word: int | None) -> Tensor:
+    """The padding words that may read nobody: they read everybody, and nobody reads them."""
+    alone = ~mask.any(-1, keepdim=True)
+    if member.family.words not in course.present:
+        return torch.zeros_like(alone)
+    present = course.present[member.family.words or ""]
+    present = present if word is None else present[:, word : word + 1]
+    return alone & ~present.reshape(present.shape[0], *[1] * len(course.layout.plates), -1, 1)
+
+
+def _reads(course: Course, given: Input, n: int, m: int) -> Tensor:
+    """`[n, m]`: which words each word reads."""
+    if given.reach.kind == "mask":
+        made = course.tables.get(given.reach)
+        return torch.tensor(given.reach.table, device=course.device) if made is None else made.to(course.device)
+    i, j = course.count(n), course.count(m)
+    mask: Tensor = given.reach.holds(i[:, None], j[None, :], m)
+    return mask
+
+
+def _picked(course: Course, found: Tensor, axis: int, selector: int, word: int | None = None) -> Tensor:
+    """The entry of a dim that a selector picks; a view where the selector is enumerated."""
+    if selector in course.layout.enumerated and selector not in course.patched:
+        place = course.layout.enumerated.index(selector)
+        if found.shape[place] == 1:
+            return found.transpose(place, axis)
+    state = course.values[selector]
+    if word is not None and state.shape[course.layout.word] > 1:
+        state = state.narrow(course.layout.word, word, 1)
+    extra = found.dim() - state.dim()
+    where = state.reshape(*state.shape, *[1] * extra)
+    lead = torch.broadcast_shapes((*found.shape[:axis], 1, *found.shape[axis + 1 :]), where.shape)
+    return found.expand(*lead[:axis], found.shape[axis], *lead[axis + 1 :]).gather(axis, where.expand(lead))
+
+
+def standing(
+    course: Course,
+    member: Member,
+    read: Mapping[str, Tensor] | None = None,
+    mask: Mapping[str, Tensor] | None = None,
+    word: int | None = None,
+) -> At:
+    """Where a family stands, with its parameters among the dims of the layout; what it reads is told."""
+    layout, family = course.layout, member.family
+    parameters = {}
+    for name in member.parameters:
+        stored = course.parameters[f"{member.owner}.{name}"]
+        if family.plates:
+            shape = [1] * (1 + len(layout.plates) + 1)
+            for k, plate in enumerate(family.plates):
+                shape[1 + layout.plates.index(plate)] = stored.shape[k]
+            stored = stored.reshape(*shape, *stored.shape[len(family.plates) :])
+        parameters[name] = stored
+    if word is not None:
+        place = torch.full((1,), word, device=course.device)
+    elif family.words is not None and family.words in course.places:
+        place = course.places[family.words]
+    else:
+        place = course.count(1 if family.words is None else course.words[family.words])
+    turns = course.turns if word is None else {}
+    return At(parameters, place, read or {}, mask or {}, course.training, course.dtype, turns)

@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bnet_transformer.compiler.course import Course, Inputs, Layout, Request, Values
+from bnet_transformer.compiler.course import Course, Inputs, Layout, Request, Values, seen
 from bnet_transformer.compiler.plan import Needs, Plan, find_needs, network_to_plan
-from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.compiler.told import (
     batch_of,
     by_family,

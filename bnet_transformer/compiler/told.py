@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.compiler.course import Course, Values
-from bnet_transformer.compiler.seeing import present_in
+from bnet_transformer.compiler.course import Course, Values, present_in
 from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown
 from bnet_transformer.network import Input, Member, Network
 from bnet_transformer.tpm.arrays import is_plain

@@ -16,14 +16,12 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.export.discrete import to_bif, to_pgmpy
 from bnet_transformer.export.graphs import (
     LIMIT,
-    check_size,
-    check_weighed,
     folded_to_networkx,
     ground_to_networkx,
-    label,
     sentence_to_networkx,
+    to_graphml,
+    to_json,
 )
-from bnet_transformer.export.text import from_json, to_graphml, to_json
 from bnet_transformer.files import as_path, replacing
 from bnet_transformer.reference import World
 
@@ -34,12 +32,8 @@ __all__ = [
     "LIMIT",
     "WRITERS",
     "Exportable",
-    "check_size",
-    "check_weighed",
     "folded_to_networkx",
-    "from_json",
     "ground_to_networkx",
-    "label",
     "sentence_to_networkx",
     "to_bif",
     "to_graphml",
@@ -58,7 +52,7 @@ class Exportable:
     evidence: Mapping[int, Tensor] = field(default_factory=dict)
 
 
-Writer = Callable[[Exportable], bytes]
+Writers = Mapping[str, Callable[[Exportable], bytes]]
 
 
 def _bif(what: Exportable) -> bytes:
@@ -67,14 +61,14 @@ def _bif(what: Exportable) -> bytes:
     return to_bif(what.world, evidence=what.evidence).encode()
 
 
-WRITERS: dict[str, Writer] = {
+WRITERS: Writers = {
     ".json": lambda what: to_json(what.graph()).encode(),
     ".graphml": lambda what: to_graphml(what.graph()).encode(),
     ".bif": _bif,
 }
 
 
-def write(path: str | os.PathLike[str], what: Exportable, *, writers: Mapping[str, Writer] = WRITERS) -> None:
+def write(path: str | os.PathLike[str], what: Exportable, *, writers: Writers = WRITERS) -> None:
     """Write a file, whole or not at all; its suffix says how."""
     suffix = as_path(path).suffix.lower()
     if suffix not in writers:

@@ -21,9 +21,8 @@ from torch import Tensor
 from bnet_transformer import reference
 from bnet_transformer._core.torch_context import same_random
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, whole
-from bnet_transformer.reference import ATOL, BUDGET, Run
+from bnet_transformer.reference import ATOL, BUDGET, Run, World, choices, parents
 from bnet_transformer.tpm.arrays import in_numpy
-from bnet_transformer.world import World, choices, parents
 
 if TYPE_CHECKING:
     from pgmpy.models import DiscreteBayesianNetwork
@@ -125,39 +124,25 @@ def state_name(text: str) -> str:
     return "".join(parts) or "__"
 
 
-def label_of(name: str) -> str:
-    """The label that `state_name` made into an identifier.
-
-    >>> label_of("don_27_t")
-    "don't"
-    """
-    return re.sub("_([0-9a-f]*)_", lambda found: chr(int(found[1], 16)) if found[1] else "", name)
-
-
 def world_to_tables(
     world: World, *, evidence: Mapping[int, Tensor] | None = None, limit: int = LIMIT, runs: int = BUDGET
 ) -> tuple[list[Table], dict[str, str]]:
     """The tables of the discrete part, and the evidence as the state of each variable that has some."""
     seen = dict(evidence or {})
-    for node in seen:
-        if node in world.do:
-            raise EvidenceError(world.ground.name(node), expected="do or evidence on a node, not both", got="both")
-    chosen = {n: v for n, v in world.do.items() if _random(world, n) and not v.is_floating_point()}
+    chosen = {n: v for n, v in world.do.items() if _is_state(world, n, v)}
     free = replace(world, do={n: v for n, v in world.do.items() if n not in chosen})
-    plans = _plans(free, chosen, seen)
-    _count(free, plans, whole("limit", limit), whole("runs", runs))
     known = {n: v for n, v in seen.items() if world.member(n).tpm.kind == "continuous"}
+    plans = _plans(free, chosen, seen, known)
+    _count(free, plans, whole("limit", limit), whole("runs", runs))
     names = {plan.node: plan.name for plan in plans if plan.seen is None}
     tables = {}
     with torch.no_grad():
         for parents, group in _grouped(plans).items():
             sizes = [free.count_states(parent) for parent in parents]
-            rows: list[list[Tensor]] = [[] for _ in group]
-            for run in reference.runs(free, list(parents), known, runs):
-                for plan, found in zip(group, rows, strict=True):
-                    found.append(_row(run, plan, chosen.get(plan.node)))
-            for plan, found in zip(group, rows, strict=True):
-                table = np.moveaxis(in_numpy(torch.stack(found).reshape(*sizes, -1)), -1, 0)
+            each_run = reference.runs(free, list(parents), known, runs)
+            logs = [[_row(run, plan, chosen.get(plan.node)) for plan in group] for run in each_run]
+            for plan, rows in zip(group, zip(*logs, strict=True), strict=True):
+                table = np.moveaxis(in_numpy(torch.stack(rows).reshape(*sizes, -1)), -1, 0)
                 values = _likelihood(table, plan.name, plan.seen) if plan.seen is not None else np.exp(table)
                 tables[plan.name] = Table(plan.name, plan.states, tuple(names[p] for p in parents), values)
     states = {plan.name: SEEN[0] for plan in plans if plan.seen is not None}
@@ -166,8 +151,13 @@ def world_to_tables(
     return [tables[plan.name] for plan in plans], states
 
 
-def _plans(world: World, chosen: Mapping[int, Tensor], seen: Mapping[int, Tensor]) -> list[_Plan]:
-    """Every variable with its parents: the discrete random nodes, then what evidence says of other nodes."""
+def _plans(
+    world: World, chosen: Mapping[int, Tensor], seen: Mapping[int, Tensor], known: Mapping[int, Tensor]
+) -> list[_Plan]:
+    """Every variable with its parents: the discrete random nodes, then what evidence says of other nodes.
+
+    `known` is the evidence on continuous nodes, which settles what is below them.
+    """
     ground = world.ground
     families = [m.family for m in world.network.members if m.tpm.kind == "discrete"]
     nodes = [n for family in families for n in ground.nodes(family).tolist() if n not in world.do]
@@ -175,7 +165,6 @@ def _plans(world: World, chosen: Mapping[int, Tensor], seen: Mapping[int, Tensor
         kinds = sorted({type(m.tpm).__name__ for m in world.network.members if m.tpm.is_random})
         got = f"none ({', '.join(kinds)} {'is' if len(kinds) == 1 else 'are'} continuous)" if kinds else "none"
         raise BNetError("discrete part", expected="at least one discrete random node", got=got)
-    known = {n: v for n, v in seen.items() if world.member(n).tpm.kind == "continuous"}
 
     def above(node: int) -> tuple[int, ...]:
         """The discrete random nodes that decide the distribution of a node."""
@@ -188,9 +177,6 @@ def _plans(world: World, chosen: Mapping[int, Tensor], seen: Mapping[int, Tensor
             plans.append(_Plan(node, f"{ground.name(node)}_{SEEN[0]}", SEEN, (node,), value))
         elif node not in variables:
             plans.append(_Plan(node, ground.name(node), SEEN, above(node), value))
-    names = [plan.name for plan in plans]
-    if len(set(names)) != len(names):
-        raise BNetError("discrete part", expected="variables of different names", got="one name twice")
     return plans
 
 
@@ -267,8 +253,5 @@ def _states(world: World, node: int) -> tuple[str, ...]:
 
 
 def _is_state(world: World, node: int, value: Tensor) -> bool:
-    return _random(world, node) and not value.is_floating_point()
-
-
-def _random(world: World, node: int) -> bool:
-    return world.member(node).tpm.kind == "discrete"
+    """True for a value that is a state of a discrete random node, and not an atom by its matrix."""
+    return world.member(node).tpm.kind == "discrete" and not value.is_floating_point()

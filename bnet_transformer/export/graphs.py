@@ -1,4 +1,4 @@
-"""networkx graphs: the folded graph of a net, and the ground graph of a sentence or of a part of it.
+"""networkx graphs: the folded graph of a net, the ground graph of a sentence or of a part of it, and both as text.
 
 Nodes carry all that a picture or a query needs (role, slice, word, kind, label, ...), so that the other exports and the
 drawings read these graphs and nothing else.
@@ -7,15 +7,16 @@ drawings read these graphs and nothing else.
 from __future__ import annotations
 
 import itertools
+import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer.axes import WORD
-from bnet_transformer.axes import label as label
-from bnet_transformer.errors import BNetError, BudgetError, number, one_of, unknown, whole
+from bnet_transformer.axes import WORD, label
+from bnet_transformer.errors import BNetError, BudgetError, number, one_of, whole
 from bnet_transformer.graph import Ground, Selection
 from bnet_transformer.inference import SentenceState, arrow_weights
 from bnet_transformer.network import Member, Network
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 LIMIT = 100_000
 WEIGHED = 2_000_000  # arrows of which the weak ones are sought
 HEAD = "head"
+FORMAT = {"format": "bnet_transformer graph", "version": 1}
+
+# What XML 1.0 cannot hold, the carriage return, which its readers turn into a line feed, and what looks like such JSON.
+_AS_JSON = re.compile('[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|(?s:\\A".*"\\Z)')
 
 Weights = Mapping[tuple[int, int], float]
 
@@ -80,18 +85,12 @@ def ground_to_networkx(
     selection = selection or Selection()
     weak = 0 if weights is None or min_weight is None else sum(weight < min_weight for weight in weights.values())
     check_size(ground, selection, limit, weak=weak)
-    said = tokens or {}
-    for stack, told in said.items():
-        if stack not in ground.words:
-            raise unknown("tokens of stack", stack, ground.words)
-        if len(told) != ground.words[stack]:
-            raise BNetError("tokens", expected=f"{ground.words[stack]} words", got=f"{len(told)}")
     import networkx as nx
 
     graph = nx.DiGraph()
     for member in network.members:
         if ground.kept(member.family, selection):
-            graph.add_nodes_from(_nodes(ground, member, selection, said, observed))
+            graph.add_nodes_from(_nodes(ground, member, selection, tokens or {}, observed))
     names: NDArray[np.object_] = np.array(ground.names, dtype=object)
     families = network.graph.families
     for bundle, sources, targets in ground.arrows(selection):
@@ -133,13 +132,12 @@ def sentence_to_networkx(
     one_of("weights", weights, (True, False))
     one_of("attention", attention, (True, False))
     selection = state.selection(weights=weights, slices=slices, words=words, heads=heads)
-    # Before attention is computed: the graph is too large whatever is read.
-    if min_weight is None:
-        check_size(state.ground, selection, limit)
-    else:
+    most = limit
+    if min_weight is not None:
         if not 0.0 <= number("min_weight", min_weight) <= 1.0:
             raise BNetError("min_weight", expected="a probability from 0 to 1", got=min_weight)
-        check_weighed(state.ground, selection, limit)
+        most = None if limit is None else max(whole("limit", limit, least=0), WEIGHED)
+    check_size(state.ground, selection, most)  # before attention is computed: too large whatever is read
     needs_weights = attention or min_weight is not None
     weighed = arrow_weights(state.query(), state.answers, selection) if needs_weights else None
     return ground_to_networkx(
@@ -166,11 +164,6 @@ def check_size(ground: Ground, selection: Selection, limit: int | None = LIMIT, 
             got=f"{ground.count_nodes(selection)} nodes and {arrows} arrows",
             allowed=f"fewer slices, words or plates, or limit={arrows} (limit=None for no limit)",
         )
-
-
-def check_weighed(ground: Ground, selection: Selection, limit: int | None) -> None:
-    """Refuse more arrows than can be weighed to leave out the weak ones, or than the limit, where that is greater."""
-    check_size(ground, selection, None if limit is None else max(whole("limit", limit, least=0), WEIGHED))
 
 
 def drawn_kind(member: Member) -> str:
@@ -227,3 +220,47 @@ def _weighed(arrows: Any, weights: Any, least: float | None) -> Iterator[tuple[A
         elif least is None or weight >= least:
             parent, child, attributes = arrow
             yield parent, child, {**attributes, "weight": float(weight)}
+
+
+def to_json(graph: nx.Graph) -> str:
+    """Node-link JSON, which networkx reads back as the same graph, but for lists in place of tuples.
+
+    Raises:
+        BNetError: A weight is no finite number.
+
+    >>> import networkx as nx
+    >>> g = nx.DiGraph([("x_0_0", "q_0_0", {"role": "x", "weight": 0.5})])
+    >>> nx.utils.graphs_equal(nx.node_link_graph(json.loads(to_json(g)), edges="edges"), g)
+    True
+    """
+    import networkx as nx
+
+    try:
+        return json.dumps(FORMAT | nx.node_link_data(graph, edges="edges"), allow_nan=False)
+    except ValueError as error:
+        raise BNetError("graph", expected="finite numbers", got=str(error)) from error
+
+
+def to_graphml(graph: nx.Graph) -> str:
+    """GraphML. What it has no type for is JSON in a string: tuples and mappings, strings with characters that XML
+    forbids and, to be told from these, strings in double quotes. Attributes that are None are left out.
+    """
+    import networkx as nx
+
+    plain = graph.copy()
+    for *_, data in (*plain.nodes(data=True), *plain.edges(data=True)):
+        told = _xml(data)
+        data.clear()
+        data.update(told)
+    header = '<?xml version="1.0" encoding="utf-8"?>'
+    return "\n".join([header, *nx.generate_graphml(plain, encoding="utf-8")]) + "\n"
+
+
+def _xml(data: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in data.items():
+        if isinstance(value, bool | int | float) or (isinstance(value, str) and not _AS_JSON.search(value)):
+            found[key] = value
+        elif value is not None:
+            found[key] = json.dumps(value)
+    return found

@@ -339,7 +339,7 @@ def active_trail(ground: Ground, question: Question, functions: Collection[int] 
     if separated(ground, [question], functions)[0]:
         return None
     thin = thinned(ground, [question.nodes])
-    small = thin.surgery(ground)
+    small = thin.surgery()
     x, y, given = (set(thin.numbers([part])[0]) for part in (question.x, question.y, question.given))
     opened = given | set(ancestors(small, given))
     cut = cuts(small, small, [small.cut], [small.rows])

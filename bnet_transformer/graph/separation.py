@@ -8,17 +8,18 @@ takes arrows to arrows, so the balls need only the graph of the words named, the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.graph.folded import Bundle, Family
-from bnet_transformer.graph.ground import Ground, Ids, Kept, strides
-from bnet_transformer.graph.walk import descendants, stepped
+from bnet_transformer.graph.folded import Family
+from bnet_transformer.graph.ground import Ground, Ids
+from bnet_transformer.graph.walk import Cut, descendants, moved
 
 Bits = NDArray[np.uint64]  # [..., lanes]: bit q % 64 of lane q // 64 belongs to question q
 LANE = 64
@@ -72,7 +73,7 @@ def reaches(ground: Ground, x: int, y: int) -> bool:
     """True where a path of arrows leads from x to y."""
     thin = thinned(ground, [{x, y}])
     ((source, target),) = thin.numbers([[x, y]])
-    return target in descendants(thin.surgery(ground), [source])
+    return target in descendants(thin.surgery(), [source])
 
 
 def determined(ground: Ground, given: Bits, cut: Cut, functions: Collection[int]) -> Bits:
@@ -82,8 +83,10 @@ def determined(ground: Ground, given: Bits, cut: Cut, functions: Collection[int]
 
 def _undetermined(ground: Ground, given: Bits, cut: Cut, functions: Collection[int]) -> Bits:
     """The nodes that what is given or set does not determine; a root counts as free, whatever its TPM."""
-    folded, found = ground.folded, np.zeros_like(given)
-    open_ = ~(given | cut.nodes)
+    folded, found, open_ = ground.folded, np.zeros_like(given), ~given
+    for index, bits in cut.nodes.items():
+        part = view(ground, open_, index)
+        part &= ~bits
     for group in folded.groups or tuple((family.index,) for family in folded.families):
         while True:
             grown = False
@@ -108,67 +111,57 @@ def _undetermined(ground: Ground, given: Bits, cut: Cut, functions: Collection[i
 @dataclass(frozen=True)
 class Thinned:
     """A smaller ground graph for each question, all of one size: `kept[q][axis]` are the indices that question q keeps
-    of an axis, a plate or the words of a stack; an axis that is not there is whole.
+    of an axis, a plate or the words of a stack.
     """
 
     ground: Ground
     full: Ground
-    kept: tuple[dict[tuple[str, str], tuple[int, ...]], ...]
-    places: tuple[dict[tuple[str, str], dict[int, int]], ...] = field(repr=False)
+    kept: tuple[dict[tuple[str, str], Sequence[int]], ...]
 
     def numbers(self, nodes: Sequence[Iterable[int]]) -> list[list[int]]:
         """The nodes of each question as numbers of the smaller graph."""
         found = []
-        for some, places in zip(nodes, self.places, strict=True):
+        for some, kept in zip(nodes, self.kept, strict=True):
             own = []
             for node in some:
                 family, index = self.full.place(node)
-                at, steps = int(self.ground.offsets[family.index]), strides(self.ground.shapes[family.index])
-                for axis, i, stride in zip(_axes(family), index, steps, strict=True):
-                    at += (places[axis][i] if axis in places else i) * stride
-                own.append(at)
+                at = [kept[axis].index(i) for axis, i in zip(_axes(family), index, strict=True)]
+                own.append(self.ground.number(family, at))
             found.append(own)
         return found
 
     def name(self, node: int, question: int = 0) -> int:
         """The number in the full graph of a node of the smaller one."""
         family, index = self.ground.place(node)
-        kept, at = self.kept[question], int(self.full.offsets[family.index])
-        for axis, i, stride in zip(_axes(family), index, strides(self.full.shapes[family.index]), strict=True):
-            at += (kept[axis][i] if axis in kept else i) * stride
-        return at
+        kept = self.kept[question]
+        return self.full.number(family, [kept[axis][i] for axis, i in zip(_axes(family), index, strict=True)])
 
-    def surgery(self, full: Ground) -> Ground:
+    def surgery(self) -> Ground:
         """The smaller graph of the first question, without the arrows that the full one has lost."""
-        cut, rows = (self.numbers([some])[0] for some in (full.cut, full.rows))
-        kept = dict(zip(rows, full.rows.values(), strict=True))
-        return Ground(self.ground.folded, self.ground.words, cut, kept)
+        cut, rows = (self.numbers([some])[0] for some in (self.full.cut, self.full.rows))
+        return self.ground.surgery(cut, dict(zip(rows, self.full.rows.values(), strict=True)))
 
 
 def thinned(ground: Ground, named: Sequence[Iterable[int]]) -> Thinned:
     """The smaller graphs for questions that name these nodes."""
+    full = {(plate, ""): size for plate, size in ground.folded.sizes.items()}
+    full |= {(WORD, stack): size for stack, size in ground.words.items()}
     wanted = [_named(ground, {*nodes, *ground.cut, *ground.rows}) for nodes in named]
-    axes = {axis for each in wanted for axis in each} | {(WORD, stack) for stack in ground.words}
-    axes |= {(plate, "") for plate in ground.folded.sizes}
-    sizes = {}
-    for axis in axes:
-        full = _size(ground, axis)
-        size = max(len(_least(axis, each.get(axis, set()), full)) for each in wanted)
-        if size < full and axis not in _rigid(ground):
-            sizes[axis] = size
-    kept = []
-    for each in wanted:
-        own = {}
-        for axis, size in sizes.items():
-            least = _least(axis, each.get(axis, set()), _size(ground, axis))
-            more = (i for i in range(_size(ground, axis)) if i not in least)
-            own[axis] = tuple(sorted([*least, *(next(more) for _ in range(size - len(least)))]))
-        kept.append(own)
-    plates = {plate: sizes.get((plate, ""), size) for plate, size in ground.folded.sizes.items()}
-    words = {stack: sizes.get((WORD, stack), size) for stack, size in ground.words.items()}
-    small = Ground(replace(ground.folded, sizes=plates), words)
-    places = tuple({axis: {i: k for k, i in enumerate(some)} for axis, some in own.items()} for own in kept)
-    return Thinned(small, ground, tuple(kept), places)
+    least = [{axis: _least(axis, each.get(axis, set()), size) for axis, size in full.items()} for each in wanted]
+    sizes = {axis: max(len(each[axis]) for each in least) for axis in full}
+    sizes |= {axis: full[axis] for axis in _rigid(ground)}
+    kept = tuple({axis: _filled(some, sizes[axis], full[axis]) for axis, some in each.items()} for each in least)
+    plates = {plate: sizes[plate, ""] for plate in ground.folded.sizes}
+    small = Ground(replace(ground.folded, sizes=plates), {stack: sizes[WORD, stack] for stack in ground.words})
+    return Thinned(small, ground, kept)
+
+
+def _filled(some: set[int], size: int, full: int) -> Sequence[int]:
+    """So many of the indices of an axis, these among them, in order."""
+    if size == full:
+        return range(full)
+    more = (i for i in range(full) if i not in some)
+    return sorted([*some, *islice(more, size - len(some))])
 
 
 def _least(axis: tuple[str, str], named: set[int], size: int) -> set[int]:
@@ -201,25 +194,11 @@ def _named(ground: Ground, nodes: Iterable[int]) -> dict[tuple[str, str], set[in
     return found
 
 
-def _size(ground: Ground, axis: tuple[str, str]) -> int:
-    return ground.words[axis[1]] if axis[0] == WORD else ground.folded.sizes[axis[0]]
-
-
 def _axes(family: Family) -> list[tuple[str, str]]:
     return [(plate, "") for plate in family.plates] + ([] if family.words is None else [(WORD, family.words)])
 
 
 # the balls
-
-
-@dataclass(frozen=True)
-class Cut:
-    """What surgery took, with a bit for each question: all arrows into `nodes`, some of those into `rows`, of whose
-    families the nodes keep what `kept` says."""
-
-    nodes: Bits
-    rows: Bits
-    kept: Mapping[int, Kept]
 
 
 def marks(ground: Ground, count: int, nodes: Sequence[Iterable[int]]) -> Bits:
@@ -235,8 +214,8 @@ def marks(ground: Ground, count: int, nodes: Sequence[Iterable[int]]) -> Bits:
 
 def cuts(ground: Ground, small: Ground, cut: Sequence[Iterable[int]], rows: Sequence[Iterable[int]]) -> Cut:
     """What surgery took of a graph, as bits of a smaller one, in which each question has these numbers for it."""
-    kept = {ground.family_of(node).index: kept for node, kept in ground.rows.items()}
-    return Cut(marks(small, len(cut), cut), marks(small, len(rows), rows), kept)
+    nodes, some = (marks(small, len(cut), numbers) for numbers in (cut, rows))
+    return Cut(by_family(small, nodes), by_family(small, some & ~nodes), ground)
 
 
 def roll(
@@ -252,11 +231,11 @@ def roll(
     question that has a `goal` has come to it.
     """
     families = range(len(ground.folded.families))
-    sides = {"given": given, "blocked": blocked, "cut": cut.nodes, "up": start.copy(), "down": np.zeros_like(start)}
+    sides = {"given": given, "blocked": blocked, "up": start.copy(), "down": np.zeros_like(start)}
     told = {name: [view(ground, bits, index) for index in families] for name, bits in sides.items()}
     inside = None if within is None else [view(ground, within, index) for index in families]
     waiting: dict[str, dict[int, Bits]] = {"up": {}, "down": {}}
-    goals = {index: view(ground, goal, index) for index in _families(ground, goal)} if goal is not None else {}
+    goals = {} if goal is None else by_family(ground, goal)
     short: Bits = start[0] * 0 if goal is None else np.bitwise_or.reduce(goal, axis=0)
 
     def send(index: int, bits: Bits, way: str) -> None:
@@ -266,7 +245,6 @@ def roll(
         for bundle in (ground.folded.into if up else ground.folded.out_of)[index]:
             other = bundle.parent if up else bundle.child
             come = moved(ground, bundle, bits, cut, up=up)
-            come = come if up else come & ~told["cut"][other]
             fresh = come & ~told[way][other] if inside is None else come & ~told[way][other] & inside[other]
             if fresh.any():
                 told[way][other] |= fresh
@@ -275,37 +253,29 @@ def roll(
                     come = (fresh & goals[other]).reshape(-1, len(short))
                     np.bitwise_and(short, ~np.bitwise_or.reduce(come, axis=0), out=short)
 
-    waiting["up"] |= {index: told["up"][index].copy() for index in _families(ground, start)}
+    waiting["up"] |= by_family(ground, start)
     while (waiting["up"] or waiting["down"]) and (goal is None or short.any()):
         rising = bool(waiting["up"])
         way = "up" if rising else "down"
         index = max(waiting[way]) if rising else min(waiting[way])
         bits = waiting[way].pop(index)
         past = bits & ~told["blocked"][index]
-        send(index, (past if rising else bits & told["given"][index]) & ~told["cut"][index], "up")
+        send(index, past if rising else bits & told["given"][index], "up")
         send(index, past, "down")
     return sides["up"] | sides["down"]
 
 
-def _families(ground: Ground, bits: Bits) -> list[int]:
-    """The families in which there are bits."""
+def by_family(ground: Ground, bits: Bits) -> dict[int, Bits]:
+    """The bits of each family that has some."""
     nodes = np.flatnonzero(bits.any(axis=-1))
-    return sorted(set((np.searchsorted(ground.offsets, nodes, side="right") - 1).tolist()))
+    families = np.unique(np.searchsorted(ground.offsets, nodes, side="right") - 1)
+    return {index: view(ground, bits, index) for index in families.tolist()}
 
 
 def view(ground: Ground, bits: Bits, index: int) -> Bits:
     """The part of a family, `[*plates, word, lanes]`."""
     low, high = int(ground.offsets[index]), int(ground.offsets[index + 1])
     return bits[low:high].reshape(*ground.shapes[index], bits.shape[-1])
-
-
-def moved(ground: Ground, bundle: Bundle, bits: Bits, cut: Cut, *, up: bool) -> Bits:
-    """The bits of one family moved along a bundle of arrows, less those that surgery took from nodes with rows."""
-    if bundle.child not in cut.kept:
-        return stepped(ground, bundle, bits, None, None, up=up)
-    reaches = cut.kept[bundle.child].get(bundle.parent)
-    kept = None if reaches is None else replace(bundle, reaches=reaches)
-    return stepped(ground, bundle, bits, view(ground, cut.rows, bundle.child), kept, up=up)
 
 
 def ids_of(bits: Bits) -> Ids:

@@ -7,6 +7,7 @@ along a bundle of arrows is one array operation.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Any
 
@@ -14,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnet_transformer.axes import Reach
-from bnet_transformer.errors import whole
 from bnet_transformer.graph.folded import Bundle
 from bnet_transformer.graph.ground import Ground, Ids, Selection
 
@@ -72,14 +72,22 @@ def marks_of(ground: Ground, nodes: Iterable[int]) -> dict[int, Marks]:
     """Which nodes of each family are among some: `[*plates, word, 1]`."""
     found: dict[int, list[int]] = {}
     for node in nodes:
-        found.setdefault(ground.family_of(whole("node", node, least=0)).index, []).append(node)
-    return {family: _marked(ground, family, own) for family, own in found.items()}
+        found.setdefault(ground.family_of(node).index, []).append(node)
+    marked = {}
+    for family, own in found.items():
+        marked[family] = np.zeros((*ground.shapes[family], 1), dtype=bool)
+        marked[family].reshape(-1)[np.array(own) - int(ground.offsets[family])] = True
+    return marked
 
 
-def _marked(ground: Ground, family: int, nodes: list[int]) -> Marks:
-    marks = np.zeros((*ground.shapes[family], 1), dtype=bool)
-    marks.reshape(-1)[np.array(nodes) - int(ground.offsets[family])] = True
-    return marks
+@dataclass(frozen=True)
+class Cut:
+    """What surgery took, by family: all arrows into the nodes marked in `nodes`, and into those marked in `rows` all
+    but the ones that the `full` graph keeps there."""
+
+    nodes: Mapping[int, Marks]
+    rows: Mapping[int, Marks]
+    full: Ground
 
 
 def _closure(
@@ -104,6 +112,7 @@ def reach(
 ) -> dict[int, Marks]:
     """Mark every node to which a path leads from some marked nodes, up or down, by at least one arrow."""
     stopped = marks_of(ground, stops)
+    cut = Cut(marks_of(ground, ground.cut), marks_of(ground, ground.rows.keys() - ground.cut), ground)
     reached: dict[int, Marks] = {}
     fresh = dict(roots)
     while fresh:
@@ -114,7 +123,7 @@ def reach(
         mark = mark & ~stopped[index] if index in stopped else mark
         for bundle in (ground.folded.into if up else ground.folded.out_of)[index]:
             other = bundle.parent if up else bundle.child
-            hit = spread(ground, bundle, mark, up=up)
+            hit = moved(ground, bundle, mark, cut, up=up)
             new = hit & ~reached[other] if other in reached else hit
             if new.any():
                 reached[other] = reached[other] | hit if other in reached else hit
@@ -122,35 +131,28 @@ def reach(
     return reached
 
 
-def spread(ground: Ground, bundle: Bundle, marks: Marks, *, up: bool) -> Marks:
-    """The nodes one arrow of a bundle away from the marked ones, `[*plates, word, 1]`; surgery counts.
+def moved(ground: Ground, bundle: Bundle, marks: Marks, cut: Cut, *, up: bool) -> Marks:
+    """The marks of one family moved along a bundle of arrows, less those that surgery took.
 
     Args:
         ground: The ground graph.
         bundle: The arrows.
-        marks: The marked nodes, of the child going up, of the parent going down.
+        marks: The marked nodes, `[*plates, word, lanes]`, of the child going up, of the parent going down.
+        cut: What surgery took.
         up: Whether the walk goes from children to parents.
     """
-    cut, rows = (some.get(bundle.child) for some in (ground.cut_by_family, ground.rows_by_family))
-    uncut = None if cut is None else ~_marked(ground, bundle.child, cut)
-    if uncut is not None and up:
-        marks = marks & uncut
-    kept = None if rows is None else ground.kept_of(bundle)
-    found = stepped(ground, bundle, marks, None if rows is None else _marked(ground, bundle.child, rows), kept, up=up)
-    return found if uncut is None or up else found & uncut
-
-
-def stepped(
-    ground: Ground, bundle: Bundle, marks: Marks, rows: Marks | None, kept: Bundle | None, *, up: bool
-) -> Marks:
-    """The marks of one family moved along a bundle; the nodes `rows` of the child have `kept` of it alone."""
-    if rows is None:
+    lost = [some[bundle.child] for some in (cut.nodes, cut.rows) if bundle.child in some]
+    if not lost:
         return carried(ground, bundle, marks, up=up)
-    found = carried(ground, bundle, marks & ~rows, up=True) if up else carried(ground, bundle, marks, up=False) & ~rows
-    if kept is None:
-        return found
-    more = carried(ground, kept, marks & rows, up=True) if up else carried(ground, kept, marks, up=False) & rows
-    return found | more
+    parts = [(bundle, ~reduce(np.bitwise_or, lost))]
+    kept = cut.full.kept_of(bundle) if bundle.child in cut.rows else None
+    if kept is not None:
+        parts.append((kept, cut.rows[bundle.child]))
+    if up:
+        found = [carried(ground, some, marks & own, up=True) for some, own in parts]
+    else:
+        found = [carried(ground, some, marks, up=False) & own for some, own in parts]
+    return reduce(np.bitwise_or, found)
 
 
 def carried(ground: Ground, bundle: Bundle, bits: Marks, *, up: bool) -> Marks:
@@ -177,35 +179,38 @@ def _along(ground: Ground, bundle: Bundle, bits: Marks, *, up: bool) -> Marks:
     if parent.words is None or not bundle.reaches:
         return np.bitwise_or.reduce(bits, axis=-2, keepdims=True) if up else bits
     n = 1 if child.words is None else ground.words[child.words]
-    moved = [_moved(reach, bits, n, ground.words[parent.words], up) for reach in bundle.reaches]
-    return reduce(np.bitwise_or, moved)
+    return reduce(np.bitwise_or, [_moved(reach, bits, n, ground.words[parent.words], up) for reach in bundle.reaches])
 
 
 def _moved(reach: Reach, bits: Marks, n: int, m: int, up: bool) -> Marks:
     """What n words of a child send to m words of the parent that they read (up), or the other way."""
-    match reach.kind:
-        case "same":
-            return bits
-        case "every":
-            return np.bitwise_or.reduce(bits, axis=-2, keepdims=True)
-        case "causal" | "earlier" | "before" if n == m:
-            if reach.kind != "before":
-                flow = bits[..., ::-1, :] if up else bits
-                flow = np.bitwise_or.accumulate(flow, axis=-2)
-                bits = flow[..., ::-1, :] if up else flow
-            return bits if reach.kind == "causal" else _shifted(bits, -1 if up else 1)
-    rows, which = _rows(reach, n, m, up)
-    found = [np.bitwise_or.reduce(bits[..., row, :], axis=-2) for row in rows]
-    return np.stack(found, axis=-2)[..., which, :]
-
-
-def _shifted(bits: Marks, by: int) -> Marks:
-    found = np.zeros_like(bits)
-    if by == 0:
+    if reach.kind == "same":
         return bits
-    if abs(by) < bits.shape[-2]:
-        into, out = (slice(by, None), slice(None, -by)) if by > 0 else (slice(None, by), slice(-by, None))
-        found[..., into, :] = bits[..., out, :]
+    if reach.kind == "every":
+        return np.bitwise_or.reduce(bits, axis=-2, keepdims=True)
+    if reach.kind in ("causal", "earlier") and n == m:
+        flow = np.bitwise_or.accumulate(bits[..., ::-1, :] if up else bits, axis=-2)
+        flow = flow[..., ::-1, :] if up else flow
+        return flow if reach.kind == "causal" else _moved(Reach("before"), flow, n, m, up)
+    if reach.kind == "mask":
+        rows, which = _rows(reach, n, m, up)
+        found = [np.bitwise_or.reduce(bits[..., row, :], axis=-2) for row in rows]
+        return np.stack(found, axis=-2)[..., which, :]
+    low, high = (end.clip(0, m) for end in reach.between(np.arange(n), m))
+    if up:  # both ends grow with i, so the words that read word j are a range as well
+        low, high = (np.searchsorted(end, np.arange(m), side="right") for end in (high, low))
+    return _in_ranges(bits, low, high)
+
+
+def _in_ranges(bits: Marks, low: Ids, high: Ids) -> Marks:
+    """The marks of each range of words: of two runs that cover it, the greatest power of two long (a sparse table)."""
+    found = np.zeros((*bits.shape[:-2], len(low), bits.shape[-1]), dtype=bits.dtype)
+    length, run = high - low, 1
+    while (length >= run).any():
+        here = (length >= run) & (length < 2 * run)
+        found[..., here, :] = bits[..., low[here], :] | bits[..., high[here] - run, :]
+        bits = bits[..., :-run, :] | bits[..., run:, :]
+        run *= 2
     return found
 
 

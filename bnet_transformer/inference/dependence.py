@@ -23,8 +23,8 @@ from torch.nn.functional import pad
 from bnet_transformer import reference
 from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.graph import ancestral_order
-from bnet_transformer.inference import router
 from bnet_transformer.inference.node_queries import normal_of
+from bnet_transformer.inference.route import route_reference
 from bnet_transformer.network import Member
 from bnet_transformer.reference import ATOL, BUDGET, Run, World
 
@@ -45,7 +45,7 @@ def over_choices(
     free = reference.choices(world, nodes, {}, beyond=True)
     if not free or any(_kind(world, node) == "continuous" for node in ancestral_order(world.ground, nodes)):
         return None
-    router.route_reference("separation, verified", world, free).warn_if_slow()
+    route_reference("separation, verified", world, free).warn_if_slow()
     logs, codes = [], []
     books: list[list[Tensor]] = [[] for _ in nodes]
     for run in reference.runs(world, free, {}, budget):

@@ -16,11 +16,10 @@ from typing import Any
 from bnet_transformer import asking, reference
 from bnet_transformer.errors import BNetError, mapping, unknown
 from bnet_transformer.graph.queries import names_of
-from bnet_transformer.inference import router
 from bnet_transformer.inference.joint_posterior import check_nodes, route_expected_reading
 from bnet_transformer.inference.node_queries import NodeQuery
 from bnet_transformer.inference.rollout import open_choices
-from bnet_transformer.inference.route import Route
+from bnet_transformer.inference.route import Route, route_log_evidence, route_posterior, route_reference, with_cost
 from bnet_transformer.inference.sampling import route_sample
 from bnet_transformer.inference.sentence_state import SentenceState
 
@@ -108,16 +107,16 @@ def _explain_attention(state: SentenceState, asked: Asked) -> Route:
 def _explain_posterior(state: SentenceState, asked: Asked) -> Route:
     query = state.posterior_query(asked.name, asked.evidence, asked.budget, asked.atol).without_input_evidence()
     check_nodes(query)
-    route = router.route_posterior(query)
+    route = route_posterior(query)
     if route.algorithm == "compiled":  # it is the node's TPM
         tpm = _route_with_flops(state, state.answers.distribution_query(query.nodes[0]))
         return replace(tpm, question=route.question)
-    return router.explain(query, route)
+    return with_cost(query, route)
 
 
 def _explain_log_prob(state: SentenceState, asked: Asked) -> Route:
     query = state.with_evidence(asked.evidence).query((), asked.budget, asked.atol).without_input_evidence()
-    return router.explain(query, router.route_log_evidence(query))
+    return with_cost(query, route_log_evidence(query))
 
 
 def _explain_sample(state: SentenceState, asked: Asked) -> Route:
@@ -132,7 +131,7 @@ def _explain_reads(state: SentenceState, asked: Asked) -> Route:
     choices = open_choices(state.world, chosen, asked.role)
     if not choices:
         return _slowest(state, members)
-    route = router.route_posterior(replace(query, nodes=tuple(choices)).without_input_evidence())
+    route = route_posterior(replace(query, nodes=tuple(choices)).without_input_evidence())
     states = math.prod(state.world.count_states(choice) for choice in choices)
     return replace(route, question=f"reads of slices {chosen}", states=max(states, route.states))
 
@@ -154,14 +153,14 @@ def _explain_separated(state: SentenceState, asked: Asked) -> Route:
     if not asked.verify:
         return Route(question, "graph", "separation is a property of the graph (Bayes ball)")
     nodes = [state.ground.id(name) for name in (*left, *right, *known)]
-    return router.route_reference(question, state.world, reference.choices(state.world, nodes, {}, beyond=True))
+    return route_reference(question, state.world, reference.choices(state.world, nodes, {}, beyond=True))
 
 
 def _explain_counterfactual(state: SentenceState, asked: Asked) -> Route:
     nodes = [state.ground.id(asked.name)]
     query = state.with_evidence(asked.evidence).query(nodes, asked.budget, asked.atol)
     state.resolve_interventions(mapping("do", asked.do))
-    return router.route_reference(f"counterfactual of {asked.name}", state.world, query.choices)
+    return route_reference(f"counterfactual of {asked.name}", state.world, query.choices)
 
 
 EXPLAINERS: dict[str, Callable[[SentenceState, Asked], Route]] = {
@@ -195,5 +194,5 @@ def _slowest(state: SentenceState, members: Collection[Any]) -> Route:
     routes = [route_expected_reading(query) for query in queries]
     for query in queries:  # what is read is averaged over the posterior of the choices
         choices = next(iter(query.choices.values()), [])
-        routes += [router.route_posterior(state.query(choices).without_input_evidence())] if choices else []
+        routes += [route_posterior(state.query(choices).without_input_evidence())] if choices else []
     return max(routes, key=lambda route: (route.evaluations, route.states))

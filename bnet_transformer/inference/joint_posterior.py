@@ -17,7 +17,7 @@ from bnet_transformer import asking, reference
 from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.graph import Selection
-from bnet_transformer.inference import exact, router
+from bnet_transformer.inference import exact
 from bnet_transformer.inference.factors import NEVER
 from bnet_transformer.inference.node_queries import Answers, NodeQuery
 from bnet_transformer.inference.query import (
@@ -28,7 +28,15 @@ from bnet_transformer.inference.query import (
     pieces,
     sentence_arguments,
 )
-from bnet_transformer.inference.route import Route
+from bnet_transformer.inference.route import (
+    Route,
+    elimination_fault,
+    relevant_world,
+    route_joint,
+    route_log_evidence,
+    route_posterior,
+    without_barren_choices,
+)
 from bnet_transformer.tpm.arrays import in_numpy
 
 
@@ -45,7 +53,7 @@ def joint_posterior(query: Query, answers: Answers | None = None) -> Tensor:
     """
     check_nodes(query)
     query = query.without_input_evidence()
-    route = router.route_posterior(query)
+    route = route_posterior(query)
     if route.algorithm == "compiled":
         answers = answers or Answers(query.module, query.world, {})
         distribution = answers.distribution(query.nodes[0])
@@ -65,7 +73,7 @@ def joint_posterior(query: Query, answers: Answers | None = None) -> Tensor:
 def joint_log_probs(query: Query) -> Tensor:
     """`log P(nodes, evidence)` for discrete nodes, `[*states]`: -inf for states that cannot be beside the evidence."""
     query = query.without_input_evidence()
-    route = router.route_joint(query)
+    route = route_joint(query)
     route.warn_if_slow()
     return _joint_log_probs(query, route)
 
@@ -79,7 +87,7 @@ def joint_log_evidence(query: Query) -> Tensor:
     query = query.without_input_evidence()
     if not query.evidence:
         return torch.zeros((), dtype=torch.float64)
-    route = router.route_log_evidence(query)
+    route = route_log_evidence(query)
     route.warn_if_slow()
     if route.algorithm == "elimination":
         evidence = evidence_by_family(query.world, query.evidence)
@@ -134,7 +142,7 @@ def _possible_states(query: Query, node: int) -> list[int]:
     if not observed.is_floating_point():
         return [int(observed)]
     alone = replace(query, nodes=(node,), evidence={node: observed})
-    if router.elimination_fault(alone) is None:
+    if elimination_fault(alone) is None:
         share = eliminated_posterior(alone)
     else:
         share = reference.posterior(query.world, node, alone.evidence, query.budget, query.atol)
@@ -158,7 +166,7 @@ def _of_all_choices(query: Query, algorithm: str, supports: Sequence[Sequence[in
         reference.check_joint_states(world, choices, query.budget)
     nodes, states = [*query.nodes, *others], joint_states(every)
     if algorithm == "enumeration":
-        batch = router.without_barren_choices(world, {*choices, *query.nodes, *query.evidence})
+        batch = without_barren_choices(world, {*choices, *query.nodes, *query.evidence})
         logs = _log_probs(replace(query, world=batch), nodes, states)
     else:
         runs = (reference.Run(world, {**settled, **dict(zip(nodes, row, strict=True))}) for row in states)
@@ -169,7 +177,7 @@ def _of_all_choices(query: Query, algorithm: str, supports: Sequence[Sequence[in
 
 def _log_probs(query: Query, nodes: Sequence[int], states: Tensor) -> Tensor:
     """`log P(nodes = states, evidence)` for each row of states, `[row]`: a batch in pieces that fit in memory."""
-    module, relevant = of_one_sentence(query.module), router.relevant_world(query.world, [*nodes, *query.evidence])
+    module, relevant = of_one_sentence(query.module), relevant_world(query.world, [*nodes, *query.evidence])
     families = {relevant.ground.family_of(node).index for node in (*nodes, *query.evidence)}
     arguments, logs = sentence_arguments(relevant), []
     for part in pieces(relevant, len(states), families):

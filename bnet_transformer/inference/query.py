@@ -20,9 +20,7 @@ from torch import Tensor
 from bnet_transformer import reference
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.data import Evidence
-from bnet_transformer.inference.route import Obstacle
-from bnet_transformer.reference import ATOL, BUDGET, World, fits
-from bnet_transformer.world import where
+from bnet_transformer.reference import ATOL, BUDGET, World, fits, where
 
 NUMBERS = 2**21  # of one value of all words and states of a piece of the batch
 
@@ -148,7 +146,7 @@ def node_values_by_family(
     """
     columns = {**{node: value[None] for node, value in values.items()}, **(states or {})}
     families = {}
-    for index, nodes in _by_family(world, columns, above).items():
+    for index, nodes in nodes_by_family(world, columns, above).items():
         shape, places = world.ground.shapes[index], [node - int(world.ground.offsets[index]) for node in nodes]
         first = next((columns[node] for node in nodes if node in (states or {})), columns[nodes[0]])
         flat = first.new_zeros(len(first), math.prod(shape), *first.shape[1:])
@@ -163,11 +161,11 @@ def node_values_by_family(
 def set_families(world: World, above: Collection[int] | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The families of which all nodes are set, and those of which some nodes or rows are: names, without values."""
     whole, some = list[str](), list[str]()
-    for index, nodes in _by_family(world, world.do, above).items():
+    for index, nodes in nodes_by_family(world, world.do, above).items():
         family = world.network.members[index].family
         is_whole = len(nodes) == math.prod(world.ground.shapes[index])
         (whole if is_whole and world.network.members[index].tpm.kind != "input" else some).append(family.name)
-    rows = (world.network.members[index].family.name for index in _by_family(world, world.rows, above))
+    rows = (world.network.members[index].family.name for index in nodes_by_family(world, world.rows, above))
     return tuple(whole), tuple(dict.fromkeys([*some, *rows]))
 
 
@@ -183,7 +181,7 @@ def evidence_forms(
     """
     is_real = {node: value.is_floating_point() for node, value in evidence.items()} | dict.fromkeys(states, False)
     forms = {}
-    for index, nodes in _by_family(world, is_real).items():
+    for index, nodes in nodes_by_family(world, is_real).items():
         base, real = int(world.ground.offsets[index]), is_real[nodes[0]]
         others = [node for node in range(base, base + math.prod(world.ground.shapes[index])) if node not in is_real]
         alike = all(node in world.do and world.do[node].is_floating_point() == real for node in others)
@@ -191,19 +189,7 @@ def evidence_forms(
     return forms
 
 
-def mixed_fault(
-    world: World, values: Mapping[int, Tensor], states: Iterable[int] = (), above: Collection[int] | None = None
-) -> Obstacle | None:
-    """The fault of a family of which some nodes have states and others tensors: no tensor holds both."""
-    is_real = {node: value.is_floating_point() for node, value in values.items()} | dict.fromkeys(states, False)
-    for index, nodes in _by_family(world, is_real, above).items():
-        if len({is_real[node] for node in nodes}) > 1:
-            name = world.network.members[index].family.name
-            return Obstacle(name, "in a state at some nodes and a tensor at others")
-    return None
-
-
-def _by_family(world: World, nodes: Iterable[int], above: Collection[int] | None = None) -> dict[int, list[int]]:
+def nodes_by_family(world: World, nodes: Iterable[int], above: Collection[int] | None = None) -> dict[int, list[int]]:
     """Nodes by their family."""
     families: dict[int, list[int]] = {}
     for node in nodes:

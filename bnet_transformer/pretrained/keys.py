@@ -16,8 +16,9 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.distributed import find_device
 from bnet_transformer.errors import BNetError, FileError, unknown
-from bnet_transformer.network import Network, network_of
+from bnet_transformer.network import Network
 from bnet_transformer.pretrained.family import BESIDE, Family, Where
 
 TABLE = "W_embed"
@@ -94,7 +95,7 @@ def entries(network: Network, family: Family) -> Iterator[Entry]:
     """Where each parameter of a net lies in the weights of its family; two entries may read one key."""
     for name, shape in network.shapes.items():
         owner, _, parameter = name.rpartition(".")
-        stack, stem, slice_ = _owner(network, owner)
+        stack, stem, slice_ = owner_of(network, owner)
         last = "bias" if parameter.startswith("bias") else "weight"
         part, heads = _part(stem, parameter, gated=f"{owner}.weight_gate" in network.shapes)
         if stem == "x":  # the first state, or what the slice before makes (which is any, where slices share)
@@ -118,7 +119,7 @@ def _kernel(network: Network) -> tuple[int, ...]:
     return cut.channels, cut.high, cut.wide
 
 
-def _owner(network: Network, owner: str) -> tuple[str, str, int | None]:
+def owner_of(network: Network, owner: str) -> tuple[str, str, int | None]:
     """The stack of a node's name, its role and its slice."""
     stack = next((s.name for s in network.declaration.stacks if s.name and owner.startswith(f"{s.name}_")), "")
     found = re.fullmatch(r"(\w+?)(?:_(\d+))?", owner[len(stack) + 1 :] if stack else owner)
@@ -238,37 +239,6 @@ def weight_keys(family: Family, weights: Weights) -> dict[str, str]:
     return {short(family, key): key for key in weights.keys}
 
 
-def weight_of(family: Family, weights: Weights, part: str) -> Tensor | None:
-    """The weight of a part, where the weights hold it."""
-    place = weight_keys(family, weights)
-    key = f"{family.where(part).key}.weight" if part in family.modules else ""
-    return weights.tensor(place[key]) if key in place else None
-
-
-def has_bias(family: Family, weights: Weights, part: str) -> bool:
-    """True where the weights hold the bias of a part."""
-    place = weight_keys(family, weights)
-    return any(short(family, key) in place for key in bias_of(family.where(part))[0])
-
-
-def asked_of(net: object, name: object) -> None:
-    """Refuse what is no net, and what is no name."""
-    network_of(net)
-    if not isinstance(name, str):
-        raise BNetError("name", expected="a name, a string", got=name)
-
-
-def check_indices(network: Network, at: Mapping[str, str], role: str, name: str) -> None:
-    """Refuse a slice, a head or a word that a net does not have; there is one more slice of states."""
-    stack, role, _ = _owner(network, role)
-    longest = [m.tpm.longest for m in network.members if m.tpm.longest is not None]
-    slices = network.graph.slices[stack] + (role == "x")
-    counts = {**network.graph.sizes, "slice": slices, "word": min(longest, default=math.inf)}
-    for axis, index in at.items():
-        if index != "*" and int(index) >= counts[axis]:
-            raise BNetError("name", expected=f"a {axis} from 0 to {counts[axis] - 1}", got=name)
-
-
 def short(family: Family, key: str) -> str:
     """A key without the prefix of the family, in today's words."""
     for former, now in FORMER.items():
@@ -326,13 +296,11 @@ def placed(family: Family, weights: Weights, device_map: object, dtype: torch.dt
     if device_map is None:
         return weights if dtype is None else brought(family, weights, None, dtype)
     told = device_map if isinstance(device_map, Mapping) else {"": _only() if device_map == "auto" else device_map}
-    if not told or not all(isinstance(name, str) for name in told):
-        raise BNetError("device_map", expected="names of modules, with a device each", got=device_map, allowed=FORMS)
     known = dict.fromkeys(_modules(family, weights))
     for name in told:
         if name and name not in known and not EMPTY.fullmatch(name.rpartition(".")[2]):
             raise unknown("module of device_map", name, known)
-    return brought(family, weights, {name: _device(place) for name, place in told.items()}, dtype)
+    return brought(family, weights, {name: find_device(place) for name, place in told.items()}, dtype)
 
 
 def _modules(family: Family, weights: Weights) -> Iterator[str]:
@@ -343,19 +311,6 @@ def _modules(family: Family, weights: Weights) -> Iterator[str]:
         for name in names_of(family, key):
             pieces = name.split(".")
             yield from (".".join(pieces[:k]) for k in range(len(pieces), 0, -1))
-
-
-def _device(place: object) -> torch.device:
-    """A device that is there, and holds numbers: nothing is left on disk."""
-    wanted = "a device of this machine"
-    if not isinstance(place, str | int | torch.device) or isinstance(place, bool) or str(place) in ("disk", "meta"):
-        raise BNetError("device_map", expected=wanted, got=place, allowed=FORMS)
-    try:
-        device = torch.device(place)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # of no known name; not built in, or not there
-        raise BNetError("device_map", expected=wanted, got=place, allowed=FORMS) from error
-    return device
 
 
 def _only() -> torch.device:

@@ -20,16 +20,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from bnet_transformer.axes import stem_of
 from bnet_transformer.bnet import BNet
 from bnet_transformer.errors import BNetError, UnknownNameError, unknown
 from bnet_transformer.graph import Family as Node
+from bnet_transformer.network import Network, network_of
 from bnet_transformer.pretrained.families import FAMILIES, family_of
 from bnet_transformer.pretrained.family import BESIDE, Where
-from bnet_transformer.pretrained.keys import asked_of, check_indices, entries, part_of
+from bnet_transformer.pretrained.keys import entries, owner_of, part_of
 from bnet_transformer.tpm import Embed
 
 LEAVES = {
@@ -48,88 +49,148 @@ PRE = {**BOTH, "add1": "norm2", "x": "norm"}
 CROSSED = {"add1": "cross_norm", "cross_add": "norm2"}  # where a pre-norm slice reads another stack in between
 TOLD = {"": "", "enc": "encoder_", "dec": "decoder_"}  # how the tensors of a stack are called that a model returns
 NAME = re.compile(r"(?P<stem>[A-Za-z]\w*?)(?P<indices>(?:_(?:\d+|\*))*)")
-PLACE = re.compile(r"(?P<place>[\w.]+(?:\[\d+\])?)(?:\[(?P<index>[^\]]*)\])?")
+PLACE = re.compile(r"(?P<place>\w*(?:states|attentions)\[\d+\]|[\w.]+)(?:\[(?P<index>[^\]]*)\])?")
 
 
 @dataclass(frozen=True)
 class Place:
     """Where the nodes of a role and a slice lie: a tensor, and what an index of it says.
 
-    `dims` is `word` ([batch, word, feature]), `sentence` ([batch, feature]) or `read` ([batch, head, word, word read]).
-    `spans` are the columns (of `read`: the heads) of each entry of the `plates`, by its indices; under a star of all.
+    `dims` are those of the tensor behind its batch: `word`, `heads` (all that the `spans` divide), others.
+    `spans` are the columns, or the numbers, of each entry of the `plates`, by its indices; under a star of all.
     """
 
     tensor: str
     role: str
     slice: int | None = None
-    dims: str = "word"
+    dims: tuple[str, ...] = ("word", "heads")
     plates: tuple[str, ...] = ()
     spans: Mapping[str, str] = field(default_factory=lambda: {"": ":"})
 
     @property
     def axes(self) -> list[str]:
         """The indices of a name, in their order."""
-        words = [] if self.dims == "sentence" else ["word"]
+        words = ["word"] if "word" in self.dims else []
         return [*([] if self.slice is None else ["slice"]), *self.plates, *words]
 
     def index(self, at: Mapping[str, str]) -> str:
         """The index of a head and a word."""
-        word, heads = at.get("word", "*").replace("*", ":"), "_".join(at.get(plate, "*") for plate in self.plates)
+        heads = "_".join(at.get(plate, "*") for plate in self.plates)
         if heads not in self.spans:
             raise UnknownNameError("name", expected="heads that lie side by side", got=heads, allowed="a head each")
-        columns = ":" if self.dims == "read" else self.spans[heads]
-        inner = {"word": [word], "sentence": [], "read": [self.spans[heads], word]}[self.dims]
-        if all(each == ":" for each in (*inner, columns)):
+        told = {"word": at.get("word", "*").replace("*", ":"), "heads": self.spans[heads]}
+        parts = [told.get(dim, ":") for dim in self.dims]
+        if all(part == ":" for part in parts):
             return ""
-        return f"[..., {columns}]" if inner == [":"] else f"[:, {', '.join([*inner, columns])}]"
+        all_words = self.dims[0] == "word" and parts[0] == ":"
+        return f"[..., {', '.join(parts[1:])}]" if all_words else f"[:, {', '.join(parts)}]"
 
     def told(self, index: str | None) -> list[str] | None:
         """The head and the word that an index tells; None where it is none of these nodes."""
-        rank = {"word": 3, "sentence": 2, "read": 4}[self.dims]
-        parts = _dims(index, rank)
+        dims = ("batch", *self.dims)
+        parts = _dims(index, len(dims))
+        if len(parts) != len(dims):
+            return None
+        at = dict(zip(dims, parts, strict=True))
+        span, word = at.pop("heads"), at.pop("word", ":")
         heads = {columns: head for head, columns in self.spans.items()}
-        if len(parts) != rank or parts[0] != ":" or (self.dims == "read" and parts[-1] != ":"):
+        if span not in heads or not (word == ":" or word.isdecimal()) or set(at.values()) != {":"}:
             return None
-        span = parts.pop(1) if self.dims == "read" else parts.pop()
-        words = parts[1:2] if self.dims != "sentence" else []
-        if span not in heads or not all(each == ":" or each.isdecimal() for each in words):
-            return None
-        inner = ["*" if each == ":" else str(int(each)) for each in words]
-        return [*(heads[span].split("_") if self.plates else []), *inner]
+        words = ["*" if word == ":" else str(int(word))] if "word" in self.dims else []
+        return [*(heads[span].split("_") if self.plates else []), *words]
+
+
+READ = ("heads", "word", "read")
 
 
 def to_hugging_face(net: BNet, name: str) -> str:
     """Hugging Face's key for a parameter (`W_q_2.value`), or its name for nodes (`q_2_3_*`)."""
-    asked_of(net, name)
+    _check_asked(net, name)
     keys = _keys(net)
     if name in keys:
         return keys[name][0]
     if "." in name:
         raise unknown("parameter", name, keys)
-    role, told = _role(name)
-    places = _places(net)
+    return _to_theirs(net, name, "name", _places(net))
+
+
+def to_lens(net: BNet, name: str) -> str:
+    """TransformerLens' name for nodes of a net: `q_2_3_*` is `blocks.2.attn.hook_q[..., 3, :]`.
+
+    The last state is told as the end of the last block, and `j` as the pattern of the attention, `P(j | i)`.
+    """
+    _check_asked(net, name)
+    return _to_theirs(net, name, "hook", _hooks(net))
+
+
+def from_hugging_face(net: BNet, key: str) -> tuple[str, ...]:
+    """Ours for a key or a name of Hugging Face: one, or q, k and v whose maps lie side by side.
+
+    The prefix of the family (`bert.`) may be left out, or be there for a bare model.
+    """
+    _check_asked(net, key)
+    prefix, keys = family_of(net.network).prefix, _keys(net)
+    bare = key.removeprefix(prefix)
+    found = tuple(name for name, theirs in keys.items() if bare in {each.removeprefix(prefix) for each in theirs})
+    places = [replace(place, tensor=place.tensor.removeprefix(prefix)) for place in _places(net)]
+    return found or (_from_theirs(net, "key", bare, places, [theirs[0] for theirs in keys.values()]),)
+
+
+def from_lens(net: BNet, name: str) -> str:
+    """Our name for what TransformerLens calls so: `blocks.2.attn.hook_q[..., 3, :]` is `q_2_3_*`."""
+    _check_asked(net, name)
+    return _from_theirs(net, "hook", name, _hooks(net))
+
+
+def _check_asked(net: object, name: object) -> None:
+    """Refuse what is no net, and what is no name."""
+    network_of(net)
+    if not isinstance(name, str):
+        raise BNetError("name", expected="a name, a string", got=name)
+
+
+def _to_theirs(net: BNet, name: str, kind: str, places: Sequence[Place]) -> str:
+    """Their name for nodes of ours."""
+    found = NAME.fullmatch(name)
+    role, told = (found["stem"], found["indices"].split("_")[1:]) if found else (name, [])
     own = [place for place in places if place.role == role]
     if not own:
-        raise unknown("role with a name", name, dict.fromkeys(place.role for place in places))
-    at = _indices(net, name, role, told, own[0].axes)
-    place = next(place for place in own if place.slice is None or place.slice == int(at["slice"]))
-    return place.tensor + place.index(at)
-
-
-def _role(name: str) -> tuple[str, list[str]]:
-    """The role and the indices of a name of ours."""
-    found = NAME.fullmatch(name)
-    return (found["stem"], found["indices"].split("_")[1:]) if found else (name, [])
-
-
-def _indices(net: BNet, name: str, role: str, told: list[str], axes: list[str]) -> dict[str, str]:
-    """The indices of a name by their axes, which the net has."""
+        raise unknown(f"role with a {kind}", name, dict.fromkeys(place.role for place in places))
+    axes = own[0].axes
     if len(told) != len(axes) or (axes[:1] == ["slice"] and told[0] == "*"):
         wanted = f"{'_'.join([role, *axes])}, with * for every head or word"
         raise BNetError("name", expected=wanted, got=name)
     at = dict(zip(axes, told, strict=True))
-    check_indices(net.network, at, role, name)
-    return at
+    _check_indices(net.network, at, role, name)
+    place = next(place for place in own if place.slice is None or place.slice == int(at["slice"]))
+    return place.tensor + place.index(at)
+
+
+def _from_theirs(net: BNet, kind: str, key: str, places: Sequence[Place], others: Sequence[str] = ()) -> str:
+    """Our name for nodes, from a tensor with an index; `others` are further names that they know."""
+    told = PLACE.fullmatch(key.replace(" ", ""))
+    own = [place for place in places if told and place.tensor == told["place"]]
+    if not told or not own:
+        raise unknown(kind, key, [*others, *(place.tensor for place in places)])
+    for place in own:
+        at = place.told(told["index"])
+        if at is not None:
+            indices = [*([] if place.slice is None else [str(place.slice)]), *at]
+            _check_indices(net.network, dict(zip(place.axes, indices, strict=True)), place.role, key)
+            return "_".join([place.role, *indices])
+    forms = ", ".join(place.tensor + place.index(dict.fromkeys(place.plates, "0")) for place in own)
+    raise BNetError("name", expected="an index of whole nodes", got=key, allowed=f"as {forms}")
+
+
+def _check_indices(network: Network, at: Mapping[str, str], role: str, name: str) -> None:
+    """Refuse a slice, a head or a word that a net does not have; there is one more slice of states."""
+    stack, role, _ = owner_of(network, role)
+    longest = [m.tpm.longest for m in network.members if m.tpm.longest is not None]
+    slices = network.graph.slices[stack] + (role == "x")
+    counts = {**network.graph.sizes, "slice": slices, "word": min(longest, default=math.inf)}
+    for axis, index in at.items():
+        if index != "*" and int(index) >= counts[axis]:
+            raise BNetError("name", expected=f"a {axis} from 0 to {counts[axis] - 1}", got=name)
 
 
 def _dims(index: str | None, rank: int) -> list[str]:
@@ -139,32 +200,6 @@ def _dims(index: str | None, rank: int) -> list[str]:
         at = parts.index("...")
         parts[at : at + 1] = [":"] * (rank - len(parts) + 1)
     return parts
-
-
-def from_hugging_face(net: BNet, key: str) -> tuple[str, ...]:
-    """Ours for a key or a name of Hugging Face: one, or q, k and v whose maps lie side by side.
-
-    The prefix of the family (`bert.`) may be left out, or be there for a bare model.
-    """
-    asked_of(net, key)
-    prefix, keys = family_of(net.network).prefix, _keys(net)
-    bare = key.removeprefix(prefix)
-    found = tuple(name for name, theirs in keys.items() if bare in {each.removeprefix(prefix) for each in theirs})
-    if found:
-        return found
-    told = PLACE.fullmatch(bare.replace(" ", ""))
-    places = [place for place in _places(net) if told and place.tensor.removeprefix(prefix) == told["place"]]
-    if not told or not places:
-        names = [theirs[0] for theirs in keys.values()] + [place.tensor for place in _places(net)]
-        raise unknown("key", key, names)
-    for place in places:
-        found_at = place.told(told["index"])
-        if found_at is not None:
-            indices = [*([] if place.slice is None else [str(place.slice)]), *found_at]
-            check_indices(net.network, dict(zip(place.axes, indices, strict=True)), place.role, key)
-            return ("_".join([place.role, *indices]),)
-    forms = ", ".join(place.tensor + place.index(dict.fromkeys(place.plates, "0")) for place in places)
-    raise BNetError("name", expected="an index of whole nodes", got=key, allowed=f"as {forms}")
 
 
 def _places(net: BNet) -> list[Place]:
@@ -189,7 +224,7 @@ def _returned(net: BNet, stack: str) -> list[Place]:
         for each in graph.by_stem.get(stem_of(stack, role), ()):
             spans = _spans([graph.sizes[plate] for plate in each.plates])
             read = stem_of(stack, f"{role[:-1]}j")
-            found.append(Place(f"{name}[{each.slice}]", read, each.slice, "read", each.plates, spans))
+            found.append(Place(f"{name}[{each.slice}]", read, each.slice, READ, each.plates, spans))
     return found
 
 
@@ -213,7 +248,7 @@ def _around_module(net: BNet, each: Node) -> Place | None:
     if many or outside or where.bare or where.flat:
         return None
     module = _key(net, named, where.key.replace("{t}", str(each.slice)))
-    dims = "word" if each.words is not None else "sentence"
+    dims = ("word", "heads") if each.words is not None else ("heads",)
     spans = _spans([graph.sizes[plate] for plate in each.plates], member.shape[0], where)
     return Place(f"{module}.{side}", each.stem, each.slice, dims, each.plates, spans)
 
@@ -262,9 +297,7 @@ def _keys(net: BNet) -> dict[str, tuple[str, ...]]:
 
 # TransformerLens
 
-HEAD = "head"
-HEADS = ("q", "k", "v", "a", "j")
-READ = "j"
+NEXT = "next x"
 # Role -> the hooks of a TransformerBridge (TransformerLens 4.3) that hold it; the first is the one that is told.
 HOOKS = {
     "embed": ("embed.hook_out",),
@@ -276,7 +309,7 @@ HOOKS = {
     "a": ("blocks.{t}.attn.hook_z", "blocks.{t}.attn.o.hook_in"),
     "ffn": ("blocks.{t}.hook_mlp_out", "blocks.{t}.mlp.hook_out", "blocks.{t}.mlp.out.hook_out"),
     "x": ("blocks.{t}.hook_resid_pre", "blocks.{t}.hook_in"),
-    "x_next": ("blocks.{t}.hook_resid_post", "blocks.{t}.hook_out"),
+    NEXT: ("blocks.{t}.hook_resid_post", "blocks.{t}.hook_out"),
     "logits": ("unembed.hook_out", "hook_unembed"),
 }
 POST_HOOKS = {
@@ -299,94 +332,27 @@ PRE_HOOKS = {
     "norm2": ("blocks.{t}.ln2.hook_out", "blocks.{t}.mlp.hook_in"),
     "norm": ("ln_final.hook_out", "unembed.hook_in"),
 }
-EMBED = {"hook_embed": ("embed", 0)}
-HOOK = re.compile(r"(?P<hook>[A-Za-z_.0-9]+?)(?:\[(?P<index>[^\]]*)\])?")
 
 
-@dataclass(frozen=True)
-class Hooks:
-    """The hooks of a net by role, and how many slices it has."""
-
-    by_role: Mapping[str, tuple[str, ...]]
-    slices: int
-
-    def axes(self, role: str) -> list[str]:
-        """The indices of a role's name, in their order."""
-        sliced = ["slice"] if "{t}" in self.by_role[role][0] else []
-        return [*sliced, *([HEAD] if role in HEADS else []), "word"]
-
-
-def to_lens(net: BNet, name: str) -> str:
-    """TransformerLens' name for nodes of a net: `q_2_3_*` is `blocks.2.attn.hook_q[..., 3, :]`.
-
-    The last state is told as the end of the last block, and `j` as the pattern of the attention, `P(j | i)`.
-    """
-    asked_of(net, name)
-    hooks = _hooks(net)
-    role, told = _role(name)
-    if role not in hooks.by_role or role == "x_next":
-        raise unknown("role with a hook", name, [each for each in hooks.by_role if each != "x_next"])
-    at = _indices(net, name, role, told, hooks.axes(role))
-    hook = hooks.by_role[role][0]
-    if "slice" in at:
-        t = int(at["slice"])
-        last = role == "x" and t == hooks.slices
-        hook = hooks.by_role["x_next"][0].format(t=t - 1) if last else hook.format(t=t)
-    return hook + _index(role, at.get(HEAD), at["word"])
-
-
-def _index(role: str, head: str | None, word: str) -> str:
-    """The index of a head and a word in `[batch, word, head, feature]`, or `[batch, head, word, word read]` for j."""
-    own = [word] if head is None else [head, word] if role == READ else [word, head]
-    if all(each == "*" for each in own):
-        return ""
-    if word == "*" and role != READ:
-        return f"[..., {head}, :]"
-    return f"[:, {', '.join(':' if each == '*' else each for each in own)}, :]"
-
-
-def from_lens(net: BNet, name: str) -> str:
-    """Our name for what TransformerLens calls so: `blocks.2.attn.hook_q[..., 3, :]` is `q_2_3_*`."""
-    asked_of(net, name)
-    hooks = _hooks(net)
-    found = HOOK.fullmatch(name.replace(" ", ""))
-    hook, index = (found["hook"], found["index"]) if found else (name, None)
-    whole = {
-        form.format(t=t): (role, t)
-        for role, forms in hooks.by_role.items()
-        for form in forms
-        for t in range(hooks.slices)
-    }
-    whole |= dict.fromkeys(("hook_embed", "embed_ln.hook_out"), ("x", 0)) if "add" in hooks.by_role else EMBED
-    if hook not in whole:
-        raise unknown("hook", hook, whole)
-    role, t = whole[hook]
-    role, t = ("x", t + 1) if role == "x_next" else (role, t)
-    told = [*([str(t)] if "slice" in hooks.axes(role) else []), *_stars(name, index, role)]
-    check_indices(net.network, dict(zip(hooks.axes(role), told, strict=True)), role, name)
-    return "_".join([role, *told])
-
-
-def _stars(name: str, index: str | None, role: str) -> list[str]:
-    """The head and the word of an index of a hook, stars where it takes all."""
-    rank = 4 if role in HEADS else 3
-    parts = _dims(index, rank)
-    plain = all(part == ":" or part.isdecimal() for part in parts)
-    if len(parts) != rank or not plain or parts[0] != ":" or parts[-1] != ":":
-        form = "[batch, word, head, feature]" if role in HEADS else "[batch, word, feature]"
-        form = "[batch, head, word, word read]" if role == READ else form
-        raise BNetError("hook", expected=f"an index {form} with all of the first and of the last", got=name)
-    own = ["*" if part == ":" else str(int(part)) for part in parts[1:-1]]
-    return own if role == READ else own[::-1]
-
-
-def _hooks(net: BNet) -> Hooks:
+def _hooks(net: BNet) -> list[Place]:
     """The hooks of a net, of a family that TransformerLens has."""
-    family = family_of(net.network)
+    family, graph = family_of(net.network), net.network.graph
     if not family.in_lens:
         allowed = "the families " + ", ".join(name for name, each in FAMILIES.items() if each.in_lens)
         raise BNetError("net", expected="a family that TransformerLens has", got=family.name, allowed=allowed)
-    graph = net.network.graph
-    known = {*graph.by_stem, "x_next", READ}
-    hooks = {role: each for role, each in (PRE_HOOKS if family.norm == "pre" else POST_HOOKS).items() if role in known}
-    return Hooks(hooks, graph.slices[""])
+    post = family.norm == "post"
+    found = []
+    for role, hooks in (POST_HOOKS if post else PRE_HOOKS).items():
+        stem = {NEXT: "x", "j": "a"}.get(role, role)
+        if stem not in graph.by_stem:
+            continue
+        plates = ("head",) if role in ("q", "k", "v", "a", "j") else ()
+        dims = READ if role == "j" else ("word", "heads", "feature") if plates else ("word", "heads")
+        spans = _spans([graph.sizes[plate] for plate in plates])
+        slices = range(graph.slices[""]) if "{t}" in hooks[0] else (None,)
+        for hook, t in product(hooks, slices):
+            at = t + 1 if role == NEXT and t is not None else t
+            found.append(Place(hook.format(t=t), "x" if role == NEXT else role, at, dims, plates, spans))
+    if not post:
+        return [*found, Place("hook_embed", "embed")]
+    return [*found, *(Place(hook, "x", 0) for hook in ("hook_embed", "embed_ln.hook_out"))]

@@ -21,11 +21,16 @@ from torch.distributions import Distribution, Independent
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course, Layout
-from bnet_transformer.compiler.told import batch_of, check_states, form, readable
+from bnet_transformer.compiler.told import batch_of, check_states, form, lead_of, readable
 from bnet_transformer.errors import BNetError, EvidenceError, shown, whole
 from bnet_transformer.network import Input, Member, Network
 
 NO_FAMILY = -1  # in a layout, a dim that Pyro enumerates: which family it belongs to is Pyro's to know
+
+
+def own_shape(member: Member) -> tuple[int, ...]:
+    """The dims of a value of a family that are its own: none of a state."""
+    return () if member.tpm.kind == "discrete" else member.shape
 
 
 class Watch(Messenger):
@@ -119,24 +124,20 @@ def check_finite(what: str, value: Tensor, shown: Tensor | None = None) -> None:
         raise EvidenceError(what, expected="finite numbers", got=value.detach()[bad][0].item())
 
 
-def check_data(network: Network, member: Member, value: object) -> Tensor:
+def check_data(course: Course, member: Member, value: object) -> Tensor:
     """A value `[batch, *plates, word, *shape]`, for sentences that are not known yet, or the error."""
-    name, family = f"data[{member.family.name!r}]", member.family
+    name, network, own = f"data[{member.family.name!r}]", course.network, own_shape(member)
     value = check_type(name, member, value, network.dtype)
-    lead: list[int | None] = [network.graph.sizes[plate] for plate in family.plates]
-    lead += [] if family.words is None else [None]
-    sizes = [*lead, *(() if member.tpm.kind == "discrete" else member.shape)]
-    own = value.shape[value.dim() - len(sizes) :] if value.dim() in (len(sizes), len(sizes) + 1) else None
-    if own is None or 0 in value.shape or any(n not in (None, m) for n, m in zip(sizes, own, strict=True)):
+    words = value.shape[value.dim() - len(own) - 1] if value.dim() > len(own) else 0
+    sizes = (*lead_of(network, member, {member.family.words or "": words}), *own)
+    fits = value.dim() in (len(sizes), len(sizes) + 1) and value.shape[value.dim() - len(sizes) :] == sizes
+    if not fits or 0 in value.shape:
         wanted = form(member, state=member.tpm.kind == "discrete")
-        more = "".join(f", {network.graph.sizes[plate]} along {plate}" for plate in family.plates)
-        raise BNetError(name, expected=f"{wanted}{more}", got=f"shape {tuple(value.shape)}")
+        wanted += "".join(f", {network.graph.sizes[plate]} along {plate}" for plate in member.family.plates)
+        raise BNetError(name, expected=wanted, got=f"shape {tuple(value.shape)}")
     check_finite(name, value)
-    if member.tpm.kind == "discrete" and readable(value):
-        low, high = (int(end) for end in value.aminmax())
-        if low < 0 or (member.tpm.states is not None and high >= member.tpm.states):
-            last = "" if member.tpm.states is None else f" to {member.tpm.states - 1}"
-            raise BNetError(name, expected=f"states from 0{last}", got=low if low < 0 else high)
+    if member.tpm.states is not None:  # of words that are read the run knows how many there are
+        check_states(course, member.family.index, name, value)
     return value
 
 
@@ -150,8 +151,8 @@ def check_drawn(course: Course, member: Member, what: str, value: object, sizes:
         value = check_type(what, member, value, course.dtype)
     assert isinstance(value, Tensor)
     if how:
-        own = () if member.tpm.kind == "discrete" else member.shape
-        full, split = tuple(sizes), max(0, value.dim() - len(own))
+        own, full = own_shape(member), tuple(sizes)
+        split = max(0, value.dim() - len(own))
         lead = tuple(value.shape[:split])
         if len(lead) < len(full) and set(lead) <= {1}:
             lead = (1,) * (len(full) - len(lead)) + lead
@@ -214,15 +215,10 @@ def _meets(child: Member, given: Input, axis: str) -> bool:
     return not given.reach.own if axis == WORD else axis not in child.family.plates
 
 
-def event_dims(member: Member, value: Tensor) -> int:
-    """How many dims of a value are the node's own: none where it is a state."""
-    return 0 if member.tpm.kind == "discrete" and not value.is_floating_point() else len(member.shape)
-
-
 def received(course: Course, member: Member, value: Tensor) -> Tensor:
     """What a site returned, with all dims of the layout; the layout grows where Pyro enumerated one more site."""
-    own = event_dims(member, value)
-    lead, shape = list(value.shape[: value.dim() - own]), list(value.shape[value.dim() - own :])
+    split = value.dim() - len(own_shape(member))
+    lead, shape = list(value.shape[:split]), list(value.shape[split:])
     while len(lead) > course.layout.rank and lead[0] == 1:
         del lead[0]
     plain = course.layout.rank - course.layout.batch

@@ -15,29 +15,15 @@ from torch import Tensor
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler import Module
-from bnet_transformer.compiler.course import Course, Layout
+from bnet_transformer.compiler.course import Course, Layout, seen
 from bnet_transformer.compiler.module import Values, output_of
-from bnet_transformer.compiler.scan import Scan
-from bnet_transformer.compiler.seeing import seen
-from bnet_transformer.compiler.told import batch_of, check_mask, check_read, laid_out, there_of
+from bnet_transformer.compiler.told import batch_of, check_mask, check_read, laid_out, lead_of, there_of
 from bnet_transformer.compiler.told import received as received_values
+from bnet_transformer.compiler.values import Scan
 from bnet_transformer.compiler.values import value as value_of
 from bnet_transformer.errors import BNetError, EvidenceError, mapping, one_of, unknown, whole
 from bnet_transformer.network import Member, Network, network_of
-from bnet_transformer.pyro_reading.checks import (
-    Watch,
-    check_data,
-    check_drawn,
-    check_finite,
-    check_handled,
-    check_rows,
-    check_type,
-    count_sentences,
-    event_dims,
-    meeting,
-    pyro_distribution,
-    received,
-)
+from bnet_transformer.pyro_reading import checks
 
 
 class PyroModel:
@@ -97,20 +83,19 @@ class PyroModel:
     ) -> dict[str, Tensor]:
         """One course of events; returns the value of each site and wanted family, in Pyro's shape."""
         sites = frozenset(name for name in self.sites if name not in mapping("do", do))
-        handled = check_handled(self.network, sites, frozenset(self._told(y)))
+        y = self._told(y)
+        handled = checks.check_handled(self.network, sites, frozenset(y))
         inputs, words, told_of, device = self._module.inputs(x, given)
         set_ = self._module.told("do", do, words, told_of)
         told_of = batch_of(self.network, set_, told_of)
-        batch = count_sentences(self.network, self._told(y), self.max_plate_nesting, told_of, batch)
+        batch = checks.count_sentences(self.network, y, self.max_plate_nesting, told_of, batch)
         present = check_mask(mask, words, batch)
         layout = Layout((), self.plates)
         stored = {**self.network.parameters, **self._checked(parameters)}
         course = Course(self.network, layout, stored, {}, words, present, False, {}, self.network.dtype, device)
         course.known = received_values(course, {**inputs, **set_})
         check_read(course, self.network.members if present else ())
-        observed = self._observed(course, y, set_, batch)
-        shown = self._shown(course, seen, observed)
-        observed = {index: self._where_seen(course, index, value, shown) for index, value in observed.items()}
+        observed, shown = self._observed(course, y, seen, set_, batch)
         course.parameters = {**stored, **self._tables(stored)}
         plates = self._plates(course, batch, total)
         scale = 1.0 if total is None else total / batch
@@ -122,32 +107,35 @@ class PyroModel:
 
         Types, forms and states are checked here; what hangs on the sentences (how many, of how many words) in a run.
         """
-        course = Course(self.network, Layout((), self.plates), {}, {}, {}, {}, False, {}, self.network.dtype, _CPU)
+        cpu = torch.device("cpu")
+        course = Course(self.network, Layout((), self.plates), {}, {}, {}, {}, False, {}, self.network.dtype, cpu)
         found = {}
         for name, value in mapping("data", values).items():
             if name in self.priors.values():
                 key = next(key for key, site in self.priors.items() if site == name)
-                check_rows(f"data[{name!r}]", value, self.network.parameters[key])
+                checks.check_rows(f"data[{name!r}]", value, self.network.parameters[key])
                 found[name] = value
                 continue
             if name not in self.sites:
                 raise unknown("site", name, self.sites)
             member = self.network.member(name)
-            found[name] = laid_out(course, member.family.index, check_data(self.network, member, value))
+            found[name] = laid_out(course, member.family.index, checks.check_data(course, member, value))
         return found
 
     def _run(self, told: _Told, want: tuple[str, ...]) -> dict[str, Tensor]:
         """Family after family: sites are drawn, the rest is computed."""
-        course, found = told.course, {}
-        for group in self._groups(want):
+        course, found, graph = told.course, {}, self.network.graph
+        output = () if self.random or want else (output_of(self.network),)
+        asked = [*(member.family.index for member in self.random), *(graph.family(n).index for n in (*want, *output))]
+        for group in self.network.groups_of(graph.ancestral_set(asked)):
             random = [index for index in group if self.network.members[index].tpm.is_random and index not in told.set_]
-            scanned = group[0] in self.network.graph.recurrent
+            scanned = group[0] in graph.recurrent
             for index in random if scanned else ():
                 if index not in told.observed:
                     name = self.network.members[index].family.name
                     wanted = "a value (y= or do=), for each word's choice depends on the word before"
                     raise BNetError(name, expected=wanted, got="none: word after word there is no plate of words")
-                seen_ = received(course, self.network.members[index], told.observed[index])
+                seen_ = checks.received(course, self.network.members[index], told.observed[index])
                 course.known = {**course.known, index: seen_}
             if scanned:
                 course.values |= Scan(course, group).run()
@@ -157,14 +145,14 @@ class PyroModel:
                 member = self.network.members[index]
                 found[member.family.name] = value = self._site(told, member)
                 if not scanned:
-                    state = received(course, member, value)  # first: the layout may grow
+                    state = checks.received(course, member, value)  # first: the layout may grow
                     course.known = {**course.known, index: state}
                     course.values[group[0]] = value_of(course, group[0])
         for name in want:
-            index = self.network.graph.family(name).index
-            if not self.network.members[index].tpm.is_random:
-                value = course.values[index]
-                found[name] = pyro.deterministic(name, value, event_dim=event_dims(self.network.members[index], value))
+            member = self.network.member(name)
+            if not member.tpm.is_random:
+                value = course.values[member.family.index]
+                found[name] = pyro.deterministic(name, value, event_dim=len(checks.own_shape(member)))
         return found
 
     def _site(self, told: _Told, member: Member) -> Tensor:
@@ -174,7 +162,7 @@ class PyroModel:
         if member.tpm.kind == "discrete":
             fn = dist.Categorical(logits=member.tpm.logits(at, *parents), validate_args=False)
         else:
-            fn = pyro_distribution(name, member.tpm.distribution(at, *parents))
+            fn = checks.pyro_distribution(name, member.tpm.distribution(at, *parents))
         missing = self.max_plate_nesting - len(fn.batch_shape)
         fn = fn.expand([1] * missing + list(fn.batch_shape)) if missing > 0 else fn
         obs = told.observed.get(index)
@@ -185,33 +173,23 @@ class PyroModel:
             shown = told.shown_of(member, name in told.handled["condition"] or obs is not None)
             if shown is not None:
                 stack.enter_context(poutine.mask(mask=shown))
-            watch = stack.enter_context(Watch())
+            watch = stack.enter_context(checks.Watch())
             drawn: Tensor = pyro.sample(name, fn, obs=obs, infer=infer)
         if obs is None:
             how = "" if not watch.fixed else "do" if name in told.handled["do"] else "condition"
             what = f"{how} on {name}".removeprefix(" on ")
-            drawn = check_drawn(told.course, member, what, drawn, told.sizes_of(member), how)
+            drawn = checks.check_drawn(told.course, member, what, drawn, told.sizes_of(member), how)
         if watch.enumerated:  # a choice that is enumerated must not meet those of other words
-            met = meeting(self.network, index, told.set_)
+            met = checks.meeting(self.network, index, told.set_)
             if met is not None:
                 wanted = "a choice whose words do not meet, to be enumerated for all words at once"
                 got, allowed = f"{met}, which reads other words' choices", "a guide that draws it (SVI), or do= for it"
                 raise BNetError(name, expected=wanted, got=got, allowed=allowed)
             if member.scope == "corpus" and told.scale != 1:
-                raise BNetError(
-                    "total",
-                    expected=f"all sentences of the corpus in x, for {name} is one draw for them and is summed out",
-                    got="a part of them",
-                    allowed=f"a guide that draws {name} (SVI); do= or y= for it",
-                )
+                every = f"all sentences of the corpus in x, for {name} is one draw for them and is summed out"
+                allowed = f"a guide that draws {name} (SVI); do= or y= for it"
+                raise BNetError("total", expected=every, got="a part of them", allowed=allowed)
         return drawn
-
-    def _groups(self, want: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """The families above a random or wanted one, in order."""
-        output = () if self.random or want else (output_of(self.network),)
-        graph = self.network.graph
-        asked = [*(member.family.index for member in self.random), *(graph.family(n).index for n in (*want, *output))]
-        return self.network.groups_of(graph.ancestral_set(asked))
 
     def _tables(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tables with a prior: log of Dirichlet rows, drawn once for the corpus."""
@@ -222,10 +200,10 @@ class PyroModel:
                 if key in self.priors and key not in found:
                     rows = torch.full_like(stored[key].detach(), concentration)
                     prior = dist.Dirichlet(rows, validate_args=False).to_event(rows.dim() - 1)
-                    with Watch() as watch:
+                    with checks.Watch() as watch:
                         drawn: Tensor = pyro.sample(self.priors[key], prior)
                     if watch.fixed:
-                        check_rows(self.priors[key], drawn, stored[key])
+                        checks.check_rows(self.priors[key], drawn, stored[key])
                     if member.family.plates and drawn.dim() > stored[key].dim():
                         got = f"{self.priors[key]} of shape {tuple(drawn.shape)}"
                         raise BNetError("plates with priors", expected="no vectorized particles", got=got)
@@ -239,9 +217,8 @@ class PyroModel:
             if name in self.priors:
                 drawn = f"one that the site {self.priors[name]} draws"
                 allowed = 'net.pyro(parameters="own"), which has no prior sites; condition on the site'
-                raise BNetError(
-                    f"parameters[{name!r}]", expected="a parameter without a prior", got=drawn, allowed=allowed
-                )
+                wanted = "a parameter without a prior"
+                raise BNetError(f"parameters[{name!r}]", expected=wanted, got=drawn, allowed=allowed)
             if not isinstance(value, Tensor) or tuple(value.shape) != self.network.shapes[name]:
                 got = tuple(value.shape) if isinstance(value, Tensor) else value
                 raise BNetError(name, expected=f"shape {self.network.shapes[name]}", got=got)
@@ -269,26 +246,51 @@ class PyroModel:
                 found[WORD, stack] = pyro.plate(_free(f"{stack}_{WORD}" if stack else WORD, taken), count, dim=-1)
         return found
 
-    def _observed(self, course: Course, y: Values | None, set_: Collection[int], batch: int) -> dict[int, Tensor]:
-        """What is seen, in the layout."""
-        found: dict[int, tuple[str, Tensor]] = {}
+    def _observed(
+        self,
+        course: Course,
+        y: Mapping[str, Tensor],
+        seen: Mapping[str, Tensor] | None,
+        set_: Collection[int],
+        batch: int,
+    ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """What is seen, all finite, zero where nothing is; and of which entries something is, both in the layout."""
+        told: dict[int, tuple[str, Tensor]] = {}
         names = [m.family.name for m in self.random]
-        for name, value in self._told(y).items():
+        for name, value in y.items():
+            what = f"y[{name!r}]"
             if name not in names:
                 if name in self.network.graph.by_name:
                     got = "a deterministic node"
-                    raise BNetError(f"y[{name!r}]", expected="a random family", got=got, allowed=", ".join(names))
+                    raise BNetError(what, expected="a random family", got=got, allowed=", ".join(names))
                 raise unknown("y", name, names)
             member = self.network.member(name)
             if member.family.index in set_:
                 raise EvidenceError(name, expected="do or evidence on a node, not both", got="both")
-            value = check_type(f"y[{name!r}]", member, value, course.dtype)
-            own = () if member.tpm.kind == "discrete" else member.shape
-            wanted_shape = (*_lead(course, member, batch), *own)
-            if tuple(value.shape) != wanted_shape:
-                raise BNetError(f"y[{name!r}]", expected=f"shape {wanted_shape}", got=tuple(value.shape))
-            found[member.family.index] = f"y[{name!r}]", value
-        return received_values(course, found)
+            checks.check_type(what, member, value, course.dtype)
+            shape = (*_lead(course, member, batch), *checks.own_shape(member))
+            if tuple(value.shape) != shape:
+                raise BNetError(what, expected=f"shape {shape}", got=tuple(value.shape))
+            told[member.family.index] = what, value
+        shown: dict[int, Tensor] = {}
+        for name, value in mapping("seen", seen).items():
+            member, where = self.network.member(name), f"seen[{name!r}]"
+            if member.family.index not in told:
+                raise BNetError(where, expected="what is seen, in y", got="nothing")
+            if self.network.graph.out_of[member.family.index]:
+                raise BNetError(where, expected="a readout, which nothing reads", got="one that is read")
+            lead = _lead(course, member, batch)
+            if not isinstance(value, Tensor) or value.dtype != torch.bool or tuple(value.shape) != lead:
+                got = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
+                raise BNetError(where, expected=f"booleans of shape {lead}", got=got)
+            shown[member.family.index] = laid_out(course, member.family.index, value)
+        observed = received_values(course, told)
+        for index, value in observed.items():
+            some = shown.get(index)
+            checks.check_finite(told[index][0], value, some)
+            if some is not None:
+                observed[index] = value.where(some.reshape(*some.shape, *[1] * (value.dim() - some.dim())), 0)
+        return observed, shown
 
     def _told(self, y: Values | None) -> Mapping[str, Tensor]:
         """What is seen, by family: a tensor alone is the only readout's."""
@@ -298,31 +300,6 @@ class PyroModel:
                 raise BNetError("y", expected="a mapping from family", got="one tensor", allowed=", ".join(leaves))
             return {leaves[0]: y}
         return mapping("y", y)
-
-    def _shown(
-        self, course: Course, seen: Mapping[str, Tensor] | None, observed: Mapping[int, Tensor]
-    ) -> dict[int, Tensor]:
-        """Of which entries something is seen, in the layout."""
-        found = {}
-        for name, value in mapping("seen", seen).items():
-            member = self.network.member(name)
-            if member.family.index not in observed:
-                raise BNetError(f"seen[{name!r}]", expected="what is seen, in y", got="nothing")
-            if self.network.graph.out_of[member.family.index]:
-                raise BNetError(f"seen[{name!r}]", expected="a readout, which nothing reads", got="one that is read")
-            lead = _lead(course, member, observed[member.family.index].shape[course.layout.batch])
-            if not isinstance(value, Tensor) or value.dtype != torch.bool or tuple(value.shape) != lead:
-                got = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
-                raise BNetError(f"seen[{name!r}]", expected=f"booleans of shape {lead}", got=got)
-            found[member.family.index] = laid_out(course, member.family.index, value)
-        return found
-
-    def _where_seen(self, course: Course, index: int, value: Tensor, shown: Mapping[int, Tensor]) -> Tensor:
-        """What is seen of a family, all finite; zero where nothing is."""
-        some = shown.get(index)
-        check_finite(f"y[{self.network.members[index].family.name!r}]", value, some)
-        own = value.dim() - course.layout.rank
-        return value if some is None else value.where(some.reshape(*some.shape, *[1] * own), 0)
 
 
 @dataclass(frozen=True)
@@ -367,14 +344,9 @@ class _Told:
         return shown
 
 
-_CPU = torch.device("cpu")
-
-
 def _lead(course: Course, member: Member, batch: int) -> tuple[int, ...]:
-    family = member.family
-    sizes = tuple(course.network.graph.sizes[plate] for plate in family.plates)
     one = () if member.scope == "corpus" else (batch,)
-    return (*one, *sizes, *((course.words[family.words],) if family.words is not None else ()))
+    return (*one, *lead_of(course.network, member, course.words))
 
 
 def _free(name: str, taken: set[str]) -> str:

@@ -1,4 +1,4 @@
-"""Training by gradient, decoding and rollout: `train`, `generate`, `iterate`, and small tasks to try them on (`toy`).
+"""Training by gradient, decoding and rollout: `train`, `generate` and `iterate`.
 
 Both work on any declaration. `configs` has the options that belong together, `run` the objective and a step, `loop`
 the steps and checkpoints; `incremental` computes one word at a time, and `generate` chooses it.
@@ -8,8 +8,7 @@ from bnet_transformer._core.distributed import alone
 from bnet_transformer.training.configs import AdamW, EarlyStopping, Execution
 from bnet_transformer.training.generate import Generated, generate
 from bnet_transformer.training.iterate import iterate, windows
-from bnet_transformer.training.loop import kept, train
-from bnet_transformer.training.result import Trained
+from bnet_transformer.training.loop import Trained, kept, train
 
 __all__ = [
     "AdamW",

@@ -7,12 +7,11 @@ curve, and every other arrow keeps to gaps and gutters, so that none runs throug
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from bnet_transformer.viz.curves import bent, curve, level
-from bnet_transformer.viz.picture import Arrow, Box, Point
+from bnet_transformer.viz.picture import Arrow, Box, Point, bent, curve, level
 
 INSIDE = 7.0  # between boxes of one cell
 RAIL = 32.0  # between weights that stand above one another
@@ -52,24 +51,25 @@ class Room:
     inside: float = INSIDE
 
 
-@dataclass
 class Grid:
     """Places boxes and routes arrows. `rows` and `columns` say where rows and columns stand once placed."""
 
-    items: Sequence[Item]
-    weights: Sequence[Weight]
-    links: Sequence[Arrow]
-    room: Room = Room()
-    boxes: dict[str, Box] = field(default_factory=dict)
-    rows: dict[int, tuple[float, float]] = field(default_factory=dict)
-    columns: dict[int, tuple[float, float]] = field(default_factory=dict)
-    lanes: dict[int, int] = field(default_factory=dict)
-    left: float = 0.0
-    lanes_from: float = 0.0  # where the lanes beside the last column begin: boxes in the middle may be wider
-
-    def __post_init__(self) -> None:
-        if all(item.column is None for item in self.items):  # the middle of nothing is a column
-            self.items = [replace(item, column=0) for item in self.items]
+    def __init__(
+        self, items: Sequence[Item], weights: Sequence[Weight], links: Sequence[Arrow], room: Room = Room()
+    ) -> None:
+        if all(item.column is None for item in items):  # the middle of nothing is a column
+            items = [replace(item, column=0) for item in items]
+        self.items, self.weights, self.links, self.room = items, weights, links, room
+        self.at = {item.box.name: item for item in items}
+        self.beside = {weight.box.name: weight for weight in weights}
+        self.cells: dict[tuple[int, int | None], list[Item]] = {}
+        for item in sorted(items, key=lambda item: item.order):
+            self.cells.setdefault((item.row, item.column), []).append(item)
+        self.boxes: dict[str, Box] = {}
+        self.rows: dict[int, tuple[float, float]] = {}
+        self.columns: dict[int, tuple[float, float]] = {}
+        self.lanes: dict[int, int] = {}
+        self.lanes_from = 0.0  # where the lanes beside the last column begin: boxes in the middle may be wider
 
     def placed(self) -> tuple[tuple[Box, ...], tuple[Arrow, ...]]:
         """The boxes at their places, the arrows along their ways, both in the order they came."""
@@ -79,27 +79,6 @@ class Grid:
         self._place_weights()
         arrows = tuple(self._routed(k) for k in range(len(self.links)))
         return tuple(self.boxes.values()), arrows
-
-    @cached_property
-    def at(self) -> dict[str, Item]:
-        return {item.box.name: item for item in self.items}
-
-    @cached_property
-    def beside(self) -> dict[str, Weight]:
-        return {weight.box.name: weight for weight in self.weights}
-
-    @cached_property
-    def cells(self) -> dict[tuple[int, int | None], list[Item]]:
-        found: dict[tuple[int, int | None], list[Item]] = defaultdict(list)
-        for item in self.items:
-            found[item.row, item.column].append(item)
-        for cell in found.values():
-            cell.sort(key=_order)
-        return dict(found)
-
-    @cached_property
-    def last(self) -> int:
-        return max((item.row for item in self.items), default=0)
 
     # which arrows need a lane
 
@@ -115,8 +94,8 @@ class Grid:
 
     def _neighbours(self, link: Arrow) -> bool:
         """True where an arrow joins boxes side by side in one row."""
-        source, target = self.at[link.source], self.at[link.target]
-        if source.row != target.row or source.column is None or target.column is None:
+        source, target = self.at.get(link.source), self.at[link.target]
+        if source is None or source.row != target.row or source.column is None or target.column is None:
             return False
         return abs(self.place_in_row[link.source] - self.place_in_row[link.target]) == 1
 
@@ -125,8 +104,8 @@ class Grid:
         """The place of each box in its row, from the left."""
         counts: dict[int, int] = defaultdict(int)
         found = {}
-        for (row, _), cell in sorted(self.cells.items(), key=_place):
-            for item in cell:
+        for row, column in sorted(self.cells, key=lambda place: (place[0], -1 if place[1] is None else place[1])):
+            for item in self.cells[row, column]:
                 found[item.box.name] = counts[row]
                 counts[row] += 1
         return found
@@ -190,8 +169,8 @@ class Grid:
                 row = self.at[link.target].row
                 reach[row] = max(reach[row], abs(self.boxes[link.source].x - self.boxes[link.target].x))
         y = 0.0
-        for row in range(self.last + 1):
-            tall = max((i.box.height for (r, _), cell in self.cells.items() if r == row for i in cell), default=0.0)
+        for row in range(1 + max((item.row for item in self.items), default=0)):
+            tall = max((item.box.height for item in self.items if item.row == row), default=0.0)
             rails = len(self._rails(row))
             gap = max(
                 self.room.gap if row else 0.0,
@@ -229,7 +208,6 @@ class Grid:
             self.boxes[weight.box.name] = replace(weight.box, x=x, y=y)
             x -= 0.0 if weight.own_slice else weight.box.width / 2 + 16.0
             x += weight.box.width / 2 if weight.own_slice else 0.0
-        self.left = min(box.edges[0] for box in self.boxes.values())
 
     def _feeds(self, weight: Weight, link: Arrow) -> bool:
         return link.source == weight.box.name and link.target in self.beside
@@ -256,7 +234,7 @@ class Grid:
         """Where each arrow into the top of a box ends: side by side, in the order of where they come from."""
         into: dict[str, list[int]] = defaultdict(list)
         for k, link in enumerate(self.links):
-            if link.target in self.at and not (k not in self.lane_of and self._is_level(link)):
+            if link.target in self.at and (k in self.lane_of or not self._neighbours(link)):
                 into[link.target].append(k)
         found = {}
         for name, arrows in into.items():
@@ -266,9 +244,6 @@ class Grid:
             for place, k in enumerate(arrows):
                 found[k] = (box.x + step * (place - (len(arrows) - 1) / 2), box.edges[1])
         return found
-
-    def _is_level(self, link: Arrow) -> bool:
-        return link.source in self.at and self._neighbours(link)
 
     def _from(self, k: int) -> float:
         """The side that an arrow comes from: weights from the left, lanes from theirs, others from their box."""
@@ -289,9 +264,8 @@ class Grid:
             return replace(link, points=self._from_weight(k, link, source, target))
         if k in self.lane_of:
             return replace(link, points=self._by_lane(k, source, target))
-        if self._is_level(link):
-            way = 1 if target.x > source.x else -1
-            return replace(link, points=level(source, target, way))
+        if self._neighbours(link):
+            return replace(link, points=level(source, target))
         return replace(link, points=curve((source.x, source.edges[3]), self._ports[k]))
 
     def _from_weight(self, k: int, link: Arrow, source: Box, target: Box) -> tuple[Point, ...]:
@@ -321,12 +295,3 @@ class Grid:
         port = self._ports[k]
         high = self.rows[end.row][0] - 10.0 - 3.0 * (lane % 4)
         return bent([*start, (x, high), (port[0], high), port])
-
-
-def _order(item: Item) -> tuple[int, ...]:
-    return item.order
-
-
-def _place(cell: tuple[tuple[int, int | None], Iterable[Item]]) -> tuple[int, int]:
-    row, column = cell[0]
-    return row, -1 if column is None else column

@@ -53,7 +53,12 @@ def visible(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(_escaped(letter) if unicodedata.category(letter) in UNSEEN else letter for letter in text)
+    return "".join(
+        letter.encode("unicode_escape", "surrogatepass").decode("ascii")
+        if unicodedata.category(letter) in UNSEEN
+        else letter
+        for letter in text
+    )
 
 
 def is_foreign(text: str) -> bool:
@@ -65,8 +70,17 @@ def is_foreign(text: str) -> bool:
     return any(letter > "\u024f" and not "\u2000" <= letter <= "\u206f" for letter in text)
 
 
-def _escaped(letter: str) -> str:
-    return letter.encode("unicode_escape", "surrogatepass").decode("ascii")
+def letter_of(role: str) -> tuple[Run, list[str]]:
+    """The letter of a role, and what of the role stands below it; without a letter, the whole role as a name.
+
+    >>> letter_of("W_q"), letter_of("embed")
+    ((Run(text='W', style='math'), ['q']), (Run(text='embed', style='name'), []))
+    """
+    parts = [part for part in role.split("_") if part]
+    place = next((k for k, part in enumerate(parts) if len(part) == 1), None)
+    if place is None:
+        return Run(role.replace("_", " "), "name"), []
+    return Run(parts.pop(place), "math"), parts
 
 
 def runs(
@@ -82,14 +96,10 @@ def runs(
     >>> plain(runs("W_q", slice=1)), plain(runs("x", slice=1, word=2, token="sat"))
     ('W_q^1', 'x_2^1 “sat”')
     """
-    parts = [part for part in role.split("_") if part]
-    letter = next((k for k, part in enumerate(parts) if len(part) == 1), None)
-    if letter is None:
-        found, below = [Run(role.replace("_", " "), "name")], []
-    else:
-        found, below = [Run(parts[letter], "math")], parts[:letter] + parts[letter + 1 :]
+    letter, below = letter_of(role)
+    found = [letter]
     if word is not None:
-        below = [*below, str(word)]
+        below.append(str(word))
     above = "" if slice is None else str(slice)
     above += "".join(f"({index})" for index in plates)
     if below:
@@ -107,18 +117,14 @@ def plain(label: Iterable[Run]) -> str:
     return "".join(marks.get(run.style, "") + run.text for run in label)
 
 
-def written(*texts: str) -> tuple[Run, ...]:
-    """Plain text as runs."""
-    return tuple(Run(text) for text in texts)
+def written(text: str) -> tuple[Run, ...]:
+    """Plain text as a label."""
+    return (Run(text),)
 
 
 def measured(label: Iterable[Run], size: float) -> float:
     """About how wide a label is, in points; rather too wide than too narrow."""
-    return sum(_ems(run.text) * size * (SMALL if run.style in ("sub", "sup") else 1.0) for run in label)
-
-
-def _ems(text: str) -> float:
-    return sum(_em(letter) for letter in text)
+    return sum(sum(map(_em, run.text)) * size * (SMALL if run.style in ("sub", "sup") else 1.0) for run in label)
 
 
 @lru_cache(maxsize=2**12)

@@ -107,8 +107,8 @@ def is_graph(told: object) -> bool:
 
 
 def named(told: object) -> tuple[str, ...]:
-    """The nodes that somebody names."""
-    return tuple(_told(told)[0])
+    """The nodes that somebody names; none where nothing is told."""
+    return () if told is None else tuple(_told(told)[0])
 
 
 def part_of(graph: nx.DiGraph, only: Any, check: Callable[[str], object]) -> nx.DiGraph:

@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from bnet_transformer import export
+from bnet_transformer.asking import slices_of
 from bnet_transformer.axes import WORD, join, stem_of
 from bnet_transformer.errors import BNetError
-from bnet_transformer.graph import Family
+from bnet_transformer.graph import Family, FoldedGraph
 from bnet_transformer.network import Network
 from bnet_transformer.viz.grid import Grid, Item, Room, Weight
-from bnet_transformer.viz.labels import Run, plain, runs, shown, written
-from bnet_transformer.viz.picture import Arrow, Box, Frame, Picture, Text
-from bnet_transformer.viz.rows import depths_of, places_in_rows, rows_of
-from bnet_transformer.viz.style import hue, link, node_box, node_label
+from bnet_transformer.viz.labels import runs, shown, written
+from bnet_transformer.viz.marks import marks_of, named, part
+from bnet_transformer.viz.options import Options
+from bnet_transformer.viz.picture import Arrow, Box, Frame, Picture, Text, bounds
+from bnet_transformer.viz.style import emphasised, finished, hue, link, node_box
 
 if TYPE_CHECKING:
     import networkx as nx
 
 WORDLESS = 28.0  # between the boxes of a row in a net without words
+DEEP = 3  # slices up to which a folded net is drawn whole ...
+TALL = 50  # ... if it has no more families than this
 
-Placed = tuple[Grid, tuple[Box, ...], tuple[Arrow, ...]]
+REACHES = {
+    "every": "every word",
+    "causal": "words j ≤ i",
+    "earlier": "words j < i",
+    "before": "word i − 1",
+    "rest": "its own word, but at the first",
+    "first": "the first word",
+    "last": "the last word",
+    "window": "words |i − j| ≤ {}",
+    "recent": "words 0 ≤ i − j ≤ {}",
+    "mask": "the words of a table",
+}
+
+
+# the ground graph
 
 
 def ground_picture(network: Network, graph: nx.DiGraph, *, boxes: Mapping[str, str] | None = None) -> Picture:
@@ -30,44 +49,157 @@ def ground_picture(network: Network, graph: nx.DiGraph, *, boxes: Mapping[str, s
     said = _speaking(network)
     drawn = {}
     for name, about in graph.nodes(data=True):
-        label = node_label(about, token=family[name].name in said)
+        index, word, token = about["index"], about["word"], about["token"] if family[name].name in said else None
+        plates = index if word is None else index[:-1]
+        label = runs(about["role"], slice=about["slice"], plates=plates, word=word, token=token)
         drawn[name] = node_box(name, about, label, _title(name, about))
-    places = sorted({(family[name].words, about["word"]) for name, about in graph.nodes(data=True)}, key=_in(network))
-    column = {place: k for k, place in enumerate(places) if place[0] is not None}
+    words = {name: (own.words, graph.nodes[name]["word"]) for name, own in family.items() if own.words is not None}
+    stacks = [stack.name for stack in network.declaration.stacks]
+    places = sorted(set(words.values()), key=lambda place: (stacks.index(place[0]), place[1]))
+    number = {place: k for k, place in enumerate(places)}
+    column = {name: number[words[name]] if name in words else None for name in family}
     order = {name: about["index"][: len(family[name].plates)] for name, about in graph.nodes(data=True)}
-    column_of = {name: column.get((family[name].words, about["word"])) for name, about in graph.nodes(data=True)}
     links = [_ground_link(graph, *arrow) for arrow in graph.edges(data=True)]
     room = Room(gap=44.0) if boxes else Room()
-    grid, placed, arrows = _arranged(network, family, drawn, column_of, order, links, room)
-    frames, texts = _beside_slices(grid, {name: family[name] for name in grid.at})
-    if boxes:
-        framed = _framed(placed, boxes)
-        frames, texts = [*frames, *framed[0]], [*texts, *framed[1]]
-    return Picture(placed, arrows, tuple(frames), tuple(texts))
+    grid, placed, arrows = _arranged(network, family, drawn, column, order, links, room)
+    lines, numbers = _beside_slices(grid, family)
+    frames, texts = _framed(placed, boxes or {})
+    return Picture(placed, arrows, (*lines, *frames), (*numbers, *texts))
+
+
+# the folded graph
+
+
+def net_picture(network: Network, asked: Options) -> Picture:
+    """The folded graph; of a deep net the first slice and what follows the last."""
+    graph = export.folded_to_networkx(network)
+    depth = network.graph.depth
+    kept = list(graph)
+    caption, is_deep = "", False
+    if asked.slices is not None:
+        wanted = set(slices_of(asked.slices, network))
+        kept = [f.name for f in network.graph.families if _kept(network, f, wanted)]
+        gone = len(graph) - len(kept)
+        caption = f"{gone} of {len(graph)} families of nodes are not drawn" if gone else ""
+    elif depth > DEEP or (depth > 1 and len(graph) > TALL):
+        slices = network.graph.slices
+        kept = [f.name for f in network.graph.families if _kept(network, f, {0})]
+        kept += [f.name for f in network.graph.families if f.step is not None and f.step >= slices[f.stack]]
+        kept += [f.name for f in network.graph.families if _leaves(network, f)]
+        rest = "slice 1 is like slice 0, and is" if depth == 2 else f"slices 1 to {depth - 1} are like slice 0, and are"
+        caption, is_deep = f"{rest} not drawn", True
+    if not asked.weights:
+        wordless = {network.graph.families[index].name for index in network.graph.wordless}
+        kept = [name for name in kept if name not in wordless]
+    for name in named(asked.highlight):
+        family = network.graph.by_name.get(name)
+        if family is not None and name not in kept:
+            last = network.graph.slices[family.stack] - 1
+            way = "weights=True" if family.step is None else f"slices={min(max(family.step, 0), last)}"
+            raise BNetError("highlight", expected="families that the figure draws", got=name, allowed=way)
+    picture = folded_picture(network, part(graph, kept))
+    if is_deep:
+        picture = replace(picture, texts=(*picture.texts, *_dots(network, picture)))
+    told = [caption, *_told_reaches(network, kept)]
+    return finish(picture, asked, f"the folded graph of the net {network.declaration.name}", told)
+
+
+def _told_reaches(network: Network, kept: Sequence[str]) -> list[str]:
+    """Which words a word reads, for each role that reads others: a folded arrow does not show it."""
+    told: dict[tuple[str, str], None] = {}
+    for member in network.members:
+        for given in member.inputs if member.family.name in kept else ():
+            if given.reach.kind != "same" and network.members[given.parent].family.name in kept:
+                said = REACHES[given.reach.kind].format(given.reach.width)
+                told[stem_of(member.family.stack, member.family.role).replace("_", " "), said] = None
+    return [f"{role} reads {said}" for role, said in told]
+
+
+def _dots(network: Network, picture: Picture) -> list[Text]:
+    """Dots above the states that leave the last slice."""
+    last = {family.name for family in network.graph.families if _leaves(network, family)}
+    return [
+        Text(box.x, box.edges[1] - 12.0, written("⋮"), size=14.0, colour="grey")
+        for box in picture.boxes
+        if box.name in last
+    ]
+
+
+def _kept(network: Network, family: Family, slices: set[int]) -> bool:
+    last = network.graph.slices.get(family.stack, 1) - 1
+    if family.step is None:
+        return True
+    entered = family.slice is not None and family.slice in slices and family.step < family.slice
+    return (
+        entered or family.step in slices or (family.step < 0 and 0 in slices) or (family.step > last and last in slices)
+    )
+
+
+def _leaves(network: Network, family: Family) -> bool:
+    """True for the state that leaves the last slice."""
+    return family.step is not None and family.slice == network.graph.slices[family.stack] == family.step + 1
 
 
 def folded_picture(network: Network, graph: nx.MultiDiGraph) -> Picture:
     """The folded graph: one box for each family, frames for plates."""
     family = {own.name: own for own in network.graph.families if own.name in graph}
-    sizes = {plate: str(size) for plate, size in network.graph.sizes.items()}
-    drawn, column_of = {}, {}
+    drawn, column = {}, {}
     stacks = [stack.name for stack in network.declaration.stacks]
     for name, own in family.items():
         about = graph.nodes[name]
         drawn[name] = node_box(name, about, runs(own.role, slice=own.slice), _title(name, about))
-        column_of[name] = None if own.words is None else stacks.index(own.words)
+        column[name] = None if own.words is None else stacks.index(own.words)
     links = []
     for parent, child, about in graph.edges(data=True):
         title = f"{parent} → {child} ({about['slot']}, {about['reach']})"
         links.append(link(parent, child, hue(family[parent].role, family[child].role), title=title))
     grid, placed, arrows = _arranged(
-        network, family, drawn, column_of, dict.fromkeys(drawn, ()), links, Room(apart=44.0, gap=22.0, gutter=64.0)
+        network, family, drawn, column, dict.fromkeys(drawn, ()), links, Room(apart=44.0, gap=22.0, gutter=64.0)
     )
-    frames, texts, bare = _plates(placed, family, graph, sizes)
+    frames, texts, bare = _plates(network, placed, family, graph)
     placed = tuple(replace(box, under=2) if box.name in bare else box for box in placed)
     right = max((frame.x + frame.width for frame in frames), default=0.0)
-    lines, told = _beside_slices(grid, {name: family[name] for name in grid.at}, right, always=True)
+    lines, told = _beside_slices(grid, family, right, always=True)
     return Picture(placed, arrows, (*frames, *lines), (*texts, *told))
+
+
+def _plates(
+    network: Network, placed: Sequence[Box], family: Mapping[str, Family], graph: nx.MultiDiGraph
+) -> tuple[list[Frame], list[Text], set[str]]:
+    """A frame for each plate of each slice that can hold its nodes and no others; the nodes of the other plates."""
+    groups: dict[tuple[str, str, int | None], list[Box]] = {}
+    for box in placed:
+        own = family[box.name]
+        for plate in graph.nodes[box.name]["plates"]:
+            step = own.step if plate != WORD else None
+            stack = own.words or "" if plate == WORD else own.stack
+            groups.setdefault((plate, stack, step), []).append(box)
+    frames: list[Frame] = []
+    texts: list[Text] = []
+    bare: set[str] = set()
+    for (plate, stack, _), group in sorted(groups.items(), key=lambda each: -len(each[1])):
+        pad = 26.0 if plate == WORD else 14.0
+        name = f"{stack} word".strip() if plate == WORD else f"{plate} × {network.graph.sizes[plate]}"
+        frame = _around(group, pad, "plate", name)
+        names = {box.name for box in group}
+        if any(box.name not in names and _inside(box, frame) for box in placed):
+            bare |= names
+            continue
+        frames.append(frame)
+        texts.append(Text(frame.x + 7.0, frame.y + frame.height - 7.0, written(name), "start", 8.0, "grey"))
+    return frames, texts, bare
+
+
+# both
+
+
+def finish(picture: Picture, asked: Options, title: str, caption: Sequence[str]) -> Picture:
+    """The picture with what stands out, its legend and caption, in its theme."""
+    if asked.highlight is not None:
+        marks, ways = marks_of(asked.highlight, dict.fromkeys(box.name for box in picture.boxes))
+        boxes, arrows = emphasised(picture.boxes, picture.arrows, marks, ways)
+        picture = replace(picture, boxes=boxes, arrows=arrows)
+    return finished(replace(picture, theme=asked.theme), legend=asked.legend, title=title, caption=caption)
 
 
 def _arranged(
@@ -78,7 +210,7 @@ def _arranged(
     order: Mapping[str, tuple[int, ...]],
     links: Sequence[Arrow],
     room: Room,
-) -> Placed:
+) -> tuple[Grid, tuple[Box, ...], tuple[Arrow, ...]]:
     """Boxes and arrows in a grid whose rows follow from the folded graph."""
     kept = {each.index for each in family.values()}
     rows = rows_of(network.graph, kept)
@@ -123,12 +255,6 @@ def _family(about: Mapping[str, Any]) -> str:
     return join(stem, () if about["slice"] is None else (about["slice"],))
 
 
-def _in(network: Network) -> Any:
-    """The order of columns: stack by stack, word by word."""
-    stacks = [stack.name for stack in network.declaration.stacks]
-    return lambda place: (stacks.index(place[0]) if place[0] is not None else -1, place[1] or 0)
-
-
 def _speaking(network: Network) -> set[str]:
     """The families whose labels tell the word: what is given with the sentence, and the states."""
     return {
@@ -160,9 +286,10 @@ def _ground_link(graph: nx.DiGraph, parent: str, child: str, about: Mapping[str,
 def _beside_slices(
     grid: Grid, family: Mapping[str, Family], beyond: float = 0.0, *, always: bool = False
 ) -> tuple[list[Frame], list[Text]]:
-    """A thin line beside the rows of each slice, with its number."""
+    """A thin line beside the rows of each slice, with its number; `always` also beside the only one."""
     steps: dict[tuple[str, int], list[Box]] = {}
-    for name, own in family.items():
+    for name in grid.at:
+        own = family[name]
         if own.step is not None and own.slice is not None and own.words is not None:
             steps.setdefault((own.stack, own.step), []).append(grid.boxes[name])
     steps = {key: boxes for key, boxes in steps.items() if key[1] >= 0 and len({b.y for b in boxes}) > 1}
@@ -181,7 +308,7 @@ def _beside_slices(
     return frames, texts
 
 
-def _framed(placed: Iterable[Box], boxes: Mapping[str, str]) -> tuple[list[Frame], list[Text]]:
+def _framed(placed: Sequence[Box], boxes: Mapping[str, str]) -> tuple[list[Frame], list[Text]]:
     """A frame around the nodes of each box."""
     groups: dict[str, list[Box]] = {}
     for box in placed:
@@ -202,42 +329,73 @@ def _framed(placed: Iterable[Box], boxes: Mapping[str, str]) -> tuple[list[Frame
     return frames, texts
 
 
-def _plates(
-    placed: Sequence[Box],
-    family: Mapping[str, Family],
-    graph: nx.MultiDiGraph,
-    sizes: Mapping[str, str],
-) -> tuple[list[Frame], list[Text], set[str]]:
-    """A frame for each plate of each slice that can hold its nodes and no others; the nodes of the other plates."""
-    groups: dict[tuple[str, str, int | None], list[Box]] = {}
-    for box in placed:
-        own = family[box.name]
-        for plate in graph.nodes[box.name]["plates"]:
-            step = own.step if plate != WORD else None
-            stack = own.words or "" if plate == WORD else own.stack
-            groups.setdefault((plate, stack, step), []).append(box)
-    frames: list[Frame] = []
-    texts: list[Text] = []
-    bare: set[str] = set()
-    for (plate, stack, _), group in sorted(groups.items(), key=lambda each: -len(each[1])):
-        pad = 26.0 if plate == WORD else 14.0
-        name = f"{stack} word".strip() if plate == WORD else f"{plate} × {sizes[plate]}"
-        frame = _around(group, pad, "plate", name)
-        names = {box.name for box in group}
-        if any(box.name not in names and _inside(box, frame) for box in placed):
-            bare |= names
-            continue
-        frames.append(frame)
-        texts.append(Text(frame.x + 7.0, frame.y + frame.height - 7.0, written(name), "start", 8.0, "grey"))
-    return frames, texts, bare
-
-
 def _around(group: Sequence[Box], pad: float, kind: str, name: str) -> Frame:
-    left, top = min(b.edges[0] for b in group) - pad, min(b.edges[1] for b in group) - pad
-    right, bottom = max(b.edges[2] for b in group) + pad, max(b.edges[3] for b in group) + pad
-    return Frame(left, top, right - left, bottom - top, kind, plain((Run(name),)))
+    left, top, right, bottom = bounds(box.edges for box in group)
+    return Frame(left - pad, top - pad, right - left + 2 * pad, bottom - top + 2 * pad, kind, name)
 
 
 def _inside(box: Box, frame: Frame) -> bool:
     left, top, right, bottom = box.edges
     return left < frame.x + frame.width and right > frame.x and top < frame.y + frame.height and bottom > frame.y
+
+
+# which row of the grid a family stands in: below its parents, and close above its children
+
+
+def rows_of(folded: FoldedGraph, kept: Collection[int]) -> dict[int, int]:
+    """The row of each kept family that is not a weight; rows are numbered without gaps."""
+    drawn = [family.index for family in folded.families if family.index not in folded.wordless]
+    there = set(drawn)
+    children: dict[int, list[int]] = {index: [] for index in drawn}
+    for bundle in folded.bundles:
+        if bundle.parent in there and bundle.child in there and bundle.parent < bundle.child:
+            children[bundle.parent].append(bundle.child)
+    early = dict.fromkeys(drawn, 0)
+    for index in drawn:
+        for child in children[index]:
+            early[child] = max(early[child], early[index] + 1)
+    late = dict(early)
+    for index in reversed(drawn):
+        if children[index]:
+            late[index] = min(late[child] for child in children[index]) - 1
+    number = {row: k for k, row in enumerate(sorted({late[index] for index in drawn if index in kept}))}
+    return {index: number[late[index]] for index in drawn if index in kept}
+
+
+def depths_of(folded: FoldedGraph, kept: Collection[int], rows: dict[int, int]) -> dict[int, tuple[int, int]]:
+    """For each kept weight the row that it stands above, and its depth: 1 above words, 2 above weights, ..."""
+    found: dict[int, tuple[int, int]] = {}
+    for family in reversed(folded.families):
+        index = family.index
+        if index not in kept or index not in folded.wordless:
+            continue
+        below = [bundle.child for bundle in folded.out_of[index] if bundle.child in rows or bundle.child in found]
+        row = min((rows[c] if c in rows else found[c][0] for c in below), default=0)
+        found[index] = row, 1 + max((found[c][1] for c in below if c in found), default=0)
+    return found
+
+
+def places_in_rows(rows: Mapping[str, int], arrows: Sequence[tuple[str, str]], sweeps: int = 4) -> dict[str, int]:
+    """The place of each node in its row, such that arrows cross little; nodes come in the order that ties keep.
+
+    Sugiyama's barycentre heuristic (1981): down and up in turn, each row is sorted by the mean place of the nodes that
+    its nodes are joined to in the rows before it, places being counted from the middle of a row.
+    """
+    lines: dict[int, list[str]] = {}
+    for name, row in rows.items():
+        lines.setdefault(row, []).append(name)
+    joined: dict[str, list[str]] = {name: [] for name in rows}
+    for parent, child in arrows:
+        joined[parent].append(child)
+        joined[child].append(parent)
+    at = {name: k - (len(line) - 1) / 2 for line in lines.values() for k, name in enumerate(line)}
+    for sweep in range(sweeps):
+        way = 1 if sweep % 2 == 0 else -1
+        for row in sorted(lines, reverse=way < 0):
+            means = {}
+            for name in lines[row]:
+                others = [at[other] for other in joined[name] if (row - rows[other]) * way > 0]
+                means[name] = sum(others) / len(others) if others else at[name]
+            lines[row].sort(key=means.__getitem__)
+            at |= {name: k - (len(lines[row]) - 1) / 2 for k, name in enumerate(lines[row])}
+    return {name: k for line in lines.values() for k, name in enumerate(line)}

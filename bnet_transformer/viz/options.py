@@ -1,14 +1,13 @@
-"""What a user may ask of a figure, checked, and the error for a graph that is too large for one."""
+"""What a user may ask of a figure, checked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
-from bnet_transformer.errors import BNetError, BudgetError, mapping, number, one_of, unknown, whole
-from bnet_transformer.graph import Ground, Selection
+from bnet_transformer.errors import BNetError, mapping, number, one_of, unknown, whole
 
 LIMIT = 2_000  # arrows of one figure
 DETAILS = (None, "nodes", "words", "folded")
@@ -86,67 +85,28 @@ class Options:
     @property
     def told(self) -> list[str]:
         """The options besides `detail` that are not at their defaults."""
-        found = []
-        for each in fields(self):
-            value = getattr(self, each.name)
-            plain = isinstance(value, bool | int | str) and value == each.default
-            if each.name != "detail" and value is not each.default and not plain:
-                found.append(each.name)
-        return found
+        pairs = [(each.name, getattr(self, each.name), each.default) for each in fields(self)]
+        return [n for n, value, usual in pairs if n != "detail" and (type(value) is not type(usual) or value != usual)]
 
-    def fits(self, view: str) -> bool:
-        """True where a view uses every option that is told."""
-        return set(self.told) <= set(VIEWS[view])
+    def unused(self, view: str) -> list[str]:
+        """The options that are told and that a view has no use for."""
+        return [name for name in self.told if name not in VIEWS[view]]
 
     def check_view(self, view: str) -> None:
         """Refuse an option that a view has no use for."""
-        for name in self.told:
-            if name not in VIEWS[view]:
-                uses = ", ".join(f"detail={other!r}" for other, names in VIEWS.items() if name in names)
-                raise BNetError(name, expected="a view that uses it", got=f"detail={view!r}", allowed=uses)
+        for name in self.unused(view):
+            uses = ", ".join(f"detail={other!r}" for other, names in VIEWS.items() if name in names)
+            raise BNetError(name, expected="a view that uses it", got=f"detail={view!r}", allowed=uses)
 
 
 def options_of(told: Mapping[str, Any], known: Collection[str] = ()) -> Options:
     """Options from keywords; a name that none has is refused with the near ones."""
-    names = list(known) or [each.name for each in fields(Options)]
-    for name in told:
-        if name not in names:
-            raise unknown("option of a picture", name, names)
+    check_names("option of a picture", told, known or [each.name for each in fields(Options)])
     return Options(**told)
 
 
-def too_many(
-    ground: Ground, selection: Selection, views: Sequence[str], limit: int, parts: Callable[..., Selection]
-) -> BudgetError:
-    """The error for a graph past the limit: its counts, and three filters that fit it and what else is asked.
-
-    `views` can draw the same in place of the nodes; `parts` refuses a filter that leaves out what must be drawn.
-    """
-    got = f"{ground.count_nodes(selection)} nodes and {ground.count_arrows(selection)} arrows"
-    other = [f"detail={view!r}" for view in views]
-    fits: list[str] = []
-    for told, wanted in _filters(ground):
-        if len(fits) + len(other[:1]) < 3:
-            try:
-                count = ground.count_arrows(parts(**wanted))
-            except BNetError:
-                continue
-            if 0 < count <= limit:
-                fits.append(f"{told} ({count} arrows)")
-    fits += other
-    return BudgetError(
-        "figure of the nodes",
-        expected=f"at most {limit} arrows, or nobody can read it",
-        got=got,
-        allowed="; or ".join(["; ".join(fits[:3])] * bool(fits) + [f"limit={ground.count_arrows(selection)}"]),
-    )
-
-
-def _filters(ground: Ground) -> list[tuple[str, dict[str, Any]]]:
-    """Filters, the mildest first."""
-    heads = {"heads": 0} if "head" in ground.folded.sizes else {}
-    few = [{"words": range(n)} for n in (32, 16, 8, 5, 3) if n < min(ground.words.values(), default=0)]
-    tries: list[dict[str, Any]] = [{"slices": 0}, heads, *few, {"slices": 0, **heads}]
-    tries += [{"slices": 0, **each} for each in few] + [{"slices": 0, **heads, **each} for each in few]
-    tries += [{"weights": False, **each} for each in tries]
-    return [(", ".join(f"{name}={value}" for name, value in wanted.items()), wanted) for wanted in tries if wanted]
+def check_names(what: str, told: Mapping[str, Any], names: Collection[str]) -> None:
+    """Refuse keywords that are none of these names, with the near ones."""
+    for name in told:
+        if name not in names:
+            raise unknown(what, name, names)

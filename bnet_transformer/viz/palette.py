@@ -10,43 +10,25 @@ from types import MappingProxyType
 
 from bnet_transformer.errors import one_of
 
-LIGHT: Mapping[str, str] = MappingProxyType(
-    {
-        "ink": "#1b1f24",  # text and borders
-        "paper": "#ffffff",
-        "grey": "#6b7280",  # what stands back: second text, plain arrows
-        "prior": "#b4bac3",  # what was before the evidence
-        "line": "#d5d9df",  # frames and grids
-        "q": "#cc2f27",  # queries, red as in the chapter
-        "k": "#0b66ad",  # keys
-        "v": "#0b8a68",  # values
-        "observed": "#d9dce1",  # fill of an observed node
-        "do": "#f6c453",  # fill of a node that is set
-        "learnable": "#8a5a9e",  # what is learned
-        "accent": "#0b66ad",  # the one thing to look at
-        "second": "#c2571a",  # what is held beside it
-    }
+THEMES = ("light", "dark")
+COLOURS = {
+    "ink": ("#1b1f24", "#e6e9ee"),  # text and borders
+    "paper": ("#ffffff", "#14171c"),
+    "grey": ("#6b7280", "#98a1ae"),  # what stands back: second text, plain arrows
+    "prior": ("#b4bac3", "#5d6673"),  # what was before the evidence
+    "line": ("#d5d9df", "#353b45"),  # frames and grids
+    "q": ("#cc2f27", "#ff7a70"),  # queries, red as in the chapter
+    "k": ("#0b66ad", "#62aef0"),  # keys
+    "v": ("#0b8a68", "#3fc79d"),  # values
+    "observed": ("#d9dce1", "#474e59"),  # fill of an observed node
+    "do": ("#f6c453", "#a8741a"),  # fill of a node that is set
+    "learnable": ("#8a5a9e", "#c79bdb"),  # what is learned
+    "accent": ("#0b66ad", "#62aef0"),  # the one thing to look at
+    "second": ("#c2571a", "#f0995c"),  # what is held beside it
+}
+PALETTES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {theme: MappingProxyType({name: pair[k] for name, pair in COLOURS.items()}) for k, theme in enumerate(THEMES)}
 )
-
-DARK: Mapping[str, str] = MappingProxyType(
-    {
-        "ink": "#e6e9ee",
-        "paper": "#14171c",
-        "grey": "#98a1ae",
-        "prior": "#5d6673",
-        "line": "#353b45",
-        "q": "#ff7a70",
-        "k": "#62aef0",
-        "v": "#3fc79d",
-        "observed": "#474e59",
-        "do": "#a8741a",
-        "learnable": "#c79bdb",
-        "accent": "#62aef0",
-        "second": "#f0995c",
-    }
-)
-
-PALETTES: Mapping[str, Mapping[str, str]] = MappingProxyType({"light": LIGHT, "dark": DARK})
 
 # Heads and other kinds without order: after Okabe and Ito, darkened or lightened until each stands out on its paper.
 HEADS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -63,5 +45,5 @@ def palette(theme: str = "light") -> Mapping[str, str]:
     >>> palette("light")["q"], palette("dark")["paper"]
     ('#cc2f27', '#14171c')
     """
-    one_of("theme", theme, tuple(PALETTES))
+    one_of("theme", theme, THEMES)
     return PALETTES[theme]

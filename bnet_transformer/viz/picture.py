@@ -1,14 +1,16 @@
 """The layout that every picture is written from: boxes, arrows, frames and texts with their places, in points.
 
-y runs downwards. A `Picture` knows no file format and no architecture; writers read nothing else.
+y runs downwards; ways of arrows are chains of cubic curves. A `Picture` knows no file format and no architecture;
+writers read nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bnet_transformer.viz.labels import Run, measured, plain
 
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
     import networkx as nx
 
 Point = tuple[float, float]
+Edges = tuple[float, float, float, float]  # left, top, right, bottom
 MARGIN = 14.0
+ROUND = 7.0  # of the corners of an arrow
 
 DASHES = {"solid": (), "dash": (5.0, 2.6), "dot": (0.9, 2.3)}  # the ends of lines are round
 
@@ -25,8 +29,8 @@ DASHES = {"solid": (), "dash": (5.0, 2.6), "dot": (0.9, 2.3)}  # the ends of lin
 class Box:
     """A node: its middle, its size, what its label says, and how its fill and border tell what it is.
 
-    `fill` is `paper`, `observed` or `do`; `border` is `double`, `single`, `none` or, of a mere point, `dot`. `under`
-    outlines stand behind the node of a plate.
+    `fill` is `paper`, `observed` or `do`; `border` is `double`, `single` or, of a mere point, `dot`. `under` outlines
+    stand behind the node of a plate.
     """
 
     name: str
@@ -44,7 +48,7 @@ class Box:
     title: str = ""
 
     @cached_property
-    def edges(self) -> tuple[float, float, float, float]:
+    def edges(self) -> Edges:
         """Left, top, right, bottom."""
         return self.x - self.width / 2, self.y - self.height / 2, self.x + self.width / 2, self.y + self.height / 2
 
@@ -90,7 +94,7 @@ class Text:
     title: str = ""
 
     @cached_property
-    def edges(self) -> tuple[float, float, float, float]:
+    def edges(self) -> Edges:
         """Left, top, right, bottom."""
         wide = measured(self.runs, self.size)
         left = self.x - {"start": 0.0, "middle": wide / 2, "end": wide}[self.anchor]
@@ -137,56 +141,52 @@ class Picture:
         return graph
 
 
-def extent(picture: Picture) -> tuple[float, float, float, float]:
+PARTS = ("boxes", "arrows", "frames", "texts", "legend")
+P = TypeVar("P", bound=Box | Arrow | Frame | Text | Entry)
+
+
+def extent(picture: Picture) -> Edges:
     """Left, top, right, bottom of all that is drawn."""
-    return _around(_corners(picture))
+    return bounds(corners for kind in PARTS for part in getattr(picture, kind) for corners in _corners(part))
 
 
-def fitted(picture: Picture, margin: float = MARGIN) -> Picture:
+def bounds(corners: Iterable[Edges]) -> Edges:
+    """Left, top, right, bottom of several rectangles together."""
+    lefts, tops, rights, bottoms = zip(*(list(corners) or [(0.0, 0.0, 0.0, 0.0)]), strict=True)
+    return min(lefts), min(tops), max(rights), max(bottoms)
+
+
+def fitted(picture: Picture) -> Picture:
     """The same picture moved so that it starts at the margin, with its width and height."""
     left, top, right, bottom = extent(picture)
-    found = moved(picture, margin - left, margin - top)
-    return replace(found, width=right - left + 2 * margin, height=bottom - top + 2 * margin)
+    dx, dy = MARGIN - left, MARGIN - top
+    parts: dict[str, Any] = {kind: tuple(moved(part, dx, dy) for part in getattr(picture, kind)) for kind in PARTS}
+    return replace(picture, **parts, width=right - left + 2 * MARGIN, height=bottom - top + 2 * MARGIN)
 
 
-def moved(picture: Picture, dx: float, dy: float) -> Picture:
-    """The same picture elsewhere."""
-    return replace(
-        picture,
-        boxes=tuple(replace(b, x=b.x + dx, y=b.y + dy) for b in picture.boxes),
-        arrows=tuple(_moved(a, dx, dy) for a in picture.arrows),
-        frames=tuple(replace(f, x=f.x + dx, y=f.y + dy) for f in picture.frames),
-        texts=tuple(replace(t, x=t.x + dx, y=t.y + dy) for t in picture.texts),
-        legend=tuple(
-            Entry(
-                _moved(e.sample, dx, dy)
-                if isinstance(e.sample, Arrow)
-                else replace(e.sample, x=e.sample.x + dx, y=e.sample.y + dy),
-                replace(e.text, x=e.text.x + dx, y=e.text.y + dy),
-            )
-            for e in picture.legend
-        ),
-    )
+def moved(part: P, dx: float, dy: float) -> P:
+    """The same part of a picture elsewhere."""
+    if isinstance(part, Entry):
+        return replace(part, sample=moved(part.sample, dx, dy), text=moved(part.text, dx, dy))
+    if isinstance(part, Arrow):
+        return replace(part, points=tuple((x + dx, y + dy) for x, y in part.points))
+    return replace(part, x=part.x + dx, y=part.y + dy)
 
 
-def _moved(arrow: Arrow, dx: float, dy: float) -> Arrow:
-    return replace(arrow, points=tuple((x + dx, y + dy) for x, y in arrow.points))
-
-
-def _corners(picture: Picture) -> Iterator[tuple[float, float, float, float]]:
-    for box in picture.boxes:
-        left, top, right, bottom = box.edges
-        yield left, top, right + 2.5 * box.under, bottom + 2.5 * box.under
-    for frame in picture.frames:
-        yield frame.x, frame.y, frame.x + frame.width, frame.y + frame.height
-    for line in picture.lines:
-        yield line.edges
-    for arrow in [*picture.arrows, *(e.sample for e in picture.legend if isinstance(e.sample, Arrow))]:
-        for x, y in passed(arrow.points):
+def _corners(part: Box | Arrow | Frame | Text | Entry) -> Iterator[Edges]:
+    """Rectangles that hold a part of a picture."""
+    if isinstance(part, Arrow):
+        for x, y in passed(part.points):
             yield x, y, x, y
-    for entry in picture.legend:
-        if isinstance(entry.sample, Box):
-            yield entry.sample.edges
+    elif isinstance(part, Frame):
+        yield part.x, part.y, part.x + part.width, part.y + part.height
+    elif isinstance(part, Entry):
+        yield part.text.edges
+        yield from _corners(replace(part.sample, under=0) if isinstance(part.sample, Box) else part.sample)
+    else:
+        left, top, right, bottom = part.edges
+        under = 2.5 * part.under if isinstance(part, Box) else 0.0
+        yield left, top, right + under, bottom + under
 
 
 def passed(points: tuple[Point, ...]) -> Iterator[Point]:
@@ -202,7 +202,59 @@ def passed(points: tuple[Point, ...]) -> Iterator[Point]:
     yield from points[-1:]
 
 
-def _around(corners: Iterable[tuple[float, float, float, float]]) -> tuple[float, float, float, float]:
-    listed = list(corners) or [(0.0, 0.0, 0.0, 0.0)]
-    lefts, tops, rights, bottoms = zip(*listed, strict=True)
-    return min(lefts), min(tops), max(rights), max(bottoms)
+# the ways of arrows: smooth from row to row, or along straight lines with round corners
+
+
+def curve(start: Point, end: Point, *, sideways: bool = False, bow: float = 0.5) -> tuple[Point, ...]:
+    """One smooth curve that leaves and arrives upright, or sideways.
+
+    >>> curve((0, 0), (10, 40))
+    ((0, 0), (0, 20.0), (10, 20.0), (10, 40))
+    """
+    (x0, y0), (x1, y1) = start, end
+    if sideways:
+        dx = bow * (x1 - x0)
+        return start, (x0 + dx, y0), (x1 - dx, y1), end
+    dy = bow * (y1 - y0)
+    return start, (x0, y0 + dy), (x1, y1 - dy), end
+
+
+def level(source: Box, target: Box) -> tuple[Point, ...]:
+    """A straight line between boxes side by side."""
+    way = 1 if target.x > source.x else -1
+    start, end = (source.x + way * source.width / 2, source.y), (target.x - way * target.width / 2, target.y)
+    return curve(start, end, sideways=True)
+
+
+def arch(source: Box, target: Box, rise: float, *, below: bool = False, shift: float = 0.0) -> tuple[Point, ...]:
+    """An arch from the top (or bottom) of one box to that of another; `shift` moves its ends towards each other."""
+    way = -1 if not below else 1
+    toward = 1 if target.x > source.x else -1
+    y0, y1 = source.y + way * source.height / 2, target.y + way * target.height / 2
+    x0, x1 = source.x + toward * shift, target.x - toward * shift
+    return (x0, y0), (x0 + 0.1 * (x1 - x0), y0 + way * rise), (x1 - 0.1 * (x1 - x0), y1 + way * rise), (x1, y1)
+
+
+def bent(corners: Sequence[Point]) -> tuple[Point, ...]:
+    """Straight lines through these corners, the corners rounded."""
+    kept = [corners[0]]
+    for corner in corners[1:]:
+        if math.dist(corner, kept[-1]) > 1e-6:
+            kept.append(corner)
+    found: list[Point] = [kept[0]]
+    for before, corner, after in zip(kept, kept[1:], kept[2:], strict=False):
+        radius = min(ROUND, math.dist(before, corner) / 2, math.dist(corner, after) / 2)
+        into, out = _towards(corner, before, radius), _towards(corner, after, radius)
+        found += _straight(found[-1], into)
+        found += [_towards(corner, before, radius * 0.45), _towards(corner, after, radius * 0.45), out]
+    return (*found, *_straight(found[-1], kept[-1]))
+
+
+def _straight(start: Point, end: Point) -> list[Point]:
+    (x0, y0), (x1, y1) = start, end
+    return [(x0 + (x1 - x0) / 3, y0 + (y1 - y0) / 3), (x0 + 2 * (x1 - x0) / 3, y0 + 2 * (y1 - y0) / 3), end]
+
+
+def _towards(start: Point, end: Point, length: float) -> Point:
+    far = math.dist(start, end)
+    return start[0] + (end[0] - start[0]) * length / far, start[1] + (end[1] - start[1]) * length / far

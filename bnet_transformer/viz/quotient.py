@@ -11,10 +11,9 @@ import networkx as nx
 from bnet_transformer.axes import split
 from bnet_transformer.graph import Quotient
 from bnet_transformer.inference import Tan, TanTree
-from bnet_transformer.viz.curves import arch
 from bnet_transformer.viz.grid import Grid, Item, Room
 from bnet_transformer.viz.labels import Run, measured, runs, shown
-from bnet_transformer.viz.picture import Arrow, Box, Picture
+from bnet_transformer.viz.picture import Arrow, Box, Picture, arch
 from bnet_transformer.viz.style import HEIGHT, SIZE, finished
 
 CLASS = "class"

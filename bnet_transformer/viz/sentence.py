@@ -1,122 +1,43 @@
-"""Figures of a net and of a sentence: which one is drawn, what of it, and what its caption says is left out."""
+"""The figure of a sentence: which view is drawn, what of it, and what its caption says is left out."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from contextlib import suppress
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from bnet_transformer import asking, export
 from bnet_transformer.axes import WORD, join, stem_of
-from bnet_transformer.errors import BNetError, BudgetError, ReadingError
-from bnet_transformer.graph import Family, Ground, Selection
-from bnet_transformer.inference import Answers, SentenceState, arrow_weights
-from bnet_transformer.inference.rollout import settled_choices
+from bnet_transformer.errors import BNetError, BudgetError, ReadingError, unknown
+from bnet_transformer.graph import Ground, Selection
+from bnet_transformer.inference import SentenceState, arrow_weights
+from bnet_transformer.inference.joint_posterior import expected_reading
+from bnet_transformer.inference.sentence_state import matching
 from bnet_transformer.inference.tan import box_namer
 from bnet_transformer.network import Member, Network
-from bnet_transformer.viz.highlights import Highlights, check_families
-from bnet_transformer.viz.labels import shown, written
-from bnet_transformer.viz.marks import marks_of, meant, named, part, part_of, with_words
-from bnet_transformer.viz.nodes import folded_picture, ground_picture
-from bnet_transformer.viz.options import Options, too_many
-from bnet_transformer.viz.picture import Picture, Text
-from bnet_transformer.viz.style import emphasised, finished
-from bnet_transformer.viz.words import Reading, chosen, spoken, words_picture
+from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.viz.labels import shown
+from bnet_transformer.viz.marks import forms_of, meant, named, part_of, with_words
+from bnet_transformer.viz.nodes import finish, ground_picture, net_picture
+from bnet_transformer.viz.options import VIEWS, Options
+from bnet_transformer.viz.picture import Picture
+from bnet_transformer.viz.words import Reading, chosen, ends_of, readers_of, spoken, words_picture
 
 PLAIN = 500  # arrows up to which every node of a sentence is drawn, if nothing else is asked
 OPEN = 64  # joint states of open choices over which attention is averaged unasked
 STATES = 15_000  # of words in one reading grid
 PAIRS = 10_000_000  # of words in one reading grid, of which the strong ones are sought
 WEIGHED = 2_000_000  # arrows of which the strong ones are sought
-DEEP = 3  # slices up to which a folded net is drawn whole ...
-TALL = 50  # ... if it has no more families than this
-
+PARTS = ("slices", "words", "heads", "weights")  # options that leave nodes out
+MOST = 20_000  # nodes up to which an unknown name is compared with all
 
 Weights = Mapping[tuple[int, int], float]
-
-REACHES = {
-    "every": "every word",
-    "causal": "words j ≤ i",
-    "earlier": "words j < i",
-    "before": "word i − 1",
-    "rest": "its own word, but at the first",
-    "first": "the first word",
-    "last": "the last word",
-    "window": "words |i − j| ≤ {}",
-    "recent": "words 0 ≤ i − j ≤ {}",
-    "mask": "the words of a table",
-}
-
-
-def net_picture(network: Network, asked: Options) -> Picture:
-    """The folded graph; of a deep net the first slice and what follows the last."""
-    graph = export.folded_to_networkx(network)
-    depth = network.graph.depth
-    kept = list(graph)
-    caption, not_drawn = "", False
-    if asked.slices is not None:
-        wanted = set(asking.slices_of(asked.slices, network))
-        kept = [f.name for f in network.graph.families if _kept(network, f, wanted)]
-        gone = len(graph) - len(kept)
-        caption = f"{gone} of {len(graph)} families of nodes are not drawn" if gone else ""
-    elif depth > DEEP or (depth > 1 and len(graph) > TALL):
-        kept = [f.name for f in network.graph.families if _kept(network, f, {0})]
-        kept += [
-            f.name for f in network.graph.families if f.step is not None and f.step >= network.graph.slices[f.stack]
-        ]
-        kept += [f.name for f in network.graph.families if _leaves(network, f)]
-        rest = "slice 1 is like slice 0, and is" if depth == 2 else f"slices 1 to {depth - 1} are like slice 0, and are"
-        caption, not_drawn = f"{rest} not drawn", True
-    if not asked.weights:
-        wordless = {network.graph.families[index].name for index in network.graph.wordless}
-        kept = [name for name in kept if name not in wordless]
-    check_families(network, asked, kept)
-    picture = folded_picture(network, part(graph, kept))
-    if not_drawn:
-        picture = replace(picture, texts=(*picture.texts, *_dots(network, picture)))
-    told = [caption, *_told_reaches(network, kept)]
-    return _finished(picture, asked, f"the folded graph of the net {network.declaration.name}", told)
-
-
-def _told_reaches(network: Network, kept: Sequence[str]) -> list[str]:
-    """Which words a word reads, for each role that reads others: a folded arrow does not show it."""
-    told: dict[tuple[str, str], None] = {}
-    for member in network.members:
-        for given in member.inputs if member.family.name in kept else ():
-            if given.reach.kind != "same" and network.members[given.parent].family.name in kept:
-                said = REACHES[given.reach.kind].format(given.reach.width)
-                told[stem_of(member.family.stack, member.family.role).replace("_", " "), said] = None
-    return [f"{role} reads {said}" for role, said in told]
-
-
-def _dots(network: Network, picture: Picture) -> list[Text]:
-    """Dots above the states that leave the last slice."""
-    last = {family.name for family in network.graph.families if _leaves(network, family)}
-    return [
-        Text(box.x, box.edges[1] - 12.0, written("⋮"), size=14.0, colour="grey")
-        for box in picture.boxes
-        if box.name in last
-    ]
-
-
-def _kept(network: Network, family: Family, slices: set[int]) -> bool:
-    last = network.graph.slices.get(family.stack, 1) - 1
-    if family.step is None:
-        return True
-    entered = family.slice is not None and family.slice in slices and family.step < family.slice
-    return (
-        entered or family.step in slices or (family.step < 0 and 0 in slices) or (family.step > last and last in slices)
-    )
-
-
-def _leaves(network: Network, family: Family) -> bool:
-    """True for the state that leaves the last slice."""
-    return family.step is not None and family.slice == network.graph.slices[family.stack] == family.step + 1
 
 
 def selection_of(state: SentenceState, asked: Options) -> Selection:
@@ -126,72 +47,109 @@ def selection_of(state: SentenceState, asked: Options) -> Selection:
 
 def sentence_picture(state: SentenceState, asked: Options) -> Picture:
     """The figure of a sentence: its nodes, where they are few; else the reading grid; else the folded net."""
-    highlights = Highlights(asked, state.ground, partial(_grid_names, state), partial(selection_of, state))
-    view = asked.detail or _view(state, asked, highlights)
-    highlights.check(view)
-    if view == "nodes":
-        return _nodes(state, asked, highlights)
-    return net_picture(state.network, asked) if view == "folded" else _words(state, asked, highlights)
+    view = asked.detail or _view(state, asked)
+    _check_highlights(state, asked, view)
+    if view == "folded":
+        return net_picture(state.network, asked)
+    return _nodes(state, asked) if view == "nodes" else _words(state, asked)
 
 
-def _view(state: SentenceState, asked: Options, highlights: Highlights) -> str:
+def _view(state: SentenceState, asked: Options) -> str:
     """The view that is drawn where none is asked for: all nodes where they are few, or else the reading grid, of those
     views that draw what is highlighted."""
+    if _left_out(state, Options(highlight=asked.highlight), "nodes"):
+        return "folded" if _draws_all(state, asked, "folded") else "nodes"
     few = PLAIN if asked.limit is None else min(PLAIN, asked.limit)
-    grid = replace(asked, weights=True).fits("words")  # no weight is in the reading grid
-    if not highlights.left_out("nodes", Selection()):
-        grid = grid and not highlights.left_out("words", selection_of(state, asked))
-        if not grid or state.ground.count_arrows(selection_of(state, asked)) <= few:
-            return "nodes"
-        if _has_grid(state, selection_of(state, asked)):
-            return "words"
-        if asked.fits("nodes") and not asked.fits("folded"):
-            return "nodes"
-        asked.check_view("folded")
-        return "folded"
-    return "folded" if highlights.shown_in("folded") else "nodes"
+    in_grid = _draws_all(state, replace(asked, weights=True), "words")  # no weight is in the reading grid
+    if not in_grid or state.ground.count_arrows(selection_of(state, asked)) <= few:
+        return "nodes"
+    if _has_grid(state, selection_of(state, asked)):
+        return "words"
+    if asked.unused("folded") and not asked.unused("nodes"):
+        return "nodes"
+    asked.check_view("folded")
+    return "folded"
 
 
-def _has_grid(state: SentenceState, selection: Selection) -> bool:
-    """True where a reading grid can be drawn: words are read by distributions, between states over words."""
-    readers = _readers(state.network, selection.slices)
-    stacks = {stack for member in readers for stack, _ in ends_of(state.network, member)}
-    has_states = all(asking.state_of(state.network, stack) is not None for stack in stacks)
-    return bool(readers) and has_states and all(member.tpm.has_reading for member in readers)
+# which views draw what is highlighted
 
 
-def _others(state: SentenceState, selection: Selection) -> tuple[str, ...]:
-    """The views that can be drawn of a selection in place of its nodes."""
-    return ("words", "folded") if _readers(state.network, selection.slices) else ("folded",)
+def _left_out(state: SentenceState, asked: Options, view: str) -> list[str]:
+    """The names and patterns that are highlighted and of which a view draws no node."""
+    names = named(asked.highlight)
+    if not names:
+        return []
+    selection = selection_of(state, asked)
+    if view == "nodes":
+        return [name for name in names if not _is_selected(state.ground, name, selection)]
+    drawn = _grid_names(state, selection) if view == "words" else state.network.graph.by_name
+    return [name for name in names if not meant(name, drawn)]
 
 
-def _grid_names(state: SentenceState, selection: Selection) -> dict[str, tuple[str, int]]:
-    """The stack and the word of each node of the reading grid of a selection."""
-    network, found = state.network, dict[str, tuple[str, int]]()
-    for stack, slice_ in {end for member in _readers(network, selection.slices) for end in ends_of(network, member)}:
-        if (family := asking.state_of(network, stack)) is not None:
-            for word in selection.words.get(stack, range(len(state.tokens[stack]))):
-                found[join(stem_of(stack, family.role), (slice_, int(word)))] = stack, int(word)
-    return found
+def _draws_all(state: SentenceState, asked: Options, view: str) -> bool:
+    """Whether a view draws all that is highlighted, and uses every option that was given."""
+    return not asked.unused(view) and not _left_out(state, asked, view)
 
 
-def _nodes(state: SentenceState, asked: Options, highlights: Highlights) -> Picture:
+def _check_highlights(state: SentenceState, asked: Options, view: str) -> None:
+    """Refuse a view that leaves some out, where another view, or fewer options, would draw them."""
+    lost = _left_out(state, asked, view)
+    if not lost:
+        return
+    ground, families = state.ground, state.network.graph.families
+    if not _is_selected(ground, lost[0], Selection()) and not meant(lost[0], state.network.graph.by_name):
+        every = [ground.family_names(family) for family in families]  # of a large net the first node of each family
+        raise unknown("highlight", lost[0], itertools.chain(*every) if len(ground) <= MOST else map(next, every))
+    if ways := [way for other in VIEWS if (way := _way(state, asked, other))]:
+        expected = f"nodes that this figure draws (detail={view!r})"
+        raise BNetError("highlight", expected=expected, got=lost[0], allowed="; ".join(ways))
+
+
+def _way(state: SentenceState, asked: Options, view: str) -> str:
+    """How a view draws all: as it is, or without options that it does not use or that leave nodes out."""
+    defaults: dict[str, Any] = {each.name: each.default for each in fields(Options)}
+    unused = asked.unused(view)
+    parts = [name for name in PARTS if name in asked.told and name not in unused]
+    for dropped in (unused, [*unused, *parts]):
+        fewer = replace(asked, detail=None, **{name: defaults[name] for name in dropped})
+        if not _left_out(state, fewer, view):
+            without = ", ".join(f"{name}=" for name in dropped)
+            return f"detail={view!r}" + (f" without {without}" if dropped else "")
+    return ""
+
+
+def _is_selected(ground: Ground, name: str, selection: Selection) -> bool:
+    """Whether a selection keeps some node that a name or a pattern stands for."""
+    for form in forms_of(name):
+        try:
+            nodes = matching(ground, form) if "*" in form else [ground.id(form)]
+        except BNetError:
+            continue
+        for family in {ground.family_of(node) for node in nodes}:
+            kept = ground.kept(family, selection)
+            if kept and bool(np.isin(nodes, ground.nodes(family, selection)).any()):
+                return True
+    return False
+
+
+# all nodes
+
+
+def _nodes(state: SentenceState, asked: Options) -> Picture:
     """Every node and arrow that is asked for."""
-    ground, selection, most = state.ground, selection_of(state, asked), asked.limit
+    ground, selection = state.ground, selection_of(state, asked)
+    most = math.inf if asked.limit is None else asked.limit
     if asked.only is not None:
         selection = _narrowed(ground, selection, named(asked.only))
-
-    def refusal() -> BudgetError:
-        views = [view for view in _others(state, selection) if highlights.shown_in(view)]
-        return too_many(ground, selection, views, most or 0, highlights.part_of)
-
-    if most is not None and _least(state, asked, selection) > most:
-        raise refusal()
+    if _least(state, asked, selection) > most:
+        raise _too_many(state, asked, selection)
     weights, failed = _arrow_weights(state, asked, selection)
-    if weights is not None:
+    if weights is not None and asked.top is not None:
         weights = _strongest(state, weights, asked)
-    if most is not None and asked.only is None and _count(ground, selection, weights) > most:
-        raise refusal()
+    least = asked.min_weight or 0.0
+    weak = sum(weight < least for weight in (weights or {}).values())
+    if asked.only is None and ground.count_arrows(selection) - weak > most:
+        raise _too_many(state, asked, selection)
     graph = export.ground_to_networkx(
         state.network,
         ground,
@@ -199,23 +157,22 @@ def _nodes(state: SentenceState, asked: Options, highlights: Highlights) -> Pict
         tokens=state.tokens,
         observed=state.evidence,
         weights=weights,
-        min_weight=0.0,
+        min_weight=least,
         limit=None,
     )
     if asked.only is not None:
         graph = part_of(graph, asked.only, ground.id)
     elif asked.slices is not None or asked.words is not None:
         graph = with_words(graph)
-    if most is not None and graph.number_of_edges() > most:
-        raise refusal()
+    if graph.number_of_edges() > most:
+        raise _too_many(state, asked, selection)
     if not len(graph):
         raise BNetError("picture", expected="options that keep a node", got="none kept")
-    boxes = None if asked.boxes is None else _boxes(state, asked, list(graph))
-    picture = ground_picture(state.network, graph, boxes=boxes)
+    picture = ground_picture(state.network, graph, boxes=_boxes(state, asked, list(graph)))
     hidden = [(len(ground) - len(graph), len(ground), "nodes")]
     hidden.append((ground.count_arrows() - graph.number_of_edges(), ground.count_arrows(), "arrows"))
     told = " and ".join(f"{gone:,} of {total:,} {what}" for gone, total, what in hidden if gone)
-    return _finished(picture, asked, _title(state), [f"{told} are not drawn" if told else "", failed])
+    return finish(picture, asked, _title(state), [f"{told} are not drawn" if told else "", failed])
 
 
 def _narrowed(ground: Ground, selection: Selection, names: Sequence[str]) -> Selection:
@@ -226,6 +183,41 @@ def _narrowed(ground: Ground, selection: Selection, names: Sequence[str]) -> Sel
         own = {index[-1] for family, index in places if family.words == stack}
         words[stack] = sorted(own & set(map(int, words.get(stack, own))))
     return replace(selection, words=words)
+
+
+def _too_many(state: SentenceState, asked: Options, selection: Selection) -> BudgetError:
+    """The error for a graph past the limit: its counts, and three ways to a figure that draws what must be drawn."""
+    ground, limit = state.ground, asked.limit or 0
+    views = ("words", "folded") if _readers(state, selection) else ("folded",)
+    other = [f"detail={view!r}" for view in views if _draws_all(state, asked, view)]
+    must = (*named(asked.highlight), *named(asked.only))
+    fits: list[str] = []
+    for wanted in _filters(ground):
+        if len(fits) + len(other[:1]) < 3:
+            with suppress(BNetError):  # a net without slices, say, has no part of them
+                part = selection_of(state, replace(asked, **wanted))
+                count = ground.count_arrows(part)
+                if 0 < count <= limit and all(_is_selected(ground, name, part) for name in must):
+                    told = ", ".join(f"{name}={value}" for name, value in wanted.items())
+                    fits.append(f"{told} ({count} arrows)")
+    advice = "; ".join([*fits, *other][:3])
+    count = ground.count_arrows(selection)
+    return BudgetError(
+        "figure of the nodes",
+        expected=f"at most {limit} arrows, or nobody can read it",
+        got=f"{ground.count_nodes(selection)} nodes and {count} arrows",
+        allowed=(f"{advice}; or " if advice else "") + f"limit={count}",
+    )
+
+
+def _filters(ground: Ground) -> list[dict[str, Any]]:
+    """Filters, the mildest first."""
+    heads = {"heads": 0} if "head" in ground.folded.sizes else {}
+    few = [{"words": range(n)} for n in (32, 16, 8, 5, 3) if n < min(ground.words.values(), default=0)]
+    tries: list[dict[str, Any]] = [{"slices": 0}, heads, *few, {"slices": 0, **heads}]
+    tries += [{"slices": 0, **each} for each in few] + [{"slices": 0, **heads, **each} for each in few]
+    tries += [{"weights": False, **each} for each in tries]
+    return [wanted for wanted in tries if wanted]
 
 
 def _least(state: SentenceState, asked: Options, selection: Selection) -> int:
@@ -241,19 +233,12 @@ def _least(state: SentenceState, asked: Options, selection: Selection) -> int:
     return sum(size for bundle, size in found if bundle.parent not in over[bundle.child])
 
 
-def _count(ground: Ground, selection: Selection, weights: Weights | None) -> int:
-    """How many arrows of a selection are left without those of a weight below zero, which are not asked for."""
-    return ground.count_arrows(selection) - sum(weight < 0 for weight in (weights or {}).values())
-
-
 def _strongest(state: SentenceState, weights: Weights, asked: Options) -> Weights:
-    """The weights, -1 where an arrow is not asked for: of a weak read, or of one past the strongest.
+    """The weights, -1 where an arrow is of a weak read, or of one past the strongest.
 
     A read is all arrows by which one node reads one word (k and v), and strong against the even share.
     """
     least, ground = asked.min_weight or 0.0, state.ground
-    if asked.top is None:
-        return {arrow: weight if weight >= least else -1.0 for arrow, weight in weights.items()}
     places = {node: ground.place(node) for arrow in weights for node in arrow}
     rows: dict[int, NDArray[np.int64]] = {}
     reads: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
@@ -297,8 +282,7 @@ def _open(state: SentenceState) -> int:
 def _boxes(state: SentenceState, asked: Options, names: Sequence[str]) -> dict[str, str]:
     """The box of each node that is in one."""
     if isinstance(asked.boxes, str):
-        slice_ = asked.slices if isinstance(asked.slices, int) else 0
-        box, _ = box_namer(state.ground, asked.boxes, slice_)
+        box, _ = box_namer(state.ground, asked.boxes, asked.slices if isinstance(asked.slices, int) else 0)
         found = {name: box(name) for name in names}
         return {name: where for name, where in found.items() if where != "(outside)" and where != name}
     told = asked.boxes or {}
@@ -307,36 +291,84 @@ def _boxes(state: SentenceState, asked: Options, names: Sequence[str]) -> dict[s
     return {name: told[name] for name in names if name in told}
 
 
-def _words(state: SentenceState, asked: Options, highlights: Highlights) -> Picture:
+# the reading grid
+
+
+def _readers(state: SentenceState, selection: Selection) -> list[Member]:
+    """The members that read words, within the slices of their stack."""
+    depths = state.network.graph.slices
+    readers = readers_of(state.network, selection.slices)
+    return [member for member in readers if member.family.step in range(depths[member.family.stack])]
+
+
+def _has_grid(state: SentenceState, selection: Selection) -> bool:
+    """True where a reading grid can be drawn: words are read by distributions, between states over words."""
+    readers = _readers(state, selection)
+    stacks = {stack for member in readers for stack, _ in ends_of(state.network, member)}
+    has_states = all(asking.state_of(state.network, stack) is not None for stack in stacks)
+    return bool(readers) and has_states and all(member.tpm.has_reading for member in readers)
+
+
+def _grid_names(state: SentenceState, selection: Selection) -> dict[str, tuple[str, int]]:
+    """The stack and the word of each node of the reading grid of a selection."""
+    network, found = state.network, dict[str, tuple[str, int]]()
+    for stack, slice_ in {end for member in _readers(state, selection) for end in ends_of(network, member)}:
+        if (family := asking.state_of(network, stack)) is not None:
+            for word in selection.words.get(stack, range(len(state.tokens[stack]))):
+                found[join(stem_of(stack, family.role), (slice_, int(word)))] = stack, int(word)
+    return found
+
+
+def _words(state: SentenceState, asked: Options) -> Picture:
     """The reading grid."""
     network, selection = state.network, selection_of(state, asked)
-    ends = [(member, ends_of(network, member)) for member in _readers(network, selection.slices)]
+    ends = [(member, ends_of(network, member)) for member in _readers(state, selection)]
     if not ends:
         raise ReadingError("detail", expected="a net with P(j | i) (detail='words')", got=network.declaration.name)
-    there = {state for _, both in ends for state in both}
-    stacks = [stack for stack in state.tokens if any(stack == state[0] for state in there)]
+    every = {end for _, both in ends for end in both}
+    stacks = [stack for stack in state.tokens if any(stack == end[0] for end in every)]
     words = {stack: [int(w) for w in selection.words.get(stack, range(len(state.tokens[stack])))] for stack in stacks}
-    states = {stack: sorted(number for own, number in there if own == stack) for stack in stacks}
-    count = sum(len(words[stack]) * len(states[stack]) for stack in stacks)
-    allowed = "fewer words= or slices=" + (", or detail='folded'" if highlights.shown_in("folded") else "")
-    if count > STATES:
-        raise BudgetError("reading grid", expected=f"at most {STATES} states of words", got=count, allowed=allowed)
+    states = {stack: sorted(number for own, number in every if own == stack) for stack in stacks}
     pairs = sum(len(words[stack]) * len(words[other]) for _, ((stack, _), (other, _)) in ends)
-    if pairs > PAIRS:
-        raise BudgetError("reading grid", expected=f"at most {PAIRS} pairs of words", got=pairs, allowed=allowed)
+    allowed = "fewer words= or slices=" + (", or detail='folded'" if _draws_all(state, asked, "folded") else "")
+    for what, count, most in (
+        ("states", sum(len(words[stack]) * len(states[stack]) for stack in stacks), STATES),
+        ("pairs", pairs, PAIRS),
+    ):
+        if count > most:
+            raise BudgetError("reading grid", expected=f"at most {most} {what} of words", got=count, allowed=allowed)
+    heads = selection.plates.get("head")
     readings = [
-        Reading(*both, _matrix(state, member, selection), asking.readable(state.world, member)) for member, both in ends
+        Reading(*both, _mean(state, member, heads), asking.readable(state.world, member)) for member, both in ends
     ]
-    grid = highlights.grid(selection) if highlights.names else {}
-    marked = {grid[node] for name in highlights.names for node in meant(name, grid)}
+    grid = _grid_names(state, selection) if asked.highlight is not None else {}
+    marked = {grid[node] for name in named(asked.highlight) for node in meant(name, grid)}
     reads = chosen(readings, words, asked.min_weight, asked.top, asked.limit, parts=not marked)
     words, silent = spoken(words, reads, marked)
-    stems = {stack: stem_of(stack, _state(network, stack).role) for stack in stacks}
+    stems = {stack: _stem(network, stack) for stack in stacks}
     name = lambda stack, slice_, word: join(stems[stack], (slice_, word))  # noqa: E731
     picture = words_picture(state.tokens, words, states, name, reads)
-    total = state.ground.count_nodes()
-    caption = [_heads(network, asked), reads.hidden, silent, f"{len(picture.boxes):,} of {total:,} nodes are drawn"]
-    return _finished(picture, asked, _title(state), caption)
+    drawn = f"{len(picture.boxes):,} of {state.ground.count_nodes():,} nodes are drawn"
+    return finish(picture, asked, _title(state), [_heads(network, asked), reads.hidden, silent, drawn])
+
+
+def _mean(state: SentenceState, member: Member, heads: Any) -> NDArray[np.float64]:
+    """What a member reads, `[word, word]`, averaged over what is open and over its plates."""
+    if not member.tpm.has_reading:
+        raise BNetError(member.family.name, expected="attention P(j | i)", got=member.tpm.why_no_reading())
+    table: NDArray[np.float64] = in_numpy(expected_reading(state.query(), state.answers.reading_query(member)))
+    if heads is not None and "head" in member.family.plates:
+        table = np.take(table, list(heads), axis=member.family.plates.index("head"))
+    return np.asarray(table.reshape(-1, *table.shape[-2:]).mean(0).round(12))  # what is certain is exactly 1
+
+
+def _stem(network: Network, stack: str) -> str:
+    """The stem of the states of a stack's words."""
+    family = asking.state_of(network, stack)
+    if family is None:
+        expected, got = "a stack with a state over words", stack or "none"
+        raise ReadingError("detail", expected=expected, got=got, allowed="detail='nodes'")
+    return stem_of(stack, family.role)
 
 
 def _heads(network: Network, asked: Options) -> str:
@@ -348,61 +380,8 @@ def _heads(network: Network, asked: Options) -> str:
     return f"head {told[0]}" if len(told) == 1 else f"the mean over heads {', '.join(map(str, told))}"
 
 
-def _readers(network: Network, slices: Any) -> list[Member]:
-    """The members that read words, of some slices."""
-    found = [member for member in network.members if member.reads_words]
-    depths = network.graph.slices
-    return [m for m in found if m.family.step in (slices or range(depths[m.family.stack]))]
-
-
-def ends_of(network: Network, member: Member) -> tuple[tuple[str, int], tuple[str, int]]:
-    """The states between which a member reads: of the words that are read, and of those that read."""
-    step = member.family.step or 0
-    source = network.stack_read(member)
-    out = step if source == member.family.stack else network.graph.slices[source]
-    return (source, out), (member.family.stack, step + 1)
-
-
-def _matrix(state: SentenceState, member: Member, selection: Selection) -> NDArray[np.float64]:
-    """What a member reads, `[word, word]`, averaged over its plates and over what is open."""
-    family, step = member.family, member.family.step or 0
-    heads = selection.plates.get("head")
-    total: Any = 0.0
-    for done, share in settled_choices(state.query(), [step], family.stem):
-        answers = (
-            Answers(state.module, replace(state.world, do={**state.world.do, **done}), {}) if done else state.answers
-        )
-        table = answers.attention(step, family.stem).detach().double()
-        if heads is not None and "head" in family.plates:
-            table = table.index_select(family.plates.index("head"), torch.tensor(list(heads)))
-        total = total + share * table.reshape(-1, *table.shape[-2:]).mean(0)
-    return np.asarray(total)
-
-
-def _state(network: Network, stack: str) -> Family:
-    """The state of a stack's words."""
-    found = asking.state_of(network, stack)
-    if found is not None:
-        return found
-    raise ReadingError(
-        "detail", expected="a stack with a state over words", got=stack or "none", allowed="detail='nodes'"
-    )
-
-
 def _title(state: SentenceState) -> str:
     if not state.tokens:
         return f"the bnet {state.network.declaration.name}"
-    return (
-        "the bnet of “"
-        + " | ".join(" ".join(shown(word, None) for word in words) for words in state.tokens.values())[:300]
-        + "”"
-    )
-
-
-def _finished(picture: Picture, asked: Options, title: str, caption: Sequence[str]) -> Picture:
-    """The picture with what stands out, its legend and caption, in its theme."""
-    if asked.highlight is not None:
-        marks, ways = marks_of(asked.highlight, {box.name for box in picture.boxes})
-        boxes, arrows = emphasised(picture.boxes, picture.arrows, marks, ways)
-        picture = replace(picture, boxes=boxes, arrows=arrows)
-    return finished(replace(picture, theme=asked.theme), legend=asked.legend, title=title, caption=caption)
+    said = " | ".join(" ".join(shown(word, None) for word in words) for words in state.tokens.values())
+    return f"the bnet of “{said[:300]}”"

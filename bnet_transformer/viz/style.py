@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from bnet_transformer.viz.curves import curve
-from bnet_transformer.viz.labels import Run, measured, runs, written
-from bnet_transformer.viz.picture import MARGIN, Arrow, Box, Entry, Picture, Point, Text, extent, fitted
+from bnet_transformer.viz.labels import Run, measured, written
+from bnet_transformer.viz.picture import Arrow, Box, Entry, Picture, Point, Text, curve, extent, fitted, moved
 
 SIZE = 11.0  # of labels
 SMALL = 8.5  # of the legend and the caption
@@ -38,14 +37,14 @@ def _letter(role: str) -> str:
     return last if last in DASH and not role.startswith("W_") else ""
 
 
-def node_box(name: str, about: Mapping[str, Any], label: tuple[Run, ...], title: str, size: float = SIZE) -> Box:
+def node_box(name: str, about: Mapping[str, Any], label: tuple[Run, ...], title: str) -> Box:
     """The box of a node, by what its graph says of it."""
     done, kind = bool(about.get("do")), about["kind"]
     return Box(
         name,
         0.0,
         0.0,
-        max(measured(label, size) + 16.0, 36.0),
+        max(measured(label, SIZE) + 16.0, 36.0),
         HEIGHT,
         label,
         fill="do" if done else "observed" if kind == "observed" else "paper",
@@ -57,10 +56,8 @@ def node_box(name: str, about: Mapping[str, Any], label: tuple[Run, ...], title:
 
 def link(source: str, target: str, colour: str, weight: float | None = None, title: str = "") -> Arrow:
     """An arrow without a way yet; its probability is its width and opacity."""
-    found = Arrow(source, target, (), colour, dash=DASH.get(colour, "solid"), weight=weight, title=title)
-    if weight is None:
-        return found
-    return replace(found, width=WIDTH[0] + WIDTH[1] * weight, opacity=OPACITY[0] + OPACITY[1] * weight)
+    look = (0.9, 1.0) if weight is None else (WIDTH[0] + WIDTH[1] * weight, OPACITY[0] + OPACITY[1] * weight)
+    return Arrow(source, target, (), colour, *look, dash=DASH.get(colour, "solid"), weight=weight, title=title)
 
 
 def line_colour(box: Box) -> str:
@@ -70,20 +67,10 @@ def line_colour(box: Box) -> str:
     return {"given": "second", "collider": "second", "y": "learnable"}.get(box.accent, "accent")
 
 
-@dataclass(frozen=True)
-class Head:
-    """The head of an arrow: its tip, its other corners, the middle between these, a point inside, its length."""
-
-    tip: Point
-    left: Point
-    right: Point
-    base: Point
-    inside: Point
-    size: float
-
-
-def arrow_head(arrow: Arrow) -> Head:
-    """Where the head of an arrow is."""
+def line_and_head(arrow: Arrow) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
+    """The way of an arrow's line, and the corners of its head, the tip first; the line ends inside the head."""
+    if not arrow.head:
+        return arrow.points, ()
     (x1, y1), before = arrow.points[-1], arrow.points[-2]
     x0, y0 = before if before != (x1, y1) else arrow.points[0]
     far = math.hypot(x1 - x0, y1 - y0) or 1.0
@@ -91,7 +78,8 @@ def arrow_head(arrow: Arrow) -> Head:
     size = 4.2 + 1.3 * arrow.width
     bx, by, half = x1 - size * dx, y1 - size * dy, 0.36 * size
     inside = (x1 - 0.8 * size * dx, y1 - 0.8 * size * dy)
-    return Head((x1, y1), (bx - half * dy, by + half * dx), (bx + half * dy, by - half * dx), (bx, by), inside, size)
+    head = (x1, y1), (bx - half * dy, by + half * dx), (bx + half * dy, by - half * dx)
+    return (*arrow.points[:-1], inside), head
 
 
 def emphasised(
@@ -114,7 +102,6 @@ def _sample(**told: Any) -> Box:
 
 def explained(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> list[tuple[Box | Arrow, str]]:
     """A sample of every sign that a picture uses, and what it means."""
-    found: list[tuple[Box | Arrow, str]] = []
     signs: list[tuple[bool, Box, str]] = [
         (any(b.border == "double" for b in boxes), _sample(border="double"), "deterministic"),
         (any(b.border == "single" and b.fill == "paper" for b in boxes), _sample(), "stochastic"),
@@ -123,13 +110,11 @@ def explained(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> list[tuple[Box |
         (any(b.fill == "do" for b in boxes), _sample(fill="do", border="double"), "set by do"),
         (any(b.under for b in boxes), _sample(under=2), "repeated over plates"),
     ]
-    found += [(sample, text) for there, sample, text in signs if there]
+    found: list[tuple[Box | Arrow, str]] = [(sample, text) for there, sample, text in signs if there]
     for role in dict.fromkeys("its effect" if b.accent[0] in "+-" else b.accent for b in boxes if b.accent):
         found.append((_sample(accent=role), role))
     colours = {arrow.colour for arrow in arrows}
-    for colour, text in READS.items():
-        if colour in colours:
-            found.append((_line(colour), text))
+    found += [(_line(colour), text) for colour, text in READS.items() if colour in colours]
     heads = any(arrow.head for arrow in arrows)
     if "accent" in colours:
         found.append((replace(_line("accent"), head=heads), "from a word to its reader"))
@@ -171,7 +156,7 @@ def finished(
     found = replace(
         picture, texts=(*picture.texts, *texts), legend=tuple(entries), title=title, caption="; ".join(told)
     )
-    return fitted(found, MARGIN)
+    return fitted(found)
 
 
 def _legend(signs: Sequence[tuple[Box | Arrow, str]], left: float, wide: float, y: float) -> tuple[list[Entry], float]:
@@ -184,7 +169,7 @@ def _legend(signs: Sequence[tuple[Box | Arrow, str]], left: float, wide: float, 
         x = left + (wide - sum(need for *_, need in row) + 14.0) / 2
         for sample, text, need in row:
             place = Text(x + 30.0, y, written(text), "start", SMALL)
-            found.append(Entry(_at(sample, x + 12.0, y), place))
+            found.append(Entry(moved(sample, x + 12.0, y), place))
             x += need
         y += 17.0
     return found, y + 2.0
@@ -200,12 +185,6 @@ def _filled(signs: Sequence[tuple[Box | Arrow, str, float]], wide: float) -> lis
     return rows
 
 
-def _at(sample: Box | Arrow, x: float, y: float) -> Box | Arrow:
-    if isinstance(sample, Box):
-        return replace(sample, x=x, y=y)
-    return replace(sample, points=tuple((x + px, y + py) for px, py in sample.points))
-
-
 def _wrapped(text: str, wide: float) -> list[str]:
     lines: list[str] = []
     for word in text.split():
@@ -214,12 +193,3 @@ def _wrapped(text: str, wide: float) -> list[str]:
         else:
             lines.append(word)
     return lines
-
-
-def node_label(about: Mapping[str, Any], *, token: bool) -> tuple[Run, ...]:
-    """The label of a ground node, with its word where asked."""
-    index = about.get("index", ())
-    word = about.get("word")
-    plates = index[:-1] if word is not None else index
-    said = about.get("token") if token else None
-    return runs(about["role"], slice=about["slice"], plates=plates, word=word, token=said)

@@ -12,7 +12,7 @@ from bnet_transformer.viz.dot import to_dot
 from bnet_transformer.viz.labels import SMALL, Run, is_foreign, measured, plain, visible
 from bnet_transformer.viz.palette import palette
 from bnet_transformer.viz.picture import DASHES, Arrow, Box, Frame, Picture, Text
-from bnet_transformer.viz.style import FADED, SIZE, arrow_head
+from bnet_transformer.viz.style import FADED, SIZE, line_and_head
 
 if TYPE_CHECKING:
     import graphviz
@@ -151,8 +151,7 @@ def _rectangle(
 
 
 def _arrow(arrow: Arrow, ink: Ink) -> str:
-    head = arrow_head(arrow)
-    points = (*arrow.points[:-1], head.inside) if arrow.head else arrow.points
+    points, head = line_and_head(arrow)
     way = f"M{_p(points[0])}C" + " ".join(_p(point) for point in points[1:])
     dash = DASHES[arrow.dash]
     dashed = f' stroke-dasharray="{" ".join(_n(d * max(arrow.width, 0.8)) for d in dash)}"' if dash else ""
@@ -163,8 +162,10 @@ def _arrow(arrow: Arrow, ink: Ink) -> str:
     title = f"<title>{escape(arrow.title)}</title>" if arrow.title else ""
     faint = f' opacity="{_n(arrow.opacity)}"' if arrow.opacity < 1 else ""
     line = f'<path d="{way}"{ink.stroke(arrow.colour)} stroke-width="{_n(arrow.width)}"{dashed}{ends}{faint}/>'
-    corners = f"M{_p(head.tip)}L{_p(head.left)} {_p(head.right)}Z"
-    point = f'<path d="{corners}"{ink.fill(arrow.colour)}{faint}/>' if arrow.head else ""
+    point = ""
+    if head:
+        tip, left, right = map(_p, head)
+        point = f'<path d="M{tip}L{left} {right}Z"{ink.fill(arrow.colour)}{faint}/>'
     return f"{opened}{title}{line}{point}</g>"
 
 

@@ -13,7 +13,7 @@ from bnet_transformer.equations import PAGE_SETUP
 from bnet_transformer.viz.labels import Run
 from bnet_transformer.viz.palette import palette
 from bnet_transformer.viz.picture import DASHES, Arrow, Box, Frame, Picture, Text
-from bnet_transformer.viz.style import FADED, SIZE, arrow_head, line_colour
+from bnet_transformer.viz.style import FADED, SIZE, line_and_head, line_colour
 
 PAGE = 495.0  # points of TeX that the text is wide
 TALL = 620.0
@@ -178,18 +178,15 @@ def _box(box: Box, scale: float) -> Iterator[str]:
 
 
 def _arrow(arrow: Arrow, scale: float) -> str:
-    head = arrow_head(arrow)
-    points = (*arrow.points[:-1], head.inside) if arrow.head else arrow.points
-    way = f"({points[0][0]:.2f},{points[0][1]:.2f})"
+    points, head = line_and_head(arrow)
+    way = _p(points[0])
     for one, two, end in zip(points[1::3], points[2::3], points[3::3], strict=True):
         way += f" .. controls {_p(one)} and {_p(two)} .. {_p(end)}"
     dash, width = DASHES[arrow.dash], max(arrow.width, 0.8) * scale
     dashed = f",dash pattern=on {dash[0] * width:.2f}bp off {dash[1] * width:.2f}bp" if dash else ""
     look = f"bnet{arrow.colour},opacity={arrow.opacity:.2f}"
     line = rf"\draw[{look},line width={arrow.width * scale:.2f}bp{dashed}] {way};"
-    if not arrow.head:
-        return line
-    return line + rf" \fill[{look}] {_p(head.tip)} -- {_p(head.left)} -- {_p(head.right)} -- cycle;"
+    return line + (rf" \fill[{look}] {' -- '.join(map(_p, head))} -- cycle;" if head else "")
 
 
 def _p(point: tuple[float, float]) -> str:

@@ -5,13 +5,16 @@ The fonts are those of the system and DejaVu, which comes with matplotlib, so a 
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
 import importlib.util
+import inspect
 import shutil
 import tempfile
 import unicodedata
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ PAPER = (468.0, 648.0)  # points: a larger figure becomes a PDF of at most this 
 DPI = 192.0
 PIXELS = 8000.0  # a side of a PNG at most
 DEJAVU = ("DejaVuSans.ttf", "DejaVuSerif.ttf", "DejaVuSerif-Italic.ttf")  # all that the figures ask for
+# What lies between a figure and the code that draws it.
+INSIDE = (str(Path(__file__).parents[1]), functools.__file__, contextlib.__file__)
 # The figure arrives as an input, so nothing in it is read as typst. Without a date, the same figure is the same bytes.
 PAGE = """
 #set document(title: sys.inputs.title, date: none)
@@ -49,26 +54,26 @@ def _compiled(picture: Picture, scale: float, **options: Any) -> bytes:
     page = PAGE.format(width=round(picture.width * scale, 3), height=round(picture.height * scale, 3))
     inputs = {"svg": to_svg(picture, printed=True), "title": visible(picture.title or "a figure")}
     _warn_of_missing_letters(picture)
-    with _fonts() as fonts:
-        return bytes(typst.compile(page.encode(), font_paths=fonts, sys_inputs=inputs, **options))
+    return bytes(typst.compile(page.encode(), font_paths=_fonts(), sys_inputs=inputs, **options))
 
 
-@contextmanager
-def _fonts() -> Iterator[Any]:
-    """The fonts of the system and DejaVu.
+@cache
+def _fonts() -> Any:
+    """The fonts of the system and DejaVu, sought once in a process: there may be thousands.
 
     typst takes folders, and matplotlib's own holds LastResort, which has a box for every letter and would be chosen for
-    labels; so the three files that are needed are copied to a folder of their own.
+    labels; so the three files that are needed are copied to a folder of their own, which goes when Python ends.
     """
     import typst
 
     found = importlib.util.find_spec("matplotlib")
     assert found is not None and found.origin is not None
     dejavu = Path(found.origin).parent / "mpl-data" / "fonts" / "ttf"
-    with tempfile.TemporaryDirectory() as folder:
-        for name in DEJAVU:
-            shutil.copyfile(dejavu / name, Path(folder) / name)
-        yield typst.Fonts(include_system_fonts=True, include_embedded_fonts=False, font_paths=[folder])
+    folder = tempfile.TemporaryDirectory(prefix="bnet-fonts-")
+    atexit.register(folder.cleanup)
+    for name in DEJAVU:
+        shutil.copyfile(dejavu / name, Path(folder.name) / name)
+    return typst.Fonts(include_system_fonts=True, include_embedded_fonts=False, font_paths=[folder.name])
 
 
 def _warn_of_missing_letters(picture: Picture) -> None:
@@ -77,7 +82,7 @@ def _warn_of_missing_letters(picture: Picture) -> None:
     words = {visible(run.text) for label in labels for run in label if is_foreign(run.text)}
     if not words:  # most figures: matplotlib, which knows the fonts, is not imported for them
         return
-    from bnet_transformer.viz.plots.words import written
+    from bnet_transformer.viz.plots.canvas import written
 
     _, _, missing = written(words)
     if missing:
@@ -85,8 +90,16 @@ def _warn_of_missing_letters(picture: Picture) -> None:
         warnings.warn(
             f"no font has the letters {some}: PNG and PDF show an empty box for each. Install a font that has them, "
             f"on Debian and Ubuntu such as {_package(missing[0])}; SVG takes the fonts of its reader",
-            stacklevel=4,
+            stacklevel=_caller(),
         )
+
+
+def _caller() -> int:
+    """The `stacklevel` of the code that draws: of the first frame that is not of this package."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_code.co_filename.startswith(INSIDE):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _package(letter: str) -> str:

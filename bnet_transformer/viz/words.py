@@ -7,21 +7,26 @@ into the arrows: word j of one state is read by word i of the next with `P(j | i
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bnet_transformer.errors import BudgetError
-from bnet_transformer.viz.curves import curve
+from bnet_transformer.network import Member, Network
 from bnet_transformer.viz.labels import Run, measured, shown, written
-from bnet_transformer.viz.picture import Arrow, Box, Picture, Point, Text
+from bnet_transformer.viz.picture import Arrow, Box, Picture, Point, Text, curve
 from bnet_transformer.viz.style import link
 
 LEAST = 0.1
 TOP = 300
 FEW = 12  # words that stand side by side
 DOT = 5.0
+
+# A row for each read: the number of its reading, reader, what is read, share, and share against the even one.
+READ = np.dtype([("reading", "i8"), ("i", "i8"), ("j", "i8"), ("share", "f8"), ("gain", "f8")])
+Pairs = Any  # a record array of these
 SIZE = 9.0
 
 
@@ -53,18 +58,18 @@ class Chosen:
         return f"{gone:,} of {self.total:,} reads are not drawn ({self.rule})" if gone else ""
 
 
-@dataclass(frozen=True)
-class _Pairs:
-    """Reads as columns: the number of their reading, reader, what is read, share, and share against the even one."""
+def readers_of(network: Network, slices: Collection[int] | None) -> list[Member]:
+    """The members that read words, of some slices (None: of all)."""
+    readers = [member for member in network.members if member.reads_words]
+    return [member for member in readers if slices is None or member.family.step in slices]
 
-    reading: NDArray[np.int64]
-    i: NDArray[np.int64]
-    j: NDArray[np.int64]
-    share: NDArray[np.float64]
-    gain: NDArray[np.float64]
 
-    def part(self, kept: NDArray[np.generic]) -> _Pairs:
-        return _Pairs(self.reading[kept], self.i[kept], self.j[kept], self.share[kept], self.gain[kept])
+def ends_of(network: Network, member: Member) -> tuple[tuple[str, int], tuple[str, int]]:
+    """The states between which a member reads: of the words that are read, and of those that read."""
+    step = member.family.step or 0
+    source = network.stack_read(member)
+    out = step if source == member.family.stack else network.graph.slices[source]
+    return (source, out), (member.family.stack, step + 1)
 
 
 def chosen(
@@ -82,25 +87,24 @@ def chosen(
     what fits: fewer reads, or (`parts`) some slices or words.
     """
     pairs = _pairs(readings, words)
-    total = len(pairs.i)
-    pairs = pairs.part(np.lexsort((pairs.j, pairs.i, pairs.reading, -pairs.gain.round(9))))
+    total = len(pairs)
+    pairs = pairs[np.lexsort((pairs.j, pairs.i, pairs.reading, -pairs.gain.round(9)))]
     if least is None and top is None:
         most = TOP if limit is None else min(TOP, limit)
-        pairs = pairs.part(_outstanding(pairs, readings)[:most])
+        pairs = pairs[_outstanding(pairs, readings)[:most]]
         rule = f"drawn are the strongest of each word, then what is over {LEAST} or twice the even share, up to {most}"
     else:
-        pairs = pairs.part(np.flatnonzero(pairs.share >= (least or 0.0))[:top])
+        pairs = pairs[pairs.share >= (least or 0.0)][:top]
         rules = [f"P(j | i) below {least:.2g}"] if least else []
         rules += [f"past the strongest {top} against the even share"] if top else []
         rule = ", or ".join(rules)
-    if limit is not None and len(pairs.i) > limit:
+    if limit is not None and len(pairs) > limit:
         raise _too_many(pairs, readings, limit, parts)
-    columns = (side.tolist() for side in (pairs.reading, pairs.i, pairs.j, pairs.share))
-    found = [(readings[r], i, j, share) for r, i, j, share in zip(*columns, strict=True)]
+    found = [(readings[r], i, j, share) for r, i, j, share, _ in pairs.tolist()]
     return Chosen(tuple(reversed(found)), total, rule)
 
 
-def _pairs(readings: Sequence[Reading], words: Mapping[str, Collection[int]]) -> _Pairs:
+def _pairs(readings: Sequence[Reading], words: Mapping[str, Collection[int]]) -> Pairs:
     """Every read of an arrow between these words."""
     parts = []
     for number, reading in enumerate(readings):
@@ -109,10 +113,11 @@ def _pairs(readings: Sequence[Reading], words: Mapping[str, Collection[int]]) ->
         i, j = rows[i], columns[j]
         share = reading.matrix[i, j]
         parts.append((np.full(len(i), number), i, j, share, share * reading.readable.sum(1)[i]))
-    return _Pairs(*map(np.concatenate, zip(*parts, strict=True)))
+    joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    return np.rec.fromarrays(joined, dtype=READ)
 
 
-def _outstanding(pairs: _Pairs, readings: Sequence[Reading]) -> NDArray[np.int64]:
+def _outstanding(pairs: Pairs, readings: Sequence[Reading]) -> NDArray[np.int64]:
     """Of reads in order of strength: the first of each word, of each word of a slice where few, then the strong."""
     stacks = sorted({reading.into[0] for reading in readings})
     stack = np.array([stacks.index(reading.into[0]) for reading in readings])[pairs.reading]
@@ -126,7 +131,7 @@ def _outstanding(pairs: _Pairs, readings: Sequence[Reading]) -> NDArray[np.int64
     return order[rank[order] < 3]
 
 
-def _too_many(pairs: _Pairs, readings: Sequence[Reading], limit: int, with_parts: bool) -> BudgetError:
+def _too_many(pairs: Pairs, readings: Sequence[Reading], limit: int, with_parts: bool) -> BudgetError:
     """The error for a grid past the limit: how many reads, and three filters that fit it."""
     fits = [f"top={limit} ({limit} reads)"] if limit else []
     for told in np.unique(np.ceil(np.sort(pairs.share)[::-1][limit] * 100) / 100 + np.arange(3) / 100).tolist():
@@ -138,7 +143,7 @@ def _too_many(pairs: _Pairs, readings: Sequence[Reading], limit: int, with_parts
     for name, kept in parts if with_parts else ():
         if len(fits) < 3 and 0 < (count := int(kept.sum())) <= limit:
             fits.append(f"{name} ({count} reads)")
-    count = len(pairs.i)
+    count = len(pairs)
     allowed = "; or ".join(["; ".join(fits)] * bool(fits) + [f"limit={count}"])
     expected = f"at most {limit} reads, or nobody can read it"
     return BudgetError("reading grid", expected=expected, got=f"{count} reads", allowed=allowed)
@@ -192,17 +197,7 @@ def _arrow(
     gap = DOT / 2 + 1.0
     ends = ((x0, y0 + gap), (x1, y1 - gap)) if upright else ((x0 + gap, y0), (x1 - gap, y1))
     found = link(source, target, "accent", share, f"{source} → {target}: P(j | i) = {share:.3f}")
-    return Arrow(
-        source,
-        target,
-        curve(*ends, sideways=not upright, bow=0.4),
-        found.colour,
-        found.width,
-        found.opacity,
-        weight=share,
-        head=head,
-        title=found.title,
-    )
+    return replace(found, points=curve(*ends, sideways=not upright, bow=0.4), head=head)
 
 
 def _places(
@@ -212,30 +207,45 @@ def _places(
     upright: bool,
     reads: Chosen,
 ) -> tuple[dict[tuple[str, int, int], Point], list[Text]]:
-    """Where each state stands; its words at both ends, its slices along one side."""
+    """Where each state stands; its words at both ends, its slices along one side.
+
+    A place is `(across, along)`: where words stand side by side (`upright`) that is x and y, else y and x.
+    """
     place: dict[tuple[str, int, int], Point] = {}
     texts: list[Text] = []
-    wide = {
-        s: max((measured(written(shown(tokens[s][i])), SIZE) for i in kept), default=0.0) for s, kept in words.items()
-    }
+
+    def text(across: float, along: float, label: tuple[Run, ...], anchor: str, **look: str) -> None:
+        x, y = (across, along) if upright else (along, across)
+        texts.append(Text(x, y, label, anchor, SIZE, **look))
+
     depth = max(map(len, states.values()))
     pitch = 58.0 if upright else min(max(400.0 / max(depth - 1, 1), 32.0), 110.0)
     across = 0.0
     late = _offsets(states, reads)
     for stack, kept in words.items():
-        step = max(wide[stack] + 10.0, 26.0) if upright else 11.5
+        wide = max((measured(written(shown(tokens[stack][i])), SIZE) for i in kept), default=0.0)
+        step = max(wide + 10.0, 26.0) if upright else 11.5
+        low = pitch * late[stack]
+        high = pitch * (late[stack] + len(states[stack]) - 1)
+        is_crossed = any(r.out[0] == stack != r.into[0] for r, *_ in reads.reads)
+        before, after = ((13.0, "middle"), (14.0, "middle")) if upright else ((9.0, "end"), (9.0, "start"))
         for k, word in enumerate(sorted(kept)):
             at = across + step * k
             for t, slice_ in enumerate(states[stack]):
-                place[stack, slice_, word] = (
-                    (at, pitch * (t + late[stack])) if upright else (pitch * (t + late[stack]), at)
-                )
-            ends = pitch * late[stack], pitch * (late[stack] + len(states[stack]) - 1)
-            crossed = any(r.out[0] == stack != r.into[0] for r, *_ in reads.reads)
-            texts += _named(tokens[stack][word], at, ends, upright)[: 1 if crossed else 2]
-        beyond = None if stack == next(iter(words)) else step * max(len(kept) - 1, 0)
-        low = pitch * late[stack]
-        texts += _numbered(stack, states[stack], (across, low), pitch, upright, wide[stack], beyond)
+                along = pitch * (t + late[stack])
+                place[stack, slice_, word] = (at, along) if upright else (along, at)
+            label, whole = (Run(shown(tokens[stack][word]), "token"),), shown(tokens[stack][word], None)
+            text(at, low - before[0], label, before[1], title=whole)
+            if not is_crossed:
+                text(at, high + after[0], label, after[1], title=whole)
+        # The states along the side, x with its slice; of a later stack where no read between stacks passes.
+        is_first = stack == next(iter(words))
+        beside = wide / 2 + 12.0 if upright else 14.0
+        side = across - beside if is_first else across + step * max(len(kept) - 1, 0) + beside
+        anchor = ("end" if is_first else "start") if upright else "middle"
+        for t, slice_ in enumerate(states[stack]):
+            number = (*written(f"{stack} " if stack else ""), Run("x", "math"), Run(str(slice_), "sup"))
+            text(side, low + pitch * t, number, anchor, colour="grey")
         across += step * len(kept) + (75.0 if upright else 40.0)
     return place, texts
 
@@ -248,38 +258,3 @@ def _offsets(states: Mapping[str, Sequence[int]], reads: Chosen) -> dict[str, in
         before = late[out[0]] + states[out[0]].index(out[1])
         late[into[0]] = max(late[into[0]], before + 1 - states[into[0]].index(into[1]))
     return late
-
-
-def _named(token: str, at: float, ends: tuple[float, float], upright: bool) -> list[Text]:
-    """A word at both ends of its states."""
-    said, whole = (Run(shown(token), "token"),), shown(token, None)
-    low, high = ends
-    if upright:
-        return [Text(at, low - 13.0, said, size=SIZE, title=whole), Text(at, high + 14.0, said, size=SIZE, title=whole)]
-    return [
-        Text(low - 9.0, at, said, "end", SIZE, title=whole),
-        Text(high + 9.0, at, said, "start", SIZE, title=whole),
-    ]
-
-
-def _numbered(
-    stack: str,
-    states: Sequence[int],
-    start: tuple[float, float],
-    pitch: float,
-    upright: bool,
-    wide: float,
-    beyond: float | None,
-) -> list[Text]:
-    """The states along the side, x with its slice; of a later stack (`beyond`) where no read between stacks passes."""
-    across, along = start
-    way = -1.0 if beyond is None else 1.0
-    across += beyond or 0.0
-    found = []
-    for t, slice_ in enumerate(states):
-        said = (*written(f"{stack} " if stack else ""), Run("x", "math"), Run(str(slice_), "sup"))
-        at = along + pitch * t
-        side = across + way * (wide / 2 + 12.0), at, "end" if beyond is None else "start"
-        spot = side if upright else (at, across + way * 14.0, "middle")
-        found.append(Text(spot[0], spot[1], said, spot[2], SIZE, "grey"))
-    return found

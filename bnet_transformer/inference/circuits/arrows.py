@@ -18,7 +18,7 @@ from bnet_transformer.errors import BNetError, ReadingError, listed, one_of, unk
 from bnet_transformer.graph import Ground, ancestors, descendants
 from bnet_transformer.graph.folded import Bundle
 from bnet_transformer.inference.sweeps.examples import Examples
-from bnet_transformer.world import World
+from bnet_transformer.reference import World
 
 Numbers = NDArray[np.int64]
 Marks = NDArray[np.bool_]

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.compiler.course import Course, Layout
-from bnet_transformer.compiler.seeing import seen
+from bnet_transformer.compiler.course import Course, Layout, seen
 from bnet_transformer.compiler.values import computed
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.graph import ancestors

@@ -17,9 +17,9 @@ from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.torch_context import own_random, reseed
 from bnet_transformer.data import read_batch
 from bnet_transformer.errors import BNetError, mapping, seed_of, unknown, whole
-from bnet_transformer.inference.fit.draws import aligned, likelihoods, representative, stored, tables_of
-from bnet_transformer.inference.fit.objective import Objective, learned_of
-from bnet_transformer.inference.fit.point import with_learned
+from bnet_transformer.inference.fit.ascent import with_learned
+from bnet_transformer.inference.fit.heads import aligned, likelihoods, representative, stored
+from bnet_transformer.inference.fit.problem import Objective, learned_of
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.run import elimination_fault
 from bnet_transformer.network import Network
@@ -62,16 +62,15 @@ def fit_from_pyro(
     samples = _parameters_of(network, draws.values, mapping("sites", sites))
     readouts = tuple(network.member(name) for name in corpus.evidence)
     objective = Objective(network, learned_of(network, readouts, list(samples), None), whole("budget", budget))
-    tables = objective.learned.tables
     matched: tuple[str, ...] = ()
     if draws.is_point:
-        shown = {name: value[0] for name, value in stored(samples, tables).items()}
+        shown = {name: value[0] for name, value in stored(network, samples).items()}
     else:
         if elimination_fault(objective, corpus)[1] is None:  # heads in the order of the likeliest draw
             lead = next(iter(samples.values())).shape[:2]
-            density = likelihoods(objective, corpus, stored(samples, tables)).sum(1).reshape(lead)
+            density = likelihoods(objective, corpus, stored(network, samples)).sum(1).reshape(lead)
             samples, matched = aligned(objective, corpus, samples, density)
-        shown = representative(network, samples, tables)
+        shown = representative(network, samples)
     return Fit(
         with_learned(network, shown),
         "pyro",
@@ -184,7 +183,7 @@ def _parameters_of(network: Network, values: Mapping[str, Tensor], sites: Mappin
 def site_names(network: Network) -> dict[str, str]:
     """Site -> parameter: the parameter's own name, that with `_` for `.`, and the sites of tables in `net.pyro()`."""
     known = {name: name for name in network.shapes} | {name.replace(".", "_"): name for name in network.shapes}
-    known |= {f"theta_{name.removesuffix('.logits')}": name for name in tables_of(network)}
+    known |= {f"theta_{name.removesuffix('.logits')}": name for name in network.plain_tables}
     return known | {site: name for name, site in PyroModel(network).priors.items()}
 
 
@@ -199,6 +198,6 @@ def _shaped(network: Network, name: str, site: str, value: Tensor) -> Tensor:
     value = (value[None] if lead == 1 else value).detach().to(own)
     if not bool(value.isfinite().all()):
         raise BNetError(site, expected="finite numbers", got="NaN or infinity")
-    if name in tables_of(network):
+    if name in network.plain_tables:
         check_rows(site, value, own)
     return value

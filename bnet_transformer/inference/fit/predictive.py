@@ -12,11 +12,10 @@ from torch import Tensor
 
 from bnet_transformer._core.torch_context import own_random, reseed, with_gradients
 from bnet_transformer.compiler import Module, Request
-from bnet_transformer.compiler.seeing import seen
+from bnet_transformer.compiler.course import seen
 from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError, mapping
-from bnet_transformer.inference.elimination import batch_of, eliminated, full_shape
-from bnet_transformer.inference.exact import keeps, posterior
+from bnet_transformer.inference.exact import batch_of, eliminated, full_shape, keeps, posterior
 from bnet_transformer.inference.factors import Factor, check_budget, prior_of
 from bnet_transformer.network import Member, Network
 from bnet_transformer.pyro_reading import PyroModel
@@ -59,15 +58,6 @@ def _mean(module: Module, member: Member, free: list[int], corpus: Batch) -> Ten
     (found,) = torch.autograd.grad(total.sum(), tilt)
     kept = [n for k, n in enumerate(shape[first:]) if keeps(course, family, first + k)]
     return found.flatten(0, first).reshape(*kept, *member.shape)
-
-
-def drawn(network: Network, name: str, corpus: Batch, seed: int) -> Tensor:
-    """One draw of a readout for each sentence from the net's own parameters, in the form of its evidence."""
-    with own_random(network.device), torch.no_grad():
-        reseed(seed, network.device)
-        model = PyroModel(network, parameters="own")
-        found = model(corpus.x, mask=corpus.mask, given=corpus.given, batch=len(corpus))[name]
-    return found.reshape(corpus.evidence[name].value.shape)
 
 
 @dataclass(frozen=True)
@@ -136,7 +126,13 @@ def checked(
     observed = {what: _number(what, of, shown(seen_of.value)) for what, of in told.items()}
     rows = []
     for k in range(draws):
-        y = shown(drawn(draw(k), name, corpus, k))
+        network = draw(k)
+        with own_random(network.device), torch.no_grad():
+            reseed(k, network.device)
+            found = PyroModel(network, parameters="own")(
+                corpus.x, mask=corpus.mask, given=corpus.given, batch=len(corpus)
+            )
+        y = shown(found[name].reshape(seen_of.value.shape))
         rows.append([_number(what, of, y) for what, of in told.items()])
     table, own = (torch.tensor(values, dtype=torch.float64) for values in (rows, list(observed.values())))
     share = ((table > own).double() + 0.5 * (table == own).double() + 0 * (table + own)).mean(0)  # NaN stays NaN

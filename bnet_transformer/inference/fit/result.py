@@ -23,33 +23,23 @@ from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.errors import BNetError, BudgetError, FileError, ReadingError, unknown, whole, within_memory
 from bnet_transformer.errors import share as check_share
 from bnet_transformer.inference.exact import posterior
-from bnet_transformer.inference.fit.draws import (
-    interval,
-    interval_of_invariant,
-    likelihoods,
-    mean_invariants,
-    selectors_of,
-    stored,
-    tables_of,
-    to_arviz,
-)
 from bnet_transformer.inference.fit.heads import (
     Comparison,
     Heads,
-    compared,
-    gains,
+    compare,
     heads_of,
-    held_by_both,
-    parted,
-    sources_of,
-    words_present,
+    interval,
+    likelihoods,
+    selectors_of,
+    stored,
+    to_arviz,
 )
-from bnet_transformer.inference.fit.objective import LOG_EVIDENCE, Objective, learned_of
 from bnet_transformer.inference.fit.predictive import Check, checked, predicted
+from bnet_transformer.inference.fit.problem import LOG_EVIDENCE, Objective, learned_of
 from bnet_transformer.network import Member, Network, network_of
 from bnet_transformer.reference import BUDGET
 from bnet_transformer.training import alone
-from bnet_transformer.training.result import N
+from bnet_transformer.training.loop import N
 
 if TYPE_CHECKING:
     import arviz as az
@@ -183,14 +173,14 @@ class Fit(Generic[N]):
     def theta(self) -> dict[str, Tensor]:
         """The tables of discrete nodes by their owner, `[*states of the parents, state]`; posterior means."""
         store, samples = self.network.parameters, self.samples
-        found = {name: samples[name].mean((0, 1)) for name in tables_of(self.network) if name in samples}
-        found = {name: store[name].detach().softmax(-1) for name in tables_of(self.network)} | found
+        found = {name: samples[name].mean((0, 1)) for name in self.network.plain_tables if name in samples}
+        found = {name: store[name].detach().softmax(-1) for name in self.network.plain_tables} | found
         return {name.removesuffix(".logits"): table for name, table in found.items()}
 
     @property
     def atoms(self) -> dict[str, Tensor]:
         """The learned weights as `net` has them: matrices of heads and atoms, and what else is no table."""
-        tables, store = tables_of(self.network), self.network.parameters
+        tables, store = self.network.plain_tables, self.network.parameters
         return {name: store[name].detach() for name in self.learned if name not in tables}
 
     @property
@@ -202,10 +192,7 @@ class Fit(Generic[N]):
     def heads_of(self, selector: str | None = None) -> Heads:
         """The heads of a selector: usage, effective and dead heads, invariants; of a posterior their means."""
         chosen = self._selector(selector)
-        if not self.samples:
-            return heads_of(self.network, chosen)
-        found = mean_invariants(self.network, chosen, stored(self.samples, tables_of(self.network)))
-        return Heads(chosen.family.name, self.theta[chosen.owner], *parted(found))
+        return heads_of(self.network, chosen, self.theta[chosen.owner], self.samples)
 
     @property
     def log_likelihoods(self) -> Tensor | None:
@@ -228,7 +215,7 @@ class Fit(Generic[N]):
         if objective.of_corpus or lead.numel() * len(self.data) > MOST:
             return None
         with self._shared("log_likelihoods", self.data) as here:
-            sets = {k: v.to(here.device) for k, v in stored(self.samples, learned.tables).items()}
+            sets = {k: v.to(here.device) for k, v in stored(self.network, self.samples).items()}
             own = here.shard(self.data)
             objective.to(here.device)
             found = likelihoods(objective, own, sets).T if len(own) else torch.zeros(0)
@@ -243,13 +230,7 @@ class Fit(Generic[N]):
         if not self.samples:
             raise BNetError("interval", expected="a fit with a posterior", got=self.method, allowed="svi, nuts")
         check_share("share", share)
-        if name in self.samples:
-            return interval(self.samples[name].flatten(0, 1), share)
-        found = interval_of_invariant(self.network, stored(self.samples, tables_of(self.network)), name, share)
-        if found is None:
-            known = (name for selector in selectors_of(self.network) for name in sources_of(self.network, selector))
-            raise unknown("parameter", name, [*self.samples, *known])
-        return found
+        return interval(self.network, self.samples, name, share)
 
     @within_memory("responsibilities")
     def responsibilities(self, data: object, *, selector: str | None = None) -> Tensor:
@@ -263,7 +244,7 @@ class Fit(Generic[N]):
             `[sentence, head]`, or `[sentence, word, head]` where a head is drawn for each word; of a posterior the
             mean over its draws.
         """
-        corpus, member, budget = self._corpus(data), self._selector(selector), self.budget
+        corpus, member, budget = self.corpus_of(data), self._selector(selector), self.budget
         of_corpus, name = member.scope == "corpus", member.family.name
 
         def ask(net: Network, own: Batch) -> Tensor:
@@ -299,7 +280,7 @@ class Fit(Generic[N]):
     @within_memory("log_likelihood")
     def log_likelihood(self, data: object) -> Tensor:
         """`log P(y | x)` of each sentence, under the net; of a posterior, the log of the mean over its draws."""
-        corpus = self._corpus(data)
+        corpus = self.corpus_of(data)
         learned = learned_of(self.network, infer_fit_task(self.network).readouts, None, None)
         objective = Objective(self.network, learned, self.budget)
         with torch.no_grad(), self._shared("log_likelihood", corpus, objective.of_corpus) as here:
@@ -314,7 +295,7 @@ class Fit(Generic[N]):
     @within_memory("check")
     def check(self, data: object, statistics: object = None, *, draws: int = 100, readout: str | None = None) -> Check:
         """Posterior predictive checks: statistics of the data beside those of so many draws of as many sentences."""
-        corpus = self._corpus(data)
+        corpus = self.corpus_of(data)
         member = self._readout(readout, corpus)
         nets = self._draws(whole("draws", draws))
         states = member.tpm.states if member.tpm.kind == "discrete" else None
@@ -331,12 +312,7 @@ class Fit(Generic[N]):
             if not isinstance(getattr(other, "network", other), Network):
                 raise BNetError("compare", expected="a Fit, or a net", got=other)
             other = Fit(other, "none", 0, "nothing")
-        told, fits = data is not None, (self, other)
-        corpora = [f._corpus(data) for f in fits] if told else [*held_by_both(self.data, other.data)]
-        shares = [f.responsibilities(corpus, selector=selector) for f, corpus in zip(fits, corpora, strict=True)]
-        heads = [f.heads_of(selector) for f in fits]
-        by, gain = gains(self, other, corpora, told=told)
-        return compared(shares, words_present(self._selector(selector), corpora[0]), heads, by, gain)
+        return compare(self, other, data, selector, self._selector(selector))
 
     @within_memory("to_arviz")
     def to_arviz(self) -> az.InferenceData:
@@ -377,8 +353,8 @@ class Fit(Generic[N]):
     def _selector(self, name: str | None) -> Member:
         known = {member.family.name: member for member in selectors_of(self.network)}
         if not known:
-            wanted, reads = "a net with a selector that hangs on no other node", self.network.graph.out_of
-            others = [m.family.name for m in self.network.members if m.tpm.kind == "discrete" and reads[m.family.index]]
+            wanted = "a net with a selector that hangs on no other node"
+            others = [member.family.name for member in self.network.choices]
             got = f"{', '.join(others[:4])}, whose parents decide" if others else "none"
             allowed = "posterior(...) of a node of a sentence of f.net" if others else None
             raise BNetError("selector", expected=wanted, got=got, allowed=allowed)
@@ -428,7 +404,7 @@ class Fit(Generic[N]):
     def _device(self) -> torch.device:
         return device_of(None, self.network)
 
-    def _corpus(self, data: object) -> Batch:
+    def corpus_of(self, data: object) -> Batch:
         """Data in any form, as the fit took it."""
         return read_batch(self.network, data, missing=self.missing, option=MISSING)
 
@@ -436,7 +412,7 @@ class Fit(Generic[N]):
         """Nets of the posterior, evenly taken from its samples; the net itself where it has none."""
         nets = [self.network]
         if self.samples:
-            sets, own = stored(self.samples, tables_of(self.network)), self.network.parameters
+            sets, own = stored(self.network, self.samples), self.network.parameters
             count = len(next(iter(sets.values())))
             taken = torch.linspace(0, count - 1, min(most, count)).round().long().tolist()
             nets = [self.network.with_parameters({**own, **{name: v[k] for name, v in sets.items()}}) for k in taken]

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from bnet_transformer import asking
 from bnet_transformer.axes import WORD, Reach
-from bnet_transformer.compiler.course import Course, Request
+from bnet_transformer.compiler.course import Course, Request, seen
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.compiler.seeing import seen
 from bnet_transformer.data import EncodedSentence
 from bnet_transformer.errors import BNetError, BudgetError, ReadingError, unknown
 from bnet_transformer.inference.factors import prior_of

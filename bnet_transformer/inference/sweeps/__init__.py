@@ -22,7 +22,7 @@ from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.cost import cost
 from bnet_transformer.errors import BNetError, whole, within_memory
 from bnet_transformer.inference.route import Route
-from bnet_transformer.inference.surgery import Mean, Noise, Zero
+from bnet_transformer.inference.sentence_state import Mean, Noise, Zero
 from bnet_transformer.inference.sweeps.ablation import Ablation
 from bnet_transformer.inference.sweeps.cell_spec import Cells, Ids, cells_of
 from bnet_transformer.inference.sweeps.engine import ExampleBatch, estimate_cells, run_cells

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.asking import choice_above
-from bnet_transformer.inference.surgery import (
+from bnet_transformer.inference.sentence_state import (
     Mean,
     Noise,
     OwnValues,
@@ -26,7 +26,7 @@ from bnet_transformer.inference.sweeps.examples import Examples, examples_of, st
 from bnet_transformer.inference.sweeps.patched_run import PatchedRun, picked
 from bnet_transformer.inference.sweeps.routing import find_obstacle_of_a_run
 from bnet_transformer.inference.sweeps.sparse_update import bytes_of, find_needed_positions, full_shape, index_of
-from bnet_transformer.world import World, where
+from bnet_transformer.reference import World, where
 
 
 @dataclass

@@ -18,11 +18,11 @@ from bnet_transformer import asking
 from bnet_transformer.axes import SLICE, WORD, split
 from bnet_transformer.errors import BNetError, listed, room_for, unknown
 from bnet_transformer.graph import Family
-from bnet_transformer.inference.surgery import matching
+from bnet_transformer.inference.sentence_state import matching
 from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.network import Member
+from bnet_transformer.reference import World
 from bnet_transformer.tpm import Attention
-from bnet_transformer.world import World
 
 READ = "read"
 ARROW = "->"

@@ -38,7 +38,7 @@ from bnet_transformer.inference.sweeps.sparse_update import (
     numbers_in,
     weights_of,
 )
-from bnet_transformer.world import where
+from bnet_transformer.reference import where
 
 Outcomes = dict[int, Tensor]
 

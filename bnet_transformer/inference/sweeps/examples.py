@@ -26,8 +26,7 @@ from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, Readi
 from bnet_transformer.inference.joint_posterior import joint_log_probs
 from bnet_transformer.inference.query import Query, interventions, joint_states, word_counts
 from bnet_transformer.inference.sentence_state import SentenceState
-from bnet_transformer.reference import BUDGET
-from bnet_transformer.world import World, choices, pending, where
+from bnet_transformer.reference import BUDGET, World, choices, pending, where
 
 MEMORY = 2**29  # bytes that are used at once, unless a user says otherwise
 

@@ -23,12 +23,12 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.inference.query import mixed_fault, set_families
-from bnet_transformer.inference.route import Obstacle
+from bnet_transformer.inference.query import set_families
+from bnet_transformer.inference.route import Obstacle, mixed_fault
 from bnet_transformer.inference.sweeps.cell_spec import Cells, Ids
 from bnet_transformer.inference.sweeps.examples import Examples
 from bnet_transformer.inference.sweeps.sparse_update import NeededPositions, Table, find_changed_positions
-from bnet_transformer.world import World
+from bnet_transformer.reference import World
 
 CHUNK = 2**24  # entries of the tables of changed words at once
 ONE_AFTER_ANOTHER = "computed one word after another"

@@ -21,7 +21,7 @@ from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.query import Query
 from bnet_transformer.inference.sweeps.cell_spec import Cells
 from bnet_transformer.inference.sweeps.examples import Examples
-from bnet_transformer.world import Row, World, choices, where
+from bnet_transformer.reference import Row, World, choices, where
 
 
 def outcomes(module: Module, world: World, nodes: Sequence[int]) -> list[Tensor]:

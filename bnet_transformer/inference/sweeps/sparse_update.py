@@ -21,13 +21,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.compiler.course import Course, Layout
-from bnet_transformer.compiler.seeing import seen
+from bnet_transformer.compiler.course import Course, Layout, seen
 from bnet_transformer.compiler.values import computed
 from bnet_transformer.graph.walk import marks_of, reach
 from bnet_transformer.network import Member, Network
+from bnet_transformer.reference import World
 from bnet_transformer.tpm.base import broadcast
-from bnet_transformer.world import World
 
 Table = NDArray[np.bool_]
 COPIES = 8  # of the widest value of a cell that are there at once

@@ -18,22 +18,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import asking
-from bnet_transformer.errors import BNetError, BudgetError, listed, one_of, unknown
+from bnet_transformer.errors import BNetError, BudgetError, listed, one_of
 from bnet_transformer.export.graphs import drawn_kind
 from bnet_transformer.graph import Bundle, Family, Ground
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import World
-from bnet_transformer.viz.labels import shown, visible
-from bnet_transformer.viz.options import THEMES
+from bnet_transformer.viz.labels import letter_of, shown, visible
+from bnet_transformer.viz.nodes import depths_of, places_in_rows, rows_of
+from bnet_transformer.viz.options import THEMES, check_names
 from bnet_transformer.viz.page.formulas import formulas
 from bnet_transformer.viz.page.included import included
-from bnet_transformer.viz.page.reading import Reading, prepare, read_from, readers_of, reading_of
+from bnet_transformer.viz.page.reading import Reading, prepare, read_from, reading_of
 from bnet_transformer.viz.picture import DASHES
-from bnet_transformer.viz.rows import depths_of, places_in_rows, rows_of
-from bnet_transformer.viz.sentence import ends_of
 from bnet_transformer.viz.style import DASH, OPACITY, WIDTH, hue
+from bnet_transformer.viz.words import ends_of, readers_of
 
 STEPS = 255  # a probability p is the byte round(255 p), so it is exact to 1/510
 MOST_WORDS = 512  # of a stack
@@ -64,10 +64,7 @@ class Asked:
 
 def asked_of(told: Mapping[str, Any]) -> Asked:
     """What is asked, from keywords; a name that none has is refused with the near ones."""
-    names = [each.name for each in fields(Asked)]
-    for name in told:
-        if name not in names:
-            raise unknown("option of a page", name, names)
+    check_names("option of a page", told, [each.name for each in fields(Asked)])
     return Asked(**told)
 
 
@@ -244,6 +241,7 @@ def _family(
     own, network = member.family, world.network
     into = network.graph.into[own.index]
     row, depth = (rows[own.index], 0) if own.index in rows else depths[own.index]
+    letter, below = letter_of(own.role)
     return {
         "name": own.name,
         "role": own.role,
@@ -261,7 +259,7 @@ def _family(
         "tpm": type(member.tpm).__name__,
         "learnable": member.learnable,
         "shape": list(member.shape),
-        "letter": _letter(own),
+        "letter": [letter.text, letter.style, below],
         "selector": member.tpm.kind == "discrete" and bool(network.graph.out_of[own.index]),
         "equation": which[own.index],
     }
@@ -272,15 +270,6 @@ def _is_state(network: Network, family: Family) -> bool:
     if family.stack is None or family.stack in network.graph.word_stacks:
         return network.is_word_state(family)
     return network.is_state(family)
-
-
-def _letter(family: Family) -> list[Any]:
-    """The letter of a role, how it is set, and what of the role stands below it, as `labels.runs` has it."""
-    parts = [part for part in family.role.split("_") if part]
-    one = next((k for k, part in enumerate(parts) if len(part) == 1), None)
-    if one is None:
-        return [family.role.replace("_", " "), "name", []]
-    return [parts[one], "math", parts[:one] + parts[one + 1 :]]
 
 
 def _stack(state: SentenceState, name: str) -> dict[str, Any]:

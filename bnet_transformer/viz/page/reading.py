@@ -16,7 +16,7 @@ from bnet_transformer.errors import BudgetError
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.joint_posterior import expected_reading, route_expected_reading
 from bnet_transformer.inference.node_queries import NodeQuery
-from bnet_transformer.network import Member, Network
+from bnet_transformer.network import Member
 from bnet_transformer.reference import World
 from bnet_transformer.tpm.arrays import in_numpy
 
@@ -103,13 +103,6 @@ def _mean(state: SentenceState, reading: NodeQuery) -> Table:
     if nodes > SLOW and route_expected_reading(reading).algorithm == "reference":
         raise BudgetError(reading.member.family.name, expected=f"at most {SLOW} nodes for a mean", got=nodes)
     return in_numpy(expected_reading(state.query(), reading))
-
-
-def readers_of(network: Network, slices: Collection[int] | None) -> list[Member]:
-    """The members that read words, of some slices (None: of all)."""
-    return [
-        member for member in network.members if member.reads_words and (slices is None or member.family.step in slices)
-    ]
 
 
 def read_from(member: Member) -> int:

@@ -1,54 +1,64 @@
-"""The density that `svi` and `nuts` share, and `svi`: a guide with choices summed out, or (`Drawn`) drawn."""
+"""`svi` and `nuts`: samples of the posterior, of one density.
+
+`svi` has a guide with choices summed out, or (`Drawn`) drawn. `nuts` is Pyro's No-U-Turn sampler, by chains that go on
+side by side, a draw each.
+"""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
+from pyro.infer import NUTS as Kernel
 from torch import Tensor
 from torch.distributions import Categorical, biject_to, constraints, kl_divergence
 
+from bnet_transformer._core.distributed import Ranks
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.torch_context import reseed
 from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.fit.ascent import USUAL, RestartOptimizer, Sets, optimize
-from bnet_transformer.inference.fit.methods import SVI, FitProblem
-from bnet_transformer.inference.fit.objective import Objective
-from bnet_transformer.inference.fit.point import at_home, with_learned
+from bnet_transformer.inference.factors import NEVER
+from bnet_transformer.inference.fit.ascent import USUAL, RestartOptimizer, Sets, at_home, optimize, with_learned
+from bnet_transformer.inference.fit.heads import aligned, representative
+from bnet_transformer.inference.fit.problem import NUTS, SVI, FitProblem, Objective, as_parameters
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.network import Network
+from bnet_transformer.training.configs import asked_to_stop
 
 SIMPLEX = constraints.simplex
 NARROW = "mean-field: the posterior is taken as independent by parameter, and its spread comes out too small"
 DRAWN = "; choices are drawn, not summed, and taken as independent of each other given the sentence"
 DRAWS = 8  # of the choices of each sentence, for one gradient
+TRIED = 100  # draws of the prior among which a start with a finite density is looked for
+JITTER = 0.1  # by how much the first chain's start lies off the net's own parameters
+STATISTICS = ("diverging", "acceptance_rate", "n_steps", "tree_depth", "step_size", "lp")
+EARLY = "interrupted in the warmup: nothing is drawn yet, and the net is the likeliest that was come to"
 
 
 class Model:
     """The model: Dirichlet tables, Normal weights, and the log evidence of sentences."""
 
     def __init__(self, objective: Objective) -> None:
-        self.objective, self.learned = objective, objective.learned
+        self.objective, self.learned, self.network = objective, objective.learned, objective.network
         self.device = objective.device
 
     def prior(self, name: str) -> Any:
         """The prior of one parameter; tables as probabilities."""
-        like = self.objective.network.parameters[name].detach().to(self.device)
+        like = self.network.parameters[name].detach().to(self.device)
         if name in self.learned.tables:
             found = dist.Dirichlet(torch.full_like(like, self.learned.tables[name]))
             return found.to_event(like.dim() - 1)
         return dist.Normal(torch.zeros_like(like), self.learned.spread or 1.0).to_event(like.dim())
 
-    def parameters(self, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Draws as parameters: the tables, which are probabilities, as their logs."""
-        return {name: value.log() if name in self.learned.tables else value for name, value in drawn.items()}
-
     def potential(self, corpus: Batch, z: dict[str, Tensor]) -> Tensor:
         """Minus the log density of parameters told without constraints."""
-        drawn, total = {}, torch.zeros((), dtype=self.objective.network.dtype, device=self.device)
+        drawn, total = {}, torch.zeros((), dtype=self.network.dtype, device=self.device)
         for name in self.learned.names:
             drawn[name] = value = z[site(name)]
             if name in self.learned.tables:
@@ -56,7 +66,7 @@ class Model:
                 drawn[name] = to(value)
                 total = total + to.log_abs_det_jacobian(value, drawn[name]).sum()
             total = total + self.prior(name).log_prob(drawn[name])
-        return -(total + self.objective.log_evidence(self.parameters(drawn), corpus).sum())
+        return -(total + self.objective.log_evidence(as_parameters(self.network, drawn), corpus).sum())
 
 
 def site(name: str) -> str:
@@ -69,7 +79,7 @@ class Variational(RestartOptimizer):
 
     def __init__(self, problem: FitProblem, method: SVI) -> None:
         super().__init__(problem, method)
-        self.model = Model(self.objective)
+        self.model, self.network = Model(self.objective), self.objective.network
         values: dict[str, Tensor] = {}
         for name, value in self.sets.values.items():
             if name in self.model.learned.tables:
@@ -111,7 +121,7 @@ class Variational(RestartOptimizer):
             drawn = {name: of.rsample() for name, of in guide.items()}
             kl = torch.stack([kl_divergence(of, self.model.prior(name)).sum() for name, of in guide.items()]).sum()
             kl = kl / len(self.corpus) / self.ranks.world
-            likelihood, climbed = self.likelihood(self.model.parameters(drawn), told, step)
+            likelihood, climbed = self.likelihood(as_parameters(self.network, drawn), told, step)
         gradients = torch.autograd.grad(climbed - kl, list(leaves.values()))
         whole = {name: self.ranks.all_reduce(each) for name, each in zip(leaves, gradients, strict=True)}
         return self.ranks.all_reduce((likelihood - kl).detach()[None]), whole
@@ -136,7 +146,7 @@ class Variational(RestartOptimizer):
     def scores(self) -> list[float]:
         """The mean log evidence of a sentence at the mean of the guide."""
         means = self.mean()
-        total = torch.zeros((), dtype=self.objective.network.dtype, device=self.ranks.device)
+        total = torch.zeros((), dtype=self.network.dtype, device=self.ranks.device)
         with torch.no_grad():
             for part in self.judges:
                 total = total + self.objective.log_evidence(means, part).sum()
@@ -144,7 +154,8 @@ class Variational(RestartOptimizer):
 
     def mean(self) -> dict[str, Tensor]:
         """The mean of the guide, as parameters."""
-        return self.model.parameters({name: of.mean for name, of in self.guide(self.sets.one(0)).items()})
+        means = {name: of.mean for name, of in self.guide(self.sets.one(0)).items()}
+        return as_parameters(self.network, means)
 
     def choices(self) -> dict[str, Tensor]:
         """The approximate posterior of the choices: none, where they are summed out."""
@@ -161,7 +172,6 @@ class Drawn(Variational):
 
     def __init__(self, problem: FitProblem, method: SVI) -> None:
         super().__init__(problem, method)
-        network = self.objective.network
         observed = [family.name for family in self.objective.selectors if family.name in self.corpus.evidence]
         if observed:
             got = f"'sampled', with {', '.join(observed)} observed"
@@ -169,14 +179,14 @@ class Drawn(Variational):
         words = {stack: value.shape[1] for stack, value in self.corpus.x.items()}
         values = dict(self.sets.values)
         for family in self.objective.selectors:
-            member = network.members[family.index]
+            member = self.network.members[family.index]
             if member.tpm.states is None or member.scope == "corpus":
                 kind = "drawn for the corpus" if member.scope == "corpus" else "a word that is read"
                 wanted = "choices of sentences or words, each with a fixed number of states"
                 raise BNetError("choices", expected=wanted, got=f"{family.name}, {kind}", allowed="exact")
-            shape = [len(self.corpus), *(network.graph.sizes[plate] for plate in family.plates)]
+            shape = [len(self.corpus), *(self.network.graph.sizes[plate] for plate in family.plates)]
             shape += [words[family.words]] if family.words is not None else []
-            start = torch.zeros(1, *shape, member.tpm.states, dtype=network.dtype, device=self.ranks.device)
+            start = torch.zeros(1, *shape, member.tpm.states, dtype=self.network.dtype, device=self.ranks.device)
             values[f"choice/{family.name}"] = start
         self.begin(values)
 
@@ -215,10 +225,10 @@ class Drawn(Variational):
 
         Under torchrun all ranks draw for all of these sentences, and each tells of its share.
         """
-        network, share = self.objective.network, self.ranks.shard(which)
+        share = self.ranks.shard(which)
         part = self.corpus.take(share)
         states: dict[str, Tensor] = {}
-        guess = torch.zeros(DRAWS, len(share), dtype=network.dtype, device=which.device)
+        guess = torch.zeros(DRAWS, len(share), dtype=self.network.dtype, device=which.device)
         for family in self.objective.selectors:
             logits = told[f"choice/{family.name}"]
             s = Categorical(logits=logits[which], validate_args=False).sample((DRAWS,))
@@ -266,3 +276,171 @@ def fit_svi(problem: FitProblem, method: SVI) -> Fit[Network]:
         choices=run.choices(),
         judged_by=run.judged_by,
     )
+
+
+class Chain:
+    """One chain: NUTS with random numbers of its own, what it drew after the warmup, and what is known of each draw."""
+
+    def __init__(self, model: Model, problem: FitProblem, warmup: int, number: int) -> None:
+        self.model, self.corpus, self.warmup, self.number = model, problem.corpus, warmup, number
+        self.drawn: list[dict[str, Tensor]] = []
+        self.statistics: list[tuple[float, ...]] = []
+        self.step = self.evaluations = self.divergences = 0
+        reseed(derive_seed(problem.seed, "chain", number), model.device)
+        self.random = _random_state(model.device)
+        self.kernel = Kernel(potential_fn=self._potential)
+        with self._own_random():
+            self.z = started(model, problem.corpus, number)
+            self.kernel.initial_params = self.z
+            self.kernel.setup(warmup)
+
+    def advance(self) -> None:
+        """One step of the warmup, or one draw."""
+        # Pyro tells of the acceptance rate by its running mean alone, which it keeps to itself.
+        before, mean = self.evaluations, self.kernel._mean_accept_prob
+        with self._own_random():
+            self.z = self.kernel.sample(self.z)
+        self.step += 1
+        count = self.step - self.warmup
+        if count <= 0:
+            return
+        steps = self.evaluations - before
+        mean = mean if count > 1 else 0.0
+        acceptance = min(1.0, max(0.0, mean + count * (self.kernel._mean_accept_prob - mean)))
+        divergences = len(self.kernel.diagnostics()["divergences"])
+        diverging, self.divergences = float(divergences > self.divergences), divergences
+        depth = steps.bit_length()  # a tree of depth d takes from 2^(d-1) to 2^d - 1 steps
+        self.statistics.append((diverging, acceptance, steps, depth, float(self.kernel.step_size), self.density()))
+        self.drawn.append(self.parameters())
+
+    def density(self) -> float:
+        """The log density where the chain stands, of parameters without constraints."""
+        with torch.no_grad():
+            return -float(self.model.potential(self.corpus, self.z))
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Where the chain stands, tables as probabilities."""
+        values = {name: self.z[site(name)].detach() for name in self.model.learned.names}
+        return {k: biject_to(SIMPLEX)(v) if k in self.model.learned.tables else v for k, v in values.items()}
+
+    def _potential(self, z: dict[str, Tensor]) -> Tensor:
+        self.evaluations += 1
+        return self.model.potential(self.corpus, z)
+
+    @contextmanager
+    def _own_random(self) -> Iterator[None]:
+        device = self.model.device
+        torch.set_rng_state(self.random[0])
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(self.random[1], device)
+        yield
+        self.random = _random_state(device)
+
+
+def _random_state(device: torch.device) -> list[Tensor]:
+    """The state of the random numbers: of the processor, and of the device where that is another."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def started(model: Model, corpus: Batch, number: int) -> dict[str, Tensor]:
+    """Where a chain begins: the first near the net's own parameters, the others at draws of the prior."""
+    for _ in range(TRIED):
+        z = {}
+        for name in model.learned.names:
+            own = model.objective.network.parameters[name].detach().to(model.device)
+            is_table = name in model.learned.tables
+            value = model.prior(name).sample() if number else own.softmax(-1) if is_table else own
+            if is_table:
+                value = biject_to(SIMPLEX).inv(0.9 * value + 0.1 / value.shape[-1])
+            z[site(name)] = value if number else value + JITTER * torch.randn_like(value)
+        with torch.no_grad():
+            if bool(model.potential(corpus, z) < -NEVER / 2):
+                return z
+    raise BNetError(
+        f"chain {number}",
+        expected=f"a start with a finite density, among {TRIED} draws of the prior",
+        got="none",
+        allowed="a smaller spread=, float64",
+    )
+
+
+def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
+    """A fit by NUTS: a draw of each chain in turn, so that all chains have as many draws whenever they end.
+
+    Under torchrun each rank follows every so many-th chain, on all sentences.
+
+    Args:
+        problem: What is fitted.
+        method: The options.
+
+    Returns:
+        The fit; without samples where it was interrupted in the warmup.
+
+    Raises:
+        BNetError: Where `batch` is less than all sentences.
+    """
+    objective, corpus = problem.objective, problem.corpus
+    network = objective.network
+    if problem.batch is not None and problem.batch < len(corpus):
+        wanted = f"None or all {len(corpus)} sentences: NUTS needs the whole likelihood"
+        raise BNetError("batch", expected=wanted, got=problem.batch, allowed="svi")
+    chains, is_finished = _run_chains(problem, method)
+    drawn, statistics_by_chain, best = _of_all(chains, method.chains, problem.ranks)
+    found: dict[str, Any] = {"approximate": EARLY}
+    shown = as_parameters(network, best)
+    if drawn:
+        samples = {name: torch.stack([each[name] for each in drawn]) for name in objective.learned.names}
+        statistics = dict(zip(STATISTICS, torch.stack(statistics_by_chain).unbind(-1), strict=True))
+        samples, matched = aligned(objective, corpus, samples, statistics["lp"])
+        divergent = tuple(int(count) for count in statistics["diverging"].sum(1))
+        found = {"divergent": divergent, "statistics": statistics, "matched": matched}
+        found["samples"], shown = at_home(network, samples), representative(network, samples)
+    return Fit(
+        with_learned(network, shown),
+        method.name,
+        len(corpus),
+        "the sentences learned from",
+        finished=is_finished,
+        learned=objective.learned.names,
+        budget=objective.budget,
+        **found,
+    )
+
+
+def _run_chains(problem: FitProblem, method: NUTS) -> tuple[list[Chain], bool]:
+    """The chains of this rank after their draws, and whether they came to the end."""
+    ranks = problem.ranks
+    problem.objective.keep(problem.corpus)
+    model, steps, done, stop = Model(problem.objective), method.warmup + method.draws, 0, False
+    with pyro.validation_enabled(False), warnings.catch_warnings(), asked_to_stop() as asked:
+        warnings.simplefilter("ignore", UserWarning)  # Pyro's own, of torch interfaces that go away
+        chains = [Chain(model, problem, method.warmup, number) for number in ranks.shard(range(method.chains))]
+        with problem.loop.progress_bar(ranks, steps, 0, "draw") as bar:
+            while done < steps and not stop:
+                for chain in chains:
+                    chain.advance()
+                done += 1
+                stop = ranks.any(bool(asked))
+                bar.update()
+                bar.set_postfix(phase="warmup" if done <= method.warmup else "draws", refresh=False)
+            bar.refresh()  # a quick fit shows how it ended, too
+    return chains, done == steps
+
+
+def _of_all(
+    chains: list[Chain], count: int, ranks: Ranks
+) -> tuple[list[dict[str, Tensor]], list[Tensor], dict[str, Tensor]]:
+    """The draws and statistics of the chains of all ranks, by their numbers, and where the densest of them stands."""
+    own: dict[int, Any] = {}
+    for chain in chains:
+        drawn = {k: torch.stack([each[k] for each in chain.drawn]).cpu() for k in (chain.drawn or [{}])[0]}
+        stands = {name: value.cpu() for name, value in chain.parameters().items()}
+        own[chain.number] = drawn, torch.tensor(chain.statistics, dtype=torch.float64), chain.density(), stands
+    by_number = {number: each for part in ranks.all_gather_object(own) for number, each in part.items()}
+    every = [by_number[number] for number in range(count)]
+    _, _, _, best = max(every, key=lambda each: each[2])
+
+    def here(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.to(ranks.device) for name, value in values.items()}
+
+    return [here(drawn) for drawn, *_ in every if drawn], [rows for _, rows, *_ in every], here(best)
