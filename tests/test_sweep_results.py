@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 import bnet_transformer as bt
-from bnet_transformer.inference.sweeps.results import PARTS, Mediation, Sweep, bootstrap
+from bnet_transformer.inference.sweeps.results import PARTS, Mediation, Sweep
 from bnet_transformer.viz.marks import marks_of
 from tests.sweeping import refusal
 from tests.test_plots import cells, heights, texts
@@ -71,21 +71,6 @@ def test_intervals_are_those_of_scipy_on_the_same_draws(confidence, examples, dr
     again = found.interval(confidence, draws=draws, seed=3)
     assert torch.equal(low, again[0]) and torch.equal(high, again[1])
     assert not torch.equal(low, found.interval(confidence, draws=draws, seed=4)[0])
-
-
-@settings(max_examples=20)
-@given(st.integers(0, 10**6), st.floats(-5, 5), st.floats(0.1, 9))
-def test_intervals_move_with_the_numbers(seed, shift, scale):
-    effects = torch.randn(3, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    low, high = bootstrap(effects, 0.8, 60, seed)
-    moved = bootstrap(shift + scale * effects, 0.8, 60, seed)
-    assert torch.allclose(moved[0], shift + scale * low, atol=1e-9)
-    assert torch.allclose(moved[1], shift + scale * high, atol=1e-9)
-    turned = bootstrap(-effects, 0.8, 60, seed)
-    assert torch.allclose(turned[0], -high, atol=1e-9) and torch.allclose(turned[1], -low, atol=1e-9)
-    assert bool(
-        (effects.amin(-1) - 1e-9 <= low).all() and (low <= high).all() and (high <= effects.amax(-1) + 1e-9).all()
-    )
 
 
 def test_one_example_has_no_error_and_no_interval():

@@ -17,14 +17,8 @@ WITHOUT = {
     "recurrences": {"h", "m", "p"},
     "marginal": {"q", "k", "v", "W_q", "W_k", "W_v"},
 }
-UNMOVED = {
-    "chapter, real",
-    "corpus",
-    "slice",
-    *WITHOUT,
-    "hidden Markov",
-    "experts",
-}  # weights below a choice; none left
+# Weights below a choice; none left.
+UNMOVED = {"chapter, real", "corpus", "slice", "hidden Markov", "experts", *WITHOUT}
 
 
 def near(s, first=()):
