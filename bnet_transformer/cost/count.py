@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.plan import Plan
 from bnet_transformer.compiler.told import wanted
-from bnet_transformer.cost.counting import Counting, Sizes
+from bnet_transformer.cost.counting import ZERO, Amount, Counting, Polynomial, Powers, Size, Sizes, number, order
 from bnet_transformer.cost.paths import links, longest_path, steps
-from bnet_transformer.cost.polynomial import ZERO, Amount, Polynomial, Powers, Size, number, order
 from bnet_transformer.data.encode import check_reads
 from bnet_transformer.errors import BNetError, unknown, whole
 from bnet_transformer.network import Member, Network, network_of

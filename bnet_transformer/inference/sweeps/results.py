@@ -112,15 +112,11 @@ class ByCell:
         if examples:
             frame = frame.loc[frame.index.repeat(self.examples)].reset_index(drop=True)
             frame["example"] = np.tile(np.arange(self.examples), len(indices))
-        values = self._by_example() if examples else self._by_cell()
+        values = self._columns(examples)
         return frame.assign(**{what: self._of_cells(told).reshape(-1) for what, told in values.items()})
 
-    def _by_cell(self) -> dict[str, Tensor]:
-        """The columns of numbers, `[*axes]`."""
-        raise NotImplementedError
-
-    def _by_example(self) -> dict[str, Tensor]:
-        """The columns of numbers, `[*axes, example]`."""
+    def _columns(self, examples: bool) -> dict[str, Tensor]:
+        """The columns of numbers: `[*axes]`, or `[*axes, example]`."""
         raise NotImplementedError
 
     def _of_cells(self, values: Tensor) -> Any:
@@ -198,13 +194,12 @@ class Sweep(ByCell):
         """The strongest cells with their effects: `s.draw("cells.svg", highlight=sweep)` shows them."""
         return {name: f"{effect:+.2g}" for name, effect in self.top() if effect != 0}
 
-    def _by_cell(self) -> dict[str, Tensor]:
+    def _columns(self, examples: bool) -> dict[str, Tensor]:
+        if examples:
+            return {"outcome": self.outcomes, "effect": self.effects}
         none = torch.full_like(self.values, torch.nan)
         low, high = (none, none) if self.examples == 1 else self.interval()
         return {"effect": self.values, "error": self.error, "low": low, "high": high}
-
-    def _by_example(self) -> dict[str, Tensor]:
-        return {"outcome": self.outcomes, "effect": self.effects}
 
     def __repr__(self) -> str:
         best = "".join(f"; strongest {name} {effect:+.3g}" for name, effect in self.top(1))
@@ -266,12 +261,11 @@ class Mediation(ByCell):
         """The cells through which most goes: `s.draw("cells.svg", highlight=mediation)` shows them."""
         return self.of("indirect").marks()
 
-    def _by_cell(self) -> dict[str, Tensor]:
-        told = {part: self.of(part)._by_cell() for part in PARTS}
+    def _columns(self, examples: bool) -> dict[str, Tensor]:
+        if examples:
+            return {part: self.of(part).effects for part in PARTS}
+        told = {part: self.of(part)._columns(examples) for part in PARTS}
         return {part if w == "effect" else f"{part}_{w}": v for part, each in told.items() for w, v in each.items()}
-
-    def _by_example(self) -> dict[str, Tensor]:
-        return {part: self.of(part).effects for part in PARTS}
 
     def __repr__(self) -> str:
         best = "".join(f"; most through {name}, {effect:+.3g}" for name, effect in self.top(1))
