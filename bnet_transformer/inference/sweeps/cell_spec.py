@@ -241,15 +241,11 @@ def _between(world: World, parent: str, child: str, at: str) -> Step:
             check_step(world, int(targets[0]))
             found.append((one, other, sources.astype(np.int64), targets.astype(np.int64)))
     if not found:
-        own = {
-            families[b.parent].stem
-            for f in world.network.graph.by_stem[child]
-            for b in world.network.graph.into[f.index]
-        }
-        allowed = ", ".join(f"{stem} -> {child}" for stem in sorted(own)) or f"{child} has no parent"
-        raise BNetError(
-            f"at {at!r}", expected="arrows of the bnet", got=f"no arrow {parent} -> {child}", allowed=allowed
-        )
+        graph, got = world.network.graph, f"no arrow {parent} -> {child}"
+        above = (bundle.parent for family in graph.by_stem[child] for bundle in graph.into[family.index])
+        own = sorted({families[index].stem for index in above})
+        allowed = ", ".join(f"{stem} -> {child}" for stem in own) or f"{child} has no parent"
+        raise BNetError(f"at {at!r}", expected="arrows of the bnet", got=got, allowed=allowed)
     return found
 
 
