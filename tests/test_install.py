@@ -25,7 +25,7 @@ DOORS = {
     "tokenizers": {"_core/tokenizer.py"},
     "huggingface_hub": {"pretrained/source.py"},
     "transformers": {"pretrained/family.py", "pretrained/source.py"},
-    "arviz": {"inference/fit/draws.py", "inference/fit/heads.py"},
+    "arviz": {"inference/fit/heads.py"},
     "anywidget": {"viz/page/widget.py"},
     "traitlets": {"viz/page/widget.py"},
     "h5py": {"pretrained/geometric_file.py"},

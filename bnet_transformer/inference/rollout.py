@@ -26,7 +26,7 @@ from bnet_transformer._core.drawing import Drawable
 from bnet_transformer.axes import stem_of
 from bnet_transformer.errors import BNetError, BudgetError, number, one_of, whole
 from bnet_transformer.graph import Family
-from bnet_transformer.inference.heads.result import Inclusion
+from bnet_transformer.inference.heads import Inclusion
 from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.query import Query, of_one_sentence, pieces

@@ -140,6 +140,12 @@ class Network:
         reads = self.graph.out_of
         return tuple(m for m in self.members if m.tpm.kind == "discrete" and reads[m.family.index])
 
+    @cached_property
+    def plain_tables(self) -> tuple[str, ...]:
+        """Those of `tables` to which no weights of parents are added: rows of probabilities as they are."""
+        weighted = {m.owner for m in self.members if "weight" in m.parameters}
+        return tuple(name for name in self.shapes if name in self.tables and name[: -len(".logits")] not in weighted)
+
     def count_states(self, index: int, words: Mapping[str, int]) -> int:
         """How many states a discrete family has.
 

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.heads.result import Inclusion
+from bnet_transformer.inference.heads import Inclusion
 from bnet_transformer.network import Network
 from bnet_transformer.tpm.arrays import in_numpy
 
