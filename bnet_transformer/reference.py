@@ -95,8 +95,7 @@ def sources(
             return (), [-1], []
         options.append(words)
     shape = tuple(len(option) for axis, option in zip(ground.axes(parent), options, strict=True) if axis in given.over)
-    base, size = int(ground.offsets[parent.index]), ground.shapes[parent.index]
-    ids = [base + (int(np.ravel_multi_index(at, size)) if at else 0) for at in itertools.product(*options)]
+    ids = [ground.number(parent, at) for at in itertools.product(*options)]
     return shape, ids, words
 
 
@@ -124,9 +123,7 @@ def _picked(
 def _selector(world: World, member: Member, index: tuple[int, ...], selector: int) -> int:
     family = world.network.members[selector].family
     own = dict(zip(world.ground.axes(member.family), index, strict=True))
-    at = tuple(own[axis] for axis in world.ground.axes(family))
-    shape = world.ground.shapes[selector]
-    return int(world.ground.offsets[selector]) + (int(np.ravel_multi_index(at, shape)) if at else 0)
+    return world.ground.number(family, [own[axis] for axis in world.ground.axes(family)])
 
 
 def pending(world: World, node: int, known: Mapping[int, object], states: Mapping[int, Tensor]) -> list[int]:

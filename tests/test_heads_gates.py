@@ -55,8 +55,8 @@ def test_gates_pass_gradients_and_one_sentence_takes_many():
 @pytest.mark.parametrize(
     ("told", "match"),
     [
-        ({"a_0": torch.ones(2, 2, dtype=D)}, r"\[batch, head\] of shape \(2, 3\); got shape \(2, 2\)"),
-        ({"x_1": torch.tensor(1.0, dtype=D)}, r"of shape \(2,\); got shape \(\)"),
+        ({"a_0": torch.ones(2, 2, dtype=D)}, r"\[batch, head\] of shape \(2, 3\).*of shape \(2, 2\)"),
+        ({"x_1": torch.tensor(1.0, dtype=D)}, r"of shape \(2,\).*of shape \(\)"),
         ({"a_0": torch.ones(2, 3)}, "float64.*got torch.float32"),
         ({"a_0": [1.0]}, "real numbers"),
         ({"y": torch.ones(2, dtype=D)}, "got states"),

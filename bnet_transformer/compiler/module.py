@@ -31,8 +31,6 @@ from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown, w
 from bnet_transformer.network import Member, Network, network_of
 from bnet_transformer.tpm.arrays import is_plain
 
-__all__ = ["Module", "Values", "laid_out", "output_of"]
-
 T = TypeVar("T")
 
 
@@ -209,7 +207,7 @@ class Module(nn.Module):
         fold: bool = False,
     ) -> Plan:
         """The plan of a question, made once."""
-        options = {"fold": fold, "left": left, "patched": patched, "passed": passed}
+        options: dict[str, Any] = {"fold": fold, "left": left, "patched": patched, "passed": passed}
         return self.memoize(
             ("plan", want, known, enumerate_too, *options.values()),
             lambda: network_to_plan(self.network, want, known | self._input_indices, enumerate_too, **options),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.errors import ReadingError
-from bnet_transformer.network import Input, Member, Network, network_of
+from bnet_transformer.network import Input, Member, Network
 from bnet_transformer.tpm import Attention, Dot, Linear
 
 Spread = Mapping[int, frozenset[object]]
@@ -122,8 +122,8 @@ def _size(network: Network, spread: Spread, *weights: Input) -> float:
 class Plan:
     """What is computed: groups of families in order (several in one group read each other word after word), the
     families that nothing reads after each group, the discrete families whose states lead as enumerated dims, what
-    is wanted, the attentions into which their maps are folded, the families that are left to whoever asked, who finds
-    all that they read, and those that are computed word after word."""
+    is wanted, the attentions into which their maps are folded, and the families that are left to whoever asked, who
+    finds all that they read."""
 
     groups: tuple[tuple[int, ...], ...]
     done: tuple[tuple[int, ...], ...]
@@ -131,7 +131,6 @@ class Plan:
     wanted: tuple[int, ...]
     folds: Mapping[int, Fold] = field(default_factory=dict)
     left: frozenset[int] = frozenset()
-    recurrent: frozenset[int] = frozenset()
 
 
 def network_to_plan(
@@ -151,7 +150,6 @@ def network_to_plan(
     `left` are not computed, but all that they read is; the deterministic families `passed` are computed, and not kept.
     Some nodes of the families `patched` are set.
     """
-    network = network_of(network)
     wanted = tuple(network.graph.family(name).index for name in want)
     needs = find_needs(network, wanted, known, enumerate_too, patched=patched, passed=passed)
     if needs.fault is not None:
@@ -163,8 +161,8 @@ def network_to_plan(
     folded = folds(network, groups, enumerated, kept | patched, known) if fold else {}
     groups = network.groups_of(needed - {index for each in folded.values() for index in each.away})
     kept |= {parent for index in left for parent in _read(network, index, folded)}
-    done, recurrent = _done(network, groups, kept, folded), network.graph.recurrent
-    return Plan(groups, done, tuple(sorted(enumerated)), wanted, folded, left, recurrent)
+    done = _done(network, groups, kept, folded)
+    return Plan(groups, done, tuple(sorted(enumerated)), wanted, folded, left)
 
 
 @dataclass(frozen=True)

@@ -28,20 +28,21 @@ from bnet_transformer.tpm.base import broadcast
 from bnet_transformer.tpm.steps import ACTIVATIONS
 
 
-def plan_to_values(plan: Plan, course: Course) -> dict[int, Tensor]:
-    """The value of every family of a plan."""
+def plan_to_values(plan: Plan, course: Course) -> None:
+    """Compute the value of every family of a plan."""
+    recurrent = course.network.graph.recurrent
     for group, done in zip(plan.groups, plan.done, strict=True):
         if group[0] in plan.left:
             pass
         elif group[0] in plan.folds:
             course.values[group[0]] = folded(course, plan.folds[group[0]])
-        elif group[0] in plan.recurrent:
+        elif group[0] in recurrent:
             course.values |= Scan(course, group).run(done)
         else:
             course.values[group[0]] = value(course, group[0])
         if group[0] in course.rows and group[0] not in course.known:
             course.values[group[0]] = _by_rows(course, group[0])
-        if group[0] in course.patched and group[0] not in plan.recurrent:
+        if group[0] in course.patched and group[0] not in recurrent:
             course.values[group[0]] = _patched(course, group[0])
         if group[0] in course.gates:
             course.values[group[0]] = course.values[group[0]] * course.gates[group[0]]
@@ -50,7 +51,6 @@ def plan_to_values(plan: Plan, course: Course) -> dict[int, Tensor]:
             course.values[group[0]] = made + course.nudges[group[0]].to(made.device)
         for index in done:
             course.values.pop(index, None)
-    return course.values
 
 
 def _patched(course: Course, index: int) -> Tensor:

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.axes import WORD, join
-from bnet_transformer.compiler.course import Course, Request, SomeNodes
-from bnet_transformer.compiler.module import Module, Values
+from bnet_transformer.compiler.course import Course, Request, SomeNodes, Values
+from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.told import readable
 from bnet_transformer.data import Evidence
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, tolerance, whole

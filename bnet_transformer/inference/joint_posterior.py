@@ -221,7 +221,7 @@ def expected_reading(query: Query, reading: NodeQuery) -> Tensor:
         reading: What is asked of a family that reads words (`Answers.reading_query`).
     """
     world, member, answers = query.world, reading.member, reading.answers
-    shape = (*world.ground.shapes[member.family.index], answers.words_read(member))
+    shape = (*world.ground.shapes[member.family.index], world.ground.words[world.network.stack_read(member)])
     nodes, first = world.ground.nodes(member.family).tolist(), int(world.ground.offsets[member.family.index])
     table = torch.zeros(len(nodes), shape[-1], dtype=torch.float64)
     nodes = [node for node in nodes if node not in world.do]
