@@ -122,8 +122,8 @@ def _size(network: Network, spread: Spread, *weights: Input) -> float:
 class Plan:
     """What is computed: groups of families in order (several in one group read each other word after word), the
     families that nothing reads after each group, the discrete families whose states lead as enumerated dims, what
-    is wanted, the attentions into which their maps are folded, and the families that are left to whoever asked, who
-    finds all that they read."""
+    is wanted, the attentions into which their maps are folded, the families that are left to whoever asked, who finds
+    all that they read, and those that are computed word after word."""
 
     groups: tuple[tuple[int, ...], ...]
     done: tuple[tuple[int, ...], ...]
@@ -131,6 +131,7 @@ class Plan:
     wanted: tuple[int, ...]
     folds: Mapping[int, Fold] = field(default_factory=dict)
     left: frozenset[int] = frozenset()
+    recurrent: frozenset[int] = frozenset()  # of the graph, where torch.compile cannot trace a cached property
 
 
 def network_to_plan(
@@ -162,7 +163,7 @@ def network_to_plan(
     groups = network.groups_of(needed - {index for each in folded.values() for index in each.away})
     kept |= {parent for index in left for parent in _read(network, index, folded)}
     done = _done(network, groups, kept, folded)
-    return Plan(groups, done, tuple(sorted(enumerated)), wanted, folded, left)
+    return Plan(groups, done, tuple(sorted(enumerated)), wanted, folded, left, network.graph.recurrent)
 
 
 @dataclass(frozen=True)

@@ -30,19 +30,18 @@ from bnet_transformer.tpm.steps import ACTIVATIONS
 
 def plan_to_values(plan: Plan, course: Course) -> None:
     """Compute the value of every family of a plan."""
-    recurrent = course.network.graph.recurrent
     for group, done in zip(plan.groups, plan.done, strict=True):
         if group[0] in plan.left:
             pass
         elif group[0] in plan.folds:
             course.values[group[0]] = folded(course, plan.folds[group[0]])
-        elif group[0] in recurrent:
+        elif group[0] in plan.recurrent:
             course.values |= Scan(course, group).run(done)
         else:
             course.values[group[0]] = value(course, group[0])
         if group[0] in course.rows and group[0] not in course.known:
             course.values[group[0]] = _by_rows(course, group[0])
-        if group[0] in course.patched and group[0] not in recurrent:
+        if group[0] in course.patched and group[0] not in plan.recurrent:
             course.values[group[0]] = _patched(course, group[0])
         if group[0] in course.gates:
             course.values[group[0]] = course.values[group[0]] * course.gates[group[0]]
