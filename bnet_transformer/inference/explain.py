@@ -16,7 +16,7 @@ from typing import Any
 from bnet_transformer import asking, reference
 from bnet_transformer.errors import BNetError, mapping, unknown
 from bnet_transformer.graph.queries import names_of
-from bnet_transformer.inference.joint_posterior import check_nodes, route_expected_reading
+from bnet_transformer.inference.joint_posterior import check_nodes, route_expected_reading, route_sample
 from bnet_transformer.inference.node_queries import NodeQuery
 from bnet_transformer.inference.query import (
     Query,
@@ -27,7 +27,6 @@ from bnet_transformer.inference.query import (
     with_cost,
 )
 from bnet_transformer.inference.rollout import open_choices
-from bnet_transformer.inference.sampling import route_sample
 from bnet_transformer.inference.sentence_state import SentenceState
 
 Asked = SimpleNamespace  # the arguments of a question by name
