@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from importlib import import_module
 
 import networkx as nx
 import numpy as np
@@ -16,7 +17,7 @@ from bnet_transformer import reference
 from bnet_transformer.graph import Ground
 from bnet_transformer.graph.queries import active_trail, minimal_separator
 from bnet_transformer.graph.separation import Question, separated
-from bnet_transformer.inference import corpus_tan, sampling
+from bnet_transformer.inference import corpus_tan
 from bnet_transformer.inference.rollout import best_paths, max_flow
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import case_of, close, doubled
@@ -228,7 +229,7 @@ def _row(s, name):
     "options", [{"per": "word"}, {"atoms": 2, "slices": 2}, {"per": "word", "slices": 2}, {"attention": "marginal"}]
 )
 def test_draws_along_a_chain_and_from_the_whole_have_the_joint_frequencies(few, options, monkeypatch):
-    monkeypatch.setattr(sampling, "FEW", few)
+    monkeypatch.setattr(import_module("bnet_transformer.inference.joint_posterior"), "FEW", few)
     s, n = doubled(**options).sentence("the cat"), 6000
     evidence = {"y_0": 1}
     drawn = s.sample(n, evidence, seed=5)

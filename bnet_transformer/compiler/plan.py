@@ -65,7 +65,8 @@ def _fold(network: Network, member: Member, spread: Spread, free: set[int]) -> F
     if not all(m.family.index in free and isinstance(m.tpm, Linear) and _is_map(m) for m in (q, k)):
         return None
     (W_q, x_q), (W_k, x_k) = q.inputs, k.inputs
-    if _is_of_words(network, W_k):
+    of_words = {m.family.index for m in network.members if m.family.words is not None}
+    if W_k.parent in of_words:  # weights of the word that is read, which only a map before the attention can take
         return None
     (key,), (d_q,), (d_k,) = q.shape, q.parents[1].shape, k.parents[1].shape
     together, alone_q, alone_k = (_size(network, spread, *some) for some in ((W_q, W_k), (W_q,), (W_k,)))
@@ -77,18 +78,12 @@ def _fold(network: Network, member: Member, spread: Spread, free: set[int]) -> F
         weights, x_v = v.inputs
         shared = not spread.get(x_v.parent, frozenset()) & spread[weights.parent]
         within = spread[W_q.parent] | spread[W_k.parent] <= spread[weights.parent]
-        shared = shared and not _is_of_words(network, weights)
-        if shared and within and v.parents[1].shape <= v.shape:
+        if shared and within and weights.parent not in of_words and v.parents[1].shape <= v.shape:
             W_v = weights
             inputs[2] = replace(member.inputs[2], parent=x_v.parent)
             away.add(v.family.index)
     scored = replace(tpm, score=Dot(tpm.score.factor(key)), residual=False)
     return Fold(replace(member, tpm=scored, inputs=tuple(inputs)), W_q, W_k, W_v, tpm.residual, frozenset(away))
-
-
-def _is_of_words(network: Network, weights: Input) -> bool:
-    """True for weights of each word: those of the word that is read, which only a map before the attention can take."""
-    return network.members[weights.parent].family.words is not None
 
 
 def _is_map(member: Member) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.compiler.course import Course, Values, present_in
+from bnet_transformer.compiler.course import Course, Values, present_alone
 from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown
 from bnet_transformer.network import Input, Member, Network
 from bnet_transformer.tpm.arrays import is_plain
@@ -126,12 +126,8 @@ def received(course: Course, told: Mapping[int, tuple[str, Tensor]]) -> dict[int
     found = {}
     for index, (what, value) in told.items():
         laid = laid_out(course, index, value if value.is_floating_point() else value.long())
-        there = present_in(course, course.network.members[index].family.words)
-        if there is not None:
-            own = laid.dim() - course.layout.rank
-            laid = laid.masked_fill(~there.reshape(*there.shape, *[1] * own), 0)
-        check_states(course, index, what, laid)
-        found[index] = laid
+        found[index] = present_alone(course, course.network.members[index].family.words, laid)
+        check_states(course, index, what, found[index])
     return found
 
 

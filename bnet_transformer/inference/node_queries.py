@@ -220,10 +220,15 @@ class Answers:
         Raises:
             BNetError: Where a node that reads is set, or words depend on other choices than their own and shared ones.
         """
-        member = asking.reader(self.world, slice_, role)
-        asking.check_all_read(self.world, member)
-        query = self.reading_query(member)
-        asking.check_choices_shared(self.world, member, query.choices)
+        member, ground = asking.reader(self.world, slice_, role), self.world.ground
+        query, what = self.reading_query(member), f"attention of {member.family.name}"
+        is_set = [ground.name(node) for node in ground.nodes(member.family).tolist() if node in self.world.do]
+        if is_set:
+            allowed = "another slice; the sentence before that do; Attend(row), which sets what is read"
+            raise BNetError(what, expected="nodes that read", got=f"{is_set[0]}, which is set", allowed=allowed)
+        if asking.shared_and_own(self.world, query.choices) is None:  # no tensor has a dim for each
+            wanted, got = "words that depend on the same open choices", "words that depend on others"
+            raise BNetError(what, expected=wanted, got=got, allowed="do(...) or observe(...) on these choices first")
         table = self._answer(query, lambda: asking.attention(self.world, member, self.evidence))
         return table.to(self.world.network.log_dtype)
 
