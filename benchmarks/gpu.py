@@ -27,7 +27,7 @@ from benchmarks import fits, sweeps, telling
 from benchmarks.compiled import net_of
 from benchmarks.harness import LIMIT, ROOT, Figure, Row, figure, interleaved, peak_anew, peak_memory, ratios
 from benchmarks.limits import clock_of, machine, work_of
-from bnet_transformer.inference import Evidence, add_gradient
+from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.tpm import Normal
 
 SENTENCES = (ROOT / "tests" / "sentences.txt").read_text(encoding="utf-8").splitlines()
@@ -312,8 +312,9 @@ def _mixture(device: str, sentences: int, words: int, dim: int) -> Callable[[], 
     def step() -> list[Tensor]:
         for value in parameters:
             value.grad = None
-        told = add_gradient(module, {"y": Evidence(y)}, x, weight=-1)
-        return [told, *(value.grad for value in parameters if value.grad is not None)]
+        told = log_evidence(module, {"y": Evidence(y)}, x)
+        (-told.sum()).backward()
+        return [told.detach(), *(value.grad for value in parameters if value.grad is not None)]
 
     return step
 

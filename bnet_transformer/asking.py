@@ -60,43 +60,39 @@ def distribution(world: World, node: int, seen: Mapping[int, Tensor]) -> Distrib
     if not free:
         return found[0]
     first = found[0]
+
+    def of_states(name: str) -> Tensor:
+        table = torch.stack([getattr(each, name) for each in found])
+        return table.reshape((*sizes, *table.shape[1:]))
+
     if isinstance(first, Categorical):
-        logits = torch.stack([each.logits for each in found])  # type: ignore[attr-defined]
-        return Categorical(logits=logits.reshape(*sizes, -1), validate_args=False)
+        return Categorical(logits=of_states("logits"), validate_args=False)
+    if isinstance(first, Independent) and isinstance(first.base_dist, TorchNormal):
+        normal = TorchNormal(of_states("mean"), of_states("stddev"), validate_args=False)
+        return Independent(normal, first.mean.dim(), validate_args=False)
     from pyro.distributions import Delta
 
-    plain = isinstance(first, Independent) and isinstance(first.base_dist, TorchNormal)
-    if not plain and not isinstance(first, Delta):
-        names = ", ".join(world.ground.name(choice) for choice in free)
-        raise BNetError(
-            world.ground.name(node),
-            expected=f"{names} settled (do or observe)",
-            got="open choices",
-            allowed=f"a batch is made of categoricals, deltas and normals, not of {type(first).__name__}",
-        )
     if isinstance(first, Delta):
-        values = torch.stack([each.v for each in found])  # type: ignore[attr-defined]
-        return Delta(values.reshape((*sizes, *first.v.shape)), event_dim=first.v.dim())
-    mean = torch.stack([each.mean for each in found]).reshape((*sizes, *first.mean.shape))
-    sigma = torch.stack([each.stddev for each in found]).reshape((*sizes, *first.mean.shape))
-    return Independent(TorchNormal(mean, sigma, validate_args=False), first.mean.dim(), validate_args=False)
+        return Delta(of_states("v"), event_dim=first.v.dim())
+    names = ", ".join(world.ground.name(choice) for choice in free)
+    raise BNetError(
+        world.ground.name(node),
+        expected=f"{names} settled (do or observe)",
+        got="open choices",
+        allowed=f"a batch is made of categoricals, deltas and normals, not of {type(first).__name__}",
+    )
 
 
-def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Tensor]) -> Tensor:
-    """`P(j | i)` of the family that reads in a slice: `[*states, *plates, word, word]`."""
-    member = reader(world, slice_, role)
+def attention(world: World, member: Member, seen: Mapping[int, Tensor]) -> Tensor:
+    """`P(j | i)` of a family that reads words, which depend on the same choices: `[*states, *plates, word, word]`."""
     seen = settling(world, seen)
     base, shape = int(world.ground.offsets[member.family.index]), world.ground.shapes[member.family.index]
     given = next(given for given in member.inputs if WORD in given.over or dict(given.pick).get(WORD) is not None)
     width = world.ground.words[world.network.members[given.parent].family.words or ""]
     rows = []
-    above: dict[int, list[int]] = {}  # of a row that was set nothing is above: it is the same in every state
-    check_all_read(world, member)
     for offset in range(len(world.ground.nodes(member.family))):
         node = base + offset
         free = choices(world, reading_parents(world, node), seen)
-        if node not in world.rows:
-            above[node] = free
         table = []
         for run in runs(world, free, seen):
             reading = run.reading(node)
@@ -106,7 +102,6 @@ def attention(world: World, slice_: int, role: str | None, seen: Mapping[int, Te
             row[reading[0]] = reading[1]
             table.append(row)
         rows.append(torch.stack(table).reshape((*(world.count_states(choice) for choice in free), width)))
-    check_choices_shared(world, member, above)
     states = max((row.shape[:-1] for row in rows), key=len)
     stacked = torch.stack([row.expand(*states, width) for row in rows], -2)
     return stacked.reshape((*stacked.shape[:-2], *shape, width))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -164,27 +164,7 @@ class Reach:
 
     def between(self, i: Any, parents: int) -> tuple[Any, Any]:
         """From which word on, and before which one, each word i reads (arrays of any library); not for a mask."""
-        match self.kind:
-            case "same":
-                return i, i + 1
-            case "every":
-                return 0 * i, 0 * i + parents
-            case "causal":
-                return 0 * i, i + 1
-            case "earlier":
-                return 0 * i, i
-            case "before":
-                return i - 1, i
-            case "rest":
-                return i + (i == 0), i + 1
-            case "first":
-                return 0 * i, 0 * i + 1
-            case "last":
-                return 0 * i + parents - 1, 0 * i + parents
-            case "recent":
-                return i - self.width, i + 1
-            case _:
-                return i - self.width, i + self.width + 1
+        return RANGES[self.kind](i, parents, self.width)
 
     def idle(self, children: int, parents: int) -> int | None:
         """The first word of the child that reads no word, without a table of all pairs; None where every word reads.
@@ -221,8 +201,21 @@ class Reach:
         return all(not cell for i, row in enumerate(self.table) for cell in row[i + shift :])
 
 
+# Of word i of the child, m words of the parent and a width: the first word that is read, and the one after the last.
+RANGES: dict[str, Callable[[Any, int, int], tuple[Any, Any]]] = {
+    "same": lambda i, m, width: (i, i + 1),
+    "every": lambda i, m, width: (0 * i, 0 * i + m),
+    "causal": lambda i, m, width: (0 * i, i + 1),
+    "earlier": lambda i, m, width: (0 * i, i),
+    "before": lambda i, m, width: (i - 1, i),
+    "rest": lambda i, m, width: (i + (i == 0), i + 1),
+    "first": lambda i, m, width: (0 * i, 0 * i + 1),
+    "last": lambda i, m, width: (0 * i + m - 1, 0 * i + m),
+    "window": lambda i, m, width: (i - width, i + width + 1),
+    "recent": lambda i, m, width: (i - width, i + 1),
+}
 WIDE = ("window", "recent")  # the reaches that have a width
-REACHES = ("same", "every", "causal", "earlier", "before", "rest", "first", "last", *WIDE, "mask")
+REACHES = (*RANGES, "mask")
 
 
 def _table(value: object) -> tuple[tuple[bool, ...], ...]:
@@ -232,13 +225,10 @@ def _table(value: object) -> tuple[tuple[bool, ...], ...]:
     except (TypeError, ValueError, RuntimeError, MemoryError) as error:
         raise BNetError("mask", expected="a table of booleans", got=value) from error
     if table.dtype != bool or table.ndim != 2 or not table.size:
-        raise BNetError(
-            "mask",
-            expected="a table [word, word] of booleans",
-            got=f"{table.dtype} of shape {table.shape}" if table.dtype != object else value,
-            allowed=", ".join(each for each in REACHES if each not in (*WIDE, "mask"))
-            + ", Reach('window', width), Reach('recent', width), a table of booleans",
-        )
+        got = f"{table.dtype} of shape {table.shape}" if table.dtype != object else value
+        plain = ", ".join(kind for kind in RANGES if kind not in WIDE)
+        allowed = f"{plain}, Reach('window', width), Reach('recent', width), a table of booleans"
+        raise BNetError("mask", expected="a table [word, word] of booleans", got=got, allowed=allowed)
     return tuple(tuple(bool(cell) for cell in row) for row in table)
 
 

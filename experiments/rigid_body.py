@@ -20,7 +20,7 @@ from torch import Tensor
 import bnet_transformer as bt
 from bnet_transformer.tpm import Normal
 from bnet_transformer.training import windows
-from bnet_transformer.viz.plots.canvas import Canvas
+from bnet_transformer.viz.plots.canvas import Canvas, settings
 from experiments.result import Result
 
 RATES = (0.5, -1.0, 0.5)
@@ -179,7 +179,7 @@ def orbits_shown(found: Sequence[Tried]) -> Any:
     """The orbits of two starts on the sphere, up to t = 100: the midpoint rule, and over it each net."""
     true = orbits(around(torch.tensor([SHOWN], dtype=torch.float64)), LONG + 1)
     canvas = Canvas(None, "light", None)
-    with canvas.style():
+    with settings(canvas.colours["ink"]):
         for ax, each in zip(canvas.panels(1, len(found), 7.2, 2.6), found, strict=True):
             words = each.trial.words
             further = each.net.iterate(true[:, :words], LONG + 1 - words, ahead=words)
@@ -195,7 +195,7 @@ def orbits_shown(found: Sequence[Tried]) -> Any:
 def drift_shown(found: Sequence[Tried]) -> Any:
     """How far `|z|^2` is from 1 along the rollouts, in the mean over all starts."""
     canvas = Canvas(None, "light", None)
-    with canvas.style():
+    with settings(canvas.colours["ink"]):
         ax = canvas.axes(5.2, 2.8)
         for each, colour, dash in zip(found, canvas.heads, ("-", "--", ":"), strict=False):
             off = drift(each.rollout).clamp(min=1e-16)

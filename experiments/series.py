@@ -21,7 +21,7 @@ from torch import Tensor
 import bnet_transformer as bt
 from bnet_transformer.tpm import Normal, Sinusoid
 from bnet_transformer.training import Trained
-from bnet_transformer.viz.plots.canvas import Canvas
+from bnet_transformer.viz.plots.canvas import Canvas, settings
 from experiments.result import Result
 
 SERIES, LENGTH, SPLIT = 200, 264, 168  # the words from SPLIT on are held out
@@ -229,7 +229,7 @@ def _inside(draws: Tensor, truth: Tensor) -> float:
 def shown_windows(unseen: Tensor, truth: Tensor, made: Mapping[str, Tensor]) -> Any:
     """Some held-out windows, what followed, and what the nets said."""
     canvas = Canvas(None, "light", None)
-    with canvas.style():
+    with settings(canvas.colours["ink"]):
         panels = canvas.panels(1, SHOWN, 10.5, 2.6)
         for k, ax in enumerate(panels):
             row = k * len(truth) // SHOWN

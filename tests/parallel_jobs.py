@@ -54,6 +54,7 @@ def fits(count, folder=None):
     return {
         "map": numbers(fit(mixture(), data, method=bt.MAP(steps=4, restarts=3), batch=3, spread=1.0)),
         "em": numbers(fit(mixture(), data, method=bt.EM(steps=3, inner=2), batch=3)),
+        "em of tables": numbers(fit(mixture(), data, method=bt.EM(steps=2, restarts=2), learn=["c.logits"])),
         "svi": numbers(fit(mixture(), data, method="svi", steps=4, **few)),
         "svi of tables": numbers(fit(mixture(), data, method=bt.SVI(steps=4, draws=3), learn=["c.logits"])),
         "svi, one by one": numbers(fit(mixture(), data, method="svi", steps=3, **few | {"batch": 1})),

@@ -124,12 +124,6 @@ def test_the_peak_of_a_job_is_what_it_holds_at_most():
     assert 15 < peak_of(lambda: torch.ones(5_000_000)) < 40
 
 
-def test_runs_are_made_fewer(monkeypatch):
-    assert len(interleaved({"": int}, 7)[""]) == 7
-    monkeypatch.setenv(MOST_RUNS, "2")
-    assert len(interleaved({"": int}, 7)[""]) == 2
-
-
 def reached(function):
     """The functions of `benchmarks` that a function's code names, and so on."""
     found, left = set(), [inspect.unwrap(function)]
@@ -154,11 +148,6 @@ def test_every_row_has_a_limit_or_says_why_not_and_tells_memory(row):
     assert bool(row.unlimited) != ("limit_of" in found or "of_the_limit" in found)
     assert row.page == "circuits" or found & {"peak_of", "peak_memory", "peak_of_python", "_first_paint"}
     assert row.title.strip() != row.name
-
-
-def test_names_of_rows_and_pages_are_told_apart():
-    names, pages = [row.name for row in rows.ROWS], {row.page for row in rows.ROWS}
-    assert len(set(names)) == len(names) and not pages & set(names)
 
 
 def test_a_row_that_claims_a_limit_must_tell_it():

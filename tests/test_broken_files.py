@@ -1,16 +1,19 @@
 """Files that are cut short, changed or replaced, disks that are full, memory that is not there: one clear error."""
 
 import os
+import pickle
 import random
+import struct
 import sys
 from functools import partial
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import bnet_transformer as bt
 from bnet_transformer import errors, training
-from bnet_transformer.files import store
+from bnet_transformer.files import tensors
 from bnet_transformer.inference.sweeps.cell_spec import PATH_BYTES
 from bnet_transformer.tpm import Categorical
 from tests.keeping import rewrite
@@ -70,7 +73,35 @@ def test_a_damaged_file_is_refused_or_read_as_it_was(kind, saved, tmp_path):
                 assert same(found, whole), f"byte {place}"
 
 
-@pytest.mark.parametrize("kind", ["fit", "checkpoint"])
+def test_what_is_no_net(tmp_path):
+    path = tmp_path / "a"
+    os.mkfifo(tmp_path / "fifo")
+    for other, told in (("fifo", "no plain file"), ("", "got a folder"), ("a", "no such file")):
+        with pytest.raises(bt.FileError, match=told):
+            bt.load(tmp_path / other)
+    huge, pickled = struct.pack("<Q", 2**62), pickle.dumps({"a": 1}) * 9
+    for content in (b"", b"short", huge, huge + b"{}", pickled, b"PK\x03\x04" * 99, struct.pack("<Q", 4) + b"null"):
+        path.write_bytes(content)
+        with pytest.raises(bt.FileError, match="a: expected a net"):
+            bt.load(path)
+    save_file({"w": torch.zeros(2)}, path, {"format": "pt"})
+    with pytest.raises(bt.FileError, match="safetensors of something else"):
+        bt.load(path)
+
+
+def test_no_pickle_is_near(saved, monkeypatch):
+    """Loading works where pickle cannot load anything."""
+
+    def refused(*arguments, **options):
+        raise AssertionError("pickle")
+
+    for module, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")):
+        monkeypatch.setattr(module, name, refused)
+    for path, read in saved.values():
+        read(path)
+
+
+@pytest.mark.parametrize("kind", ["net", "fit", "checkpoint"])
 def test_a_file_of_another_version_names_it(kind, saved, tmp_path):
     path, read = saved[kind]
     other = tmp_path / "other"
@@ -94,7 +125,7 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_read_whole(monkeypatch, t
 
 
 def test_a_file_that_is_cut_short_while_it_is_read_is_refused(monkeypatch, tmp_path):
-    path, opening = tmp_path / "a", store.opening
+    path, opening = tmp_path / "a", tensors.opening
     bt.bayesuvius(64, heads=2).save(path)
 
     def shortened(where):
@@ -102,7 +133,7 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_refused(monkeypatch, tmp_p
         os.truncate(where, 4096)
         return opened
 
-    monkeypatch.setattr(store, "opening", shortened)
+    monkeypatch.setattr(tensors, "opening", shortened)
     with pytest.raises(bt.FileError):
         bt.load(path)
 

@@ -324,7 +324,7 @@ BAD = {
     "id": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), [5], {}, "ids from 0 to 4"),
     "stop": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), [1], {"stop": 9}, "ids from 0 to 4"),
     "no start": (lambda: bt.encoder_decoder(8, heads=2, slices=1, vocabulary=5), [1], {}, "start="),
-    "no source": (lambda: bt.encoder_decoder(8, heads=2, slices=1, vocabulary=5), None, {"start": 1}, "mapping"),
+    "no source": (lambda: bt.encoder_decoder(8, heads=2, slices=1, vocabulary=5), None, {"start": 1}, "as many"),
     "no prompt": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), None, {}, "start="),
     "a float": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), [[1.5]], {}, "ids"),
     **{

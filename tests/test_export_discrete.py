@@ -284,9 +284,6 @@ def test_bad_input_is_told() -> None:
     sentence = net.sentence("a b")
     with pytest.raises(bt.EvidenceError, match=r"x_1_0: .*possible; got .*of probability zero"):
         to_pgmpy(world_of(sentence), evidence=sentence.observe(x_1_0=torch.full((4,), 9.0)).state.evidence)
-    c = sentence.ground.id("c")
-    with pytest.raises(bt.EvidenceError, match="c: expected do or evidence"):
-        to_pgmpy(world_of(sentence.do(c=1)), evidence={c: torch.tensor(1)})
 
 
 def test_tables_of_a_float32_net_sum_to_one() -> None:

@@ -17,7 +17,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer import files, tpm
-from bnet_transformer.files import plain, store
+from bnet_transformer.files import store
 from bnet_transformer.network import Declaration, Network, declare
 from bnet_transformer.tpm import Add, Categorical, Given, Parent
 from tests.cases import CASES, Case
@@ -112,11 +112,11 @@ def test_every_tpm_of_the_package_comes_back() -> None:
         bt.Node("x", Add(), ["a", bt.Arrow("b", "causal")], ["word"], shared=True, scope="corpus", shape=(3,)),
     ]
     for thing in things:
-        stored = json.loads(json.dumps(plain.to_plain(thing, "it")))
-        assert plain.from_plain(stored, "it") == thing
-        assert not list(plain.strangers(stored))
+        stored = json.loads(json.dumps(store.to_plain(thing, "it")))
+        assert store.from_plain(stored, "it") == thing
+        assert not list(store.strangers(stored))
     kinds = {getattr(tpm, name) for name in tpm.__all__}
-    missing = [k for k in kinds if dataclasses.is_dataclass(k) and k not in plain.REGISTRY.values()]
+    missing = [k for k in kinds if dataclasses.is_dataclass(k) and k not in store.REGISTRY.values()]
     assert set(missing) == {tpm.TPM, tpm.Score, tpm.Bias}
 
 

@@ -18,9 +18,8 @@ from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.inference.fit import heads
-from bnet_transformer.inference.fit.heads import aligned, overlap_of
-from bnet_transformer.inference.fit.methods import FitProblem
-from bnet_transformer.inference.fit.objective import Objective, learned_of
+from bnet_transformer.inference.fit.heads import aligned
+from bnet_transformer.inference.fit.problem import FitProblem, Objective, learned_of
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.sampling import Chain, Model, Variational, started
 from bnet_transformer.tpm import Normal
@@ -279,13 +278,6 @@ def test_pieces_give_what_the_whole_gives_and_hold_no_more_than_is_said(monkeypa
         torch.testing.assert_close(f.heads.A["x_1"], A.mean((0, 1)))
         low, high = f.interval("A x_1")
         assert bool((low < A.mean((0, 1))).all() and (A.mean((0, 1)) < high).all())
-
-
-def test_only_words_that_are_there_count_in_a_match():
-    a, b = torch.rand(2, 3, 2).softmax(-1), torch.rand(2, 3, 2).softmax(-1)
-    present = torch.tensor([[True, False, False], [True, True, False]])
-    wanted = sum(torch.outer(a[s, w], b[s, w]) for s, w in ((0, 0), (1, 0), (1, 1)))
-    torch.testing.assert_close(overlap_of(a, b, present), wanted)
 
 
 def test_the_first_chain_begins_near_the_net_and_the_others_all_over_the_prior():

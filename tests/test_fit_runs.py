@@ -1,23 +1,17 @@
 """Runs of a fit: data in any form, the steps against torch's own optimiser, checkpoints, what a fit answers."""
 
 import itertools
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from sklearn.metrics import adjusted_rand_score
 
 import bnet_transformer as bt
-from bnet_transformer._core.distributed import Ranks
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.files import checkpoint
 from bnet_transformer.inference import Evidence, log_evidence
-from bnet_transformer.inference.fit import result, run
-from bnet_transformer.inference.fit.objective import Objective
+from bnet_transformer.inference.fit import result
 from bnet_transformer.inference.fit.run import method_of
 from bnet_transformer.tpm import Categorical, Normal
 from bnet_transformer.training.configs import schedule_of
@@ -238,69 +232,6 @@ def test_other_parameters_are_no_start_for_a_kept_fit(what, tmp_path):
     with pytest.raises(bt.BNetError, match="the settings that the run began with: parameters="):
         fit(net.replace({what: net.parameters[what] + 0.1}), vectors(8), resume=True, **options)
     fit(net, vectors(8), resume=True, **options)
-
-
-# several processes
-
-
-class Processes:
-    """As many processes as threads: each has its rank, and sums are taken when all have come."""
-
-    def __init__(self, world):
-        self.world, self.own, self.gate, self.parts = world, threading.local(), threading.Barrier(world, timeout=60), {}
-
-    def all_reduce(self, value):
-        self.parts[self.own.rank] = value.clone()
-        self.gate.wait()
-        total = sum(self.parts[rank] for rank in range(self.world))
-        self.gate.wait()
-        value.copy_(total)
-
-    def all_gather_object(self, found, thing):
-        self.parts[self.own.rank] = thing
-        self.gate.wait()
-        found[:] = [self.parts[rank] for rank in range(self.world)]
-        self.gate.wait()
-
-    @contextmanager
-    def ranks(self, device):
-        yield Ranks(self.own.rank, self.world, device)
-
-    def each(self, of):
-        def one(rank):
-            self.own.rank = rank
-            return of()
-
-        with ThreadPoolExecutor(self.world) as pool:
-            return list(pool.map(one, range(self.world)))
-
-
-def test_em_shares_the_full_pass_between_processes(monkeypatch):
-    count = 8
-    data, world, seen, counts = vectors(count), 3, [], Objective.counts
-
-    def noted(self, parameters, corpus, *more):
-        seen.append(len(corpus))
-        return counts(self, parameters, corpus, *more)
-
-    monkeypatch.setattr(Objective, "counts", noted)
-    options = {"method": "em", "steps": 3, "restarts": 2, "prune": False}
-    ways = {"learn": ["c.logits"]}, {"spread": 1.0, "batch": 8}
-    alone = [fit(mixture(prior=2.0), data, **options, **way) for way in ways]
-    assert max(seen) == count
-    seen.clear()
-    here = Processes(world)
-    monkeypatch.setattr(run, "ranks", here.ranks)
-    monkeypatch.setattr(run, "own_random", nullcontext)  # of which a process has one, and these are threads
-    monkeypatch.setattr(torch.distributed, "all_reduce", here.all_reduce)
-    monkeypatch.setattr(torch.distributed, "barrier", here.gate.wait)
-    monkeypatch.setattr(torch.distributed, "all_gather_object", here.all_gather_object)
-    for way, one in zip(ways, alone, strict=True):
-        for f in here.each(lambda way=way: fit(mixture(prior=2.0), data, **options, **way)):
-            assert f.bounds == pytest.approx(one.bounds, abs=1e-9)
-            assert f.measured == pytest.approx(np.array(one.measured), abs=1e-9)
-            torch.testing.assert_close(f.pi, one.pi)
-    assert max(seen) == -(-count // world)
 
 
 # what a fit answers

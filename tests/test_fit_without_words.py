@@ -207,19 +207,16 @@ def test_states_of_a_choice_are_turned_in_tables_on_a_plate_as_well():
     torch.testing.assert_close(site_density(turned, y), site_density(net, y))
 
 
-@pytest.mark.parametrize(
-    ("data", "match"),
-    [
+def test_data_that_are_none_are_refused():
+    for data, match in (
         ([], "a mapping from"),
         ({"rain": [1]}, "rain"),
         ({"dysp": [1, 2]}, "states from 0 to 1"),
         ({"dysp": [1, 0], "asia": [1]}, "one length"),
         ({"dysp": [None, None]}, "something observed"),
-    ],
-)
-def test_data_that_are_none_are_refused(data, match):
-    with pytest.raises(bt.BNetError, match=match):
-        bt.fit(asia(), data, progress=False)
+    ):
+        with pytest.raises(bt.BNetError, match=match):
+            bt.fit(asia(), data, progress=False)
 
 
 def test_choices_that_are_observed_are_not_drawn():

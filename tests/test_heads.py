@@ -12,10 +12,9 @@ from scipy.special import betaln
 from scipy.stats import beta, kstest, spearmanr
 
 import bnet_transformer as bt
-from bnet_transformer.inference.heads.gates import runs_of
+from bnet_transformer.inference.heads.gates import head_shares, runs_of
 from bnet_transformer.inference.heads.posterior import draws_of, posterior_of, relaxed
 from bnet_transformer.inference.heads.posterior import settings as all_settings
-from bnet_transformer.inference.heads.result import head_shares
 from bnet_transformer.tpm import Activation, Attention, Concat, Dot, Given, Normal, Weight
 from tests.cases import HEADS, WORD, every, jolted, projections
 
@@ -124,19 +123,6 @@ def test_one_head_is_a_beta_where_each_sentence_is_sure():
         law = beta(on + 1, count - on + 1)
         assert kstest(rho[0].numpy(), law.cdf).statistic < 0.03
         assert float(log) == pytest.approx(2000 * on + betaln(on + 1, count - on + 1), abs=0.02)
-
-
-def test_one_sentence_says_how_little_is_known():
-    table = torch.tensor([[0.0, 1.0, 5.0, 6.0]], dtype=D)  # worth 1 nat and 5 nats
-    found = found_for(table, 2000)
-    low, high = found.rho.quantile(torch.tensor([0.05, 0.95], dtype=D), dim=0)
-    for head, worth in enumerate((1.0, 5.0)):  # the density of rho is straight: 1 - rho + rho e^worth
-        r = math.exp(worth)
-        at = lambda u, r=r: ((1 + (r * r - 1) * u) ** 0.5 - 1) / (r - 1)  # noqa: E731
-        assert float(low[head]) == pytest.approx(at(0.05), abs=0.03)
-        assert float(high[head]) == pytest.approx(at(0.95), abs=0.03)
-        assert float(found.log_bayes[head]) == pytest.approx(math.log((1 + r) / 2), abs=1e-3)
-    assert bool((high - low > 0.7).all())
 
 
 # planted heads

@@ -24,8 +24,8 @@ EXTRAS = PROJECT["optional-dependencies"]
 DOORS = {
     "tokenizers": {"_core/tokenizer.py"},
     "huggingface_hub": {"pretrained/source.py"},
-    "transformers": {"pretrained/config.py", "pretrained/source.py"},
-    "arviz": {"inference/fit/draws.py", "inference/fit/heads.py"},
+    "transformers": {"pretrained/family.py", "pretrained/source.py"},
+    "arviz": {"inference/fit/heads.py"},
     "anywidget": {"viz/page/widget.py"},
     "traitlets": {"viz/page/widget.py"},
     "h5py": {"pretrained/geometric_file.py"},

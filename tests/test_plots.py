@@ -18,12 +18,12 @@ import bnet_transformer as bt
 from bnet_transformer.inference import Counterfactual, corpus_tan
 from bnet_transformer.inference.fit import Check, Comparison
 from bnet_transformer.tpm import Categorical, Normal
-from bnet_transformer.training.result import Trained
+from bnet_transformer.training.loop import Trained
+from bnet_transformer.viz.labels import shown
 from bnet_transformer.viz.plots import table_of
 from bnet_transformer.viz.plots.canvas import DIVERGING, DOTS, SEQUENTIAL, lightness
 from bnet_transformer.viz.plots.flow import FLOWS, share_of, shares_of
 from bnet_transformer.viz.plots.heat import room
-from bnet_transformer.viz.plots.words import shown
 from bnet_transformer.viz.style import PALETTES
 
 WORDS = ["the", "cat", "sat", "on", "mat"]
@@ -385,7 +385,7 @@ def test_hostile_words_are_shown_and_break_nothing():
 
 def test_words_as_they_are_shown():
     assert shown("$x_1$") == "$x_1$" and shown("a\u202eb") == "a\\u202eb" and shown("") == "∅"
-    assert shown("y" * 200) == "y" * 17 + "…" and len(shown("\x00" * 200)) == 18
+    assert shown("y" * 200, 18) == "y" * 17 + "…" and len(shown("\x00" * 200, 18)) == 18
     s = bt.bayesuvius(dim=4).sentence(["$\\frac{$", "_"])
     figure = bt.plot(s.do(c=0), slice=0)
     assert texts(figure.axes[0]) == ["$\\frac{$", "_"]

@@ -8,7 +8,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.errors import FileError
 from bnet_transformer.pretrained import FAMILIES, from_pretrained
-from bnet_transformer.pretrained.config import load_config
+from bnet_transformer.pretrained.family import load_config
 from tests.hugging import T, config, random_model
 from tests.test_families import TABLE
 

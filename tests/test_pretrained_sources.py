@@ -322,7 +322,7 @@ def test_a_model_that_is_half_in_the_cache_is_fetched(hub, folder):
     assert from_pretrained("me/mine").check() and asked == [True, False, True]
     shutil.rmtree(online)
     (cache / "me/mine/model.safetensors").unlink()
-    with pytest.raises(bt.BNetError, match=r"me/mine: in the local cache without weights .*the hub did not give it"):
+    with pytest.raises(bt.BNetError, match=r"me/mine: not whole in the local cache.*the hub did not give it"):
         from_pretrained("me/mine")
 
 

@@ -265,15 +265,6 @@ def test_relations_of_ones_own():
     )
 
 
-def test_a_permutation_of_heads_permutes_the_result():
-    order, heads = [2, 0, 3, 1], 4
-    net = bt.bayesuvius(dim=6, slices=2, heads=heads, combine="concat", scale=3.0).to(torch.float64)
-    swapped = net.replace({name: value[order] for name, value in net.parameters.items() if len(value) == heads})
-    one, other = bt.roles(net, CORPUS), bt.roles(swapped, CORPUS)
-    for name in ("counts", "mean", "low", "high", "above", "top", "spread"):
-        torch.testing.assert_close(getattr(other, name), getattr(one, name)[:, order], msg=name, equal_nan=True)
-
-
 def tally(y: np.ndarray, alpha: float, draws: int = 200) -> Tally:
     """The tally of readings `[sentence, relation]` of sentences of one word: word j is read by relation j."""
     y = y[:, None]

@@ -63,25 +63,6 @@ def test_to_write_the_table_again_where_not_all_is_installed_loses_nothing(monke
     assert licences.rows() == [(name, *row) for name, row in licences.told().items()]
 
 
-def test_what_needs_what():
-    from packaging.requirements import Requirement
-
-    made = {
-        "a": licences.Package("a", "MIT", (Requirement("b[fast]"), Requirement("c; extra == 'more'"))),
-        "b": licences.Package("b", "MIT", (Requirement("d; extra == 'fast'"), Requirement("a"))),
-        "d": licences.Package("d", "MIT", ()),
-    }
-    assert licences.needed(made, [Requirement("a")]) == {"a": {"", "b"}, "b": {"a"}, "d": {"b"}}
-    assert licences.needed(made, [Requirement("a[more]")])["c"] == {"a"}
-
-
-def test_licences_in_few_words():
-    of = licences.licence_of
-    assert of("MIT AND PSF-2.0", [], None) == "MIT AND PSF-2.0"
-    assert of(None, ["License :: OSI Approved :: MIT License"], "whatever") == "MIT"
-    assert of(None, [], "Apache 2.0") == "Apache-2.0" and of(None, [], None) == "see its files"
-
-
 def test_every_pip_of_the_makefile_is_held_to_the_pins():
     lines = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
     installing = [line for line in lines if "pip install" in line and not line.startswith("#")]

@@ -220,17 +220,6 @@ assert random.getstate() == before
 DEC = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS)
 
 
-def test_a_number_that_the_type_cannot_hold_is_told_by_its_node():
-    for make in (
-        lambda: bt.bayesuvius(4, scale=1e308),
-        lambda: bt.bayesuvius(4, observe=bt.tpm.Normal(1e308)),
-        lambda: bt.bayesuvius(4, observe=bt.tpm.Normal(1e5)).to(torch.float16),
-    ):
-        with pytest.raises(bt.DeclarationError, match=r"of at most .* in size, as torch.float.* holds"):
-            make()
-    assert under("float64", lambda: bt.bayesuvius(4, scale=1e300)).network.dtype == torch.float64
-
-
 def test_the_coldest_and_the_narrowest_draw_are_the_likeliest_words():
     likeliest = DEC.generate(["the", "cat sat"], length=5).words
     for told in ({"temperature": 1e-320}, {"top_p": 1e-320}, {"temperature": Fraction(1, 10**40)}, {"top_k": 1}):

@@ -549,7 +549,7 @@ WRONG = {
     "no file": (small, "no/such.bin", "a file of tokens"),
     "no tokens": (small, "data.txt", "a sentence is told in a list"),
     "past learned positions": (lambda: small(positions="learned", words=3), ["a b c d e"], "at most 3 words"),
-    "arrays of two lengths": (both, (torch.zeros(2, 3).long(), torch.zeros(3, 3).long()), "one length"),
+    "arrays of two lengths": (both, (torch.zeros(2, 3).long(), torch.zeros(3, 3).long()), "as many observations"),
     "nothing observed": (
         lambda: bt.encoder(8, heads=2, slices=1, vocabulary=WORDS, readout="word"), [("a b", [None, None])], "observed"
     ),
@@ -574,9 +574,6 @@ def test_a_strange_token_is_told_with_its_place(tmp_path):
         bt.train(small(), tmp_path / "a.npy", words=5, epochs=1)
 
 
-@pytest.mark.parametrize(("rank", "world"), [(0, 0), (2, 2), (-1, 2), (0, 1.0)])
-def test_a_share_is_of_a_rank_that_there_is(rank, world):
+def test_a_share_of_a_small_batch_is_never_empty():
     batch = Batch({"": torch.zeros(3, 2)}, None, {})
     assert [len(batch.shard(k, 4)) for k in range(4)] == [1, 1, 1, 1]
-    with pytest.raises(bt.BNetError, match=r"rank: expected|world: expected"):
-        batch.shard(rank, world)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
@@ -22,20 +22,9 @@ from bnet_transformer._core.hashing import digest_of
 from bnet_transformer.errors import BNetError, shown
 
 S = TypeVar("S")
-N = TypeVar("N", bound="HasParameters")
+N = TypeVar("N")
 PATIENCE = timedelta(minutes=10)  # for a rank that lives and does not come; one that died is missed at once
 _BY_ITSELF: ContextVar[bool] = ContextVar("by itself", default=False)
-
-
-class HasParameters(Protocol):
-    """A net: named parameters, and a copy of it on another device."""
-
-    @property
-    def parameters(self) -> Mapping[str, Tensor]:
-        """A tensor for each name."""
-
-    def to(self: N, *where: torch.dtype | torch.device | str) -> N:
-        """The same net elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +53,8 @@ class Ranks:
 
     def to_device(self, network: N) -> N:
         """The net on the device of this rank."""
-        return network if device_of(None, network) == self.device else network.to(self.device)
+        moved: Any = network
+        return network if device_of(None, network) == self.device else cast(N, moved.to(self.device))
 
     def all_reduce(self, value: Tensor) -> Tensor:
         """A tensor, summed over all ranks."""
@@ -134,10 +124,15 @@ class DisagreementError(BNetError):
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
-def device_of(device: str | torch.device | None, network: HasParameters) -> torch.device:
+def device_of(device: str | torch.device | None, network: Any) -> torch.device:
     """The device that is asked for, if this machine has it; by default that of the net."""
     if device is None:
         return next((value.device for value in network.parameters.values()), torch.device("cpu"))
+    return find_device(device)
+
+
+def find_device(device: Any) -> torch.device:
+    """A device that this machine has, and that holds numbers."""
     wanted = "a device of this machine that computes"
     try:
         found = torch.device(device)
@@ -202,7 +197,6 @@ class _Group:
     """The group of processes that is made here, so that it is ours to close."""
 
     is_open: bool = False
-    count: int = 0  # of groups so far: a script may end one, and ask again
     ended: str = ""  # the error that closed the last one
 
 
@@ -223,13 +217,11 @@ def _join(device: torch.device) -> Ranks:
     if _GROUP.ended:
         raise _lost(_GROUP.ended)
     if not distributed.is_initialized():
-        from torch.distributed.distributed_c10d import PrefixStore
-        from torch.distributed.rendezvous import rendezvous
-
         try:
             if not 0 <= int(os.environ["RANK"]) < int(os.environ["WORLD_SIZE"]):
                 raise ValueError(f"RANK={os.environ['RANK']} of {os.environ['WORLD_SIZE']}")
-            store, rank, world = next(rendezvous("env://", timeout=PATIENCE))
+            backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" or torch.cuda.is_available() else "gloo"
+            distributed.init_process_group(backend, timeout=PATIENCE)
         except (KeyError, ValueError, distributed.DistError) as error:
             names = "WORLD_SIZE, RANK below it, MASTER_ADDR and a free MASTER_PORT"
             raise BNetError(
@@ -238,13 +230,7 @@ def _join(device: torch.device) -> Ranks:
                 got=str(error).partition(". ")[0],
                 allowed="torchrun --nproc-per-node 2 script.py; training.alone(); no WORLD_SIZE, for one process",
             ) from error
-        # The store of torchrun outlives ranks that were killed, and still has their addresses.
-        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = PrefixStore(f"restart {restart}, group {_GROUP.count}", store)
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" or torch.cuda.is_available() else "gloo"
-        distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
         _GROUP.is_open = True
-        _GROUP.count += 1
         atexit.register(_close)
     if device.type == "cuda" and _GROUP.is_open:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

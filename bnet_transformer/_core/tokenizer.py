@@ -100,7 +100,8 @@ class Tokenizer:
         if len({isinstance(text, str) for text in given}) > 1:
             raise BNetError("pair", expected="a second sentence, text or words as the first", got=pair)
         texts = [text if isinstance(text, str) else " ".join(text) for text in given]
-        encoding = self._encoded(texts)
+        with _theirs("sentence", "text that its tokenizer reads"):
+            encoding = self._tokenizer.encode(*texts)
         if not encoding.ids:
             raise BNetError("sentence", expected="at least one token", got=text_or_words)
         flags = zip(encoding.special_tokens_mask, self.is_special(encoding.ids), strict=True)
@@ -113,7 +114,10 @@ class Tokenizer:
         if not isinstance(text_or_words, str):
             single = [span is None for span in spans]
             ends = [list(accumulate(len(word) + 1 for word in words)) for words in given]
-            split = [None if span is None else _entry(ends[k], span) for k, span in zip(of_text, spans, strict=True)]
+            split = [  # the word in which a token begins, by where words end
+                None if span is None else min(bisect_right(ends[k], span[0]), len(ends[k]) - 1)
+                for k, span in zip(of_text, spans, strict=True)
+            ]
         return TokenizedText(
             tuple(encoding.tokens),
             tuple(encoding.ids),
@@ -122,11 +126,6 @@ class Tokenizer:
             tuple(encoding.type_ids),
             _grouped(list(zip(of_text, split, strict=True)), single),
         )
-
-    def _encoded(self, texts: Sequence[str]) -> Any:
-        """What the package makes of one text or two."""
-        with _theirs("sentence", "text that its tokenizer reads"):
-            return self._tokenizer.encode(*texts)
 
     def read_each(self, sentences: Mapping[str, object], stacks: Sequence[str]) -> dict[str, TokenizedText]:
         """The tokens of each stack that is told text or words; all but the first are told outputs, shifted right."""
@@ -177,11 +176,6 @@ def _span(text: str, at: Span) -> Span:
     while start < end and text[start].isspace():
         start += 1
     return start, end
-
-
-def _entry(ends: Sequence[int], span: Span) -> int:
-    """The word of a list in which a token of the text that they make begins; words by where they end."""
-    return min(bisect_right(ends, span[0]), len(ends) - 1)
 
 
 def _grouped(words: Sequence[tuple[int | None, int | None]], alone: Sequence[bool]) -> tuple[tuple[int, ...], ...]:

@@ -8,8 +8,8 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Never
 
 import click
@@ -34,10 +34,6 @@ NO_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "bad allocat
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 
-class Ended(Exception):
-    """A command that ended early, by its cause, which click does not see."""
-
-
 class Commands(click.Group):
     """The commands, imported when they are used; what they raise is told as one line."""
 
@@ -51,15 +47,6 @@ class Commands(click.Group):
         found: click.Command = getattr(module, cmd_name)
         return found
 
-    def make_context(self, *arguments: Any, **more: Any) -> click.Context:
-        with _ending():
-            return super().make_context(*arguments, **more)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        with _ending(), warnings.catch_warnings():
-            warnings.showwarning = _warn
-            return super().invoke(ctx)
-
     def main(self, args: Sequence[str] | None = None, *more: Any, **extra: Any) -> Any:
         """Run a command and leave; `--debug` may stand anywhere among the arguments."""
         told = list(sys.argv[1:] if args is None else args)
@@ -70,24 +57,14 @@ class Commands(click.Group):
             with suppress(AttributeError, ValueError):  # none there, or one that is not of text
                 stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         try:
-            return super().main(told, *more, **extra)
-        except Ended as ended:
-            assert ended.__cause__ is not None
-            _leave(ended.__cause__, debug)
+            with warnings.catch_warnings():
+                warnings.showwarning = _warn
+                sys.exit(super().main(told, *more, **{**extra, "standalone_mode": False}))
+        except Exception as error:  # an interrupt is a click.Abort
+            _leave(error, debug)
 
 
-@contextmanager
-def _ending() -> Iterator[None]:
-    """Whatever is raised inside ends the command."""
-    try:
-        yield
-    except (Ended, click.exceptions.Exit, SystemExit):
-        raise
-    except BaseException as error:
-        raise Ended from error
-
-
-def _leave(error: BaseException, debug: bool) -> Never:
+def _leave(error: Exception, debug: bool) -> Never:
     """Tell by what error a command ended, and leave."""
     line, code = line_of(error)
     if isinstance(error, OSError):  # a pipe that is closed, a disk that is full: what is left is not written
@@ -98,8 +75,7 @@ def _leave(error: BaseException, debug: bool) -> Never:
             click.echo(seen("".join(traceback.format_exception(error))), err=True, nl=False)
         elif code == BUG:
             line += " (--debug shows where)"
-        if line:
-            click.echo(line, err=True)
+        click.echo(line, err=True)
     sys.exit(code)
 
 
@@ -145,8 +121,6 @@ def line_of(error: BaseException) -> tuple[str, int]:
     stopped = _interrupt(error)
     if stopped is not None:
         return str(stopped) or "interrupted", INTERRUPTED
-    if isinstance(error, BrokenPipeError):  # the reader has seen enough
-        return "", 0
     told, code = _told(error)
     return f"Error: {seen(' '.join(told.split()))}", code
 

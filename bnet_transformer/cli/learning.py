@@ -129,7 +129,7 @@ def _saved(model: str, declared: Mapping[str, Any]) -> BNet:
     declared=[Options("models/bayesuvius.py", ("bayesuvius",), DECLARED, "A new net: ", {"dim": 16})],
     options=[
         Options("inference/fit/run.py", ("fit",), ("batch", "spread", "learn", "budget", "every", "seed")),
-        Options("inference/fit/methods.py", ("MAP", "EM", "SVI", "NUTS")),
+        Options("inference/fit/problem.py", ("MAP", "EM", "SVI", "NUTS")),
     ],
 )
 def fit(

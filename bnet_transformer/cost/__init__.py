@@ -4,8 +4,7 @@
 are apart; `count` puts them together.
 """
 
-from bnet_transformer.cost.count import cost
+from bnet_transformer.cost.count import Cost, Row, SliceCost, cost
 from bnet_transformer.cost.polynomial import Polynomial
-from bnet_transformer.cost.result import Cost, Row, SliceCost
 
 __all__ = ["Cost", "Polynomial", "Row", "SliceCost", "cost"]

@@ -124,14 +124,12 @@ class Counting:
     plan: Plan
     sizes: Sizes
     known: frozenset[int] = frozenset()  # families whose values come from outside
-    enumerated: frozenset[int] = field(init=False)
     dims: dict[int, Dims] = field(default_factory=dict)
     products: dict[int, Amount | None] = field(default_factory=dict)
     values: dict[int, Amount] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         network = self.sizes.network
-        self.enumerated = frozenset(self.plan.enumerated)
         for group in self.plan.groups:
             member = network.members[group[0]]
             if group[0] in self.plan.folds:
@@ -155,7 +153,7 @@ class Counting:
         family, tpm = member.family, member.tpm
         own: Dims = frozenset(family.plates)
         word: Dims = NONE if family.words is None else frozenset({WORD})
-        if family.index in self.enumerated:
+        if family.index in self.plan.enumerated:
             return frozenset({family.index}) | (NONE if tpm.reads_by_index else own)
         if tpm.kind == "input" or family.index in self.known:
             return own | {BATCH} | word
@@ -185,7 +183,7 @@ class Counting:
 
     def _made(self, member: Member) -> None:
         index = member.family.index
-        comes = index in self.enumerated or index in self.known  # its value is not computed
+        comes = index in self.plan.enumerated or index in self.known  # its value is not computed
         seen = [] if comes else self.seen(member)
         self.products[index] = Amount() if comes else self._computed(member, seen)
         self._valued(member, self.dims_of(member, seen))
@@ -285,7 +283,7 @@ class Counting:
             before = dict(there)
             for member in group:
                 index = member.family.index
-                comes = index in self.enumerated or index in self.known
+                comes = index in self.plan.enumerated or index in self.known
                 seen = [] if comes else self.seen(member, there)
                 made[index].append(Amount() if comes else self._said(member, seen, drop=frozenset({WORD})))
                 there[index] = there.get(index, NONE) | self.dims_of(member, seen) | {WORD}

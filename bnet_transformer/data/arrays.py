@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +12,11 @@ from torch import Tensor
 from bnet_transformer.data.batch import Batch, split_gaps
 from bnet_transformer.data.examples import Example, ExampleReader, read_example
 from bnet_transformer.data.task import Task
-from bnet_transformer.data.words import is_text_array, to_integers
+from bnet_transformer.data.words import to_integers
 from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.tpm.arrays import is_plain, own_tensor
 
 PAIRS = "pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists"
-Arrays = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
 def to_host(what: str, data: object) -> object:
@@ -31,46 +30,49 @@ def to_host(what: str, data: object) -> object:
     return data.cpu()
 
 
-def read_arrays(reader: ExampleReader, data: object, what: str, *, copy: bool = False) -> Arrays | None:
-    """Words and what is observed as whole arrays, without a look at each example; None of data that need it.
+def own_arrays(data: object, what: str) -> object:
+    """A pair of arrays of numbers as tensors that share no memory with them; other data as they are."""
+    if not isinstance(data, tuple) or not all(isinstance(part, Tensor | np.ndarray) for part in data):
+        return data
+    if any(isinstance(part, np.ndarray) and part.dtype.kind in "OU" for part in data):
+        return data
+    try:
+        return tuple(own_tensor(part) for part in data)
+    except (TypeError, ValueError) as problem:
+        raise BNetError(what, expected=PAIRS, got=str(problem)) from problem
+
+
+def read_arrays(reader: ExampleReader, parts: Sequence[Tensor | np.ndarray], what: str) -> Batch | None:
+    """Words and what is observed as one batch that shares their memory, without a look at each example.
 
     All rows of an array have one form, so that of one is read by the reader: the first row that has a number which no
-    example may have, for its error, or else the first. Arrays of a file stay there until their examples are wanted.
+    example may have, for its error, or else the first. None for data that need a look at each: of a file, whose
+    examples stay there until they are wanted, and of images, whose words are patches.
     """
     task = reader.task
     names = [*task.stacks, *(readout.family.name for readout in task.readouts)]
-    if not isinstance(data, tuple) or len(task.stacks) != 1 or len(data) != len(names):
+    if len(parts) > len(names) or not all(map(_is_in_memory, parts)):
         return None
-    if not all(isinstance(part, Tensor | np.ndarray) and (copy or _is_in_memory(part)) for part in data):
-        return None
-    if any(part.dtype == object or is_text_array(part) for part in data):
-        return None
-    try:
-        tensors = [own_tensor(part) if copy else _view(part) for part in data]
-    except (TypeError, ValueError) as problem:
-        raise BNetError(what, expected=PAIRS, got=str(problem)) from problem
-    if any(not value.dim() for value in tensors) or not len(tensors[0]):
-        raise BNetError(what, expected="at least one sentence", got=f"arrays of shape {_shapes(tensors)}")
-    if len({len(value) for value in tensors}) > 1:
-        raise BNetError(what, expected="as many observations as sentences", got=f"shapes {_shapes(tensors)}")
-    states = [task.words[task.stacks[0]].states, *(readout.tpm.states for readout in task.readouts)]
-    bad = [_bad_row(value, top, is_words=not k) for k, (value, top) in enumerate(zip(tensors, states, strict=True))]
+    tensors = [part.detach() if isinstance(part, Tensor) else torch.from_numpy(part) for part in parts]
+    states = [*(of.states for of in task.words.values()), *(readout.tpm.states for readout in task.readouts)]
+    order = zip(names, tensors, states, strict=False)  # the words that follow are no part of their own
+    bad = [_bad_row(reader, value, top, is_words=name in task.words) for name, value, top in order]
     row = min((k for k in bad if k is not None), default=0)
     example = read_example(reader, row, tuple(value[row] for value in tensors), what)
     forms = [*example.words.values(), *example.observed.values()]
+    if len(task.stacks) > 1 or len(parts) < len(names):
+        return None
     if any(value.shape[1:] != form.shape for value, form in zip(tensors, forms, strict=True)):
-        return None  # images, whose words are patches
-    whole = {
-        name: value if value.is_floating_point() else value.to(form.dtype)
-        for name, value, form in zip(names, tensors, forms, strict=True)
-    }
-    return {name: whole[name] for name in names[:1]}, {name: whole[name] for name in names[1:]}
+        return None
+    whole = [v if v.is_floating_point() else v.to(form.dtype) for v, form in zip(tensors, forms, strict=True)]
+    observed = {name: split_gaps(value) for name, value in zip(names[1:], whole[1:], strict=True)}
+    return Batch({names[0]: whole[0]}, None, observed)
 
 
-def _bad_row(value: Tensor, states: int | None, *, is_words: bool) -> int | None:
+def _bad_row(reader: ExampleReader, value: Tensor, states: int | None, *, is_words: bool) -> int | None:
     """The first row with a number that no example may have; None where all are sound, or no number can be told."""
     if value.is_floating_point():
-        bad = ~value.isfinite() if is_words else value.isinf()
+        bad = ~value.isfinite() if is_words else reader.is_bad(value)
     elif states is None or value.dtype == torch.bool or value.is_complex():
         return None
     else:
@@ -79,59 +81,12 @@ def _bad_row(value: Tensor, states: int | None, *, is_words: bool) -> int | None
     return int(rows[0]) if len(rows) else None
 
 
-def first_bad_row(parts: Sequence[Tensor | np.ndarray], stacks: int) -> int:
-    """The first row of arrays in memory with a real number that no example may have, else 0; words come first."""
-    bad = [_bad_row(_view(p), None, is_words=k < stacks) for k, p in enumerate(parts) if _is_in_memory(p)]
-    return min((row for row in bad if row is not None), default=0)
-
-
 def _is_in_memory(array: Tensor | np.ndarray) -> bool:
     """True for numbers in memory that torch can look at as they lie."""
     if isinstance(array, Tensor):
         return True
-    return (
-        not isinstance(array, np.memmap) and array.dtype in (np.float32, np.float64, np.int64) and array.flags.writeable
-    )
-
-
-def _view(array: Tensor | np.ndarray) -> Tensor:
-    return array.detach() if isinstance(array, Tensor) else torch.from_numpy(array)
-
-
-def _shapes(tensors: Sequence[Tensor]) -> str:
-    return " and ".join(str(tuple(value.shape)) for value in tensors)
-
-
-def to_batch(arrays: Arrays) -> Batch:
-    """Whole arrays of words and of what is observed as a batch, which shares their memory."""
-    words, observed = arrays
-    return Batch(words, None, {name: split_gaps(value) for name, value in observed.items()})
-
-
-def check_numbers(
-    what: str,
-    x: Mapping[str, Tensor],
-    observed: Mapping[str, Tensor],
-    missing: bool,
-    option: str | None,
-    first: int = 0,
-) -> None:
-    """Refuse numbers that are not finite, with the sentence where they are."""
-    for name, value in (*x.items(), *observed.items()):
-        if not value.is_floating_point():
-            continue
-        finite, absent = value.isfinite().all(-1), value.isnan().all(-1)
-        may_be_absent = missing and name in observed
-        accepted = finite | absent if may_be_absent else finite
-        if not bool(accepted.all()):
-            which = first + int((~accepted.reshape(len(finite), -1).all(1)).nonzero()[0, 0])
-            helps = option is not None and not missing and name in observed and bool((finite | absent).all())
-            raise BNetError(
-                f"{what}, {name or 'x'}, sentence {which}",
-                expected="finite numbers, or NaN in every number of a word" if may_be_absent else "finite numbers",
-                got="NaN or infinity",
-                allowed=f"{option}, where NaN says that nothing of a word was observed" if helps else None,
-            )
+    known = array.dtype in (np.float32, np.float64, np.int64)
+    return known and array.flags.writeable and not isinstance(array, np.memmap)
 
 
 def map_tokens(path: str | Path) -> np.ndarray:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bnet_transformer.data.encode import encode_sentence
 from bnet_transformer.data.words import word_encoder
-from bnet_transformer.errors import BNetError, whole
+from bnet_transformer.errors import BNetError
 from bnet_transformer.network import Network
 
 UNSEEN = -1
@@ -118,8 +118,6 @@ class Batch:
             The share. Where there are fewer sentences than processes, it may be a sentence of which nothing is
             observed: every process then computes the same graph.
         """
-        if whole("rank", rank, least=0) >= whole("world", world):
-            raise BNetError("rank", expected=f"a whole number below {world}", got=rank)
         if rank < len(self):
             return self.take(slice(rank, None, world))
         first = self.take(slice(1))

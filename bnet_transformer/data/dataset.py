@@ -14,16 +14,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.hashing import derive_seed
-from bnet_transformer.data.arrays import (
-    PAIRS,
-    check_numbers,
-    first_bad_row,
-    map_tokens,
-    read_arrays,
-    read_windows,
-    to_batch,
-    to_host,
-)
+from bnet_transformer.data.arrays import PAIRS, map_tokens, own_arrays, read_arrays, read_windows, to_host
 from bnet_transformer.data.batch import Batch, split_gaps
 from bnet_transformer.data.encode import EncodedSentence, encode_sentence
 from bnet_transformer.data.examples import (
@@ -166,22 +157,15 @@ def read_batch(
         observed = "none"
     if isinstance(data, str | Path) or callable(data):
         raise BNetError(what, expected=wanted, got="a function" if callable(data) else data)
-    reader = ExampleReader(task, inputs_only=observed == "none")
-    arrays = read_arrays(reader, data, what, copy=True)
-    if arrays is not None:
-        check_numbers(what, *arrays, missing, option)
-        return _check_observed(to_batch(arrays), what).like(network)
+    reader = ExampleReader(task, inputs_only=observed == "none", missing=missing, option=option)
     try:
-        dataset = read_dataset(reader, data, what=what)
+        dataset = read_dataset(reader, own_arrays(data, what), what=what)
     except BNetError as error:
         if error.expected != WAYS:
             raise
         raise BNetError(what, expected=wanted, got=error.got, allowed=error.allowed) from error
-    examples = [cast(Callable[[int], Example], dataset.example)(k) for k in range(dataset.size or 0)]
-    for k, example in enumerate(examples):
-        words, values = ({n: v[None] for n, v in each.items()} for each in (example.words, example.observed))
-        check_numbers(what, words, values, missing, option, k)
-    return _check_observed(pad_examples(task, examples, mask_padding=mask_padding), what)
+    batch = dataset.whole or dataset.take(torch.arange(dataset.size or 0), mask_padding=mask_padding)
+    return _check_observed(batch.like(network), what)
 
 
 def encode_sentences(network: Network, data: object, what: str = "sentences") -> list[EncodedSentence]:
@@ -216,8 +200,8 @@ def _read_columns(
     """The batch of a net without words: columns of its nodes; None where it has no inputs."""
     if data is None and observed == "none":
         return Batch({})
-    given, values = read_columns(network, infer_fit_task(network), data, what)
-    check_numbers(what, given, values, missing, option)
+    reader = ExampleReader(infer_fit_task(network), missing=missing, option=option)
+    given, values = read_columns(reader, data, what)
     evidence = {} if observed == "none" else {name: split_gaps(value) for name, value in values.items()}
     return _check_observed(Batch({}, None, evidence, given), what).like(network)
 
@@ -275,17 +259,19 @@ def _read_rows(reader: ExampleReader, data: object, what: str) -> Dataset:
     if isinstance(data, tuple) and data and all(isinstance(part, Tensor | np.ndarray) for part in data):
         parts = data
         if len({tuple(part.shape[:1]) for part in parts} | {()}) != 2:
-            raise BNetError(what, expected="arrays of one length", got=[tuple(part.shape) for part in parts])
+            raise BNetError(
+                what, expected="as many observations as sentences", got=[tuple(part.shape) for part in parts]
+            )
         if not len(parts[0]):
             raise BNetError(what, expected="at least one example", got="arrays of none")
 
         def example(k: int) -> Example:
             return read_example(reader, k, tuple(part[k] for part in parts), what)
 
-        arrays = read_arrays(reader, data, what)
-        if arrays is None:
-            example(first_bad_row(parts, len(task.stacks)))
-        return Dataset(task, len(parts[0]), example, whole=None if arrays is None else to_batch(arrays))
+        whole = read_arrays(reader, parts, what)
+        if whole is None:
+            example(0)
+        return Dataset(task, len(parts[0]), example, whole=whole)
     if isinstance(data, Tensor | np.ndarray) and data.ndim and len(data):
         rows = data
         return Dataset(task, len(rows), lambda k: read_example(reader, k, rows[k], what))

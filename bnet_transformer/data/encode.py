@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,11 +13,11 @@ from torch import Tensor
 
 from bnet_transformer._core.tokenizer import Span, TokenizedText, Tokenizer, is_text
 from bnet_transformer.axes import WORD
-from bnet_transformer.data.words import name_of_sentence, split_words, to_integers, word_encoder
+from bnet_transformer.data.words import name_of_sentence, split_words, to_integers, to_reals, word_encoder
 from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, mapping, shown, unknown
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import World, words_read
-from bnet_transformer.tpm.arrays import is_plain, own_tensor
+from bnet_transformer.tpm.arrays import is_plain
 
 Tokens = dict[str, tuple[str, ...]]
 
@@ -112,7 +113,12 @@ def encode_sentence(
     stacks, inputs = network.graph.word_stacks, [m.family.name for m in network.members if m.tpm.kind == "input"]
     extra = dict(mapping("given", given))
     tokenized = _tokenized(network.tokenizer, sentence, pair, stacks, extra)
-    text_by, x_by = _by_stack("sentence", sentence, stacks), _by_stack("x", x, stacks)
+    for what, value in (("sentence", sentence), ("x", x)):
+        if value is not None and not stacks:
+            allowed = "given=, for the nodes that are given; observe and do, for the others"
+            raise BNetError(what, expected="None: the net has no words", got=shown(value), allowed=allowed)
+    text_by = {} if sentence is None else by_stack("sentence", sentence, stacks)
+    x_by = {} if x is None else by_stack("x", x, stacks)
     text_by |= {stack: list(text.ids) for stack, text in tokenized.items()}
     for name in extra:
         if name not in inputs:
@@ -199,21 +205,18 @@ def _tokenized(
     return {stacks[0]: text}
 
 
-def _by_stack(what: str, value: object, stacks: Sequence[str]) -> dict[str, object]:
-    if value is None:
-        return {}
-    if not stacks:
-        allowed = "given=, for the nodes that are given; observe and do, for the others"
-        raise BNetError(what, expected="None: the net has no words", got=shown(value), allowed=allowed)
+def by_stack(what: str, value: object, stacks: Sequence[str], told: str | None = None) -> dict[str, Any]:
+    """What a caller says of each stack: a mapping, or a value of the one stack that there is beside the `told` one."""
     if isinstance(value, Mapping):
         for stack in value:
             if stack not in stacks:
                 raise unknown("stack", stack, stacks)
         return dict(value)
-    if len(stacks) > 1:
+    others = [stack for stack in stacks if stack != told] or stacks
+    if len(others) != 1:
         names = ", ".join(repr(stack) for stack in stacks)
         raise BNetError(what, expected=f"a mapping from stack ({names})", got=shown(value))
-    return {stacks[0]: value}
+    return {others[0]: value}
 
 
 def _count_words(network: Network, stack: str, extra: Mapping[str, object]) -> list[str] | None:
@@ -244,11 +247,11 @@ def _check_same_ids(
 
 
 def _given(network: Network, member: Member, extra: Mapping[str, object], words: Mapping[str, int]) -> Tensor:
-    family = member.family
-    default = member.tpm.default
+    family, default = member.family, member.tpm.default
+    lead = [network.graph.sizes[plate] for plate in family.plates]
+    lead += [] if family.words is None else [words[family.words]]
     if family.name not in extra and default is not None:
-        lead = tuple(network.graph.sizes[plate] for plate in family.plates)
-        return torch.full((*lead, *(() if family.words is None else (words[family.words],))), default)
+        return torch.full(lead, default)
     if family.name not in extra:
         raise BNetError(
             family.name,
@@ -256,20 +259,14 @@ def _given(network: Network, member: Member, extra: Mapping[str, object], words:
             got="none",
             allowed=f"given={{{family.name!r}: ...}}",
         )
-    plates = tuple(network.graph.sizes[plate] for plate in family.plates)
-    shape = (*plates, *((words[family.words],) if family.words is not None else ()), *member.shape)
+    shape = (*lead, *member.shape)
     value = extra[family.name]
     if member.tpm.reads_by_index:
-        try:
-            tensor = own_tensor(value)
-        except (TypeError, ValueError, RuntimeError) as problem:
-            raise BNetError(family.name, expected="whole numbers", got=shown(value)) from problem
-        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-            raise BNetError(family.name, expected="whole numbers", got=f"{tensor.dtype}")
+        tensor = to_integers(family.name, value, "whole numbers")
         if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < (member.tpm.states or 0):
             raise BNetError(family.name, expected=f"states from 0 to {(member.tpm.states or 0) - 1}", got=value)
     else:
-        tensor = _tensor(family.name, value, network.dtype, BNetError)
+        tensor = _finite(family.name, value, network.dtype, BNetError)
     if tuple(tensor.shape) != shape:
         raise BNetError(family.name, expected=f"a value of shape {shape}", got=f"shape {tuple(tensor.shape)}")
     return tensor
@@ -285,14 +282,14 @@ def encode_value(world: World, node: int, value: object, *, evidence: bool) -> T
         value = _state_of_label(world.network, member, name, value)
     if discrete and (member.tpm.reads_by_index or _is_index(value)):
         count = world.count_states(node)
-        state = _index(name, value, f"a state from 0 to {count - 1}")
+        state = operator.index(value) if _is_index(value) else -1  # type: ignore[arg-type]
         if not 0 <= state < count:
             raise EvidenceError(name, expected=f"a state from 0 to {count - 1}", got=value)
         read = range(count) if evidence or member.tpm.states is not None else words_read(world, node)
         if state not in read:
             raise EvidenceError(name, expected=f"a word that it may read: {list(read)}", got=value)
         return torch.tensor(state, device=world.network.device)
-    tensor = _tensor(name, value, world.network.dtype, EvidenceError).to(world.network.device)
+    tensor = _finite(name, value, world.network.dtype, EvidenceError).to(world.network.device)
     if tuple(tensor.shape) != member.shape:
         way = way_to_one_value(world.network, tensor, member.shape)
         hint = None if way is None else f"a value for one state of what it depends on: {way}"
@@ -362,22 +359,12 @@ def _is_index(value: object) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool | np.bool_ | np.ndarray | type)
 
 
-def _index(name: str, value: object, wanted: str) -> int:
-    if not _is_index(value):
-        raise EvidenceError(name, expected=wanted, got=shown(value))
-    return int(value)  # type: ignore[call-overload, no-any-return]
-
-
-def _tensor(name: str, value: object, dtype: torch.dtype, error: type[BNetError]) -> Tensor:
+def _finite(name: str, value: object, dtype: torch.dtype, error: type[BNetError]) -> Tensor:
     """A finite tensor of numbers."""
     try:
-        tensor = own_tensor(value)
-        if tensor.is_complex():
-            raise TypeError("complex")
-        tensor = tensor.to(dtype)
-        finite = bool(torch.isfinite(tensor).all())
-    except (TypeError, ValueError, RuntimeError) as problem:
-        raise error(name, expected="real numbers", got=shown(value)) from problem
-    if not finite:
+        tensor = to_reals(name, value).to(dtype)
+    except BNetError as problem:
+        raise error(name, expected=problem.expected, got=problem.got) from problem
+    if not bool(tensor.isfinite().all()):
         raise error(name, expected="finite numbers", got="NaN or infinity")
     return tensor

@@ -49,12 +49,16 @@ class ExampleReader:
         start: a word that goes before each sentence whose next words are told; None for none.
         stop: a word that goes behind it.
         inputs_only: whether nothing is observed; what a mapping has of readouts is then left out.
+        missing: whether NaN in all numbers of a word says that it was not observed; None where any NaN of it does.
+        option: how a caller turns `missing` on, for the error.
     """
 
     task: Task
     start: object = None
     stop: object = None
     inputs_only: bool = False
+    missing: bool | None = None
+    option: str | None = None
 
     def __post_init__(self) -> None:
         if self.task.next_word is None:
@@ -159,6 +163,13 @@ class ExampleReader:
             value = _states(family.name, labels, value)
         return to_integers(family.name, value)
 
+    def is_bad(self, value: Tensor) -> Tensor:
+        """Where real numbers cannot be what is observed: infinite ones, and a NaN where it does not say `missing`."""
+        if self.missing is None:
+            return value.isinf()
+        absent = value.isnan().all(-1, keepdim=True) if self.missing else torch.zeros_like(value, dtype=torch.bool)
+        return ~value.isfinite() & ~absent
+
     def _labels(self, readout: Member) -> Mapping[str, int]:
         """The state of each label of a readout: its own, or the words of its stack where it tells one of them."""
         labels = getattr(readout.tpm, "labels", None)
@@ -180,8 +191,11 @@ class ExampleReader:
         shape += () if discrete else readout.shape
         if tuple(value.shape) != shape:
             raise BNetError(family.name, expected=f"values of shape {shape}", got=f"shape {tuple(value.shape)}")
-        if not discrete and bool(value.isinf().any()):
-            raise BNetError(family.name, expected="finite numbers (NaN: not observed)", got="an infinite one")
+        if not discrete and bool(self.is_bad(value).any()):
+            wanted = "finite numbers, or NaN in every number of a word" if self.missing else "finite numbers"
+            helps = self.option is not None and self.missing is False and not bool(value.isinf().any())
+            allowed = f"{self.option}, where NaN says that nothing of a word was observed" if helps else None
+            raise BNetError(family.name, expected=wanted, got="NaN or infinity", allowed=allowed)
         states = readout.tpm.states
         if discrete and states is not None and value.numel():
             low, high = int(value.min()), int(value.max())
@@ -245,12 +259,11 @@ def pad_examples(task: Task, examples: Sequence[Example], *, mask_padding: bool 
     return Batch(x, mask or None, evidence)
 
 
-def read_columns(network: Network, task: Task, data: object, what: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def read_columns(reader: ExampleReader, data: object, what: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Read the columns of a net without words.
 
     Args:
-        network: the net.
-        task: its random nodes, as readouts.
+        reader: how what is observed is read; its readouts are the random nodes.
         data: a mapping from node to a column, a DataFrame, or a list of mappings. The only readout of a net needs no
             name: its column may stand alone.
         what: the name of the data in messages.
@@ -262,10 +275,10 @@ def read_columns(network: Network, task: Task, data: object, what: str) -> tuple
         BNetError: where a column is missing, of another length or of another shape.
         UnknownNameError: for a node that the net does not have.
     """
+    task, network = reader.task, reader.task.network
     by_node = _by_node(task, data, what)
     given: dict[str, Tensor] = {}
     observed: dict[str, Tensor] = {}
-    reader = ExampleReader(task)
     random = {member.family.name: member for member in task.readouts}
     inputs = {m.family.name: m for m in network.members if m.tpm.kind == "input"}
     for name, column in by_node.items():
@@ -360,3 +373,5 @@ def _check_shape(network: Network, member: Member, value: Tensor, what: str) -> 
     shape = (len(value), *sizes, *(() if member.tpm.reads_by_index else member.shape))
     if tuple(value.shape) != shape:
         raise BNetError(what, expected=f"values of shape {shape}", got=f"shape {tuple(value.shape)}")
+    if not bool(value.isfinite().all()):
+        raise BNetError(what, expected="finite numbers", got="NaN or infinity")

@@ -250,20 +250,14 @@ def is_text_array(value: object) -> TypeGuard[np.ndarray]:
     return isinstance(value, np.ndarray) and value.dtype.kind == "U"
 
 
-def to_integers(what: str, value: object) -> Tensor:
+def to_integers(what: str, value: object, wanted: str = "text, a list of words, or ids") -> Tensor:
     """Whole numbers as a tensor of ids, `int64`; messages call them `what`."""
     try:
-        with np.errstate(invalid="ignore"):  # of NaN as a whole number, which is refused below
-            array = value if isinstance(value, Tensor) else np.asanyarray(value)
-            if isinstance(array, np.ndarray) and array.dtype.kind == "c":
-                raise TypeError("complex")
-            ids = own_tensor(array if isinstance(array, Tensor) else array.astype(np.int64))
-        exact = isinstance(value, Tensor) or bool(np.all(np.asarray(value) == np.asarray(ids)))
-        kind = str(value.dtype) if isinstance(value, Tensor) else str(np.asarray(value).dtype)
+        ids = own_tensor(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as problem:
-        raise BNetError(what, expected="text, a list of words, or ids", got=value) from problem
-    if not exact or "float" in kind or "bool" in kind or "complex" in kind:
-        raise BNetError(what, expected="text, a list of words, or ids", got=value)
+        raise BNetError(what, expected=wanted, got=value) from problem
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise BNetError(what, expected=wanted, got=value)
     return ids.long()
 
 

@@ -134,8 +134,7 @@ def width(latex: str) -> float:
     >>> width("x") < width("x_i^t") < width(r"x_i^t + x_j^t") < 8
     True
     """
-    tokens = iter(_TOKEN.findall(latex))
-    return _measure(tokens)
+    return _measure(iter(_TOKEN.findall(latex)))
 
 
 def _measure(tokens: Iterator[str], closing: str | None = None) -> float:
@@ -192,13 +191,12 @@ _TALL = {r"\frac": _fraction, r"\underbrace": _brace, r"\begin": _cases}
 def aligned(pairs: Sequence[tuple[str, str]], page: float = PAGE) -> list[str]:
     """Lines of an `align` from left and right sides; a pair too wide for the page is broken between them."""
     lefts, rights = [width(left) for left, _ in pairs], [width(right) + 2.2 for _, right in pairs]
-    best: tuple[float, int, frozenset[int]] | None = None
+    options = []
     for column in sorted({*lefts, 0.0}, reverse=True):
         broken = frozenset(k for k, left in enumerate(lefts) if left > column or column + rights[k] > page)
         reach = [column + (max(lefts[k], rights[k] + 2) if k in broken else rights[k]) for k in range(len(pairs))]
-        found = (max(0.0, max(reach, default=0.0) - page), len(broken), broken)
-        best = min(best or found, found, key=lambda it: it[:2])
-    cut = best[2] if best else frozenset()
+        options.append((max(0.0, max(reach, default=0.0) - page), len(broken), broken))
+    *_, cut = min(options, key=lambda option: option[:2])
     lines = []
     for k, (left, right) in enumerate(pairs):
         lines += [rf"& {left}", rf"& \quad = {right}"] if k in cut else [f"{left} &= {right}"]

@@ -60,6 +60,151 @@ class Group:
             return f"{last}-1"
         return str(family.slice)
 
+    def symbols(self, form: str) -> Symbols:
+        """What the TPM is given to write with in one form."""
+        family, tpm, shape = self.first.family, self.first.tpm, self.first.shape
+        is_matrix = form in ("row", "column")
+        # One matrix equation tells all words where each reads the same things in the same way.
+        whole = is_matrix and family.words is not None and not any(map(self._singles, self.first.inputs))
+        discrete = tpm.kind == "discrete"
+        if is_matrix and not discrete and len(shape) != 1:
+            raise Untold
+        sup = self._sup([m.family for m in self.members])
+        word = None if family.words is None else "i"
+        own = self._symbol(family, sup, word, form, whole, capital=not discrete)
+        return Symbols(
+            form,
+            replace(own, value=True),
+            tuple(self._slot(place, form, whole) for place in range(len(self.first.inputs))),
+            str(self._symbol(family, sup, word)) if tpm.reads_by_index or not discrete else "m",
+            "" if family.words is None else self.letters.words(family.words),
+            whole,
+            tpm.kind,
+            len(shape),
+            (scripts(*self.letters.role(family.role)),),
+            sup if self.first.owner == family.name else (*self.letters.stack(family.stack), *self._plates(family)),
+        )
+
+    def left(self, symbols: Symbols) -> str:
+        """`P(node | parents)`."""
+        tpm, own = self.first.tpm, symbols.own
+        if tpm.kind == "discrete" and not tpm.reads_by_index:
+            shown = rf"{own.plain} = \text{{atom }} {symbols.state}"
+        elif tpm.kind == "discrete" and not symbols.whole:
+            shown = symbols.state
+        else:
+            shown = str(own[FEATURES[: len(self.first.shape)]]) if symbols.form == "einstein" else own.plain
+        given = [slot.left for slot in symbols.slots]
+        for place in range(len(symbols.slots)):
+            given += self._selectors(place).values()
+        bar = rf" \mid {', '.join(dict.fromkeys(given))}" if given else ""
+        return f"P({shown}{bar})"
+
+    def _singles(self, given: Input) -> bool:
+        """True where word i reads, or is picked by, something that is its own."""
+        members = self.network.members
+        parent = members[given.parent]
+        picked = any(axis == WORD or members[k].family.words is not None for axis, k in given.pick)
+        moved = given.reach.kind in ("before", "rest", "first", "last") or _is_discrete(parent)
+        return picked or (parent.family.words is not None and moved)
+
+    def _symbol(
+        self,
+        family: Family,
+        sup: tuple[str, ...],
+        word: str | None,
+        form: str = "word",
+        whole: bool = False,
+        *,
+        capital: bool = True,
+    ) -> Symbol:
+        matrix = capital and form != "word" and family.words is not None
+        base, sub = (self.letters.matrix if matrix else self.letters.role)(family.role)
+        return Symbol(base, sub, sup, word, form, whole)
+
+    def _plates(self, family: Family) -> list[str]:
+        return [self.letters.plates[plate] for plate in family.plates]
+
+    def _sup(self, families: Sequence[Family], plates: Sequence[str] | None = None) -> tuple[str, ...]:
+        """The superscripts of the first of some families, one for each slice of the group: stack, slice, plates."""
+        slice_, family = self.slice(families), families[0]
+        own = self._plates(family) if plates is None else plates
+        return (*self.letters.stack(family.stack), *([] if slice_ is None else [slice_]), *own)
+
+    def _selectors(self, place: int) -> dict[str, str]:
+        """What picks in an input, along each axis."""
+        graph, found = self.network.graph, {}
+        for number, (axis, _) in enumerate(self.first.inputs[place].pick):
+            families = [graph.families[m.inputs[place].pick[number][1]] for m in self.members]
+            word = None if families[0].words is None else "i"
+            found[axis] = str(self._symbol(families[0], self._sup(families), word))
+        return found
+
+    def _slot(self, place: int, form: str, whole: bool) -> Slot:
+        given, network = self.first.inputs[place], self.network
+        parent = network.members[given.parent]
+        family, discrete = parent.family, _is_discrete(parent)
+        families = [network.graph.families[m.inputs[place].parent] for m in self.members]
+        picked = self._selectors(place)
+        letters = {plate: self.letters.plates[plate] for plate in family.plates}
+        inside = [picked.get(plate, letter) for plate, letter in letters.items()]
+        every = ["." if plate in given.over else picked.get(plate, letter) for plate, letter in letters.items()]
+        outside = ["." if plate in given.over or plate in picked else letter for plate, letter in letters.items()]
+
+        shown, condition, count = self._read(given.reach, family)
+        read = None if family.words is None else shown if given.reach.single else "j"
+        word = picked.get(WORD, read)
+        matrix = word == "j" or (whole and word == "i")
+        form = "word" if discrete else form
+        sup = self._sup(families, inside)
+        told = self._symbol(family, sup, word, form, matrix if family.words is not None else whole)
+        behind = self._sup(families, outside)
+        if family.words is None or form == "word":
+            left = str(self._symbol(family, behind, shown if read == "j" or WORD in given.over else read))
+        else:
+            matrix = matrix or read == "j" or form == "einstein"
+            left = self._symbol(family, behind, read, form, matrix).plain
+        at = word if word is None or (WORD not in given.over and word != "j") else shown
+        sizes = [str(network.graph.sizes[axis]) for axis in given.over if axis != WORD]
+        return Slot(
+            given.slot,
+            self._symbol(family, sup, word),
+            told,
+            left,
+            str(self._symbol(family, self._sup(families, every), at)),
+            parent.shape,
+            discrete,
+            tuple("j" if axis == WORD else self.letters.plates[axis] for axis in given.over),
+            condition,
+            r" \cdot ".join([*sizes, count] if WORD in given.over else sizes),
+            self.letters.mask(given.reach) if WORD in given.over else (),
+        )
+
+    def _read(self, reach: Reach, family: Family) -> tuple[str, str, str]:
+        """Which words are read: as a subscript (`k_.` for all), as a condition on j, and how many they are."""
+        stack, width = family.words or "", reach.width
+        count = self.letters.count(stack)
+        match reach.kind:
+            case "every":
+                return ".", rf"j \in {self.letters.words(stack)}", count
+            case "causal":
+                return r"\le i", r"j \le i", "i+1"
+            case "earlier":
+                return "<i", "j < i", "i"
+            case "window":
+                shown, condition = f"i-{width}:i+{width}", rf"|j-i| \le {width}"
+            case "recent":
+                shown, condition = f"i-{width}:i", rf"i-{width} \le j \le i"
+            case "mask":
+                table = self.letters.table(reach)
+                shown = table if self.first.family.words is not None else table.replace("_i", "")
+                condition = rf"j \in {shown}"
+            case "last":
+                return f"{count}-1", "", ""
+            case kind:
+                return SINGLE[kind], "", ""
+        return shown, condition, rf"|\{{j : {condition}\}}|"
+
 
 def groups(network: Network, letters: Letters) -> list[Group]:
     """Every template with its slices, in the order of the graph; equal slices side by side."""
@@ -102,157 +247,6 @@ def _in_slices(network: Network, family: Family) -> bool:
     return family.step is not None and 0 <= family.step < network.graph.slices[family.stack]
 
 
-class Teller:
-    """Tells the equation of one group of slices in one form."""
-
-    def __init__(self, group: Group, form: str) -> None:
-        self.group, self.form, self.letters = group, form, group.letters
-        self.member, self.family = group.first, group.first.family
-
-    def symbols(self) -> Symbols:
-        """What the TPM is given to write with."""
-        family, tpm, shape = self.family, self.member.tpm, self.member.shape
-        is_matrix = self.form in ("row", "column")
-        # One matrix equation tells all words where each reads the same things in the same way.
-        whole = is_matrix and family.words is not None and not any(map(self._singles, self.member.inputs))
-        discrete = tpm.kind == "discrete"
-        if is_matrix and not discrete and len(shape) != 1:
-            raise Untold
-        plates = [self.letters.plates[plate] for plate in family.plates]
-        sup = self._sup(family, [m.family for m in self.group.members], plates)
-        word = None if family.words is None else "i"
-        own = self._symbol(family, sup, word, self.form, whole, capital=not discrete)
-        return Symbols(
-            self.form,
-            replace(own, value=True),
-            tuple(self._slot(place, whole) for place in range(len(self.member.inputs))),
-            str(self._symbol(family, sup, word)) if tpm.reads_by_index or not discrete else "m",
-            "" if family.words is None else self.letters.words(family.words),
-            whole,
-            tpm.kind,
-            len(shape),
-            (scripts(*self.letters.role(family.role)),),
-            sup if self.member.owner == family.name else (*self.letters.stack(family.stack), *plates),
-        )
-
-    def left(self, symbols: Symbols) -> str:
-        """`P(node | parents)`."""
-        tpm, own = self.member.tpm, symbols.own
-        if tpm.kind == "discrete" and not tpm.reads_by_index:
-            shown = rf"{own.plain} = \text{{atom }} {symbols.state}"
-        elif tpm.kind == "discrete" and not symbols.whole:
-            shown = symbols.state
-        else:
-            shown = str(own[FEATURES[: len(self.member.shape)]]) if self.form == "einstein" else own.plain
-        given = [slot.left for slot in symbols.slots]
-        for place in range(len(symbols.slots)):
-            given += self._selectors(place).values()
-        bar = rf" \mid {', '.join(dict.fromkeys(given))}" if given else ""
-        return f"P({shown}{bar})"
-
-    def _singles(self, given: Input) -> bool:
-        """True where word i reads, or is picked by, something that is its own."""
-        members = self.group.network.members
-        parent = members[given.parent]
-        picked = any(axis == WORD or members[k].family.words is not None for axis, k in given.pick)
-        moved = given.reach.kind in ("before", "rest", "first", "last") or _is_discrete(parent)
-        return picked or (parent.family.words is not None and moved)
-
-    def _symbol(
-        self,
-        family: Family,
-        sup: tuple[str, ...],
-        word: str | None,
-        form: str = "word",
-        whole: bool = False,
-        *,
-        capital: bool = True,
-    ) -> Symbol:
-        matrix = capital and form != "word" and family.words is not None
-        base, sub = (self.letters.matrix if matrix else self.letters.role)(family.role)
-        return Symbol(base, sub, sup, word, form, whole)
-
-    def _sup(self, family: Family, families: Sequence[Family], plates: Sequence[str]) -> tuple[str, ...]:
-        """The superscripts of a family, which is one of `families` in each slice of the group."""
-        slice_ = self.group.slice(families)
-        return (*self.letters.stack(family.stack), *([] if slice_ is None else [slice_]), *plates)
-
-    def _selectors(self, place: int) -> dict[str, str]:
-        """What picks in an input, along each axis."""
-        graph, found = self.group.network.graph, {}
-        for number, (axis, index) in enumerate(self.member.inputs[place].pick):
-            families = [graph.families[m.inputs[place].pick[number][1]] for m in self.group.members]
-            family = graph.families[index]
-            sup = self._sup(family, families, [self.letters.plates[plate] for plate in family.plates])
-            found[axis] = str(self._symbol(family, sup, None if family.words is None else "i"))
-        return found
-
-    def _slot(self, place: int, whole: bool) -> Slot:
-        given, network = self.member.inputs[place], self.group.network
-        parent = network.members[given.parent]
-        family, discrete = parent.family, _is_discrete(parent)
-        families = [network.graph.families[m.inputs[place].parent] for m in self.group.members]
-        picked = self._selectors(place)
-        letters = {plate: self.letters.plates[plate] for plate in family.plates}
-        inside = [picked.get(plate, letter) for plate, letter in letters.items()]
-        every = ["." if plate in given.over else picked.get(plate, letter) for plate, letter in letters.items()]
-        outside = ["." if plate in given.over or plate in picked else letter for plate, letter in letters.items()]
-
-        shown, condition, count = self._read(given.reach, family)
-        read = None if family.words is None else shown if given.reach.single else "j"
-        word = picked.get(WORD, read)
-        matrix = word == "j" or (whole and word == "i")
-        form = "word" if discrete else self.form
-        sup = self._sup(family, families, inside)
-        told = self._symbol(family, sup, word, form, matrix if family.words is not None else whole)
-        behind = self._sup(family, families, outside)
-        if family.words is None or form == "word":
-            left = str(self._symbol(family, behind, shown if read == "j" or WORD in given.over else read))
-        else:
-            matrix = matrix or read == "j" or form == "einstein"
-            left = self._symbol(family, behind, read, form, matrix).plain
-        at = word if word is None or (WORD not in given.over and word != "j") else shown
-        sizes = [str(network.graph.sizes[axis]) for axis in given.over if axis != WORD]
-        return Slot(
-            given.slot,
-            self._symbol(family, sup, word),
-            told,
-            left,
-            str(self._symbol(family, self._sup(family, families, every), at)),
-            parent.shape,
-            discrete,
-            tuple("j" if axis == WORD else self.letters.plates[axis] for axis in given.over),
-            condition,
-            r" \cdot ".join([*sizes, count] if WORD in given.over else sizes),
-            self.letters.mask(given.reach) if WORD in given.over else (),
-        )
-
-    def _read(self, reach: Reach, family: Family) -> tuple[str, str, str]:
-        """Which words are read: as a subscript (`k_.` for all), as a condition on j, and how many they are."""
-        stack, width = family.words or "", reach.width
-        count = self.letters.count(stack)
-        match reach.kind:
-            case "every":
-                return ".", rf"j \in {self.letters.words(stack)}", count
-            case "causal":
-                return r"\le i", r"j \le i", "i+1"
-            case "earlier":
-                return "<i", "j < i", "i"
-            case "window":
-                shown, condition = f"i-{width}:i+{width}", rf"|j-i| \le {width}"
-            case "recent":
-                shown, condition = f"i-{width}:i", rf"i-{width} \le j \le i"
-            case "mask":
-                table = self.letters.table(reach)
-                shown = table if self.family.words is not None else table.replace("_i", "")
-                condition = rf"j \in {shown}"
-            case "last":
-                return f"{count}-1", "", ""
-            case kind:
-                return SINGLE[kind], "", ""
-        return shown, condition, rf"|\{{j : {condition}\}}|"
-
-
 def tell(group: Group, form: str) -> tuple[Equation, list[str]]:
     """One row, and what must be said below the equations; word by word where the form has no words for it."""
     member = group.first
@@ -260,15 +254,14 @@ def tell(group: Group, form: str) -> tuple[Equation, list[str]]:
         group.network.members[given.parent].family.words is None for given in member.inputs
     )
     for chosen in dict.fromkeys(["word" if wordless else form, "word"]):
-        teller = Teller(group, chosen)
         try:
-            symbols = teller.symbols()
+            symbols = group.symbols(chosen)
             right = member.tpm.latex(symbols)
         except Untold:
             continue
         if not isinstance(right, str):
             raise BNetError(f"{type(member.tpm).__name__}.latex", expected="LaTeX, a string", got=right)
-        return _row(group, chosen, teller.left(symbols), right), list(symbols.defined)
+        return _row(group, chosen, group.left(symbols), right), list(symbols.defined)
     expected = "an equation, at least in the form 'word'"
     raise BNetError(f"{type(member.tpm).__name__}.latex", expected=expected, got="none (Untold)")
 

@@ -129,10 +129,7 @@ def world_to_tables(
 ) -> tuple[list[Table], dict[str, str]]:
     """The tables of the discrete part, and the evidence as the state of each variable that has some."""
     seen = dict(evidence or {})
-    for node in seen:
-        if node in world.do:
-            raise EvidenceError(world.ground.name(node), expected="do or evidence on a node, not both", got="both")
-    chosen = {n: v for n, v in world.do.items() if _random(world, n) and not v.is_floating_point()}
+    chosen = {n: v for n, v in world.do.items() if _is_state(world, n, v)}
     free = replace(world, do={n: v for n, v in world.do.items() if n not in chosen})
     known = {n: v for n, v in seen.items() if world.member(n).tpm.kind == "continuous"}
     plans = _plans(free, chosen, seen, known)
@@ -142,12 +139,10 @@ def world_to_tables(
     with torch.no_grad():
         for parents, group in _grouped(plans).items():
             sizes = [free.count_states(parent) for parent in parents]
-            rows: list[list[Tensor]] = [[] for _ in group]
-            for run in reference.runs(free, list(parents), known, runs):
-                for plan, found in zip(group, rows, strict=True):
-                    found.append(_row(run, plan, chosen.get(plan.node)))
-            for plan, found in zip(group, rows, strict=True):
-                table = np.moveaxis(in_numpy(torch.stack(found).reshape(*sizes, -1)), -1, 0)
+            each_run = reference.runs(free, list(parents), known, runs)
+            logs = [[_row(run, plan, chosen.get(plan.node)) for plan in group] for run in each_run]
+            for plan, rows in zip(group, zip(*logs, strict=True), strict=True):
+                table = np.moveaxis(in_numpy(torch.stack(rows).reshape(*sizes, -1)), -1, 0)
                 values = _likelihood(table, plan.name, plan.seen) if plan.seen is not None else np.exp(table)
                 tables[plan.name] = Table(plan.name, plan.states, tuple(names[p] for p in parents), values)
     states = {plan.name: SEEN[0] for plan in plans if plan.seen is not None}
@@ -258,8 +253,5 @@ def _states(world: World, node: int) -> tuple[str, ...]:
 
 
 def _is_state(world: World, node: int, value: Tensor) -> bool:
-    return _random(world, node) and not value.is_floating_point()
-
-
-def _random(world: World, node: int) -> bool:
-    return world.member(node).tpm.kind == "discrete"
+    """True for a value that is a state of a discrete random node, and not an atom by its matrix."""
+    return world.member(node).tpm.kind == "discrete" and not value.is_floating_point()

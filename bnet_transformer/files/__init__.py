@@ -4,9 +4,16 @@ Loading gives back what was saved: an equal declaration, parameters equal to the
 is stored by its import path, and imported only with the caller's consent.
 """
 
-from bnet_transformer.files.atomic import as_path, exclusive_lock, replacing
 from bnet_transformer.files.store import as_bytes, load, save
-from bnet_transformer.files.tensors import is_of, read_tensors, reading, write_tensors
+from bnet_transformer.files.tensors import (
+    as_path,
+    exclusive_lock,
+    is_of,
+    read_tensors,
+    reading,
+    replacing,
+    write_tensors,
+)
 
 __all__ = [
     "as_bytes",

@@ -49,8 +49,14 @@ class Checkpoints:
         return CHANGEABLE if self.resume == "changed" else frozenset()
 
     def path(self) -> Path:
-        """The file of the checkpoint; its folder is made."""
-        return path_of(self.folder)
+        """The file of the checkpoint; its folder is made where it is not there."""
+        folder = Path(self.folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            got = error.strerror or str(error)
+            raise FileError(str(folder), expected="a folder for checkpoints", got=got) from error
+        return folder / NAME
 
     def begin(self) -> tuple[Path, bool]:
         """The file of the checkpoint, and whether the run goes on from it.
@@ -95,16 +101,6 @@ def diverged(step: int, expected: str, told: str, ways: str, path: Path | None, 
     else:
         told = f"{told}; it came before the first good checkpoint (every=)"
     return BNetError(f"step {step}", expected=expected, got=told, allowed=ways)
-
-
-def path_of(folder: object) -> Path:
-    """The file of the checkpoint in a folder, which is made where it is not there."""
-    where = as_path(folder)
-    try:
-        where.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(str(where), expected="a folder for checkpoints", got=error.strerror or str(error)) from error
-    return where / NAME
 
 
 @contextlib.contextmanager

@@ -1,26 +1,114 @@
-"""Tensors with a JSON head as one safetensors file: written whole, and read as they were written or not at all."""
+"""Files that are written whole or not at all, and tensors with a JSON head in one safetensors file, read as written."""
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import hashlib
 import json
 import os
+import shutil
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError, DeclarationError, FileError, shown
-from bnet_transformer.files.atomic import as_path, replacing
 
 KEY = "bnet_transformer"
 LONGEST_HEADER = 2**26
+NAMED = 40  # letters of a file's name in that of its temporary folder: a name has at most 255 bytes
+Digest = Callable[[Mapping[str, Any], Mapping[str, Tensor]], str]
+
+
+def as_path(path: object) -> Path:
+    """A path, from what people write."""
+    try:
+        text = os.fspath(path)  # type: ignore[call-overload]
+        os.fsencode(text)
+    except (TypeError, UnicodeError):  # half of a character names no file
+        text = None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise FileError("path", expected="the path of a file, a string or a Path", got=path)
+    return Path(text)
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """An empty temporary file, which takes the place of `path` when the block ends, and is gone if it fails.
+
+    The bytes are on the disk before the name is theirs: after a crash there is the old file or the new one. It lies in
+    a hidden folder of its own beside the file, for libraries write beside a file as well (safetensors does). A device
+    or a pipe is written to when the block ends.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with replacing(f"{folder}/a.txt") as temporary:
+    ...         _ = temporary.write_text("whole")
+    ...     Path(folder, "a.txt").read_text()
+    'whole'
+    """
+    where = as_path(path)
+    try:
+        is_stream = where.exists() and not where.is_file() and not where.is_dir()
+        target = where if is_stream else Path(os.path.realpath(where))  # a link stays one
+        if not target.parent.is_dir():
+            raise FileError(str(path), expected="a folder that is there", got=f"{target.parent}, which is not")
+        beside = None if is_stream else target.parent
+        prefix = f".{target.name[:NAMED]}."
+        with tempfile.TemporaryDirectory(".tmp", prefix, beside, ignore_cleanup_errors=True) as folder:
+            temporary = Path(folder, "whole")
+            temporary.touch()
+            mode = (target if target.is_file() else temporary).stat().st_mode
+            yield temporary
+            if is_stream:
+                with temporary.open("rb") as held, target.open("wb") as stream:
+                    shutil.copyfileobj(held, stream)
+                return
+            with temporary.open("rb+") as made:
+                os.fsync(made.fileno())
+            temporary.chmod(stat.S_IMODE(mode))
+            temporary.replace(target)
+    except (OSError, SafetensorError) as error:
+        got = getattr(error, "strerror", None) or str(error)
+        raise FileError(str(path), expected="a file that can be written", got=got) from error
+
+
+@contextlib.contextmanager
+def exclusive_lock(path: Path) -> Iterator[None]:
+    """Lock a file: while the block runs no other process can, and the system releases the lock of a killed one.
+
+    Temporary folders that killed writers of the file left behind are removed.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, exclusive_lock(Path(folder, "a")):
+    ...     with exclusive_lock(Path(folder, "a")):
+    ...         pass
+    Traceback (most recent call last):
+    ...
+    bnet_transformer.errors.FileError: ...
+    """
+    folder = str(path.parent)
+    try:
+        held = FileLock(f"{path}.lock").acquire(timeout=0)
+    except Timeout as error:
+        wanted, got = "a folder that no other run writes to", "one that another run writes to"
+        allowed = "another folder, or this one when that run has ended"
+        raise FileError(folder, expected=wanted, got=got, allowed=allowed) from error
+    except OSError as error:
+        got = error.strerror or str(error)
+        raise FileError(folder, expected="a folder that can be written", got=got) from error
+    with held:
+        for left in path.parent.glob(f".{glob.escape(path.name[:NAMED])}.????????.tmp"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
 
 
 def write_tensors(path: str | os.PathLike[str], head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -31,15 +119,15 @@ def write_tensors(path: str | os.PathLike[str], head: Mapping[str, Any], tensors
 
 
 def read_tensors(
-    path: str | os.PathLike[str], wanted: str, form: str, version: int
+    path: str | os.PathLike[str], wanted: str, form: str, version: int, digest: Digest | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The head and the tensors of a file, every bit of it compared with its hash."""
+    """The head and the tensors of a file, every bit of it compared with its hash, which `digest` makes of both."""
     where = as_path(path)
     look(where, wanted)
     with reading(where, wanted), opening(where) as opened:
         head = read_head(where, opened, wanted, form, version)
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        if head.pop("sha256", None) != _digest(head, tensors):
+        if head.pop("sha256", None) != (digest or _digest)(head, tensors):
             raise FileError(str(where), expected="the content that was saved (its SHA-256)", got="other bytes")
     return head, tensors
 
@@ -90,7 +178,7 @@ def opening(where: Path) -> Any:
     return safe_open(where, framework="pt", backend="pread")
 
 
-@contextmanager
+@contextlib.contextmanager
 def reading(where: Path, wanted: str) -> Iterator[None]:
     """Whatever goes wrong inside is told as a FileError that names the file."""
     try:

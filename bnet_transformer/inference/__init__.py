@@ -3,7 +3,6 @@
 from bnet_transformer.data import Evidence as Evidence
 from bnet_transformer.inference.abduction import Counterfactual as Counterfactual
 from bnet_transformer.inference.abduction import counterfactual as counterfactual
-from bnet_transformer.inference.exact import add_gradient as add_gradient
 from bnet_transformer.inference.exact import log_evidence as log_evidence
 from bnet_transformer.inference.exact import posterior as posterior
 from bnet_transformer.inference.explain import explain_question as explain_question

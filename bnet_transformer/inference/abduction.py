@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Independent
-from torch.distributions import Normal as TorchNormal
+from torch.distributions import Distribution
 
 from bnet_transformer import reference
 from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.graph import ancestral_order
+from bnet_transformer.inference.node_queries import normal_of
 from bnet_transformer.inference.query import Query
 from bnet_transformer.inference.route import route_reference
 from bnet_transformer.reference import Done, Run, World
@@ -142,9 +142,8 @@ def _stepped(twins: _Twins, branch: _Branch, node: int, before: Distribution, st
     """The branches after one random node: its noise made `state` of `before`, its parents are those of the branch."""
     other, after = twins.world, twins.distribution(branch.states, node)
     if other.member(node).tpm.kind == "continuous":
-        mean, sigma = _normal(other, node, before)
-        mean_after, sigma_after = _normal(other, node, after)
-        value = mean_after + sigma_after * (state - mean) / sigma
+        was, would_be = (normal_of(other.member(node), each) for each in (before, after))
+        value = would_be.mean + would_be.stddev * (state - was.mean) / was.stddev
         return [_Branch(branch.weight, {**branch.states, node: value}, branch.assumed)]
     p, q = (each.probs.double() for each in (before, after))  # type: ignore[attr-defined]
     share = gumbel_max(p, q, int(state))
@@ -194,18 +193,10 @@ def _told(twins: _Twins, query: int, found: list[_Branch]) -> Counterfactual:
     for branch in found:
         run = twins.run(branch.states)
         if other.member(query).tpm.kind == "continuous" and query not in branch.states and query not in other.do:
-            mean, sigma = _normal(other, query, run.distribution(query))
-            values.append(mean)
-            sigmas.append(sigma)
+            normal = normal_of(other.member(query), run.distribution(query))
+            values.append(normal.mean)
+            sigmas.append(normal.stddev)
         else:
             values.append(run.value(query))
     spread = torch.stack(sigmas) if sigmas else None
     return Counterfactual(name, None, torch.stack(values), weights.to(other.network.log_dtype), spread, convention)
-
-
-def _normal(world: World, node: int, distribution: Distribution) -> tuple[Tensor, Tensor]:
-    base = distribution.base_dist if isinstance(distribution, Independent) else distribution
-    if not isinstance(base, TorchNormal):
-        name, kind = world.ground.name(node), type(base).__name__
-        raise ReadingError(name, expected="a Normal, whose noise is what is seen less its mean", got=kind)
-    return base.mean, base.stddev

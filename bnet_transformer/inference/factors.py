@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bnet_transformer.compiler.course import Course, Inputs, Request, seen, states
 from bnet_transformer.compiler.module import Module
+from bnet_transformer.compiler.plan import open_parent
 from bnet_transformer.compiler.told import batch_of, by_family, check_states, check_value, laid_out, lead_of, there_of
 from bnet_transformer.data import Evidence
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, ReadingError, mapping
@@ -156,7 +157,8 @@ def _analysed(
     above_settled = {bundle.parent for index in settled for bundle in network.graph.into[index]}
     want = _names(network, (needed - settled) | above_settled)
     choices = {index: _choices_above(network, index, free, closed) for index in free | told_of}
-    fault = _open_fault(network, above_settled - closed)
+    left_open = [i for i in sorted(above_settled - closed) if network.members[i].tpm.kind == "continuous"]
+    fault = open_parent(network.members[left_open[0]].family.name) if left_open else None
     plan_fault = None if fault else module.find_needs(want, closed, free, partly - settled).fault
     return Question(
         want=want,
@@ -168,18 +170,6 @@ def _analysed(
         fault=fault or plan_fault or _elimination_fault(network, choices, below),
         has_plan=plan_fault is None,
     )
-
-
-def _open_fault(network: Network, families: Collection[int]) -> ReadingError | None:
-    """The fault of a random real family without a value, on which the probability of others depends."""
-    for index in sorted(families):
-        if network.members[index].tpm.kind == "continuous":
-            return ReadingError(
-                network.members[index].family.name,
-                expected="a value (evidence or do=) for all of it, for it is random and real, and others read it",
-                got="none",
-            )
-    return None
 
 
 def _elimination_fault(

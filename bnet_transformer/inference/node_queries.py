@@ -60,12 +60,12 @@ def distribution_of(member: Member, parameters: Tensor) -> Distribution:
     return Categorical(logits=parameters, validate_args=False)
 
 
-def normal_of(member: Member, found: object) -> torch.distributions.Normal:
+def normal_of(member: Member, found: object) -> TorchNormal:
     """The normal of a distribution of vectors, or the error that it is none."""
-    normal = found.base_dist if isinstance(found, torch.distributions.Independent) else found
-    if isinstance(normal, torch.distributions.Normal):
+    normal = found.base_dist if isinstance(found, Independent) else found
+    if isinstance(normal, TorchNormal):
         return normal
-    raise ReadingError(member.family.name, expected="a Categorical or a Normal to draw from", got=type(found).__name__)
+    raise ReadingError(member.family.name, expected="a Categorical or a Normal", got=type(found).__name__)
 
 
 def inputs_of(table: str, member: Member) -> list[Input]:
@@ -227,9 +227,7 @@ class Answers:
         asking.check_all_read(self.world, member)
         query = self.reading_query(member)
         asking.check_choices_shared(self.world, member, query.choices)
-        table = self._answer(
-            query, lambda: asking.attention(self.world, slice_, role, self.evidence), lambda table: table
-        )
+        table = self._answer(query, lambda: asking.attention(self.world, member, self.evidence), lambda table: table)
         return table.to(self.world.network.log_dtype)
 
     def route(self, query: NodeQuery) -> Route:

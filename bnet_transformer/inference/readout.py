@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course, standing
-from bnet_transformer.compiler.fused import Reading, dims_of, maps, mix_of, scaled_product
+from bnet_transformer.compiler.fused import Reading, dims_of, linear_map, mix_of, scaled_product
 from bnet_transformer.compiler.plan import Plan
 from bnet_transformer.compiler.told import readable
 from bnet_transformer.compiler.values import attended
@@ -26,7 +26,7 @@ from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm import At, Attention, Categorical, Dot, Normal
 from bnet_transformer.tpm.base import broadcast
 from bnet_transformer.tpm.combine import apply
-from bnet_transformer.tpm.normal import squared_distance
+from bnet_transformer.tpm.random import squared_distance
 
 SHARP = -2.5  # the log of the least sigma at which Gram matrices are used in float32
 PAYS = 2.0  # how many times fewer products Gram matrices must need: theirs are small
@@ -117,7 +117,7 @@ def _categorical(logits: Tensor, y: Tensor, observed: Tensor | None) -> Tensor:
 def _mean(reading: Reading, after: Tensor | None) -> Tensor:
     """The mix, and the map that is applied to it."""
     mix = mix_of(reading)
-    return mix if after is None else maps([after], mix, [None])[0]
+    return mix if after is None else linear_map(after, mix)
 
 
 def _over_words(each: Tensor, observed: Tensor | None) -> Tensor:

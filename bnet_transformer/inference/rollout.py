@@ -26,7 +26,7 @@ from bnet_transformer._core.drawing import Drawable
 from bnet_transformer.axes import stem_of
 from bnet_transformer.errors import BNetError, BudgetError, number, one_of, whole
 from bnet_transformer.graph import Family
-from bnet_transformer.inference.heads.result import Inclusion
+from bnet_transformer.inference.heads import Inclusion
 from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.query import Query, of_one_sentence, pieces
@@ -267,13 +267,11 @@ class Reads(Drawable):
         return pd.DataFrame(rows)
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{escape(token)}</th>" for token in self.tokens)
-        rows = "".join(
-            f"<tr><th>{escape(token)}</th>" + "".join(f"<td>{share:.3f}</td>" for share in row) + "</tr>"
-            for token, row in zip(self.tokens, self.matrix.tolist(), strict=True)
-        )
+        import pandas as pd
+
+        table = pd.DataFrame(in_numpy(self.matrix), self.tokens, self.tokens).to_html(float_format="{:.3f}".format)
         told = f"{self.method} over slices {list(self.slices)}, residual share {self.residual:g}, {self.head}"
-        return f"<p>{escape(told)}</p><table><tr><th></th>{head}</tr>{rows}</table>"
+        return f"<p>{escape(told)}</p>{table}"
 
 
 def reads(

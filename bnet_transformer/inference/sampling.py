@@ -85,20 +85,15 @@ def sample(query: Query, n: int, seed: int) -> Samples:
     generator = torch.Generator().manual_seed(seed)
     query = replace(query.without_input_evidence(), nodes=())
     joint_log_evidence(query)
-    world, settled = query.world, query.settled
-    order = topological_order(world.ground).tolist()
-    drawn = {node: value.expand(n, *value.shape) for node, value in settled.items()}
+    world, order = query.world, topological_order(query.world.ground).tolist()
+    drawn = {node: value.expand(n, *value.shape) for node, value in query.settled.items()}
     above = set(query.choices)
+    asked = replace(query, nodes=tuple(node for node in order if node in above))
     if above:
-        asked = replace(query, nodes=tuple(node for node in order if node in above))
         drawn |= (_along_a_chain if _is_chain(asked) else _from_the_whole)(asked, n, generator)
     module = of_one_sentence(query.module)
-    for group in world.network.graph.groups:
-        left = {node for index in group for node in _random(world, index) if node not in drawn}
-        nodes = [node for node in order if node in left]
-        if not nodes:
-            continue
-        if _batch_fault(module, world, group, drawn) is None:
+    for nodes, fault in _by_own_tpms(asked, order):
+        if fault is None:
             drawn |= _at_once(module, world, nodes, drawn, n, generator)
         else:
             drawn |= _one_after_another(world, nodes, drawn, n, generator)
@@ -108,7 +103,7 @@ def sample(query: Query, n: int, seed: int) -> Samples:
 def route_sample(query: Query, n: int) -> Route:
     """How n draws are made: first those of the choices above the evidence, then the rest from their TPMs."""
     question, query = f"{n} draws", query.without_input_evidence()
-    above = replace(query, nodes=tuple(query.choices if query.evidence else ()))
+    above = replace(query, nodes=tuple(query.choices))
     if not above.nodes:
         route = Route(question, "compiled", "nothing is observed: every node is drawn from its TPM")
     elif _is_chain(above):
@@ -116,39 +111,41 @@ def route_sample(query: Query, n: int) -> Route:
         route = Route(question, "elimination", reason, choices=above.nodes)
     else:
         route = replace(with_cost(above, route_posterior(above)), question=question)
-    slow = _route_one_after_another(query, n, above.nodes)
-    if slow is None:
+    order = topological_order(query.world.ground).tolist()
+    slow = [(nodes, fault) for nodes, fault in _by_own_tpms(above, order) if fault is not None]
+    if not slow:
         return route
-    return replace(slow, question=question, parts=(replace(route, question="the others"), slow))
+    first = slow[0][1]
+    reason = f"each node is drawn by itself from its TPM; not faster, for {fault_text(first)}"
+    evaluations = n * sum(len(nodes) for nodes, _ in slow)
+    part = Route("draws one after another", "reference", reason, first.what, evaluations=evaluations)
+    return replace(part, question=question, parts=(replace(route, question="the others"), part))
 
 
-def _route_one_after_another(query: Query, n: int, above: Sequence[int]) -> Route | None:
-    """How the nodes are drawn that no batch gives; None where there are none."""
-    world, evaluations, faults = query.world, 0, list[Fault]()
-    drawn = {node: value[None] for node, value in query.settled.items()} | _zeros(world, above)
-    module = of_one_sentence(query.module)
+def _by_own_tpms(query: Query, order: Sequence[int]) -> Iterator[tuple[list[int], Fault | None]]:
+    """The nodes that are drawn from their TPMs, family by family, and why those of one family cannot be one batch.
+
+    Args:
+        query: The sentence and its evidence; the nodes that it asks for are drawn before.
+        order: All nodes, parents before children.
+    """
+    world, module = query.world, of_one_sentence(query.module)
+    drawn = {node: value[None] for node, value in query.settled.items()} | _zeros(world, query.nodes)
     for group in world.network.graph.groups:
-        nodes = [node for index in group for node in _random(world, index) if node not in drawn]
-        fault = _batch_fault(module, world, group, drawn) if nodes else None
-        if fault is not None:
-            faults.append(fault)
-            evaluations += n * len(nodes)
-        drawn |= _zeros(world, nodes)
-    if not faults:
-        return None
-    reason = f"each node is drawn by itself from its TPM; not faster, for {fault_text(faults[0])}"
-    return Route("draws one after another", "reference", reason, faults[0].what, evaluations=evaluations)
+        left = {node for index in group for node in _random(world, index) if node not in drawn}
+        nodes = [node for node in order if node in left]
+        if nodes:
+            yield nodes, _batch_fault(module, world, group, drawn)
+            drawn |= _zeros(world, nodes)
 
 
 def _zeros(world: World, nodes: Sequence[int]) -> Drawn:
     """A draw of each node, zero: of draws the structure of a question takes the shape alone."""
-    device, found = world.network.device, Drawn()
+    found = Drawn()
     for node in nodes:
         member = world.member(node)
-        if member.tpm.kind == "discrete":
-            found[node] = torch.zeros(1, dtype=torch.long, device=device)
-        else:
-            found[node] = torch.zeros(1, *member.shape, dtype=world.network.dtype, device=device)
+        shape, dtype = ((), torch.long) if member.tpm.kind == "discrete" else (member.shape, world.network.dtype)
+        found[node] = torch.zeros(1, *shape, dtype=dtype, device=world.network.device)
     return found
 
 
@@ -166,20 +163,13 @@ def _batch_fault(module: Module, world: World, group: Sequence[int], drawn: Draw
     for member in members:
         if any(given.parent in group for given in member.inputs):
             return Obstacle(member.family.name, "read by others that are drawn with it")
-    states = {node: value[:1] for node, value in drawn.items()}
     (member,) = members
-    return _draws(module, world, states).table_fault(_parameters(member), [member], ())
+    return Answers(module, world, {}).of_states(drawn, module).table_fault(_parameters(member), [member], ())
 
 
 def _parameters(member: Member) -> str:
     """The table that has the parameters of a family's distribution."""
     return "logits" if member.tpm.kind == "discrete" else "normal"
-
-
-def _draws(module: Module, world: World, states: Drawn) -> Answers:
-    """The answers of many draws at once."""
-    done = {**world.do, **{node: value[0] for node, value in states.items()}}
-    return Answers(module, replace(world, do=done), {}, states=states)
 
 
 def _random(world: World, index: int) -> list[int]:
@@ -224,7 +214,8 @@ def _at_once(
     table, lead, draws = _parameters(member), world.ground.shapes[family.index], []
     for part in pieces(world, n, [family.index]):
         size = part.stop - part.start
-        answers = _draws(module, world, {node: value[part] for node, value in drawn.items()})
+        states = {node: value[part] for node, value in drawn.items()}
+        answers = Answers(module, world, {}).of_states(states, module)
         parameters = answers.family(table, member)
         if not drawn:  # the same for every draw
             parameters = parameters.expand(size, *parameters.shape)

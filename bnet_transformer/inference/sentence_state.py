@@ -117,7 +117,7 @@ def matching(ground: Ground, pattern: object) -> list[int]:
     """
     folded = ground.folded
     if not isinstance(pattern, str) or "*" not in pattern:
-        if isinstance(pattern, str) and not _is_node(ground, pattern):
+        if isinstance(pattern, str) and folded.place(pattern, ground.words) is None:
             families = [folded.by_name[pattern]] if pattern in folded.by_name else folded.by_stem.get(pattern, ())
             found = [node for family in families for node in ground.nodes(family).tolist()]
             if found:
@@ -146,14 +146,6 @@ def expanded(ground: Ground, wanted: Mapping[str, object]) -> dict[int, object]:
                 raise EvidenceError(f"do of {ground.name(node)}", expected="one value", got=got)
             found[node] = value
     return found
-
-
-def _is_node(ground: Ground, name: str) -> bool:
-    try:
-        ground.locate(name)
-    except BNetError:
-        return False
-    return True
 
 
 def is_own(value: object) -> bool:
@@ -346,8 +338,7 @@ class SentenceState:
             EvidenceError: A node has evidence.
         """
         interventions = self.resolve_interventions(nodes)
-        for node in interventions.keys() & self.evidence.keys():
-            raise EvidenceError(self.ground.name(node), expected="do or evidence on a node, not both", got="both")
+        self._check_apart(interventions, self.evidence)
         return replace(self, interventions={**self.interventions, **interventions}, before=self.answers)
 
     def without_interventions(self, names: Collection[str] = ()) -> SentenceState:
@@ -378,8 +369,7 @@ class SentenceState:
             EvidenceError: An intervention, or another value, is on the same node.
         """
         ids = {self.ground.id(name): value for name, value in mapping("evidence", nodes).items()}
-        for node in ids.keys() & self.interventions.keys():
-            raise EvidenceError(self.ground.name(node), expected="do or evidence on a node, not both", got="both")
+        self._check_apart(self.interventions, ids)
         evidence = {node: encode_value(self.world, node, value, evidence=True) for node, value in ids.items()}
         for node, value in evidence.items():
             if node in self.evidence and not torch.equal(value, self.evidence[node]):
@@ -388,6 +378,11 @@ class SentenceState:
         state = replace(self, evidence={**self.evidence, **evidence}, before=None)
         vars(state)["world"] = self.world  # evidence changes no arrow: the cached property holds for both
         return state
+
+    def _check_apart(self, interventions: Collection[int], evidence: Collection[int]) -> None:
+        """Refuse an intervention and evidence on the same node."""
+        for node in set(interventions) & set(evidence):
+            raise EvidenceError(self.ground.name(node), expected="do or evidence on a node, not both", got="both")
 
     def query(self, nodes: Collection[int] = (), budget: int = BUDGET, atol: float = ATOL) -> Query:
         """A question about probabilities, given the evidence of this state.

@@ -1,6 +1,6 @@
 """The declaration of an architecture and the net it becomes: names, arrows, cycles and shapes checked as a whole.
 
-Passes: `declaration_to_templates`, `templates_to_graph`, then shapes and parameters in `declare`.
+Passes: `declaration_to_graph`, by way of templates, then shapes and parameters in `declare`.
 """
 
 from bnet_transformer.network.declaration import Arrow, Declaration, Node, Plate, Stack

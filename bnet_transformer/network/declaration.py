@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bnet_transformer.axes import Reach, as_reach
-from bnet_transformer.errors import BNetError, listed, mapping, one_of, whole
+from bnet_transformer.errors import BNetError, listed, mapping, one_of, put, whole
 from bnet_transformer.tpm.base import TPM, Shape, shape_of
 
 SLICES = ("same", "next", "first", "last")
@@ -32,7 +32,7 @@ class Plate:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise BNetError("plate name", expected="a string", got=self.name)
-        object.__setattr__(self, "size", whole(f"plate {self.name}", self.size))
+        put(self, size=whole(f"plate {self.name}", self.size))
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,11 @@ class Arrow:
     def __post_init__(self) -> None:
         if not isinstance(self.role, str):
             raise BNetError("arrow", expected="the role that it comes from, a string", got=self.role)
-        object.__setattr__(self, "reach", as_reach(self.reach))
+        put(self, reach=as_reach(self.reach), pick=dict(mapping("pick", self.pick)))
         if isinstance(self.slice, str):
             one_of("arrow slice", self.slice, SLICES)
         elif self.slice is not None:
-            object.__setattr__(self, "slice", whole("arrow slice", self.slice, least=0))
-        object.__setattr__(self, "pick", dict(mapping("pick", self.pick)))
+            put(self, slice=whole("arrow slice", self.slice, least=0))
         for plate, role in self.pick.items():
             if not isinstance(role, str):
                 raise BNetError(f"pick of {plate}", expected="the role of a discrete node", got=role)
@@ -102,17 +101,16 @@ class Node:
     shape: Shape | None = None
 
     def __post_init__(self) -> None:
-        put = object.__setattr__
         if not isinstance(self.role, str):
             raise BNetError("node", expected="a role, a string", got=self.role)
         if not isinstance(self.tpm, TPM):
             raise BNetError(f"node {self.role}", expected="a TPM", got=self.tpm, allowed="see bnet_transformer.tpm")
-        put(self, "parents", listed(f"parents of node {self.role}", self.parents, Arrow, as_arrow))
-        put(self, "plates", listed(f"plates of node {self.role}", self.plates, str))
+        put(self, parents=listed(f"parents of node {self.role}", self.parents, Arrow, as_arrow))
+        put(self, plates=listed(f"plates of node {self.role}", self.plates, str))
         one_of("shared", self.shared, (True, False))
         one_of("scope", self.scope, ("sentence", "corpus"))
         if self.shape is not None:
-            put(self, "shape", shape_of("shape", self.shape))
+            put(self, shape=shape_of("shape", self.shape))
 
     @property
     def arrows(self) -> tuple[Arrow, ...]:
@@ -144,13 +142,13 @@ class Stack:
 
     def __post_init__(self) -> None:
         for what in ("slice", "prologue", "epilogue"):
-            object.__setattr__(self, what, listed(f"stack {what}", getattr(self, what), Node))
+            put(self, **{what: listed(f"stack {what}", getattr(self, what), Node)})
         if not isinstance(self.name, str):
             raise BNetError("stack name", expected="a string", got=self.name)
         count = whole("slices", self.slices, least=1 if self.slice else 0)
-        object.__setattr__(self, "slices", count if self.slice else 0)
+        put(self, slices=count if self.slice else 0)
         if self.vocabulary is not None:
-            object.__setattr__(self, "vocabulary", vocabulary_of(self.vocabulary))
+            put(self, vocabulary=vocabulary_of(self.vocabulary))
 
     @property
     def states(self) -> frozenset[str]:
@@ -184,7 +182,7 @@ class Declaration:
 
     def __post_init__(self) -> None:
         for what, kind in (("stacks", Stack), ("nodes", Node), ("plates", Plate)):
-            object.__setattr__(self, what, listed(what, getattr(self, what), kind))
+            put(self, **{what: listed(what, getattr(self, what), kind)})
         if not isinstance(self.name, str):
             raise BNetError("declaration name", expected="a string", got=self.name)
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,14 +17,11 @@ from bnet_transformer.axes import WORD, Reach
 from bnet_transformer.errors import BNetError, BudgetError, DeclarationError, Fault, mapping, room_for, shown, unknown
 from bnet_transformer.graph.folded import Family, FoldedGraph
 from bnet_transformer.network.declaration import Declaration
-from bnet_transformer.network.order import check_reaches, collection_of, templates_to_graph
-from bnet_transformer.network.templates import Template, declaration_to_templates
+from bnet_transformer.network.templates import Template, collection_of, declaration_to_graph
 from bnet_transformer.tpm.arrays import is_plain
 from bnet_transformer.tpm.base import TPM, Parameter, Parent, Shape
-from bnet_transformer.tpm.score import Rotary
 
 MOST_FAMILIES = 50_000
-MOST_NUMBERS = 2**33
 
 
 @dataclass(frozen=True)
@@ -145,6 +140,12 @@ class Network:
         reads = self.graph.out_of
         return tuple(m for m in self.members if m.tpm.kind == "discrete" and reads[m.family.index])
 
+    @cached_property
+    def plain_tables(self) -> tuple[str, ...]:
+        """Those of `tables` to which no weights of parents are added: rows of probabilities as they are."""
+        weighted = {m.owner for m in self.members if "weight" in m.parameters}
+        return tuple(name for name in self.shapes if name in self.tables and name[: -len(".logits")] not in weighted)
+
     def count_states(self, index: int, words: Mapping[str, int]) -> int:
         """How many states a discrete family has.
 
@@ -153,9 +154,7 @@ class Network:
             words: How many words each stack has: a state may be a word that is read.
         """
         member = self.members[index]
-        if member.tpm.states is not None:
-            return member.tpm.states
-        return words[self.stack_read(member)]
+        return words[self.stack_read(member)] if member.tpm.states is None else member.tpm.states
 
     def stack_read(self, member: Member) -> str:
         """The stack whose words a family with a collection of words reads."""
@@ -202,8 +201,6 @@ class Network:
                 raise unknown("parameter", name, self.shapes)
         merged = {**self.parameters, **given}
         check_parameters(self.shapes, merged, self.tables, numbers=numbers)
-        for dtype in {value.dtype for value in given.values()} if numbers else ():
-            check_held(self.members, dtype)
         return replace(self, parameters=merged)
 
     def parts_to_hash(self) -> tuple[object, ...]:
@@ -245,12 +242,7 @@ def declare(declaration: Declaration, *, seed: int = 0, parameters: Mapping[str,
 def outline(declaration: Declaration, seed: int = 0) -> Network:
     """The net of a declaration, checked, before it has parameters: no size costs memory here."""
     _check_size(declaration)
-    templates, faults = declaration_to_templates(declaration)
-    if not templates and not faults:
-        raise BNetError("declaration", expected="at least one node, in a stack or outside", got="none")
-    faults += check_reaches(templates)
-    graph, ordered, cycles = templates_to_graph(declaration, templates)
-    faults += cycles
+    graph, ordered, faults = declaration_to_graph(declaration)
     members: list[Member] = []
     if graph is not None:
         members, more = _members(graph, ordered)
@@ -373,13 +365,10 @@ def _wanted(members: Sequence[Member], graph: FoldedGraph) -> dict[str, tuple[Sh
 
 def initial(members: Sequence[Member], graph: FoldedGraph, seed: int) -> dict[str, Tensor]:
     """Starting parameters; each has a generator of its own, so that one more node changes no other."""
-    store = {}
-    check_held(members, torch.get_default_dtype())
-    count = sum(math.prod(shape) for shape, _ in _wanted(members, graph).values())
-    if count > MOST_NUMBERS:
-        raise BudgetError("parameters", expected=f"at most {MOST_NUMBERS} numbers", got=f"{count}")
+    store, wanted = {}, _wanted(members, graph)
+    count = sum(math.prod(shape) for shape, _ in wanted.values())
     room_for("parameters", count * torch.get_default_dtype().itemsize, "a smaller dim=, fewer heads=, states or words")
-    for name, (shape, parameter) in _wanted(members, graph).items():
+    for name, (shape, parameter) in wanted.items():
         if parameter.fill is None:
             digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
@@ -389,28 +378,6 @@ def initial(members: Sequence[Member], graph: FoldedGraph, seed: int) -> dict[st
             fill = torch.as_tensor(parameter.fill, dtype=torch.get_default_dtype(), device="cpu")
             store[name] = fill.expand(shape).clone(memory_format=torch.contiguous_format)
     return store
-
-
-def check_held(members: Sequence[Member], dtype: torch.dtype) -> None:
-    """Refuse numbers of TPMs, and of where their parameters start, that are infinite in a floating type."""
-    most = torch.finfo(dtype).max
-    wanted = f"of at most {most:.5g} in size, as {dtype} holds"
-    told = ((m.family.name, *each) for m in members for of in (m.tpm, *m.parameters.values()) for each in _numbers(of))
-    faults = [Fault(node, f"{what} {wanted}", str(value)) for node, what, value in told if most < abs(value) < math.inf]
-    if faults:
-        raise DeclarationError(_once(faults))
-
-
-def _numbers(thing: Any) -> Iterator[tuple[str, float]]:
-    """The real numbers among the fields of a TPM, and of the score in it; not of positions, whose turns are float64."""
-    for name in getattr(thing, "__dataclass_fields__", ()):
-        value: Any = getattr(thing, name, None)
-        if is_dataclass(value) and not isinstance(value, Rotary):
-            yield from _numbers(value)
-        elif isinstance(value, float) and name != "base":
-            yield name, value
-        elif isinstance(thing, Parameter) and name == "fill" and value is not None:
-            yield name, max(np.ravel(value).tolist(), key=abs, default=0.0)
 
 
 def check_parameters(
@@ -429,9 +396,8 @@ def check_parameters(
         value = parameters.get(name)
         node = name.rpartition(".")[0]
         if not is_plain(value):
-            faults.append(
-                Fault(node, f"a tensor {name} of shape {shape}", "nothing" if value is None else shown(value))
-            )
+            got = "nothing" if value is None else shown(value)
+            faults.append(Fault(node, f"a tensor {name} of shape {shape}", got))
         elif tuple(value.shape) != shape:
             faults.append(Fault(node, f"{name} of shape {shape}", f"shape {tuple(value.shape)}"))
         elif not value.is_floating_point():

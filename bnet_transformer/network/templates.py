@@ -1,13 +1,18 @@
-"""First pass, declaration to templates: every node unrolled over its slices, every arrow resolved to what it names."""
+"""The passes over names and arrows: declaration to templates, templates to the folded graph.
+
+First every node is unrolled over its slices and every arrow resolved to what it names; then the templates are brought
+into a topological order with recurrent groups, and cycles are reported.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bnet_transformer.axes import SLICE, WORD, Reach, join, role_fault, stem_of
-from bnet_transformer.errors import Fault, unknown
+from bnet_transformer.errors import BNetError, Fault, unknown
+from bnet_transformer.graph.folded import Bundle, Family, FoldedGraph
 from bnet_transformer.network.declaration import Arrow, Declaration, Node, Stack
 
 
@@ -58,22 +63,28 @@ class Book:
 
     declaration: Declaration
     faults: list[Fault] = field(default_factory=list)
-    asked: dict[str, str] = field(default_factory=dict)
     templates: dict[tuple[str, str, int | None], Template] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.stacks = {stack.name: stack for stack in self.declaration.stacks}
         self.outside = {node.role: node for node in self.declaration.nodes}
 
-    def near(self, reference: str, known: list[str]) -> str:
-        """The known roles near to one that is unknown."""
-        if reference not in self.asked:
-            self.asked[reference] = unknown("role", reference.rpartition(".")[2], known).allowed or ""
-        return self.asked[reference]
-
     def blame(self, node: str, expected: str, got: str) -> None:
         """Note a fault."""
         self.faults.append(Fault(node, expected, got))
+
+
+def declaration_to_graph(declaration: Declaration) -> tuple[FoldedGraph | None, tuple[Template, ...], list[Fault]]:
+    """The folded graph with, for each family in its order, the template that it stands for, and all faults; no graph
+    where there is a cycle."""
+    templates, faults = declaration_to_templates(declaration)
+    if not templates and not faults:
+        raise BNetError("declaration", expected="at least one node, in a stack or outside", got="none")
+    faults += check_reaches(templates)
+    groups, cycles = _groups(templates)
+    if cycles:
+        return None, (), [*faults, *cycles]
+    return _graph(declaration, groups), tuple(template for group in groups for template in group), faults
 
 
 def declaration_to_templates(declaration: Declaration) -> tuple[list[Template], list[Fault]]:
@@ -239,12 +250,8 @@ def _resolve(book: Book, child: Template, reference: str, slice_: str | int | No
     if role not in roles:
         if not dot and role in book.outside:
             return book.templates["", role, None]
-        known = [
-            *sorted(roles),
-            *book.outside,
-            *(f"{s.name}.{n.role}" for s in book.stacks.values() if s.name for n in s.slice),
-        ]
-        near = book.near(reference, known)
+        of_stacks = [f"{s.name}.{n.role}" for s in book.stacks.values() if s.name for n in s.slice]
+        near = unknown("role", role, [*sorted(roles), *book.outside, *of_stacks]).allowed or ""
         book.blame(child.name, f"an arrow from a declared role ({near})", repr(reference))
         return None
     assert stack is not None
@@ -284,3 +291,131 @@ def _slice_of(
         book.blame(child.name, f"a slice of {role!r} from 0 to {last}", f"slice {at}")
         return -1
     return at
+
+
+# templates to the folded graph
+
+
+def _groups(templates: Sequence[Template]) -> tuple[list[list[Template]], list[Fault]]:
+    """The templates in a topological order, in groups (of one, or of those that read each other); the cycles."""
+    import networkx as nx
+
+    place = {template: k for k, template in enumerate(templates)}
+    joins = nx.DiGraph()
+    joins.add_nodes_from(templates)
+    joins.add_edges_from((parent, child) for child in templates for parent, _, _ in _incoming(child))
+    whole = nx.condensation(joins)
+    members = {box: sorted(data["members"], key=lambda t: place[t]) for box, data in whole.nodes(data=True)}
+    faults: list[Fault] = []
+    groups: list[list[Template]] = []
+    for box in nx.lexicographical_topological_sort(whole, key=lambda box: place[members[box][0]]):
+        group = members[box]
+        if len(group) > 1 or joins.has_edge(group[0], group[0]):
+            ordered = _word_after_word(group)
+            if ordered is None:
+                faults.append(_cycle(group))
+            group = ordered or group
+        groups.append(group)
+    return groups, faults
+
+
+def _incoming(child: Template) -> Iterator[tuple[Template, Reach, str]]:
+    """The parents of a template: what fills its slots, and what picks."""
+    for slot, source in child.inputs():
+        yield source.parent, source.reach, slot
+        for _, selector in source.pick:
+            yield selector, Reach("same"), "pick"
+
+
+def _word_after_word(group: list[Template]) -> list[Template] | None:
+    """The order within a group that reads itself, word after word; None where a word would wait for itself."""
+    import networkx as nx
+
+    now = nx.DiGraph()
+    now.add_nodes_from(group)
+    for child in group:
+        for parent, reach, _ in _incoming(child):
+            if parent in now:
+                if child.words is None or child.words != parent.words or not reach.backward:
+                    return None
+                if not reach.strict:
+                    now.add_edge(parent, child)
+    if not nx.is_directed_acyclic_graph(now):
+        return None
+    return list(nx.lexicographical_topological_sort(now, key=group.index))
+
+
+def _cycle(group: Sequence[Template]) -> Fault:
+    names = [template.name for template in group]
+    shown = " -> ".join([*names[:6], "…"] if len(names) > 6 else [*names, names[0]])
+    return Fault(names[0], "no cycle, unless each turn goes back to an earlier word of one stack", f"a cycle {shown}")
+
+
+def _graph(declaration: Declaration, groups: Sequence[Sequence[Template]]) -> FoldedGraph:
+    index = {template: k for k, template in enumerate(template for group in groups for template in group)}
+    arrows: dict[tuple[int, int], list[tuple[Reach, str]]] = {}
+    for child in index:
+        for parent, reach, slot in _incoming(child):
+            arrows.setdefault((index[parent], index[child]), []).append((reach, slot))
+    bundles = []
+    for (parent_index, child_index), joined in arrows.items():
+        reaches, slots = (tuple(dict.fromkeys(each)) for each in zip(*joined, strict=True))
+        bundles.append(Bundle(parent_index, child_index, reaches, slots))
+    return FoldedGraph(
+        tuple(Family(k, t.stack, t.node.role, t.slice, t.plates, t.words, t.step) for t, k in index.items()),
+        tuple(bundles),
+        {plate.name: plate.size for plate in declaration.plates},
+        {stack.name: stack.slices for stack in declaration.stacks},
+        tuple(tuple(index[template] for template in group) for group in groups),
+    )
+
+
+def check_reaches(templates: Sequence[Template]) -> list[Fault]:
+    """Faults of arity, of single slots that would get a collection and the reverse, and of reaches without words."""
+    faults: list[Fault] = []
+    for child in templates:
+        takes = child.node.tpm.takes()
+        open_ended = bool(takes) and takes[-1].startswith("*")
+        wrong = len(child.sources) < len(takes) - 1 if open_ended else len(child.sources) != len(takes)
+        kind = type(child.node.tpm).__name__
+        if wrong:
+            wanted = f"{kind} takes {', '.join(takes)}" if takes else f"{kind} takes none"
+            got = f"{len(child.sources)}: " + ", ".join(arrow.role for arrow in child.node.arrows)
+            faults.append(Fault(child.name, f"{len(takes)} parents ({wanted})", got))
+            continue
+        for slot, source in child.inputs():
+            faults += [*_slot_faults(child, f"for the slot {slot} of {kind}", slot, source)]
+            faults += _pick_faults(child, source)
+    return faults
+
+
+def _pick_faults(child: Template, source: Source) -> Iterator[Fault]:
+    """A word is picked by a node that reads exactly these words: of the same stack, by the same reach."""
+    parent = source.parent
+    for plate, selector in source.pick:
+        reads = {(s.parent.words, s.reach) for s in selector.sources if s is not None and not s.reach.single}
+        if plate == WORD and (selector.node.tpm.states is not None or (parent.words, source.reach) not in reads):
+            wanted = f"a pick of a word by a Read of the same words as {parent.name} (reach {source.reach})"
+            yield Fault(child.name, wanted, f"pick by {selector.name}")
+
+
+def _slot_faults(child: Template, where: str, slot: str, source: Source) -> Iterator[Fault]:
+    parent, over = source.parent, collection_of(child, source)
+    if slot.endswith(".") and not over:
+        yield Fault(child.name, where + ", a collection (an arrow from every word or every head)", f"one {parent.name}")
+    if not slot.endswith(".") and over:
+        got = f"{parent.name} over every {' and '.join(over)} (reach {source.reach})"
+        yield Fault(child.name, where + ", a single parent", got)
+    if parent.words is not None and child.words is None and source.reach.kind not in ("every", "first", "last", "mask"):
+        wanted = "reach 'every', 'first' or 'last', for it has no word of its own"
+        yield Fault(child.name, wanted, f"reach {source.reach} to {parent.name}")
+    if parent.words is None and source.reach.kind not in ("same", "every"):
+        yield Fault(child.name, f"no reach to {parent.name}, which has no words", f"reach {source.reach}")
+
+
+def collection_of(child: Template, source: Source) -> tuple[str, ...]:
+    """The axes over which a slot receives a collection: the parent's plates that the child lacks, then words."""
+    parent, picked = source.parent, {plate for plate, _ in source.pick}
+    plates = tuple(plate for plate in parent.plates if plate not in child.plates and plate not in picked)
+    words = parent.words is not None and not source.reach.single and WORD not in picked
+    return (*plates, *((WORD,) if words else ()))

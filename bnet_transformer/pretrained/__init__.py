@@ -17,10 +17,9 @@ from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.bnet import BNet
 from bnet_transformer.errors import BNetError, DeclarationError, FileError
 from bnet_transformer.network.network import outline
-from bnet_transformer.pretrained.config import load_config
-from bnet_transformer.pretrained.declaration import SEGMENT, is_tied, options_to_declaration
+from bnet_transformer.pretrained.declaration import SEGMENT, Both, is_tied, options_to_declaration
 from bnet_transformer.pretrained.families import FAMILIES, register
-from bnet_transformer.pretrained.family import Family, Where
+from bnet_transformer.pretrained.family import Family, Where, load_config
 from bnet_transformer.pretrained.keys import (
     FLOATING,
     are_equal,
@@ -41,7 +40,6 @@ from bnet_transformer.pretrained.source import (
     package_folder,
     tokenizer_text,
 )
-from bnet_transformer.pretrained.two_stacks import Both
 
 __all__ = [
     "FAMILIES",
@@ -103,8 +101,6 @@ def _source(source: object, tokenizer: object) -> Source:
         if str(source) in PACKAGES:
             return folder_to_source(package_folder(str(source)))
         path = Path(source)
-        if len(path.name) > 255:  # longer than the name of any file or model
-            raise FileError("source", expected="the folder of a model", got=source)
         if path.is_dir():
             return folder_to_source(path)
         if path.is_file():

@@ -1,21 +1,32 @@
 """From a model's sizes and habits to its declaration: words, the slices of the vanilla transformer, readouts.
 
-x_0 = norm(E[token] + position + segment)      post-norm families; pre-norm ones add without a norm
+    x_0 = norm(E[token] + position + segment)       post-norm families; pre-norm ones add without a norm
+    dec_y_i = softmax_w(E_w . s dec_x_i + b_w)      E one table for the words of both stacks and the logits, or several
+
+The words of a decoder beside an encoder are the outputs shifted right by one (`bt.models.shift_right`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
+import torch
+
+from bnet_transformer.axes import Reach
+from bnet_transformer.errors import BNetError, FileError, whole
 from bnet_transformer.models._sublayers import TABLE, WORD, Sublayers
 from bnet_transformer.network import Arrow, Declaration, Node, Stack
-from bnet_transformer.pretrained.family import Family, Options
+from bnet_transformer.pretrained.family import Family, Options, is_causal
+from bnet_transformer.pretrained.keys import Weights, are_equal, bias_of, short, weight_keys
 from bnet_transformer.tpm import (
     Activation,
     Add,
     Affine,
+    At,
     Bias,
+    Buckets,
     Categorical,
     Dot,
     Embed,
@@ -24,6 +35,8 @@ from bnet_transformer.tpm import (
     Patches,
     Pool,
     Positions,
+    Scale,
+    Sinusoid,
     Start,
     Weight,
 )
@@ -45,7 +58,7 @@ def options_to_declaration(
     slice_, once = shared(slice_) if family.shared else (slice_, [])
     stack = Stack(
         slice_,
-        _words(family, options, net, tied=tied),
+        _one_stack_words(family, options, net, tied=tied),
         [*net.finish(), *_observed(family, options, net, tied=tied)],
         slices=options.slices,
         vocabulary=vocabulary,
@@ -93,7 +106,7 @@ def shared(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
     return [replace(node, shared=True) for node in nodes if node not in once], once
 
 
-def _words(family: Family, options: Options, net: Sublayers, *, tied: bool) -> list[Node]:
+def _one_stack_words(family: Family, options: Options, net: Sublayers, *, tied: bool) -> list[Node]:
     """The first state: embedding, position and segment, and their norm where the family has one; then, where words
     are narrower than states, a map of them."""
     if options.image is not None:
@@ -134,7 +147,7 @@ def _image_words(image: Patches, dim: int) -> list[Node]:
 def _observed(family: Family, options: Options, net: Sublayers, *, tied: bool) -> list[Node]:
     """The readout: a word of the vocabulary or a tag for each word, or the class of the sentence."""
     if options.readout == "word":
-        return _next_word(family, options, net, tied=tied)
+        return _word_of_one_stack(family, options, net, tied=tied)
     count = len(options.labels)
     label = Categorical(count, affine=False, labels=options.labels)
     if options.readout == "tag":
@@ -159,7 +172,7 @@ def _pooled(net: Sublayers, dense: str, activation: str) -> list[Node]:
     ]
 
 
-def _next_word(family: Family, options: Options, net: Sublayers, *, tied: bool) -> list[Node]:
+def _word_of_one_stack(family: Family, options: Options, net: Sublayers, *, tied: bool) -> list[Node]:
     """The word of the vocabulary at each place, or that follows it."""
     nodes: list[Node] = []
     source = net.out
@@ -180,3 +193,212 @@ def word_readout(states: int, source: str, *, tied: bool, biased: bool) -> list[
         Node("logits", logits, [TABLE, source] if tied else [source], WORD),
         Node("y", Categorical(states, affine=False), ["logits"], WORD),
     ]
+
+
+# families of an encoder and a decoder
+
+READOUTS = {"ForConditionalGeneration": "word", "MTModel": "word", "Model": None}
+ONE_STACK = ("EncoderModel", "ForCausalLM")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Both(Options):
+    """The options of an encoder and a decoder; those of `Options` are the encoder's where they differ, but for `reach`.
+
+    `apart`: each stack has a vocabulary of its own.
+    """
+
+    decoder: Mapping[str, int]
+    embed_scale: float
+    logits_scale: float
+    gated: bool
+    buckets: tuple[int, int] | None
+    one_table: bool = True
+    logits_bias: bool = True
+    apart: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoStacks(Family):
+    """A family of an encoder and a decoder.
+
+    `decoder` maps the options that the decoder has of its own to the names of the config. `translate` adds to a config
+    what its config class derives from other settings. `positions` are "learned", "sinusoidal" or None; a bias of the
+    scores by distance, where the config has `buckets`, is one node of each stack. Parts of a stack start with its name.
+    """
+
+    decoder: Mapping[str, str]
+    positions: str | None
+    score: Dot = Dot(None)  # noqa: RUF009  (frozen)
+    translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+    declare: Callable[..., Declaration] | None = field(default_factory=lambda: options_to_two_stacks)
+    settle: Callable[..., Options] | None = field(default_factory=lambda: settled)
+
+    def canonical(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A config with one name for each setting, with those that its config class derives from others."""
+        return super().canonical(self.translate(config))
+
+    def options(self, config: Mapping[str, Any], architecture: str | None, readout: str | None) -> Both:
+        """What a config says, in our words."""
+        config = self.canonical(config)
+        told, start = super().options(config, architecture, readout), self.said(config, "start")
+        reach = Reach("causal" if is_causal(config) else "every")
+        told = replace(told, reach=reach, labels=())  # it observes words alone
+        if start is not None:
+            told = replace(told, start=whole("decoder_start_token_id of the config", start, least=0))
+        apart = "one_table" in self.names and not config.get(self.names["one_table"], True)
+        one_table = told.tied and not apart
+        return Both(
+            **{each.name: getattr(told, each.name) for each in fields(told)},
+            decoder=self._decoder(config, told, one_table=one_table),
+            embed_scale=told.dim**0.5 if self._says(config, "scaled_words") else 1.0,
+            logits_scale=told.dim**-0.5 if self._says(config, "scaled_logits") else 1.0,
+            gated=self._says(config, "gated_ffn"),
+            buckets=(self.size(config, "buckets"), self.size(config, "furthest")) if "buckets" in self.names else None,
+            one_table=one_table,
+            apart=apart,
+        )
+
+    def _decoder(self, config: Mapping[str, Any], told: Options, *, one_table: bool) -> dict[str, int]:
+        """The sizes of the decoder, those of the encoder where the config tells no others."""
+        found = {}
+        for option in ("slices", "hidden", "heads", "states"):
+            name = self.decoder.get(option)
+            value = None if name is None or (option == "states" and one_table) else config.get(name)
+            found[option] = getattr(told, option) if value is None else whole(f"{name} of the config", value)
+        if found["heads"] != told.heads:
+            what = f"{self.decoder['heads']} of the config"
+            raise BNetError(what, expected=f"{told.heads}, as many heads as the encoder's", got=found["heads"])
+        return found
+
+    def _says(self, config: Mapping[str, Any], option: str) -> bool:
+        return option in self.names and bool(self.said(config, option))
+
+    def _readout(self, architecture: str | None) -> str | None:
+        """What a model of both stacks observes, from the end of its name."""
+        if architecture is None:
+            return None
+        found = [end for end in READOUTS if architecture.endswith(end)]
+        if not found or architecture.endswith(ONE_STACK):
+            allowed = f"models of both stacks, whose names end in {', '.join(READOUTS)}"
+            raise BNetError("architecture", expected="a readout that is known", got=architecture, allowed=allowed)
+        return READOUTS[found[0]]
+
+
+def settled(family: TwoStacks, options: Both, weights: Weights) -> Both:
+    """Which tables are one, as the weights say too; whether the logits have a bias; and that sinusoids are such."""
+    if family.positions == "sinusoidal":
+        for stack in ("enc", "dec"):
+            _check_sinusoids(family, options.dim, weights, f"{stack}_sinusoids")
+    keys, present = _table_keys(family, options, weights), weight_keys(family, weights)
+    biases = {short(family, key) for key in bias_of(family.where("logits"))[0]}
+    tables = {_key(family, part): key for part, key in keys.items() if _key(family, part) != key}
+    enc, dec, logits = (keys.get(part) for part in ("enc_embed", "dec_embed", "logits"))
+    return replace(
+        options,
+        one_table=options.one_table and are_equal(family, weights, enc, dec),
+        tied=options.tied and are_equal(family, weights, dec, logits),
+        logits_bias=family.logits_bias and not biases.isdisjoint(present),
+        tables=tables,
+    )
+
+
+def _table_keys(family: TwoStacks, options: Both, weights: Weights) -> dict[str, str]:
+    """The key of the table that each part reads; none for a part whose table is missing.
+
+    A part reads its own table. `transformers` ties a table that a file lacks to `shared`, which no stack reads itself,
+    and where that is missing too, to one of the tables that are tied with it: which one is clear where they are equal.
+    """
+    present = weight_keys(family, weights)
+    tied = ("dec_embed", "logits") if options.apart else ("embed", "enc_embed", "dec_embed", "logits")
+    held = [key for part in tied if options.tied and (key := _key(family, part)) in present]
+    found = {}
+    for part in ("enc_embed", "dec_embed", *(["logits"] if options.readout == "word" else [])):
+        own = _key(family, part)
+        if own in present:
+            found[part] = own
+        elif part in tied and held:
+            if held[0] != _key(family, "embed") and not all(are_equal(family, weights, held[0], key) for key in held):
+                wanted = f"{own}, or one table in place of it and of {_key(family, 'embed')}"
+                raise FileError(weights.where, expected=wanted, got=f"{', '.join(held)}, which differ")
+            found[part] = held[0]
+    return found
+
+
+def _key(family: TwoStacks, part: str) -> str:
+    return f"{family.where(part).key}.weight"
+
+
+def _check_sinusoids(family: TwoStacks, dim: int, weights: Weights, part: str) -> None:
+    """Refuse a table of positions, where the weights hold one, that is not of sinusoids to its own precision."""
+    present, key = weight_keys(family, weights), _key(family, part) if part in family.modules else ""
+    if key not in present:
+        return
+    table = weights.tensor(present[key])
+    made = _sinusoid(dim).value(At(word=torch.arange(len(table)), dtype=torch.float64))
+    close = 4 * max(torch.finfo(table.dtype).eps, torch.finfo(torch.float32).eps)
+    if table.shape != made.shape or not torch.allclose(table.double(), made.to(table.device), rtol=0, atol=close):
+        raise FileError(f"{weights.where}: {family.where(part).key}", expected="sinusoids", got="other positions")
+
+
+def options_to_two_stacks(
+    family: TwoStacks, options: Both, vocabulary: tuple[str, ...] | None, extras: Collection[str] = ()
+) -> Declaration:
+    """The declaration of an encoder and a decoder that reads its last state."""
+    shared = options.one_table or is_tied(options)
+    states = {"enc": options.states, "dec": options.decoder["states"]}
+    stacks = []
+    for name in ("enc", "dec"):
+        relative = None if options.buckets is None else Buckets(*options.buckets, two_sided=name == "enc")
+        hidden = options.hidden if name == "enc" else options.decoder["hidden"]
+        net = sublayers(family, options, hidden, gated=options.gated, score=family.score, relative=relative)
+        reaches = [Reach("every")] if name == "enc" else [options.reach, Reach("every")]
+        tied = options.one_table or (shared and name == "dec")
+        observed = _next_word(options, net) if name == "dec" and options.readout == "word" else []
+        named = len(vocabulary or ()) == states[name] and not (name == "dec" and options.apart)
+        stacks.append(
+            Stack(
+                net.slice(*reaches),
+                _words(family, options, net, states[name], tied=tied),
+                [*net.finish(), *observed],
+                slices=options.slices if name == "enc" else options.decoder["slices"],
+                name=name,
+                vocabulary=vocabulary if named else None,
+            )
+        )
+    table = [Node(TABLE, Weight((states["dec"], options.dim)))] if shared else []
+    return Declaration(stacks, table, net.plates, name=family.name)
+
+
+def _words(family: TwoStacks, options: Both, net: Sublayers, states: int, *, tied: bool) -> list[Node]:
+    """The first state of a stack: embedding and position, and their norm where the family has one; and the bias."""
+    table = Embed(options.dim, scale=options.embed_scale, tied=tied)
+    read = [TABLE, "token"] if tied else ["token"]
+    nodes = [Node("token", Given(states=states), plates=WORD)]
+    if net.relative is not None:
+        nodes.append(Node("b", Weight((net.relative.width,)), plates=["head"]))
+    if family.positions is None:
+        return [*nodes, Node("x", table, read, WORD)]
+    learned = family.positions == "learned"
+    position = Positions(options.length, options.dim) if learned else _sinusoid(options.dim)
+    last = "add" if family.normed_words else "x"
+    nodes += [
+        Node("embed", table, read, WORD),
+        Node("position", position, plates=WORD),
+        Node(last, Add(), ["embed", "position"], WORD),
+    ]
+    return [*nodes, Node("x", net.normed, ["add"], WORD)] if family.normed_words else nodes
+
+
+def _sinusoid(dim: int) -> Sinusoid:
+    """Sines in the first half of the features, cosines in the second."""
+    return Sinusoid(dim, halves=True, rounded=True)
+
+
+def _next_word(options: Both, net: Sublayers) -> list[Node]:
+    """The output at each place of the decoder."""
+    nodes, source = [], net.out
+    if options.logits_scale != 1:
+        nodes, source = [Node("scaled", Scale(options.logits_scale), [net.out], WORD)], "scaled"
+    states, biased = options.decoder["states"], options.logits_bias
+    return nodes + word_readout(states, source, tied=is_tied(options), biased=biased)

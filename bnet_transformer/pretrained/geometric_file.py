@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bnet_transformer.bnet import BNet
 from bnet_transformer.errors import BNetError, FileError, one_of, room_for
-from bnet_transformer.files.atomic import as_path
+from bnet_transformer.files import as_path
 from bnet_transformer.models.geometric import geometric
 from bnet_transformer.models.volume_preserving import steps, volume_preserving
 from bnet_transformer.tpm import TPM

@@ -16,6 +16,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.distributed import find_device
 from bnet_transformer.errors import BNetError, FileError, unknown
 from bnet_transformer.network import Network
 from bnet_transformer.pretrained.family import BESIDE, Family, Where
@@ -238,19 +239,6 @@ def weight_keys(family: Family, weights: Weights) -> dict[str, str]:
     return {short(family, key): key for key in weights.keys}
 
 
-def weight_of(family: Family, weights: Weights, part: str) -> Tensor | None:
-    """The weight of a part, where the weights hold it."""
-    place = weight_keys(family, weights)
-    key = f"{family.where(part).key}.weight" if part in family.modules else ""
-    return weights.tensor(place[key]) if key in place else None
-
-
-def has_bias(family: Family, weights: Weights, part: str) -> bool:
-    """True where the weights hold the bias of a part."""
-    place = weight_keys(family, weights)
-    return any(short(family, key) in place for key in bias_of(family.where(part))[0])
-
-
 def short(family: Family, key: str) -> str:
     """A key without the prefix of the family, in today's words."""
     for former, now in FORMER.items():
@@ -308,13 +296,11 @@ def placed(family: Family, weights: Weights, device_map: object, dtype: torch.dt
     if device_map is None:
         return weights if dtype is None else brought(family, weights, None, dtype)
     told = device_map if isinstance(device_map, Mapping) else {"": _only() if device_map == "auto" else device_map}
-    if not told or not all(isinstance(name, str) for name in told):
-        raise BNetError("device_map", expected="names of modules, with a device each", got=device_map, allowed=FORMS)
     known = dict.fromkeys(_modules(family, weights))
     for name in told:
         if name and name not in known and not EMPTY.fullmatch(name.rpartition(".")[2]):
             raise unknown("module of device_map", name, known)
-    return brought(family, weights, {name: _device(place) for name, place in told.items()}, dtype)
+    return brought(family, weights, {name: find_device(place) for name, place in told.items()}, dtype)
 
 
 def _modules(family: Family, weights: Weights) -> Iterator[str]:
@@ -325,19 +311,6 @@ def _modules(family: Family, weights: Weights) -> Iterator[str]:
         for name in names_of(family, key):
             pieces = name.split(".")
             yield from (".".join(pieces[:k]) for k in range(len(pieces), 0, -1))
-
-
-def _device(place: object) -> torch.device:
-    """A device that is there, and holds numbers: nothing is left on disk."""
-    wanted = "a device of this machine"
-    if not isinstance(place, str | int | torch.device) or isinstance(place, bool) or str(place) in ("disk", "meta"):
-        raise BNetError("device_map", expected=wanted, got=place, allowed=FORMS)
-    try:
-        device = torch.device(place)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # of no known name; not built in, or not there
-        raise BNetError("device_map", expected=wanted, got=place, allowed=FORMS) from error
-    return device
 
 
 def _only() -> torch.device:

@@ -120,7 +120,8 @@ def _difference(expected: nn.Module, actual: nn.Module, *, whole: bool) -> tuple
         return None  # all are the identity in evaluation
     same = isinstance(actual, type(expected)) if whole else type(expected) is type(actual)
     if not same and not _is_unscaled(expected, actual):
-        return _class_names(type(expected), type(actual))
+        wanted, got = (f"{kind.__module__}.{kind.__qualname__}" for kind in (type(expected), type(actual)))
+        return wanted, got
     if isinstance(expected, nn.ModuleList | nn.Sequential) and len(expected) != len(actual):  # type: ignore[arg-type]
         return f"{len(expected)} modules", f"{len(actual)}"  # type: ignore[arg-type]
     pairs = [(name, value, vars(actual).get(name, value)) for name, value in _settings(expected).items()]
@@ -137,13 +138,6 @@ def _is_unscaled(expected: nn.Module, actual: nn.Module) -> bool:
     """Whether a plain table stands in place of one that scales its rows by 1."""
     scale = getattr(expected, "embed_scale", None)
     return type(actual) is nn.Embedding and isinstance(expected, nn.Embedding) and scale == 1
-
-
-def _class_names(one: type, other: type) -> tuple[str, str]:
-    """The names of two classes, with their modules where the names alone are the same."""
-    if one.__name__ != other.__name__:
-        return one.__name__, other.__name__
-    return f"{one.__module__}.{one.__name__}", f"{other.__module__}.{other.__name__}"
 
 
 def _other_buffer(expected: nn.Module, actual: nn.Module) -> str | None:

@@ -63,7 +63,7 @@ def folder_to_source(folder: Path) -> Source:
         architectures[0],
         _files(folder),
         folder_tokenizer(folder),
-        frozenset(_pools(folder)),
+        _pools(folder),
         encodes=(folder / "1_Pooling").is_dir(),
     )
 
@@ -147,7 +147,11 @@ def read_text(path: Path, wanted: str) -> str:
 def _files(folder: Path) -> Weights:
     """The tensors of a folder's safetensors files, mapped into memory, none copied; pickles are refused."""
     one, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    opened = functools.cache(_opened)
+
+    @functools.cache
+    def opened(path: Path) -> Any:  # mapped for as long as something reads its tensors
+        return safe_open(path, framework="pt")
+
     if one.exists():
         try:
             paths = dict.fromkeys(opened(one).keys(), one)
@@ -178,9 +182,8 @@ def _files(folder: Path) -> Weights:
 def has_weights(folder: Path) -> bool:
     """True where a folder has safetensors, in one file or in all of several."""
     index = folder / "model.safetensors.index.json"
-    if (folder / "model.safetensors").exists() or not index.exists():
-        return (folder / "model.safetensors").exists()
-    return all(os.path.exists(folder / part) for part in _parts(index).values())
+    parts = _parts(index).values() if index.exists() else []
+    return (folder / "model.safetensors").exists() or (bool(parts) and all((folder / part).exists() for part in parts))
 
 
 def _parts(index: Path) -> dict[str, str]:
@@ -191,32 +194,14 @@ def _parts(index: Path) -> dict[str, str]:
     return {key: Path(part).name for key, part in parts.items()}
 
 
-def _opened(path: Path) -> Any:
-    """A safetensors file mapped into memory for as long as something reads its tensors.
-
-    Its header is read by itself: one file, or none, is what both are of.
-    """
-    before = _which(path)
-    opened = safe_open(path, framework="pt").__enter__()  # type: ignore[no-untyped-call]
-    if _which(path) != before:
-        raise FileError(str(path), expected="a file that nobody writes while it is opened", got="another one")
-    return opened
-
-
-def _which(path: Path) -> tuple[int, ...]:
-    """What tells a file from another that takes its place, or that is written over it."""
-    found = path.stat()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _pools(folder: Path) -> list[str]:
+def _pools(folder: Path) -> frozenset[str]:
     """The pool of a sentence-transformers folder: the mean of the words, where it says so."""
     path = folder / "1_Pooling" / "config.json"
     if not path.exists():
-        return []
+        return frozenset()
     config = read_json(path, "how words are pooled")
     asked = {name for name, value in config.items() if name.startswith("pooling_mode_") and value is True}
-    return ["mean"] if asked == {"pooling_mode_mean_tokens"} else []
+    return frozenset(["mean"] if asked == {"pooling_mode_mean_tokens"} else [])
 
 
 # the hub
@@ -231,7 +216,7 @@ def hub_folder(name: str) -> Path:
         allowed = 'pip install "bnet-transformer[pretrained]"; ' + local_sources()
         wanted = "a folder; huggingface_hub, which reads ids, is not installed"
         raise BNetError("source", expected=wanted, got=name, allowed=allowed) from error
-    held, problem = "not in the local cache", None
+    problem: Exception | None = None
     for local in (True, False):
         try:
             folder = Path(snapshot_download(name, allow_patterns=WANTED, local_files_only=local))
@@ -243,8 +228,7 @@ def hub_folder(name: str) -> Path:
             continue
         if not local or (has_weights(folder) and (folder / "config.json").exists()):
             return folder  # without weights it is refused as any folder is
-        held = "in the local cache without weights (or config.json)"
-    got = f"{name}: {held}, and the hub did not give it ({type(problem).__name__})"
+    got = f"{name}: not whole in the local cache, and the hub did not give it ({type(problem).__name__})"
     wanted = "a folder or a model that is local"
     raise BNetError("source", expected=wanted, got=got, allowed=local_sources()) from problem
 

@@ -186,9 +186,9 @@ class PyroModel:
                 got, allowed = f"{met}, which reads other words' choices", "a guide that draws it (SVI), or do= for it"
                 raise BNetError(name, expected=wanted, got=got, allowed=allowed)
             if member.scope == "corpus" and told.scale != 1:
-                wanted = f"all sentences of the corpus in x, for {name} is one draw for them and is summed out"
+                every = f"all sentences of the corpus in x, for {name} is one draw for them and is summed out"
                 allowed = f"a guide that draws {name} (SVI); do= or y= for it"
-                raise BNetError("total", expected=wanted, got="a part of them", allowed=allowed)
+                raise BNetError("total", expected=every, got="a part of them", allowed=allowed)
         return drawn
 
     def _tables(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -274,15 +274,15 @@ class PyroModel:
             told[member.family.index] = what, value
         shown: dict[int, Tensor] = {}
         for name, value in mapping("seen", seen).items():
-            member, what = self.network.member(name), f"seen[{name!r}]"
+            member, where = self.network.member(name), f"seen[{name!r}]"
             if member.family.index not in told:
-                raise BNetError(what, expected="what is seen, in y", got="nothing")
+                raise BNetError(where, expected="what is seen, in y", got="nothing")
             if self.network.graph.out_of[member.family.index]:
-                raise BNetError(what, expected="a readout, which nothing reads", got="one that is read")
+                raise BNetError(where, expected="a readout, which nothing reads", got="one that is read")
             lead = _lead(course, member, batch)
             if not isinstance(value, Tensor) or value.dtype != torch.bool or tuple(value.shape) != lead:
                 got = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
-                raise BNetError(what, expected=f"booleans of shape {lead}", got=got)
+                raise BNetError(where, expected=f"booleans of shape {lead}", got=got)
             shown[member.family.index] = laid_out(course, member.family.index, value)
         observed = received_values(course, told)
         for index, value in observed.items():

@@ -6,9 +6,8 @@ A TPM of your own is a frozen dataclass that extends `TPM` and writes the equati
 from bnet_transformer.tpm.attention import Attention, Read
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product
 from bnet_transformer.tpm.combine import Add, Affine, Concat, Linear, Pool
-from bnet_transformer.tpm.discrete import Categorical, Codebook, Select
 from bnet_transformer.tpm.geometric import Cayley, Skew, Triangular
-from bnet_transformer.tpm.normal import Normal
+from bnet_transformer.tpm.random import Categorical, Codebook, Normal, Select
 from bnet_transformer.tpm.roots import Embed, Given, Patches, Positions, Sinusoid, Start, Weight
 from bnet_transformer.tpm.score import Bias, Bilinear, Buckets, Dot, Normaliser, Relative, Rotary, Score
 from bnet_transformer.tpm.steps import Activation, Dropout, FeedForward, Gated, Memory, Norm, Recur, ResNet, Scale

@@ -92,11 +92,9 @@ class Parameter(Checked):
         if self.fill is None:
             return
         try:
-            told = np.asarray(self.fill)
-            fill = told.astype(float, casting="safe" if told.dtype.kind == "c" else "unsafe")  # no part of it is lost
-            numbers = np.isfinite(fill) | np.isneginf(fill)  # -inf: the logit of a probability of 0
-            fits = bool(numbers.all()) and broadcast(fill.shape, self.shape) == self.shape
-        except (TypeError, ValueError, RuntimeError, OverflowError, MemoryError):
+            fill = np.asarray(self.fill, dtype=float)
+            fits = broadcast(fill.shape, self.shape) == self.shape and bool((fill < np.inf).all())
+        except (TypeError, ValueError, RuntimeError):
             fits = False
         if not fits:
             wanted = f"finite numbers, one or of shape {self.shape}"
@@ -262,11 +260,6 @@ class TPM(Checked, abc.ABC):
         return None
 
     @property
-    def learnable(self) -> bool:
-        """True where the TPM owns parameters that training changes."""
-        return type(self).parameters is not TPM.parameters
-
-    @property
     def may_read_nothing(self) -> bool:
         """True where a collection may be empty: a sum of nothing is zero, a distribution over nothing is not."""
         return False
@@ -275,24 +268,21 @@ class TPM(Checked, abc.ABC):
         """The slots on which `P(j | i)` depends."""
         return self.takes()
 
-    @property
-    def support(self) -> str:
-        """The values that the node can take, in words."""
-        if self.states is not None:
-            return f"0 to {self.states - 1}"
-        if self.kind == "discrete":
-            return "the words read"
-        return "real"
-
 
 @dataclass(frozen=True)
 class VectorMap(TPM):
-    """A TPM from one vector to another of the same width."""
+    """A TPM from vectors of one width to another of that width; entry by entry, unless it says its products."""
 
     slots: ClassVar[tuple[str, ...]] = ("x",)
+    elementwise: ClassVar[bool] = True
 
     def shape(self, *parents: Parent) -> Shape:
-        return (vector(parents[0]),)
+        width = vector(parents[0])
+        for parent in parents[1:]:
+            if parent.states is not None or parent.shape != (width,):
+                wanted = f"a vector of width {width}, as {parents[0].name}"
+                raise BNetError(parent.name, expected=wanted, got=parent.form)
+        return (width,)
 
 
 def spread_of(shape: Shape, spread: float | None) -> float:

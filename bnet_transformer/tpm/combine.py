@@ -28,10 +28,6 @@ class _Map(TPM):
     def takes(self) -> tuple[str, ...]:
         return ("W", "x") if self.dim is None else ("x",)
 
-    @property
-    def learnable(self) -> bool:
-        return self.biased or self.dim is not None
-
     def shape(self, *parents: Parent) -> Shape:
         if self.dim is not None:
             vector(parents[0])
@@ -145,10 +141,6 @@ class Concat(TPM):
 
     def takes(self) -> tuple[str, ...]:
         return (*(("W_o.",) if self.mapped else ()), "a.", *(("x",) if self.residual else ()))
-
-    @property
-    def learnable(self) -> bool:
-        return self.bias
 
     def shape(self, *parents: Parent) -> Shape:
         a = parents[1 if self.mapped else 0]

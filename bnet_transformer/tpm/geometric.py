@@ -206,42 +206,29 @@ class Cayley(TPM):
     def latex(self, s: Symbols) -> str:
         s.over_words("z.")
         s.define(rf"{CAY}(C) = (I - C)(I + C)^{{-1}}")
-        z = s.of("z.")
-        if s.form in ("row", "column"):
-            C = self._matrix(s)
-            return s.equals(rf"{CAY}({C})^\top {z}" if s.form == "row" else f"{z} {CAY}({C})")
-        self._define_entries(s)
-        entry = rf"{CAY}({self._symbol(s)})_{{j{s.own.word or 0}}}"
-        return s.equals(f"{entry} {z}" if s.form == "einstein" else rf"{s.sum('z.')} {z} \, {entry}")
-
-    @staticmethod
-    def _symbol(s: Symbols) -> str:
-        """C, where it is not written out."""
-        return rf"C({s.weight('A').plain})"
-
-    def _matrix(self, s: Symbols) -> str:
-        """C of words in rows or columns."""
-        z, A = s.of("z."), s.weight("A")
-        scores = f"{z} {A} {z.T}" if s.form == "row" else f"{z.T} {A} {z}"
-        if self.form == "skew":
-            return scores
-        s.define(
-            rf"{self._symbol(s)} = B - B^\top, \quad B = \operatorname{{lower}}({scores}) / \sqrt{{{s.width('z.')}}}"
-        )
-        s.define(r"\operatorname{lower} \text{ keeps what stands below the diagonal}")
-        return self._symbol(s)
-
-    def _define_entries(self, s: Symbols) -> None:
-        """Say what the entries of C are, of the words j and j'."""
-        other, A = s.prime(), s.weight("A", "bd")
-        if s.form == "word":
-            scores = f"{s.of('z.').T} {A} {other.of('z.')}"
+        z, other = s.of("z."), s.prime()
+        C = rf"C({s.weight('A').plain})"
+        matrices = s.form in ("row", "column")
+        if s.form == "row":
+            scores = f"{z} {s.weight('A')} {z.T}"
+        elif s.form == "column":
+            scores = f"{z.T} {s.weight('A')} {z}"
+        elif s.form == "word":
+            scores = f"{z.T} {s.weight('A')} {other.of('z.')}"
         else:
-            scores = f"{s.of('z.', 'b')} {A} {other.of('z.', 'd')}"
-        if self.form == "skew":
-            s.define(f"{self._symbol(s)}_{{jj'}} = {scores}")
-            return
-        s.define(rf"{self._symbol(s)} = B - B^\top")
-        s.define(
-            rf"B_{{jj'}} = \frac{{1}}{{\sqrt{{{s.width('z.')}}}}} {scores} \text{{ if }} j > j', \text{{ else }} 0"
-        )
+            scores = f"{s.of('z.', 'b')} {s.weight('A', 'bd')} {other.of('z.', 'd')}"
+        root = rf"\sqrt{{{s.width('z.')}}}"
+        if self.form == "skew" and matrices:
+            C = scores
+        elif self.form == "skew":
+            s.define(f"{C}_{{jj'}} = {scores}")
+        elif matrices:
+            s.define(rf"{C} = B - B^\top, \quad B = \operatorname{{lower}}({scores}) / {root}")
+            s.define(r"\operatorname{lower} \text{ keeps what stands below the diagonal}")
+        else:
+            s.define(rf"{C} = B - B^\top")
+            s.define(rf"B_{{jj'}} = \frac{{1}}{{{root}}} {scores} \text{{ if }} j > j', \text{{ else }} 0")
+        if matrices:
+            return s.equals(rf"{CAY}({C})^\top {z}" if s.form == "row" else f"{z} {CAY}({C})")
+        entry = rf"{CAY}({C})_{{j{s.own.word or 0}}}"
+        return s.equals(f"{entry} {z}" if s.form == "einstein" else rf"{s.sum('z.')} {z} \, {entry}")

@@ -25,7 +25,7 @@ from bnet_transformer.tpm.base import (
     spread_of,
 )
 from bnet_transformer.tpm.checks import Checked, Checks, called, choice, flag, optional, positive
-from bnet_transformer.tpm.discrete import pick
+from bnet_transformer.tpm.random import pick
 from bnet_transformer.tpm.symbols import FEATURES, Symbols, raised, scaled
 
 
@@ -101,7 +101,6 @@ class Start(VectorMap):
     """
 
     spread: float = 0.02
-    elementwise: ClassVar[bool] = True
     field_checks: ClassVar[Checks] = {"spread": positive}
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
@@ -303,10 +302,6 @@ class Embed(TPM):
 
     def takes(self) -> tuple[str, ...]:
         return ("W", "token") if self.tied else ("token",)
-
-    @property
-    def learnable(self) -> bool:
-        return not self.tied
 
     def shape(self, *parents: Parent) -> Shape:
         states = index(parents[-1])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bnet_transformer.errors import BNetError, number, whole
+from bnet_transformer.errors import number, whole
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, VectorMap, vector
 from bnet_transformer.tpm.checks import Checks, below_one, called, choice, flag, positive
 from bnet_transformer.tpm.combine import apply
@@ -56,7 +56,6 @@ class Activation(VectorMap):
     """
 
     activation: str = "relu"
-    elementwise: ClassVar[bool] = True
     field_checks: ClassVar[Checks] = {"activation": activation_name}
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
@@ -76,7 +75,6 @@ class Scale(VectorMap):
     """
 
     factor: float
-    elementwise: ClassVar[bool] = True
     field_checks: ClassVar[Checks] = {"factor": number}
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
@@ -197,17 +195,12 @@ class Norm(VectorMap):
     eps: float = 1e-5
     affine: bool = True
     bias: bool = True
-    elementwise: ClassVar[bool] = True
     field_checks: ClassVar[Checks] = {
         "form": called("norm", choice("layer", "rms")),
         "eps": positive,
         "affine": flag,
         "bias": flag,
     }
-
-    @property
-    def learnable(self) -> bool:
-        return self.affine
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         if not self.affine:
@@ -269,7 +262,6 @@ class Dropout(VectorMap):
     """
 
     p: float = 0.1
-    elementwise: ClassVar[bool] = True
     field_checks: ClassVar[Checks] = {"p": called("dropout p", below_one)}
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
@@ -327,7 +319,7 @@ class Recur(TPM):
 
 @final
 @dataclass(frozen=True)
-class Memory(TPM):
+class Memory(VectorMap):
     """`forget * cell + input * candidate`, entry by entry: what is kept of a cell, and what is added to it.
 
     >>> Memory().value(At(), *(torch.tensor([x]) for x in (1.0, 2.0, 0.5, 4.0)))
@@ -335,10 +327,6 @@ class Memory(TPM):
     """
 
     slots: ClassVar[tuple[str, ...]] = ("input", "candidate", "forget", "cell")
-    elementwise: ClassVar[bool] = True
-
-    def shape(self, *parents: Parent) -> Shape:
-        return _alike(parents)
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
         input_, candidate, forget, cell = parents
@@ -352,7 +340,7 @@ class Memory(TPM):
 
 @final
 @dataclass(frozen=True)
-class Gated(TPM):
+class Gated(VectorMap):
     """`g * s(x)`, entry by entry: what a gate lets through.
 
     >>> Gated("relu").value(At(), torch.tensor([0.5, 0.5]), torch.tensor([-1.0, 2.0]))
@@ -361,11 +349,7 @@ class Gated(TPM):
 
     activation: str = "tanh"
     slots: ClassVar[tuple[str, ...]] = ("g", "x")
-    elementwise: ClassVar[bool] = True
     field_checks: ClassVar[Checks] = {"activation": activation_name}
-
-    def shape(self, *parents: Parent) -> Shape:
-        return _alike(parents)
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
         g, x = parents
@@ -374,12 +358,3 @@ class Gated(TPM):
     def latex(self, s: Symbols) -> str:
         times = " " if s.form == "einstein" else r" \odot "
         return s.equals(f"{s.of('g')}{times}{activated(self.activation, s.of('x'))}")
-
-
-def _alike(parents: tuple[Parent, ...]) -> Shape:
-    """The one width of several vectors."""
-    width = vector(parents[0])
-    for parent in parents[1:]:
-        if parent.states is not None or parent.shape != (width,):
-            raise BNetError(parent.name, expected=f"a vector of width {width}, as {parents[0].name}", got=parent.form)
-    return (width,)

@@ -8,8 +8,7 @@ from bnet_transformer._core.distributed import alone
 from bnet_transformer.training.configs import AdamW, EarlyStopping, Execution
 from bnet_transformer.training.generate import Generated, generate
 from bnet_transformer.training.iterate import iterate, windows
-from bnet_transformer.training.loop import kept, train
-from bnet_transformer.training.result import Trained
+from bnet_transformer.training.loop import Trained, kept, train
 
 __all__ = [
     "AdamW",

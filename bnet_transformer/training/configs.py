@@ -73,7 +73,7 @@ class AdamW:
     @property
     def highest_rate(self) -> float:
         """The highest rate, or the factor of Noam's schedule."""
-        return default_rate(self.schedule) if self.rate is None else self.rate
+        return self.rate or (1.0 if self.schedule == "noam" else 1e-3)
 
 
 @dataclass(frozen=True)
@@ -241,8 +241,7 @@ def schedule_of(kind: str, rate: float | None, warmup: int, steps: int, dim: int
     >>> round(noam(400) / noam(1600), 6)                    # rises to the warm-up, then falls as 1/sqrt(step)
     2.0
     """
-    one_of("schedule", kind, SCHEDULES)
-    factor = default_rate(kind) if rate is None else rate
+    factor = AdamW(rate, kind).highest_rate
     if kind == "noam":
         if warmup < 1 or dim is None:
             got = f"warmup={warmup}, dim={dim}"
@@ -256,8 +255,3 @@ def schedule_of(kind: str, rate: float | None, warmup: int, steps: int, dim: int
         return factor * 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, steps - warmup))))
 
     return followed
-
-
-def default_rate(kind: str) -> float:
-    """The `rate` where none is told: a factor for Noam."""
-    return 1.0 if kind == "noam" else 1e-3

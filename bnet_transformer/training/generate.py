@@ -12,18 +12,10 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.compiler import Module
+from bnet_transformer.data.encode import by_stack
 from bnet_transformer.data.examples import Example, pad_examples
 from bnet_transformer.data.task import Task, check_has_words, infer_trainable_task
-from bnet_transformer.errors import (
-    BNetError,
-    number,
-    one_of,
-    room_for,
-    seed_of,
-    unknown,
-    whole,
-    within_memory,
-)
+from bnet_transformer.errors import BNetError, number, one_of, room_for, seed_of, whole, within_memory
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.tpm.arrays import is_plain
 from bnet_transformer.training.incremental import WordByWord, told_by
@@ -59,13 +51,7 @@ class Generated:
         """One row for each prompt: `text`, `words` (how many), `score`."""
         import pandas as pd
 
-        return pd.DataFrame(
-            {
-                "text": self.texts,
-                "words": [len(row) for row in self.ids],
-                "score": self.scores,
-            }
-        )
+        return pd.DataFrame({"text": self.texts, "words": list(map(len, self.ids)), "score": self.scores})
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -157,17 +143,8 @@ def _read(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor] | None, Prompts]:
     """The words of every stack as a batch, and the prompts of the one that is told."""
     others = [name for name in task.stacks if name != stack]
-    if isinstance(prompt, Mapping):
-        for name in prompt:
-            if name not in task.stacks:
-                raise unknown("stack", name, task.stacks)
-        said = {name: _several(value) for name, value in prompt.items()}
-    elif not others:
-        said = {} if prompt is None else {stack: _several(prompt)}
-    elif len(others) == 1 and prompt is not None:
-        said = {others[0]: _several(prompt)}
-    else:
-        raise BNetError("prompt", expected=f"a mapping from stack ({', '.join(others)})", got=prompt)
+    prompts = {} if prompt is None else by_stack("prompt", prompt, task.stacks, stack)
+    said = {name: _several(value) for name, value in prompts.items()}
     of = task.words[stack]
     batch = max((len(rows) for rows in said.values()), default=1)
     if start is None and stack not in said and task.network.tokenizer is not None:

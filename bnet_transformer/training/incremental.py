@@ -140,8 +140,7 @@ class WordByWord:
     def _one(self, member: Member) -> Operation:
         index, tpm = member.family.index, member.tpm
         readers = [self._reader(given) for given in member.inputs]
-        fast = self._attention(member) if self._is_plain(member) else None
-        fast = self._concat(member) if self._is_concat(member) else fast
+        fast = self._attention(member) or self._concat(member)
         if fast is not None:
             return lambda state: state.values.update({index: fast(state, readers)})
         parameters = _parameters(self.course, member)
@@ -262,16 +261,14 @@ class WordByWord:
 
         return operation
 
-    def _is_plain(self, member: Member) -> bool:
+    def _attention(self, member: Member) -> Callable[[Kept, list[Reader]], Tensor] | None:
+        """`softmax(q k) v` of the words so far; None for attention with more to it."""
         tpm = member.tpm
         if not isinstance(tpm, Attention) or not isinstance(tpm.score, Dot) or tpm.score.rotary is not None:
-            return False
+            return None
         plain = tpm.bias is None and tpm.over == "keys" and tpm.normaliser.kind == "softmax"
-        return plain and all(g.over == (WORD,) and g.reach.kind in ("causal", "every") for g in member.inputs[1:3])
-
-    def _attention(self, member: Member) -> Callable[[Kept, list[Reader]], Tensor]:
-        tpm = member.tpm
-        assert isinstance(tpm, Attention) and isinstance(tpm.score, Dot)
+        if not plain or any(g.over != (WORD,) or g.reach.kind not in ("causal", "every") for g in member.inputs[1:3]):
+            return None
         key = member.inputs[1]
         mask = None if self._grows(key) else self._who(key)[1]
         hidden = None if mask is None or bool(mask.all()) else ~mask
@@ -288,17 +285,15 @@ class WordByWord:
 
         return value
 
-    def _is_concat(self, member: Member) -> bool:
-        if not isinstance(member.tpm, Concat) or not member.tpm.mapped or member.family.plates:
-            return False
-        W_o = member.inputs[0].parent
-        return W_o not in self.here and self.fixed[W_o].shape[0] == 1
-
-    def _concat(self, member: Member) -> Callable[[Kept, list[Reader]], Tensor]:
-        """`W_o [a^1 a^2 ...]`, the matrices put side by side once."""
+    def _concat(self, member: Member) -> Callable[[Kept, list[Reader]], Tensor] | None:
+        """`W_o [a^1 a^2 ...]`, the matrices put side by side once; None for another TPM."""
         tpm = member.tpm
-        assert isinstance(tpm, Concat)
-        W_o = tpm.side_by_side(self._plates(member.inputs[0], self.fixed[member.inputs[0].parent]))
+        if not isinstance(tpm, Concat) or not tpm.mapped or member.family.plates:
+            return None
+        held = member.inputs[0].parent
+        if held in self.here or self.fixed[held].shape[0] != 1:
+            return None
+        W_o = tpm.side_by_side(self._plates(member.inputs[0], self.fixed[held]))
         W = W_o.reshape(W_o.shape[-2:])
         bias = _parameters(self.course, member)["bias"] if tpm.bias else None
 

@@ -14,9 +14,10 @@ from bnet_transformer._core.torch_context import own_random, reseed
 from bnet_transformer.compiler import Module, Request
 from bnet_transformer.compiler.course import seen
 from bnet_transformer.compiler.module import output_of
+from bnet_transformer.data.encode import by_stack
 from bnet_transformer.data.task import Task, check_has_words, infer_task, later
 from bnet_transformer.data.words import to_reals
-from bnet_transformer.errors import BNetError, one_of, room_for, seed_of, unknown, whole, within_memory
+from bnet_transformer.errors import BNetError, one_of, room_for, seed_of, whole, within_memory
 from bnet_transformer.network import Member, Network, network_of
 
 Values = Mapping[str, Tensor]
@@ -174,17 +175,7 @@ def _read(teller: Teller, window: object) -> tuple[dict[str, Tensor], tuple[int,
     """The words of every stack as `[batch, word, dim]`, and the leading dims of the batch."""
     task, stack = teller.task, teller.stack
     others = [name for name in task.stacks if name != stack]
-    if isinstance(window, Mapping):
-        said = dict(window)
-        for name in said:
-            if name not in task.stacks:
-                raise unknown("stack", name, task.stacks)
-    elif not others:
-        said = {stack: window}
-    elif len(others) == 1:
-        said = {others[0]: window}
-    else:
-        raise BNetError("window", expected=f"a mapping from stack ({', '.join(task.stacks)})", got=window)
+    said = by_stack("window", window, task.stacks, stack)
     for name in others:
         if name not in said:
             raise BNetError("window", expected=f"words of stack {name!r}", got=f"only {', '.join(said) or 'nothing'}")

@@ -1,12 +1,13 @@
-"""`train`: the loop over minibatches, with held-out losses, early stop, checkpoints and resume."""
+"""`train`: the loop over minibatches, with held-out losses, early stop, checkpoints and resume; what it gives back."""
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import torch
 
@@ -22,8 +23,50 @@ from bnet_transformer.files import as_path
 from bnet_transformer.files.checkpoint import NAME, Checkpoints, diverged, kept_by, read
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.training.configs import AdamW, EarlyStopping, Execution, LoopConfig, TrainConfig, asked_to_stop
-from bnet_transformer.training.result import N, Trained
 from bnet_transformer.training.run import Loss, Run, settings_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Holder(Protocol):
+    """What holds a network, as a BNet does."""
+
+    @property
+    def network(self) -> Network:
+        """The network."""
+
+
+N = TypeVar("N", bound="Holder | Network")
+
+
+@dataclass(frozen=True)
+class Trained(Generic[N]):
+    """A trained net, its loss at each step, and the held-out loss at some: `(step, loss)`, steps counted from 1."""
+
+    net: N
+    losses: tuple[float, ...] = field(repr=False)
+    held_out: tuple[tuple[int, float], ...] = field(repr=False)
+    steps: int
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row for each step: `loss`, and `held_out` where it was measured."""
+        import pandas as pd
+
+        rows = pd.DataFrame({"loss": self.losses}, index=pd.RangeIndex(1, len(self.losses) + 1, name="step"))
+        rows["held_out"] = pd.Series(dict(self.held_out), dtype=float)
+        return rows
+
+    def _repr_html_(self) -> str:
+        measured = dict(self.held_out)
+        shown = sorted({1, len(self.losses), *list(measured)[-10:]} & set(range(1, len(self.losses) + 1)))
+        rows = "".join(
+            f"<tr><td>{step}</td><td>{self.losses[step - 1]:.4f}</td>"
+            f"<td>{format(measured[step], '.4f') if step in measured else ''}</td></tr>"
+            for step in shown
+        )
+        head = "<tr><th>step</th><th>loss</th><th>held out</th></tr>"
+        return f"<p>{html.escape(repr(self.net))}, {self.steps} steps</p><table>{head}{rows}</table>"
 
 
 @name_config_of_options(

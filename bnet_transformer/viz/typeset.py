@@ -82,7 +82,7 @@ def _warn_of_missing_letters(picture: Picture) -> None:
     words = {visible(run.text) for label in labels for run in label if is_foreign(run.text)}
     if not words:  # most figures: matplotlib, which knows the fonts, is not imported for them
         return
-    from bnet_transformer.viz.plots.words import written
+    from bnet_transformer.viz.plots.canvas import written
 
     _, _, missing = written(words)
     if missing:

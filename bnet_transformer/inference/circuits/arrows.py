@@ -73,22 +73,21 @@ def arrows_of(
         idle += int(there.sum() - some.sum())
         if some.any():
             found.setdefault(bundle.child, []).append((bundle, sources[some], targets[some]))
-    for index in found:
-        _check(world, index, live)
     into: dict[int, Into] = {}
     names: list[str] = []
     of = {}
     for index in sorted(found):
+        _check(world, index, live)
         number: dict[str, int] = {}
-        parts = []
+        edges: list[int] = []
         for bundle, sources, targets in found[index]:
-            asked = wanted is None or (bundle.parent, bundle.child) in wanted
-            part = np.full(len(sources), -1, dtype=np.int64)
-            for k, name in enumerate(_names(ground, sources, targets, bundle, over) if asked else ()):
-                part[k] = number.setdefault(name, len(names) + len(number))
-            parts.append(part)
+            if wanted is None or (bundle.parent, bundle.child) in wanted:
+                arrows = _names(ground, sources, targets, over)
+                edges += [number.setdefault(name, len(names) + len(number)) for name in arrows]
+            else:
+                edges += [-1] * len(sources)
         ends = [np.concatenate([each[k] for each in found[index]]).astype(np.int64) for k in (1, 2)]
-        into[index] = Into(ends[0], ends[1], np.concatenate(parts))
+        into[index] = Into(ends[0], ends[1], np.array(edges))
         of[index] = tuple(number.values())
         names += number
     return Arrows(ground, tuple(outcomes), into, tuple(names), of, inputs & above, idle)
@@ -204,14 +203,12 @@ def _wanted(ground: Ground, candidates: object) -> set[tuple[int, int]] | None:
     return found
 
 
-def _names(ground: Ground, sources: Numbers, targets: Numbers, bundle: Bundle, over: Collection[str]) -> Iterator[str]:
+def _names(ground: Ground, sources: Numbers, targets: Numbers, over: Collection[str]) -> list[str]:
     """The edge of each arrow: the names of its ends, with a star for each index that is joined."""
-    ends = [ground.folded.families[index] for index in (bundle.parent, bundle.child)]
-    sides = []
-    for end, ids in zip(ends, (sources, targets), strict=True):
-        index = np.unravel_index(ids - int(ground.offsets[end.index]), ground.shapes[end.index] or (1,))
-        joined = [axis not in over for axis in ground.axes(end)]
-        sides.append([end.name, *("*" if j else i for j, i in zip(joined, index, strict=False))])
-    for k in range(len(sources)):
-        ends_k = ["_".join(str(i if isinstance(i, str) else i[k]) for i in side) for side in sides]
-        yield " -> ".join(ends_k)
+    names = {}
+    for node in {*sources.tolist(), *targets.tolist()}:
+        family, index = ground.place(node)
+        own = zip(ground.axes(family), index, strict=True)
+        names[node] = "_".join([family.name, *(str(i) if axis in over else "*" for axis, i in own)])
+    ends = zip(sources.tolist(), targets.tolist(), strict=True)
+    return [f"{names[source]} -> {names[target]}" for source, target in ends]

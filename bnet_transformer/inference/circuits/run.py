@@ -24,7 +24,7 @@ from bnet_transformer.errors import ReadingError
 from bnet_transformer.graph import ancestors
 from bnet_transformer.inference.circuits.arrows import Arrows, Into, Marks, needed_above, span
 from bnet_transformer.inference.sweeps.examples import Examples, Metric
-from bnet_transformer.inference.sweeps.sparse_update import CELLS, full_shape, summary
+from bnet_transformer.inference.sweeps.sparse_update import CELLS, full_shape, parents_of, summary
 from bnet_transformer.network import Member
 from bnet_transformer.tpm import At, Attention, Bilinear, Dot
 
@@ -357,7 +357,7 @@ def _not_read(course: Course, above: set[int]) -> Values:
     """Zeros for the families of which surgery has left nothing that leads to an outcome: their readers see these."""
     members, found = course.network.members, {}
     for index in above:
-        for parent in {p for given in members[index].inputs for p in (given.parent, *(s for _, s in given.pick))}:
+        for parent in parents_of(course.network, members[index]):
             if parent not in above:
                 dtype = torch.long if members[parent].tpm.reads_by_index else course.dtype
                 shape = 1, 1, *full_shape(course, members[parent]), *members[parent].shape

@@ -1,14 +1,14 @@
 """Fitting nets with choices: MAP, EM, SVI and NUTS over one objective, the exact log evidence.
 
-`objective` is what all methods make large. `methods` has their options, and `run` the table of the functions that
-solve a problem by them: `point` (with `ascent` and `descent`, which take steps of many restarts at once) and `sampling`
-(with `variational` and `chains`). `explain` says how before it starts. `result` is what comes out, with `heads`,
-`matching`, `predictive`, `samples`, and `saved`; `from_pyro` makes one of what a user found with Pyro.
+`problem` has the objective that all methods make large, and their options; `run` is the table of the functions that
+solve a problem by them: `ascent` takes steps of many restarts at once, `sampling` has guides and chains. `explain`
+says how before it starts. `result` is what comes out, with `heads` and `predictive`; `from_pyro` makes one of what a
+user found with Pyro.
 """
 
 from bnet_transformer.inference.fit.heads import Comparison, Heads
-from bnet_transformer.inference.fit.methods import EM, MAP, NUTS, SVI
 from bnet_transformer.inference.fit.predictive import Check
+from bnet_transformer.inference.fit.problem import EM, MAP, NUTS, SVI
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.run import explain_fit, fit
 

@@ -24,8 +24,16 @@ from bnet_transformer.data.batch import send
 from bnet_transformer.errors import BNetError
 from bnet_transformer.files import checkpoint, reading
 from bnet_transformer.inference.factors import NEVER
-from bnet_transformer.inference.fit.methods import EM, MAP, FitProblem, IterativeMethod, PointMethod
-from bnet_transformer.inference.fit.objective import LOG_EVIDENCE, LOG_POSTERIOR, Objective
+from bnet_transformer.inference.fit.problem import (
+    EM,
+    LOG_EVIDENCE,
+    LOG_POSTERIOR,
+    MAP,
+    FitProblem,
+    IterativeMethod,
+    Objective,
+    PointMethod,
+)
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.network import Network
 from bnet_transformer.network.network import declare

@@ -19,7 +19,7 @@ from bnet_transformer.data import read_batch
 from bnet_transformer.errors import BNetError, mapping, seed_of, unknown, whole
 from bnet_transformer.inference.fit.ascent import with_learned
 from bnet_transformer.inference.fit.heads import aligned, likelihoods, representative, stored
-from bnet_transformer.inference.fit.objective import Objective, learned_of, tables_of
+from bnet_transformer.inference.fit.problem import Objective, learned_of
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.run import elimination_fault
 from bnet_transformer.network import Network
@@ -183,7 +183,7 @@ def _parameters_of(network: Network, values: Mapping[str, Tensor], sites: Mappin
 def site_names(network: Network) -> dict[str, str]:
     """Site -> parameter: the parameter's own name, that with `_` for `.`, and the sites of tables in `net.pyro()`."""
     known = {name: name for name in network.shapes} | {name.replace(".", "_"): name for name in network.shapes}
-    known |= {f"theta_{name.removesuffix('.logits')}": name for name in tables_of(network)}
+    known |= {f"theta_{name.removesuffix('.logits')}": name for name in network.plain_tables}
     return known | {site: name for name, site in PyroModel(network).priors.items()}
 
 
@@ -198,6 +198,6 @@ def _shaped(network: Network, name: str, site: str, value: Tensor) -> Tensor:
     value = (value[None] if lead == 1 else value).detach().to(own)
     if not bool(value.isfinite().all()):
         raise BNetError(site, expected="finite numbers", got="NaN or infinity")
-    if name in tables_of(network):
+    if name in network.plain_tables:
         check_rows(site, value, own)
     return value

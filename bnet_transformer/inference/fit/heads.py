@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError, unknown
-from bnet_transformer.inference.fit.objective import Objective, as_parameters, tables_of
+from bnet_transformer.inference.fit.problem import Objective, as_parameters
 from bnet_transformer.network import Input, Member, Network
 from bnet_transformer.tpm import Attention, Codebook, Linear, Select, Weight
 from bnet_transformer.tpm.arrays import in_numpy
@@ -365,7 +365,9 @@ def interval(network: Network, samples: Mapping[str, Tensor], name: str, share: 
         return _ends(samples[name].flatten(0, 1), share)
     sets = stored(network, samples)
     count = len(next(iter(sets.values())))
-    by_name = {each: s for s in reversed(selectors_of(network)) for each in sources_of(network, s)}
+    by_name: dict[str, Member] = {}
+    for selector in selectors_of(network):
+        by_name |= {each: selector for each in sources_of(network, selector) if each not in by_name}
     if name not in by_name:
         raise unknown("parameter", name, [*samples, *by_name])
     found: list[Tensor] = []
@@ -404,7 +406,7 @@ def representative(network: Network, samples: Mapping[str, Tensor]) -> dict[str,
             for name, value in found.items():
                 far[k] += _distance(value[None], means[name], variances[name])[0]
     for name, value in samples.items():
-        if name in tables_of(network) or name not in used:
+        if name in network.plain_tables or name not in used:
             flat = value.flatten(0, 1)
             far += _distance(flat, flat.mean(0), flat.var(0, correction=0))
     return {name: value[int(far.argmin())] for name, value in sets.items()}
@@ -436,7 +438,7 @@ def aligned(
             drawn = zip(sets[name], orders, strict=True)
             sets[name] = torch.stack([each.index_select(dims[name], order.to(each.device)) for each, order in drawn])
         done.append(selector.family.name)
-    found = {name: value.exp() if name in tables_of(network) else value for name, value in sets.items()}
+    found = {name: value.exp() if name in network.plain_tables else value for name, value in sets.items()}
     return {name: found[name].reshape(*lead, *found[name].shape[1:]) for name in samples}, tuple(done)
 
 
@@ -500,7 +502,7 @@ def to_arviz(fit: Fit[Any]) -> az.InferenceData:
         way = 'pip install "bnet-transformer[arviz]"'
         raise BNetError("to_arviz", expected="ArviZ", got="none", allowed=way) from error
     owners = [fit.network.member(name).owner for name in fit.selectors]
-    names = {name: f"{name.removesuffix('.logits')}_theta" for name in tables_of(fit.network)}
+    names = {name: f"{name.removesuffix('.logits')}_theta" for name in fit.network.plain_tables}
     names |= {f"{owner}.logits": f"{owner}_pi" for owner in owners}
     posterior = {names.get(k, k).replace(".", "_"): value for k, value in fit.samples.items()}
     for owner in owners:

@@ -60,15 +60,6 @@ def _mean(module: Module, member: Member, free: list[int], corpus: Batch) -> Ten
     return found.flatten(0, first).reshape(*kept, *member.shape)
 
 
-def drawn(network: Network, name: str, corpus: Batch, seed: int) -> Tensor:
-    """One draw of a readout for each sentence from the net's own parameters, in the form of its evidence."""
-    with own_random(network.device), torch.no_grad():
-        reseed(seed, network.device)
-        model = PyroModel(network, parameters="own")
-        found = model(corpus.x, mask=corpus.mask, given=corpus.given, batch=len(corpus))[name]
-    return found.reshape(corpus.evidence[name].value.shape)
-
-
 @dataclass(frozen=True)
 class Check:
     """Statistics of a `readout` of the data beside those of draws of the net; `p` is the share of draws above it, ties
@@ -135,7 +126,13 @@ def checked(
     observed = {what: _number(what, of, shown(seen_of.value)) for what, of in told.items()}
     rows = []
     for k in range(draws):
-        y = shown(drawn(draw(k), name, corpus, k))
+        network = draw(k)
+        with own_random(network.device), torch.no_grad():
+            reseed(k, network.device)
+            found = PyroModel(network, parameters="own")(
+                corpus.x, mask=corpus.mask, given=corpus.given, batch=len(corpus)
+            )
+        y = shown(found[name].reshape(seen_of.value.shape))
         rows.append([_number(what, of, y) for what, of in told.items()])
     table, own = (torch.tensor(values, dtype=torch.float64) for values in (rows, list(observed.values())))
     share = ((table > own).double() + 0.5 * (table == own).double() + 0 * (table + own)).mean(0)  # NaN stays NaN

@@ -34,12 +34,12 @@ from bnet_transformer.inference.fit.heads import (
     stored,
     to_arviz,
 )
-from bnet_transformer.inference.fit.objective import LOG_EVIDENCE, Objective, learned_of, tables_of
 from bnet_transformer.inference.fit.predictive import Check, checked, predicted
+from bnet_transformer.inference.fit.problem import LOG_EVIDENCE, Objective, learned_of
 from bnet_transformer.network import Member, Network, network_of
 from bnet_transformer.reference import BUDGET
 from bnet_transformer.training import alone
-from bnet_transformer.training.result import N
+from bnet_transformer.training.loop import N
 
 if TYPE_CHECKING:
     import arviz as az
@@ -173,14 +173,14 @@ class Fit(Generic[N]):
     def theta(self) -> dict[str, Tensor]:
         """The tables of discrete nodes by their owner, `[*states of the parents, state]`; posterior means."""
         store, samples = self.network.parameters, self.samples
-        found = {name: samples[name].mean((0, 1)) for name in tables_of(self.network) if name in samples}
-        found = {name: store[name].detach().softmax(-1) for name in tables_of(self.network)} | found
+        found = {name: samples[name].mean((0, 1)) for name in self.network.plain_tables if name in samples}
+        found = {name: store[name].detach().softmax(-1) for name in self.network.plain_tables} | found
         return {name.removesuffix(".logits"): table for name, table in found.items()}
 
     @property
     def atoms(self) -> dict[str, Tensor]:
         """The learned weights as `net` has them: matrices of heads and atoms, and what else is no table."""
-        tables, store = tables_of(self.network), self.network.parameters
+        tables, store = self.network.plain_tables, self.network.parameters
         return {name: store[name].detach() for name in self.learned if name not in tables}
 
     @property

@@ -33,15 +33,24 @@ from bnet_transformer.errors import (
 from bnet_transformer.files.checkpoint import Checkpoints, kept_by
 from bnet_transformer.inference.factors import OVER_BUDGET, Question, analyse_question
 from bnet_transformer.inference.fit.ascent import USUAL, fit_point
-from bnet_transformer.inference.fit.methods import EM, MAP, NUTS, SVI, FitProblem, Method, PointMethod
-from bnet_transformer.inference.fit.objective import Objective, learned_of
+from bnet_transformer.inference.fit.problem import (
+    EM,
+    MAP,
+    NUTS,
+    SVI,
+    FitProblem,
+    Method,
+    Objective,
+    PointMethod,
+    learned_of,
+)
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.sampling import fit_nuts, fit_svi
 from bnet_transformer.inference.route import Route
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.reference import BUDGET
 from bnet_transformer.training.configs import LoopConfig
-from bnet_transformer.training.result import N
+from bnet_transformer.training.loop import N
 
 # Every method: its config, and the function that solves a problem by it. A new method is one row.
 METHODS: dict[type[Method], Callable[[FitProblem, Any], Fit[Network]]] = {
@@ -190,7 +199,7 @@ def problem_of(
     _check_tables(problem.objective, method)
     _check_draw_of_corpus(problem)
     _check_spread(problem.objective, method)
-    size = sum(network.parameters[name].numel() * network.parameters[name].element_size() for name in learned.names)
+    size = sum(network.parameters[name].nbytes for name in learned.names)
     if isinstance(method, PointMethod):  # parameters and the two moments of Adam
         room_for(f"{method.restarts} restarts", 3 * method.restarts * size, "fewer restarts=")
     elif isinstance(method, SVI | NUTS):
@@ -222,8 +231,7 @@ def _solved(problem: FitProblem, method: Method, device: torch.device) -> Fit[Ne
         objective.to(here.device)
         corpus, judge = problem.corpus.to(here.device), None if judge is None else judge.to(here.device)
         there = replace(problem, corpus=corpus, held_out=judge, settings=settings, ranks=here)
-        solve = next(solve for kind, solve in METHODS.items() if isinstance(method, kind))
-        return solve(there, method)
+        return METHODS[type(method)](there, method)
 
 
 def _check_tables(objective: Objective, method: Method) -> None:
@@ -234,14 +242,9 @@ def _check_tables(objective: Objective, method: Method) -> None:
             got = f"method={method.name!r}" + ("" if flat else f", prior={concentration:g}")
             wanted = "method='em' or 'map' and no prior for a table with probabilities of 0"
             raise BNetError(name, expected=wanted, got=got, allowed=f"learn= without {name}")
-    for name, concentration in objective.learned.tables.items():
         if concentration < 1 and method.is_point:
-            raise BNetError(
-                f"the prior of {name}",
-                expected="a concentration of at least 1: below it the posterior density has no greatest value",
-                got=concentration,
-                allowed="svi, nuts",
-            )
+            least = "a concentration of at least 1: below it the posterior density has no greatest value"
+            raise BNetError(f"the prior of {name}", expected=least, got=concentration, allowed="svi, nuts")
 
 
 def _check_draw_of_corpus(problem: FitProblem) -> None:

@@ -26,8 +26,7 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import NEVER
 from bnet_transformer.inference.fit.ascent import USUAL, RestartOptimizer, Sets, at_home, optimize, with_learned
 from bnet_transformer.inference.fit.heads import aligned, representative
-from bnet_transformer.inference.fit.methods import NUTS, SVI, FitProblem
-from bnet_transformer.inference.fit.objective import Objective, as_parameters
+from bnet_transformer.inference.fit.problem import NUTS, SVI, FitProblem, Objective, as_parameters
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.network import Network
 from bnet_transformer.training.configs import asked_to_stop
@@ -46,12 +45,12 @@ class Model:
     """The model: Dirichlet tables, Normal weights, and the log evidence of sentences."""
 
     def __init__(self, objective: Objective) -> None:
-        self.objective, self.learned = objective, objective.learned
+        self.objective, self.learned, self.network = objective, objective.learned, objective.network
         self.device = objective.device
 
     def prior(self, name: str) -> Any:
         """The prior of one parameter; tables as probabilities."""
-        like = self.objective.network.parameters[name].detach().to(self.device)
+        like = self.network.parameters[name].detach().to(self.device)
         if name in self.learned.tables:
             found = dist.Dirichlet(torch.full_like(like, self.learned.tables[name]))
             return found.to_event(like.dim() - 1)
@@ -59,7 +58,7 @@ class Model:
 
     def potential(self, corpus: Batch, z: dict[str, Tensor]) -> Tensor:
         """Minus the log density of parameters told without constraints."""
-        drawn, total = {}, torch.zeros((), dtype=self.objective.network.dtype, device=self.device)
+        drawn, total = {}, torch.zeros((), dtype=self.network.dtype, device=self.device)
         for name in self.learned.names:
             drawn[name] = value = z[site(name)]
             if name in self.learned.tables:
@@ -67,7 +66,7 @@ class Model:
                 drawn[name] = to(value)
                 total = total + to.log_abs_det_jacobian(value, drawn[name]).sum()
             total = total + self.prior(name).log_prob(drawn[name])
-        return -(total + self.objective.log_evidence(as_parameters(self.objective.network, drawn), corpus).sum())
+        return -(total + self.objective.log_evidence(as_parameters(self.network, drawn), corpus).sum())
 
 
 def site(name: str) -> str:
@@ -80,7 +79,7 @@ class Variational(RestartOptimizer):
 
     def __init__(self, problem: FitProblem, method: SVI) -> None:
         super().__init__(problem, method)
-        self.model = Model(self.objective)
+        self.model, self.network = Model(self.objective), self.objective.network
         values: dict[str, Tensor] = {}
         for name, value in self.sets.values.items():
             if name in self.model.learned.tables:
@@ -122,7 +121,7 @@ class Variational(RestartOptimizer):
             drawn = {name: of.rsample() for name, of in guide.items()}
             kl = torch.stack([kl_divergence(of, self.model.prior(name)).sum() for name, of in guide.items()]).sum()
             kl = kl / len(self.corpus) / self.ranks.world
-            likelihood, climbed = self.likelihood(as_parameters(self.objective.network, drawn), told, step)
+            likelihood, climbed = self.likelihood(as_parameters(self.network, drawn), told, step)
         gradients = torch.autograd.grad(climbed - kl, list(leaves.values()))
         whole = {name: self.ranks.all_reduce(each) for name, each in zip(leaves, gradients, strict=True)}
         return self.ranks.all_reduce((likelihood - kl).detach()[None]), whole
@@ -147,7 +146,7 @@ class Variational(RestartOptimizer):
     def scores(self) -> list[float]:
         """The mean log evidence of a sentence at the mean of the guide."""
         means = self.mean()
-        total = torch.zeros((), dtype=self.objective.network.dtype, device=self.ranks.device)
+        total = torch.zeros((), dtype=self.network.dtype, device=self.ranks.device)
         with torch.no_grad():
             for part in self.judges:
                 total = total + self.objective.log_evidence(means, part).sum()
@@ -155,9 +154,8 @@ class Variational(RestartOptimizer):
 
     def mean(self) -> dict[str, Tensor]:
         """The mean of the guide, as parameters."""
-        return as_parameters(
-            self.objective.network, {name: of.mean for name, of in self.guide(self.sets.one(0)).items()}
-        )
+        means = {name: of.mean for name, of in self.guide(self.sets.one(0)).items()}
+        return as_parameters(self.network, means)
 
     def choices(self) -> dict[str, Tensor]:
         """The approximate posterior of the choices: none, where they are summed out."""
@@ -174,7 +172,6 @@ class Drawn(Variational):
 
     def __init__(self, problem: FitProblem, method: SVI) -> None:
         super().__init__(problem, method)
-        network = self.objective.network
         observed = [family.name for family in self.objective.selectors if family.name in self.corpus.evidence]
         if observed:
             got = f"'sampled', with {', '.join(observed)} observed"
@@ -182,14 +179,14 @@ class Drawn(Variational):
         words = {stack: value.shape[1] for stack, value in self.corpus.x.items()}
         values = dict(self.sets.values)
         for family in self.objective.selectors:
-            member = network.members[family.index]
+            member = self.network.members[family.index]
             if member.tpm.states is None or member.scope == "corpus":
                 kind = "drawn for the corpus" if member.scope == "corpus" else "a word that is read"
                 wanted = "choices of sentences or words, each with a fixed number of states"
                 raise BNetError("choices", expected=wanted, got=f"{family.name}, {kind}", allowed="exact")
-            shape = [len(self.corpus), *(network.graph.sizes[plate] for plate in family.plates)]
+            shape = [len(self.corpus), *(self.network.graph.sizes[plate] for plate in family.plates)]
             shape += [words[family.words]] if family.words is not None else []
-            start = torch.zeros(1, *shape, member.tpm.states, dtype=network.dtype, device=self.ranks.device)
+            start = torch.zeros(1, *shape, member.tpm.states, dtype=self.network.dtype, device=self.ranks.device)
             values[f"choice/{family.name}"] = start
         self.begin(values)
 
@@ -228,10 +225,10 @@ class Drawn(Variational):
 
         Under torchrun all ranks draw for all of these sentences, and each tells of its share.
         """
-        network, share = self.objective.network, self.ranks.shard(which)
+        share = self.ranks.shard(which)
         part = self.corpus.take(share)
         states: dict[str, Tensor] = {}
-        guess = torch.zeros(DRAWS, len(share), dtype=network.dtype, device=which.device)
+        guess = torch.zeros(DRAWS, len(share), dtype=self.network.dtype, device=which.device)
         for family in self.objective.selectors:
             logits = told[f"choice/{family.name}"]
             s = Categorical(logits=logits[which], validate_args=False).sample((DRAWS,))

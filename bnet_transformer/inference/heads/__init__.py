@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from bnet_transformer.inference.heads.corpus_roles import Roles, roles
-from bnet_transformer.inference.heads.gates import damage, inclusion
-from bnet_transformer.inference.heads.result import Damage, Inclusion
+from bnet_transformer.inference.heads.gates import Damage, Inclusion, damage, inclusion
 
 __all__ = ["Damage", "Inclusion", "Roles", "damage", "inclusion", "roles"]

@@ -29,6 +29,7 @@ from bnet_transformer.compiler.module import Module
 from bnet_transformer.data import EncodedSentence
 from bnet_transformer.data.dataset import encode_sentences
 from bnet_transformer.errors import BNetError, number, room_for, seed_of, unknown, whole, within_memory
+from bnet_transformer.inference.heads.gates import HeadTable
 from bnet_transformer.inference.heads.reading import (
     ONE_STACK,
     SEPARATORS,
@@ -40,7 +41,6 @@ from bnet_transformer.inference.heads.reading import (
     readings,
     relations_of,
 )
-from bnet_transformer.inference.heads.result import HeadTable
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.tpm.arrays import in_numpy
 

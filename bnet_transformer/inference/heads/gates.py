@@ -8,10 +8,13 @@ Where nothing is observed the loss has no slope there, for it is measured agains
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any
+import html
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,13 +25,28 @@ from bnet_transformer.compiler.module import Module
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.dataset import Needs, has_observed
 from bnet_transformer.data.task import check_has_words, infer_task
-from bnet_transformer.errors import BNetError, BudgetError, number, one_of, room_for, seed_of, whole, within_memory
+from bnet_transformer.errors import (
+    BNetError,
+    BudgetError,
+    listed,
+    number,
+    one_of,
+    room_for,
+    seed_of,
+    unknown,
+    whole,
+    within_memory,
+)
 from bnet_transformer.inference.heads.posterior import Posterior, passes_of, posterior_of, relaxed, settings
-from bnet_transformer.inference.heads.result import MEASURES, Damage, Inclusion, counts_of, order_by
 from bnet_transformer.inference.heads.runs import Part, Runs, likelihood_for, sites_of
 from bnet_transformer.network import Network, network_of
+from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.training.configs import LoopConfig
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+MEASURES = ("log Bayes factor", "gradient importance", "ablation")
 MOST = 12  # heads of a slice, for all settings of their gates
 BUDGET = 2**17  # runs of one slice: sentences times settings
 FAR = 1e4  # times what a head moves the output by: sigmas beyond tell nothing, or no number holds what they tell
@@ -109,19 +127,19 @@ def inclusion(
             found, lost, idle, sigma = _jointly(own, sigma, draws, rounds, generator, bars)
         with bars("sentences", len(own.corpus)) as bar:
             steep, error = importance(own, sigma, seed, bar.update)
-    count = len(lost)
+    ablated, ablation_error = mean_and_error(lost)
     return Inclusion(
         slices=tuple(site.name for site in own.sites),
         method=method,
-        sentences=count,
+        sentences=len(lost),
         likelihood=_said(own),
         sigma=sigma,
         interval=float(interval),
         **vars(found),
         importance=steep,
         importance_error=error,
-        ablation=lost.mean(0),
-        ablation_error=lost.std(0) / count**0.5 if count > 1 else lost[0] * torch.nan,
+        ablation=ablated,
+        ablation_error=ablation_error,
         idle=idle,
         network=network,
         data=runs.corpus,
@@ -200,15 +218,20 @@ def damage(
     role = min(roles) if len(roles) == 1 else None
     runs = runs_of(found.network, data, output, role, seen=not around, sites=found.slices)
     if _said(runs) != found.likelihood:
-        raise BNetError("sentences", expected=f"sentences with {found.likelihood}, as the measures had them",
-                        got=f"sentences with {_said(runs)}")  # fmt: skip
+        wanted, got = f"sentences with {found.likelihood}, as the measures had them", f"sentences with {_said(runs)}"
+        raise BNetError("sentences", expected=wanted, got=got)
     scale = 1.0 if found.sigma is None else found.sigma**-2
-    numbers = counts_of(counts, found.log_bayes.numel())
+    heads = found.log_bayes.numel()
+    counts = range(heads + 1) if counts is None else counts
+    numbers = listed("counts", counts, int, lambda k: whole("counts", k, least=0))
+    if not numbers or max(numbers) > heads:
+        most = f"numbers of heads that are off, at most the {heads} that there are"
+        raise BNetError("counts", expected=most, got=counts)
     order = {name: order_by(found.measure(name)) for name in MEASURES}
     gates = torch.ones(len(MEASURES), len(numbers), *found.log_bayes.shape).to(runs.like)
-    for m, heads in enumerate(order.values()):
+    for m, places in enumerate(order.values()):
         for k, off in enumerate(numbers):
-            for at in heads[:off]:
+            for at in places[:off]:
                 gates[(m, k, *at)] = 0.0
     every = [torch.ones_like(gates[0, 0]), *gates.flatten(0, 1)]
     with ranks(runs.like.device) as here, torch.no_grad():
@@ -220,12 +243,11 @@ def damage(
                 full, *each = (shared.gated(part, g.expand(len(part), -1, -1).to(shared.like)) for g in every)
                 losses[part.which] = (scale * (full - torch.stack(each)).double().cpu()).T
                 bar.update(len(part))
-        loss = here.all_gather(losses).T
+        every_loss = here.all_gather(losses)
     shape = gates.shape[:2]
     labels = {"measure": MEASURES, "heads off": tuple(map(str, numbers))}
-    count = loss.shape[1]
-    error = (loss.std(1) / count**0.5 if count > 1 else loss[:, 0] * torch.nan).reshape(shape)
-    return Damage(("measure", "heads off"), labels, loss.mean(1).reshape(shape), error, count, order)
+    mean, error = (each.reshape(shape) for each in mean_and_error(every_loss))
+    return Damage(("measure", "heads off"), labels, mean, error, len(every_loss), order)
 
 
 def _said(runs: Runs) -> str:
@@ -260,8 +282,8 @@ def runs_of(
     network.one_type()
     check_has_words(network, "sentences")
     if not seen and not isinstance(sentences, Batch) and has_observed(infer_task(network), sentences):
-        raise BNetError("sentences", expected="sentences alone, where sigma= or output= asks for the output of the net",
-                        got="pairs of sentences and what is observed of them")  # fmt: skip
+        alone = "sentences alone, where sigma= or output= asks for the output of the net"
+        raise BNetError("sentences", expected=alone, got="pairs of sentences and what is observed of them")
     needs: Needs = "optional" if seen else "none"
     corpus = read_batch(network, sentences, "sentences", observed=needs, option=None, mask_padding=True)
     likelihood = likelihood_for(network, corpus, output)
@@ -274,22 +296,16 @@ def runs_of(
 
 def _check_budget(runs: Runs, budget: int) -> None:
     """Refuse more settings, or more runs, than are summed exactly."""
+    what, other = "method='exact'", "method='svi', which is approximate"
     if runs.heads > MOST:
-        raise BudgetError(
-            "method='exact'",
-            expected=f"at most {MOST} heads in a slice, {2**MOST:,} settings of their gates",
-            got=f"{runs.heads}, {2**runs.heads:,} settings",
-            allowed="method='svi', which is approximate",
-        )
+        wanted = f"at most {MOST} heads in a slice, {2**MOST:,} settings of their gates"
+        raise BudgetError(what, expected=wanted, got=f"{runs.heads}, {2**runs.heads:,} settings", allowed=other)
     count, most = len(runs.corpus), budget >> runs.heads
     if count > most:
         told, fewer = (f"{n:,} sentence{'s' * (n != 1)}" for n in (count, most))
-        raise BudgetError(
-            "method='exact'",
-            expected=f"at most {budget:,} runs of each slice",
-            got=f"{count << runs.heads:,}: {told} under {2**runs.heads:,} settings of {runs.heads} gates",
-            allowed=f"{fewer + ', ' if most else ''}a larger budget=, or method='svi', which is approximate",
-        )
+        got = f"{count << runs.heads:,}: {told} under {2**runs.heads:,} settings of {runs.heads} gates"
+        allowed = f"{fewer + ', ' if most else ''}a larger budget=, or {other}"
+        raise BudgetError(what, expected=f"at most {budget:,} runs of each slice", got=got, allowed=allowed)
 
 
 def ablation(runs: Runs, told: Callable[[int], object]) -> Tensor:
@@ -309,8 +325,7 @@ def importance(runs: Runs, sigma: float | None, seed: int, told: Callable[[int],
             each = [slopes(runs, other).abs() for other in _drawn(runs, part, sigma, seed)]
             found[part.which] = torch.stack(each).mean(0) / sigma**2
         told(len(part))
-    found = runs.ranks.all_gather(found)
-    return found.mean(0), found.std(0) / len(found) ** 0.5 if len(found) > 1 else found[0] * torch.nan
+    return mean_and_error(runs.ranks.all_gather(found))
 
 
 def slopes(runs: Runs, part: Part) -> Tensor:
@@ -331,3 +346,199 @@ def _drawn(runs: Runs, part: Part, sigma: float, seed: int) -> Iterator[Part]:
         noise.append(torch.randn(DRAWS, *full.shape[1:], generator=own, dtype=torch.float64))
     for each in torch.stack(noise, 1):
         yield replace(part, full=full + sigma * each.to(full))
+
+
+def order_by(measure: Tensor) -> tuple[tuple[int, int], ...]:
+    """Heads from the least of a measure to the greatest."""
+    heads = measure.shape[1]
+    return tuple(divmod(int(k), heads) for k in measure.flatten().argsort(stable=True))
+
+
+def mean_and_error(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean over sentences, and its standard error, which one sentence does not tell."""
+    count = len(values)
+    return values.mean(0), values.std(0) / count**0.5 if count > 1 else values[0] * torch.nan
+
+
+def head_shares(rho: Tensor) -> tuple[Tensor, Tensor]:
+    """`E[xi_nu / sum xi]` and `P(sum xi = 0)`, averaged over draws `[draw, slice, head]` of independent gates.
+
+    `1 / (1 + K)` is the integral of `t^K` from 0 to 1, and `E[t^K] = prod (1 - rho + rho t)` of the other gates: a
+    polynomial, so that Gauss and Legendre's rule is exact.
+
+    >>> head_shares(torch.tensor([[[1.0, 1.0, 0.0]]]))[0].round(decimals=4).tolist()
+    [[0.5, 0.5, 0.0]]
+    """
+    heads = rho.shape[-1]
+    nodes, weights = (torch.from_numpy(each) for each in np.polynomial.legendre.leggauss(heads // 2 + 1))
+    t, weights = (nodes + 1) / 2, weights / 2
+    factor = (1 - rho[..., None] + rho[..., None] * t).double()  # [draw, slice, head, node]
+    found = []
+    for head in range(heads):
+        others = factor[..., [k for k in range(heads) if k != head], :].prod(-2)
+        found.append((rho[..., head].double() * (others * weights).sum(-1)).mean(0))
+    return torch.stack(found, -1), (1 - rho.double()).prod(-1).mean(0)
+
+
+class HeadTable(ABC):
+    """What is known of heads, shown as a table with a row for each head, under a line that says how it was found."""
+
+    @property
+    @abstractmethod
+    def told(self) -> str:
+        """Of what it tells, and how that was found, in a line."""
+
+    @abstractmethod
+    def to_dataframe(self) -> pd.DataFrame:
+        """All that is known, in rows."""
+
+    def by_head(self) -> pd.DataFrame:
+        """A row for each head."""
+        return self.to_dataframe()
+
+    def __str__(self) -> str:
+        return f"{self.told}\n{self.by_head().to_string(index=False, float_format='{:.3f}'.format)}"
+
+    def _repr_html_(self) -> str:
+        table = self.by_head().to_html(index=False, float_format="{:.3f}".format)
+        return f"<p>{html.escape(self.told)}</p>{table}"
+
+
+@dataclass(frozen=True)
+class Inclusion(HeadTable):
+    """The posterior of `rho`, the share of sentences in which a head is in, for each head of each slice.
+
+    Arrays are `[slice, head]`, where a slice is a family of heads, named in `slices` (`a_0`). `log_bayes` is the log
+    Bayes factor for a head that is in some sentences (`rho` free) against one that never is (`rho = 0`): zero for a
+    head on which nothing hangs. `error`, `importance_error` are Monte Carlo errors. `inclusion[sentence, slice, head]`
+    is the probability of each gate. `interaction[slice, head, other]`, of the exact method, is the mean over sentences
+    of the log odds ratio of two gates: below zero for heads that stand in for each other.
+    """
+
+    slices: tuple[str, ...]
+    method: str
+    sentences: int
+    likelihood: str
+    sigma: float | None
+    interval: float
+    rho: Tensor = field(repr=False)
+    log_bayes: Tensor = field(repr=False)
+    error: Tensor = field(repr=False)
+    inclusion: Tensor = field(repr=False)
+    importance: Tensor = field(repr=False)
+    importance_error: Tensor = field(repr=False)
+    ablation: Tensor = field(repr=False)
+    ablation_error: Tensor = field(repr=False)
+    interaction: Tensor | None = field(repr=False)
+    idle: Tensor = field(repr=False)
+    network: Network = field(repr=False)
+    data: Batch = field(repr=False)
+
+    @property
+    def mean(self) -> Tensor:
+        """The posterior mean of `rho`."""
+        return self.rho.mean(0)
+
+    @property
+    def low(self) -> Tensor:
+        """The lower end of the interval of `rho`."""
+        return self.rho.quantile((1 - self.interval) / 2, dim=0)
+
+    @property
+    def high(self) -> Tensor:
+        """The upper end of the interval of `rho`."""
+        return self.rho.quantile((1 + self.interval) / 2, dim=0)
+
+    @property
+    def rank(self) -> Tensor:
+        """The place of each head by its log Bayes factor, 1 for the greatest."""
+        order = self.log_bayes.flatten().argsort(descending=True, stable=True)
+        return (order.argsort() + 1).reshape(self.log_bayes.shape)
+
+    @property
+    def dead(self) -> tuple[tuple[int, int], ...]:
+        """The heads on which nothing hangs: their gates change the likelihood of no sentence, in any company that was
+        tried, by more than a millionth of the most that a head changes it by."""
+        return tuple((int(s), int(h)) for s, h in self.idle.nonzero())
+
+    def duplicates(self, nats: float = 1.0) -> tuple[tuple[int, int, int], ...]:
+        """The pairs of heads of a slice, (slice, head, other), that stand in for each other, the strongest first: the
+        log odds ratio of their gates is below `-nats`."""
+        number("nats", nats, above=0)
+        if self.interaction is None:
+            got = f"method={self.method!r}, which takes each head by itself"
+            wanted = "the joint posterior of a slice's gates"
+            raise BNetError("duplicates", expected=wanted, got=got, allowed="bt.inclusion(..., method='exact')")
+        pairs = torch.triu(self.interaction, 1)
+        found = (pairs < -nats).nonzero().tolist()
+        return tuple((s, h, o) for s, h, o in sorted(found, key=lambda at: float(pairs[tuple(at)])))
+
+    def place(self, name: str) -> int:
+        """Where a family of heads stands in `slices`."""
+        if name not in self.slices:
+            raise unknown("slice of heads", name, self.slices)
+        return self.slices.index(name)
+
+    def measure(self, name: str) -> Tensor:
+        """One of the three measures, `[slice, head]`."""
+        found = dict(zip(MEASURES, (self.log_bayes, self.importance, self.ablation), strict=True))
+        if name not in found:
+            raise BNetError("measure", expected="a measure of heads", got=name, allowed=", ".join(MEASURES))
+        return found[name]
+
+    def agreement(self) -> pd.DataFrame:
+        """Spearman's rank correlations of the three measures over all heads."""
+        import pandas as pd
+
+        columns = {name: in_numpy(self.measure(name).flatten()) for name in MEASURES}
+        return pd.DataFrame(columns).corr(method="spearman")
+
+    def shares(self) -> tuple[Tensor, Tensor]:
+        """For a new sentence: each head's share of a slice's reading, `E[xi_nu / sum xi]`, `[slice, head]`, and the
+        probability that all heads of a slice are off, `[slice]`."""
+        return head_shares(self.rho)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A row for each head, by rank."""
+        import pandas as pd
+
+        axes = {"slice": self.slices, "head": range(self.log_bayes.shape[1])}
+        table = pd.MultiIndex.from_product(axes.values(), names=axes.keys()).to_frame(index=False)
+        names = ["rank", "mean", "low", "high", "log_bayes", "error"]
+        names += ["importance", "importance_error", "ablation", "ablation_error"]
+        table = table.assign(**{name: in_numpy(getattr(self, name).flatten()) for name in names})
+        return table.rename(columns={"mean": "rho"}).sort_values("rank", ignore_index=True)
+
+    @property
+    def told(self) -> str:
+        """Of what it tells, and how that was found, in a line."""
+        slices, heads = self.log_bayes.shape
+        sigma = "" if self.sigma is None else f", sigma {self.sigma:.4g}"
+        how = f"{self.method}; {self.likelihood}{sigma}; intervals of {100 * self.interval:g}%"
+        how += ", too narrow where heads hang together" if self.method == "svi" else ""
+        many = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((slices, "slice"), (self.sentences, "sentence"))]
+        return f"{heads} head{'s' * (heads != 1)} of {' by '.join(many)} ({how})"
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What the heads that a measure holds least of are worth: `values[measure, k]`, the nats that a sentence loses on
+    average with k heads off, of sentences that may be others than those of the measure; `error` its standard error."""
+
+    axes: tuple[str, ...]
+    labels: Mapping[str, tuple[str, ...]]
+    values: Tensor = field(repr=False)
+    error: Tensor = field(repr=False)
+    sentences: int
+    order: Mapping[str, tuple[tuple[int, int], ...]] = field(repr=False)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A row for each number of heads, a column for each measure."""
+        import pandas as pd
+
+        measures, counts = (self.labels[axis] for axis in self.axes)
+        index = pd.Index([int(k) for k in counts], name="heads off")
+        return pd.DataFrame(in_numpy(self.values).T, index=index, columns=list(measures))
+
+    def _repr_html_(self) -> str:
+        return str(self.to_dataframe().to_html(float_format="{:.3f}".format))

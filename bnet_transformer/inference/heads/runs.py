@@ -56,7 +56,7 @@ def sites_of(network: Network, role: str | None, wanted: Collection[int]) -> tup
     needed = graph.ancestral_set(wanted)
     found = [m for m in network.members if m.family.index in needed and _is_summed(network, m)]
     if not found:
-        choose = [m.family.name for m in network.members if m.tpm.kind == "discrete" and graph.out_of[m.family.index]]
+        choose = [member.family.name for member in network.choices]
         got = f"one thing at a time, chosen by {choose[0]}" if choose else "none"
         hint = "posterior('c') and fit tell of a mixture; combine='concat' sums heads" if choose else None
         summed = "heads that are summed: a plate of them that a later node reads"
@@ -109,20 +109,6 @@ class Likelihood:
 
     families: tuple[str, ...]
     is_observed: bool
-
-    def log(self, module: Module, course: Course, plan: Plan, corpus: Batch, full: Tensor | None) -> Tensor:
-        """`[sentence]`; `full` is the output of the run in which all heads are on."""
-        if not self.is_observed:
-            found = module.wanted(course, self.families[0], plan.wanted[0])  # a value, log probabilities, a mean
-            apart = found - (found if full is None else full)
-            return -0.5 * apart.square().flatten(1).sum(-1).to(course.log_dtype)
-        total = torch.zeros(1, dtype=course.log_dtype, device=course.device)
-        for name in self.families:
-            member = module.network.member(name)
-            told = evidence_in(course, member, corpus.evidence[name])
-            table = where_seen(told, likelihood_of(course, member.family.index, member, told, ATOL))
-            total = total + table.sum(tuple(range(1, table.dim())))
-        return total
 
 
 def likelihood_for(network: Network, corpus: Batch, output: str | None) -> Likelihood:
@@ -206,8 +192,20 @@ class Runs:
         return self._log(part.corpus, part.full, gates=told)
 
     def _log(self, corpus: Batch, full: Tensor | None, **options: Any) -> Tensor:
-        course, plan = self.course(Request(self.likelihood.families, corpus.x, training=False, **options))
-        return self.likelihood.log(self.module, course, plan, corpus, full)
+        """`log P` of each sentence; `full` is the output of the run in which all heads are on."""
+        families = self.likelihood.families
+        course, plan = self.course(Request(families, corpus.x, training=False, **options))
+        if not self.likelihood.is_observed:
+            found = self.module.wanted(course, families[0], plan.wanted[0])  # a value, log probabilities, a mean
+            apart = found - (found if full is None else full)
+            return -0.5 * apart.square().flatten(1).sum(-1).to(course.log_dtype)
+        total = torch.zeros(1, dtype=course.log_dtype, device=course.device)
+        for name in families:
+            member = self.module.network.member(name)
+            told = evidence_in(course, member, corpus.evidence[name])
+            table = where_seen(told, likelihood_of(course, member.family.index, member, told, ATOL))
+            total = total + table.sum(tuple(range(1, table.dim())))
+        return total
 
     def course(self, request: Request) -> tuple[Course, Plan]:
         """A run of a net that chooses nothing."""

@@ -110,10 +110,7 @@ class Changes:
     def mixed(self, member: Member, rows: Rows, setting: Setting) -> Tensor:
         """The rows of an attention, some of whose `P(j | i)` are set."""
         course, cells = self._of_cells(member, rows)
-        at, parents = seen(course, member)
-        weights = member.tpm.reading(at, *parents)
-        assert weights is not None  # cell_spec refuses an attention that has none
-        weights = course.layout.full(weights, 1)
+        weights, parents = weights_of(course, member)
         lead = (len(cells), max(weights.shape[1], setting.source.shape[0]), *full_shape(self.base, member)[:-1])
         weights = weights.expand(*lead, *weights.shape[-2:]).clone()
         there = rows.place[setting.cell, setting.node[-1]] >= 0  # what leads to no outcome has no row
@@ -205,6 +202,14 @@ def summary(member: Member, at: Any, parents: list[Tensor]) -> Tensor:
         return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1)
     mean: Tensor = member.tpm.distribution(at, *parents).mean
     return mean
+
+
+def weights_of(course: Course, member: Member) -> tuple[Tensor, list[Tensor]]:
+    """The `P(j | i)` of an attention, and what it reads."""
+    at, parents = seen(course, member)
+    weights = member.tpm.reading(at, *parents)
+    assert weights is not None  # cell_spec refuses an attention that has none
+    return course.layout.full(weights, 1), parents
 
 
 def full_shape(course: Course, member: Member) -> tuple[int, ...]:

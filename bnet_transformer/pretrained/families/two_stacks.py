@@ -6,8 +6,8 @@ bias by distance; RMS norms before the sublayers."""
 from collections.abc import Mapping
 from typing import Any
 
+from bnet_transformer.pretrained.declaration import TwoStacks
 from bnet_transformer.pretrained.family import Where
-from bnet_transformer.pretrained.two_stacks import TwoStacks
 from bnet_transformer.tpm import Dot
 
 CONFIG: dict[str, str | tuple[str | None, object]] = {

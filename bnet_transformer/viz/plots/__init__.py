@@ -1,8 +1,8 @@
 """Plots: `plot` draws any result as a matplotlib Figure. No global state of pyplot is read or changed.
 
-`table` is what a plot takes (numbers with named axes), `words` what it can write, `canvas` the paper; `heat`, `bars`,
-`flow` and `trees` are the kinds of drawing; `sentences`, `readings` and `fits` say which drawing tells a
-result, and `kinds` is the one table of them all: a new plot is a row there.
+`table` is what a plot takes (numbers with named axes), `canvas` the paper and the fonts; `heat`, `tables` (bars) and
+`flow` are the kinds of drawing; `sentences`, `readings`, `fits`, `heads` and `sweeps` say which drawing tells a result,
+and `kinds` is the one table of them all: a new plot is a row there.
 """
 
 from __future__ import annotations

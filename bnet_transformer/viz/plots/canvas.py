@@ -6,8 +6,9 @@ import io
 import math
 import os
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import lru_cache
 from typing import Any
 
 import matplotlib
@@ -17,13 +18,17 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, to_rgb
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.font_manager import FontProperties, findfont, fontManager
+from matplotlib.ft2font import FT2Font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
+from matplotlib.textpath import text_to_path
+from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
 from bnet_transformer.errors import BNetError
 from bnet_transformer.files import as_path, replacing
-from bnet_transformer.viz.plots.words import ABSENT, BASE, LONGEST, shown, width, written
+from bnet_transformer.viz.labels import shown
 from bnet_transformer.viz.style import HEADS, palette
 
 PAGE = 6.9  # inches between the margins of a page
@@ -32,6 +37,11 @@ SMALL = 7.0
 TITLE = 9.0
 EDGE = 0.06  # inches around what is drawn
 DOTS = 144  # to the inch
+
+BASE = "DejaVu Sans"  # comes with matplotlib
+LAST = "Last Resort High-Efficiency"  # empty boxes, with warnings
+ABSENT = "▯"
+LONGEST = 18  # letters of a word
 
 # One hue, lightness from that of the paper to that of the ink: read alike with any colour vision, and in grey.
 SEQUENTIAL = {
@@ -145,20 +155,21 @@ class Canvas:
         self.figure: Figure | SubFigure | None = None if ax is None else ax.figure
         self._layout = Layout()
         self._scale: Axes | None = None
-        self._around: dict[str, str] = {}
+        self._headline, self._above_legend = "", False
+        self._grey: dict[str, Any] = {"fontsize": SIZE, "color": self.colours["grey"], "fontfamily": BASE}
+        self._around: dict[str, tuple[str, dict[str, Any]]] = {}  # texts and their style
         self._notes: list[str] = []
         self._absent: set[str] = set()
 
-    def size(self, ax: Axes) -> tuple[float, float]:
-        """How many inches a panel is wide and high."""
+    def size(self, ax: Axes, planned: tuple[float, float] | None = None) -> tuple[float, float]:
+        """How many inches a panel is wide and high: as was planned of a new one, or as it is."""
+        if planned is not None and self.given is None:
+            return planned
         box = ax.get_window_extent()
         return box.width / ax.figure.dpi, box.height / ax.figure.dpi
 
     def axes(self, wide: float, high: float) -> Axes:
         """One panel: the caller's axes, or those of a new figure of a size in inches."""
-        if self.given is not None:
-            self.dress(self.given)
-            return self.given
         return self.panels(1, 1, wide, high)[0]
 
     def panels(self, rows: int, columns: int, wide: float, high: float, **options: Any) -> list[Axes]:
@@ -167,7 +178,7 @@ class Canvas:
             allowed = "an option that chooses one panel; or no ax="
             raise BNetError("ax", expected="a plot of one panel", got=f"{rows * columns} panels", allowed=allowed)
         if self.given is not None:
-            return [self.axes(wide, high)]
+            return self._dressed([self.given])
         found = self._paper(wide, high).subplots(rows, columns, squeeze=False, **options).ravel().tolist()
         return self._dressed(found)
 
@@ -194,27 +205,20 @@ class Canvas:
         return self.figure
 
     def _dressed(self, panels: list[Axes]) -> list[Axes]:
+        """Panels with thin frames, small type, the colours of the theme."""
+        marks: Any = {"color": self.colours["line"], "labelcolor": self.colours["ink"], "labelsize": SMALL}
         for ax in panels:
-            self.dress(ax)
+            ax.set_facecolor(self.colours["paper"])
+            for side, spine in ax.spines.items():
+                spine.set(color=self.colours["line"], linewidth=0.8, visible=side in ("left", "bottom"))
+            ax.tick_params(which="major", length=3, pad=3, width=0.8, labelfontfamily=BASE, **marks)
         self._layout.panels = panels
         return panels
 
     def around(self, x: str, y: str) -> None:
         """What the axes of all panels are, told once."""
-        self._around |= {"x": x, "y": y}
-
-    def dress(self, ax: Axes) -> None:
-        """Thin frames, small type, the colours of the theme."""
-        ax.set_facecolor(self.colours["paper"])
-        for side, spine in ax.spines.items():
-            spine.set(color=self.colours["line"], linewidth=0.8, visible=side in ("left", "bottom"))
-        marks: Any = {
-            "color": self.colours["line"],
-            "labelcolor": self.colours["ink"],
-            "labelsize": SMALL,
-            "width": 0.8,
-        }
-        ax.tick_params(which="major", length=3, pad=3, labelfontfamily=BASE, **marks)
+        self._around["x"] = x, self._grey | {"ha": "center", "va": "top"}
+        self._around["y"] = y, self._grey | {"ha": "right", "va": "center", "rotation": 90}
 
     def framed(self, ax: Axes) -> None:
         """A frame on all sides, without ticks that stick out."""
@@ -222,17 +226,9 @@ class Canvas:
             spine.set_visible(True)
         ax.tick_params(which="both", length=0)
 
-    def headline(self, text: str, ax: Axes | None = None) -> None:
-        """The title of the whole, above the panel or the panels, unless the caller told one; "" is none."""
-        told = self.title if self.title is not None else text
-        if not told:
-            return
-        (line,), fonts = self.lines([told], 120)
-        style: dict[str, Any] = {"fontsize": TITLE, "fontfamily": fonts, "color": self.colours["ink"]}
-        if ax is not None:
-            ax.set_title(line, loc="left", pad=8, **style)
-        else:
-            self._around["title"] = told
+    def headline(self, text: str, *, above_legend: bool = False) -> None:
+        """The title of the whole, above the panel or the panels and their legend, unless the caller told one."""
+        self._headline, self._above_legend = text, above_legend
 
     def subtitle(self, ax: Axes, text: str) -> None:
         """The title of one panel of several."""
@@ -285,15 +281,24 @@ class Canvas:
         """What the marks of a panel mean."""
         ax.legend(frameon=False, fontsize=SMALL, labelcolor=self.colours["ink"], handlelength=1.6, **options)
 
-    def sequential(self) -> Colormap:
-        """From nothing (the paper) to much (the ink); blank where there is no number."""
-        return _map(SEQUENTIAL[self.theme], self.colours["paper"])
+    def curve_axes(self, ax: Axes, x: str, y: str, marks: int) -> None:
+        """What the axes of curves are, some whole numbers along x, faint lines across."""
+        self.named(ax, x, y)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=marks))
+        ax.grid(axis="y", color=self.colours["line"], linewidth=0.5)
+        ax.set_axisbelow(True)
+        ax.margins(x=0.02)
 
-    def diverging(self) -> Colormap:
-        """Below zero, zero, above zero."""
-        return _map(DIVERGING[self.theme], self.colours["paper"])
+    def colour_map(self, norm: Normalize) -> Colormap:
+        """From nothing (the paper) to much (the ink); for a scale that goes below zero from either side to the middle.
 
-    def bar(self, image: Any, what: str, axes: Sequence[Axes], note: str = "") -> None:
+        Blank where there is no number.
+        """
+        is_signed = norm.vmin is not None and norm.vmin < 0
+        found = LinearSegmentedColormap.from_list("bnet", (DIVERGING if is_signed else SEQUENTIAL)[self.theme])
+        return found.with_extremes(bad=self.colours["paper"])
+
+    def bar(self, image: Any, what: str, axes: Sequence[Axes]) -> None:
         """The scale of the colours: beside one panel, or beside them all."""
         if self._scale is not None:
             scale = axes[0].figure.colorbar(image, cax=self._scale)
@@ -315,36 +320,32 @@ class Canvas:
         return max((ink, paper), key=lambda each: abs(lightness(each) - lightness(colour)))
 
     def finished(self) -> Figure | SubFigure:
-        """The figure, with its notes beneath."""
+        """The figure, with its title and its notes beneath; the layout places them when the figure is drawn."""
         assert self.figure is not None
+        title, panels = self._headline if self.title is None else self.title, self._layout.panels
+        if title:
+            (line,), fonts = self.lines([title], 120)
+            style: dict[str, Any] = {"fontsize": TITLE, "fontfamily": fonts, "color": self.colours["ink"]}
+            if len(panels) == 1 and not self._around and not self._above_legend:
+                panels[0].set_title(line, loc="left", pad=8, **style)
+            else:
+                self._around["title"] = line, style | {"va": "bottom"}
         if self._absent:
             points = ", ".join(f"U+{ord(letter):04X}" for letter in sorted(self._absent)[:8])
             more = f" and {len(self._absent) - 8} more" if len(self._absent) > 8 else ""
             self.note(f"{ABSENT} stands for letters that no font here has: {points}{more}.")
-        if self.given is not None and self._notes:
+        if self.given is not None:
             told = [self.given.get_xlabel(), *self._notes]
-            self.given.set_xlabel("\n".join(line for line in told if line), fontfamily=BASE)
-        elif self.given is None:
-            self._write_around(self.figure)
-        return self.figure
-
-    def _write_around(self, figure: Figure | SubFigure) -> None:
-        """Write what is told of the whole; the layout places it when the figure is drawn."""
-        grey: Any = {"fontsize": SIZE, "color": self.colours["grey"], "fontfamily": BASE}
-        title = self._around.get("title")
-        fonts = [BASE]
-        if title:
-            (self._around["title"],), fonts = self.lines([title], 120)
-        styles: dict[str, Any] = {
-            "x": grey | {"ha": "center", "va": "top"},
-            "y": grey | {"ha": "right", "va": "center", "rotation": 90},
-            "title": {"fontsize": TITLE, "color": self.colours["ink"], "fontfamily": fonts, "va": "bottom"},
-            "notes": grey | {"fontsize": SMALL - 0.5, "linespacing": 1.3, "va": "top"},
-        }
+            if self._notes:
+                self.given.set_xlabel("\n".join(line for line in told if line), fontfamily=BASE)
+            return self.figure
         self._layout.notes = self._notes
-        for name, text in (self._around | {"notes": "\n".join(self._notes)}).items():
+        notes = self._grey | {"fontsize": SMALL - 0.5, "linespacing": 1.3, "va": "top"}
+        self._around["notes"] = "\n".join(self._notes), notes
+        for name, (text, style) in self._around.items():
             if text:
-                self._layout.texts[name] = figure.text(0, 0, text, **styles[name])
+                self._layout.texts[name] = self.figure.text(0, 0, text, **style)
+        return self.figure
 
 
 def lightness(colour: Any) -> float:
@@ -358,6 +359,42 @@ def scaled(low: float, high: float) -> Normalize:
     return Normalize(low, high if high > low else low + 1.0)
 
 
-def _map(colours: Sequence[str], blank: str) -> Colormap:
-    found = LinearSegmentedColormap.from_list("bnet", list(colours))
-    return found.with_extremes(bad=blank)
+def written(texts: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
+    """The texts in letters that fonts here have, the font families that have them, and the letters that none has."""
+    told = list(texts)
+    families, absent = _fonts(frozenset(letter for text in told for letter in text))
+    swapped = str.maketrans(dict.fromkeys(absent, ABSENT))
+    return [text.translate(swapped) for text in told], list(families), sorted(absent)
+
+
+def width(text: str, size: float) -> float:
+    """How wide a line of text is, in points; a letter of another font counts as an M."""
+    font = FontProperties(family=BASE, size=size)
+    has = _letters(findfont(font), frozenset(text))
+    text = "".join(letter if letter in has else "M" for letter in text)
+    return float(text_to_path.get_text_width_height_descent(text, font, ismath=False)[0])
+
+
+@lru_cache(maxsize=64)
+def _fonts(letters: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The families that have these letters, matplotlib's own first; and the letters that no installed font has."""
+    families = [BASE]
+    missing = letters - _letters(findfont(FontProperties(family=BASE)), letters)
+    regular = {f.name for f in fontManager.ttflist if f.weight == 400 and f.style == "normal" and f.name != LAST}
+    for name in sorted(regular):
+        if not missing:
+            break
+        has = _letters(findfont(FontProperties(family=name)), missing)
+        if has:
+            families.append(name)
+            missing -= has
+    return tuple(families), missing
+
+
+def _letters(path: str, wanted: frozenset[str]) -> frozenset[str]:
+    """Which of some letters a font has."""
+    try:
+        held = FT2Font(path).get_charmap()
+    except RuntimeError:  # a file that FreeType cannot read
+        return frozenset()
+    return frozenset(letter for letter in wanted if ord(letter) in held)

@@ -8,18 +8,17 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
 from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError, one_of
 from bnet_transformer.errors import share as check_share
 from bnet_transformer.inference.fit import Check, Comparison, Fit, Heads
 from bnet_transformer.tpm.arrays import in_numpy
-from bnet_transformer.training.result import Trained
-from bnet_transformer.viz.plots.bars import Series, bars
+from bnet_transformer.training.loop import Trained
 from bnet_transformer.viz.plots.canvas import PAGE, Canvas
 from bnet_transformer.viz.plots.heat import Map, framed, heat_map, heat_maps
 from bnet_transformer.viz.plots.table import Numbers
+from bnet_transformer.viz.plots.tables import Series, bars
 
 SHOWN = ("pi", "theta", "history")
 NOISY = 120  # more steps than this are drawn pale, with their running mean over them
@@ -32,8 +31,8 @@ def trained(result: Trained[Any], canvas: Canvas) -> None:
     if result.held_out:
         steps, values = zip(*result.held_out, strict=True)
         _points(canvas, ax, steps, values, "held out")
-    _dressed(canvas, ax, "loss")
-    canvas.headline("", ax)
+    canvas.curve_axes(ax, "step", "loss", 7)
+    canvas.legend(ax, loc="best")
 
 
 def fit(
@@ -50,7 +49,8 @@ def fit(
     if show == "theta":
         _theta(result, canvas, owner, share)
         return
-    able = [each for each in ("pi", "history") if (result.selectors if each == "pi" else _has_history(result))]
+    has = {"pi": result.selectors, "history": result.bounds or result.measured}
+    able = [name for name, found in has.items() if found]
     wanted = [show] if show is not None else able[:1] if canvas.given is not None else able
     if not wanted or any(each not in able for each in wanted):
         allowed = ", ".join(f"show={each!r}" for each in (*able, *(["theta"] if result.theta else [])))
@@ -70,7 +70,7 @@ def fit(
         _history(result, canvas, panels[len(chosen)])
     for ax in panels[count:]:
         ax.set_visible(False)
-    canvas.headline("" if count == 1 else f"{result.method} of {result.sentences:,} sentences", _alone(panels))
+    canvas.headline("" if count == 1 else f"{result.method} of {result.sentences:,} sentences")
     canvas.note(f"Approximate: {result.approximate}." if result.approximate else "")
 
 
@@ -79,8 +79,8 @@ def heads(result: Heads, canvas: Canvas, *, show: str = "usage") -> None:
     one_of("show", show, ("usage", "cosine"))
     if show == "usage":
         ax = canvas.axes(max(2.8, min(6.9, 0.5 * len(result.usage) + 0.9)), 2.4)
-        _usage(canvas, ax, result, None, None)
-        canvas.headline(_living(result), ax)
+        _usage(canvas, ax, result)
+        canvas.headline(f"{result.live} live heads of {len(result.usage)}, {result.effective:.2f} in effect")
         return
     if not result.cosine:
         raise BNetError("show", expected="heads with matrices", got="none", allowed="'usage'")
@@ -88,7 +88,8 @@ def heads(result: Heads, canvas: Canvas, *, show: str = "usage") -> None:
     maps = [Map(in_numpy(value.double()), names, names, name) for name, value in result.cosine.items()]
     told: Any = {"what": "cosine", "x": "head", "y": "head"}
     if len(maps) == 1:
-        canvas.headline(maps[0].name, heat_map(canvas, maps[0], **told, limits=(-1.0, 1.0), square=True))
+        heat_map(canvas, maps[0], **told, limits=(-1.0, 1.0), square=True)
+        canvas.headline(maps[0].name)
         return
     heat_maps(canvas, maps, **told, across=min(4, len(maps)), limits=(-1.0, 1.0))
     canvas.headline("How alike the heads are")
@@ -103,7 +104,7 @@ def comparison(result: Comparison, canvas: Canvas) -> None:
     for head, match in enumerate(result.match):
         if match >= 0:
             framed(canvas, ax, head, match)
-    canvas.headline(f"Adjusted Rand index {result.agreement:.2f}", ax)
+    canvas.headline(f"Adjusted Rand index {result.agreement:.2f}")
     canvas.note(f"Red frames: matched heads. Gain {result.gain:+.3g} ± {result.gain_error:.2g} nats a sentence.")
 
 
@@ -129,7 +130,6 @@ def check(result: Check, canvas: Canvas) -> None:
     canvas.legend(ax, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
     still = [name for name, value in zip(names, z, strict=True) if np.isnan(value)]
     canvas.note(f"Not drawn, since all draws agree: {', '.join(still)}." if still else "")
-    canvas.headline("", ax)
 
 
 def cost(result: Cost, canvas: Canvas, *, show: str = "flops") -> None:
@@ -145,13 +145,13 @@ def cost(result: Cost, canvas: Canvas, *, show: str = "flops") -> None:
     what = told.get(show, show)
     series = Series(numbers[:25] / scale)
     of = f"{unit + ' ' if unit else ''}{what}"
-    ax = bars(canvas, None, [series], [row.template for row in rows[:25]], what=of, of="template")
-    unknown = f"FLOPs not known of {', '.join(result.unknown)}." if show == "flops" and result.unknown else ""
-    canvas.note(unknown)
+    bars(canvas, [series], [row.template for row in rows[:25]], what=of, of="template")
+    if show == "flops" and result.unknown:
+        canvas.note(f"FLOPs not known of {', '.join(result.unknown)}.")
     if len(rows) > 25:
         canvas.note(f"The 25 greatest of {len(rows)} templates; the others have {numbers[25:].sum() / scale:.3g} {of}.")
     words = ", ".join(f"{n:,}" for n in result.words.values())
-    canvas.headline(f"{result.name}, {words} words, batch {result.batch}", ax)
+    canvas.headline(f"{result.name}, {words} words, batch {result.batch}")
 
 
 def _chosen(result: Fit[Any], owner: str | None) -> list[str]:
@@ -172,18 +172,10 @@ def _pi(result: Fit[Any], canvas: Canvas, ax: Axes, selector: str, share: float)
     canvas.note(f"Intervals of {share:.0%}." if low is not None else "")
 
 
-def _usage(canvas: Canvas, ax: Axes, found: Heads, low: Numbers | None, high: Numbers | None) -> None:
+def _usage(canvas: Canvas, ax: Axes, found: Heads, low: Numbers | None = None, high: Numbers | None = None) -> None:
     labels = [f"{k} (dead)" if k in found.dead else str(k) for k in range(len(found.usage))]
     usage = in_numpy(found.usage.double()).reshape(-1)
-    bars(canvas, ax, [Series(usage, low=low, high=high)], labels, what=f"P({found.selector})", of=found.selector)
-
-
-def _living(found: Heads) -> str:
-    return f"{found.live} live heads of {len(found.usage)}, {found.effective:.2f} in effect"
-
-
-def _has_history(result: Fit[Any]) -> bool:
-    return bool(result.bounds or result.measured)
+    bars(canvas, [Series(usage, low=low, high=high)], labels, what=f"P({found.selector})", of=found.selector, ax=ax)
 
 
 def _history(result: Fit[Any], canvas: Canvas, ax: Axes) -> None:
@@ -198,7 +190,8 @@ def _history(result: Fit[Any], canvas: Canvas, ax: Axes) -> None:
         style: dict[str, Any] = {} if kept else {"color": canvas.colours["grey"], "linewidth": 0.7, "markersize": 2.2}
         other = "other restarts" if restart == next(r for r in restarts if r != result.restart or kept) else "_"
         _points(canvas, ax, steps, values, f"{result.judged_on},\nrestart {restart}" if kept else other, **style)
-    _dressed(canvas, ax, f"{result.judged_by} of a sentence, nats")
+    canvas.curve_axes(ax, "step", f"{result.judged_by} of a sentence, nats", 7)
+    canvas.legend(ax, loc="best")
 
 
 def _theta(result: Fit[Any], canvas: Canvas, owner: str | None, share: float) -> None:
@@ -218,8 +211,7 @@ def _theta(result: Fit[Any], canvas: Canvas, owner: str | None, share: float) ->
     rows = [", ".join(map(str, index)) for index in np.ndindex(values.shape[:-1])] if values.ndim > 1 else [owner]
     columns = tuple(str(k) for k in range(flat.shape[1]))
     found = Map(flat, tuple(rows), columns, low=low, high=high)
-    ax = heat_map(canvas, found, what=f"P({owner} | parents)", x=f"state of {owner}", y="state of the parents")
-    canvas.headline("", ax)
+    heat_map(canvas, found, what=f"P({owner} | parents)", x=f"state of {owner}", y="state of the parents")
 
 
 def _interval(result: Fit[Any], name: str, share: float) -> tuple[Numbers | None, Numbers | None]:
@@ -229,15 +221,11 @@ def _interval(result: Fit[Any], name: str, share: float) -> tuple[Numbers | None
     return in_numpy(low.double()), in_numpy(high.double())
 
 
-def _alone(panels: Sequence[Axes]) -> Axes | None:
-    return panels[0] if len(panels) == 1 else None
-
-
-def _curve(canvas: Canvas, ax: Axes, values: Sequence[float], name: str, colour: str = "accent") -> None:
+def _curve(canvas: Canvas, ax: Axes, values: Sequence[float], name: str) -> None:
     """A number at each step, counted from 1; a long curve pale, and its running mean."""
     steps = np.arange(1, len(values) + 1)
     numbers = np.asarray(values, dtype=float)
-    tint = canvas.colours[colour]
+    tint = canvas.colours["accent"]
     if len(values) <= NOISY:
         ax.plot(steps, numbers, color=tint, linewidth=1.3, label=name)
         return
@@ -252,13 +240,3 @@ def _points(canvas: Canvas, ax: Axes, steps: Sequence[int], values: Sequence[flo
     """Numbers at some steps, joined."""
     marks = {"marker": "o", "markersize": 3.2, "linewidth": 1.1, "color": canvas.colours["second"], "linestyle": "--"}
     ax.plot(steps, values, label=name, **{**marks, **style})
-
-
-def _dressed(canvas: Canvas, ax: Axes, what: str) -> None:
-    """Steps below, faint lines across."""
-    canvas.named(ax, "step", what)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
-    ax.grid(axis="y", color=canvas.colours["line"], linewidth=0.5)
-    ax.set_axisbelow(True)
-    ax.margins(x=0.02)
-    canvas.legend(ax, loc="best")

@@ -1,25 +1,29 @@
-"""Flows: how the reading of one word spreads over the words of the slices below it."""
+"""Arrows over words: how the reading of one word spreads over the slices below it; a tree of best parents as arcs."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import PathPatch
+from matplotlib.patches import FancyArrowPatch, PathPatch
 from matplotlib.path import Path as Outline
 from numpy.typing import NDArray
 
-from bnet_transformer.viz.plots.canvas import PAGE, SMALL, Canvas
+from bnet_transformer.inference import Reads, TanTree
+from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.viz.plots.canvas import BASE, PAGE, SMALL, Canvas, width
 from bnet_transformer.viz.plots.heat import room
 from bnet_transformer.viz.plots.table import Numbers
-from bnet_transformer.viz.plots.words import BASE, width
 
 TALL = 0.86  # the height of the whole mass, in rows
 FLOWS, WORDS = 300, 32  # no more than these are drawn, unless asked for
 FAINT = 1e-3  # flows below it are drawn only if asked for
+NAMES = 40  # more words of a tree than these cannot all be named on a page
+LEFT_OUT = -2  # the parent of a word whose arrow is not drawn
 
 
 def shares_of(chain: Numbers, weights: Numbers, word: int) -> tuple[Numbers, Numbers]:
@@ -37,45 +41,40 @@ def shares_of(chain: Numbers, weights: Numbers, word: int) -> tuple[Numbers, Num
     return mass, flows
 
 
-def flow(
-    canvas: Canvas,
-    chain: Numbers,
-    weights: Numbers,
-    tokens: Sequence[str],
-    slices: Sequence[int],
-    word: int,
-    path: Sequence[int],
-    told: str,
-    least: float | None,
-) -> Axes:
+def flow(canvas: Canvas, result: Reads, word: int, path: Sequence[int], least: float | None) -> None:
     """What a word reads, slice below slice, as ribbons as thick as their share; the most probable path in red."""
-    mass, flows = shares_of(chain, weights, word)
+    tokens, last = result.tokens, len(result.slices)
+    mass, flows = shares_of(in_numpy(result.chain), in_numpy(result.weights), word)
     drawn = drawn_of(mass, flows, path, least)
-    rows = [i for i in range(len(tokens)) if drawn[:, i].any() or drawn[:, :, i].any() or i in path]
+    ends = np.zeros(mass.shape, dtype=bool)
+    ends[1:] |= drawn.any(2)
+    ends[:-1] |= drawn.any(1)
+    rows = sorted({*np.flatnonzero(ends.any(0)).tolist(), *path})
     row = {i: k for k, i in enumerate(rows)}
-    names = [f"{tokens[i]}" for i in rows]
-    side = room(names) + 0.35
-    each = min(1.6, max(0.5, (PAGE - 2 * side) / len(slices)))
+    side = room([tokens[i] for i in rows]) + 0.35
+    each = min(1.6, max(0.5, (PAGE - 2 * side) / last))
     bar = 0.035 / each
-    ax = canvas.axes(2 * side + each * len(slices), min(7.5, 0.34 * len(rows) + 1.0))
-    for t in range(len(slices)):
-        ribbons(canvas, ax, t, bar, flows[t] * drawn[t], mass, row)
-    for level in range(len(slices) + 1):
-        for i in rows:
-            leaving = level > 0 and drawn[level - 1, i].any()
-            if leaving or (level < len(slices) and drawn[level, :, i].any()):
-                tall = TALL * mass[level, i]
-                ax.add_patch(_block(level, bar, row[i], tall, canvas.colours["ink"])).set_gid(f"block_{level}_{i}")
+    ax = canvas.axes(2 * side + each * last, min(7.5, 0.34 * len(rows) + 1.0))
+    for t in range(last):
+        ribbons(canvas, ax, t, bar, flows[t] * drawn[t], mass, rows)
+    for level, i in np.argwhere(ends):
+        block = _block(level, bar, row[i], TALL * mass[level, i], canvas.colours["ink"])
+        ax.add_patch(block).set_gid(f"block_{level}_{i}")
     red: dict[str, Any] = {"color": canvas.colours["q"], "zorder": 4}
     for k, (i, j) in enumerate(itertools.pairwise(path)):
-        level = len(slices) - k
+        level = last - k
         ax.add_patch(_thread(level - bar, row[i], level - 1 + bar, row[j], canvas.colours["q"]))
-    ax.plot(range(len(slices), -1, -1), [row[i] for i in path], "o", markersize=3, gid="path", **red)
+    ax.plot(range(last, -1, -1), [row[i] for i in path], "o", markersize=3, gid="path", **red)
     for k in range(len(rows)):
         ax.axhline(k, color=canvas.colours["line"], linewidth=0.5, zorder=0)
-    _ends(canvas, ax, mass, names, rows, row, word, len(slices))
-    _bare(canvas, ax, slices, len(rows))
-    canvas.note(told)
+    _names(canvas, ax, result, mass[0], rows, word)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    ax.set_xlim(-0.12, last + 0.12)
+    ax.set_ylim(len(rows) - 0.4, -0.6)
+    ax.set_yticks([])
+    ax.set_xticks([t + 0.5 for t in range(last)], labels=[f"slice {t}" for t in result.slices], fontfamily=BASE)
+    ax.tick_params(length=0)
     hidden = (flows > 0) & ~drawn
     if hidden.any():
         most = float((flows * hidden).sum((1, 2)).max())
@@ -84,7 +83,6 @@ def flow(
         greatest = share_of(float((flows * hidden).max()))
         left = f"{int(hidden.sum()):,} flows{words}, none above {greatest}, at most {100 * most:.2g}% of a slice"
         canvas.note(f"Left out: {left}.")
-    return ax
 
 
 def share_of(value: float) -> str:
@@ -117,89 +115,121 @@ def drawn_of(mass: Numbers, flows: Numbers, path: Sequence[int], least: float | 
 
 
 def ribbons(
-    canvas: Canvas, ax: Axes, level: int, bar: float, flows: Numbers, mass: Numbers, row: dict[int, int]
+    canvas: Canvas, ax: Axes, level: int, bar: float, flows: Numbers, mass: Numbers, rows: Sequence[int]
 ) -> None:
     """The flows of one slice, stacked at both ends in the order of the words that they come from and go to."""
-    top = {i: row[i] - TALL * mass[level + 1, i] / 2 for i in row}
-    foot = {j: row[j] - TALL * mass[level, j] / 2 for j in row}
-    right: dict[tuple[int, int], float] = {}
-    left: dict[tuple[int, int], float] = {}
-    for i in row:
-        for j in row:
-            right[i, j] = top[i]
-            top[i] += TALL * flows[i, j]
-    for j in row:
-        for i in row:
-            left[i, j] = foot[j]
-            foot[j] += TALL * flows[i, j]
-    for i in row:
-        for j in row:
-            if flows[i, j] > 0:
-                ends = (level + 1 - bar, right[i, j], level + bar, left[i, j])
-                share = float(flows[i, j])
-                ax.add_patch(_ribbon(*ends, TALL * share, canvas.colours["k"], share)).set_gid(f"flow_{level}_{i}_{j}")
+    thick = TALL * flows[np.ix_(rows, rows)]
+    right = _stacked(mass[level + 1, rows], thick)
+    left = _stacked(mass[level, rows], thick.T).T
+    for a, b in np.argwhere(thick > 0):
+        i, j = rows[a], rows[b]
+        ends = (level + 1 - bar, right[a, b], level + bar, left[a, b])
+        ribbon = _ribbon(*ends, thick[a, b], canvas.colours["k"], float(flows[i, j]))
+        ax.add_patch(ribbon).set_gid(f"flow_{level}_{i}_{j}")
 
 
-def _ends(
-    canvas: Canvas, ax: Axes, mass: Numbers, names: list[str], rows: list[int], row: dict[int, int], word: int, top: int
-) -> None:
+def _stacked(mass: Numbers, thick: Numbers) -> Numbers:
+    """Where each ribbon of each row begins: one below the other, about the row's middle."""
+    tops = np.arange(len(mass)) - TALL * mass / 2
+    return np.cumsum(np.column_stack([tops, thick]), 1)[:, :-1]
+
+
+def _names(canvas: Canvas, ax: Axes, result: Reads, read: Numbers, rows: Sequence[int], word: int) -> None:
     """The words at the left with the share that is read of each; the word that reads at the right."""
-    shares = [share_of(float(mass[0, i])) if mass[0, i] > 0 else "–" for i in rows]
+    shares = [share_of(float(read[i])) if read[i] > 0 else "–" for i in rows]
     wide = max(28.0, 12 + max(width(share, SMALL + 0.5) for share in shares))
-    for i, name, share in zip(rows, names, shares, strict=True):
-        (line,), fonts = canvas.lines([name], 14)
+    for k, (i, share) in enumerate(zip(rows, shares, strict=True)):
+        (line,), fonts = canvas.lines([result.tokens[i]], 14)
         style: dict[str, Any] = {"va": "center_baseline", "fontfamily": fonts, "fontsize": SMALL + 0.5}
-        dim = canvas.colours["ink" if mass[0, i] >= 0.005 else "grey"]
+        dim = canvas.colours["ink" if read[i] >= 0.005 else "grey"]
         around: dict[str, Any] = {"textcoords": "offset points", "parse_math": False, **style}
-        ax.annotate(line, (0, row[i]), (-wide, 0), ha="right", color=dim, **around)
-        ax.annotate(share, (0, row[i]), (-6, 0), ha="right", color=dim, **around)
+        ax.annotate(line, (0, k), (-wide, 0), ha="right", color=dim, **around)
+        ax.annotate(share, (0, k), (-6, 0), ha="right", color=dim, **around)
         if i == word:
-            ax.annotate(line, (top, row[i]), (6, 0), ha="left", color=canvas.colours["q"], **around)
-
-
-def _bare(canvas: Canvas, ax: Axes, slices: Sequence[int], rows: int) -> None:
-    """No frame; the states named at the foot."""
-    for spine in ax.spines.values():
-        spine.set_visible(False)
-    ax.set_xlim(-0.12, len(slices) + 0.12)
-    ax.set_ylim(rows - 0.4, -0.6)
-    ax.set_yticks([])
-    ax.set_xticks([t + 0.5 for t in range(len(slices))], labels=[f"slice {t}" for t in slices], fontfamily=BASE)
-    ax.tick_params(length=0)
+            ax.annotate(line, (len(result.slices), k), (6, 0), ha="left", color=canvas.colours["q"], **around)
 
 
 def _block(level: int, bar: float, at: float, tall: float, colour: str) -> PathPatch:
-    corners = [
-        (level - bar, at - tall / 2),
-        (level + bar, at - tall / 2),
-        (level + bar, at + tall / 2),
-        (level - bar, at + tall / 2),
-    ]
-    return PathPatch(Outline(corners, closed=False), facecolor=colour, edgecolor=colour, linewidth=0.4, zorder=3)
+    left, right, top, foot = level - bar, level + bar, at - tall / 2, at + tall / 2
+    corners = [(left, top), (right, top), (right, foot), (left, foot)]
+    return PathPatch(Outline(corners), facecolor=colour, edgecolor=colour, linewidth=0.4, zorder=3)
+
+
+def _bend(x0: float, y0: float, x1: float, y1: float) -> list[tuple[float, float]]:
+    """A curve from (x0, y0) to (x1, y1), level at both ends: the points that Bézier's has."""
+    middle = (x0 + x1) / 2
+    return [(x0, y0), (middle, y0), (middle, y1), (x1, y1)]
 
 
 def _ribbon(x0: float, y0: float, x1: float, y1: float, tall: float, colour: str, share: float) -> PathPatch:
-    """A band from (x0, y0) to (x1, y1), level at both ends."""
-    middle = (x0 + x1) / 2
-    corners = [
-        (x0, y0),
-        (middle, y0),
-        (middle, y1),
-        (x1, y1),
-        (x1, y1 + tall),
-        (middle, y1 + tall),
-        (middle, y0 + tall),
-        (x0, y0 + tall),
-        (x0, y0),
-    ]
+    """A band of which these are the upper ends."""
+    there, back = _bend(x0, y0, x1, y1), _bend(x1, y1 + tall, x0, y0 + tall)
     turns = [Outline.MOVETO, *[Outline.CURVE4] * 3, Outline.LINETO, *[Outline.CURVE4] * 3, Outline.CLOSEPOLY]
     alpha = 0.25 + 0.35 * share
-    return PathPatch(Outline(corners, turns), facecolor=colour, edgecolor=colour, alpha=alpha, linewidth=0.4, zorder=1)
+    path = Outline([*there, *back, there[0]], turns)
+    return PathPatch(path, facecolor=colour, edgecolor=colour, alpha=alpha, linewidth=0.4, zorder=1)
 
 
 def _thread(x0: float, y0: float, x1: float, y1: float, colour: str) -> PathPatch:
-    """A line from (x0, y0) to (x1, y1), level at both ends."""
-    middle = (x0 + x1) / 2
-    corners = [(x0, y0), (middle, y0), (middle, y1), (x1, y1)]
-    turns = [Outline.MOVETO, *[Outline.CURVE4] * 3]
-    return PathPatch(Outline(corners, turns), facecolor="none", edgecolor=colour, linewidth=1.4, zorder=4)
+    path = Outline(_bend(x0, y0, x1, y1), [Outline.MOVETO, *[Outline.CURVE4] * 3])
+    return PathPatch(path, facecolor="none", edgecolor=colour, linewidth=1.4, zorder=4)
+
+
+def thinned(canvas: Canvas, tree: TanTree, min_weight: float | None, top: int | None) -> TanTree:
+    """The arrows that are drawn and the words at their ends, all where there is room; what is left out is told."""
+    parents, weights = tree.parents, tree.weights
+    arrows = [i for i, parent in enumerate(parents) if parent >= 0]
+    order = sorted(arrows, key=lambda i: (-weights[i], i))
+    if min_weight is not None:
+        order = [i for i in order if weights[i] >= min_weight]
+    if top is not None:
+        order = order[:top]
+    drawn: set[int] = set()
+    rows: set[int] = set()
+    for i in order:
+        if top is None and min_weight is None and len(rows | {i, parents[i]}) > NAMES < len(parents):
+            break
+        drawn.add(i)
+        rows |= {i, parents[i]}
+    if len(drawn) == len(arrows):
+        return tree
+    kept = sorted(rows) or range(len(parents))
+    row = {i: k for k, i in enumerate(kept)}
+    gone = len(parents) - len(kept)
+    words = f" and {gone} words without any other" if gone else ""
+    most = max(weights[i] for i in arrows if i not in drawn)
+    canvas.note(f"Left out: {len(arrows) - len(drawn)} arrows{words}, none stronger than {share_of(most)}.")
+    found = [row[parents[i]] if i in drawn else -1 if parents[i] < 0 else LEFT_OUT for i in kept]
+    strengths, said = tuple(weights[i] for i in kept), tuple(tree.tokens[i] for i in kept)
+    return replace(tree, parents=tuple(found), weights=strengths, tokens=said)
+
+
+def arcs(canvas: Canvas, result: TanTree, min_weight: float | None, top: int | None) -> None:
+    """The words in a row, and over them an arrow from each word's best parent, as thick as it is read."""
+    tree = thinned(canvas, result, min_weight, top)
+    parents, tokens = tree.parents, tree.tokens
+    n = len(tokens)
+    span = max((abs(i - p) for i, p in enumerate(parents) if p >= 0), default=1)
+    wide = max(3.0, min(PAGE, 0.55 * n + 0.4))
+    ax = canvas.axes(wide, min(4.0, 0.75 + room(tokens) + 0.16 * span))
+    across, _ = canvas.size(ax, (wide - 0.3, 0.0))
+    for i, (parent, share) in enumerate(zip(parents, tree.weights, strict=True)):
+        if parent == LEFT_OUT:
+            continue
+        if parent < 0:
+            ax.plot([i], [0.0], marker="s", markersize=4.5, color=canvas.colours["q"], zorder=3, clip_on=False)
+            continue
+        bend = (-1 if parent < i else 1) * (0.5 if abs(parent - i) > 1 else 0.9)
+        style: dict[str, Any] = {"color": canvas.colours["accent"], "alpha": 0.35 + 0.65 * share}
+        style |= {"connectionstyle": f"arc3,rad={bend}", "arrowstyle": "-|>,head_length=4,head_width=2"}
+        style |= {"linewidth": 0.6 + 2.4 * share, "shrinkA": 3, "shrinkB": 4, "gid": f"arc_{parent}_{i}"}
+        ax.add_patch(FancyArrowPatch((parent, 0), (i, 0), **style))
+    ax.plot(range(n), [0] * n, linestyle="", marker="o", markersize=3, color=canvas.colours["ink"])
+    ax.set_xlim(-0.6, n - 0.4)
+    ax.set_ylim(-0.3, 0.25 * span + 0.35)
+    ax.set_aspect("equal")  # an arc is as high as it is wide
+    for side in ("left", "bottom"):
+        ax.spines[side].set_visible(False)
+    ax.set_yticks([])
+    canvas.words(ax, "x", tokens, across)
+    ax.tick_params(length=0)

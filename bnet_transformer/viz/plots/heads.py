@@ -1,4 +1,8 @@
-"""Which heads matter: a cell for each head of each slice, intervals by rank, and what it costs to shut heads off."""
+"""Plots of the heads of a net: which of them matter, what it costs to shut some off, and what they read.
+
+Which heads matter is a cell for each head of each slice, or intervals by rank; what they read a cell with the sign of a
+role, the fuller the farther that is from chance.
+"""
 
 from __future__ import annotations
 
@@ -8,53 +12,66 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.colors import Normalize, SymLogNorm
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, MaxNLocator, SymmetricalLogLocator
+from matplotlib.colors import Normalize, SymLogNorm, to_rgb
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import FuncFormatter, SymmetricalLogLocator
 
 from bnet_transformer.errors import one_of, whole
-from bnet_transformer.inference.heads.result import Damage, Inclusion
+from bnet_transformer.inference.heads.corpus_roles import Roles
+from bnet_transformer.inference.heads.gates import Damage, Inclusion
+from bnet_transformer.inference.heads.reading import OTHER
+from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.viz.plots.canvas import PAGE, SMALL, Canvas, scaled
-from bnet_transformer.viz.plots.heat import Map, heat_map, room, shared_limits
+from bnet_transformer.viz.plots.heat import Map, heat_map, room, shared_limits, up_to
 from bnet_transformer.viz.plots.table import Numbers, numbers_of
 
-MAPS = {
-    "rho": "share of sentences, rho",
-    "log_bayes": "log Bayes factor, nats",
-    "importance": "gradient importance, nats",
-    "ablation": "ablation, nats",
+MAPS = {  # of each measure: its scale, the title, and which numbers are its errors
+    "rho": ("share of sentences, rho", "Where heads are in", None),
+    "log_bayes": ("log Bayes factor, nats", "Heads in some sentences against none", "error"),
+    "importance": ("gradient importance, nats", "Gradient importance of heads", "importance_error"),
+    "ablation": ("ablation, nats", "One head off", "ablation_error"),
 }
-TITLES = {
-    "rho": "Where heads are in",
-    "log_bayes": "Heads in some sentences against none",
-    "importance": "Gradient importance of heads",
-    "ablation": "One head off",
-}
-SHOWN = (*MAPS, "intervals")
-ERRORS = {"log_bayes": "error", "importance": "importance_error", "ablation": "ablation_error"}
 STEEP = 50.0  # times a middling number: past it colours and axes go by powers of ten
 LINES = (("accent", "-", "o"), ("second", "--", "s"), ("v", ":", "^"))
+
+SIGNS = {
+    "same": "=",
+    "previous": "←",
+    "next": "→",
+    "first": "⇤",
+    "last": "⇥",
+    "separator": "|",
+    "same token": "≡",
+    "earlier": "≪",
+    "later": "≫",
+    "other": "·",
+}
+SURE = 0.9  # the probability of a role from which it is written without a question mark
+FAINTEST = 0.1  # how full the cell of a head is that reads by chance
 
 
 def inclusion(result: Inclusion, canvas: Canvas, *, show: str = "rho", top: int = 20) -> None:
     """A cell for each head: `rho` with its interval, the log Bayes factor, the importance or the ablation with errors;
     or `show="intervals"`: the `top` heads by rank, `rho` with its interval beside the log Bayes factor."""
-    one_of("show", show, SHOWN)
+    one_of("show", show, (*MAPS, "intervals"))
     whole("top", top)
     s = "s" * (result.sentences != 1)
     said = f"by {result.sentences:,} sentence{s}"
     if show == "intervals":
-        canvas.headline(f"Heads that matter, {said}", _forest(result, canvas, top))
+        _forest(result, canvas, top)
+        canvas.headline(f"Heads that matter, {said}")
     else:
-        canvas.headline(f"{TITLES[show]}, {said}", _map(result, canvas, show))
+        _map(result, canvas, show)
+        canvas.headline(f"{MAPS[show][1]}, {said}")
     sigma = "" if result.sigma is None else f", sigma {result.sigma:.3g}"
     canvas.note(f"{result.likelihood}{sigma}; {result.method}.")
 
 
-def _map(result: Inclusion, canvas: Canvas, show: str) -> Axes:
+def _map(result: Inclusion, canvas: Canvas, show: str) -> None:
     """One measure, slice by head."""
+    what, _, errors = MAPS[show]
     values = numbers_of(show, result.mean if show == "rho" else getattr(result, show))
-    error = None if show == "rho" else numbers_of("errors", getattr(result, ERRORS[show]))
+    error = None if errors is None else numbers_of("errors", getattr(result, errors))
     heads = tuple(map(str, range(values.shape[1])))
     found = Map(values, result.slices, heads, error=np.zeros_like(values) if error is None else error)
 
@@ -65,7 +82,7 @@ def _map(result: Inclusion, canvas: Canvas, show: str) -> Axes:
             _ranges(canvas, ax, image, result)
 
     norm = Normalize(0.0, 1.0) if show == "rho" else steep(values)
-    ax = heat_map(canvas, found, what=MAPS[show], x="head", y="", norm=norm, write=write)
+    ax = heat_map(canvas, found, what=what, x="head", y="", norm=norm, write=write)
     if isinstance(norm, SymLogNorm):
         _powers(ax.child_axes[-1], norm)
     _dead(result, canvas, ax, values, norm)
@@ -74,7 +91,6 @@ def _map(result: Inclusion, canvas: Canvas, show: str) -> Axes:
     if any("±" in text.get_text() for text in ax.texts):
         kind = "Monte Carlo error" if show == "log_bayes" else "standard error over the sentences"
         canvas.note(f"±: {kind}.")
-    return ax
 
 
 def steep(values: Numbers) -> Normalize:
@@ -137,7 +153,7 @@ def _ranges(canvas: Canvas, ax: Axes, image: Any, result: Inclusion) -> None:
 
 def _dead(result: Inclusion, canvas: Canvas, ax: Axes, values: Numbers, norm: Normalize) -> None:
     """A dashed frame around heads on which nothing hangs."""
-    colours = canvas.diverging() if norm.vmin is not None and norm.vmin < 0 else canvas.sequential()
+    colours = canvas.colour_map(norm)
     for i, j in result.dead:
         edge = canvas.contrast(colours(norm(values[i, j])))
         style: Any = {"edgecolor": edge, "linestyle": (0, (3, 2)), "linewidth": 1.1, "fill": False}
@@ -145,7 +161,7 @@ def _dead(result: Inclusion, canvas: Canvas, ax: Axes, values: Numbers, norm: No
     canvas.note("Dashed frame: nothing hangs on this head." if result.dead else "")
 
 
-def _forest(result: Inclusion, canvas: Canvas, top: int) -> Axes:
+def _forest(result: Inclusion, canvas: Canvas, top: int) -> None:
     """The heads by rank, each with the interval of its rho, the prior's mean as a line, the log Bayes factor beside."""
     order = result.log_bayes.flatten().argsort(descending=True, stable=True)[:top]
     slices, heads = result.log_bayes.shape
@@ -156,8 +172,7 @@ def _forest(result: Inclusion, canvas: Canvas, top: int) -> Axes:
     )
     long = max(1.0, 0.19 * len(names))
     ax = canvas.axes(min(PAGE, 4.6 + room(names)), long + 0.8)
-    if canvas.given is not None:
-        long = canvas.size(ax)[1]
+    _, long = canvas.size(ax, (0.0, long))
     at = np.arange(len(names))
     colour = canvas.colours["accent"]
     ax.axvline(0.5, color=canvas.colours["grey"], linewidth=0.8, linestyle=(0, (4, 3)), label="mean of the prior")
@@ -178,7 +193,6 @@ def _forest(result: Inclusion, canvas: Canvas, top: int) -> Axes:
     canvas.note("Dashed: the mean of rho before any sentence is seen.")
     every = slices * heads
     canvas.note(f"The {len(names)} of the greatest log Bayes factor, of {every:,} heads." if len(names) < every else "")
-    return ax
 
 
 def damage(result: Damage, canvas: Canvas, *, log: bool | None = None) -> None:
@@ -201,21 +215,101 @@ def damage(result: Damage, canvas: Canvas, *, log: bool | None = None) -> None:
     sizes = np.abs(values[values != 0])
     least, most = (float(f(sizes)) for f in (np.min, np.max)) if len(sizes) else (1.0, 1.0)
     if most > STEEP * float(np.median(sizes) if len(sizes) else 1.0) if log is None else log:
-        _by_powers(ax, max(least, most * 1e-4))
-    canvas.named(ax, "heads off, those held least of first", "nats that a sentence loses")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-    ax.grid(axis="y", color=canvas.colours["line"], linewidth=0.5)
-    ax.set_axisbelow(True)
-    ax.margins(x=0.02)
+        even = 10.0 ** math.floor(math.log10(max(least, most * 1e-4)))  # around zero the axis is even
+        ax.set_yscale("symlog", linthresh=even)
+        ax.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=even))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
+    canvas.curve_axes(ax, "heads off, those held least of first", "nats that a sentence loses", 8)
     canvas.legend(ax, loc="upper left", title="heads chosen by", title_fontsize=SMALL)
     s = "s" * (result.sentences != 1)
-    canvas.headline(f"What heads are worth to {result.sentences:,} sentence{s}", ax)
+    canvas.headline(f"What heads are worth to {result.sentences:,} sentence{s}")
     canvas.note("Bands: a standard error over the sentences to each side." if not np.isnan(errors).all() else "")
 
 
-def _by_powers(ax: Axes, least: float) -> None:
-    """An axis by powers of ten, even around zero up to that of the `least`."""
-    even = 10.0 ** math.floor(math.log10(least))
-    ax.set_yscale("symlog", linthresh=even)
-    ax.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=even))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
+def roles(result: Roles, canvas: Canvas, *, relation: str | None = None) -> None:
+    """The role of each head, its sign over its share; or with `relation` that relation's share of each head."""
+    one_of("relation", relation, (None, *result.relations))
+    if relation is not None:
+        _share(result, canvas, relation)
+        return
+    signs = signs_of(result.relations)
+    colours = _colours(result.relations, canvas)
+    rows, columns = result.probability.shape
+    left = room(result.slices)
+    across, down = min(PAGE - left - 1.6, max(1.2, 0.42 * columns)), min(7.0, max(0.5, 0.36 * rows))
+    ax = canvas.axes(across + left + 1.6, down + 0.9)
+    across, down = canvas.size(ax, (across, down))
+    _cells(result, canvas, ax, signs, colours, (across / columns, down / rows))
+    canvas.words(ax, "x", [str(head) for head in range(columns)], across)
+    canvas.words(ax, "y", result.slices, down)
+    drawn = ", ".join(dict.fromkeys(name for name in result.selectors if name))
+    canvas.named(ax, f"state of {drawn}" if drawn else "head")
+    there = {name for row in result.role for name in row}
+    handles = [Patch(facecolor=colours[n], label=f"{signs[n]}  {n}") for n in result.relations if n in there]
+    canvas.legend(ax, handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0.0)
+    s = "s" * (result.sentences != 1)
+    canvas.headline(f"What heads read, by {result.sentences:,} sentence{s}")
+    canvas.note("In each cell the relation whose share of the reading is most above chance, over that share.")
+    canvas.note(f"Full: all is read so. Faint: as by chance. ?: it is that relation with less than {SURE:.0%}.")
+
+
+def signs_of(relations: tuple[str, ...]) -> dict[str, str]:
+    """A sign for each relation: those of ours, and of others a letter that no other has.
+
+    >>> signs_of(("previous", "verb", "vowel", "other"))
+    {'previous': '←', 'verb': 'v', 'vowel': 'o', 'other': '·'}
+    """
+    found: dict[str, str] = {}
+    for name in relations:
+        letters = [*name, *name.upper(), *"0123456789"]
+        free = next((x for x in letters if not x.isspace() and x not in found.values()), "?")
+        found[name] = SIGNS.get(name, free)
+    return found
+
+
+def _colours(relations: tuple[str, ...], canvas: Canvas) -> dict[str, str]:
+    """A colour for each relation: ours keep theirs, others take those left over, the rest of the reading is grey."""
+    places = {name: k for k, name in enumerate(SIGNS) if name in relations}
+    for name in relations:
+        free = (k for k in range(len(relations) + len(SIGNS)) if k not in places.values())
+        places.setdefault(name, next(free))
+    return {n: canvas.heads[k % len(canvas.heads)] for n, k in places.items()} | {OTHER: canvas.colours["prior"]}
+
+
+def _cells(
+    result: Roles, canvas: Canvas, ax: Axes, signs: dict[str, str], colours: dict[str, str], side: tuple[float, float]
+) -> None:
+    """A rectangle for each head, with its sign and share where there is room."""
+    rows, columns = result.probability.shape
+    strength, sure, share = (in_numpy(x) for x in (result.strength, result.probability, result.of_role(result.mean)))
+    paper, (wide, high) = np.array(to_rgb(canvas.colours["paper"])), side
+    for t, h in np.ndindex(rows, columns):
+        name = result.role[t][h]
+        full = FAINTEST + (1 - FAINTEST) * strength[t, h]
+        colour = tuple(full * np.array(to_rgb(colours[name])) + (1 - full) * paper)
+        edge: Any = {"facecolor": colour, "edgecolor": canvas.colours["line"], "linewidth": 0.5}
+        ax.add_patch(Rectangle((h - 0.46, t - 0.46), 0.92, 0.92, gid=f"head_{t}_{h}", **edge))
+        both = wide >= 0.27 and high >= 0.26
+        style: Any = {"ha": "center", "va": "center", "color": canvas.contrast(colour)}
+        text = signs[name] + ("" if sure[t, h] >= SURE else "?")
+        canvas.write(ax, h, t - (0.16 if both else 0), text, fontsize=min(9.0, 60 * min(wide, high)), **style)
+        if both:
+            canvas.write(ax, h, t + 0.24, f"{share[t, h]:.2f}".lstrip("0"), fontsize=5.5, **style)
+    ax.set_xlim(-0.5, columns - 0.5)
+    ax.set_ylim(rows - 0.5, -0.5)
+    canvas.framed(ax)
+
+
+def _share(result: Roles, canvas: Canvas, relation: str) -> None:
+    """The share of one relation in what each head reads."""
+    r = result.relations.index(relation)
+    mean, low, high, chance = (
+        numbers_of(relation, x[..., r]) for x in (result.mean, result.low, result.high, result.chance)
+    )
+    heads = tuple(str(head) for head in range(mean.shape[1]))
+    found = Map(mean, result.slices, heads)
+    heat_map(canvas, found, what=f"share of {relation}", x="head", y="", limits=up_to([mean]))
+    canvas.headline(f"How much heads read the {relation} word" if relation != OTHER else "What else heads read")
+    canvas.note(
+        f"By chance {chance.mean():.2f}. Intervals of {result.interval:.0%} are at most {(high - low).max():.2f} wide."
+    )

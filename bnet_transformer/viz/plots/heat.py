@@ -14,9 +14,9 @@ from matplotlib.colors import Normalize
 from matplotlib.patches import Rectangle
 
 from bnet_transformer.errors import BudgetError
-from bnet_transformer.viz.plots.canvas import PAGE, SIZE, SMALL, Canvas, scaled
+from bnet_transformer.viz.labels import shown
+from bnet_transformer.viz.plots.canvas import LONGEST, PAGE, SIZE, SMALL, Canvas, scaled, width
 from bnet_transformer.viz.plots.table import Numbers
-from bnet_transformer.viz.plots.words import LONGEST, shown, width
 
 PANELS = 256
 FINE = 40  # cells of more rows or columns have no gaps, and are written as an image in SVG and PDF
@@ -49,7 +49,6 @@ def heat_map(
     y: str,
     limits: tuple[float, float] | None = None,
     square: bool = False,
-    numbers: bool = True,
     norm: Normalize | None = None,
     write: Callable[[Axes, Any, float, float], None] | None = None,
 ) -> Axes:
@@ -68,8 +67,7 @@ def heat_map(
     if shown_map.low is not None or shown_map.error is not None:
         down = min(7.0, max(1.2, (0.34 if shown_map.low is None else 0.44) * rows))
     ax = canvas.axes(across + left + 1.1, down + below + 0.75)
-    if canvas.given is not None:
-        across, down = canvas.size(ax)
+    across, down = canvas.size(ax, (across, down))
     image = coloured(canvas, ax, shown_map, limits, norm)
     if square:
         ax.set_aspect("equal")
@@ -80,7 +78,7 @@ def heat_map(
         write(ax, image, across / columns, down / rows)
     elif shown_map.low is not None:
         whiskers(canvas, ax, shown_map, image)
-    elif numbers and across / columns >= 0.27 and down / rows >= 0.16:
+    elif across / columns >= 0.27 and down / rows >= 0.16:
         write_numbers(canvas, ax, shown_map.values, image, shown_map.error if down / rows >= 0.3 else None)
     canvas.bar(image, what, [ax])
     return ax
@@ -107,9 +105,12 @@ def heat_maps(
     and words as well, or with `thinned` as many of them as stand apart.
     """
     some = [each for each in maps if each is not None]
-    check_panels(len(some))
+    if len(some) > PANELS:
+        allowed = "slice=, head= and do (such as s.do(c=1)), which leave fewer"
+        raise BudgetError("plot", expected=f"at most {PANELS} panels", got=f"{len(some)}", allowed=allowed)
     first, count = some[0], math.ceil(len(maps) / across)
-    titled = [k < across or _named(maps, k) != _named(maps, k - across) for k in range(len(maps))]
+    names = ["" if each is None else each.name for each in maps]
+    titled = [k < across or names[k] != names[k - across] for k in range(len(maps))]
     side = (PAGE - 1.1) / across - 0.1
     words = max(len(first.columns), len(first.rows) / min(1.0, tall or 1.0))
     worded = thinned or min(widest, side - room(first.rows) / across) * 72 / words >= 6.5
@@ -123,7 +124,7 @@ def heat_maps(
         side = min(1.8, side)
         panels = canvas.grid(count, across, (side, tall * side), (0.08, 0.22 if any(titled[across:]) else 0.08))
     limits = limits or shared_limits([each.values for each in some])
-    titles = _titles(canvas, maps, 72 * side)
+    titles = _titles(canvas, maps, names, 72 * side)
     image: Any = None
     for k, ax in enumerate(panels):
         found = maps[k] if k < len(maps) else None
@@ -152,18 +153,12 @@ def heat_maps(
     return [ax for ax in panels if ax.get_visible()]
 
 
-def _named(maps: Sequence[Map | None], k: int) -> str:
-    found = maps[k]
-    return "" if found is None else found.name
-
-
-def _titles(canvas: Canvas, maps: Sequence[Map | None], points: float) -> list[str]:
+def _titles(canvas: Canvas, maps: Sequence[Map | None], names: Sequence[str], points: float) -> list[str]:
     """What is written above each panel: its name, or the short one where names would run together."""
 
     def apart(names: Sequence[str], longest: int = 60) -> bool:
         return max(width(shown(name, longest), SIZE) for name in names) + 5 < points
 
-    names = [_named(maps, k) for k in range(len(maps))]
     some = [each for each in maps if each is not None]
     if not apart(names) and all(each.short for each in some):
         canvas.note(f"Above each panel only its numbers: the last is {some[-1].name}.")
@@ -179,8 +174,7 @@ def coloured(
     values = np.ma.masked_invalid(shown_map.values)
     norm = norm or scaled(*(limits or shared_limits([shown_map.values])))
     rows, columns = values.shape
-    signed = norm.vmin is not None and norm.vmin < 0
-    style: Any = {"cmap": canvas.diverging() if signed else canvas.sequential(), "norm": norm}
+    style: Any = {"cmap": canvas.colour_map(norm), "norm": norm}
     image: Any
     if max(rows, columns) > FINE:
         image = ax.imshow(values, aspect="auto", interpolation="nearest", **style)
@@ -215,10 +209,10 @@ def up_to(several: Sequence[Numbers]) -> tuple[float, float]:
 def write_numbers(canvas: Canvas, ax: Axes, values: Numbers, image: Any, error: Numbers | None = None) -> None:
     """The number of each cell, in ink or paper, whichever is read better; its error beneath it."""
     most = float(np.nanmax(np.abs(values), initial=0.0))
+    whole = bool(np.all(np.mod(values[~np.isnan(values)], 1) == 0))
     for (i, j), value in np.ndenumerate(values):
         if np.isnan(value) or (error is None and abs(value) < 0.005):
             continue
-        whole = bool(np.all(np.mod(values[~np.isnan(values)], 1) == 0))
         text = f"{value:.0f}" if whole else f"{value:.2f}" if most < 100 else f"{value:.3g}"
         text = text.replace("0.", ".", 1) if most <= 1 and abs(value) < 0.995 else text
         text = text.replace("-", "−") if abs(value) >= 0.005 else "0"
@@ -261,10 +255,3 @@ def room(words: Sequence[str], longest: int = LONGEST) -> float:
     """The inches that words along an axis take, across."""
     widest = sorted({shown(word, longest) for word in words}, key=lambda word: (len(word), word))[-3:]
     return max(width(word, SMALL + 0.5) for word in widest) / 72 + 0.3
-
-
-def check_panels(count: int) -> None:
-    """Refuse more panels than a page can bear."""
-    if count > PANELS:
-        allowed = "slice=, head= and do (such as s.do(c=1)), which leave fewer"
-        raise BudgetError("plot", expected=f"at most {PANELS} panels", got=f"{count}", allowed=allowed)

@@ -15,10 +15,10 @@ from bnet_transformer.errors import BNetError, unknown
 from bnet_transformer.inference import CorpusTan, Counterfactual, Reads, Samples, Tan, TanTree
 from bnet_transformer.inference.fit import Check, Comparison, Fit, Heads
 from bnet_transformer.inference.heads.corpus_roles import Roles
-from bnet_transformer.inference.heads.result import Damage, Inclusion
+from bnet_transformer.inference.heads.gates import Damage, Inclusion
 from bnet_transformer.inference.sweeps.results import Mediation, Sweep
-from bnet_transformer.training.result import Trained
-from bnet_transformer.viz.plots import fits, heads, readings, roles, sentences, sweeps, tables
+from bnet_transformer.training.loop import Trained
+from bnet_transformer.viz.plots import fits, heads, readings, sentences, sweeps, tables
 from bnet_transformer.viz.plots.canvas import Canvas, settings
 from bnet_transformer.viz.plots.table import Table, Tabled
 
@@ -47,7 +47,7 @@ PLOTS: Mapping[type, Callable[..., None]] = {
     Check: fits.check,
     Inclusion: heads.inclusion,
     Damage: heads.damage,
-    Roles: roles.roles,
+    Roles: heads.roles,
     Trained: fits.trained,
     Cost: fits.cost,
     sentences.AnySentence: sentences.sentence,

@@ -13,13 +13,12 @@ from torch.distributions import Categorical, Distribution
 from bnet_transformer.errors import BNetError, number, one_of, unknown, whole
 from bnet_transformer.inference import CorpusTan, Counterfactual, Reads, Samples, Tan, TanTree
 from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.viz.labels import shown
 from bnet_transformer.viz.plots.canvas import Canvas
-from bnet_transformer.viz.plots.flow import flow, share_of
+from bnet_transformer.viz.plots.flow import arcs, flow, share_of
 from bnet_transformer.viz.plots.heat import Map, framed, heat_map, up_to
 from bnet_transformer.viz.plots.table import table_of
 from bnet_transformer.viz.plots.tables import table
-from bnet_transformer.viz.plots.trees import arcs
-from bnet_transformer.viz.plots.words import shown
 
 SHOWN = ("matrix", "flow", "entropy")
 
@@ -46,22 +45,20 @@ def reads(
         values = in_numpy(result.matrix.masked_fill(~reached(result), torch.nan))
         found = Map(values, result.tokens, result.tokens)
         limits = None if capacity else up_to([values])
-        ax = heat_map(canvas, found, what=what, x="source word", y="output word", limits=limits, square=True)
-        canvas.headline(f"What is read over {where}", ax)
+        heat_map(canvas, found, what=what, x="source word", y="output word", limits=limits, square=True)
+        canvas.headline(f"What is read over {where}")
     elif show == "entropy":
         found = Map(in_numpy(result.entropies), tuple(map(str, result.slices)), result.tokens)
-        ax = heat_map(canvas, found, what="entropy of P(j | i), nats", x="word i that reads", y="slice")
-        canvas.headline("", ax)
+        heat_map(canvas, found, what="entropy of P(j | i), nats", x="word i that reads", y="slice")
         return
     else:
         at = n - 1 if word is None else whole("word", word, least=0)
         if at >= n:
             raise BNetError("word", expected=f"a word from 0 to {n - 1}", got=word)
         best = result.paths(at)[0]
-        chain, weights = in_numpy(result.chain), in_numpy(result.weights)
-        said = f"{told} Red: the most probable path ({share_of(best.probability)})."
-        ax = flow(canvas, chain, weights, result.tokens, result.slices, at, best.words, said, least)
-        canvas.headline(f"What '{shown(result.tokens[at], 14)}' reads over {where}", ax)
+        canvas.note(f"{told} Red: the most probable path ({share_of(best.probability)}).")
+        flow(canvas, result, at, best.words, least)
+        canvas.headline(f"What '{shown(result.tokens[at], 14)}' reads over {where}")
         return
     canvas.note(told)
 
@@ -78,14 +75,13 @@ def reached(result: Reads) -> Tensor:
 def tan(result: Tan, canvas: Canvas) -> None:
     """How many arrows lead from box to box, the class first."""
     boxes = [result.class_box, *(box for box in result.quotient.boxes if box != result.class_box)]
-    place = {box: k for k, box in enumerate(boxes)}
+    place = np.array([boxes.index(box) for box in result.quotient.boxes])
     counts = np.full((len(boxes), len(boxes)), np.nan)
-    for (i, j), count in zip(result.quotient.arrows.tolist(), result.quotient.counts.tolist(), strict=True):
-        counts[place[result.quotient.boxes[i]], place[result.quotient.boxes[j]]] = count
+    counts[*place[result.quotient.arrows].T] = result.quotient.counts
     found = Map(counts, tuple(boxes), tuple(boxes))
-    ax = heat_map(canvas, found, what="arrows", x="to box", y="from box", square=True)
+    heat_map(canvas, found, what="arrows", x="to box", y="from box", square=True)
     but = f" (nearly {result.nearly})" if result.nearly != result.kind else ""
-    canvas.headline(f"{result.kind}{but}", ax)
+    canvas.headline(f"{result.kind}{but}")
 
 
 def tan_tree(result: TanTree, canvas: Canvas, *, min_weight: float | None = None, top: int | None = None) -> None:
@@ -97,8 +93,8 @@ def tan_tree(result: TanTree, canvas: Canvas, *, min_weight: float | None = None
         raise BNetError("min_weight", expected="a share from 0 to 1", got=min_weight)
     if top is not None:
         whole("top", top)
-    ax = arcs(canvas, result.parents, result.weights, result.tokens, min_weight, top)
-    canvas.headline(f"Best parents in slice {result.slice}, {result.head}", ax)
+    arcs(canvas, result, min_weight, top)
+    canvas.headline(f"Best parents in slice {result.slice}, {result.head}")
     canvas.note(f"The tree keeps {result.mass:.1%} of the attention between words. Square: a root.")
 
 
@@ -114,7 +110,7 @@ def corpus_tan(result: CorpusTan, canvas: Canvas, *, corrected: bool = True) -> 
         for row, column in ((i, p), (p, i)) if p >= 0 else ():
             framed(canvas, ax, row, column)
     far = "" if result.divergence is None else f", {result.divergence:.3g} nats from the TAN"
-    canvas.headline(f"{result.sentences:,} sentences{far}", ax)
+    canvas.headline(f"{result.sentences:,} sentences{far}")
     canvas.note("Red frames: the arrows of the tree.")
 
 
@@ -158,7 +154,6 @@ def samples(result: Samples, canvas: Canvas, *, node: str | None = None, labels:
     canvas.named(ax, chosen, f"of {result.n:,} draws")
     if drawn.dim() > 1 and drawn[0].numel() <= 8:
         canvas.legend(ax)
-    canvas.headline("", ax)
 
 
 def categorical(result: Categorical, canvas: Canvas, *, labels: object = None, top: int = 20) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
@@ -16,13 +15,11 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, one_of, whole
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.network import Member
-from bnet_transformer.reference import World
 from bnet_transformer.tpm.arrays import in_numpy
-from bnet_transformer.viz.plots.bars import Series, bars, top_of
 from bnet_transformer.viz.plots.canvas import Canvas
 from bnet_transformer.viz.plots.heat import Map, heat_map, heat_maps, up_to
 from bnet_transformer.viz.plots.table import table_of
-from bnet_transformer.viz.plots.tables import table
+from bnet_transformer.viz.plots.tables import Series, bars, table, top_of
 
 TOKENS = "tokens"
 ABSENT = "Blank: no arrow, word i does not read word j."
@@ -71,8 +68,8 @@ def sentence(
         canvas.note(ABSENT)
     limits = up_to([each.values for each in maps])
     if len(maps) == 1:
-        ax = heat_map(canvas, maps[0], **told, limits=limits, square=True)
-        canvas.headline(f"Slice {chosen[0]}" + (f", {maps[0].name}" if maps[0].name else ""), ax)
+        heat_map(canvas, maps[0], **told, limits=limits, square=True)
+        canvas.headline(f"Slice {chosen[0]}" + (f", {maps[0].name}" if maps[0].name else ""))
         return
     across, panels = laid_out(several)
     heat_maps(canvas, panels, **told, across=across, limits=limits)
@@ -82,13 +79,12 @@ def sentence(
 def laid_out(several: Mapping[int, list[Map]]) -> tuple[int, list[Map | None]]:
     """How many panels there are across, and the panels of all slices row by row: each slice begins a row."""
     widest = max(map(len, several.values()))
-    if len(several) == 1 or widest == 1:
-        found = [
-            replace(maps[0], name=f"slice {t}", short="") if widest == 1 else each
-            for t, maps in several.items()
-            for each in maps
-        ]
-        return min(4, len(found)), list(found)
+    if widest == 1:
+        alone = [replace(maps[0], name=f"slice {t}", short="") for t, maps in several.items()]
+        return min(4, len(alone)), list(alone)
+    if len(several) == 1:
+        (maps,) = several.values()
+        return min(4, len(maps)), list(maps)
     across = widest if widest <= 16 else 8
     panels: list[Map | None] = []
     for t, maps in several.items():
@@ -102,8 +98,9 @@ def attention_maps(s: AnySentence, slice_: int, head: int | None, role: str | No
     world = s.state.world
     found = s.attention(slice_, role=role, words=words).double()
     member = asking.reader(world, slice_, role)
-    rows, columns = (_words(s, stack, words) for stack in _stacks(world, member))
-    names = _lead(s, world, member, found.dim() - 2)
+    stacks = (member.family.words or "", world.network.stack_read(member))  # of those that read, and that are read
+    rows, columns = (_words(s, stack, words) for stack in stacks)
+    names = _choices_and_plates(s, member, found.dim() - 2)
     readable = torch.from_numpy(asking.readable(world, member))
     if words != TOKENS:
         readable = asking.grouped(readable.double(), s.state.encoded.groups()) > 0
@@ -116,9 +113,8 @@ def attention_maps(s: AnySentence, slice_: int, head: int | None, role: str | No
         place = names.index("head")
         if whole("head", head, least=0) >= found.shape[place]:
             raise BNetError("head", expected=f"a head from 0 to {found.shape[place] - 1}", got=head)
-    sizes = found.shape[:-2]
     maps = []
-    for states in itertools.product(*map(range, sizes)):
+    for states in np.ndindex(*found.shape[:-2]):
         told = dict(zip(names, states, strict=True))
         if head is not None and told["head"] != head:
             continue
@@ -136,24 +132,21 @@ def posterior(
     names = (node,) if isinstance(node, str) else tuple(node)
     if not 1 <= len(names) <= 2:
         raise BNetError("node", expected="one node, or two together", got=f"{len(names)}")
-    given = ", ".join([*(_told(s, evidence or {})), *_seen(s)])
+    said = [f"{name} = {value if isinstance(value, str | int) else '…'}" for name, value in (evidence or {}).items()]
+    given = ", ".join([*said, *(f"{s.state.ground.name(node)} seen" for node in s.state.evidence)])
     what = f"P({', '.join(names)}" + (f" | {given})" if given and len(given) < 40 else " | evidence)" if given else ")")
     if len(names) == 2:
-        joint = s.posterior(names, evidence)
-        labels = {name: labels_of(s, name) for name in names}
-        table(table_of(joint, names, labels=labels, what=what), canvas)
+        called = {name: labels_of(s, name) for name in names}
+        table(table_of(s.posterior(names, evidence), names, labels=called, what=what), canvas)
         return
-    after = in_numpy(s.posterior(names[0], evidence).double())
-    labels_ = labels_of(s, names[0])
-    series = [Series(after, what)]
+    series = [Series(in_numpy(s.posterior(names[0], evidence).double()), what)]
     if evidence:
         before = in_numpy(s.posterior(names[0]).double())
         prior = f"P({names[0]}" + (" | seen)" if s.state.evidence else ")")
-        series = [Series(before, prior, colour="prior"), Series(after, what)]
-    series, labels_, told = top_of(series, labels_, top)
+        series = [Series(before, prior, colour="prior"), *series]
+    series, labels, told = top_of(series, labels_of(s, names[0]), top)
     canvas.note(told)
-    ax = bars(canvas, None, series, labels_, what="probability" if evidence else what, of=names[0])
-    canvas.headline("", ax)
+    bars(canvas, series, labels, what="probability" if evidence else what, of=names[0])
 
 
 def sentences(
@@ -180,11 +173,6 @@ def labels_of(s: AnySentence, name: str) -> list[str]:
     return list(found) if found is not None else [str(k) for k in range(s.state.world.count_states(node))]
 
 
-def _stacks(world: World, member: Member) -> tuple[str, str]:
-    """The stacks of the words that read, and of those that are read."""
-    return member.family.words or "", world.network.stack_read(member)
-
-
 def _words(s: AnySentence, stack: str, words: str) -> tuple[str, ...]:
     tokens = tuple(s.state.tokens[stack])
     if words == TOKENS:
@@ -192,8 +180,9 @@ def _words(s: AnySentence, stack: str, words: str) -> tuple[str, ...]:
     return tuple("".join(tokens[k].removeprefix("##") for k in group) for group in s.state.encoded.groups())
 
 
-def _lead(s: AnySentence, world: World, member: Member, dims: int) -> list[str]:
+def _choices_and_plates(s: AnySentence, member: Member, dims: int) -> list[str]:
     """What the dims before the words are: open choices, then plates."""
+    world = s.state.world
     plates = [axis for axis in world.ground.axes(member.family) if axis != WORD]
     if len(plates) == dims:
         return plates
@@ -204,11 +193,3 @@ def _lead(s: AnySentence, world: World, member: Member, dims: int) -> list[str]:
         if len(choices) + len(plates) == dims:
             return [*choices, *plates]
     return [f"choice {k}" for k in range(dims - len(plates))] + plates
-
-
-def _told(s: AnySentence, evidence: Mapping[str, object]) -> list[str]:
-    return [f"{name} = {value if isinstance(value, str | int) else '…'}" for name, value in evidence.items()]
-
-
-def _seen(s: AnySentence) -> list[str]:
-    return [f"{s.state.ground.name(node)} seen" for node in s.state.evidence]

@@ -12,10 +12,10 @@ from matplotlib.collections import LineCollection
 from bnet_transformer.errors import BNetError, one_of, share, whole
 from bnet_transformer.inference.sweeps.results import PARTS, Mediation, Sweep
 from bnet_transformer.tpm.arrays import in_numpy
-from bnet_transformer.viz.plots.bars import Series, bars
 from bnet_transformer.viz.plots.canvas import Canvas
 from bnet_transformer.viz.plots.heat import Map, heat_map, heat_maps, room
 from bnet_transformer.viz.plots.table import Numbers, numbers_of
+from bnet_transformer.viz.plots.tables import Series, bars
 
 FEW = 12  # cells whose direct and indirect effects stand side by side as bars
 STACKED = 12  # panels that stand one above the other on a page
@@ -73,7 +73,7 @@ def sweep(
         names = [f"{axis} {label}" for label in result.labels[axis]]
         _panels(canvas, result, dict(zip(names, each, strict=True)), rest, what + told, 4)
     order = ", to first order" if result.first_order else ""
-    canvas.headline(f"{result.at}, {'ablated' if result.clean is None else 'clean into corrupt'}{order}", ax)
+    canvas.headline(f"{result.at}, {'ablated' if result.clean is None else 'clean into corrupt'}{order}")
     canvas.note("Blank: no such cell." if len(result.names) < values.size else "")
     if drawn:
         canvas.note(_drawn(result, confidence))
@@ -113,7 +113,7 @@ def mediation(
         series = [_series(result, each, ends[name], name=name, **styles[name]) for name, each in values.items()]
         _bars(canvas, result, series, f"effect{told}", top)
         canvas.note(_drawn(parts["direct"], confidence) if several else "")
-    canvas.headline(f"through {result.at}")
+    canvas.headline(f"through {result.at}", above_legend=True)
     canvas.note(f"The total effect is {total}: what direct and indirect lack of it is their interaction.")
 
 
@@ -161,7 +161,7 @@ def _bars(canvas: Canvas, result: Sweep | Mediation, series: Sequence[Series], w
         if of == "word":
             labels = [f"{place} {label}" for place, label in zip(result.places_along(of), labels, strict=True)]
         series, labels = [each.part(kept) for each in series], [labels[k] for k in kept]
-    return bars(canvas, None, series, labels, what=what, of=of, longest=LONG)
+    return bars(canvas, series, labels, what=what, of=of, longest=LONG)
 
 
 def _panels(

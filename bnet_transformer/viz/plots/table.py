@@ -44,9 +44,10 @@ class Table:
     what: str = ""
 
     @property
-    def signed(self) -> bool:
-        """True where a number is below zero."""
-        return bool(np.nanmin(self.values, initial=0.0) < 0)
+    def are_shares(self) -> bool:
+        """True where no number is below zero and each row adds up to 1."""
+        least, sums = np.nanmin(self.values, initial=0.0), np.nansum(self.values, -1)
+        return bool(least >= 0 and np.allclose(sums, 1, atol=1e-4))
 
     def named(self, dim: int) -> tuple[str, ...]:
         """The labels along a dim: those told, else its numbers."""
@@ -124,13 +125,13 @@ def names_of(axes: object, count: int) -> tuple[str, ...]:
 
 def _labels(labels: object, names: tuple[str, ...], shape: tuple[int, ...]) -> dict[str, tuple[str, ...]]:
     found = {}
+    sizes = dict(zip(names, shape, strict=True))
     for axis, told in mapping("labels", labels).items():
         if axis not in names:
             raise unknown("labels", axis, names)
         if isinstance(told, str) or not isinstance(told, Sequence):
             raise BNetError(f"labels of {axis}", expected="a list of strings", got=told)
-        sizes = {size for name, size in zip(names, shape, strict=True) if name == axis}
-        if sizes != {len(told)}:
-            raise BNetError(f"labels of {axis}", expected=f"{sorted(sizes)[0]} of them", got=len(told))
+        if len(told) != sizes[axis]:
+            raise BNetError(f"labels of {axis}", expected=f"{sizes[axis]} of them", got=len(told))
         found[axis] = tuple(map(str, told))
     return found

@@ -1,16 +1,24 @@
-"""Plots of numbers with named axes: arrays, tensors, tables, and all results that have `values` and `axes`."""
+"""Plots of numbers with named axes (arrays, tensors, tables, results that have `values` and `axes`), and their bars.
+
+Bars are shares of states, side by side where there are two of each, with intervals where these are known.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from bnet_transformer.errors import BNetError, one_of, whole
-from bnet_transformer.viz.plots.bars import Series, bars, top_of
-from bnet_transformer.viz.plots.canvas import Canvas
-from bnet_transformer.viz.plots.heat import Map, heat_map, heat_maps, shared_limits, up_to
+from bnet_transformer.viz.labels import shown
+from bnet_transformer.viz.plots.canvas import LONGEST, PAGE, SMALL, Canvas, width
+from bnet_transformer.viz.plots.heat import Map, heat_map, heat_maps, room, up_to
 from bnet_transformer.viz.plots.table import Numbers, Table, Tabled, table_of
+
+UPRIGHT = 16  # more bars than this lie on their side
 
 
 def array(
@@ -45,12 +53,13 @@ def table(result: Table, canvas: Canvas, *, top: int = 20, sort: bool | None = N
     """
     whole("top", top)
     one_of("sort", sort, (None, True, False))
+    what = result.what or ("probability" if result.are_shares else "value")
     if result.values.ndim == 1:
-        _bars(result, canvas, top)
+        _bars(result, canvas, what, top)
     elif result.values.ndim == 2:
-        _map(result, canvas, sort)
+        _map(result, canvas, what, sort)
     else:
-        _maps(result, canvas)
+        _maps(result, canvas, what)
 
 
 def strongest_first(values: object) -> list[int]:
@@ -59,60 +68,131 @@ def strongest_first(values: object) -> list[int]:
     return np.lexsort((-numbers.max(1), numbers.argmax(1))).tolist()  # type: ignore[no-any-return]
 
 
-def what_of(result: Table) -> str:
-    """What the numbers are: as told, or a share, or a value."""
-    if result.what:
-        return result.what
-    return "probability" if shares(result) else "value"
-
-
-def shares(result: Table) -> bool:
-    """True where each row adds up to 1."""
-    return not result.signed and bool(np.allclose(np.nansum(result.values, -1), 1, atol=1e-4))
-
-
-def _bars(result: Table, canvas: Canvas, top: int) -> None:
+def _bars(result: Table, canvas: Canvas, what: str, top: int) -> None:
     one = Series(result.values, low=result.low, high=result.high)
     series, labels, told = top_of([one], result.named(0), top)
-    ax = bars(canvas, None, series, labels, what=what_of(result), of=result.axes[0])
+    bars(canvas, series, labels, what=what, of=result.axes[0])
     canvas.note(told)
-    canvas.headline("", ax)
 
 
-def _map(result: Table, canvas: Canvas, sort: bool | None) -> None:
+def _map(result: Table, canvas: Canvas, what: str, sort: bool | None) -> None:
     rows, columns = result.named(0), result.named(1)
-    values, low, high = result.values, result.low, result.high
-    corpus = result.axes[0] == "sentence"
-    if sort or (sort is None and corpus):
-        order = strongest_first(values)
-        rows = tuple(rows[k] for k in order)
-        values, low, high = values[order], _ordered(low, order), _ordered(high, order)
-        canvas.note(f"{result.axes[0].capitalize()}s in the order of their strongest {result.axes[1]}.")
-    many = corpus and len(rows) > 40 and "sentence" not in result.labels
-    square = result.axes[0] == result.axes[1]
-    limits = up_to([values]) if shares(result) else None
-    found = Map(values, rows, columns, low=low, high=high)
-    ax = heat_map(canvas, found, what=what_of(result), x=result.axes[1], y=result.axes[0], limits=limits, square=square)
-    if many:
+    found = Map(result.values, rows, columns, low=result.low, high=result.high)
+    y, x = result.axes
+    if sort or (sort is None and y == "sentence"):
+        order = strongest_first(result.values)
+        low, high = (None if each is None else each[order] for each in (result.low, result.high))
+        found = Map(result.values[order], tuple(rows[k] for k in order), columns, low=low, high=high)
+        canvas.note(f"{y.capitalize()}s in the order of their strongest {x}.")
+    limits = up_to([result.values]) if result.are_shares else None
+    ax = heat_map(canvas, found, what=what, x=x, y=y, limits=limits, square=x == y)
+    if y == "sentence" and len(rows) > 40 and "sentence" not in result.labels:
         ax.set_yticks([])
-        canvas.named(ax, y=f"{len(rows):,} {result.axes[0]}s")
-    canvas.headline("", ax)
+        canvas.named(ax, y=f"{len(rows):,} {y}s")
 
 
-def _ordered(values: Numbers | None, order: list[int]) -> Numbers | None:
-    return None if values is None else values[order]
-
-
-def _maps(result: Table, canvas: Canvas) -> None:
+def _maps(result: Table, canvas: Canvas, what: str) -> None:
     if result.low is not None:
         raise BNetError("interval", expected="a table of 1 or 2 axes to draw intervals in", got="3 axes")
-    by = result.axes.index("head") if result.axes.count("head") == 1 else 0
+    by = result.axes.index("head") if "head" in result.axes else 0
     values, names = np.moveaxis(result.values, by, 0), result.named(by)
     rest = [dim for dim in range(3) if dim != by]
     rows, columns = (result.named(dim) for dim in rest)
     maps = [Map(each, rows, columns, f"{result.axes[by]} {name}") for name, each in zip(names, values, strict=True)]
-    limits = shared_limits([values])
     y, x = (result.axes[dim] for dim in rest)
-    across = min(4, len(maps))
-    heat_maps(canvas, maps, what=what_of(result), x=x, y=y, across=across, limits=limits, square=x == y)
-    canvas.headline("")
+    heat_maps(canvas, maps, what=what, x=x, y=y, across=min(4, len(maps)), square=x == y)
+
+
+@dataclass(frozen=True)
+class Series:
+    """A number for each label, with its name."""
+
+    values: Numbers = field(repr=False)
+    name: str = ""
+    low: Numbers | None = field(default=None, repr=False)
+    high: Numbers | None = field(default=None, repr=False)
+    colour: str = "accent"
+    hatch: str = ""
+
+    def part(self, kept: Any) -> Series:
+        """Some of the numbers."""
+        low, high = (None if each is None else each[kept] for each in (self.low, self.high))
+        return replace(self, values=self.values[kept], low=low, high=high)
+
+
+def top_of(series: Sequence[Series], labels: Sequence[str], top: int) -> tuple[list[Series], list[str], str]:
+    """The `top` greatest bars (of the last series), greatest first, if there are more; and what was left out."""
+    count = len(labels)
+    if count <= top:
+        return list(series), list(labels), ""
+    kept = np.argsort(-np.abs(np.nan_to_num(series[-1].values)), kind="stable")[:top]
+    chosen = [each.part(kept) for each in series]
+    rest = float(np.nansum(np.delete(series[-1].values, kept)))
+    told = f"The {top} greatest of {count:,}; the others have {rest:.3g} together."
+    return chosen, [labels[k] for k in kept], told
+
+
+def bars(
+    canvas: Canvas,
+    series: Sequence[Series],
+    labels: Sequence[str],
+    *,
+    what: str,
+    of: str,
+    longest: int = LONGEST,
+    ax: Axes | None = None,
+) -> Axes:
+    """Bars for each label: upright if there are few, with short labels; lying if not. Numbers at their ends."""
+    widest = max(width(shown(label, longest), SMALL + 0.5) for label in labels)
+    upright = len(labels) <= UPRIGHT and widest < 60
+    across = max(2.6, min(PAGE, (0.26 + 0.26 * len(series)) * len(labels) + 0.9))
+    long = max(1.3, (0.1 + 0.13 * len(series)) * len(labels))
+    planned = (across, long) if ax is None else None
+    if ax is None:
+        ax = canvas.axes(across, 2.3) if upright else canvas.axes(min(PAGE, 3.4 + room(labels, longest)), long + 0.8)
+    across, long = canvas.size(ax, planned)
+    places = np.arange(len(labels))
+    thick = (0.74 if len(labels) > 3 else 0.56) / len(series)
+    for k, each in enumerate(series):
+        _one(canvas, ax, places + (k - (len(series) - 1) / 2) * thick, thick * 0.94, each, upright)
+    if upright:
+        canvas.words(ax, "x", labels, across - 0.7, longest)
+        canvas.named(ax, of, what)
+    else:
+        canvas.words(ax, "y", labels, long, longest)
+        ax.set_ylim(len(labels) - 0.4, -0.6)
+        canvas.named(ax, what, of)
+    ax.tick_params(axis="x" if upright else "y", length=0)
+    _margin(ax, series, upright)
+    if len(series) > 1:
+        above: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
+        canvas.legend(ax, handles=ax.containers, ncols=len(series), **above)
+    return ax
+
+
+def _one(canvas: Canvas, ax: Axes, places: Any, thick: float, each: Series, upright: bool) -> None:
+    draw: Any = ax.bar if upright else ax.barh
+    look = {"color": canvas.colours[each.colour], "label": each.name or None, "linewidth": 0}
+    for bar in draw(places, np.nan_to_num(each.values), thick, **look):
+        bar.set_hatch(each.hatch)
+    ends = np.maximum(np.nan_to_num(each.values), 0)
+    if each.low is not None and each.high is not None:
+        line: Any = {"color": canvas.colours["ink"], "linewidth": 1.0, "label": f"interval {each.name}".strip()}
+        (ax.vlines if upright else ax.hlines)(places, each.low, each.high, **line)
+        ends = np.maximum(ends, np.nan_to_num(each.high))
+    if len(places) > 30:
+        return
+    style: Any = {"ha": "center", "va": "bottom"} if upright else {"ha": "left", "va": "center_baseline"}
+    for place, end, value in zip(places, ends, each.values, strict=True):
+        text = "none" if np.isnan(value) else f"{value:.2f}" if abs(value) < 100 else f"{value:.3g}"
+        at, offset = ((place, end), (0, 2)) if upright else ((end, place), (3, 0))
+        ax.annotate(text, at, offset, textcoords="offset points", fontsize=6.5, color=canvas.colours["grey"], **style)
+
+
+def _margin(ax: Axes, series: Sequence[Series], upright: bool) -> None:
+    """From 0 (or below) to the highest bar, with room for its number."""
+    every = np.concatenate([x for each in series for x in (each.values, each.low, each.high) if x is not None])
+    low, high = float(np.nanmin(every, initial=0.0)), float(np.nanmax(every, initial=0.0))
+    span = (high - low) or 1.0
+    ends = (low - (0.12 * span if low < 0 else 0), high + (0.14 if upright else 0.12) * span)
+    (ax.set_ylim if upright else ax.set_xlim)(*ends)

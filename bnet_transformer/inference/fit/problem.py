@@ -1,32 +1,37 @@
-"""What every fit makes large: the exact log evidence of the sentences plus the log prior of the parameters.
+"""What a fit is asked: the objective, the problem, and the methods as configs, each with the options that are its own.
 
-One set of parameters is a mapping from name to tensor; several sets have one more dim in front, and are computed at
-once (`torch.vmap`).
+Every fit makes the exact log evidence of the sentences plus the log prior of the parameters large. One set of
+parameters is a mapping from name to tensor; several sets have one more dim in front, and are computed at once
+(`torch.vmap`). To add a method, write its config and its function `config, problem -> Fit`, and add a row to `METHODS`
+in `run.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from bnet_transformer._core.distributed import ALONE, Ranks
 from bnet_transformer.compiler import Module, Request
 from bnet_transformer.compiler.course import Course, states
 from bnet_transformer.data import Batch, Evidence
-from bnet_transformer.errors import BNetError, listed
+from bnet_transformer.errors import BNetError, listed, number, one_of, put, whole
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.exact import batch_of, eliminated, full_shape, keeps
 from bnet_transformer.inference.factors import Factor, prior_of, question_to_factors, table_entries
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import ATOL
+from bnet_transformer.training.configs import LoopConfig
 
 LOG_EVIDENCE, LOG_POSTERIOR = "log evidence", "log posterior density"  # what the parameters of a fit are judged by
 Parameters = Mapping[str, Tensor]
-Ask = Callable[[Course, list[Factor]], Any]
+A = TypeVar("A")
+Ask = Callable[[Course, list[Factor]], A]
 
 
 @dataclass(frozen=True)
@@ -43,15 +48,9 @@ class Learned:
         return (*self.tables, *self.weights)
 
 
-def tables_of(network: Network) -> tuple[str, ...]:
-    """The parameters of which a sample is told as probabilities."""
-    owners = (m.owner for m in network.members if m.tpm.kind == "discrete" and "weight" not in m.parameters)
-    return tuple(name for name in dict.fromkeys(f"{owner}.logits" for owner in owners) if name in network.shapes)
-
-
 def as_parameters(network: Network, drawn: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Draws as parameters: the tables, which are probabilities, as their logs."""
-    return {name: value.log() if name in tables_of(network) else value for name, value in drawn.items()}
+    return {name: value.log() if name in network.plain_tables else value for name, value in drawn.items()}
 
 
 def learned_of(network: Network, readouts: tuple[Member, ...], learn: object, spread: float | None) -> Learned:
@@ -67,7 +66,7 @@ def learned_of(network: Network, readouts: tuple[Member, ...], learn: object, sp
         known = [name for name in known if name in asked]
     if not known:
         raise BNetError("net", expected="parameters that a fit changes", got="none")
-    of = {name: read[name.removesuffix(".logits")] for name in known if name in tables_of(network)}
+    of = {name: read[name.removesuffix(".logits")] for name in known if name in network.plain_tables}
     tables = {name: member.tpm.priors().get("logits", 1.0) for name, member in of.items()}
     return Learned(tables, tuple(name for name in known if name not in tables), spread)
 
@@ -101,7 +100,7 @@ class Objective(nn.Module):
         """True where a selector is drawn once for all sentences."""
         return any(member.scope == "corpus" for member in self.network.choices)
 
-    def forward(self, corpus: Batch, ask: Ask, do: Mapping[str, Tensor] | None = None) -> Any:
+    def forward(self, corpus: Batch, ask: Ask[Any], do: Mapping[str, Tensor] | None = None) -> Any:
         """What is asked of the factors of the sentences."""
         if not self.learned.weights and do is None and corpus in self._kept:
             return ask(*self._with_tables(*self._kept[corpus]))
@@ -139,10 +138,13 @@ class Objective(nn.Module):
         is not summed.
         """
 
-        def ask(course: Course, factors: list[Factor]) -> Tensor:
-            return _flattened(course, factors, power)
+        return self._with(parameters, corpus, lambda course, factors: _flattened(course, factors, power), do)
 
-        return torch.func.functional_call(self, _stored(parameters), (corpus, ask, do))  # type: ignore[no-any-return]
+    def _with(self, parameters: Parameters, corpus: Batch, ask: Ask[A], do: Mapping[str, Tensor] | None = None) -> A:
+        """What is asked of the factors of the sentences under a set of parameters."""
+        stored = {f"module.store.{name.replace('.', '/')}": value for name, value in parameters.items()}
+        found: A = torch.func.functional_call(self, stored, (corpus, ask, do))
+        return found
 
     def log_joint(self, parameters: Parameters, corpus: Batch, states: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """`log P(choices)` and `log P(y | choices)` of each sentence, `[sentence]`, where `states` has all choices.
@@ -158,7 +160,7 @@ class Objective(nn.Module):
             return eliminated(course, priors), eliminated(course, likelihoods)
 
         together = replace(corpus, evidence={**corpus.evidence, **chosen})
-        return torch.func.functional_call(self, _stored(parameters), (together, ask))  # type: ignore[no-any-return]
+        return self._with(parameters, together, ask)
 
     def log_evidences(self, sets: Parameters, corpus: Batch, power: float = 1.0) -> Tensor:
         """The same for several sets of parameters at once, `[set, sentence]`."""
@@ -198,7 +200,7 @@ class Objective(nn.Module):
             kept = [shape[k] for k in range(course.layout.batch, course.layout.rank) if keeps(course, family, k)]
             return share.movedim(place, -1).reshape(*kept, shape[place])
 
-        return torch.func.functional_call(self, _stored(parameters), (corpus, ask))  # type: ignore[no-any-return]
+        return self._with(parameters, corpus, ask)
 
     def counts(self, parameters: Parameters, corpus: Batch, power: float = 1.0) -> tuple[dict[str, Tensor], Tensor]:
         """How often each state of each learned table of choices is expected to have been drawn; the log evidence.
@@ -222,7 +224,7 @@ class Objective(nn.Module):
             counts, evidence = torch.func.grad_and_value(total)(zeros)
             return counts, evidence
 
-        return torch.func.functional_call(self, _stored(parameters), (corpus, ask))  # type: ignore[no-any-return]
+        return self._with(parameters, corpus, ask)
 
 
 def _flattened(course: Course, factors: list[Factor], power: float) -> Tensor:
@@ -241,5 +243,208 @@ def _is_of_table(course: Course, factor: Factor) -> bool:
     return factor.told is None or factor.member.family.index not in course.layout.enumerated
 
 
-def _stored(parameters: Parameters) -> dict[str, Tensor]:
-    return {f"module.store.{name.replace('.', '/')}": value for name, value in parameters.items()}
+@dataclass(frozen=True)
+class FitProblem:
+    """What a method is given besides its own options.
+
+    Args:
+        objective: The log evidence and the log prior of the learned parameters.
+        corpus: The sentences to learn from, on the device of `ranks`.
+        held_out: The sentences that choose among restarts and steps; None where the caller gave none.
+        batch: Sentences of a step; None for the default of the method.
+        seed: The seed of all that the method draws.
+        loop: Measures, checkpoints and the progress bar.
+        settings: What a resumed fit must share with the fit that wrote the checkpoint.
+        ranks: The processes that share the work.
+    """
+
+    objective: Objective
+    corpus: Batch
+    held_out: Batch | None
+    batch: int | None
+    seed: int
+    loop: LoopConfig = field(default_factory=LoopConfig)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    ranks: Ranks = ALONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A method of `fit` and its options."""
+
+    name: ClassVar[str]
+    is_point: ClassVar[bool] = False  # it gives one set of parameters; the others sample a posterior, and need priors
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options that a resumed fit must share with the fit that wrote the checkpoint."""
+        return {"method": self.name, **{each.name: getattr(self, each.name) for each in fields(self)}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterativeMethod(Method):
+    """A method that takes steps of Adam up the gradient of a bound."""
+
+    steps: int = 300
+    rate: float = 0.05
+    clip: float | None = None
+    anneal: float | None = None
+
+    def __post_init__(self) -> None:
+        put(self, steps=whole("steps", self.steps), rate=number("rate", self.rate, above=0))
+        if self.clip is not None:
+            put(self, clip=number("clip", self.clip, above=0))
+        if self.anneal is not None and not 0 < number("anneal", self.anneal) <= 1:
+            raise BNetError("anneal", expected="the power from which likelihoods rise to 1, a share", got=self.anneal)
+
+    @property
+    def pruning_steps(self) -> tuple[int, ...]:
+        """The steps after which the worse half of the restarts is dropped."""
+        return ()
+
+    def likelihood_power(self, step: int) -> float:
+        """The power of the likelihoods at a step: it rises to 1 over the first half of the steps."""
+        if self.anneal is None:
+            return 1.0
+        return min(1.0, self.anneal + (1 - self.anneal) * 2 * step / self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointMethod(IterativeMethod):
+    """A method that gives the best of several restarts, which are one batched dimension."""
+
+    is_point: ClassVar[bool] = True
+
+    restarts: int = 1
+    prune: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        put(self, restarts=whole("restarts", self.restarts))
+        one_of("prune", self.prune, (True, False))
+
+    @property
+    def pruning_steps(self) -> tuple[int, ...]:
+        """The steps after which the worse half of the restarts is dropped: a quarter and a half of them."""
+        return (self.steps // 4, self.steps // 2) if self.prune and self.restarts > 2 else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MAP(PointMethod):
+    """The greatest posterior density, by Adam on the log evidence plus the log prior.
+
+    Args:
+        steps: Steps of Adam.
+        rate: The highest rate; it rises for a twentieth of the steps and falls to 0 as a cosine.
+        clip: The greatest length of the gradient; None for any.
+        anneal: The power from which likelihoods rise to 1 over the first half of the steps; None for 1 throughout.
+        restarts: Sets of parameters that are followed at once; the first begins at the net's own, others are drawn.
+        prune: True drops the worse half of the restarts after a quarter and after a half of the steps.
+
+    Raises:
+        BNetError: Where an option is out of its range.
+
+    >>> import bnet_transformer as bt
+    >>> bt.MAP(restarts=4, steps=40).pruning_steps
+    (10, 20)
+    """
+
+    name: ClassVar[str] = "map"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EM(PointMethod):
+    """Expectation maximisation: tables in closed form from expected counts, weights by Adam between.
+
+    Where tables alone are learned every step is the closed form of all sentences: then `rate`, `clip` and `inner`, and
+    the `batch` of `fit`, are refused.
+
+    Args:
+        inner: Steps of the weights from one closed form of the tables to the next.
+        steps: Steps in all, those of the weights included.
+        rate: The highest rate of the weights; it rises for a twentieth of the steps and falls to 0 as a cosine.
+        clip: The greatest length of the gradient; None for any.
+        anneal: The power from which likelihoods rise to 1 over the first half of the steps; None for 1 throughout.
+        restarts: Sets of parameters that are followed at once; the first begins at the net's own, others are drawn.
+        prune: True drops the worse half of the restarts after a quarter and after a half of the steps.
+
+    Raises:
+        BNetError: Where an option is out of its range.
+
+    >>> import bnet_transformer as bt
+    >>> bt.EM(inner=5).settings["method"]
+    'em'
+    """
+
+    name: ClassVar[str] = "em"
+
+    inner: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        put(self, inner=whole("inner", self.inner))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SVI(IterativeMethod):
+    """Stochastic variational inference by a mean-field guide: a Dirichlet for each row of a table, a Normal for each
+    weight. The exact log evidence is a factor of the model; the spread of the posterior comes out too small.
+
+    Args:
+        steps: Steps of Adam.
+        rate: The highest rate; it rises for a twentieth of the steps and falls to 0 as a cosine.
+        clip: The greatest length of the gradient; None for any.
+        anneal: The power from which likelihoods rise to 1 over the first half of the steps, for sampled choices alone.
+        draws: Draws of the guide that are the samples of the posterior.
+        choices: `"exact"` sums choices out. `"sampled"` draws them from a table for each sentence and word, where they
+            are too many to be summed; that is approximate.
+
+    Raises:
+        BNetError: Where an option is out of its range, or `anneal` is set with exact choices.
+
+    >>> import bnet_transformer as bt
+    >>> bt.SVI(choices="sampled", anneal=0.01).steps
+    1000
+    """
+
+    name: ClassVar[str] = "svi"
+
+    steps: int = 1000
+    draws: int = 500
+    choices: str = "exact"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        put(self, draws=whole("draws", self.draws))
+        one_of("choices", self.choices, ("exact", "sampled"))
+        if self.anneal is not None and self.choices == "exact":
+            wanted = "None, for the bound of summed choices is not annealed"
+            raise BNetError("anneal", expected=wanted, got=self.anneal, allowed="choices='sampled'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NUTS(Method):
+    """Samples of the posterior by Pyro's No-U-Turn sampler on the exact log evidence.
+
+    Args:
+        chains: Chains, which take a draw each in turn.
+        draws: Draws of each chain.
+        warmup: Steps of each chain before its draws, in which step size and mass matrix are adapted.
+
+    Raises:
+        BNetError: Where an option is out of its range.
+
+    >>> import bnet_transformer as bt
+    >>> bt.NUTS(chains=2, draws=100).warmup
+    300
+    """
+
+    name: ClassVar[str] = "nuts"
+
+    chains: int = 4
+    draws: int = 500
+    warmup: int = 300
+
+    def __post_init__(self) -> None:
+        for option in ("chains", "draws", "warmup"):
+            put(self, **{option: whole(option, getattr(self, option))})
