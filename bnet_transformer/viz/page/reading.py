@@ -18,7 +18,7 @@ from bnet_transformer import asking
 from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.inference import SentenceState
-from bnet_transformer.inference.heads import Inclusion
+from bnet_transformer.inference.heads.gates import Inclusion
 from bnet_transformer.inference.joint_posterior import expected_reading, route_expected_reading
 from bnet_transformer.inference.node_queries import NodeQuery
 from bnet_transformer.network import Member, Network
