@@ -110,15 +110,6 @@ def test_intervals_hold_the_mean_and_are_told_as_approximate_by_svi(fits):
         fits["nuts"].interval("c.logit")
 
 
-@pytest.mark.slow
-def test_predictions_are_means_over_the_samples(fits, data):
-    f = fits["nuts"]
-    likelihood = f.log_likelihood(data)
-    wanted = f.log_likelihoods.flatten(0, 1).logsumexp(0) - torch.tensor(400.0).log()
-    torch.testing.assert_close(likelihood, wanted, atol=0.02, rtol=0)
-    torch.testing.assert_close(f.predict(data[0]).sum(-1), torch.ones(120, 4).double())
-
-
 def objective_of(net, learn=None, spread=None):
     learned = learned_of(net.network, infer_fit_task(net.network).readouts, learn, spread)
     return Objective(net.network, learned, 2**16)

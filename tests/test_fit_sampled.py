@@ -93,7 +93,7 @@ def test_the_joint_density_of_choices_and_data_sums_to_the_evidence(name):
     """Over all states of all choices, in sentences of several lengths."""
     net, data = NETS[name], sentences(1, 3, 2, 1)
     objective, corpus = objective_of(net), read_batch(net.network, data)
-    families, logs = objective.selectors, []
+    families, logs = [member.family for member in objective.network.choices], []
     for joint in itertools.product(range(2), repeat=3 * len(families)):
         states = torch.tensor(joint).reshape(len(families), 1, 3).expand(-1, 3, -1)
         named = {family.name: state for family, state in zip(families, states, strict=True)}
@@ -155,12 +155,6 @@ def test_a_choice_of_a_word_meets_the_same_word_of_a_choice_on_plates_and_words(
             wanted = wanted + (own[k] if own.dim() == 3 else own)[b[i], d[k, i]]
         wanted = wanted + store["c_0.logits"][d[e[i], i], c[i]]
     assert float(prior) == pytest.approx(float(wanted))
-
-
-def test_choices_whose_words_meet_are_refused_where_they_would_be_summed():
-    for name, method in (("before", "map"), ("before and x", "em"), ("first", "svi"), ("last", "nuts")):
-        with pytest.raises(bt.BNetError, match="words"):
-            flat_options.fit(NETS[name], sentences(2, 3), method=method, spread=1.0, progress=False)
 
 
 @pytest.mark.parametrize("name", ["x", "x as logits", "same", "rest"])

@@ -152,8 +152,13 @@ def _resampled(values: Mapping[str, Tensor], log_weights: Tensor, num_samples: i
 
 
 def _parameters_of(network: Network, values: Mapping[str, Tensor], sites: Mapping[str, str]) -> dict[str, Tensor]:
-    """The samples of parameters, `[chain, draw, *shape]`, tables as probabilities, from those of sites."""
-    known = site_names(network)
+    """The samples of parameters, `[chain, draw, *shape]`, tables as probabilities, from those of sites.
+
+    A site has the parameter's own name, that with `_` for `.`, that of a table in `net.pyro()`, or one that is told.
+    """
+    known = {name: name for name in network.shapes} | {name.replace(".", "_"): name for name in network.shapes}
+    known |= {f"theta_{name.removesuffix('.logits')}": name for name in network.plain_tables}
+    known |= {site: name for name, site in PyroModel(network).priors.items()}
     families = {member.family.name for member in network.members}
     for site, name in sites.items():
         if name not in network.shapes:
@@ -178,13 +183,6 @@ def _parameters_of(network: Network, values: Mapping[str, Tensor], sites: Mappin
     if len(leads) > 1:
         raise BNetError("result", expected="as many draws of every site", got=", ".join(map(str, leads)))
     return found
-
-
-def site_names(network: Network) -> dict[str, str]:
-    """Site -> parameter: the parameter's own name, that with `_` for `.`, and the sites of tables in `net.pyro()`."""
-    known = {name: name for name in network.shapes} | {name.replace(".", "_"): name for name in network.shapes}
-    known |= {f"theta_{name.removesuffix('.logits')}": name for name in network.plain_tables}
-    return known | {site: name for name, site in PyroModel(network).priors.items()}
 
 
 def _shaped(network: Network, name: str, site: str, value: Tensor) -> Tensor:

@@ -219,7 +219,7 @@ def compare(one: Fit[Any], other: Fit[Any], data: object, selector: str | None, 
     """Two fits by their responsibilities, their heads, and how much more of each sentence the first foretells."""
     told = data is not None
     if told:
-        corpora = [fit.corpus_of(data) for fit in (one, other)]
+        corpora = [fit._corpus(data) for fit in (one, other)]
     else:
         corpora = [*_held_by_both(one.data, other.data)]
     a, b = (fit.responsibilities(corpus, selector=selector) for fit, corpus in zip((one, other), corpora, strict=True))
@@ -298,18 +298,14 @@ def pieces(objective: Objective, corpus: Batch) -> tuple[int, list[Batch]]:
     with torch.no_grad():
         course, factors = objective(corpus.take(slice(0, 1)), lambda course, factors: (course, factors))
     tables = [*(factor.table for factor in factors), *course.values.values()]
-    each = max([t.numel() for t in tables if isinstance(t, Tensor)], default=1) * _widest(objective, corpus)
+    worded = [m for m in objective.network.members if m.family.words is not None or m.family.name in corpus.evidence]
+    vectors = [m.tpm.states or 1 if m.tpm.kind == "discrete" else math.prod(m.shape) for m in worded]
+    widest = max([*vectors, *(x.shape[1] for x in corpus.x.values()), 1])  # of one word: a vector, states, words read
+    each = max([t.numel() for t in tables if isinstance(t, Tensor)], default=1) * widest
     if objective.of_corpus:
         return max(1, NUMBERS // (each * len(corpus))), [corpus]
     sentences = max(1, min(len(corpus), NUMBERS // each))
     return max(1, NUMBERS // (each * sentences)), corpus.parts(sentences)
-
-
-def _widest(objective: Objective, corpus: Batch) -> int:
-    """The most numbers of one word: of a vector, of the states of a readout, of the words that it reads."""
-    worded = [m for m in objective.network.members if m.family.words is not None or m.family.name in corpus.evidence]
-    vectors = [m.tpm.states or 1 if m.tpm.kind == "discrete" else math.prod(m.shape) for m in worded]
-    return max([*vectors, *(x.shape[1] for x in corpus.x.values()), 1])
 
 
 def likelihoods(objective: Objective, corpus: Batch, sets: Mapping[str, Tensor]) -> Tensor:

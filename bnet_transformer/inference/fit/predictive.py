@@ -16,7 +16,7 @@ from bnet_transformer.compiler.course import seen
 from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError, mapping
 from bnet_transformer.inference.exact import batch_of, eliminated, full_shape, keeps, posterior
-from bnet_transformer.inference.factors import Factor, check_budget, prior_of
+from bnet_transformer.inference.factors import Factor, check_count, choices_above, prior_of
 from bnet_transformer.network import Member, Network
 from bnet_transformer.pyro_reading import PyroModel
 
@@ -38,7 +38,8 @@ def predicted(network: Network, name: str, parts: Sequence[Batch], budget: int) 
     free = [m.family.index for m in above if m.tpm.kind == "discrete" and graph.out_of[m.family.index]]
     for part in parts[:1]:
         _, words, *_ = module.inputs(part.x, part.given)
-        check_budget(network, member.family.index, {*free}, set(), words, budget)
+        choices = choices_above(network, member.family.index, {*free}, set())
+        check_count(network, member.family.index, choices, words, budget)
     return torch.cat([_mean(module, member, free, part) for part in parts])
 
 

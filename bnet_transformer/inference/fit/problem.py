@@ -21,7 +21,6 @@ from bnet_transformer.compiler import Module, Request
 from bnet_transformer.compiler.course import Course, states
 from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.errors import BNetError, listed, number, one_of, put, whole
-from bnet_transformer.graph import Family
 from bnet_transformer.inference.exact import batch_of, eliminated, full_shape, keeps
 from bnet_transformer.inference.factors import Factor, prior_of, question_to_factors, table_entries
 from bnet_transformer.network import Member, Network
@@ -91,20 +90,15 @@ class Objective(nn.Module):
         return found
 
     @property
-    def selectors(self) -> tuple[Family, ...]:
-        """The discrete families that choose: something reads them."""
-        return tuple(member.family for member in self.network.choices)
-
-    @property
     def of_corpus(self) -> bool:
         """True where a selector is drawn once for all sentences."""
         return any(member.scope == "corpus" for member in self.network.choices)
 
-    def forward(self, corpus: Batch, ask: Ask[Any], do: Mapping[str, Tensor] | None = None) -> Any:
+    def forward(self, corpus: Batch, ask: Ask[Any]) -> Any:
         """What is asked of the factors of the sentences."""
-        if not self.learned.weights and do is None and corpus in self._kept:
+        if not self.learned.weights and corpus in self._kept:
             return ask(*self._with_tables(*self._kept[corpus]))
-        request = Request((), corpus.x, corpus.mask, corpus.given, do, check_values=self.check_values)
+        request = Request((), corpus.x, corpus.mask, corpus.given, check_values=self.check_values)
         course, factors = question_to_factors(
             self.module, corpus.evidence, None, request, atol=ATOL, budget=self.budget
         )
@@ -129,21 +123,17 @@ class Objective(nn.Module):
             for f in factors
         ]
 
-    def log_evidence(
-        self, parameters: Parameters, corpus: Batch, power: float = 1.0, do: Mapping[str, Tensor] | None = None
-    ) -> Tensor:
+    def log_evidence(self, parameters: Parameters, corpus: Batch, power: float = 1.0) -> Tensor:
         """The log evidence of each sentence under a set of parameters, `[sentence]`; `[1]` of the whole corpus.
 
-        With a `power` below 1 all factors are flattened: `log sum_c (P(c) P(y | c))^power / power`. What is set (`do`)
-        is not summed.
+        With a `power` below 1 all factors are flattened: `log sum_c (P(c) P(y | c))^power / power`.
         """
+        return self._with(parameters, corpus, lambda course, factors: _flattened(course, factors, power))
 
-        return self._with(parameters, corpus, lambda course, factors: _flattened(course, factors, power), do)
-
-    def _with(self, parameters: Parameters, corpus: Batch, ask: Ask[A], do: Mapping[str, Tensor] | None = None) -> A:
+    def _with(self, parameters: Parameters, corpus: Batch, ask: Ask[A]) -> A:
         """What is asked of the factors of the sentences under a set of parameters."""
         stored = {f"module.store.{name.replace('.', '/')}": value for name, value in parameters.items()}
-        found: A = torch.func.functional_call(self, stored, (corpus, ask, do))
+        found: A = torch.func.functional_call(self, stored, (corpus, ask))
         return found
 
     def log_joint(self, parameters: Parameters, corpus: Batch, states: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -23,17 +23,8 @@ from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.errors import BNetError, BudgetError, FileError, ReadingError, unknown, whole, within_memory
 from bnet_transformer.errors import share as check_share
 from bnet_transformer.inference.exact import posterior
-from bnet_transformer.inference.fit.heads import (
-    Comparison,
-    Heads,
-    compare,
-    heads_of,
-    interval,
-    likelihoods,
-    selectors_of,
-    stored,
-    to_arviz,
-)
+from bnet_transformer.inference.fit import heads
+from bnet_transformer.inference.fit.heads import Comparison, Heads, selectors_of, stored
 from bnet_transformer.inference.fit.predictive import Check, checked, predicted
 from bnet_transformer.inference.fit.problem import LOG_EVIDENCE, Objective, learned_of
 from bnet_transformer.network import Member, Network, network_of
@@ -192,7 +183,7 @@ class Fit(Generic[N]):
     def heads_of(self, selector: str | None = None) -> Heads:
         """The heads of a selector: usage, effective and dead heads, invariants; of a posterior their means."""
         chosen = self._selector(selector)
-        return heads_of(self.network, chosen, self.theta[chosen.owner], self.samples)
+        return heads.heads_of(self.network, chosen, self.theta[chosen.owner], self.samples)
 
     @property
     def log_likelihoods(self) -> Tensor | None:
@@ -218,7 +209,7 @@ class Fit(Generic[N]):
             sets = {k: v.to(here.device) for k, v in stored(self.network, self.samples).items()}
             own = here.shard(self.data)
             objective.to(here.device)
-            found = likelihoods(objective, own, sets).T if len(own) else torch.zeros(0)
+            found = heads.likelihoods(objective, own, sets).T if len(own) else torch.zeros(0)
             return here.all_gather(found).to(self._device).T.reshape(*lead, -1)
 
     @within_memory("interval")
@@ -230,7 +221,7 @@ class Fit(Generic[N]):
         if not self.samples:
             raise BNetError("interval", expected="a fit with a posterior", got=self.method, allowed="svi, nuts")
         check_share("share", share)
-        return interval(self.network, self.samples, name, share)
+        return heads.interval(self.network, self.samples, name, share)
 
     @within_memory("responsibilities")
     def responsibilities(self, data: object, *, selector: str | None = None) -> Tensor:
@@ -244,7 +235,7 @@ class Fit(Generic[N]):
             `[sentence, head]`, or `[sentence, word, head]` where a head is drawn for each word; of a posterior the
             mean over its draws.
         """
-        corpus, member, budget = self.corpus_of(data), self._selector(selector), self.budget
+        corpus, member, budget = self._corpus(data), self._selector(selector), self.budget
         of_corpus, name = member.scope == "corpus", member.family.name
 
         def ask(net: Network, own: Batch) -> Tensor:
@@ -280,7 +271,7 @@ class Fit(Generic[N]):
     @within_memory("log_likelihood")
     def log_likelihood(self, data: object) -> Tensor:
         """`log P(y | x)` of each sentence, under the net; of a posterior, the log of the mean over its draws."""
-        corpus = self.corpus_of(data)
+        corpus = self._corpus(data)
         learned = learned_of(self.network, infer_fit_task(self.network).readouts, None, None)
         objective = Objective(self.network, learned, self.budget)
         with torch.no_grad(), self._shared("log_likelihood", corpus, objective.of_corpus) as here:
@@ -295,7 +286,7 @@ class Fit(Generic[N]):
     @within_memory("check")
     def check(self, data: object, statistics: object = None, *, draws: int = 100, readout: str | None = None) -> Check:
         """Posterior predictive checks: statistics of the data beside those of so many draws of as many sentences."""
-        corpus = self.corpus_of(data)
+        corpus = self._corpus(data)
         member = self._readout(readout, corpus)
         nets = self._draws(whole("draws", draws))
         states = member.tpm.states if member.tpm.kind == "discrete" else None
@@ -312,12 +303,12 @@ class Fit(Generic[N]):
             if not isinstance(getattr(other, "network", other), Network):
                 raise BNetError("compare", expected="a Fit, or a net", got=other)
             other = Fit(other, "none", 0, "nothing")
-        return compare(self, other, data, selector, self._selector(selector))
+        return heads.compare(self, other, data, selector, self._selector(selector))
 
     @within_memory("to_arviz")
     def to_arviz(self) -> az.InferenceData:
         """The samples as ArviZ's InferenceData: posterior, invariants of the labels of heads, log likelihoods."""
-        return to_arviz(self)
+        return heads.to_arviz(self)
 
     def save(self, path: str | Path) -> None:
         """Write the fit to one safetensors file: the net, the samples, the measures; `bt.load` reads it."""
@@ -347,8 +338,8 @@ class Fit(Generic[N]):
         if self.samples and self.method == "nuts" and len(self.matched) < len(self.selectors):
             own = ", ".join(name for name in self.selectors if name not in self.matched)
             told += f"; heads of {own} as each draw has them: what is not learned tells them apart"
-        heads = self.heads._repr_html_() if self.selectors else ""
-        return f"<p>{html.escape(repr(self.net))}<br>{html.escape(told)}</p>{heads}"
+        shown = self.heads._repr_html_() if self.selectors else ""
+        return f"<p>{html.escape(repr(self.net))}<br>{html.escape(told)}</p>{shown}"
 
     def _selector(self, name: str | None) -> Member:
         known = {member.family.name: member for member in selectors_of(self.network)}
@@ -404,7 +395,7 @@ class Fit(Generic[N]):
     def _device(self) -> torch.device:
         return device_of(None, self.network)
 
-    def corpus_of(self, data: object) -> Batch:
+    def _corpus(self, data: object) -> Batch:
         """Data in any form, as the fit took it."""
         return read_batch(self.network, data, missing=self.missing, option=MISSING)
 

@@ -21,6 +21,7 @@ from torch.distributions import Categorical, biject_to, constraints, kl_divergen
 from bnet_transformer._core.distributed import Ranks
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.torch_context import reseed
+from bnet_transformer.compiler.told import lead_of
 from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import NEVER
@@ -172,22 +173,21 @@ class Drawn(Variational):
 
     def __init__(self, problem: FitProblem, method: SVI) -> None:
         super().__init__(problem, method)
-        observed = [family.name for family in self.objective.selectors if family.name in self.corpus.evidence]
+        names = [member.family.name for member in self.network.choices]
+        observed = [name for name in names if name in self.corpus.evidence]
         if observed:
             got = f"'sampled', with {', '.join(observed)} observed"
             raise BNetError("choices", expected="'exact': a choice that is observed is not drawn", got=got)
         words = {stack: value.shape[1] for stack, value in self.corpus.x.items()}
         values = dict(self.sets.values)
-        for family in self.objective.selectors:
-            member = self.network.members[family.index]
+        for member in self.network.choices:
+            name = member.family.name
             if member.tpm.states is None or member.scope == "corpus":
                 kind = "drawn for the corpus" if member.scope == "corpus" else "a word that is read"
                 wanted = "choices of sentences or words, each with a fixed number of states"
-                raise BNetError("choices", expected=wanted, got=f"{family.name}, {kind}", allowed="exact")
-            shape = [len(self.corpus), *(self.network.graph.sizes[plate] for plate in family.plates)]
-            shape += [words[family.words]] if family.words is not None else []
-            start = torch.zeros(1, *shape, member.tpm.states, dtype=self.network.dtype, device=self.ranks.device)
-            values[f"choice/{family.name}"] = start
+                raise BNetError("choices", expected=wanted, got=f"{name}, {kind}", allowed="exact")
+            shape = (1, len(self.corpus), *lead_of(self.network, member, words), member.tpm.states)
+            values[f"choice/{name}"] = torch.zeros(shape, dtype=self.network.dtype, device=self.ranks.device)
         self.begin(values)
 
     def likelihood(self, parameters: dict[str, Tensor], told: dict[str, Tensor], step: int) -> tuple[Tensor, Tensor]:
@@ -229,7 +229,7 @@ class Drawn(Variational):
         part = self.corpus.take(share)
         states: dict[str, Tensor] = {}
         guess = torch.zeros(DRAWS, len(share), dtype=self.network.dtype, device=which.device)
-        for family in self.objective.selectors:
+        for family in (member.family for member in self.network.choices):
             logits = told[f"choice/{family.name}"]
             s = Categorical(logits=logits[which], validate_args=False).sample((DRAWS,))
             s = self.ranks.shard(s.transpose(0, 1)).transpose(0, 1)

@@ -116,7 +116,7 @@ def inclusion(
     room_for(f"{draws} draws", 8 * draws * len(runs.sites) * runs.heads, "fewer draws=")
     if method == "exact":
         _check_budget(runs, whole("budget", budget))
-    with ranks(runs.like.device) as here:
+    with ranks(network.device) as here:
         bars = _bars(progress, here)
         told_by = method, sigma, output, role, interval, draws, rounds, seed, runs.likelihood.families
         here.assert_same("inclusion", net=network, data=runs.corpus, settings=told_by)
@@ -228,19 +228,19 @@ def damage(
         most = f"numbers of heads that are off, at most the {heads} that there are"
         raise BNetError("counts", expected=most, got=counts)
     order = {name: order_by(found.measure(name)) for name in MEASURES}
-    gates = torch.ones(len(MEASURES), len(numbers), *found.log_bayes.shape).to(runs.like)
+    gates = torch.ones(len(MEASURES), len(numbers), *found.log_bayes.shape, dtype=found.network.dtype)
     for m, places in enumerate(order.values()):
         for k, off in enumerate(numbers):
             for at in places[:off]:
                 gates[(m, k, *at)] = 0.0
     every = [torch.ones_like(gates[0, 0]), *gates.flatten(0, 1)]
-    with ranks(runs.like.device) as here, torch.no_grad():
+    with ranks(found.network.device) as here, torch.no_grad():
         here.assert_same("damage", net=found.network, data=runs.corpus, settings=(counts, order, around))
         shared = _shared(runs, here)
         losses = torch.zeros(len(shared.corpus), len(every) - 1, dtype=torch.float64)
         with _bars(progress, here)("sentences", len(shared.corpus)) as bar:
             for part in shared.parts():
-                full, *each = (shared.gated(part, g.expand(len(part), -1, -1).to(shared.like)) for g in every)
+                full, *each = (shared.gated(part, g.expand(len(part), -1, -1).to(here.device)) for g in every)
                 losses[part.which] = (scale * (full - torch.stack(each)).double().cpu()).T
                 bar.update(len(part))
         every_loss = here.all_gather(losses)
@@ -290,8 +290,7 @@ def runs_of(
     wanted = [network.graph.family(name).index for name in likelihood.families]
     found = sites_of(network, role, wanted)
     found = found if sites is None else tuple(site for site in found if site.name in sites)
-    runs = Runs(_module(network), found, corpus, likelihood, found[0].heads)
-    return replace(runs, corpus=corpus.to(runs.like.device))
+    return Runs(_module(network), found, corpus.to(network.device), likelihood, found[0].heads)
 
 
 def _check_budget(runs: Runs, budget: int) -> None:
@@ -330,8 +329,8 @@ def importance(runs: Runs, sigma: float | None, seed: int, told: Callable[[int],
 
 def slopes(runs: Runs, part: Part) -> Tensor:
     """`d log P / d gates` of each sentence with all heads on."""
-    shape, dtype = (len(part), len(runs.sites), runs.heads), runs.module.network.dtype
-    gates = torch.ones(shape, dtype=dtype, device=part.device).requires_grad_()
+    shape, network = (len(part), len(runs.sites), runs.heads), runs.module.network
+    gates = torch.ones(shape, dtype=network.dtype, device=network.device).requires_grad_()
     (found,) = torch.autograd.grad(runs.gated(part, gates).sum(), gates)
     return found.double().cpu()
 

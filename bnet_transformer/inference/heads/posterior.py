@@ -393,7 +393,8 @@ def _slopes(runs: Runs, part: Part, likely: Tensor, place: int, random: Tensor) 
     gates, count = (chance < likely).double(), likely[0].numel()
     turn = torch.arange(count) + runs.ranks.places(part.which)[:, None] + place
     there = (turn % passes_of(count) == 0).reshape(likely.shape)
-    leaf = torch.where(there, between, gates).to(part.device, runs.module.network.dtype).requires_grad_()
+    network = runs.module.network
+    leaf = torch.where(there, between, gates).to(network.device, network.dtype).requires_grad_()
     (slope,) = torch.autograd.grad(runs.gated(part, leaf).sum(), leaf)
     return there, slope.double().cpu()
 

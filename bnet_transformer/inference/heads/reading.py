@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import asking
-from bnet_transformer.axes import WORD, Reach
+from bnet_transformer.axes import Reach
 from bnet_transformer.compiler.course import Course, Request, seen
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.data import EncodedSentence
@@ -94,7 +94,7 @@ def _by_slice(network: Network, role: str | None) -> dict[int, Member]:
 def _collection(member: Member) -> Input:
     """The words that a family reads."""
     slots = member.tpm.reading_slots()
-    return next(given for given in member.inputs if WORD in given.over and given.slot in slots)
+    return next(given for given in member.word_inputs if given.slot in slots)
 
 
 def _selector(network: Network, member: Member) -> int | None:
@@ -163,7 +163,7 @@ def _states(network: Network, readers: Readers, words: Mapping[str, int]) -> int
 
 def _read(module: Module, readers: Readers, intakes: Sequence[EncodedSentence]) -> list[Tensor]:
     """`P(j | i)` of sentences of one length, slice by slice."""
-    network, device = module.network, next((p.device for p in module.parameters()), torch.device("cpu"))
+    network, device = module.network, module.network.device
     indices = {member.family.index for member in readers.members}
     above = network.graph.ancestors(indices)
     free = {i for i in above if network.members[i].tpm.kind == "discrete"}
@@ -245,31 +245,30 @@ class Pair:
     def shape(self) -> tuple[int, int]:
         return len(self.tokens), len(self.read)
 
-
-def _distance(pair: Pair) -> Codes:
-    """`j - i`."""
-    n, m = pair.shape
-    found: Codes = np.arange(m)[None, :] - np.arange(n)[:, None]
-    return found
+    @property
+    def distance(self) -> Codes:
+        """`j - i`."""
+        found: Codes = np.subtract.outer(np.arange(len(self.tokens)), np.arange(len(self.read)))
+        return -found
 
 
 def _same_token(pair: Pair) -> Table:
     """Another word with the same token; in another stack, any word with it."""
     alike: Table = np.array(pair.tokens)[:, None] == np.array(pair.read)[None, :]
-    return alike & (_distance(pair) != 0) if pair.one_stack else alike
+    return alike & (pair.distance != 0) if pair.one_stack else alike
 
 
 # What each relation needs to have a meaning, and where it holds.
 RELATIONS: Mapping[str, tuple[str, Callable[[Pair], Table]]] = {
-    "same": (ONE_STACK, lambda pair: _distance(pair) == 0),
-    "previous": (ONE_STACK, lambda pair: _distance(pair) == -1),
-    "next": (ONE_STACK, lambda pair: _distance(pair) == 1),
+    "same": (ONE_STACK, lambda pair: pair.distance == 0),
+    "previous": (ONE_STACK, lambda pair: pair.distance == -1),
+    "next": (ONE_STACK, lambda pair: pair.distance == 1),
     "first": ("", lambda pair: Reach("first").matrix(*pair.shape)),
     "last": ("", lambda pair: Reach("last").matrix(*pair.shape)),
     "separator": (SEPARATORS, lambda pair: np.broadcast_to(pair.separators, pair.shape)),
     "same token": (TOKENS, _same_token),
-    "earlier": (ONE_STACK, lambda pair: _distance(pair) < 0),
-    "later": (ONE_STACK, lambda pair: _distance(pair) > 0),
+    "earlier": (ONE_STACK, lambda pair: pair.distance < 0),
+    "later": (ONE_STACK, lambda pair: pair.distance > 0),
 }
 DEFAULT = ("same", "previous", "next", "first", "separator", "same token")
 

@@ -131,11 +131,6 @@ class Part:
     values: Mapping[str, Tensor]
     full: Tensor | None
 
-    @property
-    def device(self) -> torch.device:
-        """Where its tensors lie."""
-        return next(iter(self.corpus.x.values())).device
-
     def __len__(self) -> int:
         return len(self.which)
 
@@ -150,12 +145,6 @@ class Runs:
     likelihood: Likelihood
     heads: int
     ranks: Ranks = ALONE
-
-    @property
-    def like(self) -> Tensor:
-        """A parameter, whose type and device are those of the net."""
-        found: Tensor = next(iter(self.module.store.values()))
-        return found
 
     @torch.no_grad()
     def parts(self, words: int = ROWS, *, values: bool = False) -> Iterator[Part]:
