@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from numbers import Integral
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from bnet_transformer import export, files, inference
 from bnet_transformer.data.batch import Batch, encode_batch
 from bnet_transformer.data.encode import encode_sentence
 from bnet_transformer.equations import Equations, equations
-from bnet_transformer.errors import BNetError, mapping, methods_within_memory, unknown, within_memory
+from bnet_transformer.errors import BNetError, mapping, methods_within_memory, seed_of, unknown, within_memory
 from bnet_transformer.graph import Ground, StructureQueries
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.network import Declaration, Network, declare
@@ -56,7 +55,7 @@ class BNet(StructureQueries):
     def __init__(self, declaration: Declaration | Network, *, seed: int = 0) -> None:
         if not isinstance(declaration, Declaration | Network):
             raise BNetError("BNet", expected="a Declaration", got=declaration)
-        self.network = declaration if isinstance(declaration, Network) else declare(declaration, seed=_seed(seed))
+        self.network = declaration if isinstance(declaration, Network) else declare(declaration, seed=seed_of(seed))
 
     @property
     def declaration(self) -> Declaration:
@@ -345,9 +344,3 @@ def _known(options: Mapping[str, Any], function: Callable[..., Any]) -> Mapping[
         if name not in names:
             raise unknown(f"option of {function.__name__}", name, names)
     return options
-
-
-def _seed(seed: object) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or int(seed).bit_length() > 1024:
-        raise BNetError("seed", expected="a whole number", got=seed)
-    return int(seed)

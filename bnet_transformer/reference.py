@@ -218,19 +218,22 @@ ROUNDING = {torch.float32: 2**-12, torch.float16: 2**-7, torch.bfloat16: 2**-4} 
 
 
 class Run:
-    """One full course of events: `states` says what each random node came to; the rest follows."""
+    """One full course of events: `states` says what each random node came to; the rest follows.
+
+    `values` has the values of nodes so far; what is put there counts as a node's value.
+    """
 
     def __init__(self, world: World, states: Mapping[int, Tensor]) -> None:
         self.world = world
         self.states = states
-        self._values: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
 
     def value(self, node: int) -> Tensor:
         """The value of a node, as its children receive it."""
-        if node not in self._values:
-            for ancestor in pending(self.world, node, self._values, self.states):
-                self._values[ancestor] = self._value(ancestor)
-        return self._values[node]
+        if node not in self.values:
+            for ancestor in pending(self.world, node, self.values, self.states):
+                self.values[ancestor] = self._value(ancestor)
+        return self.values[node]
 
     def _value(self, node: int) -> Tensor:
         member, index = where(self.world, node)

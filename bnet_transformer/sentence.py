@@ -27,7 +27,6 @@ from bnet_transformer.inference import Counterfactual, Inclusion, Reads, Route, 
 from bnet_transformer.inference.dependence import over_choices, over_roots
 from bnet_transformer.viz import Picture, figures
 from bnet_transformer.viz.figures import Path
-from bnet_transformer.viz.page import notebook
 
 if TYPE_CHECKING:
     import graphviz
@@ -632,7 +631,7 @@ class Sentence(StructureQueries):
         Returns:
             The widget; its `sentence` is the sentence after all clicks.
         """
-        return notebook.widget_of(self, options)
+        return figures.widget_of(self, options)
 
     def to_pgmpy(self, *, limit: int = 10_000_000, runs: int = reference.BUDGET) -> DiscreteBayesianNetwork:
         """The discrete part, given the words, as a pgmpy network.
@@ -661,6 +660,6 @@ class Sentence(StructureQueries):
         return f"<Sentence {text!r}: {counts}>" if self.state.tokens else f"<Sentence: {counts}>"
 
     @within_memory("picture")
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> notebook.Bundle:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> figures.Bundle:
         """What a notebook shows: the widget, or the figure where no widget can run."""
-        return notebook.bundle(repr(self), lambda: figures.plain_figure(self.state), self.widget)
+        return figures.notebook_bundle(repr(self), self.state, self.widget)

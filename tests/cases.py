@@ -14,36 +14,6 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer import tpm
 from bnet_transformer.inference import Evidence
-from bnet_transformer.tpm import (
-    Add,
-    Affine,
-    Attention,
-    Buckets,
-    Categorical,
-    Codebook,
-    Concat,
-    Dot,
-    Dropout,
-    Embed,
-    FeedForward,
-    Gated,
-    Given,
-    Linear,
-    Norm,
-    Normal,
-    Normaliser,
-    Pool,
-    Positions,
-    Read,
-    Recur,
-    Relative,
-    Rotary,
-    Scale,
-    Select,
-    Sinusoid,
-    Start,
-    Weight,
-)
 from tests.strangers import AdditiveAttention, Gate, Recurrent
 
 WORD = ["word"]
@@ -91,7 +61,7 @@ def gathered(s: bt.Sentence) -> dict[str, Evidence]:
 
 def doubled(**options: object) -> bt.BNet:
     """The chapter's net with two heads and a readout of three states, in float64."""
-    return jolted(chapter(**{"heads": 2, "observe": Categorical(3), **options})()).to(torch.float64)
+    return jolted(chapter(**{"heads": 2, "observe": tpm.Categorical(3), **options})()).to(torch.float64)
 
 
 def case_of(name: str) -> Case:
@@ -124,8 +94,8 @@ def every(role: str, **options: object) -> bt.Arrow:
 def projections(*, heads: bool = False, width: int = 4, dim: int = 4, bias: bool = False) -> list[bt.Node]:
     """q, k, v under weight nodes."""
     plates = ["head"] if heads else []
-    make = Affine() if bias else Linear()
-    return [bt.Node(f"W_{r}", Weight((width, dim)), plates=plates) for r in "qkv"] + [
+    make = tpm.Affine() if bias else tpm.Linear()
+    return [bt.Node(f"W_{r}", tpm.Weight((width, dim)), plates=plates) for r in "qkv"] + [
         bt.Node(r, make, [f"W_{r}", "x"], plates=[*plates, "word"]) for r in "qkv"
     ]
 
@@ -133,41 +103,43 @@ def projections(*, heads: bool = False, width: int = 4, dim: int = 4, bias: bool
 def encoder(*, pre: bool) -> bt.BNet:
     """A vanilla encoder with every word-wise step: embedding, positions, heads, norms, feed-forward, dropout."""
     prologue = [
-        bt.Node("token", Given(states=5), plates=WORD),
-        bt.Node("embed", Embed(4, scale=2.0), ["token"], plates=WORD),
-        bt.Node("position", Sinusoid(4) if pre else Positions(8, 4), plates=WORD),
-        bt.Node("x", Add(), ["embed", "position"], plates=WORD),
+        bt.Node("token", tpm.Given(states=5), plates=WORD),
+        bt.Node("embed", tpm.Embed(4, scale=2.0), ["token"], plates=WORD),
+        bt.Node("position", tpm.Sinusoid(4) if pre else tpm.Positions(8, 4), plates=WORD),
+        bt.Node("x", tpm.Add(), ["embed", "position"], plates=WORD),
     ]
     attend = [
-        bt.Node("a", Attention(Dot(None)), ["q", bt.Arrow("k", "causal"), bt.Arrow("v", "causal")], plates=HEADS),
-        bt.Node("W_o", Weight((4, 2)), plates=["head"]),
-        bt.Node("mix", Concat(bias=True), ["W_o", "a"], plates=WORD),
-        bt.Node("drop", Dropout(0.1), ["mix"], plates=WORD),
+        bt.Node(
+            "a", tpm.Attention(tpm.Dot(None)), ["q", bt.Arrow("k", "causal"), bt.Arrow("v", "causal")], plates=HEADS
+        ),
+        bt.Node("W_o", tpm.Weight((4, 2)), plates=["head"]),
+        bt.Node("mix", tpm.Concat(bias=True), ["W_o", "a"], plates=WORD),
+        bt.Node("drop", tpm.Dropout(0.1), ["mix"], plates=WORD),
     ]
     maps = projections(heads=True, width=2, bias=True)
     if pre:
         rename = {"x": "norm1"}
         maps = [bt.Node(n.role, n.tpm, [rename.get(a.role, a.role) for a in n.arrows], n.plates) for n in maps]
         steps = [
-            bt.Node("norm1", Norm("rms"), ["x"], plates=WORD),
+            bt.Node("norm1", tpm.Norm("rms"), ["x"], plates=WORD),
             *maps,
             *attend,
-            bt.Node("add1", Add(), ["x", "drop"], plates=WORD),
-            bt.Node("norm2", Norm(), ["add1"], plates=WORD),
-            bt.Node("ffn", FeedForward(6, "silu", gated=True, bias=False), ["norm2"], plates=WORD),
-            bt.Node("x", Add(), ["add1", "ffn"], plates=WORD),
+            bt.Node("add1", tpm.Add(), ["x", "drop"], plates=WORD),
+            bt.Node("norm2", tpm.Norm(), ["add1"], plates=WORD),
+            bt.Node("ffn", tpm.FeedForward(6, "silu", gated=True, bias=False), ["norm2"], plates=WORD),
+            bt.Node("x", tpm.Add(), ["add1", "ffn"], plates=WORD),
         ]
     else:
         steps = [
             *maps,
             *attend,
-            bt.Node("add1", Add(), ["x", "drop"], plates=WORD),
-            bt.Node("norm1", Norm(), ["add1"], plates=WORD),
-            bt.Node("ffn", FeedForward(6, "gelu"), ["norm1"], plates=WORD),
-            bt.Node("add2", Add(), ["norm1", "ffn"], plates=WORD),
-            bt.Node("x", Norm(), ["add2"], plates=WORD),
+            bt.Node("add1", tpm.Add(), ["x", "drop"], plates=WORD),
+            bt.Node("norm1", tpm.Norm(), ["add1"], plates=WORD),
+            bt.Node("ffn", tpm.FeedForward(6, "gelu"), ["norm1"], plates=WORD),
+            bt.Node("add2", tpm.Add(), ["norm1", "ffn"], plates=WORD),
+            bt.Node("x", tpm.Norm(), ["add2"], plates=WORD),
         ]
-    readout = bt.Node("y", Categorical(5), ["x"], plates=WORD)
+    readout = bt.Node("y", tpm.Categorical(5), ["x"], plates=WORD)
     words = ("the", "cat", "sat", "on", "mat")
     stack = bt.Stack(steps, prologue, [readout], slices=2, vocabulary=words)
     return bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)], name="encoder"))
@@ -179,31 +151,31 @@ def three_stacks() -> bt.BNet:
     def side(name: str, selector: str) -> bt.Stack:
         return bt.Stack(
             [
-                bt.Node("W_q", Select((4, 4)), [selector]),
-                bt.Node("q", Linear(), ["W_q", "x"], plates=WORD),
-                bt.Node("x", Attention(residual=True), ["q", every("x"), every("x"), "x"], plates=WORD),
+                bt.Node("W_q", tpm.Select((4, 4)), [selector]),
+                bt.Node("q", tpm.Linear(), ["W_q", "x"], plates=WORD),
+                bt.Node("x", tpm.Attention(residual=True), ["q", every("x"), every("x"), "x"], plates=WORD),
             ],
-            [bt.Node("x", Given(4), plates=WORD)],
+            [bt.Node("x", tpm.Given(4), plates=WORD)],
             name=name,
             slices=2,
         )
 
     decoder = bt.Stack(
         [
-            bt.Node("q", Linear(), ["W_shared", "x"], plates=WORD),
-            bt.Node("left", Attention(), ["q", every("enc.x"), every("enc.x")], plates=WORD),
-            bt.Node("right", Attention(), ["q", every("side.x", slice="first"), every("side.x")], plates=WORD),
-            bt.Node("x", Add(), ["x", "left", "right"], plates=WORD),
+            bt.Node("q", tpm.Linear(), ["W_shared", "x"], plates=WORD),
+            bt.Node("left", tpm.Attention(), ["q", every("enc.x"), every("enc.x")], plates=WORD),
+            bt.Node("right", tpm.Attention(), ["q", every("side.x", slice="first"), every("side.x")], plates=WORD),
+            bt.Node("x", tpm.Add(), ["x", "left", "right"], plates=WORD),
         ],
-        [bt.Node("x", Given(4), plates=WORD)],
-        [bt.Node("y", Normal(0.7), ["x"], plates=WORD)],
+        [bt.Node("x", tpm.Given(4), plates=WORD)],
+        [bt.Node("y", tpm.Normal(0.7), ["x"], plates=WORD)],
         name="dec",
     )
     roots = [
-        bt.Node("c", Categorical(2)),
-        bt.Node("b", Categorical(3), ["c"]),
-        bt.Node("W_shared", Weight((4, 4))),
-        bt.Node("label", Categorical(2, pool="mean"), [every("dec.x")]),
+        bt.Node("c", tpm.Categorical(2)),
+        bt.Node("b", tpm.Categorical(3), ["c"]),
+        bt.Node("W_shared", tpm.Weight((4, 4))),
+        bt.Node("label", tpm.Categorical(2, pool="mean"), [every("dec.x")]),
     ]
     return bt.BNet(bt.Declaration([side("enc", "c"), side("side", "b"), decoder], roots, name="three stacks"))
 
@@ -211,20 +183,20 @@ def three_stacks() -> bt.BNet:
 def two_selectors() -> bt.BNet:
     """A selector of the queries and one of the keys and values; a weight under both."""
     nodes = [
-        bt.Node("W_q", Select((4, 4)), ["c"]),
-        bt.Node("W_k", Codebook(2, (4, 4)), ["d"]),
-        bt.Node("W_v", Select((4, 4)), ["c", "d"]),
-        *[bt.Node(r, Linear(), [f"W_{r}", "x"], plates=WORD) for r in "qkv"],
+        bt.Node("W_q", tpm.Select((4, 4)), ["c"]),
+        bt.Node("W_k", tpm.Codebook(2, (4, 4)), ["d"]),
+        bt.Node("W_v", tpm.Select((4, 4)), ["c", "d"]),
+        *[bt.Node(r, tpm.Linear(), [f"W_{r}", "x"], plates=WORD) for r in "qkv"],
         bt.Node(
             "x",
-            Attention(),
+            tpm.Attention(),
             ["q", bt.Arrow("k", bt.Reach("window", 1)), bt.Arrow("v", bt.Reach("window", 1))],
             plates=WORD,
         ),
     ]
-    prologue = [bt.Node("x", Given(4), plates=WORD)]
-    stack = bt.Stack(nodes, prologue, [bt.Node("y", Categorical(3), ["x"], plates=WORD)])
-    roots = [bt.Node("c", Categorical(2, (0.25, 0.75))), bt.Node("d", Categorical(3, prior=1.0))]
+    prologue = [bt.Node("x", tpm.Given(4), plates=WORD)]
+    stack = bt.Stack(nodes, prologue, [bt.Node("y", tpm.Categorical(3), ["x"], plates=WORD)])
+    roots = [bt.Node("c", tpm.Categorical(2, (0.25, 0.75))), bt.Node("d", tpm.Categorical(3, prior=1.0))]
     return bt.BNet(bt.Declaration([stack], roots, name="two selectors"))
 
 
@@ -233,10 +205,10 @@ def gated() -> bt.BNet:
     nodes = [
         *projections(),
         bt.Node("a", AdditiveAttention(), ["q", every("k"), every("v")], plates=WORD),
-        bt.Node("g", Affine(4), ["x"], plates=WORD),
+        bt.Node("g", tpm.Affine(4), ["x"], plates=WORD),
         bt.Node("x", Gate(), ["g", "a"], plates=WORD),
     ]
-    stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)], slices=2)
+    stack = bt.Stack(nodes, [bt.Node("x", tpm.Given(4), plates=WORD)], slices=2)
     return bt.BNet(bt.Declaration([stack], name="gated"))
 
 
@@ -244,9 +216,9 @@ def recurrent() -> bt.BNet:
     """A recurrent net: each word reads the state of the word before."""
     cell = bt.Node("h", Recurrent(3), ["x", bt.Arrow("h", "before")], plates=WORD, shape=(3,))
     stack = bt.Stack(
-        [cell, bt.Node("x", Linear(4), ["h"], plates=WORD)],
-        [bt.Node("x", Given(4), plates=WORD)],
-        [bt.Node("y", Normal(0.5, dim=2), ["x"], plates=WORD)],
+        [cell, bt.Node("x", tpm.Linear(4), ["h"], plates=WORD)],
+        [bt.Node("x", tpm.Given(4), plates=WORD)],
+        [bt.Node("y", tpm.Normal(0.5, dim=2), ["x"], plates=WORD)],
         slices=2,
     )
     return bt.BNet(bt.Declaration([stack], name="recurrent"))
@@ -256,78 +228,84 @@ def recurrences() -> bt.BNet:
     """Recurrent maps of all kinds: under a selector, of heads, of what all earlier words came to, gated."""
     before = bt.Arrow("h", "before")
     nodes = [
-        bt.Node("W", Select((3, 3)), ["c"]),
-        bt.Node("z", Linear(), ["W", "x"], plates=WORD),
-        bt.Node("h", Recur(3, "sigmoid"), ["z", before], plates=WORD, shape=(3,)),
-        bt.Node("u", Recur(3), ["z", before], plates=WORD),
-        bt.Node("g", Recur(2, bias=False), ["x", bt.Arrow("g", "before")], plates=HEADS, shape=(2,)),
-        bt.Node("p", Pool("sum"), [bt.Arrow("m", "earlier")], plates=WORD),
-        bt.Node("m", Recur(3, "relu"), ["x", "p"], plates=WORD, shape=(3,)),
-        bt.Node("x", Gated("identity"), ["u", "m"], plates=WORD),
+        bt.Node("W", tpm.Select((3, 3)), ["c"]),
+        bt.Node("z", tpm.Linear(), ["W", "x"], plates=WORD),
+        bt.Node("h", tpm.Recur(3, "sigmoid"), ["z", before], plates=WORD, shape=(3,)),
+        bt.Node("u", tpm.Recur(3), ["z", before], plates=WORD),
+        bt.Node("g", tpm.Recur(2, bias=False), ["x", bt.Arrow("g", "before")], plates=HEADS, shape=(2,)),
+        bt.Node("p", tpm.Pool("sum"), [bt.Arrow("m", "earlier")], plates=WORD),
+        bt.Node("m", tpm.Recur(3, "relu"), ["x", "p"], plates=WORD, shape=(3,)),
+        bt.Node("x", tpm.Gated("identity"), ["u", "m"], plates=WORD),
     ]
-    side = bt.Node("side", Concat(mapped=False), [bt.Arrow("g", slice="last")], plates=WORD)
-    stack = bt.Stack(nodes, [bt.Node("x", Given(3), plates=WORD)], [side, bt.Node("y", Normal(0.5), ["x"], WORD)])
-    return bt.BNet(bt.Declaration([stack], [bt.Node("c", Categorical(2))], [bt.Plate("head", 2)], name="recurrences"))
+    side = bt.Node("side", tpm.Concat(mapped=False), [bt.Arrow("g", slice="last")], plates=WORD)
+    stack = bt.Stack(
+        nodes, [bt.Node("x", tpm.Given(3), plates=WORD)], [side, bt.Node("y", tpm.Normal(0.5), ["x"], WORD)]
+    )
+    return bt.BNet(
+        bt.Declaration([stack], [bt.Node("c", tpm.Categorical(2))], [bt.Plate("head", 2)], name="recurrences")
+    )
 
 
 def marginal() -> bt.BNet:
     """Reading as a variable: j is a node, and x' is the value of the word that it reads."""
     nodes = [
         *projections(),
-        bt.Node("j", Read(Dot(None)), ["q", bt.Arrow("k", "causal")], plates=WORD),
-        bt.Node("x", Add(), [bt.Arrow("v", "causal", pick={"word": "j"})], plates=WORD),
+        bt.Node("j", tpm.Read(tpm.Dot(None)), ["q", bt.Arrow("k", "causal")], plates=WORD),
+        bt.Node("x", tpm.Add(), [bt.Arrow("v", "causal", pick={"word": "j"})], plates=WORD),
     ]
-    stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)], [bt.Node("y", Categorical(3), ["x"], plates=WORD)])
+    stack = bt.Stack(
+        nodes, [bt.Node("x", tpm.Given(4), plates=WORD)], [bt.Node("y", tpm.Categorical(3), ["x"], plates=WORD)]
+    )
     return bt.BNet(bt.Declaration([stack], name="marginal"))
 
 
 def hidden_markov() -> bt.BNet:
     """A chain of discrete states along the words, seen through a real readout: each state reads the one before."""
-    state = bt.Node("z", Categorical(2), [bt.Arrow("z", "before"), "x"], plates=WORD)
-    mean = [bt.Node("W", Select((2, 4)), ["z"], plates=WORD), bt.Node("x", Linear(), ["W", "x"], plates=WORD)]
-    prologue = [bt.Node("x", Given(4), plates=WORD)]
-    stack = bt.Stack([state, *mean], prologue, [bt.Node("y", Normal(0.6), ["x"], plates=WORD)])
+    state = bt.Node("z", tpm.Categorical(2), [bt.Arrow("z", "before"), "x"], plates=WORD)
+    mean = [bt.Node("W", tpm.Select((2, 4)), ["z"], plates=WORD), bt.Node("x", tpm.Linear(), ["W", "x"], plates=WORD)]
+    prologue = [bt.Node("x", tpm.Given(4), plates=WORD)]
+    stack = bt.Stack([state, *mean], prologue, [bt.Node("y", tpm.Normal(0.6), ["x"], plates=WORD)])
     return bt.BNet(bt.Declaration([stack], name="hidden Markov"))
 
 
 def experts() -> bt.BNet:
     """A router picks for each word the expert whose feed-forward step it takes."""
     nodes = [
-        bt.Node("r", Categorical(3), ["x"], plates=WORD),
-        bt.Node("e", FeedForward(3), ["x"], plates=["expert", "word"]),
-        bt.Node("x", Add(), ["x", bt.Arrow("e", pick={"expert": "r"})], plates=WORD),
+        bt.Node("r", tpm.Categorical(3), ["x"], plates=WORD),
+        bt.Node("e", tpm.FeedForward(3), ["x"], plates=["expert", "word"]),
+        bt.Node("x", tpm.Add(), ["x", bt.Arrow("e", pick={"expert": "r"})], plates=WORD),
     ]
-    readout = [bt.Node("y", Normal(0.5), ["x"], plates=WORD)]
-    stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)], readout, slices=2)
+    readout = [bt.Node("y", tpm.Normal(0.5), ["x"], plates=WORD)]
+    stack = bt.Stack(nodes, [bt.Node("x", tpm.Given(4), plates=WORD)], readout, slices=2)
     return bt.BNet(bt.Declaration([stack], plates=[bt.Plate("expert", 3)], name="experts"))
 
 
 def encoder_decoder() -> bt.BNet:
     """Cross attention (Vaswani et al.): each decoder slice has its own keys and values over the encoder's words."""
-    given = [bt.Node("x", Given(4), plates=WORD)]
+    given = [bt.Node("x", tpm.Given(4), plates=WORD)]
     enc = bt.Stack(
         [
             *projections(),
-            bt.Node("a", Attention(Dot(None)), ["q", every("k"), every("v")], plates=WORD),
-            bt.Node("x", Add(), ["x", "a"], plates=WORD),
+            bt.Node("a", tpm.Attention(tpm.Dot(None)), ["q", every("k"), every("v")], plates=WORD),
+            bt.Node("x", tpm.Add(), ["x", "a"], plates=WORD),
         ],
         given,
         slices=2,
         name="enc",
     )
     cross = [
-        bt.Node("W_k", Weight((4, 4))),
-        bt.Node("cross_q", Affine(4), ["a"], plates=WORD),
-        bt.Node("cross_k", Affine(), ["W_k", "enc.x"], plates=["enc.word"]),
-        bt.Node("cross_v", Linear(4), ["enc.x"], plates=["enc.word"]),
-        bt.Node("cross_a", Attention(Dot(None)), ["cross_q", every("cross_k"), every("cross_v")], plates=WORD),
-        bt.Node("past", Pool("sum"), [bt.Arrow("a", "earlier")], plates=WORD),
+        bt.Node("W_k", tpm.Weight((4, 4))),
+        bt.Node("cross_q", tpm.Affine(4), ["a"], plates=WORD),
+        bt.Node("cross_k", tpm.Affine(), ["W_k", "enc.x"], plates=["enc.word"]),
+        bt.Node("cross_v", tpm.Linear(4), ["enc.x"], plates=["enc.word"]),
+        bt.Node("cross_a", tpm.Attention(tpm.Dot(None)), ["cross_q", every("cross_k"), every("cross_v")], plates=WORD),
+        bt.Node("past", tpm.Pool("sum"), [bt.Arrow("a", "earlier")], plates=WORD),
     ]
-    own = bt.Node("a", Attention(), ["x", bt.Arrow("x", "causal"), bt.Arrow("x", "causal")], plates=WORD)
+    own = bt.Node("a", tpm.Attention(), ["x", bt.Arrow("x", "causal"), bt.Arrow("x", "causal")], plates=WORD)
     dec = bt.Stack(
-        [own, *cross, bt.Node("x", Add(), ["x", "cross_a", "past"], plates=WORD)],
+        [own, *cross, bt.Node("x", tpm.Add(), ["x", "cross_a", "past"], plates=WORD)],
         given,
-        [bt.Node("y", Categorical(3), ["x"], plates=WORD)],
+        [bt.Node("y", tpm.Categorical(3), ["x"], plates=WORD)],
         slices=2,
         name="dec",
     )
@@ -337,49 +315,49 @@ def encoder_decoder() -> bt.BNet:
 def positioned() -> bt.BNet:
     """Rotary and relative positions, a sigmoid normaliser beside a softmax, a pooled real readout."""
     nodes = [
-        bt.Node("bias", Weight(5), plates=["head"]),
+        bt.Node("bias", tpm.Weight(5), plates=["head"]),
         *projections(heads=True, width=4),
         bt.Node(
             "a",
-            Attention(Dot(None, rotary=100.0), bias=Relative(2)),
+            tpm.Attention(tpm.Dot(None, rotary=100.0), bias=tpm.Relative(2)),
             ["q", every("k"), every("v"), "bias"],
             plates=HEADS,
         ),
-        bt.Node("s", Attention(Dot(), Normaliser("sigmoid")), ["q", every("k"), every("v")], plates=HEADS),
-        bt.Node("W_o", Weight((4, 4)), plates=["head"]),
-        bt.Node("both", Add(), ["a", "s"], plates=HEADS),
-        bt.Node("x", Concat(residual=True), ["W_o", "both", "x"], plates=WORD),
+        bt.Node("s", tpm.Attention(tpm.Dot(), tpm.Normaliser("sigmoid")), ["q", every("k"), every("v")], plates=HEADS),
+        bt.Node("W_o", tpm.Weight((4, 4)), plates=["head"]),
+        bt.Node("both", tpm.Add(), ["a", "s"], plates=HEADS),
+        bt.Node("x", tpm.Concat(residual=True), ["W_o", "both", "x"], plates=WORD),
     ]
     epilogue = [
-        bt.Node("pool", Pool("sum"), [every("x")]),
-        bt.Node("first", Add(), [bt.Arrow("x", "first"), bt.Arrow("x", "last"), "pool"]),
-        bt.Node("y", Normal(0.8, dim=2, learnable=True), ["first"]),
+        bt.Node("pool", tpm.Pool("sum"), [every("x")]),
+        bt.Node("first", tpm.Add(), [bt.Arrow("x", "first"), bt.Arrow("x", "last"), "pool"]),
+        bt.Node("y", tpm.Normal(0.8, dim=2, learnable=True), ["first"]),
     ]
-    stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)], epilogue)
+    stack = bt.Stack(nodes, [bt.Node("x", tpm.Given(4), plates=WORD)], epilogue)
     return bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)], name="positioned"))
 
 
 def grouped() -> bt.BNet:
     """Keys and values for groups of heads, rotary positions in part and in bands, the words just before."""
     heads, reach = ["group", "head"], bt.Reach("recent", 1)
-    rotary = Rotary(50.0, width=2, factor=4.0, bands=(0.5, 2.0, 9))
+    rotary = tpm.Rotary(50.0, width=2, factor=4.0, bands=(0.5, 2.0, 9))
     nodes = [
-        bt.Node("norm", Norm("rms"), ["x"], plates=WORD),
-        bt.Node("W_q", Weight((4, 4)), plates=heads),
-        *(bt.Node(f"W_{r}", Weight((4, 4)), plates=["group"]) for r in "kv"),
-        bt.Node("q", Affine(), ["W_q", "norm"], plates=[*heads, "word"]),
-        *(bt.Node(r, Affine(), [f"W_{r}", "norm"], plates=["group", "word"]) for r in "kv"),
+        bt.Node("norm", tpm.Norm("rms"), ["x"], plates=WORD),
+        bt.Node("W_q", tpm.Weight((4, 4)), plates=heads),
+        *(bt.Node(f"W_{r}", tpm.Weight((4, 4)), plates=["group"]) for r in "kv"),
+        bt.Node("q", tpm.Affine(), ["W_q", "norm"], plates=[*heads, "word"]),
+        *(bt.Node(r, tpm.Affine(), [f"W_{r}", "norm"], plates=["group", "word"]) for r in "kv"),
         bt.Node(
             "a",
-            Attention(Dot(None, rotary=rotary)),
+            tpm.Attention(tpm.Dot(None, rotary=rotary)),
             ["q", bt.Arrow("k", reach), bt.Arrow("v", reach)],
             plates=[*heads, "word"],
         ),
-        bt.Node("W_o", Weight((4, 4)), plates=heads),
-        bt.Node("x", Concat(residual=True, plates=2), ["W_o", "a", "x"], plates=WORD),
+        bt.Node("W_o", tpm.Weight((4, 4)), plates=heads),
+        bt.Node("x", tpm.Concat(residual=True, plates=2), ["W_o", "a", "x"], plates=WORD),
     ]
-    prologue = [bt.Node("token", Given(states=3), plates=WORD), bt.Node("x", Embed(4), ["token"], plates=WORD)]
-    readout = bt.Node("y", Categorical(3), ["x"], plates=WORD)
+    prologue = [bt.Node("token", tpm.Given(states=3), plates=WORD), bt.Node("x", tpm.Embed(4), ["token"], plates=WORD)]
+    readout = bt.Node("y", tpm.Categorical(3), ["x"], plates=WORD)
     stack = bt.Stack(nodes, prologue, [readout], slices=2, vocabulary=VOCABULARY)
     plates = [bt.Plate("group", 2), bt.Plate("head", 3)]
     return bt.BNet(bt.Declaration([stack], plates=plates, name="grouped"))
@@ -388,14 +366,14 @@ def grouped() -> bt.BNet:
 def started() -> bt.BNet:
     """A first word with a vector of its own."""
     prologue = [
-        bt.Node("token", Given(states=3), plates=WORD),
-        bt.Node("embed", Embed(4), ["token"], plates=WORD),
-        bt.Node("start", Start(0.5), [bt.Arrow("embed", "rest")], plates=WORD),
-        bt.Node("position", Positions(5, 4), plates=WORD),
-        bt.Node("x", Add(), ["start", "position"], plates=WORD),
+        bt.Node("token", tpm.Given(states=3), plates=WORD),
+        bt.Node("embed", tpm.Embed(4), ["token"], plates=WORD),
+        bt.Node("start", tpm.Start(0.5), [bt.Arrow("embed", "rest")], plates=WORD),
+        bt.Node("position", tpm.Positions(5, 4), plates=WORD),
+        bt.Node("x", tpm.Add(), ["start", "position"], plates=WORD),
     ]
-    mix = bt.Node("x", Attention(residual=True), ["q", every("k"), every("v"), "x"], plates=WORD)
-    readout = [bt.Node("first", Add(), [bt.Arrow("x", "first")]), bt.Node("y", Categorical(2), ["first"])]
+    mix = bt.Node("x", tpm.Attention(residual=True), ["q", every("k"), every("v"), "x"], plates=WORD)
+    readout = [bt.Node("first", tpm.Add(), [bt.Arrow("x", "first")]), bt.Node("y", tpm.Categorical(2), ["first"])]
     stack = bt.Stack([*projections(), mix], prologue, readout, slices=2, vocabulary=VOCABULARY)
     return bt.BNet(bt.Declaration([stack], name="started"))
 
@@ -406,19 +384,22 @@ def bucketed() -> bt.BNet:
         *projections(heads=True),
         bt.Node(
             "a",
-            Attention(Dot(), bias=Buckets(5, furthest=3, two_sided=False)),
+            tpm.Attention(tpm.Dot(), bias=tpm.Buckets(5, furthest=3, two_sided=False)),
             ["q", every("k"), every("v"), "b"],
             plates=HEADS,
         ),
-        bt.Node("W_o", Weight((4, 4)), plates=["head"]),
-        bt.Node("x", Concat(residual=True), ["W_o", "a", "x"], plates=WORD),
+        bt.Node("W_o", tpm.Weight((4, 4)), plates=["head"]),
+        bt.Node("x", tpm.Concat(residual=True), ["W_o", "a", "x"], plates=WORD),
     ]
     prologue = [
-        bt.Node("b", Weight(5), plates=["head"]),
-        bt.Node("token", Given(states=3), plates=WORD),
-        bt.Node("x", Embed(4), ["token"], plates=WORD),
+        bt.Node("b", tpm.Weight(5), plates=["head"]),
+        bt.Node("token", tpm.Given(states=3), plates=WORD),
+        bt.Node("x", tpm.Embed(4), ["token"], plates=WORD),
     ]
-    readout = [bt.Node("scaled", Scale(0.5), ["x"], plates=WORD), bt.Node("y", Categorical(3), ["scaled"], plates=WORD)]
+    readout = [
+        bt.Node("scaled", tpm.Scale(0.5), ["x"], plates=WORD),
+        bt.Node("y", tpm.Categorical(3), ["scaled"], plates=WORD),
+    ]
     stack = bt.Stack(nodes, prologue, readout, slices=2, vocabulary=VOCABULARY)
     return bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)], name="bucketed"))
 
@@ -428,24 +409,24 @@ def shared_slices() -> bt.BNet:
     table = ((True, False, True), (True, True, False), (False, False, True))
     mask = bt.Reach("mask", table=table)
     nodes = [
-        bt.Node("W_v", Weight((4, 4)), shared=True),
-        bt.Node("q", Linear(), ["W_q", "x"], plates=WORD),
-        bt.Node("v", Linear(), ["W_v", "x"], plates=WORD),
-        bt.Node("a", Attention(), ["q", bt.Arrow("x", mask), bt.Arrow("v", mask)], plates=WORD),
-        bt.Node("x", Norm(), ["a"], plates=WORD, shared=True),
+        bt.Node("W_v", tpm.Weight((4, 4)), shared=True),
+        bt.Node("q", tpm.Linear(), ["W_q", "x"], plates=WORD),
+        bt.Node("v", tpm.Linear(), ["W_v", "x"], plates=WORD),
+        bt.Node("a", tpm.Attention(), ["q", bt.Arrow("x", mask), bt.Arrow("v", mask)], plates=WORD),
+        bt.Node("x", tpm.Norm(), ["a"], plates=WORD, shared=True),
     ]
-    prologue = [bt.Node("x", Given(4), plates=WORD), bt.Node("W_q", Weight((4, 4)))]
+    prologue = [bt.Node("x", tpm.Given(4), plates=WORD), bt.Node("W_q", tpm.Weight((4, 4)))]
     return bt.BNet(bt.Declaration([bt.Stack(nodes, prologue, slices=3)], name="shared slices"))
 
 
 def sprinkler() -> bt.BNet:
     """A Bayesian network without words or stacks: tables over tables."""
-    states = Categorical(2, labels=("no", "yes"))
+    states = tpm.Categorical(2, labels=("no", "yes"))
     nodes = [
         bt.Node("cloudy", states),
         bt.Node("sprinkler", states, ["cloudy"]),
         bt.Node("rain", states, ["cloudy"]),
-        bt.Node("wet", Categorical(3), ["sprinkler", "rain"]),
+        bt.Node("wet", tpm.Categorical(3), ["sprinkler", "rain"]),
     ]
     return bt.BNet(bt.Declaration(nodes=nodes, name="sprinkler"))
 
@@ -454,10 +435,10 @@ def sites() -> bt.BNet:
     """A mixture without words: a plate of choices below one, and a real readout of each."""
     plates = ["site"]
     nodes = [
-        bt.Node("z", Categorical(2)),
-        bt.Node("x", Categorical(3), ["z"], plates=plates),
-        bt.Node("mean", Select(2), ["x"], plates=plates),
-        bt.Node("y", Normal(0.5), ["mean"], plates=plates),
+        bt.Node("z", tpm.Categorical(2)),
+        bt.Node("x", tpm.Categorical(3), ["z"], plates=plates),
+        bt.Node("mean", tpm.Select(2), ["x"], plates=plates),
+        bt.Node("y", tpm.Normal(0.5), ["mean"], plates=plates),
     ]
     return bt.BNet(bt.Declaration(nodes=nodes, plates=[bt.Plate("site", 2)], name="sites"))
 
@@ -465,17 +446,17 @@ def sites() -> bt.BNet:
 def hidden_states() -> bt.BNet:
     """A hidden Markov model whose time are slices: a stack without words."""
     steps = [
-        bt.Node("x", Categorical(2), ["x"], shared=True),
-        bt.Node("y", Categorical(3), [bt.Arrow("x", slice="next")], shared=True),
+        bt.Node("x", tpm.Categorical(2), ["x"], shared=True),
+        bt.Node("y", tpm.Categorical(3), [bt.Arrow("x", slice="next")], shared=True),
     ]
-    stack = bt.Stack(steps, [bt.Node("x", Categorical(2))], slices=3)
+    stack = bt.Stack(steps, [bt.Node("x", tpm.Categorical(2))], slices=3)
     return bt.BNet(bt.Declaration([stack], name="hidden states"))
 
 
 def no_slices() -> bt.BNet:
     """A stack without slices: a readout of the words as they come."""
-    prologue = [bt.Node("token", Given(states=3), plates=WORD), bt.Node("x", Embed(4), ["token"], plates=WORD)]
-    readout = bt.Node("y", Categorical(2), ["x"], plates=WORD)
+    prologue = [bt.Node("token", tpm.Given(states=3), plates=WORD), bt.Node("x", tpm.Embed(4), ["token"], plates=WORD)]
+    readout = bt.Node("y", tpm.Categorical(2), ["x"], plates=WORD)
     return bt.BNet(bt.Declaration([bt.Stack([], prologue, [readout], vocabulary=VOCABULARY)], name="no slices"))
 
 
@@ -496,46 +477,46 @@ VOCABULARY = ("the", "cat", "sat")
 
 CASES: tuple[Case, ...] = (
     Case("chapter", chapter(heads=3)),
-    Case("chapter, two slices", chapter(heads=2, slices=2, observe=Categorical(3)), evidence=Y),
-    Case("chapter, real", chapter(heads=3, residual=True, observe=Normal(0.5)), evidence=R),
+    Case("chapter, two slices", chapter(heads=2, slices=2, observe=tpm.Categorical(3)), evidence=Y),
+    Case("chapter, real", chapter(heads=3, residual=True, observe=tpm.Normal(0.5)), evidence=R),
     Case(
         "chapter, words",
-        chapter(vocabulary=VOCABULARY, observe=Categorical(3), scale=None, mask="causal"),
+        chapter(vocabulary=VOCABULARY, observe=tpm.Categorical(3), scale=None, mask="causal"),
         evidence={"y_1": "sat"},
     ),
     Case(
         "chapter, widths",
-        chapter(key_dim=2, value_dim=3, observe=Categorical(2, pool="mean")),
+        chapter(key_dim=2, value_dim=3, observe=tpm.Categorical(2, pool="mean")),
         evidence={"y": 1},
     ),
-    Case("codebook", chapter(heads=2, atoms=(3, 2, 2), observe=Categorical(3), prior=0.5), evidence=Y),
+    Case("codebook", chapter(heads=2, atoms=(3, 2, 2), observe=tpm.Categorical(3), prior=0.5), evidence=Y),
     Case(
         "codebook, two slices",
-        chapter(heads=2, atoms=2, slices=2, residual=True, observe=Normal(0.4)),
+        chapter(heads=2, atoms=2, slices=2, residual=True, observe=tpm.Normal(0.4)),
         evidence=R,
     ),
-    Case("corpus", chapter(heads=3, per="corpus", observe=Normal(1.0, dim=2)), evidence={"y_1": (0.2, -0.3)}),
-    Case("slice", chapter(heads=2, slices=3, per="slice", observe=Categorical(3)), evidence=Y),
+    Case("corpus", chapter(heads=3, per="corpus", observe=tpm.Normal(1.0, dim=2)), evidence={"y_1": (0.2, -0.3)}),
+    Case("slice", chapter(heads=2, slices=3, per="slice", observe=tpm.Categorical(3)), evidence=Y),
     Case(
         "slice, codebook",
-        chapter(heads=2, slices=2, atoms=(2, 1, 2), per="slice", observe=Categorical(3)),
+        chapter(heads=2, slices=2, atoms=(2, 1, 2), per="slice", observe=tpm.Categorical(3)),
         evidence=Y,
     ),
-    Case("word", chapter(heads=3, per="word", observe=Categorical(3), mask="causal"), evidence=Y),
+    Case("word", chapter(heads=3, per="word", observe=tpm.Categorical(3), mask="causal"), evidence=Y),
     Case(
         "word, codebook",
-        chapter(heads=2, atoms=2, per="word", residual=True, observe=Categorical(3)),
+        chapter(heads=2, atoms=2, per="word", residual=True, observe=tpm.Categorical(3)),
         "cat sat",
         evidence={"y_1": 2},
     ),
     Case(
         "word, two slices",
-        chapter(heads=2, slices=2, per="word", observe=Categorical(2)),
+        chapter(heads=2, slices=2, per="word", observe=tpm.Categorical(2)),
         "cat sat",
         {"y_0": 1},
     ),
-    Case("concat", chapter(heads=3, combine="concat", residual=True, observe=Categorical(3)), evidence=Y),
-    Case("one word", chapter(heads=2, observe=Categorical(3)), "cat", {"y_0": 2}),
+    Case("concat", chapter(heads=3, combine="concat", residual=True, observe=tpm.Categorical(3)), evidence=Y),
+    Case("one word", chapter(heads=2, observe=tpm.Categorical(3)), "cat", {"y_0": 2}),
     Case("encoder, post-norm", lambda: encoder(pre=False), "the cat sat", {"y_0": "cat"}),
     Case("encoder, pre-norm", lambda: encoder(pre=True), "mat on the", {"y_2": 4}),
     Case(
@@ -552,14 +533,14 @@ CASES: tuple[Case, ...] = (
     Case("recurrences", recurrences, evidence={"y_2": (0.1, 0.2, -0.3)}),
     Case("geometric", lambda: bt.geometric(4, blocks=2)),
     Case("geometric, add", lambda: bt.geometric(4, blocks=2, add=True)),
-    Case("integrator", lambda: bt.geometric(4, heads=2, slices=1, add=True, observe=Normal(0.5)), evidence=R),
+    Case("integrator", lambda: bt.geometric(4, heads=2, slices=1, add=True, observe=tpm.Normal(0.5)), evidence=R),
     Case("cayley", lambda: bt.volume_preserving(4, slices=1)),
     Case(
         "cayley, arbitrary",
-        lambda: bt.volume_preserving(4, attention="arbitrary", observe=Categorical(3)),
+        lambda: bt.volume_preserving(4, attention="arbitrary", observe=tpm.Categorical(3)),
         evidence=Y,
     ),
-    Case("triangular", lambda: bt.volume_preserving(4, slices=1, attention=None, observe=Normal(0.5)), evidence=R),
+    Case("triangular", lambda: bt.volume_preserving(4, slices=1, attention=None, observe=tpm.Normal(0.5)), evidence=R),
     Case("bucketed", bucketed, evidence={"y_1": "sat"}),
     Case("grouped", grouped, evidence={"y_1": "sat"}),
     Case("marginal", marginal, evidence={"y_2": 1, "y_0": 0}),
@@ -569,7 +550,11 @@ CASES: tuple[Case, ...] = (
     Case("positioned", positioned, evidence={"y": (0.1, -0.2)}),
     Case("shared slices", shared_slices),
     Case("started", started, evidence={"y": 1}),
-    Case("vanilla encoder", vanilla("encoder", positions=Sinusoid(4, 50.0, first=1), readout=Normal(0.5)), evidence=R),
+    Case(
+        "vanilla encoder",
+        vanilla("encoder", positions=tpm.Sinusoid(4, 50.0, first=1), readout=tpm.Normal(0.5)),
+        evidence=R,
+    ),
     Case(
         "vanilla encoder, masked word",
         vanilla("encoder", slices=1, norm="pre", vocabulary=VOCABULARY, readout="word", transform="gelu", bias=False),
@@ -578,7 +563,7 @@ CASES: tuple[Case, ...] = (
     Case(
         "vanilla encoder, class",
         vanilla(
-            "encoder", slices=1, positions=None, dropout=0.0, readout=Categorical(2), pool="first", transform="tanh"
+            "encoder", slices=1, positions=None, dropout=0.0, readout=tpm.Categorical(2), pool="first", transform="tanh"
         ),
         evidence={"y": 1},
     ),

@@ -5,10 +5,7 @@ from __future__ import annotations
 import re
 
 import bnet_transformer as bt
-from bnet_transformer.tpm import (
-    TPM,
-    Given,
-)
+from bnet_transformer.tpm import TPM, Given
 
 WORD = ["word"]
 HEADS = ["head", "word"]

@@ -98,13 +98,6 @@ def test_names_of_the_folded_graph():
     assert alone.sentence("a b").separated("x_0_0", "x_1_1", weights)
 
 
-def test_a_role_without_its_stack_is_told_which_stacks_have_it():
-    s = bt.encoder_decoder(8, heads=2, vocabulary=["a", "b"]).sentence({"enc": "a b", "dec": "a"})
-    for name in ("q", "q_0_0"):
-        with pytest.raises(bt.UnknownNameError, match=r"enc_q \(such as enc_q_0_0_0\), dec_q"):
-            s.do({name: 0})
-
-
 # trails among determined nodes
 
 

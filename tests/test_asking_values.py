@@ -395,12 +395,6 @@ def test_a_chain_that_do_cuts_is_refused(name, role):
                     close(asked.reads(slices, role=role).matrix.sum(-1), torch.ones(words))
 
 
-def test_a_pretrained_chain_is_refused_alike():
-    s = bt.from_pretrained("tiny").sentence("the cat sat").do(c=0)
-    with pytest.raises(bt.BNetError, match="x_1_0 set on its way"):
-        s.do(x_1_0=Zero()).reads()
-
-
 # counterfactuals
 
 

@@ -8,8 +8,6 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -18,7 +16,6 @@ import bnet_transformer as bt
 from bnet_transformer.compiler import Request
 from bnet_transformer.cost import Cost, Polynomial
 from bnet_transformer.cost.counting import Counting, Sizes
-from bnet_transformer.cost.paths import _by_tables, links, longest_path
 from bnet_transformer.tpm import (
     TPM,
     Add,
@@ -33,7 +30,6 @@ from bnet_transformer.tpm import (
     Given,
     Linear,
     Norm,
-    Normaliser,
     Pool,
     Weight,
 )
@@ -224,13 +220,6 @@ def test_shared_weights_are_counted_once_and_products_in_each_slice():
     assert one.flops == three.flops == 3 * 2 * 5 * 64
 
 
-def test_half_precision_halves_the_bytes():
-    net = bt.bayesuvius(8)
-    wide, half = net.to(torch.float64).cost(6), net.to(torch.float16).cost(6)
-    assert (wide.parameter_bytes, wide.value_bytes) == (4 * half.parameter_bytes, 4 * half.value_bytes)
-    assert wide.flops == half.flops
-
-
 def test_every_score_both_ways():
     for score, over, n in itertools.product((Bilinear(), Dot(rotary=10.0)), ("keys", "queries"), (5, 19)):
         extra = ["A"] if isinstance(score, Bilinear) else []
@@ -245,12 +234,7 @@ def test_every_score_both_ways():
 
 @pytest.mark.parametrize(
     ("want", "orders"),
-    [
-        ("past", "O(n d |past|)"),
-        ("last", "O(d^2)"),
-        ("alike", "O(n^2 d)"),
-        ("coded", "O(n d^2 head |W|)"),
-    ],
+    [("past", "O(n d |past|)"), ("last", "O(d^2)"), ("alike", "O(n^2 d)"), ("coded", "O(n d^2 head |W|)")],
 )
 def test_dims_on_which_a_value_does_not_depend_are_not_multiplied(want, orders):
     nodes = [
@@ -364,38 +348,14 @@ def test_paths_through_a_pool_a_table_and_a_recurrence(n):
         assert net.cost(n).slices[0].longest_path == measured(net, n, 8) == wanted
 
 
-@settings(max_examples=20)
-@given(
-    st.lists(st.sampled_from([r for r in REACHES if r not in ("first", "last")]), min_size=1, max_size=3),
-    st.integers(1, 12),
-)
-def test_what_shifts_say_the_tables_say(reaches, n):
-    nodes = []
-    for k, reach in enumerate(reaches):
-        far = bt.Arrow("x", reach)
-        mix = Attention(normaliser=Normaliser("none"), residual=True)
-        tpm, parents = (Gate(), ["x", far]) if reach == "before" else (mix, ["x", far, far, "x"])
-        nodes.append(bt.Node(f"a{chr(97 + k)}", tpm, parents, plates=WORD))
-    net = of_words([*nodes, bt.Node("x", Add(), ["x", *(node.role for node in nodes)], plates=WORD)])
-    found = links(net.network, "")
-    assert len(found.nodes) == 1
-    assert longest_path(found, n)[0] == _by_tables(found, n)
-
-
-@pytest.mark.parametrize(
-    ("net", "order"),
-    [
-        (lambda: bt.recurrent(6, features=2), "O(n d^2 + n d |x_0|)"),
-        (lambda: bt.recurrent(6, cell="rnn", features=2, slices=3), "O(n d^2 + n d |x_0|)"),
-        (lambda: bt.recurrent(6), "O(n d^2)"),
-        (
-            lambda: bt.decoder(8, heads=2, slices=1, features=3, dropout=0.0),
-            "O(n^2 d + n d^2 + n d hidden + n d |value|)",
-        ),
-    ],
-)
-def test_d_is_the_width_of_the_states_and_features_have_one_name(net, order):
-    assert net().cost(5).order == order
+def test_d_is_the_width_of_the_states_and_features_have_one_name():
+    decoder = bt.decoder(8, heads=2, slices=1, features=3, dropout=0.0)
+    for net, order in (
+        (bt.recurrent(6, cell="rnn", features=2, slices=3), "O(n d^2 + n d |x_0|)"),
+        (bt.recurrent(6), "O(n d^2)"),
+        (decoder, "O(n^2 d + n d^2 + n d hidden + n d |value|)"),
+    ):
+        assert net.cost(5).order == order
 
 
 def test_orders_of_paths_and_steps():
@@ -491,9 +451,6 @@ def test_polynomials():
     p, q = Polynomial({("n",): 2, (): 1}), Polynomial({("n",): -2, ("m",): 3})
     assert p + q == Polynomial({(): 1, ("m",): 3}) and (p * q)({"n": 5, "m": 7}) == p(5) * q({"n": 5, "m": 7})
     assert str(p * p) == "4 n^2 + 4 n + 1" and str(Polynomial()) == "0"
-    for bad in (-1, 1.5, {"m": 2}, {"n": "x"}):
-        with pytest.raises(bt.BNetError):
-            p(bad)
 
 
 def test_bad_input_is_told():

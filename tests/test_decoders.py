@@ -277,24 +277,6 @@ def _heads(shape, plates=2):
     return Parent("p", shape, over=over)
 
 
-HOSTILE = [
-    lambda: Rotary(width=3),
-    lambda: Rotary(bands=(1.0, 1.0, 8)),
-    lambda: Dot(None, rotary="far"),
-    lambda: Concat(plates=0),
-    lambda: bt.encoder(8, heads=4, norm="beside"),
-    lambda: bt.encoder_decoder(8, heads=4, norm="parallel"),
-    lambda: Sublayers(8, heads=4, hidden=4, norm="pre", groups=3),
-    lambda: Dot(None, Rotary(width=6)).check(Parent("q", (4,)), Parent("k", (4,), over=(("word", None),))),
-]
-
-
-def test_hostile_parts():
-    for k, wrong in enumerate(HOSTILE):
-        with pytest.raises(bt.BNetError):
-            print(k, wrong())
-
-
 def test_equations_tell_turns_in_part_and_words_just_before():
     heads = [bt.Node("x", Embed(8), ["token"], plates=["word"])]
     token = bt.Node("token", Given(states=3), plates=["word"])

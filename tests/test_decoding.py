@@ -314,19 +314,10 @@ BAD = {
     ),
     "vectors": (lambda: bt.decoder(8, heads=2, slices=1, readout=Categorical(3)), [1], {}, "next word"),
     "a selector": (lambda: bt.bayesuvius(4, heads=2, **SELECT), "a", {}, "no random choice"),
-    "too long": (
-        lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5, positions="learned", words=6),
-        [1, 2],
-        {"length": 5},
-        "at most 6 words",
-    ),
-    "unknown word": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=["cat", "dog"]), "cta", {}, "cat"),
-    "id": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), [5], {}, "ids from 0 to 4"),
     "stop": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), [1], {"stop": 9}, "ids from 0 to 4"),
     "no start": (lambda: bt.encoder_decoder(8, heads=2, slices=1, vocabulary=5), [1], {}, "start="),
     "no source": (lambda: bt.encoder_decoder(8, heads=2, slices=1, vocabulary=5), None, {"start": 1}, "as many"),
     "no prompt": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), None, {}, "start="),
-    "a float": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), [[1.5]], {}, "ids"),
     **{
         f"{name}={value}, {method}": (
             lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), [1], {"method": method, name: value}, name
@@ -338,16 +329,10 @@ BAD = {
             ("temperature", 0.0, "sample"),
             ("top_k", 0, "sample"),
             ("top_p", 1.5, "sample"),
-            ("seed", 1.5, "sample"),
             ("seed", -1, "sample"),
-            ("seed", 2**70, "sample"),
             ("temperature", 0.7, "greedy"),
-            ("temperature", 0.7, "beam"),
             ("top_k", 3, "greedy"),
-            ("top_p", 0.5, "beam"),
             ("beams", 4, "greedy"),
-            ("beams", 4, "sample"),
-            ("penalty", 0.6, "greedy"),
         )
     },
     "method": (lambda: bt.decoder(8, heads=2, slices=1, vocabulary=5), [1], {"method": "best"}, "method"),

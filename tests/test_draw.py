@@ -25,8 +25,8 @@ from bnet_transformer.viz.dot import to_dot
 from bnet_transformer.viz.figures import FORMATS
 from bnet_transformer.viz.grid import Grid, Item
 from bnet_transformer.viz.labels import plain, visible
-from bnet_transformer.viz.palette import PALETTES
 from bnet_transformer.viz.picture import Arrow, Box, Frame, Picture, passed
+from bnet_transformer.viz.style import PALETTES
 from bnet_transformer.viz.svg import to_svg
 from bnet_transformer.viz.tikz import letters, to_tikz
 from tests.cases import CASES

@@ -12,17 +12,7 @@ import bnet_transformer as bt
 from bnet_transformer.equations import equations
 from bnet_transformer.equations.result import aligned, width
 from bnet_transformer.errors import BNetError, UnknownNameError
-from bnet_transformer.tpm import (
-    Add,
-    Affine,
-    Attention,
-    Bilinear,
-    Categorical,
-    Dot,
-    Normal,
-    Score,
-    Weight,
-)
+from bnet_transformer.tpm import Add, Affine, Attention, Bilinear, Categorical, Dot, Normal, Score, Weight
 from tests.cases import every
 from tests.telling import VECTOR, WORD, mixed, net, right
 
@@ -55,16 +45,8 @@ def test_the_chapters_equations() -> None:
 @pytest.mark.parametrize(
     ("form", "linear", "attention"),
     [
-        (
-            "row",
-            r"X^t (W_q^t)^\top",
-            r"\operatorname{softmax}\left(\frac{Q^t (K^t)^\top}{\sqrt{4}}\right) V^t + X^t",
-        ),
-        (
-            "column",
-            r"W_q^t X^t",
-            r"V^t \operatorname{softmax}\left(\frac{(K^t)^\top Q^t}{\sqrt{4}}\right) + X^t",
-        ),
+        ("row", r"X^t (W_q^t)^\top", r"\operatorname{softmax}\left(\frac{Q^t (K^t)^\top}{\sqrt{4}}\right) V^t + X^t"),
+        ("column", r"W_q^t X^t", r"V^t \operatorname{softmax}\left(\frac{(K^t)^\top Q^t}{\sqrt{4}}\right) + X^t"),
         (
             "einstein",
             r"(W_q^t)_{ab} X_{ib}^t",

@@ -199,24 +199,7 @@ def test_a_stranger_that_tells_nothing_is_an_error_that_names_it() -> None:
 
 
 def test_two_roles_never_share_a_symbol() -> None:
-    roles = [
-        "q_cross",
-        "cross_q",
-        "Q",
-        "q",
-        "e",
-        "w_q",
-        "A",
-        "a",
-        "hidden_state",
-        "i",
-        "n",
-        "t",
-        "m",
-        "T",
-        "P",
-        "p",
-    ]
+    roles = ["q_cross", "cross_q", "w_q", "hidden_state", *"QqeAaintmTPp"]
     nodes = [bt.Node(role, Affine(4), ["x"], plates=WORD) for role in roles]
     network = net(*nodes, bt.Node("x", Add(), roles, plates=WORD)).network
     letters = Letters(network)
@@ -246,27 +229,13 @@ def test_labels_and_vocabulary_stay_out(form: str) -> None:
 def variants() -> list[tuple[str, bt.BNet]]:
     """The chapter's net in all its places, and the table of cases."""
     found = [(case.name, case.net) for case in CASES]
-    readouts = [
-        Normal(0.3, pool="sum", learnable=True),
-        Categorical(3, pool="mean", prior=0.5, affine=False),
-        None,
-    ]
-    for k, (per, atoms, mask) in enumerate(
-        itertools.product(
-            ("corpus", "sentence", "slice", "word"),
-            (None, (2, 3, 1)),
-            (None, "causal", bt.Reach("window", 1)),
-        )
-    ):
-        options = {
-            "per": per,
-            "atoms": atoms,
-            "mask": mask,
-            "residual": k % 2 == 0,
-            "observe": readouts[k % 2 * 2],
-        }
+    real, classes = Normal(0.3, pool="sum", learnable=True), Categorical(3, pool="mean", prior=0.5, affine=False)
+    masks = (None, "causal", bt.Reach("window", 1))
+    every_place = itertools.product(("corpus", "sentence", "slice", "word"), (None, (2, 3, 1)), masks)
+    for k, (per, atoms, mask) in enumerate(every_place):
+        options = {"per": per, "atoms": atoms, "mask": mask, "residual": k % 2 == 0, "observe": None if k % 2 else real}
         found.append((f"{options}", bt.bayesuvius(3, slices=k % 3 + 1, scale=None, **options)))  # type: ignore[arg-type]
-    found.append(("logits", bt.bayesuvius(3, observe=readouts[1])))
+    found.append(("logits", bt.bayesuvius(3, observe=classes)))
     plates = (bt.Plate("head", 2), bt.Plate("group", 3))
     tower = [
         bt.Node("k", Affine(4), ["x"], plates=["head", "group", "word"]),

@@ -10,24 +10,11 @@ import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.tpm import Add, Categorical, Codebook, Concat, Given, Linear, Normal, Recur, Select
-from tests.cases import case_of, close, every, gathered, inputs, jolted
+from tests.cases import case_of, close, every, jolted
 
 D = torch.float64
 
 pytestmark = pytest.mark.usefixtures("each_run_once")
-
-
-@pytest.mark.parametrize("name", ["codebook", "slice", "two selectors", "word, codebook"])
-def test_evidence_on_choices_and_values(name):
-    case = case_of(name)
-    choices = [m for m in case.net.network.members if m.tpm.kind == "discrete" and not m.family.role.startswith("y")]
-    first = case.sentence.ground.name(int(case.sentence.ground.offsets[choices[-1].family.index]))
-    s = case.sentence.observe({**case.evidence, first: 1})
-    got = posterior(case.net.module(), choices[0].family.name, gathered(s), given=inputs(s))
-    node = int(s.ground.offsets[choices[0].family.index])
-    expected = reference.posterior(s.state.world, node, s.state.evidence)
-    close(got.reshape(-1, got.shape[-1])[0], expected, 1e-8)
-    close(s.posterior(s.ground.name(node)), expected)
 
 
 def test_responsibilities_of_a_batch_by_hand():
@@ -246,23 +233,6 @@ def test_dropout_is_a_delta_in_inference():
     torch.testing.assert_close(found, log_evidence(module.eval(), {"y": Evidence(ids)}, ids))
 
 
-def test_what_is_advised_where_words_choices_meet_answers():
-    """What a batch refuses: with do= it answers, and a sentence answers, each as the sum over all joint states."""
-    net = bt.bayesuvius(4, heads=2, slices=2, per="word", observe=Categorical(3)).to(D)
-    x, y = torch.randn(1, 3, 4, dtype=D), torch.tensor([[0, 2, 1]])
-    s, seen, told = net.sentence(x=x[0]), {"y": Evidence(y)}, {f"y_{i}": int(y[0, i]) for i in range(3)}
-    with pytest.raises(bt.ReadingError, match=r"do=.*net\.sentence"):
-        posterior(net.module(), "c_0", seen, x)
-    logs = torch.zeros(2, 2, 2, dtype=D)
-    for states in itertools.product(range(2), repeat=3):
-        done = torch.tensor([states])
-        logs[states] = log_evidence(net.module(), seen, x, do={"c_0": done})[0].detach()
-        torch.testing.assert_close(logs[states], s.do({f"c_0_{i}": k for i, k in enumerate(states)}).log_prob(told))
-    prior = net.parameters["c_0.logits"].log_softmax(0)
-    share = (logs + prior[:, None, None] + prior[:, None] + prior).flatten().softmax(0).reshape(2, 2, 2)
-    torch.testing.assert_close(s.posterior("c_0_0", told), share.sum((1, 2)))
-
-
 def test_what_is_advised_where_a_plates_choice_meets_words_answers():
     """Experts that are drawn for the sentence, each read by some words: a batch refuses, a sentence sums."""
     word, expert = ["word"], ["expert"]
@@ -287,17 +257,3 @@ def test_what_is_advised_where_a_plates_choice_meets_words_answers():
         logs[e] = sum(prior[k, e[k]] for k in range(2)) + sum(rows[i, k] for i, k in enumerate(y))
     found = net.sentence(x=x, given={"r": r.tolist()}).posterior("e_0_0", {f"y_{i}": k for i, k in enumerate(y)})
     torch.testing.assert_close(found, logs.flatten().softmax(0).reshape(2, 2).sum(1))
-
-
-def test_what_is_advised_past_the_budget_answers():
-    """Draws without evidence have the probabilities that the sum over all states gives."""
-    net = bt.bayesuvius(4, heads=3, slices=2, per="word", observe=Categorical(3))
-    s = net.sentence("the cat sat")
-    with pytest.raises(bt.BudgetError, match=r"budget=.*sample") as caught:
-        s.posterior("y_2", budget=80)
-    assert "evidence" in caught.value.allowed
-    wanted = s.posterior("y_2", budget=3**5)
-    drawn = s.sample(4000, seed=1)["y_2"]
-    torch.testing.assert_close(drawn.bincount(minlength=3) / 4000, wanted.float(), atol=0.03, rtol=0)
-    done = s.do({"c_0": 1})
-    torch.testing.assert_close(done.posterior("y_2", budget=80).sum(), torch.tensor(1.0))

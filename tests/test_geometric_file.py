@@ -272,53 +272,34 @@ def test_a_projection_of_the_stiefel_manifold_is_its_matrix(tmp_path):
     np.testing.assert_allclose(said(bt.load_geometric(path), Z), julia_says(layers, Z), rtol=1e-10, atol=1e-10)
 
 
-def test_a_loaded_net_is_saved_and_loaded(tmp_path):
-    net = bt.load_geometric(Julia(volume(3, 2, 1, True)).write(tmp_path / "net.h5"))
-    net.save(tmp_path / "net.safetensors")
-    again = bt.load(tmp_path / "net.safetensors")
-    assert all(torch.equal(again.parameters[name], value) for name, value in net.parameters.items())
-
-
 # bad files
 
 
 # What spoils a file, and the place that is told: a volume-preserving net, then a standard transformer.
 VOLUME = {
     "a gap": (lambda f: f.pop("L2"), "no L2"),
-    "the last": (lambda f: f.pop("L7"), "got 5 layers"),
-    "none": (lambda f: f.clear(), "nothing in it"),
     "more": (lambda f: f.create_group("optimizer"), "no L8, but"),
     "an empty layer": (lambda f: f["L4"].clear(), "L4: expected PQ"),
-    "an unknown part": (lambda f: put(f, "L4/scale", [1.0]), "L4: expected weight, bias"),
     "A beside": (lambda f: put(f, "L1/B", [1.0]), "L1: expected A; got A, B"),
     "a bias too much": (lambda f: put(f, "L2/bias", np.ones(3)), "L2: expected no bias"),
     "no bias": (lambda f: f["L3"].pop("bias"), "L3: expected a bias"),
-    "a wide bias": (lambda f: put(f, "L3/bias", np.ones(4)), "L3/bias: expected a vector of 3"),
     "another width": (lambda f: widen(f), "L2: expected the width 3"),
     "no width": (lambda f: f["L2/weight"].pop("n"), "L2/weight: expected S, n"),
-    "a real width": (lambda f: put(f, "L2/weight/n", 3.0), "L2/weight/n: expected a whole number"),
-    "a huge width": (lambda f: put(f, "L2/weight/n", 2**62), "L2/weight/S: expected a vector"),
     "upper first": (lambda f: tag(f, "UpperTriangular"), "L2: expected a strictly lower"),
     "a symmetric one": (lambda f: tag(f, "SymmetricMatrix"), "got SymmetricMatrix"),
     "an odd A": (lambda f: put(f, "L1/A", np.ones((3, 2))), "L1/A: expected a square"),
-    "A of three dims": (lambda f: put(f, "L1/A", np.ones((3, 3, 1))), "L1/A: expected an array of 2 dims"),
-    "no numbers": (lambda f: put(f, "L1/A", np.ones((0, 0))), "L1/A: expected an array of 2 dims with"),
     "ids": (lambda f: put(f, "L1/A", np.ones((3, 3), int)), "L1/A: expected real numbers"),
     "not a number": (lambda f: put(f, "L1/A", np.full((3, 3), np.nan)), "L1/A: expected finite"),
     "two types": (lambda f: put(f, "L1/A", np.ones((3, 3), "f4")), "got torch.float64"),
-    "a soft link": (lambda f: put(f, "L1/A", h5py.SoftLink("/L2/weight/S")), "L1/A: .* got a link"),
     "another file": (lambda f: put(f, "L1", h5py.ExternalLink("other.h5", "/L1")), "L1: .* got a link"),
     "numbers elsewhere": (lambda f: elsewhere(f), "L1/A: expected numbers in the file itself"),
-    "a type": (lambda f: put(f, "L1/A", np.dtype("f8")), "got a type"),
     "a dataset for a layer": (lambda f: put(f, "L1", np.ones(3)), "L1: expected a group"),
 }
 STANDARD = {
     "no head": (lambda f: f["L1/PQ"].clear(), "L1/PQ: expected head_1"),
     "no values": (lambda f: f["L1"].pop("PV"), "L1: expected PQ, PK, PV"),
-    "narrow keys": (lambda f: put(f, "L1/PK/head_1", np.ones((1, 3))), "L1/PK/head_1: "),
     "one ResNet layer": (lambda f: [f.pop(f"L{k}") for k in range(3, 7)], "at least two ResNet layers"),
     "fewer in a unit": (lambda f: f.pop("L6"), "L4: expected 2 layers"),
-    "no bias of a ResNet": (lambda f: f["L2"].pop("bias"), "L2: expected a bias"),
     "a triangle among them": (lambda f: triangle(f), "L2: expected a dense"),
 }
 
@@ -364,21 +345,13 @@ def test_a_file_that_is_not_one_is_refused_with_the_place(kind, tmp_path):
 
 
 def test_what_is_no_hdf5_file_is_refused(tmp_path):
-    for content, message in ((b"", "an HDF5 file"), (b"not HDF5 at all", "an HDF5 file")):
+    sound = Julia(volume(3, 1, 1, False)).write(tmp_path / "sound.h5").read_bytes()
+    for content in (b"", b"not HDF5 at all", sound[: len(sound) // 3], sound[:-200]):
         (tmp_path / "net.h5").write_bytes(content)
-        with pytest.raises(bt.FileError, match=message):
+        with pytest.raises(bt.FileError, match=re.escape(str(tmp_path))):
             bt.load_geometric(tmp_path / "net.h5")
     with pytest.raises(bt.FileError, match="nothing there"):
         bt.load_geometric(tmp_path / "absent.h5")
-    with pytest.raises(bt.FileError, match="a folder"):
-        bt.load_geometric(tmp_path)
-    with pytest.raises(bt.FileError, match="path"):
-        bt.load_geometric(3)
-    sound = Julia(volume(3, 1, 1, False)).write(tmp_path / "sound.h5").read_bytes()
-    for cut in (len(sound) // 3, len(sound) - 200):
-        (tmp_path / "net.h5").write_bytes(sound[:cut])
-        with pytest.raises(bt.FileError, match=re.escape(str(tmp_path))):
-            bt.load_geometric(tmp_path / "net.h5")
 
 
 def test_without_h5py_the_extra_is_named(tmp_path, monkeypatch):

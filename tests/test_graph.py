@@ -42,24 +42,12 @@ def counts(net: bt.BNet, words: int = 3, **selection: object) -> tuple[int, int]
 
 def test_the_chapters_slice():
     net = bt.bayesuvius(4)
-    assert counts(net, weights=False) == (15, 30)
-    assert counts(net) == (19, 42)
-
-
-def test_a_residual_adds_three_arrows():
+    assert counts(net, weights=False) == (15, 30) and counts(net) == (19, 42)
     assert counts(bt.bayesuvius(4, residual=True), weights=False) == (15, 33)
-
-
-def test_a_causal_mask_leaves_six_and_six():
     ground = Ground(bt.bayesuvius(4, mask="causal").network.graph, THREE)
-    by_role = {
-        ground.folded.families[b.parent].role: len(s) for b, s, _ in ground.arrows() if b.child == _index(ground, "x_1")
-    }
+    families, child = ground.folded.families, ground.folded.by_name["x_1"].index
+    by_role = {families[b.parent].role: len(sources) for b, sources, _ in ground.arrows() if b.child == child}
     assert by_role == {"q": 3, "k": 6, "v": 6}
-
-
-def _index(ground: Ground, name: str) -> int:
-    return ground.folded.by_name[name].index
 
 
 @pytest.mark.parametrize("heads", [1, 2, 5])

@@ -14,7 +14,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.cli import main
-from bnet_transformer.files import checkpoint, exclusive_lock, replacing
+from bnet_transformer.files import checkpoint, exclusive_lock
 from bnet_transformer.tpm import TPM, Categorical, Given, Linear, Normal
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
@@ -236,28 +236,3 @@ def test_a_folder_belongs_to_one_run_at_a_time(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(bt.FileError, match="a folder that can be written"), exclusive_lock(tmp_path / "file" / "a"):
         raise AssertionError
-
-
-def test_a_reader_beside_a_writer_reads_whole_files(tmp_path):
-    path, nets = tmp_path / "a.safetensors", [bt.bayesuvius(8, heads=2, seed=seed) for seed in (0, 1)]
-    nets[0].save(path)
-
-    def write():
-        for k in range(40):
-            nets[k % 2].save(path)
-
-    child = os.fork()
-    if not child:
-        write()
-        os._exit(0)
-    while not os.waitpid(child, os.WNOHANG)[0]:
-        found = dict(bt.load(path).parameters)
-        assert any(same(found, dict(net.parameters)) for net in nets)
-
-
-def test_long_and_strange_names_have_temporary_files(tmp_path):
-    for name in ("x" * 255, "é" * 127, ".hidden", "[a]*?.svg", "a\nb"):
-        with replacing(tmp_path / name) as temporary:
-            temporary.write_text(name)
-        assert (tmp_path / name).read_text() == name
-    assert len(list(tmp_path.iterdir())) == 5

@@ -191,11 +191,9 @@ def test_a_whole_copy_of_a_part():
         weights_of(theirs, net=bt.encoder_decoder(6, heads=3, slices={"enc": 1, "dec": 2}, hidden=10, **BARE))
     with pytest.raises(bt.BNetError, match="net has no"):
         weights_of(theirs.decoder, net=bt.encoder(6, heads=3, slices=2, hidden=10, **BARE))
-    for slices in ({"enc": 1}, {"enc": 1, "dec": 0}, {"enc": 1, "dec": 1, "x": 1}, (1, 2), 0):
+    for slices in ({"enc": 1}, {"enc": 1, "dec": 0}, (1, 2)):
         with pytest.raises(bt.BNetError, match="slices"):
             bt.encoder_decoder(6, heads=3, slices=slices)
-    with pytest.raises(bt.BNetError, match="the net that is to have"):
-        weights_of(theirs, net=7)
 
 
 def test_copied_weights_are_copies():
@@ -223,17 +221,6 @@ def test_copied_weights_are_copies():
 def test_what_our_nets_have_not_is_refused(make, told):
     with pytest.raises(bt.BNetError, match=told):
         weights_of(make())
-
-
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
-def test_weights_of_another_shape_or_norm_are_refused():
-    theirs = nn.TransformerEncoderLayer(6, 3, 10, norm_first=True)
-    with pytest.raises(bt.BNetError, match="norm2_0"):
-        bt.encoder(6, heads=3, slices=1, hidden=10).replace(weights_of(theirs))
-    with pytest.raises(bt.BNetError, match=r"W_q_0.value of shape \(2, 3, 6\); got shape \(3, 2, 6\)"):
-        bt.encoder(6, heads=2, slices=1, hidden=10, norm="pre").replace(weights_of(theirs))
-    with pytest.raises(bt.BNetError, match="the stacks enc and dec"):
-        weights_of(nn.Transformer(4, 2, 1, 1, 4), "enc")
 
 
 # sizes
@@ -310,11 +297,8 @@ def test_a_decoders_word_ignores_later_words_and_every_word_of_the_encoder_count
 def test_outputs_are_shifted_right():
     outputs = torch.tensor([[3, 1, 4], [2, 2, 0]])
     assert shift_right(outputs, 0).tolist() == [[0, 3, 1], [0, 2, 2]]
-    for bad in (torch.zeros(2, 2), torch.zeros(0, dtype=torch.long), [1, 2]):
-        with pytest.raises(bt.BNetError, match="outputs"):
-            shift_right(bad, 0)
-    with pytest.raises(bt.BNetError, match="start"):
-        shift_right(outputs, -1)
+    with pytest.raises(bt.BNetError, match="outputs"):
+        shift_right(torch.zeros(2, 2), 0)
 
 
 def test_dropout_is_a_node_that_zero_leaves_out():
@@ -376,21 +360,15 @@ def test_readouts_of_words_pools_of_their_own_and_none():
 
 BAD = [
     (lambda: bt.encoder(10, heads=3), "heads: expected a divisor of dim, which is 10; got 3"),
-    (lambda: bt.encoder(4, heads=2, hidden=0), "hidden"),
-    (lambda: bt.encoder(4, heads=2, norm="rms"), "norm.*'post', 'pre'"),
     (lambda: bt.encoder(4, heads=2, activation="step"), "activation.*'relu'"),
     (lambda: bt.encoder(4, heads=2, dropout=1.0), "dropout.*below 1"),
     (lambda: bt.encoder(4, heads=2, mask="first"), "who reads whom"),
-    (lambda: bt.encoder(4, heads=2, vocabulary=["a", "a"]), "'a' twice"),
-    (lambda: bt.encoder(4, heads=2, positions="rotary"), "'learned'"),
     (lambda: bt.encoder(4, heads=2, positions="learned"), "words"),
     (lambda: bt.encoder(4, heads=2, words=9), "unless positions='learned'"),
     (lambda: bt.encoder(4, heads=2, positions=Sinusoid(6)), r"add.*shape \(4,\).*shape \(6,\)"),
     (lambda: bt.encoder(4, heads=2, readout="word"), "a vocabulary"),
-    (lambda: bt.encoder(4, heads=2, readout="next"), "'word'"),
     (lambda: bt.encoder(4, heads=2, readout=Normal(1.0), pool="max"), "'mean'"),
     (lambda: bt.encoder(4, heads=2, readout=Categorical(2, pool="mean"), pool="first"), "one pool"),
-    (lambda: bt.encoder(4, heads=2, vocabulary=3, readout="word", pool="mean"), "pool"),
     (lambda: bt.encoder(4, heads=2, transform="tanh"), "transform"),
     (lambda: bt.encoder_decoder(4, heads=2, mask={"cross": "causal"}), "cross.*no common order.*got causal"),
     (lambda: bt.encoder_decoder(4, heads=2, mask={"decoder": None}), "mask.*near matches are dec"),
@@ -403,18 +381,9 @@ def test_bad_nets_are_refused():
             print(told, ask())
 
 
-def test_bad_words_are_refused():
+def test_positions_bound_the_words():
     net = bt.decoder(4, heads=2, slices=1, vocabulary=3, positions="learned", words=2)
-    for ask, told in (
-        (lambda: net.sentence([0, 1, 2]), "at most 2 words"),
-        (lambda: net.module()(torch.tensor([[0, 1, 2]])), "at most 2 words"),
-        (lambda: net.sentence([0, 3]), "3"),
-        (lambda: net.module()(torch.tensor([[0, 3]])), "0 to 2"),
-        (lambda: net.module()(torch.tensor([[-1, 0]])), "0 to 2"),
-        (lambda: bt.encoder(4, heads=2).sentence(x=torch.zeros(2, 5)), r"\(words, 4\)"),
-        (lambda: bt.encoder(4, heads=2).module()(torch.zeros(1, 2, 5)), r"\(1, 2, 5\)"),
-        (lambda: bt.encoder_decoder(4, heads=2).module()(torch.zeros(1, 2, 4)), "enc, dec"),
-    ):
-        with pytest.raises(bt.BNetError, match=told):
-            ask()
+    for ask in (net.sentence, lambda words: net.module()(torch.tensor([words]))):
+        with pytest.raises(bt.BNetError, match="at most 2 words"):
+            ask([0, 1, 2])
     assert bt.encoder(4, heads=2, positions=Positions(3, 4)).sentence("a b c").words == ("a", "b", "c")

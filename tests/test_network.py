@@ -4,16 +4,7 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.tpm import (
-    Add,
-    Affine,
-    Attention,
-    Categorical,
-    Given,
-    Linear,
-    Normal,
-    Weight,
-)
+from bnet_transformer.tpm import Add, Affine, Attention, Categorical, Given, Linear, Normal, Weight
 from tests.cases import CASES, TPMS, every
 from tests.strangers import Recurrent
 

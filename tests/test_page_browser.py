@@ -17,7 +17,7 @@ from bnet_transformer import tpm
 from bnet_transformer.inference import Attend, Zero
 from bnet_transformer.tpm import Categorical
 from bnet_transformer.viz.labels import shown
-from bnet_transformer.viz.palette import palette
+from bnet_transformer.viz.style import palette
 from tests.browsing import downloaded, needs_chromium, watching
 from tests.cases import hidden_states, jolted
 

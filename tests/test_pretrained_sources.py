@@ -1,12 +1,8 @@
 """What a pretrained net is read from (tied tables, configs, the hub, tokenizers), and what it answers: halves, `do`."""
 
-import importlib.util
 import json
-import re
 import shutil
-from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -190,8 +186,6 @@ def test_activations_are_those_of_transformers():
     [
         ("RobertaModel", {**BERT, "pad_token_id": 0}, "pad_token_id=1; got pad_token_id=0"),
         ("GPT2Model", {**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=False"),
-        ("GPT2Model", {**GPT2, "scale_attn_weights": False}, "scale_attn_weights=True"),
-        ("GPT2Model", {**GPT2, "add_cross_attention": True}, "add_cross_attention=False"),
         ("BertModel", {**BERT, "is_decoder": True, "add_cross_attention": True}, "add_cross_attention=False"),
     ],
 )
@@ -211,12 +205,10 @@ def folder(tmp_path):
     ("changes", "match"),
     [
         ({"id2label": {"a": "b"}}, r"id2label of the config: expected labels for 0, 1, 2"),
-        ({"id2label": {"0": "a", "00": "b"}}, r"id2label of the config: expected labels for 0, 1, 2"),
         (
             {"architectures": [3]},
             r"architectures of .*config.json: expected a list with the name of a class; got \[3\]",
         ),
-        ({"architectures": "BertModel"}, "expected a list with the name of a class; got 'BertModel'"),
         ({"model_type": ["bert"]}, r"a known family; got \['bert'\]"),
     ],
 )
@@ -224,20 +216,6 @@ def test_configs_of_another_form_are_refused(folder, changes, match):
     config(folder, **changes)
     with pytest.raises(bt.BNetError, match=match):
         from_pretrained(folder)
-
-
-def test_files_that_say_nothing_are_told_once(folder):
-    (folder / "vocab.json").write_text("{")
-    (folder / "merges.txt").write_text("x")
-    with pytest.raises(FileError, match="a vocabulary that transformers reads"):
-        from_pretrained(folder)
-    (folder / "vocab.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(FileError, match="a vocabulary that transformers reads"):
-        from_pretrained(folder)
-    (folder / "config.json").unlink()
-    with pytest.raises(FileError) as told:
-        from_pretrained(folder)
-    assert str(told.value) == f"{folder}/config.json: expected the folder of a model: a config.json; got no such file"
 
 
 def test_weights_in_types_that_nothing_computes_in_are_refused():
@@ -472,18 +450,6 @@ def test_do_beneath_an_open_choice_is_a_whole_run(per):
 # drawn
 
 
-def test_the_demo_counts_nodes_by_their_roles(capsys):
-    path = Path(__file__).parent.parent / "docs" / "scripts" / "demo.py"
-    spec = importlib.util.spec_from_file_location("demo", path)
-    demo = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(demo)
-    s = from_pretrained(random_model("BertModel", BERT)).sentence(IDS[0])
-    demo.tell_nodes(s)
-    told = {role: int(count) for count, role in re.findall(r"([\d,]+) (\w+)(?:, |\n)", capsys.readouterr().out)}
-    counts = Counter(role for _, role in s.graph().nodes(data="role"))
-    assert told == dict(counts) and told["add1"] == told["norm1"] == 10
-
-
 def test_weak_arrows_are_left_out_before_they_are_counted(minilm_sentence):
     s = minilm_sentence
     whole = s.ground.count_arrows()
@@ -496,14 +462,6 @@ def test_weak_arrows_are_left_out_before_they_are_counted(minilm_sentence):
     with pytest.raises(bt.BNetError, match=f"at most {whole - weak - 1} arrows.*limit={whole - weak} "):
         s.graph(min_weight=0.3, limit=whole - weak - 1)
     assert s.graph(min_weight=0.3, limit=whole - weak).number_of_edges() == whole - weak
-
-
-def test_more_arrows_than_can_be_weighed_are_refused_first(minilm_sentence, monkeypatch):
-    monkeypatch.setattr("bnet_transformer.export.graphs.WEIGHED", 100_001)
-    s = minilm_sentence
-    with pytest.raises(bt.BNetError, match="at most 100001 arrows"):
-        s.graph(min_weight=0.3)
-    assert s.graph(min_weight=0.3, limit=None).number_of_edges() < 100_000
 
 
 @pytest.fixture(scope="module")

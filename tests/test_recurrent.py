@@ -286,13 +286,6 @@ def test_bad_input(options, told):
         bt.recurrent(**{"dim": 4, **options})
 
 
-@pytest.mark.parametrize("kind", ["encoder", "decoder", "encoder_decoder"])
-@pytest.mark.parametrize("options", [{"features": 0}, {"features": True}, {"features": 2, "vocabulary": ["a", "b"]}])
-def test_bad_features(kind, options):
-    with pytest.raises(bt.BNetError, match="features"):
-        getattr(bt, kind)(4, heads=2, **options)
-
-
 def test_shapes_that_do_not_fit():
     def net(*nodes):
         return bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)])]))

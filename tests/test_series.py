@@ -48,3 +48,9 @@ def test_errors_and_their_spread_are_those_of_the_forecasts():
     mase, rmse = series._errors([truth + 1, truth - 3], truth, torch.tensor(2.0))
     assert mase == [0.5, 1.5] and rmse == [1.0, 3.0]
     assert series._spread(mase) == "1.000 (0.500 to 1.500)" and series._spread(mase[:1]) == "0.500"
+
+
+def test_shown_windows_have_a_line_for_the_series_and_for_each_net():
+    unseen, truth = (torch.randn(4, words, 1) for words in (series.WINDOW, series.AHEAD))
+    figure = series.shown_windows(unseen, truth, {"one": truth, "other": truth})
+    assert [len(ax.lines) for ax in figure.axes] == [3] * series.SHOWN

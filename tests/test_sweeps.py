@@ -11,18 +11,7 @@ from bnet_transformer import reference
 from bnet_transformer.compiler import Module
 from bnet_transformer.inference import Attend, Mean, Noise, Zero
 from tests.cases import CASES, chapter, jolted
-from tests.sweeping import (
-    D,
-    Slow,
-    axes_of,
-    case,
-    cells,
-    metric,
-    outcomes,
-    pair,
-    reading,
-    setting,
-)
+from tests.sweeping import D, Slow, axes_of, case, cells, metric, outcomes, pair, reading, setting
 
 CELLS, RUNS = 4, 20  # of a sweep, that the reference is asked for at most; and its runs for these
 
@@ -87,7 +76,7 @@ SAID = [each for each in CASES if each.said is not None]
 REFUSED = {("marginal", "x"), ("experts", "x"), ("experts", "e"), ("hidden Markov", "x"), ("hidden Markov", "W")}
 
 
-# Roles that are swept: one of every kind (`kind_of`), and of nets with choices of every kind.
+# Roles that are swept: one of every kind of TPM, axes and words read, and of nets with choices of every kind.
 ROLES = {
     "chapter": ("x", "W_q", "q"),
     "chapter, two slices": ("v",),
@@ -119,14 +108,6 @@ ROLES = {
     "vanilla encoder, class": ("dense", "transform"),
     "vanilla encoder-decoder, pre-norm": ("dec_cross_a",),
 }
-
-
-def kind_of(net, role):
-    """What may matter to a sweep of a role: its TPM, its axes, which words it reads, and how."""
-    member = next(m for m in net.network.members if m.family.stem == role)
-    family, reaches = member.family, frozenset(given.reach.kind for given in member.inputs)
-    picks = any(given.pick for given in member.inputs)
-    return type(member.tpm), bool(family.plates), family.words is None, reaches, picks, bool(member.word_inputs)
 
 
 def check_roles(each, some_roles, count):
@@ -166,12 +147,6 @@ def check_roles(each, some_roles, count):
 def test_roles_of_every_kind_are_swept_as_one_node_is_set_at_a_time(name):
     """In double precision; and in single precision the same."""
     check_roles(case(name), ROLES[name], 1)
-
-
-@pytest.mark.slow
-def test_there_is_a_role_of_every_kind():
-    every = {kind_of(each.net, role) for each in SAID for role in roles(each.net)}
-    assert every <= {kind_of(case(name).net, role) for name, several in ROLES.items() for role in several}
 
 
 @pytest.mark.slow
@@ -219,12 +194,8 @@ def test_rows_and_entries_of_attention(name):
     families = [f for f in ground.folded.by_stem[reader] if ground.folded.into[f.index]]
     rows = {}
     for k, family in enumerate(families):
-        for node in (
-            ground.nodes(family).tolist()
-            if corrupt.net.network.members[family.index].tpm.kind == "deterministic"
-            else ()
-        ):
-            if reading_of(slow, node) is not None:
+        for node in ground.nodes(family).tolist():
+            if slow.corrupt.net.network.members[family.index].tpm.kind == "deterministic" and reading_of(slow, node):
                 rows[(k, *ground.place(node)[1])] = node
     found = bt.sweep(clean, corrupt, at=role, metric=metric(names))
     assert found.axes[0] == "slice" and found.axes[-1] == "word" and set(rows) == all_indices(found)
@@ -305,21 +276,18 @@ def test_a_metric_of_states_is_that_of_a_function():
         for side in (["the cat sat", "sat sat cat"], ["cat cat sat", "the sat the"])
     )
     told = {"at": "x", "over": ("slice", "word")}
-    y = {k: bt.sweep(clean, corrupt, metric={"y_2": k}, **told).outcomes for k in range(3)}
-    close(
-        bt.sweep(clean, corrupt, metric={"y_2": "cat"}, **told).outcomes, y[net.network.vocabularies[""].index("cat")]
-    )
-    close(bt.sweep(clean, corrupt, metric={"y_2": (0, 2)}, **told).outcomes, y[0] - y[2])
-    close(
-        bt.sweep(clean, corrupt, metric={"y_2": ([0, 1], [2, 0])}, **told).outcomes,
-        torch.stack([y[0][..., 0] - y[2][..., 0], y[1][..., 1] - y[0][..., 1]], -1),
-    )
-    close(
-        bt.sweep(clean, corrupt, metric={"y_2": [2, 1]}, **told).outcomes, torch.stack([y[2][..., 0], y[1][..., 1]], -1)
-    )
-    close(bt.sweep(clean, corrupt, metric=lambda y_2: y_2[:, 0] - y_2[:, 2], **told).outcomes, y[0] - y[2])
-    total = sum(each.exp() for each in y.values())
-    close(total, torch.ones_like(total))
+
+    def swept(metric):
+        return bt.sweep(clean, corrupt, metric=metric, **told).outcomes
+
+    y = [swept({"y_2": k}) for k in range(3)]
+    close(swept({"y_2": "cat"}), y[net.network.vocabularies[""].index("cat")])
+    close(swept({"y_2": (0, 2)}), y[0] - y[2])
+    close(swept({"y_2": [2, 1]}), torch.stack([y[2][..., 0], y[1][..., 1]], -1))
+    each = [y[0][..., 0] - y[2][..., 0], y[1][..., 1] - y[0][..., 1]]
+    close(swept({"y_2": ([0, 1], [2, 0])}), torch.stack(each, -1))
+    close(swept(lambda y_2: y_2[:, 0] - y_2[:, 2]), y[0] - y[2])
+    close(sum(each.exp() for each in y), torch.ones_like(y[0]))
 
 
 def test_open_choices_are_averaged_before_the_metric():
@@ -437,30 +405,14 @@ def test_a_choice_that_is_set_in_one_run_alone():
     close(bt.sweep(clean, corrupt, at="c", **ask).outcomes.flatten(), found.outcomes[0])
 
 
-def test_what_was_set_before_stays_set():
-    """Values, rows and weights in both sentences; a cell sets anew what was set in the corrupt one."""
-    net = doubled(observe=bt.tpm.Categorical(3))
-    clean, corrupt = two(net)
+def test_entries_of_rows_beside_what_is_set():
+    clean, corrupt = two(doubled(observe=bt.tpm.Categorical(3)))
     row = Attend([0.2, 0.5, 0.3])
-    clean = clean.do({"v_0_1_2": torch.ones(4, dtype=D), "a_1_0_1": row})
-    corrupt = corrupt.do({"x_1_1": Zero(), "a_0_0_0": Zero(), "k_1": torch.ones(4, dtype=D), "W_q_1": Zero()})
-    corrupt = corrupt.do({"a_0_1_2": row, "a_1_1_2": Attend([1.0, 0, 0])})
-    ask = {"metric": metric(["y_0", "y_2"])}
-    slow = Slow(clean, corrupt, ("y_0", "y_2"))
-    for role in ("x", "a", "W_k"):
-        found, wanted = bt.sweep(clean, corrupt, at=role, **ask), cells(corrupt, role)
-        check(found, slow, {index: setting(wanted[index]) for index in some(wanted, 1, role)})
-    close(found.corrupt, [slow.outcome()])
-    close(found.clean, [slow.outcome(base=0)])
-    rows_of = cells(corrupt, "a")
-    found = bt.sweep(clean, corrupt, at="j", **ask)
-    check(found, slow, {index: reading(rows_of[index]) for index in some(rows_of, 1, "j")})
-    over, reads = (*found.axes, "read"), corrupt.undo("a_0_0_0")
-    single = bt.sweep(clean, reads, at="j", over=over, **ask)
-    slow = Slow(clean, reads, ("y_0", "y_2"))
-    check(single, slow, {(*at, 1): reading(rows_of[at], [1]) for at in some(rows_of, 1, "read")})
-    with pytest.raises(bt.BNetError, match=r"a_0_0_0.*set"):
-        bt.sweep(clean, corrupt, at="j", metric={"y_2": 1}, over=over)
+    clean, corrupt = clean.do({"a_1_0_1": row}), corrupt.do({"a_0_1_2": row, "x_1_1": Zero()})
+    slow, wanted = Slow(clean, corrupt, ("y_0", "y_2")), cells(corrupt, "a")
+    ask = {"at": "j", "over": ("slice", "head", "word", "read"), "metric": metric(["y_0", "y_2"])}
+    found = bt.sweep(clean, corrupt, **ask)
+    check(found, slow, {(*at, 1): reading([wanted[at][0]], [1]) for at in some(wanted, 1, "read")})
 
 
 def test_each_example_may_be_set_in_its_own_way():

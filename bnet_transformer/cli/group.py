@@ -59,7 +59,7 @@ class Commands(click.Group):
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = _warn
-                sys.exit(super().main(told, *more, **{**extra, "standalone_mode": False}))
+                sys.exit(super().main(told, *more, **{**extra, "standalone_mode": False}) or 0)
         except Exception as error:  # an interrupt is a click.Abort
             _leave(error, debug)
 

@@ -254,9 +254,9 @@ def _of_words(course: Course, member: Member, given: Input, found: Tensor, words
             return found.unsqueeze(axis)
 
 
-def present_in(course: Course, words: str) -> Tensor | None:
-    """Which words of a stack are present, in the layout; None where all are."""
-    if words not in course.present:
+def present_in(course: Course, words: str | None) -> Tensor | None:
+    """Which words of a stack are present, in the layout; None where all are, or of a family without words."""
+    if words is None or words not in course.present:
         return None
     present, layout = course.present[words], course.layout
     return present.reshape(*[1] * layout.batch, present.shape[0], *[1] * len(layout.plates), present.shape[1])

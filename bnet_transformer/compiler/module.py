@@ -247,8 +247,6 @@ class Module(nn.Module):
 
     def told(self, what: str, told: object, words: Mapping[str, int], batch: int) -> dict[int, tuple[str, Tensor]]:
         """Values by the number of their family, each with its name in messages; wrong names and forms are refused."""
-        if told is None or told == {}:
-            return {}
         found = by_family(self.network, what, told)
         batch = batch_of(self.network, found, batch)
         for index, (name, value) in found.items():

@@ -129,7 +129,7 @@ def received(course: Course, told: Mapping[int, tuple[str, Tensor]]) -> dict[int
     found = {}
     for index, (what, value) in told.items():
         laid = laid_out(course, index, value if value.is_floating_point() else value.long())
-        there = there_of(course, course.network.members[index])
+        there = present_in(course, course.network.members[index].family.words)
         if there is not None:
             own = laid.dim() - course.layout.rank
             laid = laid.masked_fill(~there.reshape(*there.shape, *[1] * own), 0)
@@ -143,23 +143,18 @@ def told_gates(network: Network, gates: object, batch: int, like: Tensor | None)
     found = {}
     for index, (what, value) in by_family(network, "gates", gates).items():
         member = network.members[index]
-        after = any(index in group and len(group) > 1 for group in network.graph.groups)
-        after = after or any(given.parent == index for given in member.inputs)
-        states = member.tpm.kind == "discrete" or member.tpm.states is not None
+        after, states = index in network.graph.recurrent, member.tpm.kind == "discrete" or member.tpm.states is not None
         if states or after or member.tpm.is_random:
             got = "words one after another" if after else "states" if states else "one that is random"
             raise ReadingError(what, expected="vectors, a function of their parents, all words at once", got=got)
         sizes = tuple(network.graph.sizes[plate] for plate in member.family.plates)
-        if not is_plain(value) or not value.is_floating_point():
-            told = value.dtype if is_plain(value) else value
-            raise BNetError(what, expected=f"real numbers{_as(like)}", got=told)
-        if like is not None and (value.dtype, value.device) != (like.dtype, like.device):
-            got = f"{value.dtype} on {value.device}"
-            raise BNetError(what, expected=f"{like.dtype} on {like.device}, as the parameters", got=got)
-        count = value.shape[0] if value.dim() == 1 + len(sizes) else 0
-        if value.shape[1:] != sizes or not (count == 1 or (count == batch if batch > 1 else count > 0)):
-            form = ", ".join(["batch", *member.family.plates])
-            raise BNetError(what, expected=f"[{form}] of shape {(batch, *sizes)}", got=f"shape {tuple(value.shape)}")
+        fits = is_plain(value) and value.dim() == 1 + len(sizes) and value.shape[1:] == sizes
+        fits = fits and (len(value) in (1, batch) or (batch == 1 and len(value) > 0))
+        if not fits or (like is not None and (value.dtype, value.device) != (like.dtype, like.device)):
+            shape = f"[{', '.join(['batch', *member.family.plates])}] of shape {(batch, *sizes)}"
+            told = f"{value.dtype} of shape {tuple(value.shape)} on {value.device}" if is_plain(value) else value
+            where = "" if like is None else f", {like.dtype} on {like.device}, as the parameters"
+            raise BNetError(what, expected=f"real numbers {shape}{where}", got=told)
         found[index] = value
     return found
 
@@ -175,11 +170,6 @@ def gates_in(course: Course, gates: Mapping[int, Tensor]) -> dict[int, Tensor]:
             shape[course.layout.axis(plate)] = size
         found[index] = value.reshape(shape)
     return found
-
-
-def there_of(course: Course, member: Member) -> Tensor | None:
-    """Which words of a family are present, in the layout; None where all are."""
-    return None if member.family.words is None else present_in(course, member.family.words)
 
 
 def check_states(course: Course, index: int, what: str, value: Tensor) -> None:

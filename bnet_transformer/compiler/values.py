@@ -100,8 +100,7 @@ def _with_reading(course: Course, member: Member, at: At, parents: list[Tensor])
     """The value of a family, whose `P(j | i)` is kept beside it: an attention is computed once for both."""
     tpm = member.tpm
     if isinstance(tpm, Attention) and is_plain(tpm, member, parents):
-        whole, causal = _unmasked(course, member)
-        weights, mix = told_apart(reading_of(tpm, at, parents, whole=whole, causal=causal))
+        weights, mix = told_apart(_reading(course, member, at, parents))
         found = mix + parents[-1] if tpm.residual else mix
     else:
         told = tpm.reading(at, *parents)
@@ -148,16 +147,18 @@ def attended(course: Course, member: Member, fold: Fold | None) -> tuple[Reading
     """What a plain attention reads; then W_v, where it is applied to the mix; then the residual."""
     if fold is not None:
         at, parents, residual = _folded_in(course, fold)
-        member = fold.member
-    else:
-        at, parents = seen(course, member)
+        W_v = None if fold.W_v is None else course.values[fold.W_v.parent]
+        return _reading(course, fold.member, at, parents), W_v, residual
+    at, parents = seen(course, member)
+    assert isinstance(member.tpm, Attention)
+    return _reading(course, member, at, parents), None, parents[-1] if member.tpm.residual else None
+
+
+def _reading(course: Course, member: Member, at: At, parents: list[Tensor]) -> Reading:
+    """What a plain attention reads, from what it sees."""
+    assert isinstance(member.tpm, Attention)
     whole, causal = _unmasked(course, member)
-    tpm = member.tpm
-    assert isinstance(tpm, Attention)
-    if fold is None:
-        residual = parents[-1] if tpm.residual else None
-    W_v = None if fold is None or fold.W_v is None else course.values[fold.W_v.parent]
-    return reading_of(tpm, at, parents, whole=whole, causal=causal), W_v, residual
+    return reading_of(member.tpm, at, parents, whole=whole, causal=causal)
 
 
 def _unmasked(course: Course, member: Member) -> tuple[bool, bool]:
@@ -283,7 +284,7 @@ class Scan:
         if given.reach.kind == "same":
             return lambda word: parts[word]
         nobody = torch.zeros_like(parts[0]) if parts else nothing(self.course, given)
-        there = present_in(self.course, self.course.network.members[given.parent].family.words or "")
+        there = present_in(self.course, self.course.network.members[given.parent].family.words)
         if there is None:
             return lambda word: parts[word - 1] if word else nobody
         own = nobody.dim() - there.dim()

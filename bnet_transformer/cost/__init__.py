@@ -5,6 +5,6 @@ are apart; `count` puts them together.
 """
 
 from bnet_transformer.cost.count import Cost, Row, SliceCost, cost
-from bnet_transformer.cost.polynomial import Polynomial
+from bnet_transformer.cost.counting import Polynomial
 
 __all__ = ["Cost", "Polynomial", "Row", "SliceCost", "cost"]

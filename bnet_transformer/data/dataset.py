@@ -180,10 +180,8 @@ def encode_sentences(network: Network, data: object, what: str = "sentences") ->
         BNetError: where data are of another form, or a sentence is; the message has its number.
     """
     rows = _inputs_of(infer_task(network), _to_rows(data, what))
-    if isinstance(rows, str) or not isinstance(rows, Sequence | Tensor | np.ndarray):
+    if isinstance(rows, str) or not isinstance(rows, Sequence | Tensor | np.ndarray) or not len(rows):
         raise BNetError(what, expected="a list of sentences, at least one", got=data)
-    if not len(rows):
-        raise BNetError(what, expected="a list of sentences, at least one", got="none")
     encoded = []
     for k, row in enumerate(rows):
         stacks = {n: v for n, v in row.items() if n in network.graph.word_stacks} if isinstance(row, Mapping) else row

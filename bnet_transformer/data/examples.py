@@ -31,14 +31,6 @@ class Example:
     words: Mapping[str, Tensor]
     observed: Mapping[str, Tensor]
 
-    def to(self, dtype: torch.dtype) -> Example:
-        """The same with real numbers in a floating type."""
-        words, observed = (
-            {name: value.to(dtype) if value.is_floating_point() else value for name, value in part.items()}
-            for part in (self.words, self.observed)
-        )
-        return Example(words, observed)
-
 
 @dataclass(frozen=True)
 class ExampleReader:
@@ -242,7 +234,6 @@ def pad_examples(task: Task, examples: Sequence[Example], *, mask_padding: bool 
     if not examples:
         raise BNetError("data", expected="at least one example in a batch", got="none")
     graph, x, mask = task.network.graph, {}, {}
-    examples = [example.to(task.network.dtype) for example in examples]
     for stack in task.stacks:
         rows = [example.words[stack] for example in examples]
         lengths = [len(row) for row in rows]
@@ -256,7 +247,7 @@ def pad_examples(task: Task, examples: Sequence[Example], *, mask_padding: bool 
         rows = [example.observed[name] for example in examples]
         value = pad(rows, axis, gap(rows[0]))
         evidence[name] = split_gaps(value) if name in known else Evidence(value)
-    return Batch(x, mask or None, evidence)
+    return Batch(x, mask or None, evidence).like(task.network)
 
 
 def read_columns(reader: ExampleReader, data: object, what: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

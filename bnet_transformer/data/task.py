@@ -54,7 +54,12 @@ def infer_task(network: Network) -> Task:
         BNetError: where a stack has words that are not given with the sentence.
     """
     readouts = tuple(m for m in network.members if m.tpm.is_random and not network.graph.out_of[m.family.index])
-    words = {stack: _encoder_of(network, stack) for stack in network.graph.word_stacks}
+    words = {}
+    for stack in network.graph.word_stacks:
+        encoder = word_encoder(network, stack)
+        if encoder is None:
+            raise BNetError(f"stack {stack!r}", expected="words that are given with the sentence", got="none")
+        words[stack] = encoder
     return Task(network, readouts, words, _next_word(network, readouts, words))
 
 
@@ -81,13 +86,6 @@ def infer_fit_task(network: Network) -> Task:
             allowed="observe= of the net",
         )
     return replace(task, next_word=None)
-
-
-def _encoder_of(network: Network, stack: str) -> WordEncoder:
-    encoder = word_encoder(network, stack)
-    if encoder is None:
-        raise BNetError(f"stack {stack!r}", expected="words that are given with the sentence", got="none")
-    return encoder
 
 
 def check_has_words(network: Network, what: str, allowed: str | None = None) -> None:

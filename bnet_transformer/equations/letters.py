@@ -54,11 +54,6 @@ class Letters:
                 found[role] = (capital, sub)
         return found
 
-    def renamed(self, role: str) -> bool:
-        """True where the matrix of all words has another letter than one word."""
-        one, many = self.role(role)[0], self.matrix(role)[0]
-        return len(many) == 1 and many not in (one, one.upper())
-
     def role(self, role: str) -> Name:
         """The letter and subscripts of one word's value, and of what has no words."""
         return self._roles[role]
@@ -171,7 +166,9 @@ def _convention(network: Network, letters: Letters, form: str) -> list[str]:
     vectors = [m.family.role for m in network.members if m.family.words is not None and len(m.shape) == 1]
     if form == "word" or not vectors:
         return []
-    roles = dict.fromkeys([vectors[0], *filter(letters.renamed, vectors)])
+    letters_of = {role: (letters.role(role)[0], letters.matrix(role)[0]) for role in vectors}
+    renamed = [role for role, (one, many) in letters_of.items() if len(many) == 1 and many not in (one, one.upper())]
+    roles = dict.fromkeys([vectors[0], *renamed])
     ones = [Symbol(*letters.role(role), word="i") for role in roles]
     manies = [Symbol(*letters.matrix(role), word="i", form=form, whole=False) for role in roles]
     pairs = list(zip(manies, ones, strict=True))

@@ -194,10 +194,9 @@ class Ground:
 
     def nodes(self, family: Family, selection: Selection = EVERYTHING) -> Ids:
         """The numbers of a family's nodes that a selection keeps."""
-        at = np.array([self.offsets[family.index]])
-        for (_, index), stride in zip(
-            self.indices(family, selection).items(), strides(self.shapes[family.index]), strict=True
-        ):
+        indices, steps = self.indices(family, selection).values(), strides(self.shapes[family.index])
+        at: Ids = np.array([self.offsets[family.index]])
+        for index, stride in zip(indices, steps, strict=True):
             at = (at[:, None] + index * stride).ravel()
         return at
 

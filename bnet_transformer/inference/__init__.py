@@ -13,11 +13,11 @@ from bnet_transformer.inference.joint_posterior import arrow_weights as arrow_we
 from bnet_transformer.inference.joint_posterior import joint_log_evidence as joint_log_evidence
 from bnet_transformer.inference.joint_posterior import joint_posterior as joint_posterior
 from bnet_transformer.inference.node_queries import Answers as Answers
+from bnet_transformer.inference.query import PerformanceWarning as PerformanceWarning
+from bnet_transformer.inference.query import Route as Route
 from bnet_transformer.inference.rollout import Path as Path
 from bnet_transformer.inference.rollout import Reads as Reads
 from bnet_transformer.inference.rollout import reads as reads
-from bnet_transformer.inference.route import PerformanceWarning as PerformanceWarning
-from bnet_transformer.inference.route import Route as Route
 from bnet_transformer.inference.sampling import Samples as Samples
 from bnet_transformer.inference.sampling import sample as sample
 from bnet_transformer.inference.sentence_state import Attend as Attend

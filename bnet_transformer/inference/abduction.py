@@ -20,8 +20,7 @@ from bnet_transformer import reference
 from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.graph import ancestral_order
 from bnet_transformer.inference.node_queries import normal_of
-from bnet_transformer.inference.query import Query
-from bnet_transformer.inference.route import route_reference
+from bnet_transformer.inference.query import Query, route_reference
 from bnet_transformer.reference import Done, Run, World
 from bnet_transformer.tpm.arrays import in_numpy
 

@@ -24,7 +24,7 @@ from bnet_transformer import reference
 from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.graph import ancestral_order
 from bnet_transformer.inference.node_queries import normal_of
-from bnet_transformer.inference.route import route_reference
+from bnet_transformer.inference.query import route_reference
 from bnet_transformer.network import Member
 from bnet_transformer.reference import ATOL, BUDGET, Run, World
 
@@ -116,15 +116,6 @@ def _in_double(world: World) -> World:
     return replace(world, network=network, given=double(world.given), do=double(world.do))
 
 
-class _Run(Run):
-    """A run in which values can be told."""
-
-    def tell(self, node: int, value: Tensor) -> Tensor:
-        """Take this as the value of a node."""
-        self._values[node] = value
-        return value
-
-
 @dataclass
 class _Varied:
     """The sentence with noise: `noise` of each root and random node, `told`, what stands for a node that is asked."""
@@ -137,7 +128,7 @@ class _Varied:
     def run_through(self, nodes: Sequence[int]) -> None:
         """Give every node above some its value, parents first."""
         states: dict[int, Tensor] = {}
-        run = _Run(self.world, states)
+        run = Run(self.world, states)
         for node in ancestral_order(self.world.ground, nodes):
             member, kind = self.world.member(node), _kind(self.world, node)
             if kind == "discrete":
@@ -146,7 +137,7 @@ class _Varied:
                 self.told[node] = self._noisy(torch.where(torch.isfinite(logits), logits, 0.0))
             elif kind == "continuous":
                 normal = normal_of(member, run.distribution(node))
-                self.told[node] = run.tell(node, self._noisy(normal.mean, normal.stddev))
+                self.told[node] = run.values[node] = self._noisy(normal.mean, normal.stddev)
             elif kind != "set" and member.tpm.reads_by_index:
                 self.told[node] = torch.zeros(0, dtype=torch.float64)  # an id: its noise is that of its vectors
             elif kind != "set" and self._is_root(node, member):
@@ -161,7 +152,7 @@ class _Varied:
         above = [self.world.member(parent) for parent in self.world.ground.parents(node)]
         return member.family.words is not None and all(m.family.words is None or m.tpm.reads_by_index for m in above)
 
-    def _vary(self, run: _Run, node: int) -> None:
+    def _vary(self, run: Run, node: int) -> None:
         """A root with its noise, which is that of its ids where it has some; none where these are given."""
         ids = [parent for parent in self.world.ground.parents(node) if self.world.member(parent).tpm.reads_by_index]
         value = run.value(node)
@@ -169,7 +160,7 @@ class _Varied:
             varied = self._noisy(value)
             for each in ids:
                 self.told[each] = torch.cat([self.told[each].reshape(-1), (varied - value.detach()).flatten()])
-            value = run.tell(node, varied)
+            value = run.values[node] = varied
         self.told[node] = value
 
     def _noisy(self, mean: Tensor, sigma: Tensor | float = 1.0) -> Tensor:
@@ -179,11 +170,8 @@ class _Varied:
 
     def derivatives(self, nodes: Sequence[int]) -> Tensor:
         """`J`: the derivatives of the numbers of some nodes by all noise, `[numbers, noise]`."""
-        rows = [self._rows(self.told[node].flatten()) for node in nodes]
-        return torch.cat([*rows, torch.zeros(0, sum(each.numel() for each in self.noise), dtype=torch.float64)])
-
-    def _rows(self, value: Tensor) -> Tensor:
-        if not value.requires_grad or not self.noise:
+        value = torch.cat([torch.zeros(0, dtype=torch.float64), *(self.told[node].flatten() for node in nodes)])
+        if not value.requires_grad:
             return torch.zeros(len(value), sum(each.numel() for each in self.noise), dtype=torch.float64)
         eye = torch.eye(len(value), dtype=value.dtype)
         found = torch.autograd.grad(value, self.noise, eye, retain_graph=True, allow_unused=True, is_grads_batched=True)

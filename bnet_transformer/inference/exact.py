@@ -13,6 +13,7 @@ are constants, and `log sum exp` is the same function of its input whatever cons
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -154,13 +155,11 @@ def check_possible(course: Course, factors: Sequence[Factor], total: Tensor) -> 
     sentence = int((~possible).nonzero()[0])
     several = len(total) > 1
     course, factors = _of_sentence(course, factors, sentence) if several else (course, factors)
-    low, high = -1, sum(_pieces(course, factor).numel() for factor in factors if factor.told is not None)
-    while high - low > 1:  # the first `low` pieces of evidence are possible together, the first `high` are not
-        middle = (low + high) // 2
-        low, high = (middle, high) if _are_possible(course, factors, 0, middle) else (low, middle)
-    if high == 0:
+    pieces = sum(_pieces(course, factor).numel() for factor in factors if factor.told is not None)
+    count = bisect_left(range(pieces), True, key=lambda k: not _are_possible(course, factors, 0, k))
+    if count == 0:
         raise BNetError("log evidence", expected="a log probability that is a number", got="NaN before any evidence")
-    raise _error(course, factors, high - 1, sentence if several else None)
+    raise _error(course, factors, count - 1, sentence if several else None)  # so many are not possible together
 
 
 def _check_finite(course: Course, factors: Sequence[Factor]) -> None:

@@ -18,8 +18,8 @@ from bnet_transformer.errors import BNetError, mapping, unknown
 from bnet_transformer.graph.queries import names_of
 from bnet_transformer.inference.joint_posterior import check_nodes, route_expected_reading
 from bnet_transformer.inference.node_queries import NodeQuery
+from bnet_transformer.inference.query import Route, route_log_evidence, route_posterior, route_reference, with_cost
 from bnet_transformer.inference.rollout import open_choices
-from bnet_transformer.inference.route import Route, route_log_evidence, route_posterior, route_reference, with_cost
 from bnet_transformer.inference.sampling import route_sample
 from bnet_transformer.inference.sentence_state import SentenceState
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bnet_transformer.compiler.course import Course, Inputs, Request, seen, states
+from bnet_transformer.compiler.course import Course, Inputs, Request, present_in, seen, states
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.plan import open_parent
-from bnet_transformer.compiler.told import batch_of, by_family, check_states, check_value, laid_out, lead_of, there_of
+from bnet_transformer.compiler.told import batch_of, by_family, check_states, check_value, laid_out, lead_of
 from bnet_transformer.data import Evidence
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, ReadingError, mapping
 from bnet_transformer.inference.readout import attentions_below, log_likelihood
@@ -156,7 +156,7 @@ def _analysed(
     closed = known | settled
     above_settled = {bundle.parent for index in settled for bundle in network.graph.into[index]}
     want = _names(network, (needed - settled) | above_settled)
-    choices = {index: _choices_above(network, index, free, closed) for index in free | told_of}
+    choices = {index: choices_above(network, index, free, closed) for index in free | told_of}
     left_open = [i for i in sorted(above_settled - closed) if network.members[i].tpm.kind == "continuous"]
     fault = open_parent(network.members[left_open[0]].family.name) if left_open else None
     plan_fault = None if fault else module.find_needs(want, closed, free, partly - settled).fault
@@ -264,7 +264,7 @@ def _check_forms(
 
 def evidence_in(course: Course, member: Member, told: Evidence) -> Evidence:
     """Evidence in the layout; zero stands where nothing was seen, at absent words among others."""
-    index, shown = member.family.index, there_of(course, member)
+    index, shown = member.family.index, present_in(course, member.family.words)
     value = laid_out(course, index, told.value if told.value.is_floating_point() else told.value.long())
     if told.observed is not None:
         observed = laid_out(course, index, told.observed.long()).bool()
@@ -280,14 +280,7 @@ def where_seen(told: Evidence, table: Tensor) -> Tensor:
     return table if told.observed is None else torch.where(told.observed, table, 0.0)
 
 
-def check_budget(
-    network: Network, index: int, free: set[int], known: set[int], words: Mapping[str, int], budget: int
-) -> None:
-    """Refuse evidence whose value depends on more joint states than the budget, before any is computed."""
-    check_count(network, index, _choices_above(network, index, free, known), words, budget)
-
-
-def _choices_above(network: Network, index: int, free: set[int], known: set[int]) -> list[int]:
+def choices_above(network: Network, index: int, free: set[int], known: set[int]) -> list[int]:
     """The choices on which the value of a family hangs, itself among them."""
     parents = {bundle.parent for bundle in network.graph.into[index]}
     return sorted(free & {index, *(network.graph.ancestral_set(parents, free | known) - known)})

@@ -6,6 +6,7 @@ All are exact, by the algorithm of the router.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,19 +23,17 @@ from bnet_transformer.inference.factors import NEVER
 from bnet_transformer.inference.node_queries import Answers, NodeQuery
 from bnet_transformer.inference.query import (
     Query,
+    Route,
+    elimination_fault,
     evidence_by_family,
     joint_states,
     of_one_sentence,
     pieces,
-    sentence_arguments,
-)
-from bnet_transformer.inference.route import (
-    Route,
-    elimination_fault,
     relevant_world,
     route_joint,
     route_log_evidence,
     route_posterior,
+    sentence_arguments,
     without_barren_choices,
 )
 from bnet_transformer.tpm.arrays import in_numpy
@@ -102,11 +101,8 @@ def joint_log_evidence(query: Query) -> Tensor:
     total = of_first(len(query.evidence))
     if total > -math.inf:
         return total
-    low, high = 0, len(query.evidence)
-    while high - low > 1:  # the first `low` pieces are possible together, the first `high` are not
-        middle = (low + high) // 2
-        low, high = (low, middle) if of_first(middle) == -math.inf else (middle, high)
-    raise reference.impossible(query.world, query.evidence, low)
+    last = bisect_left(range(1, len(query.evidence)), True, key=lambda count: bool(of_first(count) == -math.inf))
+    raise reference.impossible(query.world, query.evidence, last)
 
 
 def eliminated_posterior(query: Query) -> Tensor:

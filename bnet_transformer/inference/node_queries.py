@@ -24,15 +24,20 @@ from bnet_transformer.compiler.plan import open_parent
 from bnet_transformer.cost.count import plan_flops
 from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.inference.query import (
+    Fault,
+    Obstacle,
+    Route,
+    Rule,
+    choose,
     interventions,
     joint_states,
+    mixed_fault,
     node_values_by_family,
     of_one_sentence,
     pieces,
     set_families,
     word_counts,
 )
-from bnet_transformer.inference.route import Fault, Obstacle, Route, Rule, choose, mixed_fault
 from bnet_transformer.network import Input, Member
 from bnet_transformer.reference import BUDGET, World
 from bnet_transformer.tpm import Normal
@@ -208,14 +213,13 @@ class Answers:
 
     def value(self, node: int) -> Tensor:
         """The value of a node: `[*states, *shape]`."""
-        query = self.value_query(node)
-        return self._answer(query, lambda: reference.values(self.world, node, self.evidence), lambda table: table)
+        return self._answer(self.value_query(node), lambda: reference.values(self.world, node, self.evidence))
 
     def distribution(self, node: int) -> Distribution:
         """`P(node | parents)`, batched over the open choices that decide the parents."""
         query = self.distribution_query(node)
-        make = lambda parameters: distribution_of(query.member, parameters)  # noqa: E731
-        return self._answer(query, lambda: asking.distribution(self.world, node, self.evidence), make)
+        found = self._answer(query, lambda: asking.distribution(self.world, node, self.evidence))
+        return distribution_of(query.member, found) if isinstance(found, Tensor) else found
 
     def attention(self, slice_: int, role: str | None) -> Tensor:
         """`P(j | i)` of the family that reads in a slice: `[*states, *plates, word, word]`.
@@ -227,7 +231,7 @@ class Answers:
         asking.check_all_read(self.world, member)
         query = self.reading_query(member)
         asking.check_choices_shared(self.world, member, query.choices)
-        table = self._answer(query, lambda: asking.attention(self.world, member, self.evidence), lambda table: table)
+        table = self._answer(query, lambda: asking.attention(self.world, member, self.evidence))
         return table.to(self.world.network.log_dtype)
 
     def route(self, query: NodeQuery) -> Route:
@@ -276,8 +280,7 @@ class Answers:
 
     def of_states(self, states: Mapping[int, Tensor], module: Module) -> Answers:
         """The answers of many sentences that differ in the states of some choices, `[S]` each."""
-        settled = {**reference.settling(self.world, self.evidence), **self.world.do}
-        do = {**settled, **{choice: state[0] for choice, state in states.items()}}
+        do = {**self._settled.do, **{choice: state[0] for choice, state in states.items()}}
         return Answers(module, replace(self.world, do=do), {}, states=states)
 
     def table_fault(self, table: str, members: Sequence[Member], families: Collection[int]) -> Fault | None:
@@ -332,13 +335,16 @@ class Answers:
         plan = self.module.plan(names, closed, is_open, patched=some)
         return plan_flops(network, plan, words, closed, batch)
 
+    @cached_property
+    def _settled(self) -> World:
+        """The sentence in which the nodes are set as well of which evidence says outright what they came to."""
+        return replace(self.world, do={**reference.settling(self.world, self.evidence), **self.world.do})
+
     def _closed(self, above: set[int]) -> tuple[frozenset[int], frozenset[int], Fault | None]:
         """The families above some whose value is known, those of which some nodes have one, and the fault of a family
         of which some nodes have states and others tensors."""
-        world = self.world
-        graph, settled = world.network.graph, reference.settling(world, self.evidence)
-        known = replace(world, do={**settled, **world.do})
-        batched = {world.ground.family_of(node).index for node in self.states}
+        graph, known = self.world.network.graph, self._settled
+        batched = {known.ground.family_of(node).index for node in self.states}
         fault = mixed_fault(known, known.do, above=above)
         whole, some = set_families(known, above)
         closed = batched | {graph.family(name).index for name in whole}
@@ -348,13 +354,12 @@ class Answers:
         """What a compiled route gives; rows of set nodes are as if they were not set."""
         return self._entry(query) if route.algorithm == "compiled" else self._in_every_state(query)
 
-    def _answer(self, query: NodeQuery, by_reference: Callable[[], T], finish: Callable[[Tensor], T]) -> T:
-        """The answer by the route of a query.
+    def _answer(self, query: NodeQuery, by_reference: Callable[[], T]) -> T | Tensor:
+        """The answer by the route of a query: the table of a compiled route, or what the reference says.
 
         Args:
             query: What is asked.
             by_reference: The answer of the reference, which also names the node where the compiled net gives NaN.
-            finish: What is made of the table of a compiled route.
         """
         route = self.route(query)
         route.warn_if_slow()
@@ -364,7 +369,7 @@ class Answers:
         if bool(table.isnan().any()):
             by_reference()
             raise BNetError(query.member.family.name, expected="numbers", got="NaN")
-        return finish(table)
+        return table
 
     def _in_every_state(self, query: NodeQuery) -> Tensor:
         """What is asked of a family, in every joint state of the shared open choices, as one batch: `[*states, ...]`.
@@ -454,8 +459,7 @@ class Answers:
         """The values of families, with the interventions and the evidence above them."""
         world, network = self.world, self.world.network
         want = tuple(network.members[index].family.name for index in wanted)
-        settled = reference.settling(world, self.evidence)
-        arguments = interventions(replace(world, do={**settled, **world.do}), above)
+        arguments = interventions(self._settled, above)
         closed, patched = arguments["do"], arguments["patched"]
         drawn = {world.ground.family_of(node).index for node in self.states}
         for name, (value, _) in node_values_by_family(world, world.do, drawn, self.states).items():

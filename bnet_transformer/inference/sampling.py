@@ -19,14 +19,18 @@ from bnet_transformer.graph import topological_order
 from bnet_transformer.inference import exact
 from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
 from bnet_transformer.inference.node_queries import Answers, normal_of
-from bnet_transformer.inference.query import Query, evidence_by_family, of_one_sentence, pieces, sentence_arguments
-from bnet_transformer.inference.route import (
+from bnet_transformer.inference.query import (
     Fault,
     Obstacle,
+    Query,
     Route,
+    evidence_by_family,
     fault_text,
+    of_one_sentence,
+    pieces,
     question_fault,
     route_posterior,
+    sentence_arguments,
     with_cost,
 )
 from bnet_transformer.network import Member
@@ -132,8 +136,9 @@ def _by_own_tpms(query: Query, order: Sequence[int]) -> Iterator[tuple[list[int]
     world, module = query.world, of_one_sentence(query.module)
     drawn = {node: value[None] for node, value in query.settled.items()} | _zeros(world, query.nodes)
     for group in world.network.graph.groups:
-        left = {node for index in group for node in _random(world, index) if node not in drawn}
-        nodes = [node for node in order if node in left]
+        random = [m.family for m in map(world.network.members.__getitem__, group) if m.tpm.is_random]
+        left = {node for family in random for node in world.ground.nodes(family).tolist()} - world.do.keys()
+        nodes = [node for node in order if node in left and node not in drawn]
         if nodes:
             yield nodes, _batch_fault(module, world, group, drawn)
             drawn |= _zeros(world, nodes)
@@ -170,13 +175,6 @@ def _batch_fault(module: Module, world: World, group: Sequence[int], drawn: Draw
 def _parameters(member: Member) -> str:
     """The table that has the parameters of a family's distribution."""
     return "logits" if member.tpm.kind == "discrete" else "normal"
-
-
-def _random(world: World, index: int) -> list[int]:
-    """The nodes of a family that are random."""
-    member = world.network.members[index]
-    nodes: list[int] = world.ground.nodes(member.family).tolist() if member.tpm.is_random else []
-    return [node for node in nodes if node not in world.do]
 
 
 def _from_the_whole(query: Query, n: int, generator: torch.Generator) -> Drawn:

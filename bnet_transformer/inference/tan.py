@@ -60,14 +60,9 @@ class Tan(Drawable):
         """A row for each arrow between boxes, with the number of ground arrows that it stands for."""
         import pandas as pd
 
-        boxes = self.quotient.boxes
-        return pd.DataFrame(
-            [
-                {"parent": boxes[i], "child": boxes[j], "arrows": int(count)}
-                for (i, j), count in zip(self.quotient.arrows.tolist(), self.quotient.counts.tolist(), strict=True)
-            ],
-            columns=["parent", "child", "arrows"],
-        )
+        boxes = np.array(self.quotient.boxes, dtype=object)
+        parents, children = self.quotient.arrows.T
+        return pd.DataFrame({"parent": boxes[parents], "child": boxes[children], "arrows": self.quotient.counts})
 
     def _repr_html_(self) -> str:
         but = f"; with arrows to {', '.join(self.missing)} it were {self.nearly}" if self.missing else ""

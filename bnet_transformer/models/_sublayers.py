@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ from bnet_transformer.tpm import (
     Sinusoid,
     Weight,
 )
-from bnet_transformer.tpm.checks import Checked, Checks, below_one, choice, flag, optional
+from bnet_transformer.tpm.checks import Checked, below_one, choice, flag, optional
 from bnet_transformer.tpm.steps import ACTIVATIONS, activation_name
 
 Vocabulary = Sequence[str] | int | None
@@ -68,18 +68,12 @@ class Ends(Checked):
     `features` is the width of real-valued words, where it is not that of the states; `form` and `eps` are of the norms.
     """
 
-    dim: int
-    bias: bool = True
-    features: int | None = None
-    dropout: float = 0.0
+    dim: Annotated[int, whole]
+    bias: Annotated[bool, flag] = True
+    features: Annotated[int | None, optional(whole)] = None
+    dropout: Annotated[float, below_one] = 0.0
     eps: float = field(default=1e-5, kw_only=True)
     form: str = field(default="layer", kw_only=True)
-    field_checks: ClassVar[Checks] = {
-        "dim": whole,
-        "bias": flag,
-        "features": optional(whole),
-        "dropout": below_one,
-    }
 
     @property
     def normed(self) -> Norm:
@@ -203,28 +197,18 @@ class Sublayers(Ends):
     keys and values, maps that are `unbiased` where others have a bias (`map` of q, k and v, `mix`, `ffn`).
     """
 
-    heads: int = 8
-    hidden: int | None = None
-    norm: str = "post"
-    final_norm: bool | None = None
-    activation: str = "relu"
+    heads: Annotated[int, whole] = 8
+    hidden: Annotated[int | None, optional(whole)] = None
+    norm: Annotated[str, choice("post", "pre", "parallel")] = "post"
+    final_norm: Annotated[bool | None, choice(None, True, False)] = None
+    activation: Annotated[str, activation_name] = "relu"
     _: KW_ONLY
     gated: bool = False
-    key_dim: int | None = None
+    key_dim: Annotated[int | None, optional(whole)] = None
     score: Dot = Dot(None)  # noqa: RUF009  (frozen)
     relative: Bias | None = None
-    groups: int | None = None
+    groups: Annotated[int | None, optional(whole)] = None
     unbiased: Collection[str] = ()
-    field_checks: ClassVar[Checks] = {
-        **Ends.field_checks,
-        "heads": whole,
-        "hidden": optional(whole),
-        "norm": choice("post", "pre", "parallel"),
-        "final_norm": choice(None, True, False),
-        "activation": activation_name,
-        "key_dim": optional(whole),
-        "groups": optional(whole),
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -372,9 +356,5 @@ def shift_right(outputs: Tensor, start: int) -> Tensor:
     there = isinstance(outputs, Tensor) and outputs.dim() > 0 and outputs.shape[-1] > 0
     if not there or outputs.is_floating_point() or outputs.is_complex() or outputs.dtype == torch.bool:
         raise BNetError("outputs", expected="ids, [..., word], at least one word", got=outputs)
-    most = torch.iinfo(outputs.dtype).max
-    start = whole("start", start, least=0)
-    if start > most:
-        raise BNetError("start", expected=f"an id that {outputs.dtype} holds, at most {most}", got=start)
-    first = torch.full_like(outputs[..., :1], start)
+    first = torch.full_like(outputs[..., :1], whole("start", start, least=0))
     return torch.cat([first, outputs[..., :-1]], -1)

@@ -14,10 +14,9 @@ matrix is orthogonal, but depends on Z in such a way that the whole map changes 
 from __future__ import annotations
 
 from bnet_transformer.bnet import BNet
-from bnet_transformer.errors import BudgetError, one_of, whole
+from bnet_transformer.errors import one_of, whole
 from bnet_transformer.models._sublayers import WORD, observed
 from bnet_transformer.network import Arrow, Declaration, Node, Stack
-from bnet_transformer.network.network import MOST_FAMILIES
 from bnet_transformer.tpm import TPM, Cayley, Given, Skew, Triangular, Weight
 
 
@@ -59,10 +58,7 @@ def steps(blocks: int, activation: str) -> list[tuple[str, str, bool]]:
     """The triangular steps of a feed-forward map: side, activation, whether there is a bias."""
     linear = [("lower", "identity", False), ("upper", "identity", True)]
     curved = [("lower", activation, True), ("upper", activation, True)]
-    blocks = whole("blocks", blocks)
-    if blocks > MOST_FAMILIES:
-        raise BudgetError("blocks", expected=f"at most {MOST_FAMILIES}", got=blocks)
-    return (linear + curved) * blocks + linear
+    return (linear + curved) * whole("blocks", blocks) + linear
 
 
 def _feed_forward(source: str, steps: list[tuple[str, str, bool]], spread: float) -> list[Node]:

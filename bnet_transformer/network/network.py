@@ -88,12 +88,7 @@ class Network:
     @cached_property
     def learnable(self) -> frozenset[str]:
         """The names of the parameters that training changes."""
-        return frozenset(
-            f"{member.owner}.{name}"
-            for member in self.members
-            for name, parameter in member.parameters.items()
-            if parameter.learnable
-        )
+        return frozenset(name for name, (_, parameter) in self.wanted.items() if parameter.learnable)
 
     @cached_property
     def functional_families(self) -> frozenset[int]:
@@ -103,7 +98,17 @@ class Network:
     @cached_property
     def shapes(self) -> dict[str, Shape]:
         """The shape of every parameter, plates leading."""
-        return {name: shape for name, (shape, _) in _wanted(self.members, self.graph).items()}
+        return {name: shape for name, (shape, _) in self.wanted.items()}
+
+    @cached_property
+    def wanted(self) -> dict[str, tuple[Shape, Parameter]]:
+        """What the TPMs want of every parameter: its shape, plates leading, and how it starts."""
+        wanted: dict[str, tuple[Shape, Parameter]] = {}
+        for member in self.members:
+            plates = tuple(self.graph.sizes[plate] for plate in member.family.plates)
+            for name, parameter in member.parameters.items():
+                wanted.setdefault(f"{member.owner}.{name}", ((*plates, *parameter.shape), parameter))
+        return wanted
 
     @cached_property
     def tables(self) -> frozenset[str]:
@@ -236,7 +241,7 @@ def declare(declaration: Declaration, *, seed: int = 0, parameters: Mapping[str,
     network = outline(declaration, seed)
     if parameters is not None:
         return network.with_parameters(parameters)
-    return replace(network, parameters=initial(network.members, network.graph, seed))
+    return replace(network, parameters=_initial(network))
 
 
 def outline(declaration: Declaration, seed: int = 0) -> Network:
@@ -313,8 +318,7 @@ def _asked(tpm: TPM, parents: Sequence[Parent]) -> tuple[Shape, Mapping[str, Par
         raise BNetError(name, expected=f"a TPM that takes {told}", got=repr(error)) from error
     if not isinstance(shape, tuple) or not all(type(size) is int and size > 0 for size in shape):
         raise BNetError(name, expected="a shape, a tuple of whole numbers", got=shape)
-    names = parameters if isinstance(parameters, Mapping) else {"": None}
-    if not all(isinstance(key, str) and key and isinstance(p, Parameter) for key, p in names.items()):
+    if not all(isinstance(parameter, Parameter) for parameter in parameters.values()):
         raise BNetError(name, expected="parameters, a mapping from names to Parameter", got=parameters)
     return shape, parameters
 
@@ -354,23 +358,14 @@ def _once(faults: list[Fault]) -> list[Fault]:
     return list(kept.values())
 
 
-def _wanted(members: Sequence[Member], graph: FoldedGraph) -> dict[str, tuple[Shape, Parameter]]:
-    wanted: dict[str, tuple[Shape, Parameter]] = {}
-    for member in members:
-        plates = tuple(graph.sizes[plate] for plate in member.family.plates)
-        for name, parameter in member.parameters.items():
-            wanted.setdefault(f"{member.owner}.{name}", ((*plates, *parameter.shape), parameter))
-    return wanted
-
-
-def initial(members: Sequence[Member], graph: FoldedGraph, seed: int) -> dict[str, Tensor]:
+def _initial(network: Network) -> dict[str, Tensor]:
     """Starting parameters; each has a generator of its own, so that one more node changes no other."""
-    store, wanted = {}, _wanted(members, graph)
-    count = sum(math.prod(shape) for shape, _ in wanted.values())
+    store = {}
+    count = sum(math.prod(shape) for shape in network.shapes.values())
     room_for("parameters", count * torch.get_default_dtype().itemsize, "a smaller dim=, fewer heads=, states or words")
-    for name, (shape, parameter) in wanted.items():
+    for name, (shape, parameter) in network.wanted.items():
         if parameter.fill is None:
-            digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+            digest = hashlib.sha256(f"{network.seed}/{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
             drawn = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")  # the same in every type
             store[name] = drawn.to(torch.get_default_dtype()) * parameter.spread

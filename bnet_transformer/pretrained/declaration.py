@@ -8,7 +8,7 @@ The words of a decoder beside an encoder are the outputs shifted right by one (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -55,7 +55,10 @@ def options_to_declaration(
     net = sublayers(family, options, options.hidden, gated=family.gated, score=score, relative=family.relative)
     tied = is_tied(options)
     slice_ = net.slice(options.reach)
-    slice_, once = shared(slice_) if family.shared else (slice_, [])
+    once: list[Node] = []
+    if family.shared:  # the same parameters in all slices, and weights as nodes that all slices read
+        once = [node for node in slice_ if isinstance(node.tpm, Weight)]
+        slice_ = [replace(node, shared=True) for node in slice_ if node not in once]
     stack = Stack(
         slice_,
         _one_stack_words(family, options, net, tied=tied),
@@ -98,12 +101,6 @@ def sublayers(
 def is_tied(options: Options) -> bool:
     """True where one table serves the embeddings and the readout."""
     return options.tied and options.readout == "word"
-
-
-def shared(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
-    """The nodes of a slice with the same parameters in all slices, and its weights as nodes that all slices read."""
-    once = [node for node in nodes if isinstance(node.tpm, Weight)]
-    return [replace(node, shared=True) for node in nodes if node not in once], once
 
 
 def _one_stack_words(family: Family, options: Options, net: Sublayers, *, tied: bool) -> list[Node]:

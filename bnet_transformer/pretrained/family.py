@@ -384,15 +384,13 @@ def config_to_rotary(
         return Rotary(base, of_heads)
     factor = number("factor of the rope_parameters", told.get("factor"), above=0)
     known = {"original_max_position_embeddings": length} | dict(told) | dict(config)  # what stands outside goes first
-    return Rotary(base, of_heads, factor, _bands(known) if kind == "llama3" else None)
-
-
-def _bands(told: Mapping[str, Any]) -> tuple[float, float, int]:
-    """Which turns are slow, in a sentence of the length that a model was first trained on."""
+    if kind != "llama3":
+        return Rotary(base, of_heads, factor)
     names = ("low_freq_factor", "high_freq_factor")
-    low, high = (number(f"{name} of the rope_parameters", told.get(name), above=0) for name in names)
-    what = "original_max_position_embeddings"
-    return low, high, whole(f"{what} of the rope_parameters", told.get(what))
+    low, high = (number(f"{name} of the rope_parameters", known.get(name), above=0) for name in names)
+    first = "original_max_position_embeddings"  # how long the sentences were that a model was first trained on
+    bands = low, high, whole(f"{first} of the rope_parameters", known.get(first))
+    return Rotary(base, of_heads, factor, bands)
 
 
 def is_causal(config: Mapping[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def _standard(where: Path, layers: Sequence[Layer], add: bool, activation: str, 
     net = geometric(
         layers[0].dim, slices=len(units), blocks=blocks, heads=heads, add=add, activation=activation, observe=observe
     )
-    return _with(net, found)
+    return net.to(next(iter(found.values())).dtype).replace(found)
 
 
 def _volume_preserving(
@@ -124,7 +124,7 @@ def _volume_preserving(
         for k, layer in enumerate(rest):
             owner = f"x_{t + 1}" if k + 1 == len(rest) else f"{order[k][0]}{k // 2 + 1}_{t}"
             found |= {f"{owner}.{name}": value for name, value in layer.tensors.items()}
-    return _with(net, found)
+    return net.to(next(iter(found.values())).dtype).replace(found)
 
 
 def _units(where: Path, layers: Sequence[Layer], attention: Sequence[str]) -> list[list[Layer]]:
@@ -157,12 +157,6 @@ def _check(where: Path, layers: Sequence[Layer], kinds: Sequence[str], biases: S
             wanted = "a bias" if bias else "no bias (the first layer of a linear pair)"
             raise FileError(f"{where}: {layer.name}", expected=wanted, got="none" if bias else "one")
     return found
-
-
-def _with(net: BNet, found: dict[str, Tensor]) -> BNet:
-    """The net with the file's parameters, in the file's floating type."""
-    dtype = next(iter(found.values())).dtype
-    return net.to(dtype).replace(found)
 
 
 # the layers of a file
@@ -198,14 +192,34 @@ class Layer:
 
 
 def file_to_layers(where: Path) -> list[Layer]:
-    """The layers of a file in their order, of one width and one floating type."""
-    file = _read(where)
-    names = [f"L{k + 1}" for k in range(len(file.parts))]
-    missing = [name for name in names if name not in file.parts]
+    """The layers of a file in their order, of one width and one floating type; what is wrong with it is a FileError."""
+    try:
+        import h5py
+    except ImportError as error:
+        allowed = 'pip install "bnet-transformer[hdf5]"'
+        raise BNetError("load_geometric", expected="the package h5py", got="none", allowed=allowed) from error
+    try:
+        if not where.is_file():
+            raise FileError(str(where), expected="a file", got="a folder" if where.is_dir() else "nothing there")
+        if not h5py.is_hdf5(where):
+            raise FileError(str(where), expected="an HDF5 file", got="another format")
+        with h5py.File(where, "r") as file:
+            return _layers(where, _Part(where, file))
+    except BNetError:
+        raise
+    except (OSError, LookupError, RuntimeError, TypeError, ValueError, MemoryError) as error:  # as h5py tells faults
+        raise FileError(str(where), expected="a sound HDF5 file", got=str(error)) from error
+
+
+def _layers(where: Path, file: _Part) -> list[Layer]:
+    """The layers of an open file."""
+    names = [f"L{k + 1}" for k in range(len(file.names))]
+    missing = [name for name in names if name not in file.names]
     if not names or missing:
-        got = f"no {missing[0]}, but {_listed(file.parts)}" if names else "nothing in it"
+        got = f"no {missing[0]}, but {_listed(file.names)}" if names else "nothing in it"
         raise FileError(str(where), expected="groups L1, L2, ... without a gap, and no others", got=got)
-    layers = [_layer(name, file.parts[name]) for name in names]
+    parts = file.only(*names)
+    layers = [_layer(name, parts[name]) for name in names]
     for layer in layers:
         if layer.dim != layers[0].dim:
             raise FileError(f"{where}: {layer.name}", expected=f"the width {layers[0].dim}, as L1", got=layer.dim)
@@ -219,25 +233,40 @@ def file_to_layers(where: Path) -> list[Layer]:
 
 @dataclass(frozen=True)
 class _Part:
-    """A group of a file with its parts, or the numbers of a dataset; `told` is the type that its attributes tell, ""
-    for none."""
+    """A group or a dataset of an open file."""
 
-    place: str
-    told: str
-    parts: Mapping[str, _Part] = field(default_factory=dict)
-    numbers: np.ndarray | None = None
+    where: Path
+    node: Any
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the parts of a group; a dataset has none."""
+        return list(self.node) if hasattr(self.node, "keys") else []
+
+    @property
+    def told(self) -> str:
+        """The type that its attributes tell, "" for none."""
+        told = next((self.node.attrs[name] for name in ("gml_type", "parameter_type") if name in self.node.attrs), "")
+        return (told.decode("utf-8", "replace") if isinstance(told, bytes) else str(told)).rpartition(".")[2]
 
     def wrong(self, expected: str, got: object) -> FileError:
         """The error of a part that is not what is expected."""
-        return FileError(self.place, expected=expected, got=got)
+        return FileError(f"{self.where}: {self.node.name.lstrip('/')}", expected=expected, got=got)
 
-    def only(self, *names: str, optional: Collection[str] = ()) -> Mapping[str, _Part]:
-        """The parts of a group, which holds no more than these, nor less."""
-        if self.numbers is not None:
-            raise self.wrong("a group", f"a dataset of shape {self.numbers.shape}")
-        if set(self.parts) - set(names) or set(names) - set(optional) - set(self.parts):
-            raise self.wrong(_listed(names), _listed(self.parts))
-        return self.parts
+    def only(self, *names: str, optional: Collection[str] = ()) -> dict[str, _Part]:
+        """The parts of a group, which holds no more than these, nor less, and itself: no link is followed."""
+        if not hasattr(self.node, "keys"):
+            raise self.wrong("a group", f"a dataset of shape {self.node.shape}")
+        if set(self.names) - set(names) or set(names) - set(optional) - set(self.names):
+            raise self.wrong(_listed(names), _listed(self.names))
+        for name in self.names:
+            if type(self.node.get(name, getlink=True)).__name__ != "HardLink":
+                raise FileError(
+                    f"{self.where}: {f'{self.node.name}/{name}'.strip('/')}",
+                    expected="a part of the file itself",
+                    got="a link",
+                )
+        return {name: _Part(self.where, self.node[name]) for name in self.names}
 
     def typed(self, *kinds: str) -> str:
         """The type that a structured matrix tells, one of these or ""."""
@@ -247,9 +276,12 @@ class _Part:
 
     def reals(self, rank: int) -> Tensor:
         """Real numbers of so many dims."""
-        found = self.numbers
-        if found is None:
-            raise self.wrong("a dataset", f"a group of {_listed(self.parts)}")
+        if not hasattr(self.node, "shape"):
+            raise self.wrong("a dataset", f"a group of {_listed(self.names)}")
+        if self.node.external or self.node.is_virtual:
+            raise self.wrong("numbers in the file itself", "numbers that lie in another file")
+        room_for(self.node.name, self.node.nbytes, "a smaller net")
+        found = np.asarray(self.node[()])
         if found.ndim != rank or not found.size:
             raise self.wrong(f"an array of {rank} dims with something in it", f"shape {found.shape}")
         if found.dtype.kind != "f" or found.dtype.itemsize > 8:
@@ -260,82 +292,46 @@ class _Part:
 
     def vector(self, size: int) -> Tensor:
         """Real numbers, as many as they must be."""
-        if self.numbers is not None and self.numbers.shape != (size,):
-            raise self.wrong(f"a vector of {size}", f"shape {self.numbers.shape}")
-        return self.reals(1)
+        found = self.reals(1)
+        if len(found) != size:
+            raise self.wrong(f"a vector of {size}", f"shape {tuple(found.shape)}")
+        return found
 
     def square(self) -> Tensor:
         """A square matrix, turned back."""
         found = self.reals(2)
         if found.shape[0] != found.shape[1]:
-            raise self.wrong("a square matrix", _form(found))
+            raise self.wrong("a square matrix", tuple(found.shape))
         return found.mT.contiguous()
 
     def packed(self) -> tuple[Tensor, int]:
         """The free entries of a structured matrix, and its width."""
-        if "storage" in self.parts:
+        if "storage" in self.names:
             parts = self.only("storage", "metadata")
             entries, size = parts["storage"], parts["metadata"].only("n")["n"]
         else:
             parts = self.only("S", "n")
             entries, size = parts["S"], parts["n"]
-        if size.numbers is None or size.numbers.size != 1 or size.numbers.dtype.kind not in "iu":
+        if getattr(size.node, "size", 0) != 1 or size.node.dtype.kind not in "iu":
             raise size.wrong("a whole number", "something else")
-        dim = int(size.numbers.item())
+        dim = int(np.asarray(size.node[()]).item())
         if dim < 2:
             raise size.wrong("a width of at least 2", dim)
         return entries.vector(packed_size(dim)), dim
 
 
-def _read(where: Path) -> _Part:
-    """All of a file, which is read once; whatever is wrong with it is a FileError."""
-    try:
-        import h5py
-    except ImportError as error:
-        allowed = 'pip install "bnet-transformer[hdf5]"'
-        raise BNetError("load_geometric", expected="the package h5py", got="none", allowed=allowed) from error
-
-    def part_of(node: Any) -> _Part:
-        place = f"{where}: {node.name.lstrip('/')}"
-        told = next((node.attrs[name] for name in ("gml_type", "parameter_type") if name in node.attrs), "")
-        told = (told.decode("utf-8", "replace") if isinstance(told, bytes) else str(told)).rpartition(".")[2]
-        if isinstance(node, h5py.Group):
-            for name in node:
-                if not isinstance(node.get(name, getlink=True), h5py.HardLink):
-                    raise FileError(f"{place}/{name}", expected="a part of the file itself", got="a link")
-            return _Part(place, told, {name: part_of(node[name]) for name in node})
-        if not isinstance(node, h5py.Dataset):
-            raise FileError(place, expected="a group or a dataset", got="a type")
-        if node.external or node.is_virtual:
-            raise FileError(place, expected="numbers in the file itself", got="numbers that lie in another file")
-        room_for(place, node.nbytes, "a smaller net")
-        return _Part(place, told, numbers=np.asarray(node[()]))
-
-    try:
-        if not where.is_file():
-            raise FileError(str(where), expected="a file", got="a folder" if where.is_dir() else "nothing there")
-        if not h5py.is_hdf5(where):
-            raise FileError(str(where), expected="an HDF5 file", got="another format")
-        with h5py.File(where, "r") as file:
-            return part_of(file)
-    except BNetError:
-        raise
-    except (OSError, LookupError, RuntimeError, TypeError, ValueError, MemoryError) as error:  # as h5py tells faults
-        raise FileError(str(where), expected="a sound HDF5 file", got=str(error)) from error
-
-
 def _layer(name: str, part: _Part) -> Layer:
     """One layer, by what it holds."""
-    if {"PQ", "PK", "PV"} & set(part.parts):
+    if {"PQ", "PK", "PV"} & set(part.names):
         return _heads(name, part.only("PQ", "PK", "PV"))
-    if "A" in part.parts:
+    if "A" in part.names:
         return _attention(name, part.only("A")["A"])
-    if "weight" not in part.parts:
-        part.only(*part.parts)
-        raise part.wrong("PQ, PK, PV; A; or weight (and bias)", _listed(part.parts))
+    if "weight" not in part.names:
+        part.only(*part.names)
+        raise part.wrong("PQ, PK, PV; A; or weight (and bias)", _listed(part.names))
     parts = part.only("weight", "bias", optional=["bias"])
     weight = parts["weight"]
-    if weight.numbers is None:
+    if weight.names:
         kind = SIDES.get(weight.typed(*SIDES), "triangular")
         packed, dim = weight.packed()
         tensors = {"packed": packed}
@@ -354,25 +350,25 @@ def _heads(name: str, parts: Mapping[str, _Part]) -> Layer:
     dim = heads = 0
     for role in "qkv":
         part = parts[f"P{role.upper()}"]
-        names = [f"head_{k + 1}" for k in range(max(1, len(part.parts)))]
+        names = [f"head_{k + 1}" for k in range(max(1, len(part.names)))]
         each = [part.only(*names)[head] for head in names]
         for k, head in enumerate(each):
-            if head.numbers is None:
+            if head.names:
                 head.typed("StiefelManifold")
-                each[k] = next(iter(head.only("storage" if "storage" in head.parts else "A").values()))
+                each[k] = next(iter(head.only("storage" if "storage" in head.names else "A").values()))
         values = [head.reals(2) for head in each]
         dim, heads = dim or values[0].shape[-1], heads or len(values)
         for head, value in zip(each, values, strict=True):
             if len(values) != heads or dim % heads or value.shape != (dim // heads, dim):
                 wanted = f"{heads} heads of {dim // heads} x {dim} (in Python's order)"
-                raise head.wrong(wanted, f"{len(values)} heads, {_form(value)}")
+                raise head.wrong(wanted, f"{len(values)} heads, {' x '.join(map(str, value.shape))}")
         found[role] = torch.stack(values)
     return Layer(name, "heads", dim, found)
 
 
 def _attention(name: str, part: _Part) -> Layer:
     """The matrix A of an attention: packed, or written out, which its type may call skew."""
-    if part.numbers is None:
+    if part.names:
         part.typed("SkewSymMatrix")
         packed, dim = part.packed()
         return Layer(name, "skew", dim, {"packed": packed})
@@ -390,7 +386,3 @@ def _listed(names: Collection[str]) -> str:
     """Some names, not all of many."""
     told = list(names)
     return ", ".join(told[:8]) + (f", … ({len(told)} in all)" if len(told) > 8 else "") or "nothing"
-
-
-def _form(value: Tensor) -> str:
-    return " x ".join(map(str, value.shape))

@@ -103,12 +103,11 @@ def _parameters_without_memory() -> Iterator[None]:
 
 def _submodule(model: Any, name: str) -> nn.Module | None:
     """The module of a name; None where a model does without it, as some do without a pooler."""
-    found = model
-    for piece in name.split(".") if name else ():
-        found = found._modules.get(piece)
-        if found is None:
-            return None
-    return found if isinstance(found, nn.Module) else None
+    try:
+        found: nn.Module = model.get_submodule(name)
+    except AttributeError:
+        return None
+    return found
 
 
 def _difference(expected: nn.Module, actual: nn.Module, *, whole: bool) -> tuple[str, str] | None:

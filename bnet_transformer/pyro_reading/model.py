@@ -15,9 +15,9 @@ from torch import Tensor
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler import Module
-from bnet_transformer.compiler.course import Course, Layout, seen
+from bnet_transformer.compiler.course import Course, Layout, present_in, seen
 from bnet_transformer.compiler.module import Values, output_of
-from bnet_transformer.compiler.told import batch_of, check_mask, check_read, laid_out, lead_of, there_of
+from bnet_transformer.compiler.told import batch_of, check_mask, check_read, laid_out, lead_of
 from bnet_transformer.compiler.told import received as received_values
 from bnet_transformer.compiler.values import Scan
 from bnet_transformer.compiler.values import value as value_of
@@ -337,7 +337,7 @@ class _Told:
         """
         course = self.course
         shown = self.shown.get(member.family.index)
-        there = there_of(course, member) if fixed else None
+        there = present_in(course, member.family.words) if fixed else None
         if there is not None:
             there = there.reshape(there.shape[course.layout.batch :])
             shown = there if shown is None else shown & there

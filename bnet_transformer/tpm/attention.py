@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar, final
+from typing import Annotated, ClassVar, TypeVar, final
 
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, one_of
+from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm.base import TPM, At, Kind, Parent, Product, Shape, single_axis, vector
+from bnet_transformer.tpm.checks import choice, flag, instance, optional
 from bnet_transformer.tpm.score import Bias, Dot, Normaliser, Score
 from bnet_transformer.tpm.symbols import Symbols, scripts
 
@@ -19,19 +20,10 @@ T = TypeVar("T", Parent, Tensor)
 class _Reading(TPM):
     """What `Attention` and `Read` share: from score, bias and normaliser to the weights of the words read."""
 
-    score: Score
-    over: str
-    bias: Bias | None
+    score: Annotated[Score, instance(Score, "a score", "Dot(), Bilinear(), or a Score of yours")]
+    over: Annotated[str, choice("keys", "queries")]
+    bias: Annotated[Bias | None, optional(instance(Bias, "a bias by distance", "Relative(limit), Buckets(), None"))]
     normaliser = Normaliser()
-
-    def __post_init__(self) -> None:
-        score: object = self.score
-        bias: object = self.bias
-        if not isinstance(score, Score):
-            raise BNetError("score", expected="a score", got=score, allowed="Dot(), Bilinear(), or a Score of yours")
-        one_of("over", self.over, ("keys", "queries"))
-        if bias is not None and not isinstance(bias, Bias):
-            raise BNetError("bias", expected="a bias by distance", got=bias, allowed="Relative(limit), Buckets(), None")
 
     def reading_slots(self) -> tuple[str, ...]:
         own, read = self.score.roles
@@ -115,16 +107,10 @@ class Attention(_Reading):
     """
 
     score: Score = field(default_factory=Dot)
-    normaliser: Normaliser = field(default_factory=Normaliser)
+    normaliser: Annotated[Normaliser, instance(Normaliser, "a Normaliser")] = field(default_factory=Normaliser)
     over: str = "keys"
     bias: Bias | None = None
-    residual: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.normaliser, Normaliser):
-            raise BNetError("normaliser", expected="a Normaliser", got=self.normaliser)
-        one_of("residual", self.residual, (True, False))
+    residual: Annotated[bool, flag] = False
 
     def takes(self) -> tuple[str, ...]:
         slots = self.reading_slots()

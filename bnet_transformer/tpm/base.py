@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from bnet_transformer.axes import Reach
-from bnet_transformer.errors import BNetError, put, tolerance, whole
-from bnet_transformer.tpm.checks import Checked, Checks, called, flag
+from bnet_transformer.errors import BNetError, put, whole
+from bnet_transformer.tpm.checks import Checked
 from bnet_transformer.tpm.symbols import Symbols
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Parent:
 
 
 @dataclass(frozen=True)
-class Parameter(Checked):
+class Parameter:
     """A tensor that a TPM owns: its shape for one node, how it starts, whether training changes it.
 
     It starts as `fill` where that is given (a number, or nested tuples of `shape`), else normal with `spread`.
@@ -81,25 +81,11 @@ class Parameter(Checked):
     spread: float = 1.0
     fill: float | tuple[object, ...] | None = None
     learnable: bool = True
-    field_checks: ClassVar[Checks] = {
-        "shape": lambda _, value: shape_of("shape of a parameter", value),
-        "spread": called("spread of a parameter", tolerance),
-        "learnable": flag,
-    }
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.fill is None:
-            return
-        try:
-            fill = np.asarray(self.fill, dtype=float)
-            fits = broadcast(fill.shape, self.shape) == self.shape and bool((fill < np.inf).all())
-        except (TypeError, ValueError, RuntimeError):
-            fits = False
-        if not fits:
-            wanted = f"finite numbers, one or of shape {self.shape}"
-            raise BNetError("fill of a parameter", expected=wanted, got=self.fill)
-        put(self, fill=_in_tuples(fill.tolist()))
+        put(self, shape=shape_of("shape of a parameter", self.shape))
+        if self.fill is not None:
+            put(self, fill=_in_tuples(np.asarray(self.fill, dtype=float).tolist()))
 
 
 def _in_tuples(table: float | list[Any]) -> float | tuple[object, ...]:

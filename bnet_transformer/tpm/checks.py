@@ -1,15 +1,16 @@
-"""The checks of the options of TPMs and of their parts: a table of them for each class, one a field."""
+"""The checks of the options of TPMs and of their parts, each in the annotation of its field."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import cache
+from typing import Any
 
-from bnet_transformer.errors import BNetError, number, one_of, put
+from bnet_transformer.errors import BNetError, number, one_of, put, whole
 
 Check = Callable[[str, Any], Any]  # of the name of an option and its value: the value to keep, or the error
-Checks = Mapping[str, Check]
 
 
 def positive(what: str, value: object) -> float:
@@ -25,11 +26,27 @@ def below_one(what: str, value: object) -> float:
     return found
 
 
+def at_least(least: int) -> Check:
+    """A whole number from there on."""
+    return lambda what, value: whole(what, value, least=least)
+
+
 def choice(*options: object) -> Check:
     """One of some values."""
 
     def check(what: str, value: object) -> object:
         one_of(what, value, options)
+        return value
+
+    return check
+
+
+def instance(kind: type, wanted: str, allowed: str = "") -> Check:
+    """An instance of a class, or the error that says what is wanted."""
+
+    def check(what: str, value: object) -> object:
+        if not isinstance(value, kind):
+            raise BNetError(what, expected=wanted, got=value, allowed=allowed or None)
         return value
 
     return check
@@ -48,12 +65,22 @@ def called(what: str, check: Check) -> Check:
     return lambda _, value: check(what, value)
 
 
+@cache
+def checks_of(kind: type) -> dict[str, Check]:
+    """The checks of the fields of a class, which stand beside their types: `dim: Annotated[int, whole]`."""
+    found: dict[str, Check] = {}
+    for base in reversed(kind.__mro__):
+        if base.__module__.startswith("bnet_transformer."):  # a stranger's annotations may have no meaning out here
+            for name, hint in inspect.get_annotations(base, eval_str=True).items():
+                for check in getattr(hint, "__metadata__", ()):
+                    found[name] = check
+    return found
+
+
 @dataclass(frozen=True)
 class Checked:
-    """A frozen dataclass whose fields are what the check of each makes of them, in the order of `field_checks`."""
-
-    field_checks: ClassVar[Checks] = {}
+    """A frozen dataclass whose fields are what the check of each makes of them, one after another."""
 
     def __post_init__(self) -> None:
-        for name, check in self.field_checks.items():
+        for name, check in checks_of(type(self)).items():  # type: ignore[arg-type]  # a class has a hash
             put(self, **{name: check(name, getattr(self, name))})

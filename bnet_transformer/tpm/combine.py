@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError, whole
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, matrix, single_axis, vector
-from bnet_transformer.tpm.checks import Checks, called, choice, flag, optional
+from bnet_transformer.tpm.checks import called, choice, flag, optional
 from bnet_transformer.tpm.symbols import Symbols
 
 POOLS = ("mean", "sum")
@@ -21,9 +21,8 @@ POOLS = ("mean", "sum")
 class _Map(TPM):
     """`W x`, and `+ b` where the kind has a bias; with `dim` the matrix is its own, of so many rows."""
 
-    dim: int | None = None
+    dim: Annotated[int | None, optional(whole)] = None
     biased: ClassVar[bool] = False
-    field_checks: ClassVar[Checks] = {"dim": optional(whole)}
 
     def takes(self) -> tuple[str, ...]:
         return ("W", "x") if self.dim is None else ("x",)
@@ -133,11 +132,10 @@ class Concat(TPM):
     (('W_o.', 'a.'), ('a.',))
     """
 
-    mapped: bool = True
-    bias: bool = False
-    residual: bool = False
-    plates: int = 1
-    field_checks: ClassVar[Checks] = {"mapped": flag, "bias": flag, "residual": flag, "plates": whole}
+    mapped: Annotated[bool, flag] = True
+    bias: Annotated[bool, flag] = False
+    residual: Annotated[bool, flag] = False
+    plates: Annotated[int, whole] = 1
 
     def takes(self) -> tuple[str, ...]:
         return (*(("W_o.",) if self.mapped else ()), "a.", *(("x",) if self.residual else ()))
@@ -202,10 +200,9 @@ class Pool(TPM):
     ('x.',)
     """
 
-    how: str = "mean"
+    how: Annotated[str, called("pool", choice(*POOLS))] = "mean"
     slots: ClassVar[tuple[str, ...]] = ("x.",)
     elementwise: ClassVar[bool] = True
-    field_checks: ClassVar[Checks] = {"how": called("pool", choice(*POOLS))}
 
     def shape(self, *parents: Parent) -> Shape:
         single_axis(parents[0])

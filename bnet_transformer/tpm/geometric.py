@@ -8,12 +8,12 @@ by row, `L_21, L_31, L_32, L_41, ...`; of an upper triangle it holds those of th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, whole
+from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm.base import (
     TPM,
     At,
@@ -27,7 +27,7 @@ from bnet_transformer.tpm.base import (
     spread_of,
     vector,
 )
-from bnet_transformer.tpm.checks import Checks, choice, flag, optional, positive
+from bnet_transformer.tpm.checks import at_least, choice, flag, optional, positive
 from bnet_transformer.tpm.combine import apply
 from bnet_transformer.tpm.steps import ACTIVATIONS, activated, activation_name
 from bnet_transformer.tpm.symbols import Symbols
@@ -66,13 +66,9 @@ class Skew(TPM):
     (3,)
     """
 
-    dim: int
-    spread: float | None = None
+    dim: Annotated[int, at_least(2)]
+    spread: Annotated[float | None, optional(positive)] = None
     elementwise: ClassVar[bool] = True
-    field_checks: ClassVar[Checks] = {
-        "dim": lambda what, value: whole(what, value, least=2),
-        "spread": optional(positive),
-    }
 
     def shape(self, *parents: Parent) -> Shape:
         return (self.dim, self.dim)
@@ -100,16 +96,10 @@ class Triangular(VectorMap):
     [('bias', (3,)), ('packed', (3,))]
     """
 
-    side: str = "lower"
-    activation: str = "tanh"
-    bias: bool = True
-    spread: float | None = None
-    field_checks: ClassVar[Checks] = {
-        "side": choice("lower", "upper"),
-        "activation": activation_name,
-        "bias": flag,
-        "spread": optional(positive),
-    }
+    side: Annotated[str, choice("lower", "upper")] = "lower"
+    activation: Annotated[str, activation_name] = "tanh"
+    bias: Annotated[bool, flag] = True
+    spread: Annotated[float | None, optional(positive)] = None
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         (width,) = self.shape(*parents)
@@ -145,9 +135,8 @@ class Cayley(TPM):
     ('z.', 'A')
     """
 
-    form: str = "skew"
+    form: Annotated[str, choice("skew", "arbitrary")] = "skew"
     slots: ClassVar[tuple[str, ...]] = ("z.", "A")
-    field_checks: ClassVar[Checks] = {"form": choice("skew", "arbitrary")}
 
     def shape(self, *parents: Parent) -> Shape:
         z, A = parents

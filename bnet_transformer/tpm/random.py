@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from bnet_transformer.tpm.base import (
     spread_of,
     vector,
 )
-from bnet_transformer.tpm.checks import Checks, called, choice, flag, optional, positive
+from bnet_transformer.tpm.checks import called, choice, flag, optional, positive
 from bnet_transformer.tpm.combine import POOLS, pooled, pooled_latex
 from bnet_transformer.tpm.symbols import Symbol, Symbols, numeral, raised, scripts
 
@@ -49,21 +49,14 @@ class Categorical(TPM):
     ((), 3)
     """
 
-    n: int
+    n: Annotated[int, called("Categorical states", whole)]
     probabilities: tuple[float, ...] | None = None
-    learnable: bool | None = None  # None: where `probabilities` do not fix it
-    prior: float | None = None
-    pool: str | None = None
-    affine: bool = True
+    learnable: Annotated[bool | None, choice(None, True, False)] = None  # None: where `probabilities` do not fix it
+    prior: Annotated[float | None, optional(positive)] = None
+    pool: Annotated[str | None, choice(None, *POOLS)] = None
+    affine: Annotated[bool, flag] = True
     labels: tuple[str, ...] | None = None
     kind: ClassVar[Kind] = "discrete"
-    field_checks: ClassVar[Checks] = {
-        "n": called("Categorical states", whole),
-        "pool": choice(None, *POOLS),
-        "learnable": choice(None, True, False),
-        "affine": flag,
-        "prior": optional(positive),
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -170,11 +163,10 @@ class Select(TPM):
     (3, 4, 8)
     """
 
-    size: int | Shape
-    spread: float | None = None
+    size: Annotated[int | Shape, called("Select", shape_of)]
+    spread: Annotated[float | None, optional(positive)] = None
     slots: ClassVar[tuple[str, ...]] = ("*c",)
     elementwise: ClassVar[bool] = True
-    field_checks: ClassVar[Checks] = {"size": called("Select", shape_of), "spread": optional(positive)}
 
     def shape(self, *parents: Parent) -> Shape:
         if not parents:
@@ -205,18 +197,12 @@ class Codebook(TPM):
     (3, 12)
     """
 
-    atoms: int
-    size: int | Shape
-    prior: float | None = None
-    spread: float | None = None
+    atoms: Annotated[int, whole]
+    size: Annotated[int | Shape, called("Codebook", shape_of)]
+    prior: Annotated[float | None, optional(positive)] = None
+    spread: Annotated[float | None, optional(positive)] = None
     kind: ClassVar[Kind] = "discrete"
     elementwise: ClassVar[bool] = True
-    field_checks: ClassVar[Checks] = {
-        "atoms": whole,
-        "size": called("Codebook", shape_of),
-        "prior": optional(positive),
-        "spread": optional(positive),
-    }
 
     @property
     def states(self) -> int | None:
@@ -270,17 +256,11 @@ class Normal(TPM):
     (8,)
     """
 
-    sigma: float = 1.0
-    dim: int | None = None
-    learnable: bool = False
-    pool: str | None = None
+    sigma: Annotated[float, positive] = 1.0
+    dim: Annotated[int | None, optional(whole)] = None
+    learnable: Annotated[bool, flag] = False
+    pool: Annotated[str | None, choice(None, *POOLS)] = None
     kind: ClassVar[Kind] = "continuous"
-    field_checks: ClassVar[Checks] = {
-        "sigma": positive,
-        "dim": optional(whole),
-        "learnable": flag,
-        "pool": choice(None, *POOLS),
-    }
 
     def takes(self) -> tuple[str, ...]:
         return ("x.",) if self.pool else ("x",)

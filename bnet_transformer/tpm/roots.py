@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from bnet_transformer.tpm.base import (
     shape_of,
     spread_of,
 )
-from bnet_transformer.tpm.checks import Checked, Checks, called, choice, flag, optional, positive
+from bnet_transformer.tpm.checks import Checked, at_least, called, choice, flag, instance, optional, positive
 from bnet_transformer.tpm.random import pick
 from bnet_transformer.tpm.symbols import FEATURES, Symbols, raised, scaled
 
@@ -40,14 +40,11 @@ class Patches(Checked):
     ('[CLS]', '0,0', '0,1', '1,0', '1,1')
     """
 
-    channels: int
-    rows: int
-    columns: int
-    high: int
-    wide: int
-    field_checks: ClassVar[Checks] = dict.fromkeys(
-        ("channels", "rows", "columns", "high", "wide"), lambda what, value: whole(f"{what} of the patches", value)
-    )
+    channels: Annotated[int, whole]
+    rows: Annotated[int, whole]
+    columns: Annotated[int, whole]
+    high: Annotated[int, whole]
+    wide: Annotated[int, whole]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,8 +97,7 @@ class Start(VectorMap):
     tensor([9., 1., 1.])
     """
 
-    spread: float = 0.02
-    field_checks: ClassVar[Checks] = {"spread": positive}
+    spread: Annotated[float, positive] = 0.02
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         return {"vector": Parameter(self.shape(*parents), self.spread)}
@@ -127,24 +123,17 @@ class Given(TPM):
     ((8,), 100)
     """
 
-    size: int | Shape = ()
-    states: int | None = None
-    default: int | None = None
-    image: Patches | None = None
+    size: Annotated[int | Shape, called("Given", shape_of)] = ()
+    states: Annotated[int | None, optional(whole)] = None
+    default: Annotated[int | None, optional(at_least(0))] = None
+    image: Annotated[Patches | None, optional(instance(Patches, "Patches, or None"))] = None
     kind: ClassVar[Kind] = "input"
     elementwise: ClassVar[bool] = True
-    field_checks: ClassVar[Checks] = {
-        "size": called("Given", shape_of),
-        "states": optional(whole),
-        "default": optional(lambda what, value: whole(what, value, least=0)),
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.states is not None and self.size != ():
             raise BNetError("Given", expected="a size or states=, not both", got=self)
-        if self.image is not None and not isinstance(self.image, Patches):
-            raise BNetError("image", expected="Patches, or None", got=self.image)
         if self.image is not None and self.size != (self.image.features,):
             raise BNetError("Given", expected=f"the size {self.image.features} of a patch", got=self.size)
         if self.default is not None and self.default >= (self.states or 0):
@@ -172,10 +161,9 @@ class Weight(TPM):
     (4, 8)
     """
 
-    size: int | Shape
-    spread: float | None = None
+    size: Annotated[int | Shape, called("Weight", shape_of)]
+    spread: Annotated[float | None, optional(positive)] = None
     elementwise: ClassVar[bool] = True
-    field_checks: ClassVar[Checks] = {"size": called("Weight", shape_of), "spread": optional(positive)}
 
     def shape(self, *parents: Parent) -> Shape:
         return shape_of("Weight", self.size)
@@ -206,19 +194,12 @@ class Sinusoid(TPM):
     tensor([0., 1., 0., 1., 0., 1.])
     """
 
-    dim: int
-    base: float = 10_000.0
-    halves: bool = False
-    first: int = 0
-    rounded: bool = False
+    dim: Annotated[int, whole]
+    base: Annotated[float, positive] = 10_000.0
+    halves: Annotated[bool, flag] = False
+    first: Annotated[int, choice(0, 1)] = 0
+    rounded: Annotated[bool, flag] = False
     elementwise: ClassVar[bool] = True
-    field_checks: ClassVar[Checks] = {
-        "dim": whole,
-        "base": positive,
-        "halves": flag,
-        "rounded": flag,
-        "first": choice(0, 1),
-    }
 
     def shape(self, *parents: Parent) -> Shape:
         return (self.dim,)
@@ -260,11 +241,10 @@ class Positions(TPM):
     (8,)
     """
 
-    length: int
-    dim: int
-    spread: float = 0.02
+    length: Annotated[int, whole]
+    dim: Annotated[int, whole]
+    spread: Annotated[float, positive] = 0.02
     elementwise: ClassVar[bool] = True
-    field_checks: ClassVar[Checks] = {"length": whole, "dim": whole, "spread": positive}
 
     def shape(self, *parents: Parent) -> Shape:
         return (self.dim,)
@@ -293,12 +273,11 @@ class Embed(TPM):
     (8,)
     """
 
-    dim: int
-    scale: float = 1.0
-    tied: bool = False
-    spread: float = 1.0
+    dim: Annotated[int, whole]
+    scale: Annotated[float, number] = 1.0
+    tied: Annotated[bool, flag] = False
+    spread: Annotated[float, positive] = 1.0
     elementwise: ClassVar[bool] = True
-    field_checks: ClassVar[Checks] = {"dim": whole, "scale": number, "spread": positive, "tied": flag}
 
     def takes(self) -> tuple[str, ...]:
         return ("W", "token") if self.tied else ("token",)

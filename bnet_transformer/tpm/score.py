@@ -5,14 +5,14 @@ from __future__ import annotations
 import abc
 import math
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError, number, whole
 from bnet_transformer.tpm.base import Parent, Product, broadcast, matrix, vector
-from bnet_transformer.tpm.checks import Checked, Checks, called, choice, flag, optional, positive
+from bnet_transformer.tpm.checks import Checked, at_least, called, choice, flag, optional, positive
 from bnet_transformer.tpm.symbols import Symbol, Symbols, function, numeral, raised, scaled, scripts
 
 Turns = dict[tuple[object, ...], list[tuple[Tensor, Tensor, Tensor]]]  # positions, with their cosines and sines
@@ -31,16 +31,10 @@ class Rotary(Checked):
     tensor([0.5000, 0.0500], dtype=torch.float64)
     """
 
-    base: float = 10000.0
-    width: int | None = None
-    factor: float = 1.0
-    bands: tuple[float, float, int] | None = None
-    field_checks: ClassVar[Checks] = {
-        "base": called("rotary base", positive),
-        "factor": called("rotary factor", positive),
-        "width": optional(lambda _, value: whole("rotary width", value, least=2)),
-        "bands": optional(lambda _, value: _bands(value)),
-    }
+    base: Annotated[float, called("rotary base", positive)] = 10000.0
+    width: Annotated[int | None, optional(called("rotary width", at_least(2)))] = None
+    factor: Annotated[float, called("rotary factor", positive)] = 1.0
+    bands: Annotated[tuple[float, float, int] | None, optional(_bands)] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,7 +90,7 @@ class Rotary(Checked):
         s.define(rf"{turn} \text{{ turns features }} {pair} \text{{ by the angle }} {angle}{some}")
 
 
-def _bands(bands: object) -> tuple[float, float, int]:
+def _bands(_: str, bands: object) -> tuple[float, float, int]:
     """Two growing numbers of turns and a number of words."""
     if not isinstance(bands, tuple) or len(bands) != 3:
         raise BNetError("rotary bands", expected="(low, high, length)", got=bands)
@@ -147,10 +141,9 @@ class Dot(Score):
     tensor([2., 2.])
     """
 
-    scale: float | None = 1.0
+    scale: Annotated[float | None, optional(number)] = 1.0
     rotary: float | Rotary | None = None
     roles: ClassVar[tuple[str, str]] = ("q", "k")
-    field_checks: ClassVar[Checks] = {"scale": optional(number)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -224,10 +217,9 @@ class Dot(Score):
 class Bilinear(Score):
     """`scale * z_i^T A z_j`, the correlation matrix `Z^T A Z` of seed 000; A is a weight node."""
 
-    scale: float = 1.0
+    scale: Annotated[float, number] = 1.0
     roles: ClassVar[tuple[str, str]] = ("z", "z")
     extra: ClassVar[tuple[str, ...]] = ("A",)
-    field_checks: ClassVar[Checks] = {"scale": number}
 
     def check(self, query: Parent, key: Parent, *extra: Parent) -> None:
         wanted = (vector(query), vector(key))
@@ -268,8 +260,7 @@ class Normaliser(Checked):
     tensor([0.5000, 0.5000, 0.0000])
     """
 
-    kind: str = "softmax"
-    field_checks: ClassVar[Checks] = {"kind": called("normaliser", choice("softmax", "sigmoid", "none"))}
+    kind: Annotated[str, called("normaliser", choice("softmax", "sigmoid", "none"))] = "softmax"
 
     def weights(self, scores: Tensor, mask: Tensor) -> Tensor:
         """`[..., m]` over the words that the mask reads; the others weigh nothing."""
@@ -324,8 +315,7 @@ class Relative(Bias):
     tensor([0., 1., 1.])
     """
 
-    limit: int
-    field_checks: ClassVar[Checks] = {"limit": lambda what, value: whole(what, value, least=0)}
+    limit: Annotated[int, at_least(0)]
 
     @property
     def width(self) -> int:
@@ -357,10 +347,9 @@ class Buckets(Bias):
     tensor([1., 0., 3., 3.])
     """
 
-    count: int = 32
-    furthest: int = 128
-    two_sided: bool = True
-    field_checks: ClassVar[Checks] = {"two_sided": flag, "count": called("count of buckets", whole), "furthest": whole}
+    count: Annotated[int, called("count of buckets", whole)] = 32
+    furthest: Annotated[int, whole] = 128
+    two_sided: Annotated[bool, flag] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from bnet_transformer.errors import number, whole
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, VectorMap, vector
-from bnet_transformer.tpm.checks import Checks, below_one, called, choice, flag, positive
+from bnet_transformer.tpm.checks import below_one, called, choice, flag, positive
 from bnet_transformer.tpm.combine import apply
 from bnet_transformer.tpm.symbols import Symbol, Symbols, numeral, scaled, scripts
 
@@ -55,8 +55,7 @@ class Activation(VectorMap):
     tensor([0., 2.])
     """
 
-    activation: str = "relu"
-    field_checks: ClassVar[Checks] = {"activation": activation_name}
+    activation: Annotated[str, activation_name] = "relu"
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
         return ACTIVATIONS[self.activation](parents[0])
@@ -74,8 +73,7 @@ class Scale(VectorMap):
     tensor([1.])
     """
 
-    factor: float
-    field_checks: ClassVar[Checks] = {"factor": number}
+    factor: Annotated[float, number]
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
         return self.factor * parents[0]
@@ -93,11 +91,10 @@ class FeedForward(VectorMap):
     ['bias_in', 'bias_out', 'weight_in', 'weight_out']
     """
 
-    hidden: int
-    activation: str = "relu"
-    gated: bool = False
-    bias: bool = True
-    field_checks: ClassVar[Checks] = {"hidden": whole, "activation": activation_name, "gated": flag, "bias": flag}
+    hidden: Annotated[int, whole]
+    activation: Annotated[str, activation_name] = "relu"
+    gated: Annotated[bool, flag] = False
+    bias: Annotated[bool, flag] = True
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         (width,) = self.shape(*parents)
@@ -143,9 +140,8 @@ class ResNet(VectorMap):
     (2, 3, 3)
     """
 
-    blocks: int = 1
-    activation: str = "tanh"
-    field_checks: ClassVar[Checks] = {"blocks": whole, "activation": activation_name}
+    blocks: Annotated[int, whole] = 1
+    activation: Annotated[str, activation_name] = "tanh"
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         (width,) = self.shape(*parents)
@@ -191,16 +187,10 @@ class Norm(VectorMap):
     dict_keys(['gain'])
     """
 
-    form: str = "layer"
-    eps: float = 1e-5
-    affine: bool = True
-    bias: bool = True
-    field_checks: ClassVar[Checks] = {
-        "form": called("norm", choice("layer", "rms")),
-        "eps": positive,
-        "affine": flag,
-        "bias": flag,
-    }
+    form: Annotated[str, called("norm", choice("layer", "rms"))] = "layer"
+    eps: Annotated[float, positive] = 1e-5
+    affine: Annotated[bool, flag] = True
+    bias: Annotated[bool, flag] = True
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         if not self.affine:
@@ -261,8 +251,7 @@ class Dropout(VectorMap):
     tensor([1., 1.])
     """
 
-    p: float = 0.1
-    field_checks: ClassVar[Checks] = {"p": called("dropout p", below_one)}
+    p: Annotated[float, called("dropout p", below_one)] = 0.1
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
         return functional.dropout(parents[0], self.p, training=at.training)
@@ -288,11 +277,10 @@ class Recur(TPM):
     ['U', 'W', 'bias']
     """
 
-    dim: int
-    activation: str = "tanh"
-    bias: bool = True
+    dim: Annotated[int, whole]
+    activation: Annotated[str, activation_name] = "tanh"
+    bias: Annotated[bool, flag] = True
     slots: ClassVar[tuple[str, ...]] = ("x", "h")
-    field_checks: ClassVar[Checks] = {"dim": whole, "activation": activation_name, "bias": flag}
 
     def shape(self, *parents: Parent) -> Shape:
         for parent in parents:
@@ -347,9 +335,8 @@ class Gated(VectorMap):
     tensor([0., 1.])
     """
 
-    activation: str = "tanh"
+    activation: Annotated[str, activation_name] = "tanh"
     slots: ClassVar[tuple[str, ...]] = ("g", "x")
-    field_checks: ClassVar[Checks] = {"activation": activation_name}
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
         g, x = parents

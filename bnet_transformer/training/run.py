@@ -25,7 +25,7 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.files import checkpoint
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm import Dropout
-from bnet_transformer.training.configs import TrainConfig, schedule_of
+from bnet_transformer.training.configs import AdamW, TrainConfig, schedule_of
 
 Loss = Callable[[Module, Batch], Tensor]
 
@@ -129,7 +129,7 @@ class Run:
         self.named = [(k.replace("/", "."), v) for k, v in self.module.store.items() if v.requires_grad]
         if not self.named:
             raise BNetError("net", expected="parameters that training changes", got="none")
-        self.optimiser = optimiser_of(network, self.named, optimizer.betas, optimizer.eps, optimizer.weight_decay)
+        self.optimiser = optimiser_of(network, self.named, optimizer)
         dim = optimizer.dim or width_of(network)
         self.rate = schedule_of(optimizer.schedule, optimizer.rate, optimizer.warmup, steps, dim)
         self.draws = loss is not None or any(map(_draws, network.members))
@@ -283,13 +283,7 @@ def width_of(network: Network) -> int | None:
     return None
 
 
-def optimiser_of(
-    network: Network,
-    named: Sequence[tuple[str, nn.Parameter]],
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-) -> torch.optim.AdamW:
+def optimiser_of(network: Network, named: Sequence[tuple[str, nn.Parameter]], options: AdamW) -> torch.optim.AdamW:
     """AdamW, whose whole step is one operation; what decays are matrices and tables, not biases, gains and others."""
     own = {
         f"{member.owner}.{name}": len(parameter.shape)
@@ -298,5 +292,6 @@ def optimiser_of(
     }
     matrices = [value for name, value in named if own[name] >= 2]
     vectors = [value for name, value in named if own[name] < 2]
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=betas, eps=eps, fused=True)
+    groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    kept = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(kept, lr=0.0, betas=options.betas, eps=options.eps, fused=True)

@@ -5,13 +5,16 @@ Graphviz itself is not needed to write DOT; to render it, the program `dot` is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 from xml.sax.saxutils import escape
 
+import graphviz
+
 from bnet_transformer.viz.labels import Run, visible, written
-from bnet_transformer.viz.palette import palette
 from bnet_transformer.viz.picture import Arrow, Box, Frame, Picture
-from bnet_transformer.viz.style import FADED, SIZE, line_colour
+from bnet_transformer.viz.style import FADED, SIZE, line_colour, palette
 
 STYLES = {"solid": "solid", "dash": "dashed", "dot": "dotted"}
 
@@ -19,6 +22,20 @@ STYLES = {"solid": "solid", "dash": "dashed", "dot": "dotted"}
 def to_dot(picture: Picture) -> str:
     """The picture as DOT: a node for each box, an edge for each arrow, a cluster for each frame round nodes."""
     return "\n".join(_Writer(picture).lines()) + "\n"
+
+
+class DotSource(graphviz.Source):  # type: ignore[misc]  # graphviz says nothing of its types
+    """DOT source that a notebook shows: drawn by `dot` where it is on the PATH, else as the SVG of this library."""
+
+    def __init__(self, dot: str, svg: Callable[[], str]) -> None:
+        super().__init__(dot)
+        self._svg = svg
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None, **_: Any) -> dict[str, str]:
+        if shutil.which("dot") is None:
+            return {"image/svg+xml": self._svg()}
+        drawn: dict[str, str] = super()._repr_mimebundle_(include, exclude)
+        return drawn
 
 
 class _Writer:

@@ -6,13 +6,15 @@ format, add its writer to `FORMATS`.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import os
+import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,9 +42,13 @@ from bnet_transformer.viz.tikz import to_tikz
 from bnet_transformer.viz.typeset import to_pdf, to_png
 from bnet_transformer.viz.words import Reading, chosen, spoken, words_picture
 
-__all__ = ["FORMATS", "check_options", "draw", "picture", "plain_figure", "write_page"]
+if TYPE_CHECKING:
+    from bnet_transformer.viz.page.widget import Widget
+
+__all__ = ["FORMATS", "check_options", "draw", "notebook_bundle", "picture", "widget_of", "write_page"]
 
 Path = str | os.PathLike[str]
+Bundle = tuple[dict[str, Any], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -61,17 +67,15 @@ def _html(what: Any) -> bytes:
     return page
 
 
-FORMATS: Mapping[str, Callable[[Any], bytes]] = MappingProxyType(
-    {
-        **export.WRITERS,
-        ".svg": lambda what: to_svg(what.picture()).encode(),
-        ".dot": lambda what: to_dot(what.picture()).encode(),
-        ".png": lambda what: to_png(what.picture()),
-        ".pdf": lambda what: to_pdf(what.picture()),
-        ".tex": lambda what: to_tikz(what.picture(), what.equations()).encode("ascii"),
-        ".html": _html,
-    }
-)
+FORMATS: Mapping[str, Callable[[Any], bytes]] = {
+    **export.WRITERS,
+    ".svg": lambda what: to_svg(what.picture()).encode(),
+    ".dot": lambda what: to_dot(what.picture()).encode(),
+    ".png": lambda what: to_png(what.picture()),
+    ".pdf": lambda what: to_pdf(what.picture()),
+    ".tex": lambda what: to_tikz(what.picture(), what.equations()).encode("ascii"),
+    ".html": _html,
+}
 
 
 @picture.register
@@ -175,13 +179,55 @@ def _parts(state: SentenceState, options: Mapping[str, Any]) -> FigureParts:
     )
 
 
-def plain_figure(state: SentenceState) -> str:
+def _plain_figure(state: SentenceState) -> str:
     """The SVG of a sentence for a notebook that runs no widget: of a long sentence, the folded net."""
     is_long = max(map(len, state.tokens.values()), default=0) > MOST_WORDS
     try:
         return to_svg(picture_sentence(state, theme="auto", detail="folded" if is_long else None))
     except BudgetError:
         return to_svg(picture_sentence(state, theme="auto", detail="folded"))
+
+
+def notebook_bundle(said: str, state: SentenceState, widget: Callable[[], Any]) -> Bundle:
+    """What a notebook is given of a sentence: the mime bundle and its metadata.
+
+    A terminal has the line alone. GitHub, nbconvert and what else runs no widgets take the SVG; without a kernel, or
+    without anywidget, no widget is made.
+    """
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    found: dict[str, Any] = {"text/plain": said}
+    if shell is not None and getattr(shell, "kernel", None) is None:
+        return found, {}
+    found["image/svg+xml"] = _plain_figure(state)
+    if shell is None or importlib.util.find_spec("anywidget") is None:
+        return found, {}
+    try:
+        made = widget()._repr_mimebundle_() or {}  # data, or data and metadata
+    except BudgetError as error:
+        warnings.warn(f"no widget, but a figure: {error}", stacklevel=2)
+        return found, {}
+    data, about = made if isinstance(made, tuple) else (made, {})
+    return {**data, **found}, dict(about)
+
+
+def widget_of(sentence: Any, options: Mapping[str, Any]) -> Widget:
+    """The page of a sentence as a widget.
+
+    Args:
+        sentence: The `Sentence`.
+        options: The options of `Sentence.explore`.
+
+    Raises:
+        BNetError: anywidget is not installed.
+    """
+    if importlib.util.find_spec("anywidget") is None:
+        allowed = 'pip install "bnet-transformer[notebook]"'
+        raise BNetError("widget", expected="anywidget to be installed", got="no such package", allowed=allowed)
+    from bnet_transformer.viz.page.widget import Widget
+
+    asked = asked_of(options)
+    return Widget(sentence, lambda changed: described(changed.state, asked))
 
 
 def check_options(path: Path, options: Mapping[str, Any]) -> None:

@@ -114,11 +114,13 @@ class Grid:
         """A lane in a gutter for each arrow that passes rows; lanes are shared where they do not meet."""
         self.lane_of: dict[int, tuple[int, int]] = {}
         taken: dict[int, list[list[tuple[int, int]]]] = defaultdict(list)
-        long = [k for k, link in enumerate(self.links) if link.source in self.at and link.target in self.at]
-        long = [k for k in long if not self._direct(self.links[k]) and not self._neighbours(self.links[k])]
-        for k in sorted(long, key=lambda k: abs(self._span(k)[1] - self._span(k)[0])):
+        long: dict[int, tuple[int, int]] = {}
+        for k, link in enumerate(self.links):
+            inside = link.source in self.at and link.target in self.at
+            if inside and not self._direct(link) and not self._neighbours(link):
+                long[k] = self.at[link.source].row, self.at[link.target].row
+        for k, (start, end) in sorted(long.items(), key=lambda arrow: abs(arrow[1][1] - arrow[1][0])):
             column = self.at[self.links[k].source].column
-            start, end = self._span(k)
             low, high = min(start, end), max(start, end)
             beside = range(low + 1, high) if start < end else range(low, high)  # the rows that its lane passes
             if column is None or any((row, None) in self.cells for row in beside):
@@ -130,10 +132,6 @@ class Grid:
             taken[column][lane].append((low, high))
             self.lane_of[k] = (column, lane)
         self.lanes = {column: len(lanes) for column, lanes in taken.items()}
-
-    def _span(self, k: int) -> tuple[int, int]:
-        link = self.links[k]
-        return self.at[link.source].row, self.at[link.target].row
 
     # places
 
@@ -201,16 +199,14 @@ class Grid:
         x = right - wide - 20.0
         for weight in sorted((w for w in self.weights if w.depth > 1), key=lambda w: w.depth):
             x -= weight.box.width / 2
-            children = [self.boxes[link.target] for link in self.links if self._feeds(weight, link)]
+            fed = [link.target for link in self.links if link.source == weight.box.name and link.target in self.beside]
+            children = [self.boxes[name] for name in fed]
             y = top - weight.box.height / 2 - 6.0
             if weight.own_slice and children:
                 y = sum(box.y for box in children) / len(children)
             self.boxes[weight.box.name] = replace(weight.box, x=x, y=y)
             x -= 0.0 if weight.own_slice else weight.box.width / 2 + 16.0
             x += weight.box.width / 2 if weight.own_slice else 0.0
-
-    def _feeds(self, weight: Weight, link: Arrow) -> bool:
-        return link.source == weight.box.name and link.target in self.beside
 
     def _is_far(self, link: Arrow) -> bool:
         """True where a weight feeds a row that is not the one it stands above."""

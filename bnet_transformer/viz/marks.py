@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+
+import networkx as nx
 
 from bnet_transformer.errors import BNetError, unknown
 from bnet_transformer.graph import Trail
 from bnet_transformer.viz.style import PLAIN as MARKED
-
-if TYPE_CHECKING:
-    import networkx as nx
 
 Ways = frozenset[tuple[str, str]]
 ALLOWED = "a name, names, a mapping from names to what they are, a networkx graph, a Trail, a Separation, a Sweep"
@@ -68,42 +67,35 @@ def meant(name: str, names: Collection[str]) -> list[str]:
 
 
 def _told(told: Any) -> tuple[dict[str, str], Ways]:
-    if isinstance(told, str):
-        return _along_paths({told: MARKED})
+    """The nodes of names and of paths of names (`x_0_1 -> q_0_1`; the last is what is told), and their arrows."""
     if isinstance(told, Trail):
         steps = zip(told.nodes, told.nodes[1:], told.forward, strict=False)
-        ways = frozenset((a, b) if forward else (b, a) for a, b, forward in steps)
         colliders = dict.fromkeys(told.colliders, "collider")
-        return {**dict.fromkeys(told.nodes, "on the trail"), **colliders}, ways
-    if isinstance(told, Marks):
-        return _along_paths(told.marks())
-    if is_graph(told):
+        nodes = {**dict.fromkeys(told.nodes, "on the trail"), **colliders}
+        return nodes, frozenset((a, b) if forward else (b, a) for a, b, forward in steps)
+    if isinstance(told, nx.Graph):
         return dict.fromkeys(map(str, told.nodes), MARKED), frozenset((str(a), str(b)) for a, b in told.edges())
-    if isinstance(told, Mapping):
-        return _along_paths({str(name): str(what) for name, what in told.items()})
-    if isinstance(told, Collection) and all(isinstance(name, str) for name in told):
-        return _along_paths(dict.fromkeys(told, MARKED))
-    raise BNetError("highlight", expected="nodes", got=told, allowed=ALLOWED)
-
-
-def _along_paths(told: Mapping[str, str]) -> tuple[dict[str, str], Ways]:
-    """The nodes of names and of paths of names (`x_0_1 -> q_0_1`; the last is what is told), and their arrows."""
     found: dict[str, str] = {}
     ways: set[tuple[str, str]] = set()
-    for name, what in told.items():
-        nodes = [node.strip() for node in name.split(PATH)]
-        for node, own in zip(nodes, [*[MARKED] * (len(nodes) - 1), what], strict=True):
+    for name, what in _named(told).items():
+        path = [node.strip() for node in name.split(PATH)]
+        for node, own in zip(path, [*[MARKED] * (len(path) - 1), what], strict=True):
             if found.get(node, MARKED) == MARKED:
                 found[node] = own
-        ways |= set(itertools.pairwise(nodes))
+        ways |= set(itertools.pairwise(path))
     return found, frozenset(ways)
 
 
-def is_graph(told: object) -> bool:
-    """True for a graph of networkx."""
-    import networkx as nx
-
-    return isinstance(told, nx.Graph)
+def _named(told: Any) -> Mapping[str, str]:
+    """What each name or path that is told is in the answer."""
+    if isinstance(told, Marks):
+        return told.marks()
+    if isinstance(told, Mapping):
+        return {str(name): str(what) for name, what in told.items()}
+    names = [told] if isinstance(told, str) else told
+    if isinstance(names, Collection) and all(isinstance(name, str) for name in names):
+        return dict.fromkeys(names, MARKED)
+    raise BNetError("highlight", expected="nodes", got=told, allowed=ALLOWED)
 
 
 def named(told: object) -> tuple[str, ...]:
@@ -119,7 +111,7 @@ def part_of(graph: nx.DiGraph, only: Any, check: Callable[[str], object]) -> nx.
     missing = [name for name in wanted if name not in graph]
     if missing:
         raise BNetError("only", expected="nodes that the other options keep", got=missing[0])
-    if not is_graph(only):
+    if not isinstance(only, nx.Graph):
         return part(graph, wanted)
     for source, target in sorted(ways):
         if not graph.has_edge(source, target):
@@ -131,8 +123,6 @@ def part_of(graph: nx.DiGraph, only: Any, check: Callable[[str], object]) -> nx.
 
 def with_words(graph: nx.DiGraph) -> nx.DiGraph:
     """What hangs together with a word: a part of a sentence leaves readouts and weights behind, joined to nothing."""
-    import networkx as nx
-
     word = nx.get_node_attributes(graph, "word")
     groups = [group for group in nx.weakly_connected_components(graph) if any(word[n] is not None for n in group)]
     return part(graph, set().union(*groups)) if groups else graph

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import networkx as nx
 
 from bnet_transformer import export
 from bnet_transformer.asking import slices_of
 from bnet_transformer.axes import WORD, join, stem_of
 from bnet_transformer.errors import BNetError
-from bnet_transformer.graph import Family, FoldedGraph
+from bnet_transformer.graph import Family, FoldedGraph, Ground, Selection
 from bnet_transformer.network import Network
 from bnet_transformer.viz.grid import Grid, Item, Room, Weight
 from bnet_transformer.viz.labels import runs, shown, written
 from bnet_transformer.viz.marks import marks_of, named, part
 from bnet_transformer.viz.options import Options
 from bnet_transformer.viz.picture import Arrow, Box, Frame, Picture, Text, bounds
-from bnet_transformer.viz.style import emphasised, finished, hue, link, node_box
-
-if TYPE_CHECKING:
-    import networkx as nx
+from bnet_transformer.viz.style import finished, hue, link, node_box
 
 WORDLESS = 28.0  # between the boxes of a row in a net without words
 DEEP = 3  # slices up to which a folded net is drawn whole ...
@@ -72,29 +71,27 @@ def ground_picture(network: Network, graph: nx.DiGraph, *, boxes: Mapping[str, s
 
 def net_picture(network: Network, asked: Options) -> Picture:
     """The folded graph; of a deep net the first slice and what follows the last."""
-    graph = export.folded_to_networkx(network)
-    depth = network.graph.depth
+    graph, families = export.folded_to_networkx(network), network.graph.families
+    slices, depth = network.graph.slices, network.graph.depth
     kept = list(graph)
     caption, is_deep = "", False
     if asked.slices is not None:
-        wanted = set(slices_of(asked.slices, network))
-        kept = [f.name for f in network.graph.families if _kept(network, f, wanted)]
+        kept = _in_slices(network, slices_of(asked.slices, network))
         gone = len(graph) - len(kept)
         caption = f"{gone} of {len(graph)} families of nodes are not drawn" if gone else ""
     elif depth > DEEP or (depth > 1 and len(graph) > TALL):
-        slices = network.graph.slices
-        kept = [f.name for f in network.graph.families if _kept(network, f, {0})]
-        kept += [f.name for f in network.graph.families if f.step is not None and f.step >= slices[f.stack]]
-        kept += [f.name for f in network.graph.families if _leaves(network, f)]
+        kept = _in_slices(network, [0])
+        kept += [f.name for f in families if f.step is not None and f.step >= slices[f.stack]]
+        kept += [f.name for f in families if _leaves(network, f)]
         rest = "slice 1 is like slice 0, and is" if depth == 2 else f"slices 1 to {depth - 1} are like slice 0, and are"
         caption, is_deep = f"{rest} not drawn", True
     if not asked.weights:
-        wordless = {network.graph.families[index].name for index in network.graph.wordless}
+        wordless = {families[index].name for index in network.graph.wordless}
         kept = [name for name in kept if name not in wordless]
     for name in named(asked.highlight):
         family = network.graph.by_name.get(name)
         if family is not None and name not in kept:
-            last = network.graph.slices[family.stack] - 1
+            last = slices[family.stack] - 1
             way = "weights=True" if family.step is None else f"slices={min(max(family.step, 0), last)}"
             raise BNetError("highlight", expected="families that the figure draws", got=name, allowed=way)
     picture = folded_picture(network, part(graph, kept))
@@ -125,14 +122,10 @@ def _dots(network: Network, picture: Picture) -> list[Text]:
     ]
 
 
-def _kept(network: Network, family: Family, slices: set[int]) -> bool:
-    last = network.graph.slices.get(family.stack, 1) - 1
-    if family.step is None:
-        return True
-    entered = family.slice is not None and family.slice in slices and family.step < family.slice
-    return (
-        entered or family.step in slices or (family.step < 0 and 0 in slices) or (family.step > last and last in slices)
-    )
+def _in_slices(network: Network, slices: Sequence[int]) -> list[str]:
+    """The families of some slices, and those of no slice."""
+    ground = Ground(network.graph.flat, {})
+    return [family.name for family in network.graph.families if ground.kept(family, Selection(slices))]
 
 
 def _leaves(network: Network, family: Family) -> bool:
@@ -197,8 +190,13 @@ def finish(picture: Picture, asked: Options, title: str, caption: Sequence[str])
     """The picture with what stands out, its legend and caption, in its theme."""
     if asked.highlight is not None:
         marks, ways = marks_of(asked.highlight, dict.fromkeys(box.name for box in picture.boxes))
-        boxes, arrows = emphasised(picture.boxes, picture.arrows, marks, ways)
-        picture = replace(picture, boxes=boxes, arrows=arrows)
+        boxes = [replace(b, accent=marks.get(b.name, ""), faded=b.name not in marks) for b in picture.boxes]
+        arrows = []
+        for a in picture.arrows:
+            stands_out = (a.source, a.target) in ways
+            look = (max(a.width, 1.8), 1.0) if stands_out else (a.width, a.opacity * 0.25)
+            arrows.append(replace(a, width=look[0], opacity=look[1]))
+        picture = replace(picture, boxes=tuple(boxes), arrows=tuple(arrows))
     return finished(replace(picture, theme=asked.theme), legend=asked.legend, title=title, caption=caption)
 
 

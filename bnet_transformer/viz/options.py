@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from types import MappingProxyType
 from typing import Any
 
-from bnet_transformer.errors import BNetError, mapping, number, one_of, unknown, whole
+from bnet_transformer.errors import BNetError, BudgetError, mapping, number, one_of, unknown, whole
 
 LIMIT = 2_000  # arrows of one figure
 DETAILS = (None, "nodes", "words", "folded")
 BOXES = ("words", "roles")
-VIEWS: Mapping[str, tuple[str, ...]] = MappingProxyType(  # the options that each view uses, besides detail=
-    {
-        "nodes": (
-            *("weights", "slices", "words", "heads", "attention", "min_weight", "top"),
-            *("only", "highlight", "boxes", "theme", "legend", "limit"),
-        ),
-        "words": ("slices", "words", "heads", "min_weight", "top", "highlight", "theme", "legend", "limit"),
-        "folded": ("slices", "weights", "highlight", "theme", "legend"),
-    }
-)
+VIEWS: Mapping[str, tuple[str, ...]] = {  # the options that each view uses, besides detail=
+    "nodes": (
+        *("weights", "slices", "words", "heads", "attention", "min_weight", "top"),
+        *("only", "highlight", "boxes", "theme", "legend", "limit"),
+    ),
+    "words": ("slices", "words", "heads", "min_weight", "top", "highlight", "theme", "legend", "limit"),
+    "folded": ("slices", "weights", "highlight", "theme", "legend"),
+}
 THEMES = ("light", "dark", "auto")
 
 
@@ -110,3 +107,10 @@ def check_names(what: str, told: Mapping[str, Any], names: Collection[str]) -> N
     for name in told:
         if name not in names:
             raise unknown(what, name, names)
+
+
+def over_limit(what: str, limit: int, things: str, got: str, fits: Sequence[str], count: int) -> BudgetError:
+    """The error for a figure of more arrows than anybody can read, with ways to one that fits."""
+    advice = "; ".join(fits) + "; or " if fits else ""
+    expected = f"at most {limit} {things}, or nobody can read it"
+    return BudgetError(what, expected=expected, got=got, allowed=f"{advice}limit={count}")

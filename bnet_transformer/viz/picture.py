@@ -10,12 +10,11 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import networkx as nx
 
 from bnet_transformer.viz.labels import Run, measured, plain
-
-if TYPE_CHECKING:
-    import networkx as nx
 
 Point = tuple[float, float]
 Edges = tuple[float, float, float, float]  # left, top, right, bottom
@@ -133,8 +132,6 @@ class Picture:
 
     def to_networkx(self) -> nx.MultiDiGraph:
         """The graph that is drawn: its nodes with their labels, its arrows with colour and weight."""
-        import networkx as nx
-
         graph = nx.MultiDiGraph()
         graph.add_nodes_from((box.name, {"label": plain(box.label), "fill": box.fill}) for box in self.boxes)
         graph.add_edges_from((a.source, a.target, {"colour": a.colour, "weight": a.weight}) for a in self.arrows)

@@ -25,7 +25,7 @@ from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.viz.labels import shown
 from bnet_transformer.viz.marks import forms_of, meant, named, part_of, with_words
 from bnet_transformer.viz.nodes import finish, ground_picture, net_picture
-from bnet_transformer.viz.options import VIEWS, Options
+from bnet_transformer.viz.options import VIEWS, Options, over_limit
 from bnet_transformer.viz.picture import Picture
 from bnet_transformer.viz.words import Reading, chosen, ends_of, readers_of, spoken, words_picture
 
@@ -33,7 +33,7 @@ PLAIN = 500  # arrows up to which every node of a sentence is drawn, if nothing 
 OPEN = 64  # joint states of open choices over which attention is averaged unasked
 STATES = 15_000  # of words in one reading grid
 PAIRS = 10_000_000  # of words in one reading grid, of which the strong ones are sought
-WEIGHED = 2_000_000  # arrows of which the strong ones are sought
+WEIGHED = 2_000_000  # arrows of which some are sought
 PARTS = ("slices", "words", "heads", "weights")  # options that leave nodes out
 MOST = 20_000  # nodes up to which an unknown name is compared with all
 
@@ -141,14 +141,16 @@ def _nodes(state: SentenceState, asked: Options) -> Picture:
     most = math.inf if asked.limit is None else asked.limit
     if asked.only is not None:
         selection = _narrowed(ground, selection, named(asked.only))
-    if _least(state, asked, selection) > most:
+    count = ground.count_arrows(selection)
+    some = any(part is not None for part in (asked.only, asked.min_weight, asked.top))
+    if count > (max(most, WEIGHED) if some else most):  # how many of some there are is known once they are weighed
         raise _too_many(state, asked, selection)
     weights, failed = _arrow_weights(state, asked, selection)
     if weights is not None and asked.top is not None:
         weights = _strongest(state, weights, asked)
     least = asked.min_weight or 0.0
     weak = sum(weight < least for weight in (weights or {}).values())
-    if asked.only is None and ground.count_arrows(selection) - weak > most:
+    if asked.only is None and count - weak > most:
         raise _too_many(state, asked, selection)
     graph = export.ground_to_networkx(
         state.network,
@@ -200,14 +202,9 @@ def _too_many(state: SentenceState, asked: Options, selection: Selection) -> Bud
                 if 0 < count <= limit and all(_is_selected(ground, name, part) for name in must):
                     told = ", ".join(f"{name}={value}" for name, value in wanted.items())
                     fits.append(f"{told} ({count} arrows)")
-    advice = "; ".join([*fits, *other][:3])
     count = ground.count_arrows(selection)
-    return BudgetError(
-        "figure of the nodes",
-        expected=f"at most {limit} arrows, or nobody can read it",
-        got=f"{ground.count_nodes(selection)} nodes and {count} arrows",
-        allowed=(f"{advice}; or " if advice else "") + f"limit={count}",
-    )
+    got = f"{ground.count_nodes(selection)} nodes and {count} arrows"
+    return over_limit("figure of the nodes", limit, "arrows", got, [*fits, *other][:3], count)
 
 
 def _filters(ground: Ground) -> list[dict[str, Any]]:
@@ -218,19 +215,6 @@ def _filters(ground: Ground) -> list[dict[str, Any]]:
     tries += [{"slices": 0, **each} for each in few] + [{"slices": 0, **heads, **each} for each in few]
     tries += [{"weights": False, **each} for each in tries]
     return [wanted for wanted in tries if wanted]
-
-
-def _least(state: SentenceState, asked: Options, selection: Selection) -> int:
-    """How many arrows will be left at least, known before anything is computed."""
-    ground, members = state.ground, state.network.members
-    count = ground.count_arrows(selection)
-    if asked.only is not None:
-        return 0 if count <= WEIGHED else count
-    if (asked.min_weight is None and asked.top is None) or count > WEIGHED:
-        return count
-    over = [{g.parent for g in m.inputs if WORD in g.over} if m.reads_words else () for m in members]
-    found = ((bundle, len(sources)) for bundle, sources, _ in ground.arrows(selection))
-    return sum(size for bundle, size in found if bundle.parent not in over[bundle.child])
 
 
 def _strongest(state: SentenceState, weights: Weights, asked: Options) -> Weights:

@@ -1,4 +1,8 @@
-"""How a picture says what a thing is: fills, borders, colours and dashes, and the legend that explains them."""
+"""How a picture says what a thing is: colours, fills, borders and dashes, and the legend that explains them.
+
+One name of a colour has one meaning in every picture, on light and on dark paper, safe for colour-blind readers. Colour
+is never the only sign: what a colour says, a border, a dash or a label says too.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from bnet_transformer.errors import one_of
 from bnet_transformer.viz.labels import Run, measured, written
 from bnet_transformer.viz.picture import Arrow, Box, Entry, Picture, Point, Text, curve, extent, fitted, moved
 
@@ -21,6 +26,42 @@ DASH = {"q": "solid", "k": "dash", "v": "dot"}
 WIDTH = (0.5, 2.3)  # of an arrow that nothing reads along, and what certainty adds
 OPACITY = (0.25, 0.75)
 READS = {"q": "query q", "k": "key k", "v": "value v"}
+
+
+COLOURS = {
+    "ink": ("#1b1f24", "#e6e9ee"),  # text and borders
+    "paper": ("#ffffff", "#14171c"),
+    "grey": ("#6b7280", "#98a1ae"),  # what stands back: second text, plain arrows
+    "prior": ("#b4bac3", "#5d6673"),  # what was before the evidence
+    "line": ("#d5d9df", "#353b45"),  # frames and grids
+    "q": ("#cc2f27", "#ff7a70"),  # queries, red as in the chapter
+    "k": ("#0b66ad", "#62aef0"),  # keys
+    "v": ("#0b8a68", "#3fc79d"),  # values
+    "observed": ("#d9dce1", "#474e59"),  # fill of an observed node
+    "do": ("#f6c453", "#a8741a"),  # fill of a node that is set
+    "learnable": ("#8a5a9e", "#c79bdb"),  # what is learned
+    "accent": ("#0b66ad", "#62aef0"),  # the one thing to look at
+    "second": ("#c2571a", "#f0995c"),  # what is held beside it
+}
+PALETTES: Mapping[str, Mapping[str, str]] = {
+    theme: {name: pair[k] for name, pair in COLOURS.items()} for k, theme in enumerate(("light", "dark"))
+}
+
+# Heads and other kinds without order: after Okabe and Ito, darkened or lightened until each stands out on its paper.
+HEADS: Mapping[str, tuple[str, ...]] = {
+    "light": ("#0b66ad", "#c2571a", "#0b8a68", "#b3588c", "#b07d00", "#4a9fd0", "#6b7280", "#6a4c93"),
+    "dark": ("#62aef0", "#f0995c", "#3fc79d", "#e393bf", "#e6c04d", "#9fd5f7", "#98a1ae", "#b79ae0"),
+}
+
+
+def palette(theme: str = "light") -> Mapping[str, str]:
+    """The named colours of a theme, `light` or `dark`.
+
+    >>> palette("light")["q"], palette("dark")["paper"]
+    ('#cc2f27', '#14171c')
+    """
+    one_of("theme", theme, tuple(PALETTES))
+    return PALETTES[theme]
 
 
 def hue(parent: str, child: str) -> str:
@@ -80,20 +121,6 @@ def line_and_head(arrow: Arrow) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
     inside = (x1 - 0.8 * size * dx, y1 - 0.8 * size * dy)
     head = (x1, y1), (bx - half * dy, by + half * dx), (bx + half * dy, by - half * dx)
     return (*arrow.points[:-1], inside), head
-
-
-def emphasised(
-    boxes: Iterable[Box], arrows: Iterable[Arrow], marks: Mapping[str, str], ways: frozenset[tuple[str, str]]
-) -> tuple[tuple[Box, ...], tuple[Arrow, ...]]:
-    """Marked boxes and arrows stand out, and the others stand back."""
-    shown = tuple(replace(b, accent=marks.get(b.name, ""), faded=b.name not in marks) for b in boxes)
-    lit = tuple(
-        replace(a, width=max(a.width, 1.8), opacity=1.0)
-        if (a.source, a.target) in ways
-        else replace(a, opacity=a.opacity * 0.25)
-        for a in arrows
-    )
-    return shown, lit
 
 
 def _sample(**told: Any) -> Box:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 from functools import lru_cache
-from typing import TYPE_CHECKING
 from xml.sax import saxutils
 
-from bnet_transformer.viz.dot import to_dot
-from bnet_transformer.viz.labels import SMALL, Run, is_foreign, measured, plain, visible
-from bnet_transformer.viz.palette import palette
-from bnet_transformer.viz.picture import DASHES, Arrow, Box, Frame, Picture, Text
-from bnet_transformer.viz.style import FADED, SIZE, line_and_head
+import graphviz
 
-if TYPE_CHECKING:
-    import graphviz
+from bnet_transformer.viz.dot import DotSource, to_dot
+from bnet_transformer.viz.labels import SMALL, Run, is_foreign, measured, plain, visible
+from bnet_transformer.viz.picture import DASHES, Arrow, Box, Frame, Picture, Text
+from bnet_transformer.viz.style import FADED, SIZE, line_and_head, palette
 
 SANS = "'DejaVu Sans', Verdana, 'Helvetica Neue', Arial, sans-serif"
 SERIF = "'DejaVu Serif', 'STIX Two Text', 'Times New Roman', serif"
@@ -33,14 +29,12 @@ class Shown(Picture):
 
     def to_graphviz(self) -> graphviz.Source:
         """The figure as DOT without places: see `Sentence.to_graphviz`."""
-        from bnet_transformer.viz.graphviz_source import DotSource
-
-        return DotSource(to_dot(self), self)
+        return DotSource(to_dot(self), self._repr_svg_)
 
 
 def showing(picture: Picture) -> Shown:
     """The same picture, such that a notebook shows it."""
-    return Shown(**{field.name: getattr(picture, field.name) for field in fields(picture)})
+    return Shown(**vars(picture))
 
 
 def escape(text: str) -> str:
@@ -79,7 +73,7 @@ def to_svg(picture: Picture, *, printed: bool = False) -> str:
         *(_text(line, ink) for line in picture.texts),
         '</g><g class="legend">',
         *(_arrow(e.sample, ink) if isinstance(e.sample, Arrow) else _box(e.sample, ink) for e in picture.legend),
-        *(_text(entry.text, ink) for entry in picture.legend),
+        *(_text(e.text, ink) for e in picture.legend),
         "</g></svg>\n",
     ]
     return "\n".join(part for part in parts if part)
@@ -124,25 +118,25 @@ def _box(box: Box, ink: Ink) -> str:
     left, top, _, _ = box.edges
     faded = f' opacity="{FADED}"' if box.faded else ""
     named = f' id={quoteattr(box.name)} class="node"' if box.name else ""
-    line = (box.accent and "accent") or "ink"
+    line = "accent" if box.accent else "ink"
     parts = [f"<g{named}{faded}>"]
     if box.title:
         parts.append(f"<title>{escape(box.title)}</title>")
     if box.border == "dot":
         parts.append(f'<circle cx="{_n(box.x)}" cy="{_n(box.y)}" r="{_n(box.width / 2)}"{ink.fill(line)}/>')
     else:
-        for k in range(box.under, 0, -1):
-            parts.append(_rectangle(left + 2.5 * k, top + 2.5 * k, box.width, box.height, box, ink, line))
-        parts.append(_rectangle(left, top, box.width, box.height, box, ink, line, thick=2.2 if box.accent else 0.9))
+        for k in range(box.under, -1, -1):
+            thick = 2.2 if box.accent and not k else 0.9
+            parts.append(_rectangle(left + 2.5 * k, top + 2.5 * k, box.width, box.height, box, ink, line, thick))
         if box.border == "double":
-            parts.append(_rectangle(left + 2.5, top + 2.5, box.width - 5, box.height - 5, box, ink, line, thick=0.7))
+            parts.append(_rectangle(left + 2.5, top + 2.5, box.width - 5, box.height - 5, box, ink, line, 0.7))
     if box.label:
         parts.append(_line(box.label, box.x, box.y, "middle", SIZE, "ink", ink))
     return "".join(parts) + "</g>"
 
 
 def _rectangle(
-    left: float, top: float, width: float, height: float, box: Box, ink: Ink, line: str, thick: float = 0.9
+    left: float, top: float, width: float, height: float, box: Box, ink: Ink, line: str, thick: float
 ) -> str:
     """A rectangle with round corners: its fill, and its line."""
     place = f'x="{_n(left)}" y="{_n(top)}" width="{_n(width)}" height="{_n(height)}" rx="{_n(min(5.0, height / 3))}"'

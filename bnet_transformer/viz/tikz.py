@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 
 from bnet_transformer.equations import PAGE_SETUP
 from bnet_transformer.viz.labels import Run
-from bnet_transformer.viz.palette import palette
 from bnet_transformer.viz.picture import DASHES, Arrow, Box, Frame, Picture, Text
-from bnet_transformer.viz.style import FADED, SIZE, line_and_head, line_colour
+from bnet_transformer.viz.style import FADED, SIZE, line_and_head, line_colour, palette
 
 PAGE = 495.0  # points of TeX that the text is wide
 TALL = 620.0
@@ -32,44 +30,35 @@ HEAD = r"""\documentclass{article}
 % a label, made smaller where it is wider than its box
 \newcommand{\bnetfit}[2]{\sbox0{#2}\ifdim\wd0>#1\resizebox{#1}{!}{\usebox0}\else\usebox0\fi}
 """
-SPECIAL: Mapping[str, str] = MappingProxyType(
-    {
-        "\\": r"\textbackslash{}",
-        "{": r"\{",
-        "}": r"\}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        '"': r"\textquotedbl{}",
-        "'": "{'}",
-        "`": "{`}",
-        "$": r"{\char36}",  # the symbol itself: `\$` asks for a font that a small LaTeX has not
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-        "|": r"\textbar{}",
-        "-": "{-}",
-        "?": "{?}",
-        "!": "{!}",
-        ",": "{,}",
-        **{letter: "\\" + letter for letter in "#%&_"},
-        "“": r"\textquotedblleft{}",
-        "”": r"\textquotedblright{}",
-        "…": r"\dots{}",
-        "×": r"$\times$",
-        "∅": r"$\emptyset$",
-        "␣": r"\textvisiblespace{}",
-        "·": r"$\cdot$",
-        "→": r"$\to$",
-        "≥": r"$\geq$",
-        "ß": r"\ss{}",
-        "æ": r"\ae{}",
-        "œ": r"\oe{}",
-        "ø": r"\o{}",
-        "ł": r"\l{}",
-        "’": "{'}",
-        "–": "{--}",
-        "—": "{---}",
-    }
-)
+SPECIAL: Mapping[str, str] = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    '"': r"\textquotedbl{}",
+    "$": r"{\char36}",  # the symbol itself: `\$` asks for a font that a small LaTeX has not
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    **{letter: "\\" + letter for letter in "#%&_{}"},
+    **{letter: "{" + letter + "}" for letter in "'`-?!,"},  # alone: no ligature, no end of an option
+    "“": r"\textquotedblleft{}",
+    "”": r"\textquotedblright{}",
+    "…": r"\dots{}",
+    "×": r"$\times$",
+    "∅": r"$\emptyset$",
+    "␣": r"\textvisiblespace{}",
+    "·": r"$\cdot$",
+    "→": r"$\to$",
+    "≥": r"$\geq$",
+    "ß": r"\ss{}",
+    "æ": r"\ae{}",
+    "œ": r"\oe{}",
+    "ø": r"\o{}",
+    "ł": r"\l{}",
+    "’": "{'}",
+    "–": "{--}",
+    "—": "{---}",
+}
 ACCENTS = {"\u0300": "`", "\u0301": "'", "\u0302": "^", "\u0303": "~", "\u0308": '"', "\u030c": "v", "\u0327": "c"}
 
 
@@ -101,10 +90,7 @@ def figure(picture: Picture) -> Iterator[str]:
     for box in picture.boxes:
         yield from _box(box, scale)
     for entry in picture.legend:
-        if isinstance(entry.sample, Box):
-            yield from _box(entry.sample, scale)
-        else:
-            yield _arrow(entry.sample, scale)
+        yield from _box(entry.sample, scale) if isinstance(entry.sample, Box) else [_arrow(entry.sample, scale)]
     for line in picture.lines:
         yield _text(line)
     yield r"\end{tikzpicture}"
@@ -123,8 +109,8 @@ def letters(text: str) -> str:
 def _letter(letter: str) -> str:
     if letter in SPECIAL:
         return SPECIAL[letter]
-    if letter.isascii():
-        return letter if letter.isprintable() else f"\\bnetletter{{{ord(letter):04X}}}"
+    if letter.isascii() and letter.isprintable():
+        return letter
     base, *marks = tuple(unicodedata.normalize("NFD", letter))
     if len(marks) == 1 and marks[0] in ACCENTS and base.isascii() and base.isalpha():
         plainly = {"i": r"\i", "j": r"\j"}.get(base, base) if marks[0] != "\u0327" else base
@@ -135,19 +121,13 @@ def _letter(letter: str) -> str:
 def _label(label: tuple[Run, ...]) -> str:
     parts = []
     for run in label:
-        text = letters(run.text)
-        match run.style:
-            case "sub" | "sup":
-                mark = "_" if run.style == "sub" else "^"
-                parts.append(rf"${mark}{{\text{{{text}}}}}$")
-            case "math":
-                parts.append(rf"$\mathit{{{text}}}$" if run.text.isascii() and run.text.isalnum() else text)
-            case "token":
-                parts.append(rf"\textsf{{{text}}}")
-            case "name":
-                parts.append(rf"\textrm{{{text}}}")
-            case _:
-                parts.append(rf"\textsf{{{text}}}")
+        text, mark = letters(run.text), {"sub": "_", "sup": "^"}.get(run.style)
+        if mark:
+            parts.append(rf"${mark}{{\text{{{text}}}}}$")
+        elif run.style == "math":
+            parts.append(rf"$\mathit{{{text}}}$" if run.text.isascii() and run.text.isalnum() else text)
+        else:
+            parts.append(rf"\text{'rm' if run.style == 'name' else 'sf'}{{{text}}}")
     return "".join(parts).replace("$$", "")  # a subscript and the superscript after it stand above one another
 
 

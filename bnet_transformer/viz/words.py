@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from bnet_transformer.errors import BudgetError
 from bnet_transformer.network import Member, Network
 from bnet_transformer.viz.labels import Run, measured, shown, written
+from bnet_transformer.viz.options import over_limit
 from bnet_transformer.viz.picture import Arrow, Box, Picture, Point, Text, curve
 from bnet_transformer.viz.style import link
 
@@ -144,9 +145,7 @@ def _too_many(pairs: Pairs, readings: Sequence[Reading], limit: int, with_parts:
         if len(fits) < 3 and 0 < (count := int(kept.sum())) <= limit:
             fits.append(f"{name} ({count} reads)")
     count = len(pairs)
-    allowed = "; or ".join(["; ".join(fits)] * bool(fits) + [f"limit={count}"])
-    expected = f"at most {limit} reads, or nobody can read it"
-    return BudgetError("reading grid", expected=expected, got=f"{count} reads", allowed=allowed)
+    return over_limit("reading grid", limit, "reads", f"{count} reads", fits, count)
 
 
 def spoken(

@@ -34,7 +34,7 @@ from bnet_transformer.errors import (
 )
 from bnet_transformer.errors import share as check_share
 from bnet_transformer.inference.exact import batch_of, eliminated, full_shape, keeps, posterior
-from bnet_transformer.inference.factors import Factor, check_budget, prior_of
+from bnet_transformer.inference.factors import Factor, check_count, choices_above, prior_of
 from bnet_transformer.inference.fit import heads
 from bnet_transformer.inference.fit.heads import Comparison, Heads, selectors_of, stored
 from bnet_transformer.inference.fit.problem import LOG_EVIDENCE, Objective, learned_of
@@ -448,12 +448,12 @@ def predicted(network: Network, name: str, parts: Sequence[Batch], budget: int) 
     if member.tpm.kind == "discrete":
         each = [posterior(module, name, {}, p.x, p.mask, given=p.given, budget=budget) for p in parts]
         return torch.cat(each)
-    graph = network.graph
     above = network.ancestral_members(member)
-    free = [m.family.index for m in above if m.tpm.kind == "discrete" and graph.out_of[m.family.index]]
+    free = [m.family.index for m in above if m.tpm.kind == "discrete" and network.graph.out_of[m.family.index]]
     for part in parts[:1]:
         _, words, *_ = module.inputs(part.x, part.given)
-        check_budget(network, member.family.index, {*free}, set(), words, budget)
+        choices = choices_above(network, member.family.index, {*free}, set())
+        check_count(network, member.family.index, choices, words, budget)
     return torch.cat([_mean(module, member, free, part) for part in parts])
 
 

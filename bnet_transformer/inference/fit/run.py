@@ -46,7 +46,7 @@ from bnet_transformer.inference.fit.problem import (
 )
 from bnet_transformer.inference.fit.result import Fit
 from bnet_transformer.inference.fit.sampling import fit_nuts, fit_svi
-from bnet_transformer.inference.route import Route
+from bnet_transformer.inference.query import Route
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.reference import BUDGET
 from bnet_transformer.training.configs import LoopConfig

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -20,8 +20,8 @@ import numpy as np
 
 from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.cost import cost
-from bnet_transformer.errors import BNetError, one_of, whole, within_memory
-from bnet_transformer.inference.route import Route
+from bnet_transformer.errors import BNetError, whole, within_memory
+from bnet_transformer.inference.query import Route
 from bnet_transformer.inference.sentence_state import Mean, Noise, Zero
 from bnet_transformer.inference.sweeps.ablation import Ablation
 from bnet_transformer.inference.sweeps.cell_spec import Cells, Ids, cells_of
@@ -37,6 +37,8 @@ from bnet_transformer.inference.sweeps.sparse_update import (
 )
 
 __all__ = ["Mediation", "Sweep", "explain_sweep", "mediation", "sweep"]
+
+ABLATIONS = Zero | Mean | Noise
 
 
 @within_memory("sweep")
@@ -78,15 +80,13 @@ def sweep(
     >>> found.axes, found.values.shape, found.values[0, 0].item()
     (('slice', 'word'), torch.Size([3, 3]), 0.0)
     """
-    size = whole("memory", memory)
-    one_of("progress", progress, (True, False, None))
-    batches, asked, cells = _prepare(clean, corrupt, at, metric, over, size, first_order=first_order)
+    batches, asked, cells = _prepare(clean, corrupt, at, metric, over, memory, first_order=first_order)
     if any(batch.alone for batch in batches):
         _route(batches, cells).warn_if_slow()
     if first_order:
         outcomes, best, worst = estimate_cells(batches, asked, cells, progress)
     else:
-        outcomes, best, worst = run_cells(batches, asked, cells, size, progress)
+        outcomes, best, worst = run_cells(batches, asked, cells, progress)
     return Sweep(**cells.described(), outcomes=outcomes, clean=best, corrupt=worst, first_order=first_order)
 
 
@@ -126,8 +126,7 @@ def explain_sweep(
     >>> route.question, route.algorithm, route.node
     ('sweep of 9 cells', 'compiled', None)
     """
-    one_of("progress", progress, (True, False, None))
-    batches, _, cells = _prepare(clean, corrupt, at, metric, over, whole("memory", memory), first_order=first_order)
+    batches, _, cells = _prepare(clean, corrupt, at, metric, over, memory, first_order=first_order)
     return _route(batches, cells, count_flops=True)
 
 
@@ -166,7 +165,7 @@ def mediation(
     >>> found.axes, found.indirect.shape, found.direct.shape
     (('slice', 'word'), torch.Size([3, 3]), torch.Size([3, 3]))
     """
-    if isinstance(clean, Zero | Mean | Noise):
+    if isinstance(clean, ABLATIONS):
         raise BNetError("clean", expected="sentences", got=clean)
     there = sweep(clean, corrupt, at=through, metric=metric, over=over, memory=memory, progress=progress)
     back = sweep(corrupt, clean, at=through, metric=metric, over=over, memory=memory, progress=progress)
@@ -236,34 +235,37 @@ def _prepare(
     clean: object, corrupt: object, at: Any, metric: object, over: object, memory: int, *, first_order: bool
 ) -> tuple[list[ExampleBatch], Metric, Cells]:
     """Check the arguments of a sweep, and divide the examples into batches that fit in memory."""
-    one_of("first_order", first_order, (True, False))
-    ablated = isinstance(clean, Zero | Mean | Noise)
-    if ablated:
-        sources: list[tuple[Examples | None, Examples]] = [(None, each) for each in examples_of("corrupt", corrupt)]
+    memory = whole("memory", memory)
+    sides: Sequence[tuple[Examples | None, Examples]]
+    if isinstance(clean, ABLATIONS):
+        sides = [(None, each) for each in examples_of("corrupt", corrupt)]
     else:
-        sources = list(pair(clean, corrupt))
-    everyone = Examples.joined([ours for _, ours in sources])
+        sides = pair(clean, corrupt)
+    everyone = Examples.joined([ours for _, ours in sides])
     cells = cells_of(everyone, at, over)
     asked = metric_of(everyone, metric)
-    count = len(sources)
-    sources = [part for theirs, ours in sources for part in _parts(theirs, ours, asked.nodes, memory)]
     if cells.paths:
         _check_same_arrows(everyone)
-    if ablated and (cells.paths or any(each.rows for each in cells.entries)):
-        raise BNetError("at", expected="nodes, for an ablation", got=at, allowed='a role such as "a", or names')
-    if first_order and cells.paths:
+    if cells.paths and first_order:
         wanted, allowed = "nodes or rows of attention, for first_order=True", "first_order=False"
         raise BNetError("at", expected=wanted, got=at, allowed=allowed)
     ablation = None
-    if isinstance(clean, Zero | Mean | Noise):
+    if isinstance(clean, ABLATIONS):
+        if cells.paths or any(each.rows for each in cells.entries):
+            raise BNetError("at", expected="nodes, for an ablation", got=at, allowed='a role such as "a", or names')
         sentences = list(corrupt) if isinstance(corrupt, list | tuple) else [corrupt]
         ablation = Ablation(clean, sentences, cells.nodes_set(everyone.world), memory)
-    keep = len(sources) == count
-    first = itertools.accumulate((len(ours) for _, ours in sources), initial=0)
-    batches = [
-        ExampleBatch(theirs, ours, cells, asked.nodes, memory, ablation, number, keep, first_order)
-        for (theirs, ours), number in zip(sources, first, strict=False)
-    ]
+    batches: list[ExampleBatch] = []
+    first = 0
+    for theirs, ours in sides:  # so many examples at a time that their runs fit in half of the memory
+        size = 1
+        if len(ours) > 1:
+            size = max(1, memory // (2 * bytes_of(ours.world, find_needed_positions(ours.world, asked.nodes))[1]))
+        keep = size >= len(ours)
+        cleans = itertools.repeat(None) if theirs is None else theirs.parts(size)
+        for one, other in zip(cleans, ours.parts(size), strict=False):
+            batches.append(ExampleBatch(one, other, cells, asked.nodes, memory, ablation, first, keep, first_order))
+            first += len(other)
     return batches, asked, cells
 
 
@@ -275,15 +277,3 @@ def _check_same_arrows(examples: Examples) -> None:
             wanted = "the same nodes set as in the first, so that arrows are those of all"
             allowed = "do() on the same nodes in each, or a sweep of each"
             raise BNetError(f"corrupt[{k}]", expected=wanted, got="others", allowed=allowed)
-
-
-def _parts(
-    clean: Examples | None, corrupt: Examples, nodes: Sequence[int], memory: int
-) -> Iterator[tuple[Examples | None, Examples]]:
-    """The examples, so many at a time that their runs fit in half of the memory."""
-    size = 1
-    if len(corrupt) > 1:
-        size = max(1, memory // (2 * bytes_of(corrupt.world, find_needed_positions(corrupt.world, nodes))[1]))
-    if clean is None:
-        return zip(itertools.repeat(None), corrupt.parts(size))
-    return zip(clean.parts(size), corrupt.parts(size), strict=True)

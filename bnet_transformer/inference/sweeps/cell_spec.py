@@ -97,9 +97,6 @@ def cells_of(examples: Examples, at: object, over: object) -> Cells:
 
 def _listed(world: World, patterns: Sequence[str]) -> Cells:
     """One cell for each pattern or path."""
-    for pattern in patterns:
-        if patterns.count(pattern) > 1:
-            raise BNetError("at", expected="each cell once", got=f"{pattern!r} twice")
     by_family: dict[int, list[tuple[int, int]]] = {}
     paths = []
     for cell, pattern in enumerate(patterns):
@@ -244,15 +241,11 @@ def _between(world: World, parent: str, child: str, at: str) -> Step:
             check_step(world, int(targets[0]))
             found.append((one, other, sources.astype(np.int64), targets.astype(np.int64)))
     if not found:
-        own = {
-            families[b.parent].stem
-            for f in world.network.graph.by_stem[child]
-            for b in world.network.graph.into[f.index]
-        }
-        allowed = ", ".join(f"{stem} -> {child}" for stem in sorted(own)) or f"{child} has no parent"
-        raise BNetError(
-            f"at {at!r}", expected="arrows of the bnet", got=f"no arrow {parent} -> {child}", allowed=allowed
-        )
+        graph, got = world.network.graph, f"no arrow {parent} -> {child}"
+        above = (bundle.parent for family in graph.by_stem[child] for bundle in graph.into[family.index])
+        own = sorted({families[index].stem for index in above})
+        allowed = ", ".join(f"{stem} -> {child}" for stem in own) or f"{child} has no parent"
+        raise BNetError(f"at {at!r}", expected="arrows of the bnet", got=got, allowed=allowed)
     return found
 
 
@@ -268,7 +261,8 @@ def _arrow_axes(world: World, step: Step) -> tuple[str, ...]:
         word = (WORD,) if child.words is not None else ()
         own.append((*sliced, *plates, *word, *((READ,) if reads else ())))
     if len(set(own)) > 1:
-        raise BNetError("at", expected="arrows with the same axes in all slices", got=" and ".join(map(str, set(own))))
+        got = " and ".join(map(str, dict.fromkeys(own)))
+        raise BNetError("at", expected="arrows with the same axes in all slices", got=got)
     return own[0]
 
 
@@ -337,8 +331,6 @@ def chosen(over: object, default: tuple[str, ...], allowed: tuple[str, ...]) -> 
     for axis in asked:
         if axis not in allowed:
             raise unknown("over", axis, allowed)
-    if not asked:
-        raise BNetError("over", expected="at least one axis", got="none", allowed=", ".join(allowed))
     return tuple(axis for axis in allowed if axis in asked)
 
 

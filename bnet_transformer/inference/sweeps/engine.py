@@ -21,9 +21,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bnet_transformer._core.torch_context import with_gradients
-from bnet_transformer.compiler.course import seen
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.route import Obstacle
+from bnet_transformer.inference.query import Obstacle
 from bnet_transformer.inference.sweeps import sequential
 from bnet_transformer.inference.sweeps.ablation import Ablation
 from bnet_transformer.inference.sweeps.cell_spec import Cells, Entries, Ids
@@ -37,6 +36,7 @@ from bnet_transformer.inference.sweeps.sparse_update import (
     find_needed_positions,
     full_shape,
     numbers_in,
+    weights_of,
 )
 from bnet_transformer.reference import where
 
@@ -95,15 +95,18 @@ class ExampleBatch:
         self.choices = choices_of(self.clean, self.corrupt, touched, self.nodes)
         states = next(iter(self.choices))  # the structure is the same in every state
         sides = [side.set_to(states) for side in (self.corrupt, self.clean) if side is not None]
-        needed = [find_needed_positions(side.world, self.nodes) for side in sides]
+        needed = [find_needed_positions(sides[0].world, self.nodes)]
+        for side in sides[1:]:
+            same = side.world.do.keys() == sides[0].world.do.keys()
+            needed.append(needed[0] if same else find_needed_positions(side.world, self.nodes))
         self.needed, self.clean_needed = needed[0], needed[-1]
         sides_needed = list(zip(sides, needed, strict=True))
         everywhere = find_obstacle_of_all(sides_needed)
         self.has_run = everywhere is None
-        if everywhere is not None:
-            self.alone = dict.fromkeys(self.cells.there.tolist(), everywhere)
-        else:
+        if everywhere is None:
             self.alone = find_obstacles(sides_needed, self.cells, first_order=self.first_order)
+        else:
+            self.alone = dict.fromkeys(self.cells.there.tolist(), everywhere)
 
     def outcomes(self, cells: Ids, *, alone: bool) -> Outcomes:
         """The outcomes of some cells, in one run or each in its own, choices averaged: `[cell, example, *shape]`."""
@@ -183,17 +186,9 @@ class ExampleBatch:
 
 
 def _without(cells: Cells, gone: Collection[int]) -> Cells:
-    """The cells, of which some set nothing."""
-    if not gone:
-        return cells
-    entries = []
-    for each in cells.entries:
-        stays = ~np.isin(each.cell, list(gone))
-        read = None if each.read is None else each.read[stays]
-        if stays.any():
-            entries.append(replace(each, cell=each.cell[stays], node=each.node[stays], read=read))
-    paths = tuple(path for path in cells.paths if path.cell not in gone)
-    return replace(cells, entries=tuple(entries), paths=paths)
+    """The cells without the families and the paths that only some of them set."""
+    entries = tuple(each for each in cells.entries if not np.isin(each.cell, list(gone)).all())
+    return replace(cells, entries=entries, paths=tuple(path for path in cells.paths if path.cell not in gone))
 
 
 def busy_cells(run: PatchedRun, settings: Mapping[int, Sequence[Setting]]) -> Ids:
@@ -210,7 +205,7 @@ def busy_cells(run: PatchedRun, settings: Mapping[int, Sequence[Setting]]) -> Id
 
 
 def run_cells(
-    batches: Sequence[ExampleBatch], metric: Metric, cells: Cells, memory: int, progress: bool | None
+    batches: Sequence[ExampleBatch], metric: Metric, cells: Cells, progress: bool | None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Run every cell in every example.
 
@@ -222,9 +217,9 @@ def run_cells(
     there = cells.there
     apart = np.isin(there, [cell for batch in batches for cell in batch.alone])  # in any of the examples
     found = torch.full((int(np.prod(cells.shape, dtype=np.int64)), len(corrupt)), torch.nan, dtype=torch.float64)
-    each, _ = bytes_of(batches[0].corrupt.world, batches[0].needed)
+    world, memory = batches[0].corrupt.world, batches[0].memory
+    each, _ = bytes_of(world, batches[0].needed)
     size = max(1, memory // (each * max(len(batch.corrupt) for batch in batches)))
-    world = batches[0].corrupt.world
     asked = 3 * world.network.dtype.itemsize * sum(numbers_in(world, where(world, node)[0]) for node in metric.nodes)
     size = max(1, min(size, memory // (asked * len(corrupt))))
     hide = None if progress is None else not progress
@@ -263,20 +258,18 @@ def estimate_cells(
             raise BNetError("first_order", expected="cells that one batch can hold", got=f"{obstacle}", allowed=allowed)
     clean, corrupt = metric_of_base_runs(batches, metric)
     effects = torch.zeros(int(np.prod(cells.shape, dtype=np.int64)), len(corrupt), dtype=torch.float64)
-    first = 0
     hide = None if progress is None else not progress
     outer = _slopes_of_outcomes(batches, metric)
     for batch, of_states in zip(tqdm(batches, disable=hide, unit="part", leave=False), outer, strict=True):
-        some = slice(first, first + len(batch.corrupt))
+        some = slice(batch.first, batch.first + len(batch.corrupt))
         for start, slopes in zip(batch.starts(), of_states, strict=True):
             _add_effects(effects[:, some], start, slopes)
-        first = some.stop
-    there = torch.zeros(len(effects), dtype=torch.bool)
-    there[torch.from_numpy(cells.there)] = True
+    there = torch.from_numpy(cells.there)
     if not bool(effects[there].isfinite().all()):
         wanted = "a metric with a finite slope at the corrupt run, for first_order=True"
         raise BNetError("metric", expected=wanted, got="NaN or infinity", allowed="first_order=False")
-    found = torch.where(there[:, None], corrupt + effects, torch.nan)
+    found = torch.full_like(effects, torch.nan)
+    found[there] = corrupt + effects[there]
     return found.reshape(*cells.shape, -1), clean, corrupt
 
 
@@ -320,14 +313,10 @@ def _add_effects(effects: Tensor, start: Start, outer: Mapping[int, Tensor]) -> 
 def _of_rows(run: PatchedRun, family: int, setting: Setting, slope: Tensor) -> Tensor:
     """The same where `P(j | i)` is set, of which the mix is a linear function: `[k, example]`."""
     member, course = run.members[family], run.base
-    at, parents = seen(course, member)
-    parents = [parent.detach() for parent in parents]
     with torch.no_grad():
-        weights = member.tpm.reading(at, *parents)
-    assert weights is not None  # cell_spec refuses an attention that has none
-    weights = course.layout.full(weights, 1)
+        weights, parents = weights_of(course, member)
     weights = weights.expand(len(slope), *full_shape(course, member), weights.shape[-1]).clone().requires_grad_()
-    mix = member.tpm.mix(weights, *parents)  # type: ignore[attr-defined]
+    mix = member.tpm.mix(weights, *(parent.detach() for parent in parents))  # type: ignore[attr-defined]
     (steep,) = torch.autograd.grad((course.layout.full(mix, 1) * slope.to(mix.device)).sum(), weights)
     each = steep * (setting.source.to(steep.device) - weights.detach())
     told = picked(run, family, each, setting.node)  # [k, example, word read]

@@ -259,42 +259,31 @@ class Metric:
 
     def __call__(self, outcomes: Mapping[int, Tensor]) -> Tensor:
         """From `[cell, example, *shape]` of each node to `[cell, example]`."""
+        shape = next(iter(outcomes.values())).shape[:2]
         if self.many:
-            return self._checked(self.function(outcomes), next(iter(outcomes.values())).shape[:2])
-        cells = len(next(iter(outcomes.values())))
-        each = ({node: value[k] for node, value in outcomes.items()} for k in range(cells))
-        return torch.stack([self.of_one(values) for values in each])
+            return self._checked(outcomes, shape)
+        each = ({node: value[k] for node, value in outcomes.items()} for k in range(shape[0]))
+        return torch.stack([self._checked(values, shape[1:]) for values in each])
 
     def number(self, outcomes: Mapping[int, Tensor]) -> Tensor:
         """Of one run, with its gradient: from `[1, example, *shape]` of each node to `[example]`."""
         found = self.function(outcomes if self.many else {node: value[0] for node, value in outcomes.items()})
         return torch.as_tensor(found).reshape(-1)
 
-    def of_one(self, outcomes: Mapping[int, Tensor]) -> Tensor:
-        """From `[example, *shape]` of each node to `[example]`."""
-        shape = next(iter(outcomes.values())).shape[:1]
+    def _checked(self, outcomes: Mapping[int, Tensor], shape: tuple[int, ...]) -> Tensor:
+        """What the function gives, as numbers of that shape; an error of its own as one of the metric."""
         try:
-            found = self.function(outcomes)
+            number = torch.as_tensor(self.function(outcomes))
         except BNetError:
             raise
         except Exception as error:
             got = f"{type(error).__name__}: {error}"
             raise BNetError("metric", expected="a function that returns a number for each example", got=got) from error
-        return self._checked(found, shape)
-
-    def _checked(self, found: object, shape: tuple[int, ...]) -> Tensor:
-        """What a function gave, as numbers of that shape."""
-        count = shape[-1]
-        try:
-            number = torch.as_tensor(found)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise BNetError("metric", expected=f"a number for each of {count} examples", got=found) from error
-        if number.is_complex() or number.dtype == torch.bool:
-            raise BNetError("metric", expected="real numbers", got=f"{number.dtype}")
-        if tuple(number.shape) != tuple(shape):
+        if number.shape != shape:
             got = f"shape {tuple(number.shape)}"
             hint = "the nodes come as [example, *shape]: index the shape, as in y_5[:, 3]"
-            raise BNetError("metric", expected=f"shape ({count},), a number for each example", got=got, allowed=hint)
+            wanted = f"shape {tuple(shape)}, a number for each example"
+            raise BNetError("metric", expected=wanted, got=got, allowed=hint)
         number = number.detach().to(torch.float64)
         if bool(number.isnan().any()):
             raise BNetError("metric", expected="numbers", got="NaN")
@@ -340,9 +329,6 @@ def _of_states(examples: Examples, told: Mapping[Any, Any]) -> Metric:
     if two and len(wanted) != 2:
         raise BNetError(f"metric of {name}", expected="a state, or a tuple of two", got=f"{len(wanted)} of them")
     states = [_states(examples, node, each) for each in (wanted if two else (wanted,))]
-
-    if two and torch.equal(*states):
-        raise BNetError(f"metric of {name}", expected="two different states", got=wanted)
 
     def of(outcomes: Mapping[int, Tensor]) -> Tensor:
         logs = outcomes[node]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from html import escape
@@ -57,7 +57,7 @@ class ByCell:
 
     def index_of(self, name: str) -> tuple[int, ...]:
         """Where a cell stands, by its name."""
-        if not isinstance(name, str) or name not in self._by_name:
+        if name not in self._by_name:
             raise unknown("cell", name, self._by_name)
         return self._by_name[name]
 
@@ -67,8 +67,6 @@ class ByCell:
 
     def where(self, **places: int) -> Self:
         """The cells at one place of some axes, such as `where(slice=1)`: the same result without these axes."""
-        if not places:
-            raise BNetError("where", expected="an axis and its place", got="none", allowed=", ".join(self.axes))
         index: list[Any] = [slice(None)] * len(self.axes)
         for axis, place in places.items():
             along = self.places_along(axis)
@@ -102,7 +100,6 @@ class ByCell:
         """
         import pandas as pd
 
-        one_of("examples", examples, (True, False))
         indices = list(self.names)
         frame = pd.DataFrame({"name": list(self.names.values())})
         for dim, axis in enumerate(self.axes):
@@ -115,15 +112,11 @@ class ByCell:
         if examples:
             frame = frame.loc[frame.index.repeat(self.examples)].reset_index(drop=True)
             frame["example"] = np.tile(np.arange(self.examples), len(indices))
-        values = self._by_example() if examples else self._by_cell()
+        values = self._columns(examples)
         return frame.assign(**{what: self._of_cells(told).reshape(-1) for what, told in values.items()})
 
-    def _by_cell(self) -> dict[str, Tensor]:
-        """The columns of numbers, `[*axes]`."""
-        raise NotImplementedError
-
-    def _by_example(self) -> dict[str, Tensor]:
-        """The columns of numbers, `[*axes, example]`."""
+    def _columns(self, examples: bool) -> dict[str, Tensor]:
+        """The columns of numbers: `[*axes]`, or `[*axes, example]`."""
         raise NotImplementedError
 
     def _of_cells(self, values: Tensor) -> Any:
@@ -201,13 +194,12 @@ class Sweep(ByCell):
         """The strongest cells with their effects: `s.draw("cells.svg", highlight=sweep)` shows them."""
         return {name: f"{effect:+.2g}" for name, effect in self.top() if effect != 0}
 
-    def _by_cell(self) -> dict[str, Tensor]:
+    def _columns(self, examples: bool) -> dict[str, Tensor]:
+        if examples:
+            return {"outcome": self.outcomes, "effect": self.effects}
         none = torch.full_like(self.values, torch.nan)
         low, high = (none, none) if self.examples == 1 else self.interval()
         return {"effect": self.values, "error": self.error, "low": low, "high": high}
-
-    def _by_example(self) -> dict[str, Tensor]:
-        return {"outcome": self.outcomes, "effect": self.effects}
 
     def __repr__(self) -> str:
         best = "".join(f"; strongest {name} {effect:+.3g}" for name, effect in self.top(1))
@@ -217,10 +209,7 @@ class Sweep(ByCell):
         clean = "an ablation" if self.clean is None else f"clean {float(self.clean.mean()):.3g}"
         order = ", to first order" if self.first_order else ""
         told = f"{self.at}: {self._shape()}{order}; {clean}, corrupt {float(self.corrupt.mean()):.3g}"
-        errors = {name: float(self.error[self.index_of(name)]) for name, _ in self.top(SHOWN)}
-        told_errors = {name: "" if math.isnan(error) else f"± {error:.2g}" for name, error in errors.items()}
-        rows = [(name, f"{effect:+.3g}", told_errors[name]) for name, effect in self.top(SHOWN)]
-        return _html(told, ("cell", "effect", "standard error"), rows, len(self.names))
+        return _html(self, told, {"effect": self.values, "standard error": self.error})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -272,12 +261,11 @@ class Mediation(ByCell):
         """The cells through which most goes: `s.draw("cells.svg", highlight=mediation)` shows them."""
         return self.of("indirect").marks()
 
-    def _by_cell(self) -> dict[str, Tensor]:
-        told = {part: self.of(part)._by_cell() for part in PARTS}
+    def _columns(self, examples: bool) -> dict[str, Tensor]:
+        if examples:
+            return {part: self.of(part).effects for part in PARTS}
+        told = {part: self.of(part)._columns(examples) for part in PARTS}
         return {part if w == "effect" else f"{part}_{w}": v for part, each in told.items() for w, v in each.items()}
-
-    def _by_example(self) -> dict[str, Tensor]:
-        return {part: self.of(part).effects for part in PARTS}
 
     def __repr__(self) -> str:
         best = "".join(f"; most through {name}, {effect:+.3g}" for name, effect in self.top(1))
@@ -285,9 +273,7 @@ class Mediation(ByCell):
 
     def _repr_html_(self) -> str:
         told = f"through {self.at}: {self._shape()}; total effect {float(self.total.mean()):+.3g}"
-        parts = [self.of(part).values for part in PARTS]
-        rows = [(name, *(f"{each[self.index_of(name)]:+.3g}" for each in parts)) for name, _ in self.top(SHOWN)]
-        return _html(told, ("cell", *PARTS), rows, len(self.names))
+        return _html(self, told, {part: self.of(part).values for part in PARTS})
 
 
 def bootstrap(effects: Tensor, confidence: float, draws: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -316,8 +302,12 @@ def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}{tail}"
 
 
-def _html(told: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]], count: int) -> str:
-    titles = "".join(f"<th>{escape(each)}</th>" for each in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(each)}</td>" for each in row) + "</tr>" for row in rows)
-    more = f"<p>The {SHOWN} strongest of {count:,}.</p>" if count > SHOWN else ""
-    return f"<p>{escape(told)}</p><table><tr>{titles}</tr>{body}</table>{more}"
+def _html(result: Sweep | Mediation, told: str, columns: Mapping[str, Tensor]) -> str:
+    """The strongest cells as a table, with some of their numbers."""
+    import pandas as pd
+
+    names = [name for name, _ in result.top(SHOWN)]
+    numbers = {what: [float(values[result.index_of(name)]) for name in names] for what, values in columns.items()}
+    table = pd.DataFrame({"cell": names, **numbers}).to_html(index=False, float_format="{:.3g}".format, na_rep="")
+    more = f"<p>The {SHOWN} strongest of {len(result.names):,}.</p>" if len(result.names) > SHOWN else ""
+    return f"<p>{escape(told)}</p>{table}{more}"

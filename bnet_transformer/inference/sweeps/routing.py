@@ -23,16 +23,10 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.inference.query import set_families
-from bnet_transformer.inference.route import Obstacle, mixed_fault
+from bnet_transformer.inference.query import Obstacle, mixed_fault, set_families
 from bnet_transformer.inference.sweeps.cell_spec import Cells, Ids
 from bnet_transformer.inference.sweeps.examples import Examples
-from bnet_transformer.inference.sweeps.sparse_update import (
-    NeededPositions,
-    Table,
-    count_words,
-    find_changed_positions,
-)
+from bnet_transformer.inference.sweeps.sparse_update import NeededPositions, Table, find_changed_positions
 from bnet_transformer.reference import World
 
 CHUNK = 2**24  # entries of the tables of changed words at once
@@ -172,7 +166,7 @@ def set_words_of(world: World, needed: NeededPositions, cells: Cells) -> Iterato
         for index, cell, node in sets:
             inside = (cell >= numbers[0]) & (cell <= numbers[-1])
             if index in needed.leads and inside.any():
-                words = count_words(world, index)
+                words = len(needed.leads[index])
                 table = tables.setdefault(index, np.zeros((len(numbers), words), dtype=np.bool_))
                 table[np.searchsorted(numbers, cell[inside]), node[inside] % words] = True
         yield numbers, tables

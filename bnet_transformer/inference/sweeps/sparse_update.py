@@ -159,15 +159,13 @@ class Changes:
 
     def _whole(self, family: int, cells: Tensor) -> Tensor:
         """All words of a family for some cells: `[cell or 1, N, *plates, word, *shape]`."""
-        axis, base, changed = self.base.layout.word, self.base.values[family], self.by_family.get(family)
+        axis, changed = self.base.layout.word, self.by_family.get(family)
         if changed is None:
-            return base[None]
-        number = changed.rows.place[cells]
-        pool, first = _together(base, changed.values, axis)
-        own = torch.arange(number.shape[1]) if base.shape[axis] > 1 else torch.zeros(number.shape[1], dtype=torch.long)
-        which = torch.where(number >= 0, number + first, own)
-        found = pool.index_select(axis, which.reshape(-1))
-        found = found.reshape(*pool.shape[:axis], *which.shape, *pool.shape[axis + 1 :])
+            return self.base.values[family][None]
+        place = changed.rows.place
+        words = torch.arange(place.shape[1])
+        rows = Rows(cells.repeat_interleave(len(words)), words.repeat(len(cells)), place)
+        found: Tensor = self.at(family, rows).unflatten(axis, (len(cells), len(words)))
         return found.movedim(axis, 0)
 
     def _picked(self, value: Tensor, rows: Rows, cells: Tensor, own: tuple[int, ...]) -> Tensor:

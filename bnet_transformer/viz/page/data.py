@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -29,8 +30,7 @@ from bnet_transformer.viz.labels import letter_of, shown, visible
 from bnet_transformer.viz.nodes import depths_of, places_in_rows, rows_of
 from bnet_transformer.viz.options import THEMES, check_names
 from bnet_transformer.viz.page.formulas import formulas
-from bnet_transformer.viz.page.included import included
-from bnet_transformer.viz.page.reading import Reading, prepare, read_from, reading_of
+from bnet_transformer.viz.page.reading import Reading, included, prepare, read_from, reading_of
 from bnet_transformer.viz.picture import DASHES
 from bnet_transformer.viz.style import DASH, OPACITY, WIDTH, hue
 from bnet_transformer.viz.words import ends_of, readers_of
@@ -89,6 +89,10 @@ def described(state: SentenceState, asked: Asked) -> Described:
     readings = [each for each in found if isinstance(each, Reading)]
     tables = Tables()
     links = _links(world, tables)
+    every = range(len(world.network.members))
+    rows = rows_of(world.network.graph, every)
+    depths = depths_of(world.network.graph, every, rows)
+    equations, which = formulas(world.network)
     told, reads = _packed(world, readings, tables)
     pairs, bits = tables.packed(len(reads))
     notes = [each for each in found if isinstance(each, str)] + [each.note for each in readings if each.note]
@@ -100,7 +104,10 @@ def described(state: SentenceState, asked: Asked) -> Described:
         "steps": STEPS,
         "look": {"width": WIDTH, "opacity": OPACITY, "dashes": {role: DASHES[dash] for role, dash in DASH.items()}},
         "counts": [len(world.ground), world.ground.count_arrows()],
-        **_structure(world),
+        "sizes": dict(world.network.graph.sizes),
+        "families": [_family(world, member, rows, depths, which) for member in world.network.members],
+        "order": _order(world.network, rows),
+        "equations": equations,
         "links": links,
         "pairs": pairs,
         "cut": sorted(world.ground.cut),
@@ -153,21 +160,6 @@ def _reads(world: World, member: Member, heads: int | None) -> int:
 
 
 # structure
-
-
-def _structure(world: World) -> dict[str, Any]:
-    """The families of nodes, and the equations."""
-    network = world.network
-    equations, which = formulas(network)
-    every = range(len(network.members))
-    rows = rows_of(network.graph, every)
-    depths = depths_of(network.graph, every, rows)
-    return {
-        "sizes": dict(network.graph.sizes),
-        "families": [_family(world, member, rows, depths, which) for member in network.members],
-        "order": _order(network, rows),
-        "equations": equations,
-    }
 
 
 def _order(network: Network, rows: Mapping[int, int]) -> list[int]:
@@ -260,7 +252,7 @@ def _family(
         "learnable": member.learnable,
         "shape": list(member.shape),
         "letter": [letter.text, letter.style, below],
-        "selector": member.tpm.kind == "discrete" and bool(network.graph.out_of[own.index]),
+        "selector": _is_selector(network, own),
         "equation": which[own.index],
     }
 
@@ -349,23 +341,18 @@ def _posteriors(state: SentenceState, asked: Asked, readings: Sequence[Reading])
     found = [_posterior(state, node) for node in dict.fromkeys(ids)]
     network, ground = state.network, state.ground
     wordless = not network.graph.word_stacks
-    families = [f for f in network.graph.families if (_has_states if wordless else _is_selector)(network, f)]
+    families = [m.family for m in network.members if m.tpm.kind == "discrete"]
+    families = [family for family in families if wordless or _is_selector(network, family)]
     others = [node for f in families for node in ground.nodes(f).tolist()]
     for node in others[: MOST_NODES if wordless else MOST_CHOICES]:
         if node not in ids and node not in state.world.do and node not in state.evidence:
-            try:
+            with suppress(BudgetError):
                 found.append(_posterior(state, node))
-            except BudgetError:
-                continue
     return found
 
 
-def _has_states(network: Network, family: Family) -> bool:
-    return network.members[family.index].tpm.kind == "discrete"
-
-
 def _is_selector(network: Network, family: Family) -> bool:
-    return _has_states(network, family) and bool(network.graph.out_of[family.index])
+    return network.members[family.index].tpm.kind == "discrete" and bool(network.graph.out_of[family.index])
 
 
 def _posterior(state: SentenceState, node: int) -> dict[str, Any]:
@@ -418,8 +405,6 @@ def _moved(state: SentenceState) -> dict[str, list[float]] | None:
 
 def _vector(state: SentenceState, node: int) -> Tensor | None:
     """The value of a state, set or computed."""
-    try:
-        value = state.world.do[node] if node in state.world.do else state.answers.value(node)
-    except BNetError:
-        return None
-    return value.double()
+    with suppress(BNetError):
+        return (state.world.do[node] if node in state.world.do else state.answers.value(node)).double()
+    return None

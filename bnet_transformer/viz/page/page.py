@@ -12,7 +12,7 @@ from importlib import resources
 
 from bnet_transformer.viz.labels import visible
 from bnet_transformer.viz.page.data import Described
-from bnet_transformer.viz.palette import HEADS, palette
+from bnet_transformer.viz.style import HEADS, palette
 
 MODULES = ("net", "reads", "scene", "layout", "stage", "controls", "export", "panel", "lines", "explore")
 SCHEMES = {"auto": "light dark", "light": "light", "dark": "dark"}

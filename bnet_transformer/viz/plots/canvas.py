@@ -29,7 +29,7 @@ from matplotlib.transforms import Bbox
 from bnet_transformer.errors import BNetError
 from bnet_transformer.files import as_path, replacing
 from bnet_transformer.viz.labels import shown
-from bnet_transformer.viz.palette import HEADS, palette
+from bnet_transformer.viz.style import HEADS, palette
 
 PAGE = 6.9  # inches between the margins of a page
 SIZE = 8.0

@@ -84,7 +84,12 @@ def _map(result: Inclusion, canvas: Canvas, show: str) -> None:
     norm = Normalize(0.0, 1.0) if show == "rho" else steep(values)
     ax = heat_map(canvas, found, what=what, x="head", y="", norm=norm, write=write)
     if isinstance(norm, SymLogNorm):
-        _powers(ax.child_axes[-1], norm)
+        assert norm.vmin is not None and norm.vmax is not None
+        powers = [norm.linthresh * 10**k for k in range(int(math.log10(norm.vmax / norm.linthresh)) + 1)]
+        marks = [*(-p for p in reversed(powers) if norm.vmin <= -p), 0.0, *powers]
+        bar: Any = ax.child_axes[-1]
+        bar.set_yticks(marks, labels=[brief(each) for each in marks])
+        bar.minorticks_off()
     _dead(result, canvas, ax, values, norm)
     if any(line.get_label() == "interval" for line in ax.collections):
         canvas.note(f"Beneath each mean its interval of {result.interval:.0%}, from 0 (left) to 1.")
@@ -101,14 +106,6 @@ def steep(values: Numbers) -> Normalize:
     if middle <= 0 or most < STEEP * middle:
         return scaled(low, high)
     return SymLogNorm(10.0 ** math.floor(math.log10(middle)), vmin=low, vmax=high, base=10)
-
-
-def _powers(bar: Any, norm: Any) -> None:
-    """Marks of a scale by powers of ten."""
-    powers = [norm.linthresh * 10**k for k in range(int(math.log10(norm.vmax / norm.linthresh)) + 1)]
-    every = [*(-p for p in reversed(powers) if norm.vmin <= -p), 0.0, *powers]
-    bar.set_yticks(every, labels=[brief(each) for each in every])
-    bar.minorticks_off()
 
 
 def brief(value: float) -> str:

@@ -55,24 +55,14 @@ def table(result: Table, canvas: Canvas, *, top: int = 20, sort: bool | None = N
     one_of("sort", sort, (None, True, False))
     what = result.what or ("probability" if result.are_shares else "value")
     if result.values.ndim == 1:
-        _bars(result, canvas, what, top)
+        one = Series(result.values, low=result.low, high=result.high)
+        series, labels, told = top_of([one], result.named(0), top)
+        bars(canvas, series, labels, what=what, of=result.axes[0])
+        canvas.note(told)
     elif result.values.ndim == 2:
         _map(result, canvas, what, sort)
     else:
         _maps(result, canvas, what)
-
-
-def strongest_first(values: object) -> list[int]:
-    """The rows by their strongest column; among those of one column the surest first."""
-    numbers = np.nan_to_num(np.asarray(values), nan=-np.inf)
-    return np.lexsort((-numbers.max(1), numbers.argmax(1))).tolist()  # type: ignore[no-any-return]
-
-
-def _bars(result: Table, canvas: Canvas, what: str, top: int) -> None:
-    one = Series(result.values, low=result.low, high=result.high)
-    series, labels, told = top_of([one], result.named(0), top)
-    bars(canvas, series, labels, what=what, of=result.axes[0])
-    canvas.note(told)
 
 
 def _map(result: Table, canvas: Canvas, what: str, sort: bool | None) -> None:
@@ -80,7 +70,8 @@ def _map(result: Table, canvas: Canvas, what: str, sort: bool | None) -> None:
     found = Map(result.values, rows, columns, low=result.low, high=result.high)
     y, x = result.axes
     if sort or (sort is None and y == "sentence"):
-        order = strongest_first(result.values)
+        numbers = np.nan_to_num(result.values, nan=-np.inf)
+        order = np.lexsort((-numbers.max(1), numbers.argmax(1)))  # of one strongest column the surest first
         low, high = (None if each is None else each[order] for each in (result.low, result.high))
         found = Map(result.values[order], tuple(rows[k] for k in order), columns, low=low, high=high)
         canvas.note(f"{y.capitalize()}s in the order of their strongest {x}.")
