@@ -20,10 +20,10 @@ from bnet_transformer.inference.fit import Check, Comparison
 from bnet_transformer.tpm import Categorical, Normal
 from bnet_transformer.training.loop import Trained
 from bnet_transformer.viz.labels import shown
-from bnet_transformer.viz.plots import table_of
 from bnet_transformer.viz.plots.canvas import DIVERGING, DOTS, SEQUENTIAL, lightness
-from bnet_transformer.viz.plots.flow import FLOWS, share_of, shares_of
 from bnet_transformer.viz.plots.heat import room
+from bnet_transformer.viz.plots.readings import FLOWS, share_of, shares_of
+from bnet_transformer.viz.plots.tables import table_of
 from bnet_transformer.viz.style import PALETTES
 
 WORDS = ["the", "cat", "sat", "on", "mat"]

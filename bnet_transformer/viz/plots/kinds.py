@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
 from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
@@ -20,11 +22,7 @@ from bnet_transformer.inference.sweeps.results import Mediation, Sweep
 from bnet_transformer.training.loop import Trained
 from bnet_transformer.viz.plots import fits, heads, readings, sentences, sweeps, tables
 from bnet_transformer.viz.plots.canvas import Canvas, settings
-from bnet_transformer.viz.plots.table import Table, Tabled
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
+from bnet_transformer.viz.plots.tables import Table, Tabled
 
 # The first kind that a result is of draws it.
 PLOTS: Mapping[type, Callable[..., None]] = {
@@ -57,10 +55,21 @@ NAMES: Mapping[type, str] = {sentences.AnySentence: "Sentence", Tabled: "what ha
 SEVERAL = "a list of Sentences"
 
 
-def drawn(
-    result: object, ax: Axes | None, theme: str, title: str | None, options: Mapping[str, Any]
+def plot(
+    result: object, *, ax: Axes | None = None, theme: str = "light", title: str | None = None, **options: Any
 ) -> Figure | SubFigure:
-    """A result, drawn by the function of its kind."""
+    """Draw any result; the figure comes back, a new one or that of `ax`.
+
+    A `Sentence` shows its attention TPMs (`slice=`, `head=`, `role=`), or a posterior with `node=` (and `evidence=`).
+    An array or tensor is drawn by the names of its axes (`axes=("sentence", "head")`, with `labels=`, and `low=` and
+    `high=` or `error=`). `theme` is light or dark. `docs/plots.md` has them all.
+
+    >>> import bnet_transformer as bt
+    >>> s = bt.bayesuvius(dim=4, heads=2).sentence("the cat sat")
+    >>> figure = bt.plot(s, slice=0)
+    >>> [panel.get_title() for panel in figure.axes[:2]]
+    ['c = 0', 'c = 1']
+    """
     draw = _plot_of(result)
     known = [p.name for p in inspect.signature(draw).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for name in options:
