@@ -179,7 +179,7 @@ def along(*nodes):
         for parent, child in itertools.pairwise(nodes):
             corrupt.value(child)
             alone = reference.Run(corrupt.world, corrupt.states)
-            alone._values = {**corrupt._values, parent: carried}
+            alone.values = {**corrupt.values, parent: carried}
             carried = alone._value(child)
         return {nodes[-1]: carried}
 

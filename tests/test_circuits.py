@@ -70,7 +70,7 @@ class Slow:
             hangs[node] = hash((node, frozenset(own), tuple(kept)))  # what is gone above it: its value is kept by that
             if hangs[node] not in self.known:
                 alone = reference.Run(self.world, {})
-                alone._values = {p: self.corrupt.value(p) if p in own else values[p] for p in parents}
+                alone.values = {p: self.corrupt.value(p) if p in own else values[p] for p in parents}
                 self.known[hangs[node]] = self._of(alone, node)
             values[node] = self.known[hangs[node]]
         return [values[node] for node in nodes]

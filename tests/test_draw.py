@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import math
 import re
 import shutil
 import subprocess
@@ -17,18 +16,18 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer import asking
-from bnet_transformer.errors import BNetError, BudgetError, FileError
+from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.graph import Quotient
 from bnet_transformer.tpm import Categorical
 from bnet_transformer.viz import typeset
 from bnet_transformer.viz.dot import to_dot
 from bnet_transformer.viz.figures import FORMATS
 from bnet_transformer.viz.grid import Grid, Item
-from bnet_transformer.viz.labels import plain, visible
+from bnet_transformer.viz.labels import plain
 from bnet_transformer.viz.picture import Arrow, Box, Frame, Picture, passed
 from bnet_transformer.viz.style import PALETTES
 from bnet_transformer.viz.svg import to_svg
-from bnet_transformer.viz.tikz import letters, to_tikz
+from bnet_transformer.viz.tikz import to_tikz
 from tests.cases import CASES
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -99,6 +98,21 @@ def drawn(tmp_path, thing, suffix, **options):
     return path.read_bytes()
 
 
+def through(picture):
+    """The boxes that meet, and those that arrows run through."""
+    found = []
+    for one, other in itertools.combinations(picture.boxes, 2):
+        a, b = one.edges, other.edges
+        found += [(one.name, other.name)] * (a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3])
+    left, top, right, bottom = np.array([box.edges for box in picture.boxes]).T
+    for arrow in picture.arrows:
+        x, y = np.array([*passed(arrow.points)]).T[:, :, None]
+        hit = ((left < x) & (x < right) & (top < y) & (y < bottom)).any(0)
+        names = {box.name for box, is_hit in zip(picture.boxes, hit, strict=True) if is_hit}
+        found += [(arrow.source, arrow.target, name) for name in names - {arrow.source, arrow.target}]
+    return found
+
+
 # what is drawn is the graph
 
 
@@ -111,30 +125,13 @@ def test_every_case_is_drawn_as_it_is(case):
     for thing, picture in ((case.sentence, case.sentence.picture(detail="nodes")), (case.net, case.net.picture())):
         assert same(from_svg(to_svg(picture)), thing.graph())
         assert to_tikz(picture).isascii()
-        for one, other in itertools.combinations(picture.boxes, 2):
-            a, b = one.edges, other.edges
-            assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (one.name, other.name)
-        edges = np.array([box.edges for box in picture.boxes])
-        place = {box.name: k for k, box in enumerate(picture.boxes)}
+        assert not through(picture)
+        place = {box.name: box for box in picture.boxes}
         for arrow in picture.arrows:
-            x, y = np.array([*passed(arrow.points)]).T[:, :, None]
-            hit = ((edges[:, 0] < x) & (x < edges[:, 2]) & (edges[:, 1] < y) & (y < edges[:, 3])).any(0)
-            hit[[place[arrow.source], place[arrow.target]]] = False
-            assert not hit.any(), (arrow.source, arrow.target)
-            box, (x, y) = picture.boxes[place[arrow.target]], arrow.points[-1]
+            box, (x, y) = place[arrow.target], arrow.points[-1]
             assert box.edges[0] - 1 <= x <= box.edges[2] + 1 and box.edges[1] - 1 <= y <= box.edges[3] + 1
         for left, top, right, bottom in (box.edges for box in (*picture.boxes, *picture.lines)):
             assert min(left, top) >= 0 and right <= picture.width and bottom <= picture.height
-
-
-def test_every_format_is_written(tmp_path):
-    case = next(case for case in CASES if case.name == "one word")
-    graph = case.sentence.graph()
-    assert same(from_dot(drawn(tmp_path, case.sentence, "dot", detail="nodes").decode()), graph)
-    assert same(from_svg(drawn(tmp_path, case.sentence, "svg", detail="nodes")), graph)
-    assert drawn(tmp_path, case.net, "png").startswith(b"\x89PNG")
-    assert drawn(tmp_path, case.net, "pdf").startswith(b"%PDF")
-    assert drawn(tmp_path, case.net, "tex").isascii()
 
 
 def test_the_figures_of_the_chapter():
@@ -184,19 +181,6 @@ def test_arrows_carry_their_probability():
     )
 
 
-def through(picture):
-    """The boxes that meet, and those that arrows run through."""
-    found = []
-    for one, other in itertools.combinations(picture.boxes, 2):
-        a, b = one.edges, other.edges
-        found += [(one.name, other.name)] * (a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3])
-    for arrow, box in itertools.product(picture.arrows, picture.boxes):
-        left, top, right, bottom = box.edges
-        inside = any(left < x < right and top < y < bottom for x, y in passed(arrow.points))
-        found += [(arrow.source, arrow.target, box.name)] * (inside and box.name not in (arrow.source, arrow.target))
-    return found
-
-
 @pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
 def test_every_shrunk_slice_is_drawn(case):
     for boxes in ("words", "roles"):
@@ -238,28 +222,6 @@ def test_hostile_words_are_shown_and_do_nothing(tmp_path):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "no font has the letters", UserWarning)
         assert drawn(tmp_path, s, "png", detail="words").startswith(b"\x89PNG")
-
-
-def test_unseen_letters_are_shown_in_every_text_and_file(tmp_path):
-    words = ["\x1b[31m", "\x00", "\ud800", "\u202e", "\x85", "\ufffe"]
-    s = bt.bayesuvius(dim=4).sentence(words)
-    graph = s.shrink({"q_0_0": words[0], "q_0_1": words[2]})
-    for thing, options in ((s, {"highlight": {"q_0_0": words[1]}}), (s, {"detail": "words"}), (graph, {})):
-        for suffix in ("svg", "dot", "tex"):
-            text = drawn(tmp_path, thing, suffix, **options)
-            assert suffix == "tex" or not [word for word in words if word[0] in text.decode()]
-        assert thing is s or (drawn(tmp_path, thing, "png") and drawn(tmp_path, thing, "pdf"))
-        said = "".join(ElementTree.fromstring(drawn(tmp_path, thing, "svg", **options)).itertext())
-        assert [visible(word) in said for word in words] == [thing is s or k in (0, 2) for k in range(len(words))]
-    assert all(visible(word) in s.picture().title for word in words)
-
-
-def test_letters_of_tex_are_literal():
-    assert letters("\\input{a} %#&_$~^") == (
-        r"\textbackslash{}input\{a\} \%\#\&\_{\char36}\textasciitilde{}\textasciicircum{}"
-    )
-    assert letters("ש") == r"\bnetletter{05E9}" and letters("é") == r"\'{e}"
-    assert all(letters(chr(k)).isascii() for k in range(0x20, 0x2FFF))
 
 
 def test_tooltips_hold_whole_words_and_names(tmp_path):
@@ -358,13 +320,8 @@ def test_a_folded_net_tells_which_words_are_read():
     assert "a reads every word" in bt.encoder(8, heads=2, vocabulary=words, readout="word").picture().caption
     assert "a reads words j ≤ i" in bt.decoder(8, heads=2, vocabulary=words).picture().caption
     both = bt.encoder_decoder(8, heads=2, slices=2, vocabulary=words).picture().caption
-    for said in (
-        "slice 1 is like",
-        "enc a reads every word",
-        "dec a reads words j ≤ i",
-        "dec cross a reads every word",
-    ):
-        assert said in both
+    told = ("slice 1 is like", "enc a reads every word", "dec a reads words j ≤ i", "dec cross a reads every word")
+    assert all(said in both for said in told)
     near = bt.bayesuvius(4, mask=bt.Reach("window", 2)).picture().caption
     assert "x reads words |i − j| ≤ 2" in near
 
@@ -634,7 +591,7 @@ def test_a_picture_shows_itself_in_a_notebook():
 
 def test_pictures_are_the_same_each_time(tmp_path):
     make = lambda: bt.bayesuvius(dim=4, heads=2).sentence("the cat")  # noqa: E731
-    for suffix in ("svg", "dot", "tex", "png", "pdf"):
+    for suffix in ("svg", "dot", "tex", "png", "pdf", "html"):
         assert drawn(tmp_path, make(), suffix) == drawn(tmp_path, make(), suffix)
 
 
@@ -724,7 +681,6 @@ def test_dot_renders_what_we_write():
     ("file", "options", "error", "match"),
     [
         ("a.docx", {}, BNetError, r"'.docx'.*\.dot.*\.pdf.*\.png.*\.svg.*\.tex"),
-        ("none/a.svg", {}, FileError, "a folder that is there"),
         ("a.svg", {"colour": 1}, BNetError, "option of a picture"),
         ("a.json", {"theme": "dark"}, BNetError, "option of a graph"),
         ("a.svg", {"theme": "blue"}, BNetError, "'light', 'dark', 'auto'"),
@@ -732,11 +688,8 @@ def test_dot_renders_what_we_write():
         ("a.svg", {"highlight": ["q_0_7"]}, BNetError, "near matches"),
         ("a.svg", {"highlight": 3}, BNetError, "a Trail"),
         ("a.svg", {"top": 0}, BNetError, "top"),
-        ("a.svg", {"min_weight": math.nan}, BNetError, "min_weight"),
-        ("a.svg", {"min_weight": -1}, BNetError, "from 0 to 1"),
         ("a.svg", {"min_weight": 2}, BNetError, "from 0 to 1"),
         ("a.svg", {"boxes": "foo"}, BNetError, "'words', 'roles'"),
-        ("a.svg", {"boxes": ["q_0_0"]}, BNetError, "a mapping"),
         ("a.svg", {"limit": 3, "detail": "nodes"}, BudgetError, "at most 3 arrows"),
         ("a.svg", {"words": "dog"}, BNetError, "word"),
     ],
@@ -745,19 +698,6 @@ def test_bad_input_is_told_and_leaves_no_file(tmp_path, file, options, error, ma
     with pytest.raises(error, match=match):
         bt.bayesuvius(dim=4).sentence("the cat").draw(tmp_path / file, **options)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_target_that_cannot_be_written_stays_as_it_was(tmp_path, monkeypatch):
-    target = tmp_path / "a.svg"
-    target.write_text("old")
-
-    def refuse(*_):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("pathlib.Path.replace", refuse)
-    with pytest.raises(FileError, match="Permission denied"):
-        bt.bayesuvius(dim=4).sentence("the cat").draw(target)
-    assert target.read_text() == "old" and list(tmp_path.iterdir()) == [target]
 
 
 def test_nets_without_attention_are_folded_when_large():

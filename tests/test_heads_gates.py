@@ -52,21 +52,19 @@ def test_gates_pass_gradients_and_one_sentence_takes_many():
     assert float(apart.sum().detach()) / 2e-6 == pytest.approx(float(slope[2, 1]), rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("told", "match"),
-    [
-        ({"a_0": torch.ones(2, 2, dtype=D)}, r"\[batch, head\] of shape \(2, 3\); got shape \(2, 2\)"),
-        ({"x_1": torch.tensor(1.0, dtype=D)}, r"of shape \(2,\); got shape \(\)"),
+def test_gates_that_fit_no_family_are_refused():
+    module, x = concat(observe=Categorical(3)).module(), torch.randn(2, 3, 4, dtype=D)
+    for told, match in (
+        ({"a_0": torch.ones(2, 2, dtype=D)}, r"\[batch, head\] of shape \(2, 3\).*; got .*of shape \(2, 2\)"),
+        ({"x_1": torch.tensor(1.0, dtype=D)}, r"of shape \(2,\).*; got .*of shape \(\)"),
         ({"a_0": torch.ones(2, 3)}, "float64.*got torch.float32"),
         ({"a_0": [1.0]}, "real numbers"),
         ({"y": torch.ones(2, dtype=D)}, "got states"),
         ({"a_9": torch.ones(2, 3, dtype=D)}, "near matches.*a_0"),
         ([1], "a mapping from names"),
-    ],
-)
-def test_gates_that_fit_no_family_are_refused(told, match):
-    with pytest.raises(bt.BNetError, match=match):
-        concat(observe=Categorical(3)).module()(torch.randn(2, 3, 4, dtype=D), gates=told)
+    ):
+        with pytest.raises(bt.BNetError, match=match):
+            module(x, gates=told)
 
 
 @pytest.mark.parametrize(

@@ -228,12 +228,8 @@ def test_names_that_nothing_has_are_refused():
         ("q_1_99_*", "a head from 0 to 2"),
         ("x_1_999", "a word from 0 to 8"),
         ("q_7_0_0", "a slice from 0 to 1"),
-        ("x_3_*", "a slice from 0 to 2"),
         ("q_1_2", "q_slice_head_word"),
-        ("q_*_0_0", "q_slice_head_word"),
         ("zz_0_1", "a known name"),
-        ("x_next_0_1", "a known name"),
-        ("W_q_9.value", "a known name"),
     ):
         for told in (to_lens, to_hugging_face):
             with pytest.raises(bt.BNetError, match=match):
@@ -242,18 +238,14 @@ def test_names_that_nothing_has_are_refused():
         ("blocks.9.attn.hook_q", "a known name"),
         ("blocks.1.attn.hook_q[..., 99, :]", "whole nodes"),
         ("blocks.1.attn.hook_q[0]", "an index"),
-        ("blocks.1.attn.hook_q[0, 1, 2, 3]", "an index"),
-        ("blocks.1.attn.hook_pattern[..., 4]", "whole nodes"),
         ("blocks.1.hook_resid_pre[:, 99, :]", "a word from 0 to 8"),
     ):
         with pytest.raises(bt.BNetError, match=match):
             from_lens(gpt2, wrong)
     for wrong, match in (
         ("transformer.h.1.attn.c_attn.output", r"whole nodes; .*allowed: as .*c_attn.output\[..., 12:16\]"),
-        ("transformer.h.1.attn.c_attn.output[..., 1:5]", "whole nodes"),
         ("hidden_states[9]", "a known name"),
         ("hidden_states[0][:, 99, :]", "a word from 0 to 8"),
-        ("lm_head.bias", "a known name"),
     ):
         with pytest.raises(bt.BNetError, match=match):
             from_hugging_face(gpt2, wrong)

@@ -507,10 +507,8 @@ def test_a_screen_reader_is_told_what_there_is(show):
         assert page.get_by_role("gridcell", name="x_1_2, “sat”").count() == 1
         for role in ("button", "combobox", "slider", "spinbutton", "checkbox", "searchbox"):
             for each in page.get_by_role(role).all():
-                assert re.search(r'"[^"]+"', each.aria_snapshot().splitlines()[0]), (
-                    role,
-                    each.evaluate("e => e.outerHTML"),
-                )
+                named = re.search(r'"[^"]+"', each.aria_snapshot().splitlines()[0])
+                assert named, (role, each.evaluate("e => e.outerHTML"))
         assert page.locator(".back, .front").evaluate_all("all => all.every(e => e.getAttribute('aria-hidden'))")
         focusable = page.get_by_role("gridcell").evaluate_all("all => all.filter(e => e.tabIndex === 0).length")
         assert focusable == 1  # one stop of Tab; arrows go on from there

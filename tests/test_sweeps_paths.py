@@ -81,7 +81,7 @@ def test_arrows_set_together_are_set_together():
                 for child in {child for _, child in group}:
                     corrupt.value(child)
                     alone = bt.reference.Run(corrupt.world, corrupt.states)
-                    alone._values = {**corrupt._values, **{p: clean.value(p) for p, c in group if c == child}}
+                    alone.values = {**corrupt.values, **{p: clean.value(p) for p, c in group if c == child}}
                     made[child] = alone._value(child)
                 return made
 

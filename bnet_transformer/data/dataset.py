@@ -320,18 +320,13 @@ def _inputs_of(task: Task, data: object) -> object:
     return [row[0] if isinstance(row, tuple) else row for row in cast(list[Any], data)]
 
 
-def _is_pair(data: object, task: Task) -> bool:
-    """True for two parts that can be sentences and what is observed of them: one stack, one readout."""
-    if not isinstance(data, tuple | list) or len(data) != 2 or len(task.readouts) != 1 or len(task.stacks) != 1:
-        return False
-    return not any(isinstance(part, Mapping | Example) for part in data)
-
-
 def _pair_lists(task: Task, data: object, what: str) -> object:
     """A tuple `(x, y)` of lists as a list of pairs; other data as they are."""
-    if not _is_pair(data, task):
+    if not isinstance(data, tuple | list) or len(data) != 2 or len(task.readouts) != 1 or len(task.stacks) != 1:
         return data
-    parts, listed = cast(Sequence[Any], data), isinstance(data, list)
+    if any(isinstance(part, Mapping | Example) for part in data):
+        return data
+    parts, listed = data, isinstance(data, list)
     arrays = all(isinstance(part, Tensor | np.ndarray) for part in parts)
     if arrays if listed else all(isinstance(part, tuple) and len(part) == 2 for part in parts):
         raise BNetError(

@@ -56,6 +56,7 @@ class WordByWord:
         self.moving = [m for m in needed if self.stack in decided[m.family.index]]
         self.here = {member.family.index for member in self.moving}
         _check(self.moving, self.stack, self.here, self.network.members)
+        self.main = next(m.family.index for m in self.moving if m.tpm.kind == "input")
         inputs = [(member, given) for member in self.moving for given in member.inputs]
         self.kept = {g.parent for _, g in inputs if g.parent in self.here and g.reach.kind != "same"}
         fixed = {given.parent for _, given in inputs if given.parent not in self.here}
@@ -97,8 +98,7 @@ class WordByWord:
             self._operations = self._compiled()
         state = self.state
         state.word += 1
-        main = next(m for m in self.moving if m.tpm.kind == "input")
-        state.values = {main.family.index: ids.reshape(-1, *[1] * (self.layout.rank - 1))}
+        state.values = {self.main: ids.reshape(-1, *[1] * (self.layout.rank - 1))}
         for operation in self._operations:
             operation(state)
         self.log_probs = _log_softmax(state.values[self.readout.family.index].select(self.layout.word, -1))
@@ -131,8 +131,7 @@ class WordByWord:
             for each in together or [member]:
                 if each.family.index in self.kept:
                     found.append(self._keeping(each.family.index))
-        main = next(m for m in self.moving if m.tpm.kind == "input").family.index
-        return [self._keeping(main), *found] if main in self.kept else found
+        return [self._keeping(self.main), *found] if self.main in self.kept else found
 
     def _keeping(self, index: int) -> Operation:
         return lambda state: self._keep(index, state.values[index], state.word)

@@ -58,7 +58,11 @@ def ground_picture(network: Network, graph: nx.DiGraph, *, boxes: Mapping[str, s
     number = {place: k for k, place in enumerate(places)}
     column = {name: number[words[name]] if name in words else None for name in family}
     order = {name: about["index"][: len(family[name].plates)] for name, about in graph.nodes(data=True)}
-    links = [_ground_link(graph, *arrow) for arrow in graph.edges(data=True)]
+    links = []
+    for parent, child, about in graph.edges(data=True):
+        weight = about.get("weight")
+        told = f"{parent} → {child}" + ("" if weight is None else f", P(j | i) = {weight:.3f}")
+        links.append(link(parent, child, hue(family[parent].role, family[child].role), weight, told))
     room = Room(gap=44.0) if boxes else Room()
     grid, placed, arrows = _arranged(network, family, drawn, column, order, links, room)
     lines, numbers = _beside_slices(grid, family)
@@ -255,13 +259,8 @@ def _family(about: Mapping[str, Any]) -> str:
 
 def _speaking(network: Network) -> set[str]:
     """The families whose labels tell the word: what is given with the sentence, and the states."""
-    return {
-        member.family.name
-        for member in network.members
-        if member.family.words is not None
-        and not member.family.plates
-        and (network.is_state(member.family) or member.tpm.kind == "input")
-    }
+    of_words = [m for m in network.members if m.family.words is not None and not m.family.plates]
+    return {m.family.name for m in of_words if network.is_state(m.family) or m.tpm.kind == "input"}
 
 
 def _title(name: str, about: Mapping[str, Any]) -> str:
@@ -272,13 +271,6 @@ def _title(name: str, about: Mapping[str, Any]) -> str:
     kind = "set by do" if about.get("do") else about["kind"]
     learnable = ", learnable" if about["learnable"] and not about.get("do") else ""
     return f"{name}{word}: {kind}, {about['tpm']}{learnable}, {shape}"
-
-
-def _ground_link(graph: nx.DiGraph, parent: str, child: str, about: Mapping[str, Any]) -> Arrow:
-    colour = hue(graph.nodes[parent]["role"], graph.nodes[child]["role"])
-    weight = about.get("weight")
-    told = "" if weight is None else f", P(j | i) = {weight:.3f}"
-    return link(parent, child, colour, weight, f"{parent} → {child}{told}")
 
 
 def _beside_slices(

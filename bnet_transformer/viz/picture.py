@@ -223,13 +223,12 @@ def level(source: Box, target: Box) -> tuple[Point, ...]:
     return curve(start, end, sideways=True)
 
 
-def arch(source: Box, target: Box, rise: float, *, below: bool = False, shift: float = 0.0) -> tuple[Point, ...]:
-    """An arch from the top (or bottom) of one box to that of another; `shift` moves its ends towards each other."""
-    way = -1 if not below else 1
+def arch(source: Box, target: Box, rise: float, shift: float) -> tuple[Point, ...]:
+    """An arch below two boxes, from the bottom of one to that of the other; `shift` moves its ends to each other."""
     toward = 1 if target.x > source.x else -1
-    y0, y1 = source.y + way * source.height / 2, target.y + way * target.height / 2
+    y0, y1 = source.y + source.height / 2, target.y + target.height / 2
     x0, x1 = source.x + toward * shift, target.x - toward * shift
-    return (x0, y0), (x0 + 0.1 * (x1 - x0), y0 + way * rise), (x1 - 0.1 * (x1 - x0), y1 + way * rise), (x1, y1)
+    return (x0, y0), (x0 + 0.1 * (x1 - x0), y0 + rise), (x1 - 0.1 * (x1 - x0), y1 + rise), (x1, y1)
 
 
 def bent(corners: Sequence[Point]) -> tuple[Point, ...]:

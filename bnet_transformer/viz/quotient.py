@@ -93,27 +93,25 @@ def _rows(graph: nx.DiGraph, boxes: Sequence[str], first: str | None) -> dict[st
 
 def _drawn(boxes: Sequence[Box], rows: dict[str, int], arrows: Sequence[Arrow]) -> Picture:
     """Boxes in centred rows; arrows between rows are curves, those within a row are arches below it."""
-    across = [arrow for arrow in arrows if rows[arrow.source] != rows[arrow.target]]
+    lines: dict[int, list[str]] = {}
+    for name, row in rows.items():
+        lines.setdefault(row, []).append(name)
+    order = {name: k for line in lines.values() for k, name in enumerate(line)}
     named = {box.name: box for box in boxes}
-    crowd = [[named[name] for name in rows if rows[name] == row] for row in range(max(rows.values(), default=0) + 1)]
     items = [
-        Item(box, row, None if len(line) == 1 else k, (k,))
-        for row, line in enumerate(crowd)
-        for k, box in enumerate(line)
+        Item(named[name], row, None if len(line) == 1 else order[name], (order[name],))
+        for row, line in sorted(lines.items())
+        for name in line
     ]
-    grid = Grid(items, (), across, Room(spread=0.3))
-    placed, routed = grid.placed()
-    ways = iter(routed)
-    by_name = {box.name: box for box in placed}
-    order = {box.name: k for line in crowd for k, box in enumerate(line)}
+    placed, routed = Grid(items, (), [a for a in arrows if rows[a.source] != rows[a.target]], Room(spread=0.3)).placed()
+    named, ways = {box.name: box for box in placed}, iter(routed)
     found = []
     for arrow in arrows:
         if rows[arrow.source] != rows[arrow.target]:
             found.append(next(ways))
             continue
-        far = abs(order[arrow.source] - order[arrow.target])
-        back = order[arrow.source] > order[arrow.target]
-        rise, shift = 20.0 + 17.0 * (far - 1) + (9.0 if back else 0.0), 6.0 if back else 12.0
-        way = arch(by_name[arrow.source], by_name[arrow.target], rise, below=True, shift=shift)
+        far = order[arrow.target] - order[arrow.source]
+        rise, shift = 20.0 + 17.0 * (abs(far) - 1) + (9.0 if far < 0 else 0.0), 6.0 if far < 0 else 12.0
+        way = arch(named[arrow.source], named[arrow.target], rise, shift)
         found.append(replace(arrow, points=way))
-    return Picture(tuple(by_name[box.name] for box in boxes), tuple(found))
+    return Picture(tuple(named[box.name] for box in boxes), tuple(found))

@@ -17,7 +17,7 @@ from bnet_transformer.errors import BudgetError
 from bnet_transformer.network import Member, Network
 from bnet_transformer.viz.labels import Run, measured, shown, written
 from bnet_transformer.viz.options import over_limit
-from bnet_transformer.viz.picture import Arrow, Box, Picture, Point, Text, curve
+from bnet_transformer.viz.picture import Box, Picture, Point, Text, curve
 from bnet_transformer.viz.style import link
 
 LEAST = 0.1
@@ -179,24 +179,15 @@ def words_picture(
         title = f"{name(stack, slice_, word)} “{shown(tokens[stack][word], None)}”"
         idle = (stack, slice_, word) not in busy
         boxes.append(Box(name(stack, slice_, word), x, y, DOT, DOT, border="dot", faded=idle, title=title))
-    arrows = [_arrow(read, place, name, upright, len(reads.reads) <= 150) for read in reads.reads]
+    arrows, gap = [], DOT / 2 + 1.0
+    for reading, i, j, share in reads.reads:
+        source, target = name(*reading.out, j), name(*reading.into, i)
+        (x0, y0), (x1, y1) = place[*reading.out, j], place[*reading.into, i]
+        ends = ((x0, y0 + gap), (x1, y1 - gap)) if upright else ((x0 + gap, y0), (x1 - gap, y1))
+        found = link(source, target, "accent", share, f"{source} → {target}: P(j | i) = {share:.3f}")
+        way = curve(*ends, sideways=not upright, bow=0.4)
+        arrows.append(replace(found, points=way, head=len(reads.reads) <= 150))
     return Picture(tuple(boxes), tuple(arrows), (), tuple(texts))
-
-
-def _arrow(
-    read: tuple[Reading, int, int, float],
-    place: Mapping[tuple[str, int, int], Point],
-    name: Callable[[str, int, int], str],
-    upright: bool,
-    head: bool,
-) -> Arrow:
-    reading, i, j, share = read
-    source, target = name(*reading.out, j), name(*reading.into, i)
-    (x0, y0), (x1, y1) = place[*reading.out, j], place[*reading.into, i]
-    gap = DOT / 2 + 1.0
-    ends = ((x0, y0 + gap), (x1, y1 - gap)) if upright else ((x0 + gap, y0), (x1 - gap, y1))
-    found = link(source, target, "accent", share, f"{source} → {target}: P(j | i) = {share:.3f}")
-    return replace(found, points=curve(*ends, sideways=not upright, bow=0.4), head=head)
 
 
 def _places(

@@ -2,14 +2,13 @@
 
 `problem` has the objective that all methods make large, and their options; `run` is the table of the functions that
 solve a problem by them: `ascent` takes steps of many restarts at once, `sampling` has guides and chains. `explain`
-says how before it starts. `result` is what comes out, with `heads` and `predictive`; `from_pyro` makes one of what a
+says how before it starts. `result` is what comes out, with `heads`; `from_pyro` makes one of what a
 user found with Pyro.
 """
 
 from bnet_transformer.inference.fit.heads import Comparison, Heads
-from bnet_transformer.inference.fit.predictive import Check
 from bnet_transformer.inference.fit.problem import EM, MAP, NUTS, SVI
-from bnet_transformer.inference.fit.result import Fit
+from bnet_transformer.inference.fit.result import Check, Fit
 from bnet_transformer.inference.fit.run import explain_fit, fit
 
 __all__ = ["EM", "MAP", "NUTS", "SVI", "Check", "Comparison", "Fit", "Heads", "explain_fit", "fit"]

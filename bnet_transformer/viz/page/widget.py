@@ -7,7 +7,7 @@ the traits that hold the new page, or `{"id": n, "error": text}`. All views of a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import anywidget
@@ -55,18 +55,13 @@ class Widget(anywidget.AnyWidget):
 def changed(sentence: Any, start: Any, told: Mapping[str, Any]) -> Any:
     """The sentence after one message; `start` is the sentence before any."""
     match dict(told):
-        case {"do": [*pairs]} if all(map(_is_pair, pairs)) and len({name for name, _ in pairs}) == len(pairs):
+        case {"do": pairs}:
             return sentence.do({name: _value(sentence, setting) for name, setting in pairs})
         case {"undo": []}:
             return start
-        case {"undo": [*names]} if all(isinstance(name, str) for name in names):
+        case {"undo": names}:
             return sentence.undo(*names)
     raise BNetError("message", expected="do, with names and settings, or undo, with names", got=dict(told))
-
-
-def _is_pair(pair: object) -> bool:
-    named = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
-    return named and isinstance(pair[0], str) and isinstance(pair[1], Mapping)  # type: ignore[index]
 
 
 def _value(sentence: Any, setting: Mapping[str, object]) -> object:
