@@ -1,16 +1,13 @@
 """Exports: a sentence or a net as something else reads it, chosen by a file's suffix.
 
-To add one, add its writer to `WRITERS`.
+To add one of a graph, add its writer to `graph_writers`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import TYPE_CHECKING
-
-from torch import Tensor
 
 from bnet_transformer.errors import BNetError
 from bnet_transformer.export.discrete import to_bif, to_pgmpy
@@ -23,16 +20,15 @@ from bnet_transformer.export.graphs import (
     to_json,
 )
 from bnet_transformer.files import as_path, replacing
-from bnet_transformer.reference import World
 
 if TYPE_CHECKING:
     import networkx as nx
 
 __all__ = [
     "LIMIT",
-    "WRITERS",
-    "Exportable",
+    "Writers",
     "folded_to_networkx",
+    "graph_writers",
     "ground_to_networkx",
     "sentence_to_networkx",
     "to_bif",
@@ -42,37 +38,19 @@ __all__ = [
     "write",
 ]
 
-
-@dataclass(frozen=True)
-class Exportable:
-    """What a writer may ask for: the graph, made on demand, and the sentence with its evidence, where there is one."""
-
-    graph: Callable[[], nx.Graph]
-    world: World | None = None
-    evidence: Mapping[int, Tensor] = field(default_factory=dict)
+Writers = dict[str, Callable[[], bytes]]  # by suffix, what makes the content of a file
 
 
-Writers = Mapping[str, Callable[[Exportable], bytes]]
+def graph_writers(graph: Callable[[], nx.Graph]) -> Writers:
+    """The formats of a graph, which is made when a file is written."""
+    return {".json": lambda: to_json(graph()).encode(), ".graphml": lambda: to_graphml(graph()).encode()}
 
 
-def _bif(what: Exportable) -> bytes:
-    if what.world is None:
-        raise BNetError("BIF", expected="the bnet of a sentence", got="a net without a sentence")
-    return to_bif(what.world, evidence=what.evidence).encode()
-
-
-WRITERS: Writers = {
-    ".json": lambda what: to_json(what.graph()).encode(),
-    ".graphml": lambda what: to_graphml(what.graph()).encode(),
-    ".bif": _bif,
-}
-
-
-def write(path: str | os.PathLike[str], what: Exportable, *, writers: Writers = WRITERS) -> None:
+def write(path: str | os.PathLike[str], writers: Writers) -> None:
     """Write a file, whole or not at all; its suffix says how."""
     suffix = as_path(path).suffix.lower()
     if suffix not in writers:
         got = f"{suffix!r}" if suffix else "none"
         raise BNetError(f"suffix of {path}", expected="one that says how", got=got, allowed=", ".join(sorted(writers)))
     with replacing(path) as temporary:
-        temporary.write_bytes(writers[suffix](what))
+        temporary.write_bytes(writers[suffix]())
