@@ -22,7 +22,7 @@ from bnet_transformer import export
 from bnet_transformer._core.drawing import Drawable, draw, picture
 from bnet_transformer.axes import join
 from bnet_transformer.equations import equations
-from bnet_transformer.errors import BNetError, BudgetError, one_of
+from bnet_transformer.errors import BNetError, BudgetError, check_names, one_of
 from bnet_transformer.files import as_path
 from bnet_transformer.graph import Quotient
 from bnet_transformer.inference import Reads, SentenceState, Tan, TanTree
@@ -30,7 +30,7 @@ from bnet_transformer.network import Network
 from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.viz.dot import to_dot
 from bnet_transformer.viz.nodes import net_picture
-from bnet_transformer.viz.options import LIMIT, THEMES, VIEWS, Options, check_names, options_of
+from bnet_transformer.viz.options import LIMIT, THEMES, VIEWS, Options, options_of
 from bnet_transformer.viz.page.data import MOST_WORDS, asked_of, described
 from bnet_transformer.viz.page.page import written
 from bnet_transformer.viz.picture import Picture

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
 from bnet_transformer.cost import Cost
-from bnet_transformer.errors import BNetError, unknown
+from bnet_transformer.errors import BNetError, check_names
 from bnet_transformer.inference import CorpusTan, Counterfactual, Reads, Samples, Tan, TanTree
 from bnet_transformer.inference.fit import Check, Comparison, Fit, Heads
 from bnet_transformer.inference.heads.corpus_roles import Roles
@@ -22,7 +22,7 @@ from bnet_transformer.inference.sweeps.results import Mediation, Sweep
 from bnet_transformer.training.loop import Trained
 from bnet_transformer.viz.plots import fits, heads, readings, sentences, sweeps, tables
 from bnet_transformer.viz.plots.canvas import Canvas, settings
-from bnet_transformer.viz.plots.tables import Table, Tabled
+from bnet_transformer.viz.plots.tables import Table
 
 # The first kind that a result is of draws it.
 PLOTS: Mapping[type, Callable[..., None]] = {
@@ -49,10 +49,9 @@ PLOTS: Mapping[type, Callable[..., None]] = {
     Trained: fits.trained,
     Cost: fits.cost,
     sentences.AnySentence: sentences.sentence,
-    Tabled: tables.tabled,
 }
-NAMES: Mapping[type, str] = {sentences.AnySentence: "Sentence", Tabled: "what has values and axes"}
-SEVERAL = "a list of Sentences"
+NAMES: Mapping[type, str] = {sentences.AnySentence: "Sentence"}
+OTHERS = "what has values and axes, a list of Sentences"
 
 
 def plot(
@@ -72,9 +71,7 @@ def plot(
     """
     draw = _plot_of(result)
     known = [p.name for p in inspect.signature(draw).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    for name in options:
-        if name not in known:
-            raise unknown(f"option of a plot of {type(result).__name__}", name, known)
+    check_names(f"option of a plot of {type(result).__name__}", options, known)
     canvas = Canvas(ax, theme, title)
     with settings(canvas.colours["ink"]):
         draw(result, canvas, **options)
@@ -87,5 +84,7 @@ def _plot_of(result: object) -> Callable[..., None]:
     for kind, draw in PLOTS.items():
         if isinstance(result, kind):
             return draw
-    names = ", ".join([*(NAMES.get(kind, kind.__name__) for kind in PLOTS), SEVERAL])
+    if hasattr(result, "values") and hasattr(result, "axes"):
+        return tables.tabled
+    names = ", ".join([*(NAMES.get(kind, kind.__name__) for kind in PLOTS), OTHERS])
     raise BNetError("plot", expected="a result that has a plot", got=result, allowed=f"{names}; draw is for graphs")

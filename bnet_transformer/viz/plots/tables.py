@@ -7,32 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, mapping, one_of, unknown, whole
+from bnet_transformer.errors import BNetError, check_names, mapping, one_of, whole
 from bnet_transformer.tpm.arrays import in_numpy, own_tensor
 from bnet_transformer.viz.labels import shown
 from bnet_transformer.viz.plots.canvas import LONGEST, PAGE, SMALL, Canvas, width
 from bnet_transformer.viz.plots.heat import Map, Numbers, heat_map, heat_maps, room, up_to
 
 UPRIGHT = 16  # more bars than this lie on their side
-
-
-@runtime_checkable
-class Tabled(Protocol):
-    """What has `values` and the names of their `axes`; `labels`, `low`, `high` and `error` are asked for as well."""
-
-    @property
-    def values(self) -> object:
-        """The numbers."""
-
-    @property
-    def axes(self) -> Sequence[str]:
-        """The name of each of their dims."""
 
 
 @dataclass(frozen=True)
@@ -132,9 +119,9 @@ def names_of(axes: object, count: int) -> tuple[str, ...]:
 def _labels(labels: object, names: tuple[str, ...], shape: tuple[int, ...]) -> dict[str, tuple[str, ...]]:
     found = {}
     sizes = dict(zip(names, shape, strict=True))
-    for axis, told in mapping("labels", labels).items():
-        if axis not in names:
-            raise unknown("labels", axis, names)
+    given = mapping("labels", labels)
+    check_names("labels", given, names)
+    for axis, told in given.items():
         if isinstance(told, str) or not isinstance(told, Sequence):
             raise BNetError(f"labels of {axis}", expected="a list of strings", got=told)
         if len(told) != sizes[axis]:
@@ -163,7 +150,7 @@ def array(
     table(table_of(result, axes, labels=labels, low=low, high=high, error=error, what=what), canvas, top=top, sort=sort)
 
 
-def tabled(result: Tabled, canvas: Canvas, *, top: int = 20, sort: bool | None = None) -> None:
+def tabled(result: Any, canvas: Canvas, *, top: int = 20, sort: bool | None = None) -> None:
     """A result with `values` and `axes`; `labels`, `low`, `high`, `error` and `what` where it has them."""
     extra = {name: getattr(result, name, None) for name in ("labels", "low", "high", "error")}
     what = getattr(result, "what", "")
