@@ -17,7 +17,7 @@ import click
 from bnet_transformer.errors import UNSEEN, BNetError, shown
 
 COMMANDS = {  # each with the module that has it
-    **{"draw": "figures", "explore": "figures", "ask": "ask", "sweep": "effects", "heads": "effects"},
+    **{"draw": "nets", "explore": "nets", "ask": "ask", "sweep": "effects", "heads": "effects"},
     **{"fit": "learning", "train": "learning", "cost": "nets", "models": "nets", "bench": "nets"},
 }
 BUG, BAD, INTERRUPTED = 1, 2, 130

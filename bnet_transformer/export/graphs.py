@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from bnet_transformer.axes import WORD, label
 from bnet_transformer.errors import BNetError, BudgetError, number, one_of, whole
+from bnet_transformer.files import as_path, replacing
 from bnet_transformer.graph import Ground, Selection
 from bnet_transformer.inference import SentenceState, arrow_weights
 from bnet_transformer.network import Member, Network
@@ -32,6 +34,7 @@ FORMAT = {"format": "bnet_transformer graph", "version": 1}
 # What XML 1.0 cannot hold, the carriage return, which its readers turn into a line feed, and what looks like such JSON.
 _AS_JSON = re.compile('[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|(?s:\\A".*"\\Z)')
 
+Writers = dict[str, Callable[[], bytes]]  # by suffix, what makes the content of a file
 Weights = Mapping[tuple[int, int], float]
 
 
@@ -264,3 +267,21 @@ def _xml(data: dict[str, Any]) -> dict[str, Any]:
         elif value is not None:
             found[key] = json.dumps(value)
     return found
+
+
+# files
+
+
+def graph_writers(graph: Callable[[], nx.Graph]) -> Writers:
+    """The formats of a graph, which is made when a file is written."""
+    return {".json": lambda: to_json(graph()).encode(), ".graphml": lambda: to_graphml(graph()).encode()}
+
+
+def write(path: str | os.PathLike[str], writers: Writers) -> None:
+    """Write a file, whole or not at all; its suffix says how."""
+    suffix = as_path(path).suffix.lower()
+    if suffix not in writers:
+        got = f"{suffix!r}" if suffix else "none"
+        raise BNetError(f"suffix of {path}", expected="one that says how", got=got, allowed=", ".join(sorted(writers)))
+    with replacing(path) as temporary:
+        temporary.write_bytes(writers[suffix]())
